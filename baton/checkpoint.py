@@ -1,6 +1,6 @@
-"""A Hugging Face model directory as it is: where it lies, what it says, and its digest.
+"""A Hugging Face model directory: where it is, its configuration, and its digest.
 
-No torch: router and conductor read it too.
+This module needs no torch, since router and conductor use it too.
 """
 
 import hashlib
@@ -24,15 +24,16 @@ DTYPES = ("float32", "bfloat16", "float16")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 MAX_JSON_BYTES = 64 * 1024 * 1024
 MIN_SCALE_BLOCK = 16
-"""Inputs that share a scale are multiplied so many at once, at least."""
+"""Blocks that share a scale must be a multiple of this: the kernels multiply this many inputs at
+once."""
 
 SAMPLES_PER_SHARD = 16
 SAMPLE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary embedding; the four last fields are Llama 3's scaling (``type`` llama3)."""
+class RopeConfig:
+    """Rotary position embedding. The last four fields are Llama 3's scaling (``type`` llama3)."""
 
     theta: float
     type: str = "default"
@@ -43,27 +44,29 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
-class Moe:
-    """Which layers route each token to a few of their experts, and how."""
+class MoeConfig:
+    """Configuration of a mixture of experts. ``layers`` are the indexes of the layers that have
+    experts."""
 
     num_experts: int
     experts_per_token: int
     intermediate_size: int
-    normalise: bool
+    normalizes_weights: bool
     layers: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Format:
-    """How a checkpoint keeps matrices in FP8 (E4M3). ``block``: outputs and inputs that share a
-    scale; None: a scale for each output, or for a whole matrix."""
+    """How a checkpoint stores matrices in FP8 (E4M3). ``block`` is the number of outputs and of
+    inputs that share a scale; None means one scale per output, or per matrix."""
 
     block: tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What the engine needs of config.json and generation_config.json. Sizes are elements."""
+    """The settings in config.json and generation_config.json that the engine needs. Sizes are in
+    elements."""
 
     architecture: str
     num_layers: int
@@ -75,11 +78,11 @@ class ModelConfig:
     vocab_size: int
     max_position_embeddings: int
     rms_norm_eps: float
-    rope: Rope
+    rope: RopeConfig
     tie_word_embeddings: bool
     qkv_bias: bool
     qk_norm: bool
-    moe: Moe | None
+    moe: MoeConfig | None
     dtype: str
     eos_token_ids: tuple[int, ...]
     fp8: Fp8Format | None = None
@@ -90,9 +93,9 @@ class ModelConfig:
 
 
 def resolve_model(model: str | Path) -> Path:
-    """A directory as it is; anything of the form ``owner/name`` goes through the hub.
+    """Return a model directory; a name of the form ``owner/name`` is fetched from the hub.
 
-    Raises Invalid for neither, Unavailable when the hub can't be reached.
+    Raises Invalid if ``model`` is neither, Unavailable when the hub can't be reached.
     """
     path = Path(model).expanduser()
     if path.is_dir():
@@ -109,24 +112,24 @@ def resolve_model(model: str | Path) -> Path:
 
 
 def load_model_config(path: Path) -> ModelConfig:
-    """Raises Invalid that names the file and the key."""
+    """Load the model's configuration. Raises Invalid, naming the file and the key."""
     raw = _Json(path / "config.json")
     architecture = _architecture(raw)
-    num_heads = raw.number("num_attention_heads")
-    hidden_size = raw.number("hidden_size")
-    num_layers = raw.number("num_hidden_layers")
-    _reject_what_we_lack(raw)
+    num_heads = raw.positive_int("num_attention_heads")
+    hidden_size = raw.positive_int("hidden_size")
+    num_layers = raw.positive_int("num_hidden_layers")
+    _reject_unsupported(raw)
     return ModelConfig(
         architecture=architecture,
         num_layers=num_layers,
         hidden_size=hidden_size,
-        intermediate_size=raw.number("intermediate_size"),
+        intermediate_size=raw.positive_int("intermediate_size"),
         num_heads=num_heads,
-        num_kv_heads=raw.number("num_key_value_heads", num_heads),
-        head_dim=raw.number("head_dim", hidden_size // num_heads),
-        vocab_size=raw.number("vocab_size"),
-        max_position_embeddings=raw.number("max_position_embeddings"),
-        rms_norm_eps=raw.real("rms_norm_eps", 1e-6),
+        num_kv_heads=raw.positive_int("num_key_value_heads", num_heads),
+        head_dim=raw.positive_int("head_dim", hidden_size // num_heads),
+        vocab_size=raw.positive_int("vocab_size"),
+        max_position_embeddings=raw.positive_int("max_position_embeddings"),
+        rms_norm_eps=raw.positive_float("rms_norm_eps", 1e-6),
         rope=_rope(raw),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         qkv_bias=architecture == "qwen2" or bool(raw.get("attention_bias", False)),
@@ -139,7 +142,7 @@ def load_model_config(path: Path) -> ModelConfig:
 
 
 def list_shards(path: Path) -> list[Path]:
-    """The safetensors files, in order. Raises Invalid for a missing one."""
+    """The model's safetensors files, ordered by name. Raises Invalid if one is missing."""
     index_path = path / "model.safetensors.index.json"
     if index_path.exists():
         weight_map = _Json(index_path).get("weight_map")
@@ -150,13 +153,13 @@ def list_shards(path: Path) -> list[Path]:
         shards = [path / "model.safetensors"]
     for shard in shards:
         if not shard.is_file():
-            raise Invalid(f"{shard}: the file is missing (weights come as safetensors)")
+            raise Invalid(f"{shard}: the file is missing (weights must be in safetensors format)")
     return shards
 
 
 def read_shard_header(shard: Path) -> tuple[dict[str, Any], int]:
-    """The header of a safetensors file, and where its data begins. Raises Invalid when the
-    file is shorter than the header says."""
+    """Return the header of a safetensors file, and the offset of its data. Raises Invalid when
+    the file is malformed, or shorter than the header says."""
     size = shard.stat().st_size
     with shard.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -165,7 +168,7 @@ def read_shard_header(shard: Path) -> tuple[dict[str, Any], int]:
         try:
             header: dict[str, Any] = json.loads(file.read(length))
             entries = [entry for key, entry in header.items() if key != "__metadata__"]
-            ends = [_end_of(entry) for entry in entries]
+            ends = [_tensor_end(entry) for entry in entries]
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise Invalid(f"{shard}: the header is not that of safetensors: {error}") from error
     expected = 8 + length + max(ends, default=0)
@@ -174,8 +177,9 @@ def read_shard_header(shard: Path) -> tuple[dict[str, Any], int]:
     return header, 8 + length
 
 
-def _end_of(entry: dict[str, Any]) -> int:
-    """Of a tensor, in bytes. Raises ValueError, KeyError, or TypeError for what is none."""
+def _tensor_end(entry: dict[str, Any]) -> int:
+    """Offset of a tensor's end in the data, in bytes. Raises ValueError, KeyError, or TypeError
+    for a malformed entry."""
     start, end = entry["data_offsets"]
     numbers = [start, end, *entry["shape"]]
     if not isinstance(entry["dtype"], str) or not all(type(n) is int and n >= 0 for n in numbers):
@@ -184,8 +188,8 @@ def _end_of(entry: dict[str, Any]) -> int:
 
 
 def model_digest(path: Path) -> bytes:
-    """16 bytes that are equal iff config and weights are, for all practical purposes: of each
-    shard its name, size, header, and 16 evenly spaced samples of 64 KiB."""
+    """A digest of 16 bytes that identifies config and weights for all practical purposes. It covers
+    config.json and each shard's name, size, header, and 16 evenly spaced samples of 64 KiB."""
     digest = hashlib.blake2b(digest_size=16, person=b"baton.model.v1")
     digest.update((path / "config.json").read_bytes())
     for shard in list_shards(path):
@@ -202,7 +206,7 @@ def model_digest(path: Path) -> bytes:
 
 
 class _Json:
-    """A JSON object in a file, with complaints that name the file and the key."""
+    """A JSON object in a file. Its errors name the file and the key."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -222,13 +226,13 @@ class _Json:
         value = self._values.get(key)
         return default if value is None else value
 
-    def number(self, key: str, default: int | None = None) -> int:
+    def positive_int(self, key: str, default: int | None = None) -> int:
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise Invalid(f"{self.path}: {key} is {value!r}, and must be a positive integer")
         return value
 
-    def real(self, key: str, default: float | None = None) -> float:
+    def positive_float(self, key: str, default: float | None = None) -> float:
         value = self.get(key, default)
         if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
             raise Invalid(f"{self.path}: {key} is {value!r}, and must be a positive number")
@@ -245,14 +249,15 @@ def _architecture(raw: _Json) -> str:
     )
 
 
-def _reject_what_we_lack(raw: _Json) -> None:
-    """What would silently give other tokens must be refused."""
+def _reject_unsupported(raw: _Json) -> None:
+    """Refuse features that the engine lacks and that would otherwise silently give other tokens.
+    Raises Invalid."""
     activation = raw.get("hidden_act", "silu")
     if activation != "silu":
         raise Invalid(f"{raw.path}: hidden_act is {activation!r}; supported is 'silu'")
     window = raw.get("sliding_window")
     used = raw.get("use_sliding_window", raw.get("architectures") == ["MistralForCausalLM"])
-    if used and window is not None and window < raw.number("max_position_embeddings"):
+    if used and window is not None and window < raw.positive_int("max_position_embeddings"):
         raise Invalid(
             f"{raw.path}: sliding_window {window} is below max_position_embeddings; windowed "
             "attention is not supported: lower max_position_embeddings to the window"
@@ -262,62 +267,66 @@ def _reject_what_we_lack(raw: _Json) -> None:
 
 
 def _fp8(raw: _Json) -> Fp8Format | None:
-    """As transformers (``fp8``) and llm-compressor (``compressed-tensors``) write it. How they want
-    activations quantized is not asked: that is the engine's affair."""
-    told = raw.get("quantization_config")
-    if told is None:
+    """Parse the FP8 format, as transformers (``fp8``) and llm-compressor (``compressed-tensors``)
+    write it. Its settings for activations are ignored: the engine decides how to quantize those."""
+    config = raw.get("quantization_config")
+    if config is None:
         return None
     try:
-        return _FP8_METHODS[told["quant_method"]](told)
+        return _FP8_METHODS[config["quant_method"]](config)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Invalid(
-            f"{raw.path}: quantization_config is {json.dumps(told)[:200]}, and only FP8 (E4M3) by "
-            "quant_method fp8 or compressed-tensors is supported, with scales for whole matrices, "
-            f"outputs, or blocks of multiples of {MIN_SCALE_BLOCK}"
+            f"{raw.path}: quantization_config is {json.dumps(config)[:200]}, and only FP8 (E4M3) "
+            "by quant_method fp8 or compressed-tensors is supported, with scales for whole "
+            f"matrices, outputs, or blocks of multiples of {MIN_SCALE_BLOCK}"
         ) from error
 
 
-def _huggingface_fp8(told: dict[str, Any]) -> Fp8Format:
-    """Raises ValueError or TypeError for what is none."""
-    if told.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
-        raise ValueError(told["fmt"])
-    return Fp8Format(_block(told.get("weight_block_size")))
+def _huggingface_fp8(config: dict[str, Any]) -> Fp8Format:
+    """Parse transformers' format. Raises ValueError or TypeError for anything else."""
+    if config.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+        raise ValueError(config["fmt"])
+    return Fp8Format(_block(config.get("weight_block_size")))
 
 
-def _compressed_tensors(told: dict[str, Any]) -> Fp8Format:
-    """Of one group of layers: all that are linear, but for those left out."""
-    (group,) = told["config_groups"].values()
+def _compressed_tensors(config: dict[str, Any]) -> Fp8Format:
+    """Parse llm-compressor's format. It must have one group of layers: all linear ones, except
+    those that are ignored."""
+    (group,) = config["config_groups"].values()
     weights = group["weights"]
     kind = (weights["num_bits"], weights["type"], weights["symmetric"])
-    if told["format"] != "float-quantized" or kind != (8, "float", True):
+    if config["format"] != "float-quantized" or kind != (8, "float", True):
         raise ValueError(kind)
     if weights["strategy"] not in ("tensor", "channel", "block"):
         raise ValueError(weights["strategy"])
     return Fp8Format(_block(weights.get("block_structure")))
 
 
-def _block(told: Any) -> tuple[int, int] | None:
-    if told is None:
+def _block(value: Any) -> tuple[int, int] | None:
+    if value is None:
         return None
-    tall, wide = told
-    if any(type(size) is not int or size < 1 or size % MIN_SCALE_BLOCK for size in (tall, wide)):
-        raise ValueError(told)
-    return tall, wide
+    outputs, inputs = value
+    if any(
+        type(size) is not int or size < 1 or size % MIN_SCALE_BLOCK for size in (outputs, inputs)
+    ):
+        raise ValueError(value)
+    return outputs, inputs
 
 
 _FP8_METHODS = {"fp8": _huggingface_fp8, "compressed-tensors": _compressed_tensors}
 
 
-def _rope(raw: _Json) -> Rope:
-    """Older files have rope_theta and rope_scaling, newer ones rope_parameters."""
+def _rope(raw: _Json) -> RopeConfig:
+    """Parse the RoPE settings. Older files have rope_theta and rope_scaling, newer ones
+    rope_parameters."""
     values = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
     kind = values.get("rope_type", values.get("type", "default"))
     if kind not in ROPE_TYPES:
         raise Invalid(f"{raw.path}: rope type {kind!r}; supported are {', '.join(ROPE_TYPES)}")
     if values.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
         raise Invalid(f"{raw.path}: partial_rotary_factor other than 1 is not supported")
-    return Rope(
-        theta=float(values.get("rope_theta") or raw.real("rope_theta", 10_000.0)),
+    return RopeConfig(
+        theta=float(values.get("rope_theta") or raw.positive_float("rope_theta", 10_000.0)),
         type=kind,
         factor=float(values.get("factor") or 1.0),
         low_freq_factor=float(values.get("low_freq_factor") or 1.0),
@@ -326,15 +335,15 @@ def _rope(raw: _Json) -> Rope:
     )
 
 
-def _moe(raw: _Json, num_layers: int) -> Moe:
-    step = raw.number("decoder_sparse_step", 1)
+def _moe(raw: _Json, num_layers: int) -> MoeConfig:
+    step = raw.positive_int("decoder_sparse_step", 1)
     dense = set(raw.get("mlp_only_layers", []))
-    num_experts = raw.number("num_experts", raw.get("num_local_experts"))
-    return Moe(
+    num_experts = raw.positive_int("num_experts", raw.get("num_local_experts"))
+    return MoeConfig(
         num_experts=num_experts,
-        experts_per_token=raw.number("num_experts_per_tok"),
-        intermediate_size=raw.number("moe_intermediate_size"),
-        normalise=bool(raw.get("norm_topk_prob", False)),
+        experts_per_token=raw.positive_int("num_experts_per_tok"),
+        intermediate_size=raw.positive_int("moe_intermediate_size"),
+        normalizes_weights=bool(raw.get("norm_topk_prob", False)),
         layers=frozenset(
             layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0
         ),
@@ -349,7 +358,8 @@ def _dtype(raw: _Json) -> str:
 
 
 def _eos_token_ids(raw: _Json, path: Path) -> tuple[int, ...]:
-    """generation_config.json wins over config.json, as in transformers."""
+    """The EOS tokens. generation_config.json takes precedence over config.json, as in
+    transformers."""
     generation = path / "generation_config.json"
     value = _Json(generation).get("eos_token_id") if generation.exists() else None
     if value is None:

@@ -1,4 +1,4 @@
-"""Time comes in as an argument: the system's, or one that a test turns by hand."""
+"""Clocks, passed as arguments: the system's, or one that a test advances by hand."""
 
 import asyncio
 import heapq
@@ -13,7 +13,7 @@ class Clock(Protocol):
         ...
 
     def wall_nanoseconds(self) -> int:
-        """Nanoseconds since 1970, for generations and timestamps; may jump."""
+        """Nanoseconds since 1970, for generations and timestamps. It may jump."""
         ...
 
     async def sleep(self, seconds: float) -> None: ...
@@ -31,7 +31,8 @@ class SystemClock:
 
 
 class ManualClock:
-    """Stands still until :meth:`advance`; sleepers wake in the order of their deadlines."""
+    """A clock that stands still until :meth:`advance`. Sleepers wake in the order of their
+    deadlines."""
 
     def __init__(self, start_seconds: float = 0.0) -> None:
         self._now = start_seconds
@@ -50,7 +51,7 @@ class ManualClock:
         await future
 
     def advance(self, seconds: float) -> None:
-        """Moves time forward and wakes every sleeper whose deadline has come."""
+        """Move time forward and wake every sleeper whose deadline has passed."""
         self._now += seconds
         while self._sleepers and self._sleepers[0][0] <= self._now:
             future = heapq.heappop(self._sleepers)[2]

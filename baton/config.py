@@ -1,8 +1,8 @@
-"""Every setting of every program, by one name each.
+"""All settings of all programs. A setting has the same name in all sources.
 
-A command-line flag wins over the environment (``BATON_<NAME>``), that over a YAML file
-(``--config`` or ``BATON_CONFIG``), that over the default. A wrong value, and a name that isn't
-one, fail at start-up with what would be right. Nothing else reads the environment.
+A command-line flag overrides the environment (``BATON_<NAME>``), which overrides a YAML file
+(``--config`` or ``BATON_CONFIG``), which overrides the default. A wrong value or an unknown name
+fails at start-up, with a message that says what would be valid. Nothing else reads the environment.
 """
 
 import difflib
@@ -45,13 +45,13 @@ DEMO_MODEL = Path(__file__).parent / "models" / "demo"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 LOOPBACK_DEVICE = "lo"
 ENVIRONMENT_PREFIX = "BATON_"
-CONFIG_VARIABLE, HOME_VARIABLE = "BATON_CONFIG", "BATON_HOME"
+CONFIG_ENVIRONMENT_VARIABLE, HOME_ENVIRONMENT_VARIABLE = "BATON_CONFIG", "BATON_HOME"
 SECRET_SETTINGS = {"cluster_secret", "api_keys", "admin_key", "tenant_secret", "redis_url"}
-"""Never shown in an error."""
+"""Settings whose values error messages never show."""
 
 
 class Settings(BaseSettings):
-    """Frozen. Build it with :func:`load_settings`, which explains what is wrong."""
+    """The settings, frozen. Build them with :func:`load_settings`, which explains wrong values."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True, protected_namespaces=()
@@ -62,31 +62,34 @@ class Settings(BaseSettings):
     id: str = Field("", max_length=128)
     redis_url: str | None = None
     redis_wait_seconds: Annotated[float, Field(ge=0)] = 0.0
-    """For Redis when a program starts, where both may start at once; 0: it is there, or the program
-    fails."""
+    """How long a program that starts waits for Redis, for when both start at once. 0: fail at once
+    if Redis can't be reached."""
     worker_wait_seconds: Annotated[float, Field(ge=0)] = 0.0
-    """For a worker when a router starts, before it takes requests that nobody could answer: a
-    registry that has forgotten everybody knows them again as soon as they have told it."""
+    """How long a router that starts waits for the first worker before it accepts requests. A
+    registry that lost its entries (a Redis restart) has them again after the next heartbeats."""
     cluster_secret: str | None = None
     heartbeat_seconds: Seconds = 1.0
     drain_seconds: Seconds = 30.0
 
-    # Where it listens. Port 0 means: any that is free
+    # Listening addresses. Port 0 means any free port
     host: str = "127.0.0.1"
     port: Port = 8000
     reuse_port: bool = False
-    """Several routers listen on one port of one machine, each with an address of its own beside."""
+    """Whether several routers of one machine listen on the same port. Each also listens on a port
+    of its own."""
     tls_certificate: str | None = None
-    """A PEM file with the router's certificate and what leads to its authority. When it changes it
-    is read again."""
+    """A PEM file with the router's certificate and the chain to its CA. It is read again when it
+    changes."""
     tls_key: str | None = None
     grpc_host: str = "127.0.0.1"
     grpc_port: Port = 0
     line_port: Port = 0
-    """Of lines: routers reach workers and conductors there without gRPC, at ``grpc_host``."""
+    """Port, at ``grpc_host``, of the framed connections by which routers reach workers and
+    conductors without gRPC."""
     rpc_tls_certificate: str | None = None
-    """PEM files, all three or none: with them, members speak TLS among themselves, and each shows a
-    certificate of ``rpc_tls_ca`` that has the DNS name ``baton``. Read again when they change."""
+    """PEM files; set all three or none. With them, members of the cluster use mutual TLS: each
+    presents a certificate of ``rpc_tls_ca`` with the DNS name ``baton``. The files are read again
+    when they change."""
     rpc_tls_key: str | None = None
     rpc_tls_ca: str | None = None
     advertise_address: str | None = None
@@ -97,62 +100,64 @@ class Settings(BaseSettings):
     prefill: Count = 1
     decode: Count = 1
     routers: Annotated[int, Field(ge=1, le=64)] = 1
-    """Processes, all on the one port."""
+    """Number of router processes. They share one port."""
     hung_seconds: Annotated[float, Field(ge=0)] = 20.0
-    """Without a sign of life (one a second) until a process that has served is killed and started
-    again; 0: never."""
+    """A process that has served and then sends no heartbeat (one per second) for this long is
+    killed and restarted. 0: never."""
     ray_address: RayAddress | None = None
-    """``auto`` or HOST:PORT of a running Ray; None: one of its own, on this machine."""
+    """``auto`` or HOST:PORT of a running Ray cluster. None: start a private one on this machine."""
     ray_worker_cpus: Annotated[float, Field(gt=0)] = 0.25
-    """What a worker takes of its node's CPUs, as Ray counts them. It bounds how many workers a
-    node gets, not how many cores they use."""
+    """Ray CPUs that a worker reserves on its node. This bounds how many workers a node gets, not
+    how many cores they use."""
     ray_worker_gpus: Annotated[float, Field(ge=0)] | None = None
-    """None: one where workers compute on CUDA, else none."""
+    """Ray GPUs that a worker reserves. None: one where workers compute on CUDA, zero elsewhere."""
 
-    # Their size
+    # Autoscaling of the pools
     autoscale: Annotated[Literal["off", "dry_run", "on"], AsSwitch] = "off"
-    """Whether the pools follow the load; ``dry_run`` only says what it would do."""
+    """Whether the sizes of the pools follow the load. ``dry_run`` only logs what it would do."""
     autoscale_pools: Literal["supervisor", "kubernetes"] = "supervisor"
-    """Whose pools: the supervisor of ``baton up`` resizes its own; ``kubernetes``: a conductor
-    resizes the Deployments of its cluster."""
+    """Which pools are resized. ``supervisor``: those of ``baton up``, by its supervisor;
+    ``kubernetes``: the Deployments of the cluster, by a conductor."""
     min_prefill: Count = 1
     max_prefill: Count = 64
     min_decode: Count = 1
     max_decode: Count = 64
     max_workers: Count = 128
-    """Of both pools together: how many there are GPUs for."""
+    """Maximum number of workers in both pools together: as many as there are GPUs for."""
     autoscale_utilisation: Annotated[float, Field(gt=0, le=1)] = 0.7
-    """Aimed at when a pool grows."""
+    """Target utilisation of a pool that grows."""
     autoscale_shrink_utilisation: Annotated[float, Field(gt=0, le=1)] = 0.6
-    """At most, of a pool that has shrunk."""
+    """A pool shrinks only if its utilisation afterwards is at most this."""
     autoscale_shrink_seconds: Seconds = 300.0
-    """Fewer workers must have done for so long."""
+    """A pool shrinks only if fewer workers would have sufficed for this long."""
     autoscale_start_seconds: Seconds = 60.0
-    """What a worker takes to start: the load is forecast so far ahead."""
+    """How long a worker takes to start. The load is forecast this far ahead."""
     autoscale_seconds: Seconds = 5.0
-    """Between two looks."""
+    """Interval between two checks of the autoscaler."""
     autoscale_stable_seconds: Annotated[float, Field(ge=0)] = 10.0
-    """The plan must have asked for a change for so long."""
+    """The plan must have asked for a change for this long before the change is made."""
     autoscale_cooldown_seconds: Annotated[float, Field(ge=0)] = 30.0
-    """After a change, until the next one."""
+    """Minimum time between two changes."""
     autoscale_step: Count = 1
-    """Workers of one pool, at most, in one change."""
+    """Maximum number of workers that one change adds to or removes from a pool."""
     autoscale_pending_seconds: Seconds = 900.0
-    """A worker that does not serve after so long is given up, and its pool is as before."""
+    """A new worker that does not serve after this long is given up: its pool goes back to its old
+    size."""
     autoscale_prefill_pool: str | None = None
     autoscale_decode_pool: str | None = None
-    """In Kubernetes, which pool of the role is resized: by its name (``baton.dev/pool``). None: the
-    only one, or that which is called like the role; its others stay as they are."""
+    """In Kubernetes: name (``baton.dev/pool``) of the pool of this role that is resized. None: the
+    only pool of the role, or the one named after it. Other pools of the role keep their size."""
     kubernetes_namespace: str | None = None
-    """Of the pools' Deployments; None: the pod's own, or the kubeconfig's."""
+    """Namespace of the pools' Deployments. None: the pod's own, or that of the kubeconfig."""
     kubernetes_pools: PoolTargets = Field(default_factory=dict)
-    """What each pool is: POOL=ROLE/DEPLOYMENT,…; empty: they are listed by their labels, for which
-    one needs the right to list Deployments."""
+    """The pools, as POOL=ROLE/DEPLOYMENT,…. Empty: find them by their labels, which needs the
+    permission to list Deployments."""
     kubernetes_lease: str | None = None
-    """By which conductors agree on the one that resizes pools; None: baton-CLUSTER-conductor."""
+    """Name of the Lease by which the conductors elect the one that resizes pools. None:
+    baton-CLUSTER-conductor."""
     kubernetes_watch: bool = False
-    """Whether conductors watch the pods of the pools, and place nothing on one that is being
-    deleted, before its worker says so itself."""
+    """Whether conductors watch the pods of the pools, so that they place nothing on a pod that is
+    being deleted even before its worker reports that it drains."""
 
     # The model
     model: str = str(DEMO_MODEL)
@@ -160,27 +165,29 @@ class Settings(BaseSettings):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Literal["none", "int8", "int4", "fp8"] = "none"
-    """What the model's weights are kept in (docs/engine.md, docs/cuda.md): as ``dtype`` has them,
-    or in fewer bits, made at load. A checkpoint in FP8 stays as it is. Workers with different ones
-    share nothing."""
+    """Quantization of the model's weights at load (docs/engine.md, docs/cuda.md). ``none``: keep
+    them in ``dtype``. An FP8 checkpoint stays as it is. Workers with different values share no
+    KV."""
     kv_dtype: Literal["auto", "fp8"] = "auto"
-    """What the KV cache is kept in (docs/cuda.md): ``dtype``, or FP8, in half of the memory.
-    Workers with different ones share nothing."""
+    """Data type of the KV cache (docs/cuda.md). ``auto``: ``dtype``; ``fp8`` takes half of the
+    memory. Workers with different values share no KV."""
     threads: Annotated[int, Field(ge=0)] = 0
-    """Of a worker's arithmetic; 0 means all cores."""
+    """Threads that a worker computes with. 0: one per core."""
     cpu_kernels: Annotated[Literal["auto", "on", "off"], AsSwitch] = "auto"
-    """Whether a CPU computes with our own kernels (docs/engine.md). ``auto``: where they run, and
-    with torch else; ``on``: not without them."""
+    """Whether a CPU computes with Baton's own kernels (docs/engine.md). ``auto``: use them where
+    they run, else torch; ``on``: refuse to start without them."""
     cuda_graphs: bool = True
-    """Whether a GPU replays steps of decodes from graphs (docs/cuda.md)."""
+    """Whether a GPU runs decode steps from CUDA graphs (docs/cuda.md)."""
     deterministic: bool = False
-    """A request's logits have the same bits in any batch, chunking and placement (docs/engine.md).
-    Who can't keep that refuses to start, and workers that compute otherwise are not mixed."""
+    """Make a request's logits bit-identical in any batch, chunking and placement
+    (docs/engine.md). A worker that can't guarantee this refuses to start, and workers with
+    different arithmetic are not mixed."""
 
     # The engine
     overlap: Annotated[Literal["auto", "on", "off"], AsSwitch] = "auto"
-    """Whether the next step of answers is planned while this one is computed (docs/engine.md).
-    ``auto``: on a GPU, and where kernels leave a core of a CPU free."""
+    """Async scheduling: plan the next decode step while the current one is computed
+    (docs/engine.md). ``auto``: on for a GPU, and for a CPU if the kernels leave one of its cores
+    free."""
     block_tokens: Annotated[int, Field(ge=1, le=1024)] = 16
     num_blocks: Count | None = None
     pool_bytes: Size | None = None
@@ -190,156 +197,171 @@ class Settings(BaseSettings):
     max_waiting: Count = 1024
     max_model_tokens: Count | None = None
     prefill_order: PrefillOrderName = "deadline"
-    """Whose prompt is computed next: a name in baton/core/prefill_order.py."""
+    """The order in which waiting prompts are computed: a name in baton/core/prefill_order.py."""
     tenant_fairness: bool = True
-    """In a queue, the tenant that was given least goes first."""
+    """Whether a queue serves the tenant first that has received the least service so far."""
 
-    # What is promised to clients
+    # Service-level objectives (SLOs)
     slo_first_token_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0
-    """Beside what the prompt takes by itself; 0: nothing is promised."""
+    """TTFT objective, on top of the time that the prompt itself takes to compute. 0: none."""
     slo_token_gap_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.05
-    """Mean time between two tokens of an answer. Steps of a worker that reads prompts beside
-    answers take no longer, if they can (docs/engine.md)."""
+    """Objective for a request's mean inter-token latency. A worker that mixes prefill with decode
+    keeps its steps within this, if it can (docs/engine.md)."""
 
     # Placement
     placement_policy: str = "baton"
     """A name in conductor/policy/policies.py; the conductor checks it when it starts."""
     admission: bool | Literal["auto"] = "auto"
-    """Whether a request is refused (429) that can't meet what is promised, or for which no decode
-    worker will have memory. ``auto``: on, unless a worker computes on a CPU: what is promised by
-    default is meant for GPUs, and on a laptop a late answer is better than none."""
+    """Whether to refuse (429) a request that can't meet its SLO, or for which no decode worker
+    will have memory. ``auto``: on, unless a worker computes on a CPU. The default SLOs are meant
+    for GPUs; on a laptop a late answer is better than none."""
     read_alone: bool | Literal["auto"] = "auto"
-    """Whether a decode worker may read a prompt itself, where that costs less than another's time
-    and the link; auto: not on a CPU."""
+    """Local prefill: whether a decode worker may compute a prompt itself if that costs less than a
+    prefill worker's time and the KV transfer. ``auto``: not on a CPU."""
 
-    # KV movement and storage
+    # KV transfer and storage
     transports: Transports = ()
-    """Empty (or ``auto``): all that can start, best first."""
+    """KV transports to open, best first. Empty (or ``auto``): all that can start."""
     nixl_interfaces: Names = ()
-    """Network devices that NIXL may use, as UCX calls them (``eth1``, ``mlx5_0:1``). Empty: none,
-    and it moves KV within a host only (docs/network.md)."""
+    """Network devices that NIXL may use, by their UCX names (``eth1``, ``mlx5_0:1``). Empty: none,
+    so that NIXL moves KV within a host only (docs/network.md)."""
     nixl_private_network: bool = False
-    """Stated by the operator: only this cluster is on the networks of ``nixl_interfaces``. Whoever
-    is may read and write the memory of workers and stores: UCX and RDMA authenticate nobody."""
+    """Confirms that only this cluster is on the networks of ``nixl_interfaces``. Any machine there
+    can read and write the memory of workers and stores: UCX and RDMA authenticate nobody."""
     store_bytes: Size = 256 * 2**20
     store_disk_bytes: SizeOrZero = 2**30
-    """Of the store's SSD tier; 0: none."""
+    """Size of the store's SSD tier. 0: no SSD tier."""
     store_folder: str | None = None
-    """Where the SSD tier lies; None: below BATON_HOME, per cluster."""
+    """Folder of the SSD tier. None: one per cluster below BATON_HOME."""
     store_eviction: Literal["baton", "lru", "lfu", "length_aware"] = "baton"
     store_tenant_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Of the store's DRAM, at most, for one tenant."""
+    """Maximum share of the store's DRAM that one tenant may use."""
     store_seconds: Annotated[float, Field(ge=0.1)] = 0.2
-    """What a request waits for a call of the store at most."""
+    """Timeout of a store call that a request waits for."""
     store_reload: Literal["auto", "fetch", "recompute", "split"] = "auto"
+    """What to do with a prefix that the store has: fetch it, recompute it, or fetch the end while
+    computing the start (``split``). ``auto``: whichever is predicted to be fastest."""
 
     # Mock workers: `baton serve mock`, `baton up --mock`
     mock: bool = False
-    """`baton up`: mock workers instead of real ones, all in one process, and no store."""
+    """`baton up`: start mock workers, all in one process, instead of real ones, and no store."""
     mock_prefill: Annotated[int, Field(ge=0, le=1024)] = 4
     mock_decode: Annotated[int, Field(ge=0, le=1024)] = 4
-    """Of one process; each has a port of its own."""
+    """Number of mock workers in one process. Each has a port of its own."""
     mock_prefill_tokens_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 20_000.0
-    """Of each worker; 0: prompts take no time."""
+    """Prefill speed of each mock worker. 0: prompts take no time."""
     mock_step_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.02
-    """Between two tokens of an answer; 0: the next one comes when the router has taken the last."""
+    """Inter-token latency of a mock worker. 0: emit the next token as soon as the router has taken
+    the last one."""
     mock_kv_tokens: Count = 2**20
-    """A worker's memory, as it is reported."""
+    """KV capacity that a mock worker reports."""
     mock_cache_tokens: Annotated[int, Field(ge=0)] = 2**17
-    """Of prefixes, on each worker: cached_tokens is counted by them. 0: none."""
+    """Capacity of each mock worker's prefix cache, which determines the reported cached_tokens. 0:
+    no cache."""
 
     # The router
     api_keys: Pairs = Field(default_factory=dict)
     tenants_file: str | None = None
-    """YAML: who may come in beside ``api_keys``, and what each gets. Read again when it changes."""
+    """YAML file of further tenants besides those of ``api_keys``, with their keys and quotas. It is
+    read again when it changes."""
     admin_key: str | None = None
     control_socket: str | None = None
-    """Where its supervisor listens, for ``/admin/scale``; set by ``baton up``."""
+    """Unix socket of the supervisor, for ``/admin/scale``; set by ``baton up``."""
     tenant_secret: str = "baton"
     allow_open_http: bool = False
     max_body_bytes: Size = 8 * 2**20
     max_inflight_body_bytes: Size = 128 * 2**20
-    """Of all bodies together that one router has received and not made prompts of yet."""
+    """Limit for all request bodies together that one router has received and not tokenized yet."""
     max_concurrent_requests: Count = 1024
     max_connections: Count = 16_384
-    """Of one router; whoever comes then gets a 503. As many as files may be open, if those are
-    fewer."""
+    """HTTP connections of one router; further ones get a 503. It is lowered to what the limit on
+    open files allows."""
     max_header_bytes: Annotated[int, AsSize, Field(ge=1024)] = 32 * 2**10
-    """Of a request's line and headers together."""
+    """Limit for a request's request line and headers together."""
     max_headers: Annotated[int, Field(ge=8)] = 100
     header_seconds: Seconds = 10.0
-    """From a connection's, or a further request's, first byte to the end of its headers."""
+    """Timeout from the first byte of a connection, or of a further request on it, to the end of
+    the headers."""
     body_seconds: Seconds = 60.0
     keep_alive_seconds: Seconds = 75.0
-    """That a connection may idle between two requests. More than load balancers keep theirs, so
-    that it is they who close."""
+    """How long a connection may idle between two requests. It is longer than load balancers keep
+    theirs, so that they close it and not the router."""
     write_seconds: Seconds = 30.0
-    """For a client to read what has been written (64 KiB), before it is given up."""
+    """How long a client may take to read what has been written (64 KiB) before its connection is
+    closed."""
     endpoint_grace_seconds: Annotated[float, Field(ge=0)] = 0.0
-    """That a router which is to leave goes on taking requests, not ready any more: until every
-    load balancer in front has heard of it. ``drain_seconds`` begin after it."""
+    """How long a router that is to stop keeps accepting requests, while it reports not ready, so
+    that every load balancer in front notices. ``drain_seconds`` start after this."""
     request_seconds: Seconds = 3600.0
-    """For a request from its body's end to its answer's."""
+    """Timeout of a request, from the end of its body to the end of its answer."""
     cors_origins: Origins = ()
-    """Whose web pages may ask from a browser: exact origins, or ``*``. Never the admin API."""
+    """Origins whose web pages may send requests from a browser: exact origins, or ``*``. This never
+    includes the admin API."""
     allowed_hosts: Hosts = ()
-    """By which names a router without keys is asked beside those of loopback, as behind a proxy on
-    its machine; ``*``: any. Beyond loopback any are, unless some are named."""
+    """Host names that a router on loopback without keys accepts besides those of loopback, e.g.
+    behind a proxy on the same machine. ``*``: any. A router that listens beyond loopback accepts
+    any, unless some are named here."""
     special_tokens_in_messages: Literal["parsed", "refused"] = "parsed"
-    """Of users and tools: read as the model's own marks, as everywhere, or a request with one is
-    refused."""
+    """Special tokens in messages of users and tools. ``parsed``: they become the model's control
+    tokens, as in other servers; ``refused``: a request that contains one is refused."""
     access_log: bool = False
-    """A line of JSON for each request, to stderr. Neither prompts nor answers."""
+    """Write a line of JSON per request to stderr, without prompts and answers."""
     tool_parser: Literal["auto", "llama3", "pythonic", "hermes", "mistral", "none"] = "auto"
-    """How the model writes calls of tools; auto: by its chat template."""
+    """Format in which the model writes tool calls. ``auto``: determined by its chat template."""
     reasoning_parser: Literal["auto", "qwen3", "deepseek_r1", "none"] = "auto"
-    """Whether it thinks in ``<think>`` first; auto: by its chat template. ``deepseek_r1`` is for
-    prompts that don't open a thought although the answer begins with one."""
+    """Format of the model's reasoning (``<think>``). ``auto``: determined by its chat template.
+    ``deepseek_r1`` is for models whose answer begins with reasoning although the prompt does not
+    open it."""
     batch_folder: str | None = None
-    """Of files and batches; None: below BATON_HOME, per cluster."""
+    """Folder of uploaded files and batches. None: one per cluster below BATON_HOME."""
     batch_lines: Annotated[int, Field(ge=0)] = 2
-    """Of batches, answered at once for each decode worker, while nobody else waits; 0: none."""
+    """Batch requests that run at once per decode worker while no other requests wait. 0: batches
+    are not run."""
     max_file_bytes: Size = 64 * 2**20
     batch_folder_bytes: Size = 4 * 2**30
-    """Of all files of all tenants."""
+    """Limit for all files of all tenants together."""
     tenant_files: Count = 10_000
-    """Of one tenant, as the three below; the tenants file may say otherwise for each. A list of so
-    many is read from disk in a second."""
+    """Maximum number of files of one tenant. The tenants file may override this and the next three
+    settings for each tenant. Listing this many files takes a second."""
     tenant_file_bytes: Size = 2**30
     tenant_uploads_per_minute: Count = 60
     tenant_concurrent_uploads: Count = 4
     place_seconds: Seconds = 5.0
+    """Timeout for a conductor to place a request."""
     first_token_seconds: Seconds = 120.0
+    """Timeout for a worker's first token, queueing included, and for the KV transfer to a decode
+    worker. After it, the request fails over."""
     next_token_seconds: Seconds = 60.0
+    """Timeout for each further token. After it, the request fails over."""
 
     # Metrics and logs
     ops_host: str = "127.0.0.1"
     ops_port: Port | None = None
-    """Of every program: probes and metrics over HTTP, and a drain for who is on this host. None:
-    none of them; 0: any that is free. Processes of `baton up` take any."""
+    """HTTP port of every program for probes, metrics, and a drain command from the same host. None:
+    no such server; 0: any free port. Processes of `baton up` use any free port."""
     trace_endpoint: CollectorUrl | None = None
-    """Of an OpenTelemetry collector (OTLP/gRPC): http in plain text, https with TLS. None: no
+    """URL of an OpenTelemetry collector (OTLP/gRPC): http is plain text, https is TLS. None: no
     traces."""
     trace_sample: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Share of the requests that are traced, of those whose client has not decided."""
+    """Fraction of requests that are traced, among those whose client sent no sampling decision."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
 
     @property
     def model_name(self) -> str:
-        """What clients call the model."""
+        """The model's name in the API."""
         return self.served_model_name or Path(self.model).name
 
-    def known_hosts(self, host: str) -> tuple[str, ...] | None:
-        """The names by which whoever listens at ``host`` is asked, beside those of loopback; None:
-        any."""
+    def accepted_hosts(self, host: str) -> tuple[str, ...] | None:
+        """Host names that a server listening at ``host`` accepts besides those of loopback; None
+        means any."""
         if "*" in self.allowed_hosts or not (self.allowed_hosts or host in LOOPBACK):
             return None
         return (*self.allowed_hosts, *filter(None, [self.advertise_address]))
 
     @property
     def trust(self) -> ClusterCredentials:
-        """What members know each other by."""
+        """The credentials by which members of the cluster authenticate each other."""
         return ClusterCredentials(
             self.cluster_secret,
             self.rpc_tls_certificate or "",
@@ -348,8 +370,9 @@ class Settings(BaseSettings):
         )
 
     @property
-    def needs_redis_url(self) -> str:
-        """For a role that was started by itself. Raises Invalid when it is not set."""
+    def required_redis_url(self) -> str:
+        """``redis_url``, for a program that can't run without it. Raises Invalid if it is not
+        set."""
         if not self.redis_url:
             raise Invalid("redis_url is not set: BATON_REDIS_URL=redis://HOST:PORT/0")
         return self.redis_url
@@ -363,24 +386,25 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, then the environment, then the file, which :func:`load_settings` has read."""
+        """The sources by precedence: flags, then the environment, then the YAML file."""
         return init_settings, env_settings, _FileSource(settings_cls)
 
 
 class _FileSource(PydanticBaseSettingsSource):
-    """The YAML file that ``BATON_CONFIG`` names."""
+    """Settings source that reads the YAML file named by ``BATON_CONFIG``."""
 
     def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
         return None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
-        return read_config_file(os.environ.get(CONFIG_VARIABLE))
+        return read_config_file(os.environ.get(CONFIG_ENVIRONMENT_VARIABLE))
 
 
 def load_settings(config: Path | None = None, **flags: Any) -> Settings:
-    """Settings from all sources; a flag that is None was not given. Raises Invalid."""
+    """Load the settings from all sources. A flag that is None counts as not given. Raises
+    Invalid."""
     if config is not None:
-        os.environ[CONFIG_VARIABLE] = str(config)
+        os.environ[CONFIG_ENVIRONMENT_VARIABLE] = str(config)
     given = {name: value for name, value in flags.items() if value is not None}
     for name in given:
         _check_name(name, "command line")
@@ -396,7 +420,8 @@ def load_settings(config: Path | None = None, **flags: Any) -> Settings:
 
 
 def read_config_file(path: str | None) -> dict[str, Any]:
-    """Raises Invalid for a file that can't be read, is no mapping, or has unknown keys."""
+    """Read a YAML file of settings. Raises Invalid if it can't be read, is not a mapping, or has
+    unknown keys."""
     if not path:
         return {}
     try:
@@ -412,47 +437,50 @@ def read_config_file(path: str | None) -> dict[str, Any]:
 
 def baton_home() -> Path:
     """Where local clusters keep their state and logs: ``BATON_HOME``, or ``~/.baton``."""
-    return Path(os.environ.get(HOME_VARIABLE) or Path.home() / ".baton")
+    return Path(os.environ.get(HOME_ENVIRONMENT_VARIABLE) or Path.home() / ".baton")
 
 
 def child_environment(settings: dict[str, str], extra: dict[str, str]) -> dict[str, str]:
-    """The environment of a program that gets ``settings`` and, of what we got ourselves, only
-    what is no setting."""
+    """The environment for a child process: ``settings``, ``extra``, and those variables of this
+    process that are not settings."""
     inherited = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(ENVIRONMENT_PREFIX) or name == HOME_VARIABLE
+        if not name.startswith(ENVIRONMENT_PREFIX) or name == HOME_ENVIRONMENT_VARIABLE
     }
     named = {ENVIRONMENT_PREFIX + name.upper(): value for name, value in settings.items()}
     return {**inherited, **named, **extra}
 
 
 def to_environment(settings: Settings) -> dict[str, str]:
-    """Every setting, as a child reads it, for :func:`child_environment`."""
+    """All settings as text, for :func:`child_environment`."""
     values = settings.model_dump(exclude_none=True)
     return {name: _to_text(value) for name, value in values.items()}
 
 
 def set_thread_environment(threads: int) -> None:
-    """For arithmetic libraries that this process imports later; what is set already stays."""
+    """Set the number of threads of numeric libraries that this process imports later. Variables
+    that are already set stay as they are."""
     for name, value in thread_environment(threads).items():
         os.environ.setdefault(name, value)
 
 
-def set_ray_environment(own: bool) -> None:
-    """For Ray, before it is imported: it tells nobody of its use. One of our own stays on loopback
-    and asks for a token that nobody else knows. Processes that it starts inherit this."""
+def set_ray_environment(is_private: bool) -> None:
+    """Configure Ray; call this before Ray is imported. Usage statistics are turned off. A private
+    Ray cluster (``is_private``) stays on loopback and requires a random token. Processes that Ray
+    starts inherit these variables."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if own:
-        # Ray's switch for clusters of several nodes on systems where it has none by default: off,
-        # every socket is bound to loopback.
+    if is_private:
+        # With 0, Ray binds every socket to loopback, since it then allows no cluster of several
+        # nodes; despite the name, on Linux, too.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 def thread_environment(threads: int) -> dict[str, str]:
-    """Workers share the cores: who waits must not spin. 0 means all cores."""
+    """Variables for numeric libraries. Workers share the cores, so waiting threads must not spin.
+    0 threads means one per core."""
     return {
         "OMP_NUM_THREADS": str(threads or os.cpu_count() or 1),
         "OMP_WAIT_POLICY": "PASSIVE",
@@ -462,7 +490,8 @@ def thread_environment(threads: int) -> dict[str, str]:
 
 
 def check_exposure(settings: Settings) -> None:
-    """What listens beyond this host needs a lock. Raises Invalid."""
+    """Check that every port that listens beyond loopback requires authentication. Raises
+    Invalid."""
     is_locked = settings.cluster_secret or settings.trust.has_tls
     if settings.grpc_host not in LOOPBACK and not is_locked:
         raise Invalid(
@@ -480,12 +509,13 @@ def check_exposure(settings: Settings) -> None:
 
 
 def check_private_network(settings: Settings) -> None:
-    """NIXL on a network needs the operator's word that nobody else is on it. Raises Invalid."""
+    """Check that NIXL uses a network only if the operator has confirmed that it is private. Raises
+    Invalid."""
     exposed = [name for name in settings.nixl_interfaces if name != LOOPBACK_DEVICE]
     if exposed and not settings.nixl_private_network:
         raise Invalid(
             f"nixl_interfaces is {','.join(settings.nixl_interfaces)}: UCX and RDMA authenticate "
-            "nobody and encrypt nothing, whatever cluster_secret and certificates say. Whoever is "
+            "nobody and encrypt nothing, whatever cluster_secret and certificates say. Any machine "
             "on that network can read prompts and answers out of workers and stores, write any of "
             "their memory, and so run code as them. If only this cluster's machines are on it, say "
             "so with nixl_private_network=true (BATON_NIXL_PRIVATE_NETWORK); else leave "
@@ -494,7 +524,7 @@ def check_private_network(settings: Settings) -> None:
 
 
 def check_combinations(settings: Settings) -> None:
-    """What must go together. Raises Invalid."""
+    """Check settings that depend on each other. Raises Invalid."""
     least = settings.min_prefill + settings.min_decode
     if settings.min_prefill > settings.max_prefill or settings.min_decode > settings.max_decode:
         raise Invalid("min_prefill and min_decode must not be above max_prefill and max_decode")
@@ -528,8 +558,8 @@ def _to_text(value: Any) -> str:
 def _check_environment() -> None:
     for variable in os.environ:
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in (
-            CONFIG_VARIABLE,
-            HOME_VARIABLE,
+            CONFIG_ENVIRONMENT_VARIABLE,
+            HOME_ENVIRONMENT_VARIABLE,
         ):
             _check_name(
                 variable.removeprefix(ENVIRONMENT_PREFIX).lower(),
@@ -545,7 +575,7 @@ def _check_name(name: str, where: str) -> None:
 
 
 def _explain(error: ValidationError) -> str:
-    """One line per wrong setting: its name, its value, and what would be right."""
+    """Describe each wrong setting: its name, its value, and what would be valid."""
     lines = []
     for problem in error.errors():
         parts = [str(part) for part in problem["loc"]] or ["settings"]

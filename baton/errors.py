@@ -1,20 +1,20 @@
-"""One short error tree, by what the caller can do about it.
+"""The exception hierarchy, ordered by what the caller can do about an error.
 
-A foreign error is translated where it enters (``raise … from``). The two tables at the end
-are the only place where an error becomes a gRPC status or an HTTP status.
+Errors of other libraries are translated where they occur (``raise … from``). The table and the
+functions at the end are the only place that maps errors to gRPC and HTTP statuses.
 """
 
 from dataclasses import dataclass
 
 
 class BatonError(Exception):
-    """Base of everything that the world does to us. Our own bugs are AssertionErrors."""
+    """Base of all expected errors. Bugs of Baton itself are AssertionErrors."""
 
     retryable = False
 
 
 class Invalid(BatonError):
-    """The caller asked wrongly and must ask otherwise. ``param`` names what was wrong."""
+    """The request is invalid and must be changed. ``param`` is the name of the invalid field."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -23,15 +23,15 @@ class Invalid(BatonError):
 
 
 class NotFound(BatonError):
-    """What was named does not exist (any more)."""
+    """The named object does not exist, or no longer exists."""
 
 
 class Unauthorized(BatonError):
-    """No key, or a wrong one."""
+    """The key is missing or wrong."""
 
 
 class Overloaded(BatonError):
-    """A bound was reached. Try again after ``retry_after_seconds``."""
+    """A limit was reached. Retry after ``retry_after_seconds``."""
 
     retryable = True
 
@@ -41,41 +41,41 @@ class Overloaded(BatonError):
 
 
 class Unavailable(BatonError):
-    """A peer is gone, starting or draining. Another one may do."""
+    """A peer is gone, starting or draining. Another peer may be able to serve the request."""
 
     retryable = True
 
 
 class Unresponsive(Unavailable):
-    """A peer does not answer, though its connection has not broken: it stands still, or the network
-    between is gone."""
+    """A peer does not answer although its connection has not broken: it hangs, or the network in
+    between is down."""
 
 
 class DeadlineExceeded(BatonError):
-    """A phase took longer than it was given."""
+    """An operation exceeded its deadline."""
 
     retryable = True
 
 
 class Corrupt(BatonError):
-    """Bytes are not what their key, size or checksum says. Recompute."""
+    """Data does not match its key, size or checksum. Recompute it."""
 
     retryable = True
 
 
 class RequestKilledWorkers(BatonError):
-    """A request that workers died of. It is not tried again."""
+    """The request has crashed several workers, and is not retried."""
 
     code = "request_killed_workers"
 
 
 class Cancelled(BatonError):
-    """The caller, or the client behind it, went away."""
+    """The caller, or the client for which it calls, has cancelled or disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorMapping:
-    """How one kind of error looks to a peer (gRPC status name) and to a client (HTTP)."""
+    """How a kind of error appears to a peer (gRPC status name) and to a client (HTTP)."""
 
     grpc_status: str
     http_status: int
@@ -97,7 +97,7 @@ ERROR_MAPPINGS: dict[type[BatonError], ErrorMapping] = {
 
 
 def error_mapping(error: BaseException) -> ErrorMapping:
-    """The mapping of the nearest class that has one; anything foreign is INTERNAL."""
+    """Return the mapping of the nearest base class that has one; INTERNAL for other exceptions."""
     for kind in type(error).__mro__:
         if kind in ERROR_MAPPINGS:
             return ERROR_MAPPINGS[kind]
@@ -105,7 +105,8 @@ def error_mapping(error: BaseException) -> ErrorMapping:
 
 
 def error_from_grpc_status(status_name: str, message: str) -> BatonError:
-    """The inverse of :func:`error_mapping`, for the client side of a call."""
+    """Return the error for a gRPC status, on the client side of a call: the inverse of
+    :func:`error_mapping`."""
     for kind, mapping in ERROR_MAPPINGS.items():
         if mapping.grpc_status == status_name:
             return kind(message)

@@ -1,4 +1,4 @@
-"""Consistent hashing with virtual nodes: the same ring in every process."""
+"""Consistent hashing with virtual nodes. Every process computes the same ring."""
 
 import hashlib
 from bisect import bisect
@@ -9,12 +9,13 @@ from itertools import chain
 import uhashring
 
 POINTS_PER_WORKER = 256
-"""With 16 workers, load varies by about 6 % between them."""
+"""Virtual nodes per worker. With 16 workers, load varies by about 6 % between them."""
 
 
 def ring_successors(ids: tuple[str, ...], key: bytes) -> Iterator[str]:
-    """Every id once, in the order of the ring from ``key`` on. A join or leave moves about
-    one key in len(ids). ``ids`` are sorted, so that equal sets share one ring."""
+    """Yield every id once, in the order of the ring from ``key`` on. When a member joins or leaves,
+    about one key in len(ids) moves. ``ids`` must be sorted, so that equal sets share one cached
+    ring."""
     positions, names = _ring(ids)
     start = bisect(positions, _position(key))
     seen: set[str] = set()
@@ -29,8 +30,8 @@ def ring_successors(ids: tuple[str, ...], key: bytes) -> Iterator[str]:
 
 @lru_cache(maxsize=64)
 def _ring(ids: tuple[str, ...]) -> tuple[list[int], list[str]]:
-    """Positions in their order, and whose each is."""
-    assert list(ids) == sorted(ids), "the ring is found by its sorted ids"
+    """The sorted positions of the virtual nodes, and the id at each."""
+    assert list(ids) == sorted(ids), "ids must be sorted"
     ring = uhashring.HashRing(list(ids), vnodes=POINTS_PER_WORKER, hash_fn=_position)
     points = ring.get_points()
     return [position for position, _ in points], [name for _, name in points]

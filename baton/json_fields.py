@@ -1,4 +1,4 @@
-"""A JSON object out of a file: each field is checked, and an error says where it stands."""
+"""Checked access to the fields of a JSON object from a file. Errors say where the field is."""
 
 import json
 import math
@@ -8,71 +8,74 @@ from dataclasses import dataclass
 from baton.errors import Invalid
 
 MAX_SHOWN_CHARS = 60
-"""Of a wrong value, in an error."""
+"""Maximum length of a wrong value in an error message."""
 
 
 @dataclass(frozen=True, slots=True)
 class JsonFields:
-    """``where`` begins every error: ``file:line``, or a file and the way to the object in it.
+    """A JSON object. ``where`` begins every error: ``file:line``, or a file and the object's path
+    in it.
 
-    All readers raise Invalid for a field that is missing or wrong."""
+    All accessors raise Invalid for a field that is missing or wrong."""
 
     where: str
     values: Mapping[str, object]
 
-    def count(self, name: str, least: int, most: int) -> int:
-        """A whole number in [least, most]."""
+    def integer(self, name: str, minimum: int, maximum: int) -> int:
+        """A whole number from ``minimum`` to ``maximum``."""
         value = self._value(name)
-        if type(value) is not int or not least <= value <= most:
-            raise self.wrong(name, f"a whole number from {least:,} to {most:,}")
+        if type(value) is not int or not minimum <= value <= maximum:
+            raise self.invalid_field(name, f"a whole number from {minimum:,} to {maximum:,}")
         return value
 
     def number(self, name: str) -> float:
         """A finite number, whole or not."""
         value = self._value(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong(name, "a number")
+            raise self.invalid_field(name, "a number")
         try:
             number = float(value)
         except OverflowError:
             number = math.inf
         if not math.isfinite(number):
-            raise self.wrong(name, "a finite number")
+            raise self.invalid_field(name, "a finite number")
         return number
 
     def positive(self, name: str) -> float:
         """A finite number above 0."""
         number = self.number(name)
         if number <= 0:
-            raise self.wrong(name, "above 0")
+            raise self.invalid_field(name, "above 0")
         return number
 
     def text(self, name: str, default: str | None = None) -> str:
-        """A string; ``default`` where it is missing, if there is one."""
+        """A string; ``default``, if given, where the field is missing."""
         if default is not None and name not in self.values:
             return default
         value = self._value(name)
         if not isinstance(value, str):
-            raise self.wrong(name, "a string")
+            raise self.invalid_field(name, "a string")
         return value
 
-    def ids(self, name: str) -> tuple[int, ...]:
+    def integers(self, name: str) -> tuple[int, ...]:
         """A list of whole numbers."""
         values = self._value(name)
         if not isinstance(values, list) or any(type(value) is not int for value in values):
-            raise self.wrong(name, "a list of whole numbers")
+            raise self.invalid_field(name, "a list of whole numbers")
         return tuple(values)
 
-    def rows(self, name: str) -> list["JsonFields"]:
+    def objects(self, name: str) -> list["JsonFields"]:
         """A list of objects."""
         values = self._value(name)
         if not isinstance(values, list) or any(not isinstance(row, dict) for row in values):
-            raise self.wrong(name, "a list of objects")
+            raise self.invalid_field(name, "a list of objects")
         return [JsonFields(f"{self.where}: {name}[{i}]", row) for i, row in enumerate(values)]
 
-    def wrong(self, name: str, right: str) -> Invalid:
-        """The error that says what ``name`` is and what would be right."""
-        return Invalid(f"{self.where}: {name} is {_shown(self.values[name])}; it must be {right}")
+    def invalid_field(self, name: str, expected: str) -> Invalid:
+        """Return an error that says what ``name`` is and what would be valid (``expected``)."""
+        return Invalid(
+            f"{self.where}: {name} is {_shown(self.values[name])}; it must be {expected}"
+        )
 
     def _value(self, name: str) -> object:
         if name not in self.values:
@@ -82,7 +85,7 @@ class JsonFields:
 
 
 def parse_fields(text: str, where: str) -> JsonFields:
-    """Raises Invalid when ``text`` is no JSON object."""
+    """Parse a JSON object. Raises Invalid when ``text`` is not one."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:

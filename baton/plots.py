@@ -1,4 +1,4 @@
-"""Figures of what a simulation found. matplotlib is an extra: pip install 'baton[plots]'."""
+"""Plots of simulation results. matplotlib is an extra: pip install 'baton[plots]'."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,16 +15,16 @@ HEIGHT_INCHES = 4.0
 DOTS_PER_INCH = 144
 
 Latencies = tuple[Sequence[float], Sequence[float]]
-"""TTFT of each request and TBT of each token, in seconds."""
+"""TTFT of each request and ITL of each token, in seconds."""
 
-Line = Sequence[tuple[float, float]]
+Points = Sequence[tuple[float, float]]
 
 ParetoPoint = tuple[float, float, str]
-"""Tokens per second and user, dollars per million tokens, and whose it is."""
+"""Tokens per second and user, dollars per million tokens, and a label."""
 
 
 def prepare_plots(folder: Path | None) -> None:
-    """Raises Invalid before hours of simulation, not after."""
+    """Create the folder and check for matplotlib before a long simulation. Raises Invalid."""
     if folder is None:
         return
     if find_spec("matplotlib") is None:
@@ -36,48 +36,48 @@ def prepare_plots(folder: Path | None) -> None:
 
 
 def plot_cdfs(path: Path, latencies: Mapping[str, Latencies]) -> None:
-    """The shares of requests and of tokens that took at most so long, a line per policy. The
-    format of this and all other figures is by the name's ending. Raises Invalid without
-    matplotlib, and when ``path`` cannot be written."""
-    with figure_in(path, num_axes=2) as (ttft, tbt):
-        for policy, (ttft_seconds, tbt_seconds) in latencies.items():
-            _draw_cdf(ttft, ttft_seconds, policy)
-            _draw_cdf(tbt, tbt_seconds, policy)
-        label_axes(ttft, "TTFT (s)", "share of requests")
-        label_axes(tbt, "TBT (s)", "share of tokens")
+    """Plot the distribution functions of TTFT and ITL, one line per policy. The suffix of ``path``
+    determines the format of this and all other figures. Raises Invalid without matplotlib, and
+    when ``path`` cannot be written."""
+    with open_figure(path, num_axes=2) as (ttft_axes, itl_axes):
+        for policy, (ttft_seconds, itl_seconds) in latencies.items():
+            _draw_cdf(ttft_axes, ttft_seconds, policy)
+            _draw_cdf(itl_axes, itl_seconds, policy)
+        label_axes(ttft_axes, "TTFT (s)", "share of requests")
+        label_axes(itl_axes, "ITL (s)", "share of tokens")
 
 
-def plot_goodput(path: Path, attainments: Mapping[str, Line]) -> None:
-    """The share of requests within their SLO (0 to 1) by the rate of arrivals per second, a line
-    per policy."""
-    with figure_in(path) as (axes,):
+def plot_goodput(path: Path, attainments: Mapping[str, Points]) -> None:
+    """Plot the share of requests within their SLO (0 to 1) against the arrival rate per second,
+    one line per policy."""
+    with open_figure(path) as (axes,):
         _draw_lines(axes, attainments, marker="o")
         axes.set_ylim(0.0, 1.05)
         label_axes(axes, "requests per second", "share within the SLO")
 
 
-def plot_load(path: Path, loads: Mapping[str, Line]) -> None:
-    """Load by virtual time in seconds, a line per worker."""
-    with figure_in(path) as (axes,):
+def plot_load(path: Path, loads: Mapping[str, Points]) -> None:
+    """Plot load against virtual time in seconds, one line per worker."""
+    with open_figure(path) as (axes,):
         _draw_lines(axes, loads, drawstyle="steps-post")
         label_axes(axes, "time (s)", "load")
 
 
 def plot_pareto(path: Path, points: Sequence[ParetoPoint]) -> None:
-    """Each point with its label, and a line through those that no other beats in both."""
-    with figure_in(path) as (axes,):
+    """Plot each point with its label, and a line through the Pareto frontier."""
+    with open_figure(path) as (axes,):
         for speed, dollars, label in points:
             axes.plot(speed, dollars, "o", color="tab:blue")
             axes.annotate(label, (speed, dollars), textcoords="offset points", xytext=(5, 5))
-        best = frontier(points)
+        best = pareto_frontier(points)
         speeds, dollars_of_best = [p[0] for p in best], [p[1] for p in best]
         axes.plot(speeds, dollars_of_best, drawstyle="steps-pre", color="tab:blue", alpha=0.5)
         label_axes(axes, "tokens per second and user", "dollars per million tokens")
 
 
-def frontier(points: Sequence[ParetoPoint]) -> list[ParetoPoint]:
-    """The points that no other is both as fast as and cheaper than, or faster than and as cheap
-    as; slowest first. Of equals, the first."""
+def pareto_frontier(points: Sequence[ParetoPoint]) -> list[ParetoPoint]:
+    """The Pareto-optimal points, slowest first: no other point is both at least as fast and at
+    least as cheap, and better in one of them. Of equal points, only the first is returned."""
     best: list[ParetoPoint] = []
     for point in sorted(points, key=lambda point: (-point[0], point[1])):
         if not best or point[1] < best[-1][1]:
@@ -86,9 +86,9 @@ def frontier(points: Sequence[ParetoPoint]) -> list[ParetoPoint]:
 
 
 @contextmanager
-def figure_in(path: Path, num_axes: int = 1) -> Iterator[list[Any]]:
-    """Axes side by side; the figure is written at the end. Its canvas is Agg, which needs no
-    screen, and none of pyplot's state is touched."""
+def open_figure(path: Path, num_axes: int = 1) -> Iterator[list[Any]]:
+    """Yield axes side by side, and write the figure to ``path`` at the end. The canvas is Agg,
+    which needs no display, and no pyplot state is touched."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -110,7 +110,7 @@ def _draw_cdf(axes: Any, seconds: Sequence[float], label: str) -> None:
     axes.plot(ordered, shares, drawstyle="steps-post", label=label)
 
 
-def _draw_lines(axes: Any, lines: Mapping[str, Line], **style: str) -> None:
+def _draw_lines(axes: Any, lines: Mapping[str, Points], **style: str) -> None:
     for label, line in lines.items():
         axes.plot([x for x, _ in line], [y for _, y in line], label=label, **style)
 

@@ -1,7 +1,7 @@
-"""Values of settings: how each is read from a text, and what it may be.
+"""Types of settings: how each is parsed from text, and which values are valid.
 
-Each parser takes what a flag, a variable or a YAML file gave, and raises ValueError saying what
-would be right.
+Each parser takes the value of a flag, an environment variable or a YAML file, and raises a
+ValueError that says what would be valid.
 """
 
 import json
@@ -19,7 +19,7 @@ _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20
 
 
 def _size(value: Any) -> Any:
-    """Bytes from a number, or from a text like ``512MiB``."""
+    """Parse bytes from a number, or from text like ``512MiB``."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"(\d+)\s*([KMG]?I?)B?", value.strip().upper())
@@ -29,14 +29,14 @@ def _size(value: Any) -> Any:
 
 
 def _names(value: Any) -> Any:
-    """A list from a text with commas."""
+    """Parse a comma-separated list."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return value
 
 
 def _transports(value: Any) -> Any:
-    """Names, or ``auto`` for none in particular."""
+    """Parse names of transports; ``auto`` becomes the empty list."""
     names = _names(value)
     if names in (("auto",), ["auto"]):
         return ()
@@ -48,7 +48,7 @@ def _transports(value: Any) -> Any:
 
 
 def _switch(value: Any) -> Any:
-    """YAML reads on and off as true and false."""
+    """Turn booleans into ``on`` and ``off``, since YAML reads these as true and false."""
     return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
 
 
@@ -71,7 +71,7 @@ def _collector_url(value: str) -> str:
 
 
 def _pairs(value: Any) -> Any:
-    """A mapping from JSON, or from a text like ``key=tenant,key2=tenant2``."""
+    """Parse a mapping from JSON, or from text like ``key=tenant,key2=tenant2``."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("{"):
@@ -86,7 +86,7 @@ def _pairs(value: Any) -> Any:
 
 
 def _origins(value: Any) -> Any:
-    """Where web pages come from, as browsers write it; ``*`` for all."""
+    """Parse origins of web pages, as browsers write them; ``*`` means all."""
     names = _names(value)
     for name in names if isinstance(names, (tuple, list)) else ():
         if name != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s?#]+", str(name)):
@@ -95,7 +95,8 @@ def _origins(value: Any) -> Any:
 
 
 def _hosts(value: Any) -> Any:
-    """Names and addresses, as in a request's Host but without a port; ``*`` for all."""
+    """Parse host names and addresses, as in a request's Host header but without a port; ``*``
+    means all."""
     names = _names(value)
     for name in names if isinstance(names, (tuple, list)) else ():
         if name != "*" and not re.fullmatch(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+", str(name)):
@@ -103,18 +104,18 @@ def _hosts(value: Any) -> Any:
     return names
 
 
-def _pool_places(value: dict[str, str]) -> dict[str, str]:
-    for pool, place in value.items():
-        if not re.fullmatch(r"(prefill|decode)/[a-z0-9]([a-z0-9.-]*[a-z0-9])?", place):
+def _check_pool_targets(value: dict[str, str]) -> dict[str, str]:
+    for pool, target in value.items():
+        if not re.fullmatch(r"(prefill|decode)/[a-z0-9]([a-z0-9.-]*[a-z0-9])?", target):
             raise ValueError(
                 "must look like POOL=ROLE/DEPLOYMENT, as in decode-big=decode/baton-decode-big;"
-                f" {pool}={place} does not"
+                f" {pool}={target} does not"
             )
     return value
 
 
 AsSize, AsSwitch = BeforeValidator(_size), BeforeValidator(_switch)
-"""For types that have a condition of their own beside."""
+"""For types with additional constraints, such as a minimum."""
 
 Size = Annotated[int, AsSize, Field(gt=0)]
 SizeOrZero = Annotated[int, AsSize, Field(ge=0)]
@@ -129,4 +130,4 @@ Transports = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_transports)]
 Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_origins)]
 Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hosts)]
 Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
-PoolTargets = Annotated[Pairs, AfterValidator(_pool_places)]
+PoolTargets = Annotated[Pairs, AfterValidator(_check_pool_targets)]

@@ -1,4 +1,4 @@
-"""A request over a connection of its own, timed to the first token; little work for its sender."""
+"""Times one request's TTFT over its own connection, with little work for the client."""
 
 import asyncio
 import json
@@ -13,14 +13,14 @@ SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class TimedRequest:
-    """``first_token_seconds`` is None for who got none."""
+    """One timed request; ``ttft_seconds`` is None if no token arrived."""
 
     status: int
-    first_token_seconds: float | None
+    ttft_seconds: float | None
 
 
-async def ask(url: str, key: str, prompt: Sequence[int], max_tokens: int) -> TimedRequest:
-    """A streamed completion, read to its end. Raises OSError or TimeoutError."""
+async def time_request(url: str, key: str, prompt: Sequence[int], max_tokens: int) -> TimedRequest:
+    """Request a streamed completion and read it to its end. Raises OSError or TimeoutError."""
     parts = urlsplit(url)
     assert parts.hostname is not None and parts.port is not None, url
     body = {

@@ -1,17 +1,17 @@
-"""Pools that follow the load against the best fixed ones, in simulation.
+"""Compare autoscaled pools with the best fixed ones, in simulation.
 
     python -m benchmarks.autoscale [--trace FILE] [--only NAME …] [--processes 2] [--seed 1]
 
 Workers are L40S with Qwen3-8B (prefill at half of the peak, decode at 0.7 of the bandwidth) and
-take a minute to start. ``day`` is two made-up days of chat of an hour each, from ``low`` to
-``high`` requests per second and back; ``conversation`` is a trace (Mooncake's), half as fast, and
-``tide`` the same requests in the same order, with the times of a made-up day. SLO: first token
-within 2 s and the prompt's own time, 50 ms between tokens in the mean.
+take a minute to start. ``day`` is two synthetic days of chat of an hour each, from ``low`` to
+``high`` requests per second and back; ``conversation`` is a trace (Mooncake's) at half its speed,
+and ``tide`` the same requests in the same order, with the times of a synthetic day. SLO: a TTFT of
+2 s plus the prompt's own prefill time, and a mean inter-token latency of 50 ms.
 
-Each begins with the pools that the first minutes need. Pools that follow the load are compared with
-fixed ones: with the best of those that cost no more, and with the cheapest that attain as much.
-Worker-hours are paid from the moment that a worker is asked for until it is gone. Everything but
-the machine's own time is the same in every run. Prints a table, and JSON as the last line.
+Each run begins with the pools that the first minutes need. Autoscaled pools are compared with fixed
+ones: with the best of those that cost no more, and with the cheapest that attain as much. A
+worker's hours count from when it is requested until it is gone. All figures but the measured run
+time are the same in every run. Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -46,14 +46,14 @@ from simulator.roofline import roofline
 
 PERIOD_SECONDS = 3600.0
 REPORT_SECONDS = 1.0
-MOST_WORKERS = 16
-"""Of each pool."""
+MAX_WORKERS = 16
+"""The maximum size of each pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class AutoscaleScenario:
-    """``tide`` None: a trace's own times, ``factor`` times as fast. ``start`` are the pools at the
-    beginning."""
+    """A load. With ``tide`` None, it has the trace's own times, ``factor`` times as fast. ``start``
+    are the pools at the beginning."""
 
     name: str
     num_requests: int
@@ -71,7 +71,7 @@ class AutoscaleScenario:
             return with_diurnal_rate(made, self.tide)
         assert file is not None
         known = _jittered(file, seed)
-        known = replace(known, arrivals=known.arrivals[: self.num_requests])
+        known = replace(known, requests=known.requests[: self.num_requests])
         return (
             with_diurnal_rate(known, self.tide)
             if self.tide is not None
@@ -93,7 +93,7 @@ SCENARIOS = {
 
 @dataclass(frozen=True, slots=True)
 class AutoscaleRow:
-    """``prefill`` and ``decode`` are sizes, or means of them."""
+    """One row of the table. ``prefill`` and ``decode`` are pool sizes, or mean sizes."""
 
     name: str
     prefill: float
@@ -137,8 +137,8 @@ def elastic_config(sizing: SizingConfig, scaling: ScalingConfig) -> SimulatedAut
 
 def default_elastic() -> SimulatedAutoscalingConfig:
     return elastic_config(
-        SizingConfig(max_prefill=MOST_WORKERS, max_decode=MOST_WORKERS),
-        ScalingConfig(prefill=PoolBounds(1, MOST_WORKERS), decode=PoolBounds(1, MOST_WORKERS)),
+        SizingConfig(max_prefill=MAX_WORKERS, max_decode=MAX_WORKERS),
+        ScalingConfig(prefill=PoolBounds(1, MAX_WORKERS), decode=PoolBounds(1, MAX_WORKERS)),
     )
 
 
@@ -147,14 +147,14 @@ def elastic(
 ) -> AutoscaleRow:
     traffic = _traffic(scenario, file, seed)
     cluster = SimulatedCluster(
-        replace(cluster_config(*scenario.start), elastic=config), traffic, get_policy("baton")
+        replace(cluster_config(*scenario.start), autoscaling=config), traffic, get_policy("baton")
     )
     cluster.run()
-    assert cluster.elastic is not None
-    end = traffic.arrivals[-1].at_seconds
-    paid = cluster.elastic.worker_seconds(end)
+    assert cluster.autoscaler is not None
+    end = traffic.requests[-1].arrival_seconds
+    paid = cluster.autoscaler.worker_seconds(end)
     means = [paid[role] / end for role in (Role.PREFILL, Role.DECODE)]
-    return _row(cluster, "follows the load", means, len(cluster.elastic.steps))
+    return _row(cluster, "follows the load", means, len(cluster.autoscaler.steps))
 
 
 def fixed(
@@ -164,18 +164,18 @@ def fixed(
     split: tuple[int, int],
     most_misses: int,
 ) -> AutoscaleRow | None:
-    """None: it has more misses."""
+    """Simulate pools of fixed sizes. Return None after more than ``most_misses`` SLO misses."""
     traffic = _traffic(scenario, file, seed)
     cluster = SimulatedCluster(cluster_config(*split), traffic, get_policy("baton"))
     cluster.run(most_misses + 1)
-    return None if cluster.gave_up else _row(cluster, "fixed", split, 0)
+    return None if cluster.stopped_early else _row(cluster, "fixed", split, 0)
 
 
 def _row(
     cluster: SimulatedCluster, name: str, sizes: Sequence[float], num_steps: int
 ) -> AutoscaleRow:
     outcome = summarize(cluster)
-    hours = sum(sizes) * cluster.jobs[-1].arrival.at_seconds / 3600
+    hours = sum(sizes) * cluster.jobs[-1].arrival.arrival_seconds / 3600
     return AutoscaleRow(
         name,
         sizes[0],
@@ -195,11 +195,11 @@ def compared(
     config: SimulatedAutoscalingConfig,
     processes: int,
 ) -> Iterator[AutoscaleRow]:
-    """Pools that follow the load, then the best fixed ones that cost no more, then the cheapest
+    """Return the autoscaled pools, then the best fixed ones that cost no more, then the cheapest
     fixed ones that attain as much."""
     follows = elastic(scenario, file, seed, config)
     yield follows
-    num_requests = len(_traffic(scenario, file, seed).arrivals)
+    num_requests = len(_traffic(scenario, file, seed).requests)
     misses = round((1 - follows.attainment) * num_requests)
     mean = max(math.floor(follows.prefill + follows.decode), 2)
     with ProcessPoolExecutor(processes) as pool:
@@ -219,10 +219,11 @@ def compared(
 
 
 def _cheapest(good_enough: Callable[[int], AutoscaleRow | None], total: int) -> AutoscaleRow | None:
-    """From ``total`` on downwards as long as it is good enough, else upwards until it is."""
+    """Search the smallest size that is good enough: from ``total`` downwards while that is good
+    enough, else upwards until one is."""
     found = good_enough(total)
     if found is None:
-        totals = range(total + 1, 2 * MOST_WORKERS + 1)
+        totals = range(total + 1, 2 * MAX_WORKERS + 1)
         return next((row for row in map(good_enough, totals) if row is not None), None)
     for fewer in range(total - 1, 1, -1):
         row = good_enough(fewer)
@@ -237,7 +238,7 @@ def _by_attainment(row: AutoscaleRow) -> float:
 
 
 def _splits(total: int, follows: AutoscaleRow) -> list[tuple[int, int]]:
-    """Those around the share that the pools had which followed the load, five at most."""
+    """Return up to five splits around the mean split of the autoscaled pools."""
     middle = total * follows.prefill / (follows.prefill + follows.decode)
     ranked = sorted(range(1, total), key=lambda prefill: abs(prefill - middle))
     return [(prefill, total - prefill) for prefill in sorted(ranked[:5])]
@@ -249,7 +250,7 @@ HEADER = (
 )
 
 
-def line(row: AutoscaleRow) -> str:
+def format_row(row: AutoscaleRow) -> str:
     ttft = f"{row.ttft_p99:.2f}" if row.ttft_p99 is not None else "-"
     return (
         f"{row.name:26}{row.prefill:8.2f}{row.decode:8.2f}{row.attainment:10.4f}"
@@ -277,7 +278,7 @@ def main(arguments: list[str]) -> None:
         config = default_elastic()
         for row in compared(scenario, options.trace, options.seed, config, options.processes):
             rows.append(asdict(row))
-            print(line(row), flush=True)
+            print(format_row(row), flush=True)
         result[name] = rows
         print(f"{SYSTEM_CLOCK() - began:.0f} s", file=sys.stderr)
     print(json.dumps(result))

@@ -1,4 +1,4 @@
-"""Requests of mixed length: all at once, one at a time, and transformers' own ways to batch them.
+"""Compare batching of mixed-length requests: Baton, one at a time, and transformers' two methods.
 
     python -m benchmarks.batching [--shape 50m|0.6b] [--layers N] [--dtype bfloat16|float32]
                                   [--threads N] [--requests N] [--without one|padded|…]
@@ -7,10 +7,10 @@ All contenders have the same random weights and threads, answer the same request
 all of them at once, but for ``one``, which is Baton again with a request at a time. ``continuous``
 is transformers' continuous batching, with paged attention by SDPA, which is what it has for a CPU:
 each step attends from all its tokens to all that its requests have in the cache, under a mask, so
-``--rows`` bounds how many requests those are. ``padded`` is its ``generate`` on batches of so many
-prompts of like length, each batch until its longest answer has ended. Counted are the tokens that
-were asked for, prompts' time included, in wall time and in CPU seconds. Answers are compared with
-those of Baton's: in FP32 they should be equal. Prints a table, and JSON as the last line.
+``--rows`` limits the number of requests. ``padded`` is its ``generate`` on batches of ``--rows``
+prompts of similar length, each batch until its longest answer has ended. Counts the requested
+tokens by wall time and by CPU seconds, including the prefill. Answers are compared with Baton's: in
+FP32 they should be equal. Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -39,10 +39,10 @@ from benchmarks.engine import SHAPES, shape_of, write_model
 from benchmarks.machine import SYSTEM_CLOCK, describe
 
 PROMPTS, ANSWERS = (16, 2048), (16, 256)
-"""Tokens, from and to: of prompts evenly in their logarithm, of answers evenly."""
+"""The ranges of lengths in tokens: log-uniform for prompts, uniform for answers."""
 
 KV_TOKENS = 2**16
-"""Room in each contender's cache: more than all requests take together."""
+"""The capacity of each contender's KV cache: more than all requests need together."""
 PAGE_TOKENS = 256
 STEP_TOKENS = 512
 
@@ -57,7 +57,7 @@ class WorkloadRequest:
 
 @dataclass(frozen=True)
 class ContenderRun:
-    """What one contender made of all requests."""
+    """The result of one contender over all requests."""
 
     wall_seconds: float
     cpu_seconds: float
@@ -73,7 +73,7 @@ class BatonBatching:
     def at_once(self, asked: Sequence[WorkloadRequest]) -> Answers:
         engine = self._engine()
         for index, each in enumerate(asked):
-            engine.add(_spec(index, each), Task.WHOLE)
+            engine.add(_spec(index, each), Task.PREFILL_AND_DECODE)
         answers: Answers = [[] for _ in asked]
         while engine.has_work():
             for output in engine.step().outputs:
@@ -84,7 +84,7 @@ class BatonBatching:
         return [self.at_once([each])[0] for each in asked]
 
     def _engine(self) -> Engine:
-        """With nothing in its cache."""
+        """Return an engine with an empty cache."""
         config = EngineConfig(
             block_tokens=16, max_model_tokens=4096, max_step_tokens=STEP_TOKENS, max_waiting=4096
         )
@@ -118,7 +118,8 @@ class TransformersBatching:
         self._rows = options.rows
 
     def continuous(self, asked: Sequence[WorkloadRequest]) -> Answers:
-        """Prefixes are not looked for: there are none."""
+        """Generate with transformers' continuous batching, without a prefix cache, as there are no
+        shared prefixes."""
         config = ContinuousBatchingConfig(
             page_size=PAGE_TOKENS,
             num_blocks=KV_TOKENS // PAGE_TOKENS,
@@ -192,7 +193,7 @@ def timed(
 
 
 def run(options: argparse.Namespace, asked: Sequence[WorkloadRequest]) -> Iterator[dict[str, Any]]:
-    """``equal``: answers that are the same as ours, all at once."""
+    """Run all contenders. ``equal`` is the number of answers that equal those of Baton's batch."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         write_model(path, options)
@@ -225,11 +226,13 @@ def run(options: argparse.Namespace, asked: Sequence[WorkloadRequest]) -> Iterat
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="50m")
-    parser.add_argument("--layers", type=int, default=0, help="fewer, to be done sooner; 0: all")
+    parser.add_argument(
+        "--layers", type=int, default=0, help="layers of the model; fewer take less time, 0: all"
+    )
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--requests", type=int, default=64)
-    parser.add_argument("--rows", type=int, default=16, help="of transformers' batches, at most")
+    parser.add_argument("--rows", type=int, default=16, help="size limit of transformers' batches")
     parser.add_argument("--without", nargs="+", default=[], choices=["continuous", "padded", "one"])
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args(arguments)

@@ -1,9 +1,9 @@
-"""A 1 + 1 cluster against the engine alone: time to first token, hand-off, start-up, memory.
+"""Compare a 1 + 1 cluster with the engine alone: TTFT, KV transfer, start-up, memory.
 
     python -m benchmarks.cluster [--model DIR] [--rounds N]
 
-Both sides take turns in one run, with prompts that no cache has seen. Prints a table, and
-JSON as the last line.
+Both sides take turns in one run, with prompts that are not cached. Prints a table, and JSON as the
+last line.
 """
 
 import argparse
@@ -32,7 +32,7 @@ ANSWER_TOKENS = 16
 
 
 class Alone:
-    """``baton generate``'s engine in this process."""
+    """The engine of ``baton generate``, in this process."""
 
     def __init__(self, model: Path) -> None:
         runner = ModelRunner.load(model, device="cpu", dtype="float32", pool_bytes=512 << 20)
@@ -48,7 +48,7 @@ class Alone:
         self._count = 0
 
     def times(self, prompt: list[int]) -> tuple[float, float]:
-        """Seconds to the first and to the second token."""
+        """Return the seconds to the first and to the second token."""
         self._count += 1
         spec = RequestSpec(
             RequestId(str(self._count)),
@@ -58,7 +58,7 @@ class Alone:
             SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_eos=True),
         )
         began, seen = SYSTEM_CLOCK(), []
-        self._engine.add(spec, Task.WHOLE)
+        self._engine.add(spec, Task.PREFILL_AND_DECODE)
         while self._engine.has_work():
             if self._engine.step().outputs:
                 seen.append(SYSTEM_CLOCK() - began)
@@ -68,7 +68,7 @@ class Alone:
 def cluster_times(
     client: httpx.Client, prompt: list[int]
 ) -> tuple[float, float, dict[str, dict[str, str]]]:
-    """Seconds to the first and second token over HTTP, and what became of the request."""
+    """Return the seconds to the first and second token over HTTP, and the request's explanation."""
     body = {
         "prompt": prompt,
         "max_tokens": ANSWER_TOKENS,
@@ -99,12 +99,12 @@ def time_to_first_token(
         for number in range(rounds + 1):
             prompts = chance.integers(3, vocabulary, size=(2, length)).tolist()
             reference = alone.times(prompts[0])
-            first, second, told = cluster_times(client, prompts[1])
+            first, second, explanation = cluster_times(client, prompts[1])
             if number:  # the first round warms up
                 ours.append(first)
                 theirs.append(reference[0])
                 gaps.append((second - first) - (reference[1] - reference[0]))
-                details = told["details"]
+                details = explanation["details"]
                 exposed.append(float(details["ship_exposed_seconds"]) / first)
                 seconds.append(float(details["ship_seconds"]))
                 size = int(details["bytes_shipped"])
@@ -124,8 +124,8 @@ def time_to_first_token(
 
 
 def memory_by_role(cluster: LocalCluster) -> dict[str, tuple[float, float]]:
-    """Resident megabytes: of the process itself, and of shared memory that it has touched, which
-    is the store's arena and the pools."""
+    """Return resident megabytes by role: private memory, and touched shared memory, which is the
+    store's arena and the KV pools."""
     found = {}
     for entry in cluster.status()["processes"]:
         lines = Path(f"/proc/{entry['pid']}/status").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Who computes the same model in ``benchmarks.engine``: kernels, llama.cpp, torch, transformers."""
+"""The contenders of ``benchmarks.engine``: our kernels, llama.cpp, torch and transformers."""
 
 import argparse
 import contextlib
@@ -29,29 +29,30 @@ PEER = Path(__file__).parent / "peers" / "llama.py"
 
 
 class EngineContender(Protocol):
-    """``shares_pool``: its KV lies in the pool that is there anyway."""
+    """An implementation of the model. ``shares_pool``: its KV is in the pool that exists anyway."""
 
     shares_pool: bool
 
     def prepare(self, work: BenchCase) -> str:
-        """For any number of ``take``. Says how it will be done, if there are ways."""
+        """Prepare a case, of which any number of steps can then be run. Return the method of
+        computation, if there are several."""
         ...
 
-    def take(self, count: int) -> ElapsedTime:
-        """Seconds of one step, in the mean of so many."""
+    def run_steps(self, count: int) -> ElapsedTime:
+        """Run ``count`` steps; return the mean time of one."""
         ...
 
-    def drop(self) -> None:
-        """Frees what ``prepare`` took."""
+    def free(self) -> None:
+        """Free what ``prepare`` allocated."""
         ...
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
-        """Of the last one, [vocabulary]."""
+        """Return the logits [vocabulary] of the last token."""
         ...
 
 
 class BatonEngine:
-    """Our engine. ``quantization`` is of the weights, as the setting has it."""
+    """Baton's engine. ``quantization`` is that of the weights, as in the setting."""
 
     shares_pool = True
 
@@ -60,7 +61,7 @@ class BatonEngine:
     ) -> None:
         config = load_model_config(path)
         stored = CheckpointWeights(path, config)
-        weights = stored if native else stored.on(CPU, pool.tensor.dtype)
+        weights = stored if native else stored.to_torch(CPU, pool.tensor.dtype)
         self._model: DecoderModel = make_model(config, weights, pool, quantization)
         self._pool = pool
         runner = ModelRunner(config, model_digest(path), self._model, pool)
@@ -68,19 +69,19 @@ class BatonEngine:
         self._step: Action = list
 
     def prepare(self, work: BenchCase) -> str:
-        self._step = self._stage.step(work)
+        self._step = self._stage.make_action(work)
         self._step()
         return ""
 
-    def take(self, count: int) -> ElapsedTime:
+    def run_steps(self, count: int) -> ElapsedTime:
         return time_mean(self._step, count)
 
-    def drop(self) -> None:
+    def free(self) -> None:
         pass
 
     @torch.inference_mode()
     def logits(self, tokens: list[int]) -> torch.Tensor:
-        row: Row = self._stage.prompt(tokens)
+        row: Row = self._stage.prompt_row(tokens)
         batch = pack_batch([row], self._pool.block_tokens, CPU)
         hidden = self._model.hidden(torch.tensor(tokens), batch)
         return self._model.logits(hidden, torch.tensor([len(tokens) - 1]))[0]
@@ -99,10 +100,10 @@ class TransformersEngine:
         self._step()
         return ""
 
-    def take(self, count: int) -> ElapsedTime:
+    def run_steps(self, count: int) -> ElapsedTime:
         return time_mean(self._step, count)
 
-    def drop(self) -> None:
+    def free(self) -> None:
         self._step = list
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
@@ -137,7 +138,8 @@ class TransformersEngine:
 
 
 class Llama:
-    """In another environment's interpreter (benchmarks/peers/llama.py), which times itself."""
+    """llama.cpp in the interpreter of another environment (benchmarks/peers/llama.py), which
+    measures its own times."""
 
     shares_pool = False
 
@@ -146,23 +148,23 @@ class Llama:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self.told = self._read()
+        self.description = self._read()
 
     def prepare(self, work: BenchCase) -> str:
         asked = {"kind": work.kind, "batch": work.batch, "context": work.context}
         return str(self._ask(prepare=asked))
 
-    def take(self, count: int) -> ElapsedTime:
+    def run_steps(self, count: int) -> ElapsedTime:
         return ElapsedTime(**self._ask(step=count))
 
-    def drop(self) -> None:
+    def free(self) -> None:
         self._ask(drop=True)
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
         return torch.tensor(self._ask(logits=tokens))
 
     def close(self) -> None:
-        """It leaves when its input ends, and removes what it wrote."""
+        """Close its input, upon which the process removes its files and ends."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -177,7 +179,7 @@ class Llama:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"llama.cpp's process is gone, with {self._process.wait()}")
+            raise SystemExit(f"llama.cpp's process ended with exit code {self._process.wait()}")
         return json.loads(line)
 
 
@@ -185,7 +187,8 @@ class Llama:
 def contenders(
     path: Path, options: argparse.Namespace, num_blocks: int
 ) -> Iterator[dict[str, EngineContender]]:
-    """By name; ours is the first, and one pool of ``num_blocks`` is that of all of ours."""
+    """Return the contenders by name. Baton is the first; all of Baton's variants share one pool of
+    ``num_blocks``."""
     dtype = getattr(torch, options.dtype)
     pool = _pool(load_model_config(path), dtype, num_blocks)
     found: dict[str, EngineContender] = {
@@ -197,7 +200,9 @@ def contenders(
         if options.llama is not None:
             llama = Llama(path, options.llama, options.threads)
             stack.callback(llama.close)
-            print(f"llama-cpp-python {llama.told['version']}: {llama.told['features']}")
+            print(
+                f"llama-cpp-python {llama.description['version']}: {llama.description['features']}"
+            )
             found["llama.cpp"] = llama
         if "torch" not in options.without:
             found["torch"] = BatonEngine(path, pool, options.seed, native=False)

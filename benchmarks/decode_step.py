@@ -1,12 +1,12 @@
-"""A step that writes one token of each answer: where its time goes.
+"""Measure where the time of a decode step goes.
 
     python -m benchmarks.decode_step [--model DIR | --shape 50m|0.6b] [--dtype float32|bfloat16]
                                      [--batches N …] [--context N] [--sampling NAME]
 
-A worker's own code from the engine's ``step()`` to the bytes of the message for its router, in one
-thread, so that each part's time is its own: ``schedule`` (who computes what), ``tensors`` (of the
+Runs a worker's own code from the engine's ``step()`` to the bytes of the message for its router, in
+one thread, so that each part can be timed alone: ``schedule`` (makes the plan), ``tensors`` (of the
 plan), ``model``, ``sample`` (logits to tokens), ``run else`` (the rest of the runner), ``apply``
-(what becomes of the requests), ``deliver`` (from the engine's result to the router's stream) and
+(updates the requests), ``deliver`` (from the engine's result to the router's stream) and
 ``encode``. Medians over the steps, in microseconds of that thread's CPU time. Prints a table, and
 JSON as the last line.
 """
@@ -67,7 +67,7 @@ WARM_STEPS = 20
 
 
 class StepProfiler:
-    """How long each call of what it watches takes, summed up per step."""
+    """Measures the time of each call of the watched functions, summed up per step."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -89,8 +89,8 @@ class StepProfiler:
         for place, name, inner in self._kept:
             setattr(place, name, inner)
 
-    def take(self) -> dict[str, float]:
-        """Of one step, each part without those within it."""
+    def pop_step_seconds(self) -> dict[str, float]:
+        """Return the times of one step, each part without the parts nested in it."""
         seconds, self.seconds = self.seconds, defaultdict(float)
         within = seconds["tensors"] + seconds["model"] + seconds["sample"]
         seconds["run else"] = seconds["run"] - within
@@ -99,7 +99,7 @@ class StepProfiler:
 
 
 class InlineEngineHandle:
-    """An engine's door that runs each command at once."""
+    """An engine handle that runs each command immediately, in the calling thread."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -114,19 +114,19 @@ class InlineEngineHandle:
 class NoStore:
     bytes_per_second: float | None = None
 
-    async def find(self, spec: RequestSpec, keys: Sequence[BlockKey]) -> PrefixFetch:
+    async def find_prefix(self, spec: RequestSpec, keys: Sequence[BlockKey]) -> PrefixFetch:
         return PrefixFetch(spec.request_id)
 
-    async def extend(self, extension: PrefixFetch, num_cached: int) -> None:
+    async def fetch_prefix(self, extension: PrefixFetch, num_cached: int) -> None:
         raise AssertionError("nothing was found")
 
-    def follow(self, extension: PrefixFetch) -> None:
+    def start_split_fetch(self, extension: PrefixFetch) -> None:
         pass
 
-    def note_step(self, result: StepResult) -> None:
+    def record_step(self, result: StepResult) -> None:
         pass
 
-    async def hand_over(self) -> None:
+    async def publish_remaining(self) -> None:
         pass
 
     async def run(self) -> None:
@@ -144,7 +144,7 @@ def make_engine(runner: ModelRunner, pipeline: PlanExecutor | None = None) -> En
         kv_dtype=runner.kv_dtype,
         eos_token_ids=frozenset(),
         clock=CLOCK,
-        pipeline=pipeline,
+        executor=pipeline,
     )
 
 
@@ -156,12 +156,13 @@ def make_worker(runner: ModelRunner, engine: Engine, door: EngineHandle) -> Work
     name = "w"
     return Worker(
         WorkerId(name), Incarnation(1), WorkerConfig(), door, intake, NoStore(), layout, {},
-        engine.keys, "", "here", CLOCK, witness=WorkerTelemetry(name, CollectorRegistry(), CLOCK),
+        engine.key_hasher, "", "here", CLOCK,
+        telemetry=WorkerTelemetry(name, CollectorRegistry(), CLOCK),
     )  # fmt: skip
 
 
-def watched(runner: ModelRunner, engine: Engine, worker: Worker) -> StepProfiler:
-    """``engine`` and ``worker``, and what they call."""
+def profile(runner: ModelRunner, engine: Engine, worker: Worker) -> StepProfiler:
+    """Return a profiler of ``engine``, ``worker`` and the functions that they call."""
     watch = StepProfiler()
     watch.watch(engine, "step", "step")
     watch.watch(engine._scheduler, "schedule", "schedule")
@@ -186,7 +187,7 @@ async def submit(
             RequestId(f"request-{index}"), Epoch(1), tuple(map(TokenId, tokens)), len(tokens),
             sampling,
         )  # fmt: skip
-        stream.submit(spec, Task.WHOLE, None)
+        stream.submit(spec, Task.PREFILL_AND_DECODE, None)
     await asyncio.sleep(0)
     return stream
 
@@ -198,28 +199,28 @@ async def _steps(
     watch: StepProfiler,
     options: argparse.Namespace,
 ) -> list[dict[str, float]]:
-    """Each step's parts, once all prompts are read."""
+    """Yield the parts' times of each step, once all prompts are prefilled."""
     while engine.stats().queued_tokens or engine.stats().waiting:
         worker.on_step(engine.step())
-    await stream.outputs()
-    watch.take()
+    await stream.next_outputs()
+    watch.pop_step_seconds()
     seen = []
     for _ in range(WARM_STEPS + options.steps):
         worker.on_step(engine.step())
-        outputs = await stream.outputs()
+        outputs = await stream.next_outputs()
         began = thread_time()
         message = pb.WorkerMessage(outputs=[output_to_proto(output) for output in outputs])
         message.SerializeToString()
         watch.seconds["encode"] += thread_time() - began
-        seen.append(watch.take())
+        seen.append(watch.pop_step_seconds())
     return seen[WARM_STEPS:]
 
 
 async def measure(runner: ModelRunner, batch: int, options: argparse.Namespace) -> dict[str, float]:
-    """Seconds of each part."""
+    """Return the median seconds of each part."""
     engine = make_engine(runner)
     worker = make_worker(runner, engine, InlineEngineHandle(engine))
-    watch = watched(runner, engine, worker)
+    watch = profile(runner, engine, worker)
     running = asyncio.create_task(worker.run())
     await asyncio.sleep(0)
     stream = await submit(worker, batch, runner.model_config.vocab_size, options)
@@ -247,12 +248,14 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield {"batch": batch, **{part: seconds * 1e6 for part, seconds in parts.items()}}
 
 
-def parser_of(told: str | None, steps: int) -> argparse.ArgumentParser:
-    """Which model decodes, and how; ``told`` is the benchmark's docstring."""
+def make_parser(told: str | None, steps: int) -> argparse.ArgumentParser:
+    """Return a parser with the options for the model; ``told`` is the benchmark's docstring."""
     parser = argparse.ArgumentParser(description=(told or "").split("\n")[0])
     parser.add_argument("--model", type=Path, default=DEMO_MODEL)
     parser.add_argument("--shape", choices=SHAPES, help="random weights instead of --model")
-    parser.add_argument("--layers", type=int, default=0, help="fewer, to be done sooner; 0: all")
+    parser.add_argument(
+        "--layers", type=int, default=0, help="layers of the model; fewer take less time, 0: all"
+    )
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="float32")
     parser.add_argument("--on", choices=["auto", "on", "off"], default="auto", help="kernels")
     parser.add_argument("--threads", type=int, default=1)
@@ -265,7 +268,7 @@ def parser_of(told: str | None, steps: int) -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str]) -> int:
-    options = parser_of(__doc__, steps=150).parse_args(arguments)
+    options = make_parser(__doc__, steps=150).parse_args(arguments)
     torch.set_num_threads(options.threads)
     told = {**describe(), **vars(options), "model": str(options.model)}
     print(told, "µs of a step", sep="\n")

@@ -1,21 +1,21 @@
-"""The engine on a CPU: prefill and decode by our kernels, beside llama.cpp, torch and transformers.
+"""Compare prefill and decode on a CPU: our kernels, llama.cpp, torch and transformers.
 
     python -m benchmarks.engine [--shape 50m|0.6b] [--layers N] [--dtype bfloat16|float32]
                                 [--threads N] [--rounds N] [--contexts …] [--batches …]
                                 [--llama PYTHON] [--without torch transformers] [--most-gib G]
                                 [--quantized int8 int4] [--instructions avx512|avx2]
 
-All have the same random weights, which is seen from their logits, and take turns, one after the
-other, in each round; the figures are medians. Two times are told: the wall clock's, which is what a
-user waits, and CPU seconds of all threads, which what else the machine does falsifies less. KV of a
-decode's context is noise in ours and transformers', and one prompt's in llama.cpp's: what it says
-takes no time. Beside the figures stand the ceilings of the same run: products that stay in
-registers, and reads of memory that lies in order, by as many threads at once.
+All have the same random weights, which their logits confirm, and take turns in each round; the
+figures are medians. Two times are reported: the wall-clock time, which is what a user waits, and
+CPU seconds of all threads, which other load on the machine distorts less. The KV of a decode's
+context is noise in ours and transformers', and that of one prompt in llama.cpp's: its values do not
+affect the time. The ceilings of the same run are printed too: products that stay in registers, and
+sequential memory reads, by the same number of threads.
 
 ``--llama`` is the interpreter of another environment that has llama-cpp-python and gguf
-(benchmarks/peers/llama.py). All KV and weights together take ``--most-gib`` at most: who comes
-later in the list is left out of a work that is too large, and of one that is too large for anybody,
-everybody. ``--instructions`` has our kernels compute as on a processor with no more than these.
+(benchmarks/peers/llama.py). All KV and weights together take ``--most-gib`` at most: contenders
+that don't fit are left out of a case, the later ones in the list first; a case that fits for none
+is left out. ``--instructions`` limits our kernels to the instruction set of a smaller processor.
 Prints a table, and JSON as the last line.
 """
 
@@ -38,7 +38,7 @@ from baton.engine.bench.ceilings import MeasuredCeilings, measure_ceilings
 from baton.engine.bench.memory_fit import GIB, kv_bytes
 from baton.engine.bench.roofline_demand import ElementSizes, num_weights, roofline_demand
 from baton.engine.bench.stopwatch import ElapsedTime, median_time
-from baton.engine.native.processor import INSTRUCTION_SETS, limited_to
+from baton.engine.native.processor import INSTRUCTION_SETS, limit_instruction_set
 from benchmarks.contenders import BLOCK_TOKENS, EngineContender, contenders
 from benchmarks.machine import describe
 
@@ -48,22 +48,24 @@ SHAPES = {
 }
 """Layers, hidden and intermediate size, heads, KV heads, head size, vocabulary."""
 
-ALIKE = {"bfloat16": 0.03, "float32": 1e-4}
-"""How far logits may be apart, by the length of both vectors' difference against ours. llama.cpp
-keeps KV in FP16, and rounds elsewhere."""
+MAX_LOGITS_DIFFERENCE = {"bfloat16": 0.03, "float32": 1e-4}
+"""The largest allowed difference of logits: the norm of the difference relative to our logits'
+norm. llama.cpp keeps KV in FP16, and rounds at other places."""
 
-QUANTIZED = {"int8": 0.1, "int4": 0.5}
-"""The same for ours with weights in fewer bits: random weights are harder to keep than trained."""
+MAX_QUANTIZED_DIFFERENCE = {"int8": 0.1, "int4": 0.5}
+"""The same for our quantized weights: random weights lose more by quantization than trained
+ones."""
 
 TURN_SECONDS = 0.2
-"""Of ours: short steps are done several times in a turn, since the first finds cold caches."""
+"""The time of one turn of our kernels, in which short steps are repeated, since the first one finds
+cold caches."""
 
 PROMPT = [1 + 37 * n % 1000 for n in range(48)]
 
 
 @dataclass(frozen=True)
 class EngineComparison:
-    """One work. ``ways``: what a contender says of how it computed."""
+    """The results of one case. ``ways``: each contender's method of computation."""
 
     figures: dict[str, BenchResult]
     ways: dict[str, str]
@@ -74,15 +76,15 @@ class EngineComparison:
         return self.figures["kernels"]
 
     def as_dict(self) -> dict[str, object]:
-        spent = {name: asdict(figure.spent) for name, figure in self.figures.items()}
+        spent = {name: asdict(figure.elapsed) for name, figure in self.figures.items()}
         return {
             **self.ours.as_dict(),
-            "cpu_share_of_roof": self.ours.cpu_share,
+            "cpu_share_of_roof": self.ours.cpu_roofline_share,
             "ceilings": asdict(self.ours.ceilings),
             "quantized_shares_of_roof": {
-                name: {"wall": each.share, "cpu": each.cpu_share}
+                name: {"wall": each.roofline_share, "cpu": each.cpu_roofline_share}
                 for name, each in self.figures.items()
-                if name in QUANTIZED
+                if name in MAX_QUANTIZED_DIFFERENCE
             },
             "seconds_by_contender": spent,
             "times_as_fast": {
@@ -93,10 +95,10 @@ class EngineComparison:
         }
 
     def ratios(self) -> dict[str, tuple[float, float]]:
-        """How many times as fast as each other contender ours is, by wall clock and by CPU."""
-        ours = self.ours.spent
+        """Return our speed relative to each other contender, by wall clock and by CPU time."""
+        ours = self.ours.elapsed
         return {
-            name: (each.spent.wall / ours.wall, each.spent.cpu / ours.cpu)
+            name: (each.elapsed.wall / ours.wall, each.elapsed.cpu / ours.cpu)
             for name, each in self.figures.items()
             if name != "kernels"
         }
@@ -118,14 +120,14 @@ def run(path: Path, options: argparse.Namespace) -> Iterator[EngineComparison]:
         check_logits(everybody, options.dtype)
         room = budget - len(everybody) * weights
         for work in possible:
-            some = who_fits(everybody, kv_bytes(work, config, dtype), room)
+            some = contenders_that_fit(everybody, kv_bytes(work, config, dtype), room)
             yield measure_line(work, some, config, options, tuple(everybody.keys() - some.keys()))
 
 
-def who_fits(
+def contenders_that_fit(
     everybody: dict[str, EngineContender], kv: int, room: float
 ) -> dict[str, EngineContender]:
-    """In their order; the pool is there anyway."""
+    """Select, in their order, the contenders that fit into memory; the pool exists anyway."""
     found, used = {}, kv
     for name, each in everybody.items():
         needed = 0 if each.shares_pool else kv
@@ -144,15 +146,18 @@ def measure_line(
 ) -> EngineComparison:
     ways = {name: each.prepare(work) for name, each in some.items()}
     times: dict[str, list[ElapsedTime]] = {name: [] for name in some}
-    count = max(1, int(TURN_SECONDS / some["kernels"].take(1).wall))
+    count = max(1, int(TURN_SECONDS / some["kernels"].run_steps(1).wall))
     for _ in range(options.rounds):
         for name, each in some.items():
-            times[name].append(each.take(count))
+            times[name].append(each.run_steps(count))
     for each in some.values():
-        each.drop()
+        each.free()
     dtype = getattr(torch, options.dtype)
     ceilings: MeasuredCeilings = measure_ceilings(torch.device("cpu"), dtype, options.threads)
-    widths = {name: ElementSizes.of(dtype, name if name in QUANTIZED else "none") for name in times}
+    widths = {
+        name: ElementSizes.for_formats(dtype, name if name in MAX_QUANTIZED_DIFFERENCE else "none")
+        for name in times
+    }
     figures = {
         name: BenchResult(
             work, median_time(each), roofline_demand(work, config, widths[name]), ceilings
@@ -163,19 +168,19 @@ def measure_line(
 
 
 def check_logits(everybody: dict[str, EngineContender], dtype: str) -> None:
-    """That all compute the same model. Ends the run if one does not."""
+    """Check that all compute the same model. Ends the run if one does not."""
     found = {name: each.logits(PROMPT) for name, each in everybody.items()}
     ours = found.pop("kernels")
     for name, theirs in found.items():
         apart = ((ours - theirs).norm() / ours.norm()).item()
         best, their_best = int(ours.argmax()), int(theirs.argmax())
-        most = QUANTIZED.get(name, ALIKE[dtype])
+        most = MAX_QUANTIZED_DIFFERENCE.get(name, MAX_LOGITS_DIFFERENCE[dtype])
         print(
             f"logits of {name}: {apart:.1e} apart from ours, best token {their_best} (ours {best})"
         )
         near = (ours[best] - ours[their_best]).item() <= most * ours[best].abs().item()
         if not (apart <= most and near):
-            raise SystemExit(f"{name} computes another model")
+            raise SystemExit(f"{name} computes a different model")
 
 
 def shape_of(options: argparse.Namespace) -> tuple[int, ...]:
@@ -195,7 +200,7 @@ def write_model(path: Path, options: argparse.Namespace) -> None:
     model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, options.dtype))
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if name.endswith("norm.weight"):  # ones: whether each went to its place can't be seen
+            if name.endswith("norm.weight"):  # ones, so swapped norms would go unnoticed
                 weight.mul_(1 + 0.2 * torch.randn(weight.shape))
     model.save_pretrained(path)
 
@@ -203,15 +208,17 @@ def write_model(path: Path, options: argparse.Namespace) -> None:
 def show(line: EngineComparison) -> None:
     ours = line.ours
     parts = [
-        f"{ours.work!s:22} {ours.tokens_per_second:9,.1f} tokens/s "
-        f"({ours.work.num_tokens / ours.spent.cpu:9,.1f} a CPU second)"
+        f"{ours.case!s:22} {ours.tokens_per_second:9,.1f} tokens/s "
+        f"({ours.case.num_tokens / ours.elapsed.cpu:9,.1f} a CPU second)"
     ]
     parts += [f"÷ {n} {wall:5.2f} ({cpu:5.2f})" for n, (wall, cpu) in line.ratios().items()]
-    parts.append(f"{ours.share:4.0%} ({ours.cpu_share:4.0%}) of what {ours.bound} allow")
+    parts.append(
+        f"{ours.roofline_share:4.0%} ({ours.cpu_roofline_share:4.0%}) of what {ours.bound} allow"
+    )
     parts += [
-        f"{name} {each.share:4.0%} ({each.cpu_share:4.0%}) of its own"
+        f"{name} {each.roofline_share:4.0%} ({each.cpu_roofline_share:4.0%}) of its own"
         for name, each in line.figures.items()
-        if name in QUANTIZED
+        if name in MAX_QUANTIZED_DIFFERENCE
     ]
     parts += [f"{name}: {way}" for name, way in line.ways.items()]
     if line.left_out:
@@ -222,7 +229,9 @@ def show(line: EngineComparison) -> None:
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="50m")
-    parser.add_argument("--layers", type=int, default=0, help="fewer, to be done sooner; 0: all")
+    parser.add_argument(
+        "--layers", type=int, default=0, help="layers of the model; fewer take less time, 0: all"
+    )
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
@@ -230,7 +239,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--llama", type=Path, help="an interpreter that has llama-cpp-python")
     parser.add_argument("--without", nargs="+", choices=["torch", "transformers"], default=[])
-    parser.add_argument("--quantized", nargs="+", choices=QUANTIZED, default=[])
+    parser.add_argument("--quantized", nargs="+", choices=MAX_QUANTIZED_DIFFERENCE, default=[])
     parser.add_argument(
         "--instructions", choices=INSTRUCTION_SETS, default=next(iter(INSTRUCTION_SETS))
     )
@@ -242,17 +251,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
     torch.set_num_threads(options.threads)
-    told = {**describe(), **vars(options), "llama": str(options.llama or "")}
-    print(told, "by the wall clock, and in CPU seconds in brackets", sep="\n", flush=True)
+    header = {**describe(), **vars(options), "llama": str(options.llama or "")}
+    print(header, "by the wall clock, and in CPU seconds in brackets", sep="\n", flush=True)
     lines = []
-    with tempfile.TemporaryDirectory() as folder, limited_to(options.instructions):
+    with tempfile.TemporaryDirectory() as folder, limit_instruction_set(options.instructions):
         write_model(Path(folder), options)
         for line in run(Path(folder), options):
             lines.append(line)
             show(line)
     ceilings = lines[-1].ours.ceilings
     print(f"ceilings: {asdict(ceilings)}")
-    print(json.dumps({**told, "lines": [line.as_dict() for line in lines]}))
+    print(json.dumps({**header, "lines": [line.as_dict() for line in lines]}))
     return 0
 
 

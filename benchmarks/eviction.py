@@ -1,12 +1,12 @@
-"""A trace replayed through the store's own eviction policies, beside plain LRU and the optimum.
+"""Replay a trace through the store's eviction policies, plain LRU and the optimal policy.
 
     python -m benchmarks.eviction [--trace FILE] [--json]
 
-Tokens of prefill saved, of all prompt tokens. The trace has a request per line, its blocks of 512
-tokens by ``hash_ids``; the last one is partial where ``input_length`` is no multiple of 512. Baton
-stores full blocks only, since a partial one has no key; plain LRU, the reference, stores all. A
-block counts only when all before it in its request are there, too. Prints a table and JSON as the
-last line; with ``--json`` that line only.
+Measures the share of prompt tokens whose prefill is saved. The trace has a request per line, its
+blocks of 512 tokens by ``hash_ids``; the last one is partial if ``input_length`` is no multiple of
+512. Baton stores full blocks only, since a partial one has no key; plain LRU, the reference, stores
+all. A block counts only when all blocks before it in its request are stored, too. Prints a table
+and JSON as the last line; with ``--json`` that line only.
 """
 
 import argparse
@@ -24,14 +24,14 @@ from kvstore.eviction import EVICTION_POLICIES, EvictionPolicy, new_eviction_pol
 
 BLOCK_TOKENS = 512
 CAPACITIES = (1_000, 10_000, 30_000, 50_000, None)
-"""In blocks; None is without a bound."""
+"""Capacities in blocks; None is unlimited."""
 
 TRACE = Path(__file__).parents[2] / "shared" / "traces" / "conversation_trace.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class TracePrompt:
-    """``keys`` of all its blocks; the first ``num_full`` are full."""
+    """A prompt as the ``keys`` of its blocks, of which the first ``num_full`` are full."""
 
     keys: tuple[BlockKey, ...]
     num_tokens: int
@@ -41,13 +41,13 @@ class TracePrompt:
         return self.num_tokens // BLOCK_TOKENS
 
     def tokens_of(self, num_blocks: int) -> int:
-        """Of its first blocks."""
+        """Return the number of tokens in the first blocks."""
         return min(num_blocks * BLOCK_TOKENS, self.num_tokens)
 
 
 @dataclass(slots=True)
-class Saved:
-    """What a replay found in its cache."""
+class CacheHits:
+    """The cache hits of a replay."""
 
     blocks: int = 0
     tokens: int = 0
@@ -67,9 +67,12 @@ def read_trace(path: Path) -> list[TracePrompt]:
     return prompts
 
 
-def replay(prompts: Sequence[TracePrompt], policy: EvictionPolicy, capacity: int | None) -> Saved:
-    """As the store does it: a request's own blocks are held while it makes room for its rest."""
-    saved, stored = Saved(), set[BlockKey]()
+def replay(
+    prompts: Sequence[TracePrompt], policy: EvictionPolicy, capacity: int | None
+) -> CacheHits:
+    """Replay as the store does: a request's blocks are pinned while others are evicted to store its
+    missing ones."""
+    saved, stored = CacheHits(), set[BlockKey]()
     for prompt in prompts:
         policy.tick()
         keys = prompt.keys[: prompt.num_full]
@@ -78,8 +81,8 @@ def replay(prompts: Sequence[TracePrompt], policy: EvictionPolicy, capacity: int
         held = []
         for depth, key in enumerate(keys):
             if key in stored:
-                policy.use(key)
-                policy.hold(key)
+                policy.record_use(key)
+                policy.mark_in_use(key)
             elif capacity is None or len(stored) < capacity or _evict(policy, stored):
                 policy.admit(key, depth)
                 stored.add(key)
@@ -87,23 +90,23 @@ def replay(prompts: Sequence[TracePrompt], policy: EvictionPolicy, capacity: int
                 break
             held.append(key)
         for key in reversed(held):
-            policy.release(key)
+            policy.mark_evictable(key)
     return saved
 
 
 def _evict(policy: EvictionPolicy, stored: set[BlockKey]) -> bool:
-    victim = policy.victim()
+    victim = policy.next_victim()
     if victim is None:
         return False
-    policy.forget(victim)
+    policy.remove(victim)
     stored.remove(victim)
     return True
 
 
-def plain_lru(prompts: Sequence[TracePrompt], capacity: int | None) -> Saved:
-    """The reference, which knows nothing of the store's code: all blocks, the partial ones too,
-    touched last to first; then the overflow goes, least recent first."""
-    saved, stored = Saved(), OrderedDict[BlockKey, None]()
+def plain_lru(prompts: Sequence[TracePrompt], capacity: int | None) -> CacheHits:
+    """Replay with LRU, independently of the store's code: store all blocks, also partial ones,
+    touched last to first; then evict the overflow, least recently used first."""
+    saved, stored = CacheHits(), OrderedDict[BlockKey, None]()
     for prompt in prompts:
         keys = prompt.keys
         num_hits = next((i for i, key in enumerate(keys) if key not in stored), len(keys))
@@ -116,15 +119,16 @@ def plain_lru(prompts: Sequence[TracePrompt], capacity: int | None) -> Saved:
     return saved
 
 
-def optimum(prompts: Sequence[TracePrompt], capacity: int | None) -> Saved:
-    """Belady: whose next use is farthest goes, and whoever is never used again is not stored."""
+def optimum(prompts: Sequence[TracePrompt], capacity: int | None) -> CacheHits:
+    """Replay with Belady's policy: evict the block whose next use is farthest; don't store blocks
+    that are never used again."""
     uses: dict[BlockKey, list[int]] = {}
     for index, prompt in enumerate(prompts):
         for key in prompt.keys:
             uses.setdefault(key, []).append(index)
     for times in uses.values():
         times.reverse()
-    saved, stored = Saved(), dict[BlockKey, int]()
+    saved, stored = CacheHits(), dict[BlockKey, int]()
     farthest: list[tuple[int, int, BlockKey]] = []
     for prompt in prompts:
         keys = prompt.keys
@@ -144,11 +148,11 @@ def optimum(prompts: Sequence[TracePrompt], capacity: int | None) -> Saved:
 
 
 Rows = dict[str, dict[str, float]]
-"""By row and capacity: a share of all tokens or, where the row's name says so, of all blocks."""
+"""By row and capacity: the share of all tokens or, if the row's name says so, of all blocks."""
 
 
 def measure(prompts: Sequence[TracePrompt]) -> Rows:
-    """Everything at every capacity; progress goes to stderr."""
+    """Replay all policies at every capacity; progress goes to stderr."""
     num_tokens = sum(prompt.num_tokens for prompt in prompts)
     num_blocks = sum(len(prompt.keys) for prompt in prompts)
     rows: Rows = {}

@@ -1,12 +1,12 @@
-"""Answers admitted by the memory that they will need, beside room for their prompts alone.
+"""Compare admission by the predicted KV memory of answers with admission by their prompts alone.
 
     python -m benchmarks.forecast [--seeds N] [--json]
 
-Virtual time: the production engine over a runner that computes nothing and takes as long as a GPU
-would. Requests are whole (prompt and answer in one worker) and all of the same tenant; prompts and
-answers are log-normal (medians 600 and 250 tokens), and ``max_tokens`` is 4096, so that all that is
-known of an answer are those before it. The pool is too small for all that come: who answers without
-room to finish is preempted, and computed again. ``computed`` is all that was, by what was needed.
+In virtual time: the production engine with a runner that computes nothing and takes as long as a
+GPU would. Requests are prefilled and decoded in one worker, and all of the same tenant; prompts and
+answers are log-normal (medians 600 and 250 tokens), and ``max_tokens`` is 4096, so that lengths can
+only be predicted from earlier answers. The pool is too small for all requests: one that runs out of
+memory is preempted and recomputed. ``computed`` is the ratio of computed to needed tokens.
 
 Prints a table, and JSON as the last line; with ``--json`` that line only.
 """
@@ -37,7 +37,7 @@ BLOCK_TOKENS = 16
 NUM_REQUESTS = 1500
 EOS, WORD = TokenId(3), TokenId(7)
 CASES = ((2000, 8.0), (4000, 12.0), (8000, 20.0))
-"""Blocks of the pool, and arrivals a second."""
+"""(blocks of the pool, arrivals per second)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ScriptedRequest:
 
 @dataclass(frozen=True, slots=True)
 class MemoryAdmissionRow:
-    """Means over seeds. Seconds; ``gap`` is between two tokens of an answer."""
+    """One row of the table: means over seeds, in seconds; ``gap`` is the inter-token latency."""
 
     num_blocks: int
     forecast: bool
@@ -66,7 +66,7 @@ class MemoryAdmissionRow:
 
 
 class ScriptedRunner(FakeRunner):
-    """Checks every plan, computes nothing, ends each answer where the script says."""
+    """Checks every plan, computes nothing, and ends each answer where the script says."""
 
     def __init__(self, clock: ManualClock, num_blocks: int, asks: list[ScriptedRequest]) -> None:
         super().__init__(num_blocks, BLOCK_TOKENS)
@@ -101,7 +101,7 @@ def run(seed: int, num_blocks: int, rate: float, forecast: bool) -> MemoryAdmiss
     asks, clock = workload(seed, rate), ManualClock()
     config = EngineConfig(
         block_tokens=BLOCK_TOKENS, max_model_tokens=16_384, max_step_tokens=2048,
-        max_running=256, max_waiting=NUM_REQUESTS, forecast=forecast,
+        max_running=256, max_waiting=NUM_REQUESTS, forecasts_memory=forecast,
     )  # fmt: skip
     engine = Engine(
         ScriptedRunner(clock, num_blocks, asks), config, model_digest=b"", kv_dtype="none",
@@ -115,7 +115,7 @@ def run(seed: int, num_blocks: int, rate: float, forecast: bool) -> MemoryAdmiss
         if not engine.has_work():
             clock.advance(max(0.0, coming[-1][1].at_seconds - clock.monotonic()))
         while coming and coming[-1][1].at_seconds <= clock.monotonic():
-            engine.add(_spec(*coming.pop()), Task.WHOLE)
+            engine.add(_spec(*coming.pop()), Task.PREFILL_AND_DECODE)
         result = engine.step()
         computed += result.work.num_tokens if result.work is not None else 0
         now = clock.monotonic()
@@ -141,7 +141,7 @@ def _spec(number: int, ask: ScriptedRequest) -> RequestSpec:
     tokens = (TokenId(1000 + number), *rest)
     return RequestSpec(
         RequestId(str(number)), Epoch(1), tokens, len(tokens), SamplingParams(max_tokens=4096),
-        first_token_seconds=2.0,
+        ttft_slo_seconds=2.0,
     )  # fmt: skip
 
 

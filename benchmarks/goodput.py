@@ -1,16 +1,16 @@
-"""How much traffic each placement policy serves within the SLO, on a trace and on made-up traffic.
+"""Compare the goodput of placement policies in simulation, on a trace and on synthetic traffic.
 
     python -m benchmarks.goodput --trace FILE [--only 8+8 …] [--policies baton,…] [--processes 2]
 
 H100 workers with Qwen3-8B (prefill at half of the peak, decode at 0.7 of the bandwidth), 0.35
-million tokens of KV on each device and 3 million in each host's DRAM. SLO: first token within 2 s
-and the prompt's own time with an empty cache; 50 ms between tokens in the mean. Goodput is at the
+million tokens of KV on each device and 3 million in each host's DRAM. SLO: a TTFT of 2 s plus the
+prompt's prefill time with an empty cache, and a mean inter-token latency of 50 ms. Goodput is the
 highest rate at which 90 % of the requests meet both. One seed tries every rate of a grid, then of a
-finer one; around what it finds, four others are tried, in a wider range for made-up traffic, of
-which each seed makes another; figures are medians. Prints tables, and JSON as the last line.
+finer one; around its result, four other seeds are tried, in a wider range for synthetic traffic,
+since each seed generates another; figures are medians. Prints tables, and JSON as the last line.
 
-``as deployed`` gives the rivals what their publications have: prompts first come first served, and
-no prefix from a peer's store (but for Mooncake's). Else all have Baton's workers.
+``as deployed`` simulates the other policies as published: prompts first come first served, and no
+prefix from a peer's store (except Mooncake's). Otherwise all have Baton's workers.
 """
 
 import argparse
@@ -41,12 +41,12 @@ from simulator.roofline import roofline
 
 SEEDS = (1, 2, 3, 4, 5)
 GRID_STEPS = (1.25, 1.05)
-NEAR = (0.95, 0.97, 0.99, 1.01, 1.03, 1.05)
-"""Of the first seed's rate: what the other seeds try."""
+NEARBY_RATES = (0.95, 0.97, 0.99, 1.01, 1.03, 1.05)
+"""The rates that the other seeds try, relative to the first seed's result."""
 
 WIDE = tuple(1.1**power for power in range(-4, 5))
-FINER = (1.03, 1.06)
-"""The same for made-up traffic, and between the best of these and the next."""
+FINER_RATES = (1.03, 1.06)
+"""The same for synthetic traffic, and between the best of these and the next."""
 
 OVERLOAD = 1.5
 REPORT_SECONDS = (0.0, 0.1, 1.0, 5.0)
@@ -54,7 +54,7 @@ REPORT_SECONDS = (0.0, 0.1, 1.0, 5.0)
 
 @dataclass(frozen=True, slots=True)
 class GoodputCase:
-    """``low`` and ``high`` bound the rates that are tried, per second. ``kind`` names made-up
+    """A load. ``low`` and ``high`` limit the rates to try, per second. ``kind`` names synthetic
     traffic; empty: the trace."""
 
     name: str
@@ -78,7 +78,7 @@ class GoodputCase:
             device_tokens=350_000,
             node_tokens=3_000_000,
             link=LinkSpeed(self.link, 50e9),
-            order="fcfs" if rival else "deadline",
+            prefill_order="fcfs" if rival else "deadline",
             peer_fetch=not rival or policy.startswith("min_ttft"),
         )
 
@@ -87,7 +87,7 @@ class GoodputCase:
             return TRACE_GENERATORS[self.kind](self.num_requests, rate, seed, 1.0)
         assert trace is not None
         known = _jittered(trace, seed)
-        own = len(known.arrivals) / known.arrivals[-1].at_seconds
+        own = len(known.requests) / known.requests[-1].arrival_seconds
         return scale_rate(known, rate / own)
 
 
@@ -130,20 +130,20 @@ def run(
         setting.config(policy), report_seconds=report_seconds, num_conductors=num_conductors
     )
     cluster = SimulatedCluster(config, traffic, place)
-    cluster.run(min_hopeless_misses(len(traffic.arrivals)) if give_up else None)
+    cluster.run(min_hopeless_misses(len(traffic.requests)) if give_up else None)
     return cluster
 
 
-def searched(setting: GoodputCase, policy: str, trace: Path | None) -> dict[str, Any]:
-    """Goodput, and what else there is to tell of the run with the median goodput."""
+def search_goodput(setting: GoodputCase, policy: str, trace: Path | None) -> dict[str, Any]:
+    """Return the goodput, and the other figures of the run with the median goodput."""
     began = SYSTEM_CLOCK()
     runs: Callable[[float, int], SimulatedCluster] = partial(run, setting, policy, trace, True)
     found = [_of_first_seed(setting, runs)]
-    near = [found[0].rate_rps * factor for factor in (WIDE if setting.kind else NEAR)]
+    near = [found[0].rate_rps * factor for factor in (WIDE if setting.kind else NEARBY_RATES)]
     for seed in SEEDS[1:] if found[0].rate_rps else ():
         best = _best(runs, near, seed)
         if setting.kind and best.rate_rps:
-            finer = _best(runs, [best.rate_rps * factor for factor in FINER], seed)
+            finer = _best(runs, [best.rate_rps * factor for factor in FINER_RATES], seed)
             best = max(best, finer, key=lambda each: each.rate_rps)
         found.append(best)
     rate = statistics.median(each.rate_rps for each in found)
@@ -162,7 +162,7 @@ def searched(setting: GoodputCase, policy: str, trace: Path | None) -> dict[str,
 def _of_first_seed(
     setting: GoodputCase, runs: Callable[[float, int], SimulatedCluster]
 ) -> SeedGoodput:
-    """The whole range coarsely, then around the best of it finely."""
+    """Search the whole range coarsely, then finely around the best rate."""
     coarse = rates_between(setting.low, setting.high, GRID_STEPS[0])
     met = [rate for rate in coarse if _attained(runs, rate, SEEDS[0])]
     if not met:
@@ -174,7 +174,7 @@ def _of_first_seed(
 def _best(
     runs: Callable[[float, int], SimulatedCluster], rates: Sequence[float], seed: int
 ) -> SeedGoodput:
-    """The highest of ``rates`` that is attained; 0 when none is."""
+    """Return the highest of ``rates`` that meets the SLO; 0 when none does."""
     best = SeedGoodput(seed, 0.0, 0.0, 0.0)
     for rate in sorted(rates):
         found = _attained(runs, rate, seed)
@@ -187,14 +187,14 @@ def _attained(
     runs: Callable[[float, int], SimulatedCluster], rate: float, seed: int
 ) -> SimulationResult | None:
     cluster = runs(rate, seed)
-    if cluster.gave_up:
+    if cluster.stopped_early:
         return None
     outcome = summarize(cluster)
     return outcome if outcome.attainment >= 0.9 else None
 
 
-def overload(setting: GoodputCase, trace: Path, capacity: float) -> list[dict[str, Any]]:
-    """Half as much again as the capacity, with early rejection and without."""
+def run_overloaded(setting: GoodputCase, trace: Path, capacity: float) -> list[dict[str, Any]]:
+    """Measure 1.5 times the capacity, with early rejection and without."""
     rows = []
     for admission in (True, False):
         found = [
@@ -207,8 +207,8 @@ def overload(setting: GoodputCase, trace: Path, capacity: float) -> list[dict[st
     return rows
 
 
-def stale(setting: GoodputCase, trace: Path, rate: float) -> list[dict[str, Any]]:
-    """At nine tenths of the capacity, with reports of some age, by one conductor and by three."""
+def run_with_stale_reports(setting: GoodputCase, trace: Path, rate: float) -> list[dict[str, Any]]:
+    """Measure nine tenths of the capacity with stale reports, with one conductor and with three."""
     rows = []
     for conductors in (1, 3):
         for seconds in REPORT_SECONDS:
@@ -235,7 +235,9 @@ def tables(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for setting in chosen:
             if not setting.kind and options.trace is None:
                 continue
-            futures = [pool.submit(searched, setting, name, options.trace) for name in policies]
+            futures = [
+                pool.submit(search_goodput, setting, name, options.trace) for name in policies
+            ]
             rows = []
             for future in futures:
                 rows.append(future.result())
@@ -275,8 +277,8 @@ def main(arguments: list[str]) -> None:
     base = [row for row in rows if row["setting"] == "8+8" and row["policy"] == "baton"]
     if base:
         capacity = base[0]["rate_rps"]
-        result["overload"] = overload(SETTINGS["8+8"], options.trace, capacity)
-        result["stale"] = stale(SETTINGS["8+8"], options.trace, capacity)
+        result["overload"] = run_overloaded(SETTINGS["8+8"], options.trace, capacity)
+        result["stale"] = run_with_stale_reports(SETTINGS["8+8"], options.trace, capacity)
         for row in (*result["overload"], *result["stale"]):
             print({name: _short(value) for name, value in row.items()})
     print(json.dumps(result))

@@ -1,10 +1,10 @@
-"""What grammars cost: a mask, and a decode step of a batch that is held to one.
+"""Measure what grammars cost: computing a mask, and a decode step of a batch with a grammar.
 
     python -m benchmarks.grammar [--model DIR] [--vocabulary DIR] [--batch N] [--steps N]
 
-Masks of the model's vocabulary, or of another one (a directory with a tokenizer.json); steps of the
-model, in turn with and without a grammar, so that both see the same machine. Answers are drawn at
-temperature 1 from a fixed seed. Prints a table, and JSON as the last line.
+Masks are of the model's vocabulary, or of another one (a directory with a tokenizer.json). Steps of
+the model alternate between with and without a grammar, so that both see the same machine. Answers
+are sampled at temperature 1 with a fixed seed. Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -49,11 +49,12 @@ GRAMMARS = {
 }
 
 LONG = ("json_schema", "regex")
-"""Their answers can't end early, so that the batch stays as it is."""
+"""Grammars whose answers can't end early, so that the batch size stays the same."""
 
 
 def mask_microseconds(grammars: GrammarCompiler, grammar: Grammar, num_tokens: int) -> list[float]:
-    """Of a few answers of random allowed tokens; the first one finds the grammar cold."""
+    """Time the masks of a few answers of random allowed tokens; for the first answer, nothing of
+    the grammar is cached."""
     chance, shared = np.random.default_rng(SEED), grammars.compile(grammar)
     taken = []
     for _ in range(5):
@@ -71,7 +72,7 @@ def mask_microseconds(grammars: GrammarCompiler, grammar: Grammar, num_tokens: i
 
 
 class GrammarBatch:
-    """Equal prompts, apart from their seeds, as long as the run lasts."""
+    """A batch of equal prompts with different seeds, which runs until the end."""
 
     def __init__(self, runner: ModelRunner, grammars: GrammarCompiler, prompt: list[int]) -> None:
         self._runner = runner
@@ -79,15 +80,15 @@ class GrammarBatch:
         self._prompt = tuple(map(TokenId, prompt))
 
     def steps(self, size: int, num_steps: int, grammar: Grammar | None) -> Iterator[float]:
-        """Milliseconds of each decode step."""
+        """Yield the milliseconds of each decode step."""
         engine = self._engine(size, num_steps)
         for number in range(size):
             sampling = SamplingParams(num_steps + 8, seed=number, grammar=grammar, ignore_eos=True)
             spec = RequestSpec(
                 RequestId(str(number)), Epoch(1), self._prompt, len(self._prompt), sampling
             )
-            constraint = self._grammars.open(grammar) if grammar else None
-            engine.add(spec, Task.WHOLE, constraint)
+            constraint = self._grammars.create(grammar) if grammar else None
+            engine.add(spec, Task.PREFILL_AND_DECODE, constraint)
         for _ in range(4):
             engine.step()
         for _ in range(num_steps):
@@ -110,7 +111,7 @@ class GrammarBatch:
 
 
 def step_milliseconds(batch: GrammarBatch, size: int, num_steps: int) -> dict[str, float]:
-    """Medians, of steps taken in turn."""
+    """Return the median milliseconds of steps with and without a grammar, run alternately."""
     runs = {"none": batch.steps(size, num_steps, None)}
     runs |= {name: batch.steps(size, num_steps, GRAMMARS[name]) for name in LONG}
     taken: dict[str, list[float]] = {name: [] for name in runs}

@@ -1,7 +1,7 @@
-"""Streams over HTTP as fast as a client can read them: the same load for every server.
+"""Sends streaming requests over HTTP with as little client CPU as possible.
 
-It knows just enough of HTTP/1.1 to tell where an answer begins and ends, so that it costs little
-beside the server that is measured.
+It parses just enough of HTTP/1.1 to find the begin and end of a response, so that it costs little
+compared with the server that is measured.
 """
 
 import asyncio
@@ -16,19 +16,19 @@ END = b"\r\n0\r\n\r\n"
 
 @dataclass
 class StreamLoadResult:
-    """Seconds from sending to the first bytes of each body, and to its end."""
+    """The seconds from sending each request to the first bytes of the body, and to its end."""
 
     first_seconds: list[float] = field(default_factory=list)
     whole_seconds: list[float] = field(default_factory=list)
     gaps_seconds: list[float] = field(default_factory=list)
-    """Between two reads of one answer; only if asked for."""
+    """The seconds between two reads of one response; only recorded on request."""
     num_events: int = 0
     seconds: float = 0.0
     errors: list[str] = field(default_factory=list)
 
 
 class RawStream(asyncio.Protocol):
-    """One connection: requests one after the other, as long as there are any."""
+    """A connection that sends one request after the other until none is left."""
 
     def __init__(
         self, requests: Iterator[bytes], load: StreamLoadResult, *, with_gaps: bool
@@ -95,7 +95,7 @@ async def stream_all(
     *,
     with_gaps: bool = False,
 ) -> StreamLoadResult:
-    """Sends each request once, ``concurrency`` at a time. Raises RuntimeError for any error."""
+    """Send each request once, ``concurrency`` at a time. Raises RuntimeError for any error."""
     load, left = StreamLoadResult(), iter(requests)
     loop = asyncio.get_running_loop()
     began = SYSTEM_CLOCK()
@@ -113,7 +113,7 @@ async def stream_all(
 
 
 def post(path: str, body: bytes) -> bytes:
-    """A request's bytes."""
+    """Return the bytes of a POST request."""
     head = (
         f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\n\r\n"

@@ -1,12 +1,13 @@
-"""What 10,000 idle connections and 10,000 idle streams cost, and what a busy one notices of them.
+"""Measure what 10,000 idle connections or streams cost a router, and how they affect a busy stream.
 
     python -m benchmarks.idle_streams [--streams N] [--seconds S] [--gap G]
 
-Three processes: the router (its HTTP server, journeys and all between, over in-memory workers), the
-holder of what is idle, and the reader of one busy stream, which gets a token every ``gap`` seconds.
-An idle stream has had its first token and waits for the next one. Memory is the router process's
-(resident), the workers' twins included and the kernel's socket buffers not. The busy one is
-measured alone, beside idle connections, beside idle streams, and alone once more.
+There are three processes: the router (from its HTTP server to the generations, with in-memory
+workers), the client of the idle connections, and the client of one busy stream, which gets a token
+every ``gap`` seconds. An idle stream has got its first token and waits for the next one. Memory is
+the router process's resident memory, including the in-memory workers, without the kernel's socket
+buffers. The busy stream is measured alone, with idle connections, with idle streams, and alone
+again.
 """
 
 import argparse
@@ -55,7 +56,7 @@ AT_ONCE = 200
 
 
 class StaticMembers:
-    incarnation = "1"
+    database_id = "1"
 
     async def members(self) -> list[Member]:
         return [
@@ -66,28 +67,30 @@ class StaticMembers:
         ]  # fmt: skip
 
 
-def say(known: Sequence[TokenId], spec: RequestSpec) -> TokenId:
+def next_token(known: Sequence[TokenId], spec: RequestSpec) -> TokenId:
     return TokenId(100 + len(known) % 50)
 
 
 async def serve(gap: float, num_streams: int) -> None:
-    worker = FakeWorker("d0", say, automatic=False)
+    worker = FakeWorker("d0", next_token, automatic=False)
     service = build_service(worker, num_streams)
     await service.cluster.refresh()
     limits = ConnectionLimits(
-        max_connections=num_streams + 100, keep_alive_seconds=HOLD_SECONDS, header_seconds=60.0
+        max_connections=num_streams + 100,
+        keep_alive_seconds=HOLD_SECONDS,
+        header_timeout_seconds=60.0,
     )
     server = HttpServer(build_app(service), SystemClock(), limits)
     listener = open_listener("127.0.0.1", 0)
     await server.listen(listener)
-    pauses = note_pauses()
+    pauses = record_gc_pauses()
     tune_garbage_collector()
     print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
-    asyncio.get_running_loop().add_reader(sys.stdin, tell, worker, pauses)
+    asyncio.get_running_loop().add_reader(sys.stdin, report_memory, worker, pauses)
     await step(worker, gap)
 
 
-def tell(worker: FakeWorker, pauses: list[float]) -> None:
+def report_memory(worker: FakeWorker, pauses: list[float]) -> None:
     if not sys.stdin.readline():
         sys.exit()
     longest = max(pauses, default=0.0)
@@ -96,8 +99,8 @@ def tell(worker: FakeWorker, pauses: list[float]) -> None:
 
 
 async def step(worker: FakeWorker, gap: float) -> None:
-    """A token every ``gap`` seconds for those that were asked for by BUSY, by the clock and not by
-    how long the last one took; one for each of the others."""
+    """Send a token every ``gap`` seconds of the clock to the streams that BUSY requested, and a
+    single one to all others."""
     loop = asyncio.get_running_loop()
     at = loop.time()
     while True:
@@ -105,9 +108,9 @@ async def step(worker: FakeWorker, gap: float) -> None:
         await asyncio.sleep(at - loop.time())
         fresh, worker.submitted = worker.submitted, []
         for job in fresh:
-            if not job.spec.sampling.ignore_eos and not job.ended:
+            if not job.spec.sampling.ignore_eos and not job.is_ended:
                 worker._step(job)
-        for job in [job for job in busy_jobs(worker, fresh) if not job.ended]:
+        for job in [job for job in busy_jobs(worker, fresh) if not job.is_ended]:
             worker._step(job)
 
 
@@ -115,14 +118,15 @@ KNOWN_BUSY: list[Any] = []
 
 
 def busy_jobs(worker: FakeWorker, fresh: Sequence[Any]) -> list[Any]:
-    """Kept apart, so that the idle ones cost the twin nothing."""
+    """Return the busy streams, kept separately so that idle ones cost the in-memory worker
+    nothing."""
     KNOWN_BUSY.extend(job for job in fresh if job.spec.sampling.ignore_eos)
-    KNOWN_BUSY[:] = [job for job in KNOWN_BUSY if not job.ended]
+    KNOWN_BUSY[:] = [job for job in KNOWN_BUSY if not job.is_ended]
     return list(KNOWN_BUSY)
 
 
-def note_pauses() -> list[float]:
-    """How long the garbage collector has held everybody up, each time."""
+def record_gc_pauses() -> list[float]:
+    """Record the duration of each pause by the garbage collector."""
     pauses: list[float] = []
     began = [0.0]
 
@@ -150,20 +154,23 @@ def build_service(worker: FakeWorker, num_streams: int) -> RouterContext:
         ),
         tokenizer=Tokenizer.load(folder, clock),
         cluster=Cluster(StaticMembers(), clock, 32_768),
-        guide=GenerationContext(placer, links, clock, FailoverConfig(deadlines=deadlines)),
-        doorkeeper=Authenticator({}, None),
+        generation_context=GenerationContext(
+            placer, links, clock, FailoverConfig(timeouts=deadlines)
+        ),
+        authenticator=Authenticator({}, None),
         clock=clock,
     )
 
 
 class DiscardingList(list[Any]):
-    """The twin remembers what it was asked; here that would count as the router's memory."""
+    """A list that stays empty: the in-memory worker would otherwise record all requests, which
+    would count as the router's memory."""
 
     def append(self, item: Any) -> None:
         return None
 
 
-# -- what is idle ---------------------------------------------------------------------------
+# -- idle connections -----------------------------------------------------------------------
 
 
 def request(stream: str) -> bytes:
@@ -175,7 +182,7 @@ def request(stream: str) -> bytes:
 
 
 class IdleConnection(asyncio.Protocol):
-    """One connection; ``arrived`` is set by what comes next."""
+    """One connection; ``arrived`` is set when data is received."""
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -191,8 +198,8 @@ class IdleConnection(asyncio.Protocol):
         await self.arrived
 
 
-async def hold(port: int, num: int) -> None:
-    """Reads a line, does the next thing, answers a line."""
+async def run_idle_client(port: int, num: int) -> None:
+    """For each line on stdin, do the next action and print a line."""
     loop = asyncio.get_running_loop()
     idlers: list[IdleConnection] = []
 
@@ -219,11 +226,11 @@ async def hold(port: int, num: int) -> None:
     print("gone", flush=True)
 
 
-# -- who watches ----------------------------------------------------------------------------
+# -- the measurement ------------------------------------------------------------------------
 
 
 async def busy_gaps(port: int, seconds: float, gap: float) -> list[float]:
-    """Between the tokens of one stream."""
+    """Return the inter-token latencies of the busy stream."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request(BUSY))
     times = []
@@ -247,7 +254,7 @@ def summary(gaps: list[float]) -> dict[str, float]:
 
 
 class RoleProcess:
-    """A process of this module, spoken to in lines."""
+    """A process of this module that is controlled by lines on stdin and stdout."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -285,12 +292,12 @@ async def measure(num: int, seconds: float, gap: float) -> dict[str, Any]:
         memory[name] = router.resident_bytes()
         await router.ask()
         gaps = summary(await busy_gaps(port, seconds, gap))
-        told = json.loads(await router.ask())
+        report = json.loads(await router.ask())
         results[name] = {
             "token_gap_ms": gaps,
             "resident_mb": round(memory[name] / 2**20, 1),
-            "streams": told["jobs"],
-            "longest_gc_ms": round(1000 * told["longest_gc"], 2),
+            "streams": report["jobs"],
+            "longest_gc_ms": round(1000 * report["longest_gc"], 2),
         }
         print(f"{name:20} {json.dumps(results[name])}")
 
@@ -333,7 +340,7 @@ def main() -> None:
         if options.role == "router":
             runner.run(serve(options.gap, num))
         elif options.role == "holder":
-            runner.run(hold(options.port, num))
+            runner.run(run_idle_client(options.port, num))
         else:
             if num < options.streams:
                 print(f"only {limit} files may be open: {num} streams")

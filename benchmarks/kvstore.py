@@ -1,10 +1,10 @@
-"""The store's put and get between processes, beside a plain copy, bare NIXL, disk and Mooncake.
+"""Measure the store's put and get between processes, against memcpy, NIXL, disk and Mooncake.
 
     python -m benchmarks.kvstore [--rounds N] [--peer-python PATH]
 
-A value is a run of blocks of up to 2 MiB, put and got whole: checksums, leases and verification
-included. All pages were touched before, and values move through memory that is not in any cache,
-for the ceilings as well. With ``--peer-python`` (an interpreter whose environment has the package
+A value is a run of blocks of up to 2 MiB, put and got whole, including checksums, leases and
+verification. All pages are touched before, and values are copied between memory that is not in any
+cache, also for the ceilings. With ``--peer-python`` (an interpreter that has the package
 mooncake-transfer-engine-non-cuda) Mooncake's store is measured in the same run. Prints tables, and
 JSON as the last line.
 """
@@ -53,7 +53,7 @@ CLOCK = SystemClock()
 
 @contextmanager
 def node(disk_bytes: int = 0, folder: str = "", arena: int = ARENA) -> Iterator[tuple[str, str]]:
-    """Address and door of a store node of its own process."""
+    """Run a store node in its own process; yield its address and its local RPC socket."""
     command = [sys.executable, "-m", "benchmarks.store_node", str(arena), str(disk_bytes)]
     with subprocess.Popen(
         [*command, *([folder] if folder else [])],
@@ -71,7 +71,7 @@ def node(disk_bytes: int = 0, folder: str = "", arena: int = ARENA) -> Iterator[
 
 @dataclass
 class StoreBenchClient:
-    """One worker's memory, and its way to the store."""
+    """One worker's memory, and its client of the store."""
 
     memory: HostMemory
     transport: Transport
@@ -80,7 +80,7 @@ class StoreBenchClient:
     numbers: "count[int]"
 
     def layout(self, size: int) -> KvLayout:
-        """As a worker's whose blocks have that size."""
+        """Return the layout of a worker whose blocks have that size."""
         block, view = min(size, BLOCK), self.memory.view
 
         def checksums(block_ids: Sequence[BlockId]) -> list[int]:
@@ -102,19 +102,19 @@ class StoreBenchClient:
 
     async def put(self, number: int, offset: int, size: int) -> None:
         keys = self.keys(number, size)
-        refs = await self.layout(size).refs(self.block_ids(offset, size), keys)
+        refs = await self.layout(size).block_refs(self.block_ids(offset, size), keys)
         request = PutRequest(self.transport.export(), CHECKSUM_XXH3, refs)
         result = await self.calls.put(request, 60.0)
-        assert result.stored == len(refs), result
+        assert result.num_stored == len(refs), result
 
     async def get(self, number: int, offset: int, size: int) -> None:
         leased = await self.calls.lease(LeaseRequest(self.keys(number, size), 10.0, 1 << 40))
         layout, block_ids = self.layout(size), self.block_ids(offset, size)
         assert len(leased.blocks) == len(block_ids), (len(leased.blocks), len(block_ids))
-        good = partial(layout.good, CHECKSUM_XXH3, leased.blocks, block_ids)
-        spans = layout.spans(leased.blocks, block_ids)
+        good = partial(layout.verify_blocks, CHECKSUM_XXH3, leased.blocks, block_ids)
+        spans = layout.transfer_ranges(leased.blocks, block_ids)
         got = await read_and_verify(self.transport, self.peer, spans, good, 60.0, CLOCK)
-        assert got.num_good == len(spans), got
+        assert got.num_verified == len(spans), got
         await self.calls.release(leased.lease_id)
 
 
@@ -140,7 +140,7 @@ async def client(name: str, address: str, door: str) -> AsyncIterator[StoreBench
 
 
 async def put_and_get(who: StoreBenchClient, size: int, rounds: int) -> dict[str, list[float]]:
-    """Every value is another one, put from and got to another place each time."""
+    """Time puts and gets, each of another value and at other memory addresses."""
     times: dict[str, list[float]] = {"put": [], "get": []}
     places = POOL // size
     for turn in range(rounds + 2):
@@ -157,7 +157,7 @@ async def put_and_get(who: StoreBenchClient, size: int, rounds: int) -> dict[str
 
 
 def plain_copy(size: int, rounds: int) -> float:
-    """Seconds of a memmove between places that no cache holds."""
+    """Return the seconds of a memmove between addresses that are not in a cache."""
     one, two = HostMemory("one", POOL), HostMemory("two", POOL)
     one.view[:], two.view[:] = bytes(POOL), bytes(POOL)
     times = []
@@ -172,7 +172,7 @@ def plain_copy(size: int, rounds: int) -> float:
 
 
 def bare_nixl(size: int, rounds: int) -> float:
-    """One descriptor, polled without a pause, over NIXL's own API."""
+    """Time a transfer of one descriptor with NIXL's own API, polled without a pause."""
     memory = HostMemory("bare", POOL)
     memory.view[:] = bytes(POOL)
     agent = new_agent("bare-store")
@@ -200,8 +200,8 @@ def bare_nixl(size: int, rounds: int) -> float:
 
 
 def disk_ceiling(folder: Path, size: int) -> dict[str, float]:
-    """Seconds for ``size`` bytes, written and read as ``dd`` does, a MiB at a time, without
-    going around the page cache; and read again after the cache was dropped for the file."""
+    """Time writing and reading ``size`` bytes as ``dd`` does, a MiB at a time, through the page
+    cache; and reading again after the file's pages were dropped."""
     path, block = folder / "ceiling", bytes(1 << 20)
     file = os.open(path, os.O_RDWR | os.O_CREAT)
     os.posix_fallocate(file, 0, size)
@@ -226,8 +226,8 @@ def disk_ceiling(folder: Path, size: int) -> dict[str, float]:
 
 
 async def through_disk(size: int) -> dict[str, float]:
-    """A prefix of ``size`` bytes demoted to make room, and leased again: the node's own work, in
-    this process, since only there it can be timed alone."""
+    """Time demoting a prefix of ``size`` bytes, and leasing it again: the node's own work, which is
+    run in this process to be timed alone."""
     from baton.core.ids import Incarnation
     from kvstore.disk_tier import DiskTier
     from kvstore.dram_tier import DramTier
@@ -241,17 +241,17 @@ async def through_disk(size: int) -> dict[str, float]:
         store = StoreNode(Incarnation(1), arena, {}, "here", clock, shelf, disk)
         slots = []
         for index in range(size // BLOCK):
-            slot = shelf.take(BlockKey(index.to_bytes(16, "little")), BLOCK, depth=index)
+            slot = shelf.allocate(BlockKey(index.to_bytes(16, "little")), BLOCK, depth=index)
             assert slot is not None
             digest = xxhash.xxh3_64_intdigest(arena.view[slot.offset : slot.offset + BLOCK])
             shelf.seal(slot, digest, CHECKSUM_XXH3)
             slots.append(slot)
-        shelf.let_go(slots)
-        while (growth := disk.growth_for(BLOCK, len(slots))) is not None:
-            growth.make()  # preallocation is not part of a demotion
-            disk.adopt(growth)
+        shelf.release_references(slots)
+        while (growth := disk.plan_segment(BLOCK, len(slots))) is not None:
+            growth.create_file()  # preallocation is not part of a demotion
+            disk.add_segment(growth)
         began = SYSTEM_CLOCK()
-        assert await store.demotion.flush() == len(slots)
+        assert await store.demoter.demote_all() == len(slots)
         written = SYSTEM_CLOCK() - began
         times = {"write": written}
         keys = tuple(slot.key for slot in slots)

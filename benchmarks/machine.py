@@ -1,4 +1,4 @@
-"""What a benchmark prints beside its figures: machine, commit, and the ceilings of this run."""
+"""The machine, the commit and ceilings, which benchmarks print with their figures."""
 
 import platform
 import statistics
@@ -14,7 +14,7 @@ SYSTEM_CLOCK = time.perf_counter
 
 
 def describe() -> dict[str, object]:
-    """Hardware and commit."""
+    """Return the hardware and the commit."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -30,7 +30,7 @@ def describe() -> dict[str, object]:
 
 
 def median_seconds(action: Callable[[], object], rounds: int) -> float:
-    """Median of ``rounds`` timed calls, after one that warms up."""
+    """Return the median time of ``rounds`` calls, after one warm-up call."""
     action()
     times = []
     for _ in range(rounds):
@@ -41,5 +41,5 @@ def median_seconds(action: Callable[[], object], rounds: int) -> float:
 
 
 def pause(seconds: float) -> None:
-    """Between two looks at something that gives no notice."""
+    """Sleep, between two polls of something that gives no notification."""
     threading.Event().wait(seconds)

@@ -1,4 +1,6 @@
-"""The conductor's mirror with ten million blocks: look-up, insertion, removal, growth, memory.
+"""Measure the conductor's mirror of the KV index with ten million blocks.
+
+Look-up, insertion, removal, growth and memory are measured.
 
     python -m benchmarks.mirror [--keys N]
 
@@ -22,11 +24,11 @@ CHAIN = 8192
 PAGE = 8192
 LOOK_UPS = 1000
 KEPT = 64
-"""Chains that are asked for by turns, so that no look-up finds all it reads in a cache."""
+"""The number of chains that are looked up in turn, so that not all reads hit a CPU cache."""
 
 
 def chains(first: int, count: int) -> list[BlockKey]:
-    """``count`` chains of CHAIN keys, the same for the same numbers."""
+    """Return ``count`` chains of CHAIN keys; deterministic."""
     chance = np.random.default_rng(first)
     raw = chance.integers(256, size=(count * CHAIN, 16), dtype=np.uint8).tobytes()
     return [BlockKey(raw[start : start + 16]) for start in range(0, len(raw), 16)]
@@ -35,7 +37,7 @@ def chains(first: int, count: int) -> list[BlockKey]:
 def fill(
     mirror: StoreMirror, nodes: Sequence[WorkerId], num_keys: int
 ) -> tuple[list[tuple[WorkerId, list[BlockKey]]], list[float]]:
-    """Chains with their holders, and the seconds that each page took."""
+    """Insert chains; return them with their owners, and the seconds that each page took."""
     kept: list[tuple[WorkerId, list[BlockKey]]] = []
     times = []
     num_pages = max(1, round(num_keys / len(nodes) / PAGE))
@@ -45,17 +47,17 @@ def fill(
             keys = chains(1 + index * num_pages + number, PAGE // CHAIN)
             if (index * num_pages + number) % every == 0:
                 kept.append((node, keys[:CHAIN]))
-            page = WatchEvent(Incarnation(1), number, Tier.DRAM, tuple(keys), reset=number == 0)
+            page = WatchEvent(Incarnation(1), number, Tier.DRAM, tuple(keys), is_reset=number == 0)
             times.append(apply_seconds(mirror, node, page))
     return kept, times
 
 
-def empty(mirror: StoreMirror, kept: Sequence[tuple[WorkerId, list[BlockKey]]]) -> float:
-    """Seconds per million keys removed."""
+def remove_chains(mirror: StoreMirror, kept: Sequence[tuple[WorkerId, list[BlockKey]]]) -> float:
+    """Remove the chains in ``kept``; return the seconds per million keys."""
     total = 0.0
     for node, keys in kept:
         _, number = mirror.position(node)
-        page = WatchEvent(Incarnation(1), number + 1, Tier.NONE, tuple(keys), reset=False)
+        page = WatchEvent(Incarnation(1), number + 1, Tier.NONE, tuple(keys), is_reset=False)
         total += apply_seconds(mirror, node, page)
     return total / (len(kept) * CHAIN) * 1e6
 
@@ -63,12 +65,12 @@ def empty(mirror: StoreMirror, kept: Sequence[tuple[WorkerId, list[BlockKey]]]) 
 def look_up(
     mirror: StoreMirror, asked: Sequence[Sequence[BlockKey]], expected: int
 ) -> tuple[float, float]:
-    """Median and 99th percentile, in microseconds."""
+    """Return the median and 99th percentile, in microseconds."""
     times = []
     for turn in range(LOOK_UPS):
         keys = asked[turn % len(asked)]
         began = SYSTEM_CLOCK()
-        hint = mirror.best(keys)
+        hint = mirror.best_node(keys)
         times.append(SYSTEM_CLOCK() - began)
         assert (hint.num_blocks if hint else 0) == expected
     return statistics.median(times) * 1e6, statistics.quantiles(times, n=100)[98] * 1e6
@@ -88,7 +90,7 @@ def measure(num_nodes: int, num_keys: int) -> dict[str, float]:
     row: dict[str, float] = {
         "nodes": num_nodes,
         "blocks": num_blocks,
-        "bytes_per_block": sum(v.table.size_bytes for v in mirror._views.values()) / num_blocks,
+        "bytes_per_block": sum(v.table.size_bytes for v in mirror._contents.values()) / num_blocks,
         "seconds_per_million_inserted": sum(times) / num_blocks * 1e6,
         "longest_pause_seconds": max(times),
     }
@@ -102,7 +104,7 @@ def measure(num_nodes: int, num_keys: int) -> dict[str, float]:
         ("miss", unknown, 0),
     ):
         row[f"{name}_us"], row[f"{name}_p99_us"] = look_up(mirror, asked, expected)
-    row["seconds_per_million_removed"] = empty(mirror, kept)
+    row["seconds_per_million_removed"] = remove_chains(mirror, kept)
     assert mirror.num_blocks == num_blocks - len(kept) * CHAIN
     return row
 

@@ -1,8 +1,8 @@
-"""What mock workers cost: memory of each, and how many tokens one process of them can say.
+"""Measure the memory per mock worker, and the token rate of one process of mock workers.
 
     python -m benchmarks.mock [--workers 64] [--streams 32] [--seconds 5]
 
-Readers take whole messages and look no further, so that what is measured is the mock process.
+Readers read whole messages without parsing them, so that the mock process is what is measured.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def idle_bytes(workers: int) -> int:
 
 
 async def addresses(cluster: LocalCluster) -> list[str]:
-    state = ClusterFolder(cluster.home, "default").running()
+    state = ClusterFolder(cluster.home, "default").read_running()
     registry = RedisRegistry(state.redis_url, state.cluster, state.cluster_secret)
     try:
         members = await registry.members()
@@ -57,12 +57,12 @@ async def addresses(cluster: LocalCluster) -> list[str]:
 
 
 async def listen(address: str, first: int, streams: int, counts: list[int]) -> None:
-    """Adds up outputs."""
+    """Read the streams and count their outputs."""
     async with open_channel(address) as channel:
         call: Any = channel.stream_stream(RUN, None, pb.WorkerMessage.FromString)()
         encoder = SubmitEncoder()
         for number in range(first, first + streams):
-            await call.write(encoder.submit(spec(number), Task.WHOLE, None))
+            await call.write(encoder.encode(spec(number), Task.PREFILL_AND_DECODE, None))
         async for message in call:
             counts[0] += len(message.outputs)
 

@@ -1,16 +1,16 @@
-"""Orders of prompts in one prefill worker, in virtual time: short and very long ones, mixed.
+"""Compare prefill orders in one worker, with mixed short and very long prompts, in virtual time.
 
     python -m benchmarks.order [--seeds N] [--json]
 
-The engine is the production one, over a runner that computes nothing and takes as long as a GPU
-would: 20,000 tokens a second, and half as long again at 70,000 tokens of context. Arrivals are
-Poisson; one prompt in twenty has 30,000 to 100,000 tokens and makes two thirds of the work. A
-request is attained when its first token comes within 2 s and what the prompt takes by itself.
-Two tenants send the same mix, one of them four times as often. ``fair`` is Jain's index of what
-each was given of its max-min share of all that was computed while requests arrived: 1 is fair.
+The engine is the production one, with a runner that computes nothing and takes as long as a GPU
+would: 20,000 tokens a second, and 1.5 times as long at 70,000 tokens of context. Arrivals are
+Poisson; one prompt in twenty has 30,000 to 100,000 tokens, which makes two thirds of the work. A
+request meets the SLO when its TTFT is within 2 s plus the prompt's own prefill time. Two tenants
+send the same mix, one of them four times as often. ``fair`` is Jain's index of each tenant's
+computed tokens relative to its max-min share, while requests arrived: 1 is fair.
 
-Prints a table per load, and JSON as the last line; with ``--json`` that line only. Everything but
-the machine's own time is the same in every run.
+Prints a table per load, and JSON as the last line; with ``--json`` that line only. All figures but
+the measured run time are the same in every run.
 """
 
 import argparse
@@ -43,7 +43,7 @@ FIRST_TOKEN_SECONDS = 2.0
 HORIZON_SECONDS = 400.0
 LONG_SHARE = 0.05
 HEAVY_SHARE = 0.8
-"""Of the requests, those of the tenant that sends four times as many."""
+"""The share of requests by the tenant that sends four times as many."""
 
 LOADS = (0.7, 0.9, 1.1)
 TENANTS = (b"heavy", b"light")
@@ -64,7 +64,7 @@ class PrefillRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefillOrderRow:
-    """Of one order under one load, over all seeds. Seconds."""
+    """The result of one order under one load, over all seeds, in seconds."""
 
     order: str
     fairness: bool
@@ -80,7 +80,7 @@ class PrefillOrderRow:
 
 
 def prefill_seconds(start: int, end: int) -> float:
-    """Alone, in steps of its own."""
+    """Return the prefill time of tokens [start, end) alone, in their own steps."""
     count = end - start
     num_steps = -(-count // STEP_TOKENS)
     attended = count * start + count * (count + 1) / 2
@@ -88,7 +88,7 @@ def prefill_seconds(start: int, end: int) -> float:
 
 
 class IdleRunner(FakeRunner):
-    """Checks every plan, computes nothing, and lets the time pass that computing would take."""
+    """Checks every plan, computes nothing, and advances the clock by the time of computing."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(NUM_BLOCKS, BLOCK_TOKENS)
@@ -106,7 +106,7 @@ class IdleRunner(FakeRunner):
 
 
 def workload(seed: int, load: float) -> list[PrefillRequest]:
-    """Requests until the horizon, with as much work as ``load`` of the time."""
+    """Make requests until the horizon, whose work takes the share ``load`` of the time."""
     chance = np.random.default_rng(seed)
     lengths = np.exp(chance.normal(math.log(1200), 0.8, 100_000)).clip(64, 8000).astype(int)
     is_long = chance.random(100_000) < LONG_SHARE
@@ -123,7 +123,7 @@ def workload(seed: int, load: float) -> list[PrefillRequest]:
 
 @dataclass(slots=True)
 class Replay:
-    """One engine, and what it gave: the TTFT of each request, tokens to each tenant in time."""
+    """One engine and its results: the TTFT of each request, and each tenant's tokens over time."""
 
     asks: Sequence[PrefillRequest]
     clock: ManualClock
@@ -153,7 +153,7 @@ class Replay:
         for output in result.outputs:
             number = int(output.request_id)
             self.ttft[number] = self.clock.monotonic() - self.asks[number].at_seconds
-            self.engine.release(output.request_id)
+            self.engine.release_export(output.request_id)
 
 
 def replay(asks: Sequence[PrefillRequest], order: str, fairness: bool) -> Replay:
@@ -168,7 +168,7 @@ def replay(asks: Sequence[PrefillRequest], order: str, fairness: bool) -> Replay
     )  # fmt: skip
     done = Replay(asks, clock, engine)
     done.run()
-    assert len(done.ttft) == len(asks), "everybody is served in the end"
+    assert len(done.ttft) == len(asks), "every request is served by the end"
     return done
 
 
@@ -176,12 +176,12 @@ def _spec(ask: PrefillRequest) -> RequestSpec:
     tokens = (TokenId(ask.number), *SPEC_TOKENS[1 : ask.num_tokens])
     return RequestSpec(
         RequestId(str(ask.number)), Epoch(1), tokens, len(tokens), SamplingParams(max_tokens=2),
-        tenant_salt=ask.tenant, first_token_seconds=FIRST_TOKEN_SECONDS,
+        tenant_salt=ask.tenant, ttft_slo_seconds=FIRST_TOKEN_SECONDS,
     )  # fmt: skip
 
 
 def _fairness(asks: Sequence[PrefillRequest], given: dict[bytes, int]) -> float:
-    """Jain's index of given / max-min share."""
+    """Return Jain's index of each tenant's tokens relative to its max-min share."""
     wanted = {tenant: sum(a.num_tokens for a in asks if a.tenant == tenant) for tenant in TENANTS}
     total, least = sum(given.values()), min(wanted.values())
     small = min(least, total / 2)

@@ -1,13 +1,13 @@
-"""Steps that are planned while the one before is computed, beside steps that wait for it.
+"""Compare async scheduling (planning a step during the previous one) with synchronous steps.
 
     python -m benchmarks.overlap [--model DIR | --shape 50m|0.6b] [--dtype float32|bfloat16]
                                  [--threads N] [--batches N …] [--context N] [--rounds N]
 
-A worker's own code and threads: the engine steps in one, the event loop delivers and encodes in
-another, and with overlap the model has a third. Both ways take turns, ``--steps`` at a time, with
-the same requests. Tells the wall-clock time of a step and the CPU time of the process for it:
-medians over the rounds, and the ratio's over pairs of neighbouring rounds. Prints a table, and JSON
-as the last line.
+Runs a worker's own code and threads: the engine steps in one, the event loop delivers and encodes
+in another, and with async scheduling (``overlap``) the model has a third. Both ways take turns,
+``--steps`` at a time, with the same requests. Measures the wall-clock time of a step and the
+process's CPU time for it: medians over the rounds, and the median ratio over pairs of neighbouring
+rounds. Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -32,16 +32,17 @@ from baton.rpc.convert.common import output_to_proto
 from baton.rpc.v1 import worker_pb2 as pb
 from baton.worker.engine_thread import EngineThread
 from baton.worker.output_stream import OutputStream
-from benchmarks.decode_step import cancelled, make_engine, make_worker, parser_of, submit
+from benchmarks.decode_step import cancelled, make_engine, make_parser, make_worker, submit
 from benchmarks.engine import write_model
 from benchmarks.machine import describe
 
 WARM_STEPS = 5
-"""At the beginning of each turn: with overlap, the first one is done when it begins."""
+"""Unmeasured steps at the beginning of each turn: with async scheduling, the first step is already
+computed when the turn begins."""
 
 
-class Side:
-    """One of the two ways, with a model and requests of its own, which stand still but in
+class SchedulingMode:
+    """One of the two ways, with its own model and requests, which only progress in
     :meth:`steps`."""
 
     def __init__(self, runner: ModelRunner, overlaps: bool) -> None:
@@ -55,7 +56,7 @@ class Side:
         self._marks: dict[int, asyncio.Future[tuple[float, float]]] = {}
 
     async def open(self, batch: int, vocabulary: int, options: argparse.Namespace) -> None:
-        """Returns once all prompts are read."""
+        """Start the requests; return once all prompts are prefilled."""
         self._thread.start()
         self._tasks = [asyncio.create_task(self._worker.run())]
         await asyncio.sleep(0)
@@ -63,15 +64,15 @@ class Side:
         self._tasks.append(asyncio.create_task(encode(stream)))
         while await self._thread.call(_is_reading):
             pass
-        self._halt()
+        self._pause()
 
     async def steps(self, count: int) -> tuple[float, float]:
-        """Seconds of a step by the wall clock, and of the process's CPU time."""
+        """Run steps; return the seconds of one by wall clock, and by the process's CPU time."""
         first = self._num_steps + WARM_STEPS
         marks = [self._mark(first), self._mark(first + count)]
         self._gate.set()
         (began, spent), (ended, spent_then) = await asyncio.gather(*marks)
-        self._halt()
+        self._pause()
         return (ended - began) / count, (spent_then - spent) / count
 
     async def close(self) -> None:
@@ -80,8 +81,8 @@ class Side:
             await cancelled(task)
         await self._thread.stop()
 
-    def _halt(self) -> None:
-        """Between the step that is running and the next one."""
+    def _pause(self) -> None:
+        """Pause the engine after the running step."""
         self._gate.clear()
         self._thread.send(lambda engine: self._gate.wait())
 
@@ -105,9 +106,9 @@ def _is_reading(engine: Engine) -> bool:
 
 
 async def encode(stream: OutputStream) -> None:
-    """What a router's stream does with a step's outputs, but for sending them."""
+    """Encode a step's outputs as for a router's stream, without sending them."""
     while True:
-        outputs = await stream.outputs()
+        outputs = await stream.next_outputs()
         message = pb.WorkerMessage(outputs=[output_to_proto(output) for output in outputs])
         message.SerializeToString()
 
@@ -115,8 +116,8 @@ async def encode(stream: OutputStream) -> None:
 async def measure(
     runners: Sequence[ModelRunner], batch: int, options: argparse.Namespace
 ) -> dict[str, float]:
-    """Microseconds of a step."""
-    off, on = sides = Side(runners[0], False), Side(runners[1], True)
+    """Measure both ways; returns microseconds per step."""
+    off, on = sides = SchedulingMode(runners[0], False), SchedulingMode(runners[1], True)
     for side in sides:
         await side.open(batch, runners[0].model_config.vocab_size, options)
     seen = []
@@ -148,7 +149,7 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = parser_of(__doc__, steps=50)
+    parser = make_parser(__doc__, steps=50)
     parser.add_argument("--rounds", type=int, default=11)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)

@@ -1,10 +1,10 @@
-"""What a decision costs the live conductor, by the number of workers and the length of the prompt.
+"""Measure the conductor's placement time by number of workers and prompt length.
 
     python -m benchmarks.placement [--blocks 1000000] [--rounds 500]
 
-Half of the workers read prompts and half write answers, eight to a host, each host with a store; a
-million blocks are known. Prompts begin with a stored prefix, or with none. Prints a table, and
-JSON as the last line.
+Half of the workers are prefill and half decode workers, eight per host, each host with a store; a
+million blocks are known. Prompts begin with a stored prefix, or with none. Prints a table, and JSON
+as the last line.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def member(number: int, role: Role, host: str, generator: np.random.Generator) -
 async def conductor_with(
     num_workers: int, num_blocks: int
 ) -> tuple[Conductor, list[tuple[BlockKey, ...]]]:
-    """And some chains that stores hold."""
+    """Set up a conductor's view of a cluster, with some chains that stores have."""
     generator = np.random.default_rng(1)
     registry, mirror = MemoryRegistry(CLOCK), StoreMirror()
     membership = Membership(registry, CLOCK)
@@ -88,8 +88,8 @@ async def conductor_with(
         await registry.announce(store, 1e6)
         for page in range(max(num_blocks // hosts // CHAIN, 1)):
             held = chain(generator, CHAIN)
-            told = WatchEvent(Incarnation(1), page, Tier.DRAM, held, reset=page == 0)
-            assert mirror.apply(store.id, told)
+            event = WatchEvent(Incarnation(1), page, Tier.DRAM, held, is_reset=page == 0)
+            assert mirror.apply(store.id, event)
             kept.append(held)
     await membership.refresh()
     return Conductor(membership, mirror, CLOCK, ConductorConfig(admission=True)), kept
@@ -109,7 +109,7 @@ async def measure(num_workers: int, num_blocks: int, rounds: int) -> list[dict[s
             try:
                 conductor.place(
                     request_id=f"{num_tokens}-{number}",
-                    epoch=2,  # nothing is refused
+                    epoch=2,  # so that no request is rejected
                     num_tokens=num_tokens,
                     max_new_tokens=512,
                     keys=keys,

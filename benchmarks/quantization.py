@@ -1,12 +1,12 @@
-"""What weights in fewer bits cost in quality, and what they save: bytes, and time to load.
+"""Measure quantized weights: their loss of quality, their size, and their time to load.
 
     python -m benchmarks.quantization [--model DIR] [--dtype bfloat16|float32] [--rows N]
 
-Quality is the mean loss (nats per token) over text that the demo model was not trained on: files of
-Python's standard library that were held out, in rows of 512 tokens; another model reads the same.
-Beside it: how often the likeliest token stays that of the weights as they are, and how far the
-distribution moves from theirs (Kullback and Leibler 1951). All formats see the same rows. Speed is
-``python -m benchmarks.engine --quantized int8 int4``. Prints a table, and JSON as the last line.
+Quality is the mean loss (nats per token) over text that the demo model was not trained on: held-out
+files of Python's standard library, in rows of 512 tokens; other models get the same text. Also
+measures how often the likeliest token equals that of the original weights, and the
+Kullback-Leibler divergence from them. All formats see the same rows. For speed, see ``python -m
+benchmarks.engine --quantized int8 int4``. Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -40,7 +40,8 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Quality:
-    """``loss`` in nats per token; ``divergence``, too, from the weights as they are."""
+    """``loss`` in nats per token; ``divergence`` from the original weights, also in nats per
+    token."""
 
     name: str
     loss: float
@@ -51,7 +52,7 @@ class Quality:
 
 
 class LogprobReader:
-    """A model that tells the logits of whole rows."""
+    """A model that returns the log-probabilities of whole rows."""
 
     def __init__(self, options: argparse.Namespace, name: str) -> None:
         began = time.perf_counter()
@@ -75,7 +76,7 @@ class LogprobReader:
 
     @torch.inference_mode()
     def logprobs(self, tokens: list[int]) -> torch.Tensor:
-        """[len(tokens), vocabulary]."""
+        """Return the log-probabilities [len(tokens), vocabulary]."""
         blocks = tuple(BlockId(n) for n in range(self._runner.num_blocks))
         ids = tuple(TokenId(token) for token in tokens)
         row = Row(RequestId("row"), ids, 0, blocks, sample=False, sampling=SamplingParams(1))
@@ -84,8 +85,8 @@ class LogprobReader:
 
 
 def held_out(model: Path, most: int) -> list[list[int]]:
-    """Rows of the files that the demo model has not seen, a token longer than what is read."""
-    tokenizer = Tokenizer.load(model, encodes_much=False)
+    """Return rows of the held-out files, one token longer than what is computed."""
+    tokenizer = Tokenizer.load(model, uses_fast_encoder=False)
     tokens: list[int] = []
     for is_held_out, text in library():
         if is_held_out and len(tokens) < most * (ROW_TOKENS + 1):

@@ -1,10 +1,10 @@
-"""Time to first token when part of the prompt is cached, by tier, beside cold and the ideal.
+"""Measure the TTFT with a cached prefix, by tier, against a cold run and the ideal.
 
     python -m benchmarks.reuse [--tokens N] [--rounds N]
 
 A worker's engine and store client with the demo model in this process, a store node in another.
 Device: the prefix is in the worker's own pool. DRAM: in the store of the host, over shared memory.
-SSD: the same, after the node was born again. Peer: as if on another host, over NIXL and gRPC. The
+SSD: the same, after a restart of the node. Peer: as if on another host, over NIXL and gRPC. The
 ideal is the uncached share of the cold time plus a plain copy of the cached bytes. Prints JSON as
 the last line.
 """
@@ -62,7 +62,7 @@ BLOCK_TOKENS = 16
 
 
 class ReuseBench:
-    """A model, its pool, and what can be reached from here."""
+    """A model, its KV pool, and the stores that it can reach."""
 
     def __init__(self, num_tokens: int, model: Path = DEMO_MODEL, chunk: int = 512) -> None:
         self.num_tokens = num_tokens
@@ -88,7 +88,8 @@ class ReuseBench:
         self.numbers = iter(range(1, 10**9))
 
     def spec(self, prefix: int, share: float) -> RequestSpec:
-        """A prompt whose first ``share`` is that of every prompt with the same ``prefix``."""
+        """Return a request. Its prompt has ``num_tokens`` tokens; the first ``share`` (0 to 1) of
+        them depend only on the number ``prefix``, the others are new."""
         vocabulary = self.runner.model_config.vocab_size
         number = next(self.numbers)
         head = np.random.default_rng(prefix).integers(vocabulary, size=self.num_tokens)
@@ -103,8 +104,8 @@ class ReuseBench:
     async def worker(
         self, address: str, door: str, over: str, prefer: ReloadMode | None = None
     ) -> AsyncIterator["ReuseWorker"]:
-        """A worker with an empty device cache, and a store that it reaches ``over`` a way; an
-        empty address is none."""
+        """Start a worker with an empty device cache, and with the store at the address, reached
+        over the transport ``over``; an empty address means no store."""
         registry = MemoryRegistry(CLOCK)
         store = Member(
             WorkerId("s"), Role.KVSTORE, address, Incarnation(1), WorkerState.READY,
@@ -151,7 +152,7 @@ class ReuseWorker:
             StorePublisher(self.thread, self.client, bench.layout, b""),
             bench.layout,
             BLOCK_TOKENS,
-            bench.config.chunk_limit,
+            bench.config.max_chunk_tokens,
             CLOCK,
             5.0,
             prefer,
@@ -163,7 +164,7 @@ class ReuseWorker:
         self.extension = PrefixFetch(RequestId(""))
 
     def on_step(self, result: StepResult) -> None:
-        self.store.note_step(result)
+        self.store.record_step(result)
         for output in result.outputs:
             if not self.tokens:
                 self.cached = output.cached_tokens
@@ -173,7 +174,7 @@ class ReuseWorker:
                 self.finished.set()
 
     async def answer(self, spec: RequestSpec) -> list[int]:
-        """All its tokens."""
+        """Generate the answer; return all its tokens."""
         await self.ttft(spec)
         await self.finished.wait()
         return self.tokens
@@ -183,25 +184,27 @@ class ReuseWorker:
         self.finished.clear()
         self.tokens = []
         began = SYSTEM_CLOCK()
-        chain = self.engine.keys.chain(spec)
-        self.extension = extension = await self.store.find(spec, chain.keys)
-        cached = await self.thread.call(lambda engine: engine.num_cached_blocks(chain.keys))
-        if extension.num_stored > cached:
-            await self.store.extend(extension, cached)
-        await self.thread.call(lambda engine: engine.add(spec, Task.WHOLE, chain=chain))
-        self.store.follow(extension)
+        chain = self.engine.key_hasher.make_chain(spec)
+        self.extension = extension = await self.store.find_prefix(spec, chain.keys)
+        cached = await self.thread.call(lambda engine: engine.count_cached_blocks(chain.keys))
+        if extension.num_stored_blocks > cached:
+            await self.store.fetch_prefix(extension, cached)
+        await self.thread.call(
+            lambda engine: engine.add(spec, Task.PREFILL_AND_DECODE, chain=chain)
+        )
+        self.store.start_split_fetch(extension)
         await self.first_token.wait()
         return SYSTEM_CLOCK() - began
 
     async def stored(self, token_ids: Sequence[TokenId]) -> None:
-        """Until the full blocks of these lie in the store."""
+        """Wait until the store has all full blocks of these tokens."""
         keys = block_keys(self.engine.key_root(b""), token_ids, BLOCK_TOKENS)
-        while await self.client.count(keys) < len(keys):
+        while await self.client.count_stored_at_put_target(keys) < len(keys):
             await CLOCK.sleep(0.01)
 
 
 async def measure(bench: ReuseBench, tier: str, share: float, rounds: int) -> tuple[float, int]:
-    """Median seconds, and the cached tokens that the last one told."""
+    """Return the median TTFT in seconds, and the cached tokens of the last request."""
     over = {"peer nixl": "nixl", "peer grpc": "grpc"}.get(tier, "shm")
     times, cached = [], 0
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
-"""The ring's evenness and stability, and what bounded loads and shared heads make of it.
+"""Measure the hash ring's balance and stability, with bounded loads and with shared prefixes.
 
     python -m benchmarks.ring [--keys 1000000] [--trace FILE]
 
 Prints a table, and JSON as the last line. With a trace, its requests (all of which may share their
-first block) are placed by the ring alone, by the key that the conductor takes.
+first block) are placed by the ring alone, with the same key as in the conductor.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def firsts(ids: tuple[str, ...], num_keys: int) -> list[str]:
 
 
 def evenness(num_keys: int) -> dict[str, Any]:
-    """Load of each of 16 workers, and what moves when one leaves or one comes."""
+    """Measure the load of each of 16 workers, and how many keys move when one leaves or joins."""
     before = firsts(WORKERS, num_keys)
     loads = Counter(before)
     fewer = firsts(WORKERS[:-1], num_keys)
@@ -60,7 +60,7 @@ def evenness(num_keys: int) -> dict[str, Any]:
 
 
 def bounded(num_requests: int) -> dict[str, Any]:
-    """Requests that all have one head and never end: the worst case of bounded loads."""
+    """Place requests that all share one prefix and never end: the worst case of bounded loads."""
     views = [PrefillView(WorkerId(worker), COST, worker) for worker in WORKERS]
     pool, most = WorkerPool(views), 0.0
     caches = SimulatedCaches({view.id: view.node for view in views}, [], 1, 1)
@@ -69,7 +69,7 @@ def bounded(num_requests: int) -> dict[str, Any]:
         snapshot = Snapshot(0.0, number, pool, decodes, caches, 16, 1, LinkSpeed(1e9, 1e9))
         chosen = chwbl(snapshot, PolicyQuery(f"r{number}", 100, 16, (b"head",))).prefill
         assert chosen is not None
-        view = pool.take(chosen)
+        view = pool.take_for_update(chosen)
         view.num_requests += 1
         pool.put(view)
         mean = (number + 1) / len(WORKERS)
@@ -87,7 +87,7 @@ def decode_pool() -> WorkerPool[DecodeView]:
 
 
 def shared_heads(path: Path) -> dict[str, Any]:
-    """Requests per worker of a real trace, by the ring's key alone, against hashing the first
+    """Count requests per worker of a real trace, by the ring's key, against hashing the first
     block."""
     trace = read_trace(path)
     views = [PrefillView(WorkerId(worker), COST, worker) for worker in WORKERS]
@@ -97,12 +97,12 @@ def shared_heads(path: Path) -> dict[str, Any]:
     by_key: Counter[str] = Counter()
     by_head: Counter[str] = Counter()
     query = PolicyQuery("", 1, 1, ())
-    for number, arrival in enumerate(trace.arrivals):
-        query = replace(query, request_id=f"r{number}", keys=arrival.blocks)
+    for number, arrival in enumerate(trace.requests):
+        query = replace(query, request_id=f"r{number}", keys=arrival.block_ids)
         by_key[next(ring_successors(WORKERS, ring_key(snapshot, query)))] += 1
-        by_head[next(ring_successors(WORKERS, str(arrival.blocks[0]).encode()))] += 1
-        caches.note_request(arrival.blocks)
-    mean = len(trace.arrivals) / len(WORKERS)
+        by_head[next(ring_successors(WORKERS, str(arrival.block_ids[0]).encode()))] += 1
+        caches.record_request(arrival.block_ids)
+    mean = len(trace.requests) / len(WORKERS)
     return {
         "imbalance": max(by_key.values()) / mean,
         "imbalance_by_first_block": max(by_head.values()) / mean,
@@ -123,7 +123,7 @@ def main(arguments: list[str]) -> None:
     result["bounded"] = bounded(20_000)
     print(
         f"bounded loads: never above {result['bounded']['largest_over_bound']:.3f} of the bound, "
-        f"in the end {result['bounded']['largest_over_mean']:.3f} of the mean "
+        f"at the end {result['bounded']['largest_over_mean']:.3f} of the mean "
         f"(bound {CHWBL_LOAD_FACTOR}, rounded up)"
     )
     if options.trace:

@@ -1,11 +1,11 @@
-"""What a router costs: CPU, added latency and memory, beside other routers with the same load.
+"""Measure a router's CPU, added latency and memory, against other routers with the same load.
 
     python -m benchmarks.router [--peers PYTHON] [--gap-seconds G] [--rounds N]
 
-Chats of 512 tokens that no cache has seen, 16 streamed tokens each, at concurrency 1, 32 and 128,
-behind each router in turn, round by round, with mock workers that give a token every
-``gap-seconds`` (0: at once). The routers' CPU is read from the kernel; ``+ beside`` adds what
-decides with them (Baton's conductor). Baton and Dynamo apply the chat template and tokenise;
+Chats of 512 uncached tokens, with 16 streamed tokens each, at concurrency 1, 32 and 128, through
+each router in turn, round by round, with mock workers that send a token every ``gap-seconds`` (0:
+all at once). The routers' CPU time is read from the kernel; ``+ beside`` adds other processes that
+take part in routing (Baton's conductor). Baton and Dynamo apply the chat template and tokenise;
 sglang-router forwards bytes. Prints a table, and JSON as the last line.
 """
 
@@ -36,7 +36,8 @@ PATH = "/v1/chat/completions"
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one router at one concurrency, in one round. Milliseconds, but for what says otherwise."""
+    """The figures of one router at one concurrency, in one round; in milliseconds unless the name
+    says otherwise."""
 
     first_p50: float
     first_p99: float
@@ -47,7 +48,7 @@ class Figures:
 
 
 class ChatPrompts:
-    """Requests whose prompts have some ``PROMPT_TOKENS`` tokens, and nothing in common."""
+    """Makes requests whose prompts have about ``PROMPT_TOKENS`` tokens, and no common prefix."""
 
     def __init__(self, seed: int, answer_tokens: int = ANSWER_TOKENS) -> None:
         self._answer_tokens = answer_tokens
@@ -71,7 +72,7 @@ class ChatPrompts:
 
 
 class CpuUsage:
-    """CPU seconds that processes have used since this was made."""
+    """The CPU seconds that processes have used since this object was created."""
 
     def __init__(self, *pids: int) -> None:
         self._processes = [each for pid in pids for each in _family(pid)]
@@ -110,7 +111,7 @@ def measure(router: Running, requests: list[bytes], concurrency: int) -> Figures
 
 
 def check(load: StreamLoadResult, name: str) -> None:
-    """A router that drops tokens is not faster. Raises RuntimeError."""
+    """Raise RuntimeError if tokens are missing: a router that drops tokens is not faster."""
     if load.num_events < len(load.whole_seconds):
         raise RuntimeError(f"{name} streamed {load.num_events} events")
 
@@ -148,8 +149,8 @@ def main() -> None:
     print(f"{describe()} seed {options.seed}, a token every {options.gap_seconds:g} s")
     rows = {key: _medians(made) for key, made in figures.items()}
     _print_table(rows)
-    told = [{"router": n, "concurrency": c, **asdict(row)} for (n, c), row in rows.items()]
-    print(json.dumps({"machine": describe(), "rounds": options.rounds, "rows": told}))
+    entries = [{"router": n, "concurrency": c, **asdict(row)} for (n, c), row in rows.items()]
+    print(json.dumps({"machine": describe(), "rounds": options.rounds, "rows": entries}))
 
 
 def _medians(made: list[Figures]) -> Figures:
@@ -175,8 +176,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--peers", type=Path, help="an interpreter that has the other routers")
     parser.add_argument("--gap-seconds", type=float, default=0.0)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--concurrency", default="1,32,128", help="some of them")
-    parser.add_argument("--only", help="names, with commas between them")
+    parser.add_argument("--concurrency", default="1,32,128", help="levels to measure")
+    parser.add_argument("--only", help="names of routers, separated by commas")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
 

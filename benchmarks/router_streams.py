@@ -1,11 +1,11 @@
-"""How many streams a router sustains: 64 mock workers, 50 tokens a second in each answer.
+"""Measure how many streams a router sustains, with 64 mock workers at 50 tokens a second each.
 
     python -m benchmarks.router_streams [--routers N] [--streams 64,128,…] [--answer-tokens N]
 
-Closed loop, step by step more streams, each with one answer after the other. A step is sustained
-when the clients get at least 95 % of the tokens that the workers would give them, and nine of ten
-gaps are at most 1.5 times the workers'. Client, routers and mock workers share this machine. Prints
-a table, and JSON as the last line.
+A closed loop with more streams in each step, each with one answer after the other. A step is
+sustained when the clients get at least 95 % of the tokens that the workers would send, and nine of
+ten inter-token latencies are at most 1.5 times the workers'. Client, routers and mock workers share
+this machine. Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -23,12 +23,13 @@ from tools.local_cluster import LocalCluster, local_cluster
 STEP_SECONDS = 0.02
 NUM_WORKERS = 64
 SUSTAINED_SHARE, SUSTAINED_GAPS = 0.95, 1.5
-"""Of the tokens; times the workers' step."""
+"""The least share of the tokens, and the largest multiple of the workers' inter-token latency."""
 
 
 @dataclass(frozen=True)
 class SustainedStep:
-    """``router_cores``: CPU seconds a second of all routers; ``mock_cores``: of the workers."""
+    """One step. ``router_cores`` is the CPU seconds per second of all routers, ``mock_cores`` that
+    of the mock workers."""
 
     streams: int
     tokens_per_second: float
@@ -98,8 +99,8 @@ def main() -> None:
             rows.append(measure(cluster, requests, streams, options.answer_tokens))
             print(_line(rows[-1]), flush=True)
     print(f"{describe()} seed {options.seed}, {options.routers} router processes")
-    told = [asdict(row) for row in rows]
-    print(json.dumps({"machine": describe(), "routers": options.routers, "rows": told}))
+    entries = [asdict(row) for row in rows]
+    print(json.dumps({"machine": describe(), "routers": options.routers, "rows": entries}))
 
 
 def _line(row: SustainedStep) -> str:

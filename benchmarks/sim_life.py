@@ -1,4 +1,4 @@
-"""The simulator against a live cluster: the same scaled trace, with costs that were measured there.
+"""Compare the simulator with a live cluster on the same scaled trace, with its measured costs.
 
     python -m benchmarks.sim_life --trace FILE [--requests N] [--rate R]
 
@@ -43,10 +43,10 @@ SETTINGS: dict[str, object] = {"threads": 1, "admission": False, "store_reload":
 
 
 def shrunk(trace: Trace, num_requests: int, rate: float) -> Trace:
-    """The first requests at that rate, everything ``SHRINK`` times as short."""
+    """Return the first requests at that rate, with lengths divided by ``SHRINK``."""
     jittered_trace = add_jitter(trace, SEED)
-    arrivals = jittered_trace.arrivals[:num_requests]
-    factor = rate / (num_requests / arrivals[-1].at_seconds)
+    arrivals = jittered_trace.requests[:num_requests]
+    factor = rate / (num_requests / arrivals[-1].arrival_seconds)
     small = tuple(_small(arrival) for arrival in arrivals)
     return scale_rate(Trace("shrunk", BLOCK_TOKENS, small), factor)
 
@@ -54,27 +54,28 @@ def shrunk(trace: Trace, num_requests: int, rate: float) -> Trace:
 def _small(arrival: TraceRequest) -> TraceRequest:
     tokens = max(arrival.num_prompt_tokens // SHRINK, 2)
     answer = max(arrival.num_answer_tokens // ANSWER_SHRINK, 2)
-    blocks = arrival.blocks[: -(-tokens // BLOCK_TOKENS)]
-    return replace(arrival, num_prompt_tokens=tokens, num_answer_tokens=answer, blocks=blocks)
+    blocks = arrival.block_ids[: -(-tokens // BLOCK_TOKENS)]
+    return replace(arrival, num_prompt_tokens=tokens, num_answer_tokens=answer, block_ids=blocks)
 
 
 def prompt_of(arrival: TraceRequest) -> list[int]:
-    """Each block's ids follow from its number alone, so equal blocks are equal tokens."""
+    """Return a prompt whose token ids depend only on its block numbers, so that equal blocks have
+    equal tokens."""
     ids: list[int] = []
-    for block in arrival.blocks:
+    for block in arrival.block_ids:
         ids += np.random.default_rng(block).integers(3, 256, size=BLOCK_TOKENS).tolist()
     return ids[: arrival.num_prompt_tokens]
 
 
 async def replay(url: str, trace: Trace) -> list[dict[str, Any]]:
-    """TTFT of each request, and who computed it."""
+    """Replay the trace; return each request's TTFT and workers."""
     limits = httpx.Limits(max_connections=256)
     async with httpx.AsyncClient(base_url=url, timeout=REQUEST_SECONDS, limits=limits) as client:
         began = CLOCK.monotonic()
 
         async def one(arrival: TraceRequest) -> dict[str, Any]:
             prompt = prompt_of(arrival)
-            await CLOCK.sleep(max(began + arrival.at_seconds - CLOCK.monotonic(), 0.0))
+            await CLOCK.sleep(max(began + arrival.arrival_seconds - CLOCK.monotonic(), 0.0))
             answer = await timed(client, prompt, arrival.num_answer_tokens)
             told = (await client.get(f"/admin/requests/{answer.request_id}")).json()
             return {
@@ -84,7 +85,7 @@ async def replay(url: str, trace: Trace) -> list[dict[str, Any]]:
                 "cached_tokens": told["cached_tokens"],
             }
 
-        return await asyncio.gather(*(one(arrival) for arrival in trace.arrivals))
+        return await asyncio.gather(*(one(arrival) for arrival in trace.requests))
 
 
 def simulate(trace: Trace, costs: WorkerCosts) -> list[dict[str, Any]]:
@@ -101,7 +102,7 @@ def simulate(trace: Trace, costs: WorkerCosts) -> list[dict[str, Any]]:
         max_batch=64,
         report_seconds=1.0,
         num_hosts=1,
-        decodes_read=False,
+        allow_local_prefill=False,
     )
     jobs = SimulatedCluster(config, trace, get_policy("baton")).run()
     return [

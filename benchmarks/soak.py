@@ -1,13 +1,13 @@
-"""Locust against a real CPU cluster: what it can do at most, and then minutes at 80 % of that.
+"""Run locust against a real CPU cluster: find its capacity, then load it to 80 % for minutes.
 
     python -m benchmarks.soak [--seconds 600] [--share 0.8] [--logs FOLDER]
 
-Users of every kind but reasoning (``loadtest/locustfile.py``), whose prompts and answers are a
-seventh as long, so that the demo model holds them. Each step of a ramp has twice the users of the
-one before, until that brings hardly more answers; capacity is the highest rate of answers. Between
-two steps rate is taken to grow evenly with users. Prints a table, each kind of failure as locust
-counts it, and JSON as the last line; exit code 1 when a request failed. ``--logs``: where all
-processes' logs are left when one did.
+The users are of every kind but reasoning (``loadtest/locustfile.py``), with prompts and answers a
+seventh as long, to fit the demo model's context. Each step of a ramp has twice the users of the one
+before, until the rate of answers hardly grows; capacity is the highest rate of answers. Between two
+steps, the rate is interpolated linearly by users. Prints a table, each kind of failure as locust
+counts it, and JSON as the last line; exit code 1 when a request failed. ``--logs``: the folder for
+all processes' logs if a request failed.
 """
 
 import argparse
@@ -35,19 +35,19 @@ SHAPE = [
 ]  # fmt: skip
 RAMP_USERS = (8, 16, 32, 64, 128, 256)
 RAMP_SECONDS = 30
-SATURATED = 1.1
-"""Twice the users and not so much the rate: there is no more."""
+MIN_RATE_GROWTH = 1.1
+"""When twice the users raise the rate by less than this factor, the capacity is reached."""
 
-LOOK_SECONDS = 6.0
-SETTLED = 0.2
-"""Of the run, at its begin, are not looked at for memory: caches fill."""
+SAMPLE_SECONDS = 6.0
+SETTLE_SHARE = 0.2
+"""The first share of the run that memory growth ignores, while caches fill."""
 
 
 @dataclass
 class SoakRun:
-    """``rate_rps`` is of answers that came whole. Milliseconds are from the user's side.
-    ``failures`` counts by who asked and why it failed. ``memory_mib`` is by role and kind, ``own``
-    or ``shared``, over time."""
+    """The result of one run. ``rate_rps`` counts complete answers. Milliseconds are as seen by
+    users. ``failures`` counts by kind of user and reason. ``memory_mib`` is by role and kind
+    (``own`` or ``shared``), over time."""
 
     users: int
     seconds: float
@@ -62,12 +62,13 @@ class SoakRun:
 
     @property
     def growth_mib(self) -> dict[str, float]:
-        """Median of the last fifth of the time, less that of the first one after it has settled."""
+        """Return the median memory of the last fifth of the time, minus that of the first fifth
+        after ``SETTLE_SHARE``."""
         return {name: _growth(seen) for name, seen in self.memory_mib.items()}
 
 
 def run(cluster: LocalCluster, users: int, seconds: int, watch: bool = False) -> SoakRun:
-    """Locust for so long, in a process of its own. Raises RuntimeError when it can't run."""
+    """Run locust for ``seconds``, in its own process. Raises RuntimeError when it can't run."""
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "told"
         command = [
@@ -79,9 +80,9 @@ def run(cluster: LocalCluster, users: int, seconds: int, watch: bool = False) ->
         environment = {key: os.environ[key] for key in os.environ if not key.startswith("LOCUST_")}
         quiet = subprocess.DEVNULL
         with subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet) as locust:
-            memory = watched(cluster, locust) if watch else {}
+            memory = sample_memory(cluster, locust) if watch else {}
         if not told.with_suffix(".json").exists():
-            raise RuntimeError(f"locust ended with {locust.returncode} and told nothing")
+            raise RuntimeError(f"locust exited with {locust.returncode} and wrote no results")
         rows = json.loads(told.with_suffix(".json").read_text())
         with (Path(folder) / "told_failures.csv").open(newline="") as file:
             failures = {
@@ -91,8 +92,8 @@ def run(cluster: LocalCluster, users: int, seconds: int, watch: bool = False) ->
     return _run_of(rows, users, seconds, failures, memory)
 
 
-def watched(cluster: LocalCluster, locust: subprocess.Popen[bytes]) -> dict[str, list[float]]:
-    """Resident MiB of each role's processes together, until ``locust`` has ended."""
+def sample_memory(cluster: LocalCluster, locust: subprocess.Popen[bytes]) -> dict[str, list[float]]:
+    """Sample the resident MiB of each role's processes together, until ``locust`` has ended."""
     seen: dict[str, list[float]] = defaultdict(list)
     processes = [(entry["role"], entry["pid"]) for entry in cluster.status()["processes"]]
     while locust.poll() is None:
@@ -103,14 +104,14 @@ def watched(cluster: LocalCluster, locust: subprocess.Popen[bytes]) -> dict[str,
             now[f"{role}, shared"] += shared
         for name, mib in now.items():
             seen[name].append(mib)
-        pause(LOOK_SECONDS)
+        pause(SAMPLE_SECONDS)
     return dict(seen)
 
 
 def resident_mib(pid: int) -> tuple[float, float]:
-    """Anonymous memory of a process, and shared memory that it has touched."""
+    """Return a process's anonymous memory, and the shared memory that it has touched."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    told = dict(line.split(":", 1) for line in lines)
+    told = dict(format_run.split(":", 1) for format_run in lines)
     own, shared = (int(told[name].split()[0]) / 1024 for name in ("RssAnon", "RssShmem"))
     return own, shared
 
@@ -140,7 +141,7 @@ def _run_of(
 
 
 def _percentile(rows: Sequence[dict[str, Any]], method: str, share: float) -> float:
-    """Of the milliseconds of all rows of a method; locust keeps how often each came."""
+    """Return a percentile of the milliseconds in a method's rows, which locust keeps as counts."""
     counts: dict[float, int] = defaultdict(int)
     for row in rows:
         if row["method"] == method:
@@ -155,24 +156,24 @@ def _percentile(rows: Sequence[dict[str, Any]], method: str, share: float) -> fl
 
 
 def _growth(seen: Sequence[float]) -> float:
-    settled = seen[int(len(seen) * SETTLED) :]
+    settled = seen[int(len(seen) * SETTLE_SHARE) :]
     part = max(len(settled) // 5, 1)
     return statistics.median(settled[-part:]) - statistics.median(settled[:part])
 
 
-def climb(cluster: LocalCluster) -> list[SoakRun]:
-    """Until more users bring no more answers."""
+def run_ramp(cluster: LocalCluster) -> list[SoakRun]:
+    """Run the ramp, until more users bring no more answers."""
     ramp: list[SoakRun] = []
     for users in RAMP_USERS:
         ramp.append(run(cluster, users, RAMP_SECONDS))
-        print(line(ramp[-1]), flush=True)
-        if len(ramp) > 1 and ramp[-1].rate_rps < SATURATED * ramp[-2].rate_rps:
+        print(format_run(ramp[-1]), flush=True)
+        if len(ramp) > 1 and ramp[-1].rate_rps < MIN_RATE_GROWTH * ramp[-2].rate_rps:
             break
     return ramp
 
 
 def users_for(ramp: Sequence[SoakRun], rate: float) -> int:
-    """Between two steps of the ramp, rate grows evenly with users."""
+    """Return the number of users for a rate, interpolated between two steps of the ramp."""
     before, users_before = 0.0, 0
     for step in ramp:
         if step.rate_rps >= rate:
@@ -188,8 +189,8 @@ def keep_logs(cluster: LocalCluster, folder: Path) -> None:
         shutil.copy(log, folder)
 
 
-def line(told: SoakRun) -> str:
-    """And one for each kind of failure."""
+def format_run(told: SoakRun) -> str:
+    """Format a run as a line, with one more line per kind of failure."""
     failures = "".join(f"\n  {count} x {why}" for why, count in told.failures.items())
     return (
         f"{told.users:3d} users: {told.rate_rps:6.2f} answers/s, {told.num_failures} of "
@@ -205,7 +206,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--share", type=float, default=0.8)
     parser.add_argument("--prefill", type=int, default=1)
     parser.add_argument("--decode", type=int, default=1)
-    parser.add_argument("--logs", type=Path, help="where logs are left when a request failed")
+    parser.add_argument("--logs", type=Path, help="folder for logs if a request failed")
     options = parser.parse_args(arguments)
     machine = describe()
     print(machine)
@@ -213,11 +214,16 @@ def main(arguments: list[str]) -> int:
     with local_cluster(
         prefill=options.prefill, decode=options.decode, settings=settings
     ) as cluster:
-        ramp = climb(cluster)
+        ramp = run_ramp(cluster)
         capacity = max(step.rate_rps for step in ramp)
         users = users_for(ramp, options.share * capacity)
         long = run(cluster, users, options.seconds, watch=True)
-        print(line(long), f"{long.rate_rps / capacity:.2f} of the capacity", sep="\n", flush=True)
+        print(
+            format_run(long),
+            f"{long.rate_rps / capacity:.2f} of the capacity",
+            sep="\n",
+            flush=True,
+        )
         if options.logs and (long.failures or any(step.failures for step in ramp)):
             keep_logs(cluster, options.logs)
     for name, seen in long.memory_mib.items():

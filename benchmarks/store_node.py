@@ -1,4 +1,4 @@
-"""A store node by itself, without Redis, for benchmarks: prints its address and its door."""
+"""A store node without Redis, for benchmarks: prints its address and its local RPC socket."""
 
 import asyncio
 import sys
@@ -45,10 +45,10 @@ async def serve(arena_bytes: int, disk_bytes: int, folder: Path) -> None:
     door = LocalRpcServer(KvStoreMethods(node), path)
     await door.start()
     print(f"127.0.0.1:{port} {path}", flush=True)
-    demoting = asyncio.create_task(node.demotion.run())
+    demoting = asyncio.create_task(node.demoter.run())
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     demoting.cancel()
-    await node.demotion.flush()
+    await node.demoter.demote_all()
     if disk is not None:
         disk.close()
     await door.close()

@@ -1,12 +1,11 @@
-"""Whether a tenant can tell by time what another one has asked.
+"""Measure whether a tenant can learn from response times which prompts another one has sent.
 
     python -m benchmarks.tenant_timing [--trials N]
 
-A real cluster. In each trial the victim sends a prompt; the attacker then sends the same one and
-another that nobody has sent, in an order drawn by lot, and measures the time to the first token.
-The area under the curve (AUC) is how often the same one is answered sooner: 0.5 is a coin, 1 is
-certainty. For contrast, the same with a prompt that the attacker has sent itself before. Prints
-a table, and JSON as the last line.
+Runs a real cluster. In each trial the victim sends a prompt; the attacker then sends the same one
+and a new one, in random order, and measures the TTFT. The area under the curve (AUC) is how often
+the same one is answered sooner: 0.5 is chance, 1 is certainty. For contrast, the same with a prompt
+that the attacker has sent before. Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from baton.core.api_key import hash_api_key
-from benchmarks.asking import ask
+from benchmarks.asking import time_request
 from benchmarks.machine import describe
 from benchmarks.tenants import VOCABULARY, cluster_of
 
@@ -38,19 +37,19 @@ def main() -> None:
         "attacker": {"keys": [hash_api_key(ATTACKER)]},
     }
     with cluster_of(1, 1, tenants) as cluster:
-        told = asyncio.run(_measure(cluster.url, options))
-    for name, line in told.items():
+        result = asyncio.run(_measure(cluster.url, options))
+    for name, line in result.items():
         known, unknown = 1000 * line["known_median"], 1000 * line["unknown_median"]
         print(
             f"{name:12} AUC {line['auc']:.3f} ± {line['standard_error']:.3f}   medians "
             f"{known:.1f} ms (sent before), {unknown:.1f} ms (new)"
         )
     report = {"benchmark": "tenant_timing", "machine": describe(), "options": vars(options)}
-    print(json.dumps({**report, **told}))
+    print(json.dumps({**report, **result}))
 
 
 async def _measure(url: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Trials against another tenant and against oneself take turns."""
+    """Run trials, alternating between another tenant's prompts and the attacker's own."""
     generator = np.random.default_rng(options.seed)
     seconds: dict[str, tuple[list[float], list[float]]] = {
         "another's": ([], []),
@@ -59,7 +58,7 @@ async def _measure(url: str, options: argparse.Namespace) -> dict[str, Any]:
     for number in range(-WARM_UP_TRIALS, options.trials):
         for name, first_key in (("another's", VICTIM), ("one's own", ATTACKER)):
             known, new = generator.integers(10, VOCABULARY, (2, options.prompt_tokens)).tolist()
-            await ask(url, first_key, known, 1)
+            await time_request(url, first_key, known, 1)
             known_seconds, new_seconds = await _probe(url, known, new, bool(generator.integers(2)))
             if number >= 0:
                 seconds[name][0].append(known_seconds)
@@ -72,15 +71,15 @@ async def _probe(
 ) -> tuple[float, float]:
     times: dict[bool, float] = {}
     for is_known in (known_first, not known_first):
-        asked = await ask(url, ATTACKER, known if is_known else new, 1)
-        assert asked.first_token_seconds is not None, f"refused with {asked.status}"
-        times[is_known] = asked.first_token_seconds
+        asked = await time_request(url, ATTACKER, known if is_known else new, 1)
+        assert asked.ttft_seconds is not None, f"refused with {asked.status}"
+        times[is_known] = asked.ttft_seconds
     return times[True], times[False]
 
 
 def summary(known: Sequence[float], new: Sequence[float]) -> dict[str, float]:
-    """The AUC is the better of both directions, as an attacker would choose; its standard error
-    as by Hanley and McNeil (1982), where nothing is to be told."""
+    """Return the AUC, in the better of both directions, as an attacker would choose, and its
+    standard error under the null hypothesis (Hanley and McNeil 1982)."""
     raw = auc(known, new)
     count = len(known)
     return {
@@ -93,7 +92,8 @@ def summary(known: Sequence[float], new: Sequence[float]) -> dict[str, float]:
 
 
 def auc(known: Sequence[float], new: Sequence[float]) -> float:
-    """How often one of ``known`` is less than one of ``new``; a tie is half (Mann-Whitney U)."""
+    """Return how often one of ``known`` is less than one of ``new``; a tie counts half
+    (Mann-Whitney U)."""
     one, other = np.asarray(known)[:, None], np.asarray(new)[None, :]
     return float(np.mean((one < other) + 0.5 * (one == other)))
 

@@ -1,11 +1,11 @@
-"""A quiet tenant's time to the first token, alone and beside one that floods.
+"""Measure a quiet tenant's TTFT, alone and while another tenant floods the cluster.
 
     python -m benchmarks.tenants [--prefill N] [--decode M] [--rounds R] [--seconds S]
 
-A real cluster. The flooder sends ten times its limit of requests, from a process of its own, so
-that only the cluster stands between the two. Rounds of alone, beside one that keeps to its limit,
-and beside the flood take turns in one run. What the flooder may send costs the cluster time, like
-anybody's; the flood should cost nothing beyond. Prints a table, and JSON as the last line.
+Runs a real cluster. The flooder sends ten times its limit of requests, from its own process, so
+that the two share only the cluster. The quiet tenant is measured in turn alone, with a tenant
+within its limit, and with the flood. The requests within the flooder's limit cost time like any
+others; the rest of the flood should cost nothing. Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -23,21 +23,21 @@ import numpy as np
 import yaml
 
 from baton.core.api_key import hash_api_key
-from benchmarks.asking import ask
+from benchmarks.asking import time_request
 from benchmarks.machine import SYSTEM_CLOCK, describe
 from tools.local_cluster import LocalCluster, local_cluster
 
 QUIET, FLOODER = "quiet-tenant-key-0000", "flooder-tenant-key-00"
 FLOOD = 10
-"""Times its limit."""
+"""The flood's rate as a multiple of the tenant's limit."""
 
 ARMS = {"alone": 0.0, "within": 0.9, "flood": float(FLOOD)}
-"""What the other tenant sends, times its limit."""
+"""The other tenant's rate in each arm, as a multiple of its limit."""
 
 WARM_UP_SECONDS = 3.0
 
 FIRST_MINUTE = 60 / (FLOOD - 1) + 1.0
-"""Seconds until a flood has used up what its limit allows at once: only then is it refused."""
+"""Seconds until a flood has used up the burst that its limit allows, and is rejected."""
 
 VOCABULARY = 400
 
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def limits(per_minute: int) -> dict[str, Any]:
-    """Of the tenants file."""
+    """Return the limits for the tenants file."""
     return {
         "quiet": {"keys": [hash_api_key(QUIET)]},
         "flooder": {"keys": [hash_api_key(FLOODER)], "limits": {"requests_per_minute": per_minute}},
@@ -88,7 +88,7 @@ async def _measure(cluster: LocalCluster, options: argparse.Namespace) -> dict[s
 
 
 def _order(rounds: int) -> list[str]:
-    """Each arm once a round, beginning with another one each time."""
+    """Return the order of the arms: each once per round, with a rotating first one."""
     arms = list(ARMS)
     return [
         arms[(first + step) % len(arms)] for first in range(rounds) for step in range(len(arms))
@@ -96,7 +96,7 @@ def _order(rounds: int) -> list[str]:
 
 
 async def _quiet(url: str, seconds: float, rate: float, num_tokens: int, seed: int) -> list[float]:
-    """Seconds to the first token of each, sent at even times whatever becomes of the others."""
+    """Return the TTFT of requests that are sent at even intervals (an open loop)."""
     generator = np.random.default_rng([7, seed])
     began = SYSTEM_CLOCK()
     async with asyncio.TaskGroup() as tasks:
@@ -104,15 +104,15 @@ async def _quiet(url: str, seconds: float, rate: float, num_tokens: int, seed: i
         for number in range(int(seconds * rate)):
             await asyncio.sleep(max(began + number / rate - SYSTEM_CLOCK(), 0))
             prompt = generator.integers(10, VOCABULARY, num_tokens).tolist()
-            asked.append(tasks.create_task(ask(url, QUIET, prompt, 4)))
-    times = [task.result().first_token_seconds for task in asked]
+            asked.append(tasks.create_task(time_request(url, QUIET, prompt, 4)))
+    times = [task.result().ttft_seconds for task in asked]
     assert None not in times, "the quiet tenant is never refused"
     return [each for each in times if each is not None]
 
 
 @contextmanager
 def _other(url: str, rate: float, num_tokens: int, seed: int) -> Iterator[Any]:
-    """The other tenant, in a process of its own while the block lasts."""
+    """Run the other tenant, in its own process, while the block lasts."""
     statuses: dict[str, int] = {}
     if not rate:
         yield lambda: statuses
@@ -143,7 +143,7 @@ async def _send(url: str, rate: float, num_tokens: int, seed: int, ended: Any) -
         while not ended.is_set():
             await asyncio.sleep(max(began + number / rate - SYSTEM_CLOCK(), 0))
             prompt = generator.integers(10, VOCABULARY, num_tokens).tolist()
-            asked.append(tasks.create_task(ask(url, FLOODER, prompt, 4)))
+            asked.append(tasks.create_task(time_request(url, FLOODER, prompt, 4)))
             number += 1
     statuses: dict[str, int] = {}
     for task in asked:
@@ -155,8 +155,9 @@ async def _send(url: str, rate: float, num_tokens: int, seed: int, ended: Any) -
 def _summary(
     seconds: dict[str, list[list[float]]], statuses: dict[str, dict[str, int]]
 ) -> dict[str, Any]:
-    """``p99_ratio`` is of all samples of an arm, ``median_p99_ratio`` of rounds side by side. Where
-    they differ much, a few moments made the difference: see ``p99_by_round``."""
+    """Summarize the arms. ``p99_ratio`` is over all samples of an arm, ``median_p99_ratio`` the
+    median over rounds. If they differ much, a few moments made the difference: see
+    ``p99_by_round``."""
     told: dict[str, Any] = {}
     for arm, rounds in seconds.items():
         together = [each for one in rounds for each in one]
@@ -201,7 +202,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each arm of a round")
     parser.add_argument("--quiet-rps", type=float, default=5.0)
-    parser.add_argument("--limit", type=int, default=60, help="the flooder's, per minute")
+    parser.add_argument("--limit", type=int, default=60, help="of the flooder, per minute")
     parser.add_argument("--prompt-tokens", type=int, default=256, help="of the quiet tenant")
     parser.add_argument("--flood-tokens", type=int, default=64)
     return parser.parse_args()

@@ -1,17 +1,17 @@
-"""Gaps between the tokens of running answers, while long prompts are read beside them.
+"""Measure the inter-token latency of running answers while long prompts are prefilled.
 
     python -m benchmarks.token_gaps [--shape 50m|0.6b] [--layers N] [--dtype bfloat16|float32]
                                     [--budgets TOKENS …] [--gaps SECONDS …] [--streams N]
                                     [--prompts N] [--tokens N]
 
-Eight answers are streamed over HTTP from a real cluster: first by themselves, then while prompts of
-4,096 tokens come one after the other. ``same worker``: one worker with two threads writes the
-answers and reads the prompts, in chunks that share a step's budget (``max_step_tokens``) with the
-answers: of so many tokens (``--budgets``), or as many as fit into a gap (``--gaps``, which are
-``slo_token_gap_seconds``; the default is 0.05). ``disaggregated``: a prefill worker and a decode
-worker, with one thread and a core each. So both use the same two cores, and router and client run
-beside them. A gap is what a client sees between two events of one stream. Prints a table, and JSON
-as the last line.
+Eight answers are streamed over HTTP from a real cluster: first alone, then while prompts of 4,096
+tokens arrive one after the other. ``same worker``: one worker with two threads decodes the answers
+and prefills the prompts, in chunks that share a step's budget (``max_step_tokens``) with the
+answers: a fixed number of tokens (``--budgets``), or as many as fit into an inter-token latency
+(``--gaps``, which set ``slo_token_gap_seconds``; the default is 0.05). ``disaggregated``: a prefill
+worker and a decode worker, with one thread and one core each. So both use the same two cores, which
+router and client share. A gap is the time that a client sees between two events of one stream.
+Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -40,24 +40,25 @@ from tools.local_cluster import LocalCluster, local_cluster
 
 STREAM_PROMPT_TOKENS = 64
 STREAM_TOKENS = 7000
-"""More than are written while this measures; who is done with a stream leaves."""
+"""The length of a streamed answer: longer than the measurement; the client disconnects at the
+end."""
 PROMPT_ANSWER_TOKENS = 4
 WARM_TOKENS = 64
-"""Of each stream, before anything counts."""
-PATIENCE_SECONDS = 240.0
+"""The number of tokens of each stream before the measurement begins."""
+TIMEOUT_SECONDS = 240.0
 UNLIMITED_SECONDS = 1000.0
 SETTLE_SECONDS = 2.0
-"""Until everybody has heard of it."""
+"""The time until all members know of a change."""
 EVENT = b"data: {"
 
 
 class TimedStream(asyncio.Protocol):
-    """One streamed completion. ``stamps`` are when events came, one entry per event."""
+    """One streamed completion. ``event_times`` are the arrival times of its events."""
 
     def __init__(self, body: dict[str, object]) -> None:
         self._body = body
         self._tail = b""
-        self.stamps: list[float] = []
+        self.event_times: list[float] = []
         self.done = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -67,9 +68,9 @@ class TimedStream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         now = SYSTEM_CLOCK()
-        self.stamps += [now] * data.count(EVENT)
+        self.event_times += [now] * data.count(EVENT)
         self._tail = (self._tail + data)[-len(END) :]
-        if not self.stamps and b"HTTP/1.1 200" not in data:
+        if not self.event_times and b"HTTP/1.1 200" not in data:
             self._fail(f"{data[:300]!r}")
         if self._tail == END:
             self._transport.close()
@@ -78,12 +79,12 @@ class TimedStream(asyncio.Protocol):
         if not self.done.done():
             self.done.set_result(None)
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         self._transport.abort()
 
     def gaps(self, begin: float, end: float) -> list[float]:
-        """Between events that came in [begin, end)."""
-        stamps = [stamp for stamp in self.stamps if begin <= stamp < end]
+        """Return the times between events that arrived in [begin, end)."""
+        stamps = [stamp for stamp in self.event_times if begin <= stamp < end]
         return [after - before for before, after in pairwise(stamps)]
 
     def _fail(self, message: str) -> None:
@@ -93,17 +94,17 @@ class TimedStream(asyncio.Protocol):
 
 @dataclass
 class LatencySamples:
-    """Seconds. ``alone`` and ``beside``: gaps by themselves, and beside prompts."""
+    """Inter-token latencies in seconds: ``alone``, and ``beside`` prefills of prompts."""
 
     alone: list[float] = field(default_factory=list)
     beside: list[float] = field(default_factory=list)
-    first_tokens: list[float] = field(default_factory=list)
+    ttfts: list[float] = field(default_factory=list)
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return {
             "alone": _percentiles(self.alone),
             "beside": _percentiles(self.beside),
-            "first_token_seconds": float(np.median(self.first_tokens)),
+            "first_token_seconds": float(np.median(self.ttfts)),
         }
 
 
@@ -123,7 +124,7 @@ class StreamingClient:
 
     async def measure(self) -> LatencySamples:
         options, seen = self._options, LatencySamples()
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             await self._prompt(options.tokens)  # warms up
             streams = [await self._open(STREAM_PROMPT_TOKENS, STREAM_TOKENS)]
             streams += [
@@ -135,27 +136,27 @@ class StreamingClient:
             await asyncio.sleep(options.seconds)
             between = SYSTEM_CLOCK()
             for _ in range(options.prompts):
-                seen.first_tokens.append(await self._prompt(options.tokens))
+                seen.ttfts.append(await self._prompt(options.tokens))
             ended = SYSTEM_CLOCK()
         for stream in streams:
             assert not stream.done.done(), "a stream ended before it was measured"
             seen.alone += stream.gaps(began, between)
             seen.beside += stream.gaps(between, ended)
-            stream.leave()
+            stream.disconnect()
         return seen
 
     async def _until_warm(self, streams: list[TimedStream]) -> None:
-        while any(len(stream.stamps) < WARM_TOKENS for stream in streams):
+        while any(len(stream.event_times) < WARM_TOKENS for stream in streams):
             for stream in streams:
                 if stream.done.done():
                     stream.done.result()
             await asyncio.sleep(0.05)
 
     async def _prompt(self, num_tokens: int) -> float:
-        """Seconds to its first token; back once its answer is there."""
+        """Send a prompt; return its TTFT in seconds once its answer is complete."""
         stream = await self._open(num_tokens, PROMPT_ANSWER_TOKENS)
         await stream.done
-        return stream.stamps[0] - stream.sent_at
+        return stream.event_times[0] - stream.sent_at
 
     async def _open(self, num_tokens: int, max_tokens: int) -> TimedStream:
         body = {
@@ -173,14 +174,14 @@ class StreamingClient:
 
 
 def pin(pid: int, core: int) -> None:
-    """All its threads, to one core."""
+    """Pin all threads of a process to one core."""
     for task in Path(f"/proc/{pid}/task").iterdir():
         os.sched_setaffinity(int(task.name), {core})
 
 
 @contextmanager
 def same_worker(model: Path, settings: dict[str, object]) -> Iterator[LocalCluster]:
-    """One worker for all: the other one drains, and stays so."""
+    """Run a cluster in which one worker does everything: the other one is kept draining."""
     with local_cluster(model, settings=settings | {"threads": 2}) as cluster:
         for entry in cluster.processes("prefill"):
             asyncio.run(drain_worker(entry["address"]))
@@ -199,7 +200,8 @@ def disaggregated(model: Path, settings: dict[str, object]) -> Iterator[LocalClu
 
 
 def write_servable_model(path: Path, options: argparse.Namespace) -> None:
-    """With a tokenizer, which nobody needs: prompts are token ids."""
+    """Write a model with random weights and a tokenizer, which is unused since prompts are token
+    ids."""
     write_model(path, options)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEMO_MODEL / name, path / name)
@@ -220,20 +222,22 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             settings = {"dtype": options.dtype, **chosen}
             with started(model, settings) as cluster:
                 seen = asyncio.run(StreamingClient(cluster.url, options).measure())
-            yield {"case": name, **chosen, **seen.told()}
+            yield {"case": name, **chosen, **seen.as_dict()}
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="50m")
-    parser.add_argument("--layers", type=int, default=0, help="fewer, to be done sooner; 0: all")
+    parser.add_argument(
+        "--layers", type=int, default=0, help="layers of the model; fewer take less time, 0: all"
+    )
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--budgets", type=int, nargs="*", default=[512, 128, 32])
     parser.add_argument("--gaps", type=float, nargs="*", default=[0.05, 0.03])
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=4096, help="of each prompt")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of the answers by themselves")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of the answers alone")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args(arguments)
 

@@ -1,9 +1,9 @@
-"""KV shipping between two processes: GB/s per transport, beside a plain copy and bare NIXL.
+"""Measure KV transfers between two processes: GB/s per transport, against memcpy and bare NIXL.
 
     python -m benchmarks.transport [--rounds N]
 
-The same bytes in blocks of 64 KiB and 2 MiB, scattered on both sides as a worn pool would have
-them. Prints a table with ratios, and JSON as the last line.
+Transfers the same bytes in blocks of 64 KiB and 2 MiB, scattered on both sides as in a fragmented
+pool. Prints a table with ratios, and JSON as the last line.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def scattered(size: int, block: int) -> list[TransferRange]:
 
 
 def plain_copy(memory: HostMemory, size: int, rounds: int) -> float:
-    """Seconds of one memmove from touched memory."""
+    """Return the seconds of one memmove from touched memory."""
     source = np.random.default_rng(1).integers(256, size=size, dtype=np.uint8)
     address = memory.region.address
     return median_seconds(lambda: ctypes.memmove(address, source.ctypes.data, size), rounds)
@@ -81,7 +81,7 @@ def ours(name: str, memory: HostMemory, size: int, block: int, rounds: int) -> f
 
 
 def bare_nixl(memory: HostMemory, size: int, rounds: int) -> float:
-    """One descriptor, polled without a pause, over NIXL's own API."""
+    """Time a transfer of one descriptor with NIXL's own API, polled without a pause."""
     agent = new_agent("bare")
     agent.register_memory([(memory.region.address, size, 0, "")], "DRAM")
     with peer("nixl", size) as endpoint:

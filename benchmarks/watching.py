@@ -1,11 +1,11 @@
-"""What watching costs: metrics per engine step, spans per request.
+"""Measure what observability costs: metrics per engine step, spans per request.
 
     python -m benchmarks.watching
 
-In one process, over a model without weights: seconds of the thread's CPU, so that a busy machine
-changes little. First what a worker tells of a step, beside the step itself (most of which is the
-fake model's arithmetic). Then what a request's spans cost the event loops of a router and of a
-worker: where it is traced, where it was not chosen, and where nothing is traced at all.
+Runs in one process with a fake model, and measures CPU seconds of the thread, so that other load
+changes little. First a worker's telemetry of a step, compared with the step itself (most of which
+is the fake model's arithmetic). Then what a request's spans cost the event loops of a router and of
+a worker: when it is traced, when it was not sampled, and when tracing is off.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from baton.worker.output_stream import OutputStream
 from baton.worker.telemetry import WorkerTelemetry
 from router.generation.record import GenerationRecord
 from router.telemetry.tracing import RequestTrace, RequestTracer, build_request_spans
-from tools.otlp_collector import collecting
+from tools.otlp_collector import run_collector
 
 CLOCK = SystemClock()
 ROOT = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
@@ -45,7 +45,7 @@ PROMPT_TOKENS = 32
 
 
 def engine_with(batch: int, answer_tokens: int) -> Engine:
-    """``batch`` answers that are all being written."""
+    """Return an engine that is decoding ``batch`` answers."""
     length = PROMPT_TOKENS + answer_tokens
     config = EngineConfig(
         block_tokens=16, max_model_tokens=length + 1, max_running=batch, max_step_tokens=4096
@@ -58,12 +58,12 @@ def engine_with(batch: int, answer_tokens: int) -> Engine:
         tokens = tuple(TokenId(number * 7 + index) for index in range(PROMPT_TOKENS))
         sampling = SamplingParams(max_tokens=answer_tokens, temperature=0.0)
         spec = RequestSpec(RequestId(str(number)), Epoch(1), tokens, PROMPT_TOKENS, sampling)
-        engine.add(spec, Task.WHOLE)
+        engine.add(spec, Task.PREFILL_AND_DECODE)
     return engine
 
 
 def step_seconds(batch: int, steps: int) -> tuple[float, float]:
-    """Median seconds of a step, and of what a worker tells of it."""
+    """Return the median seconds of a step, and of its telemetry."""
     engine = engine_with(batch, steps + 8)
     witness = WorkerTelemetry("w", CollectorRegistry(), CLOCK)
     engine.step()
@@ -73,14 +73,14 @@ def step_seconds(batch: int, steps: int) -> tuple[float, float]:
         began = time.thread_time()
         result = engine.step()
         stepped = time.thread_time()
-        witness.stepped(result, {})
+        witness.record_step(result, {})
         told.append(time.thread_time() - stepped)
         alone.append(stepped - began)
     return statistics.median(alone), statistics.median(told)
 
 
 def per_call(work: Callable[[], object], times: int) -> float:
-    """Median over batches of a hundred calls, in seconds per call."""
+    """Return the median over batches of a hundred calls, in seconds per call."""
     batches = []
     for _ in range(max(times // 100, 1)):
         began = time.thread_time()
@@ -93,18 +93,18 @@ def per_call(work: Callable[[], object], times: int) -> float:
 def finished_record() -> tuple[RequestTrace, GenerationRecord]:
     record = GenerationRecord(RequestId("cmpl-1"), 0.0, PROMPT_TOKENS)
     trace = RequestTrace(ROOT, "", "cmpl-1", 0.0)
-    trace.follow([record], 0.001)
+    trace.set_records([record], 0.001)
     worker = WorkerRef(WorkerId("d"), "d:1", Incarnation(1))
-    record.note_question(Epoch(1), 0.001)
-    record.note_placement(Epoch(1), Placement(worker, worker, "why", policy="baton"), 0.002)
-    record.note_output(RequestOutput(RequestId("cmpl-1"), Epoch(1), 0, (TokenId(1),)), 0.1)
-    record.note_end("stop", 0.5)
+    record.record_query(Epoch(1), 0.001)
+    record.record_placement(Epoch(1), Placement(worker, worker, "why", policy="baton"), 0.002)
+    record.record_output(RequestOutput(RequestId("cmpl-1"), Epoch(1), 0, (TokenId(1),)), 0.1)
+    record.record_end("stop", 0.5)
     return trace, record
 
 
-def off_path(record: GenerationRecord) -> None:
-    """What is done for a trace where there is none."""
-    record.note_question(Epoch(1), CLOCK.monotonic())
+def record_without_tracing(record: GenerationRecord) -> None:
+    """Do what the router does for a request when tracing is off."""
+    record.record_query(Epoch(1), CLOCK.monotonic())
 
 
 def worker_job(traced: bool) -> RequestSpec:
@@ -115,17 +115,17 @@ def worker_job(traced: bool) -> RequestSpec:
     )  # fmt: skip
 
 
-def job_life(witness: WorkerTelemetry, spec: RequestSpec, stream: OutputStream) -> None:
-    """What a worker tells of a request that did everything there."""
-    job = Job(RequestId("r"), spec, Task.WHOLE, stream)
-    witness.began(job)
-    witness.stepped(StepResult(), {})
-    witness.ended(job, JobOutcome.DONE)
+def record_whole_request(witness: WorkerTelemetry, spec: RequestSpec, stream: OutputStream) -> None:
+    """Record a worker's telemetry of a request that went through all stages."""
+    job = Job(RequestId("r"), spec, Task.PREFILL_AND_DECODE, stream)
+    witness.record_started(job)
+    witness.record_step(StepResult(), {})
+    witness.record_ended(job, JobOutcome.DONE)
 
 
-async def measure_spans(times: int) -> dict[str, float]:
-    """Microseconds of the event loop per request."""
-    with collecting() as (_, url):
+async def span_microseconds(times: int) -> dict[str, float]:
+    """Measure the event loop's microseconds per request."""
+    with run_collector() as (_, url):
         spans = OtlpSpanSink(url, {"service.name": "bench"}, CLOCK)
         trace, _ = finished_record()
         stream = OutputStream(lambda *_: None, lambda *_: None, lambda _: None)
@@ -134,13 +134,19 @@ async def measure_spans(times: int) -> dict[str, float]:
         none_chosen = RequestTracer(spans, 0.0, CLOCK)
         seconds = {
             "router_not_sampled": per_call(lambda: none_chosen.begin(REQUEST_ID, None), times),
-            "router_off": per_call(lambda: off_path(trace.records[0]), times),
+            "router_off": per_call(lambda: record_without_tracing(trace.records[0]), times),
             "router_traced": per_call(
                 lambda: spans.emit(build_request_spans(trace, "chat", 200, 0.6)), times
             ),
-            "worker_traced": per_call(partial(job_life, on, worker_job(True), stream), times),
-            "worker_not_sampled": per_call(partial(job_life, on, worker_job(False), stream), times),
-            "worker_off": per_call(partial(job_life, off, worker_job(False), stream), times),
+            "worker_traced": per_call(
+                partial(record_whole_request, on, worker_job(True), stream), times
+            ),
+            "worker_not_sampled": per_call(
+                partial(record_whole_request, on, worker_job(False), stream), times
+            ),
+            "worker_off": per_call(
+                partial(record_whole_request, off, worker_job(False), stream), times
+            ),
         }
         await asyncio.to_thread(spans.close)
     return {name: value * 1e6 for name, value in seconds.items()}
@@ -155,7 +161,7 @@ def main(batches: Sequence[int] = (1, 16, 64), steps: int = 2000, requests: int 
         )
         result[f"batch_{batch}"] = {"step_us": step * 1e6, "metrics_us": told * 1e6}
     configure_logging("warning", "json")
-    spans = asyncio.run(measure_spans(requests))
+    spans = asyncio.run(span_microseconds(requests))
     for name, value in spans.items():
         print(f"{name:20} {value:7.1f} µs per request")
     print(json.dumps(result | {"spans_us": spans}))

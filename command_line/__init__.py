@@ -1,1 +1,1 @@
-"""The command line: ``baton up``, ``baton status``, ``baton simulate`` and the others."""
+"""The ``baton`` command line: ``baton up``, ``baton status``, ``baton simulate`` and so on."""

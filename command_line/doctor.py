@@ -1,4 +1,4 @@
-"""``baton doctor``: what this installation can do, and what it lacks."""
+"""``baton doctor``: check what this installation can do, and what it lacks."""
 
 import importlib
 import importlib.metadata
@@ -22,7 +22,7 @@ PIPE_COLUMNS = 160
 
 
 def run_doctor() -> None:
-    """A line per finding. Raises Unavailable when something essential is missing."""
+    """Print a line per check. Raises Unavailable when something essential is missing."""
     checks: list[tuple[str, bool, Callable[[], str]]] = [
         ("python", True, _python),
         ("torch", True, _torch),
@@ -45,16 +45,16 @@ def run_doctor() -> None:
 
 
 def show_sockets(name: str, as_json: bool) -> None:
-    """Prints a line, or an object of one list, for each listening socket of a cluster here. Raises
-    NotFound when it doesn't run, Unavailable when docs/network.md doesn't know one."""
+    """Print the listening sockets of a cluster on this machine, as a table or a JSON list. Raises
+    NotFound when it doesn't run, Unavailable when docs/network.md doesn't list one of them."""
     folder = ClusterFolder(baton_home(), name)
-    found = listening_sockets(folder.running(), folder)
+    found = listening_sockets(folder.read_running(), folder)
     if as_json:
         print(json.dumps([asdict(each) for each in found]))
     else:
         _print_sockets(found)
-    if strangers := [f"{each.process} at {each.address}" for each in found if not each.documented]:
-        raise Unavailable(f"not documented: {', '.join(strangers)}")
+    if unknown := [f"{each.process} at {each.address}" for each in found if not each.is_documented]:
+        raise Unavailable(f"not documented: {', '.join(unknown)}")
 
 
 def _print_sockets(found: list[SocketReport]) -> None:
@@ -62,7 +62,7 @@ def _print_sockets(found: list[SocketReport]) -> None:
     for title in ("process", "address", "protocol", "authentication"):
         table.add_column(title, overflow="fold")
     for each in found:
-        mark = "" if each.documented else "NOT DOCUMENTED: "
+        mark = "" if each.is_documented else "NOT DOCUMENTED: "
         table.add_row(each.process, each.address, each.protocol, mark + each.authentication)
     console = Console()
     if not console.is_terminal:
@@ -106,7 +106,7 @@ def _nixl() -> str:
     from baton.transport.nixl import WHEELS
 
     found = [wheel for wheel in WHEELS if importlib.util.find_spec(wheel)]
-    assert found, "no wheel; transports shm and grpc still work"
+    assert found, "not installed; the transports shm and grpc still work"
     return f"{', '.join(found)} {_version('nixl')}"
 
 

@@ -1,4 +1,4 @@
-"""What became of a request, and why it went where it went, for people to read."""
+"""A readable explanation of where a request was placed, why, and how it went."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,21 +8,21 @@ from rich.table import Table
 
 from baton.core.ids import display_name
 
-COLUMNS = ("score", "queue s", "service s", "at hand", "to fetch", "late s")
-SHOWN_APART = ("predicted", "actual", "alternatives", "placements", "choices")
+COLUMNS = ("score", "queue s", "service s", "local blocks", "fetched blocks", "late s")
+NOT_FLAT_FIELDS = ("predicted", "actual", "alternatives", "placements", "choices")
 
 
-def render_explanation(told: dict[str, Any]) -> Iterator[RenderableType]:
-    """``told`` is what a router answers: facts line by line, then what was predicted and what
-    came, then who was thought of; a star is before those that were taken."""
-    facts = {key: value for key, value in told.items() if key not in SHOWN_APART}
+def render_explanation(explanation: dict[str, Any]) -> Iterator[RenderableType]:
+    """Render a router's ``explanation``: its facts line by line, then predicted and actual
+    latencies, then the workers that were considered, with a star at the chosen one."""
+    facts = {key: value for key, value in explanation.items() if key not in NOT_FLAT_FIELDS}
     yield "\n".join(flat_lines(facts))
-    yield _seconds(told["predicted"], told["actual"])
-    for role, others in told["alternatives"].items():
-        if others:
-            chosen = (told[role] or {}).get("id", "")
-            yield _others(role, others, chosen)
-    for placement in told["placements"][:-1]:
+    yield _latency_table(explanation["predicted"], explanation["actual"])
+    for role, candidates in explanation["alternatives"].items():
+        if candidates:
+            chosen = (explanation[role] or {}).get("id", "")
+            yield _candidate_table(role, candidates, chosen)
+    for placement in explanation["placements"][:-1]:
         yield f"before, epoch {placement['epoch']}: {placement['reason']}: {placement['error']}"
 
 
@@ -31,36 +31,36 @@ def flat_lines(value: dict[str, Any], prefix: str = "") -> Iterator[str]:
         if isinstance(inner, dict):
             yield from flat_lines(inner, f"{prefix}{key}.")
         else:
-            told = display_name(inner) if key == "id" and isinstance(inner, str) else inner
-            yield f"{prefix + key:32} {told}"
+            shown = display_name(inner) if key == "id" and isinstance(inner, str) else inner
+            yield f"{prefix + key:32} {shown}"
 
 
-def _seconds(predicted: dict[str, float | None], actual: dict[str, float | None]) -> Table:
+def _latency_table(predicted: dict[str, float | None], actual: dict[str, float | None]) -> Table:
     table = Table("", "predicted", "actual", box=None)
-    for key, name in (("ttft_seconds", "first token"), ("tbt_seconds", "between tokens")):
-        table.add_row(name, _told(predicted[key]), _told(actual[key]))
+    for key, name in (("ttft_seconds", "TTFT"), ("tbt_seconds", "inter-token latency")):
+        table.add_row(name, _format_seconds(predicted[key]), _format_seconds(actual[key]))
     return table
 
 
-def _told(seconds: float | None) -> str:
+def _format_seconds(seconds: float | None) -> str:
     return "unknown" if seconds is None else f"{seconds:.4f} s"
 
 
-def _others(role: str, others: Sequence[dict[str, Any]], chosen: str) -> Table:
+def _candidate_table(role: str, candidates: Sequence[dict[str, Any]], chosen: str) -> Table:
     table = Table(role, *COLUMNS, box=None)
-    for other in others:
+    for candidate in candidates:
         table.add_row(
-            ("* " if other["worker"] == chosen else "  ") + display_name(other["worker"]),
-            _number(other["score"]),
-            _number(other["queue_seconds"]),
-            _number(other["service_seconds"]),
-            str(other["local_blocks"]),
-            str(other["fetched_blocks"]),
-            _number(other["late_seconds"]),
+            ("* " if candidate["worker"] == chosen else "  ") + display_name(candidate["worker"]),
+            _format_number(candidate["score"]),
+            _format_number(candidate["queue_seconds"]),
+            _format_number(candidate["service_seconds"]),
+            str(candidate["local_blocks"]),
+            str(candidate["fetched_blocks"]),
+            _format_number(candidate["late_seconds"]),
         )
     return table
 
 
-def _number(value: float | None) -> str:
-    """JSON has no infinity: None stands for it."""
+def _format_number(value: float | None) -> str:
+    """Format a number; None stands for infinity, which JSON lacks."""
     return "inf" if value is None else f"{value:.4f}"

@@ -1,4 +1,4 @@
-"""``baton generate``: the engine alone, one process, no cluster."""
+"""``baton generate``: the engine alone, in one process, without a cluster."""
 
 import json
 from collections.abc import Sequence
@@ -29,9 +29,9 @@ class GeneratedAnswer:
 def run_generate(
     settings: Settings, prompts: Sequence[str], sampling: SamplingParams, as_json: bool
 ) -> None:
-    """Prints one answer per prompt, in their order. Raises Invalid."""
+    """Print one answer per prompt, in the order of the prompts. Raises Invalid."""
     path = resolve_model(settings.model)
-    tokenizer = Tokenizer.load(path, encodes_much=False)
+    tokenizer = Tokenizer.load(path, uses_fast_encoder=False)
     encoded = [tokenizer.encode(prompt) for prompt in prompts]
     runner = ModelRunner.load(
         path,
@@ -62,7 +62,7 @@ def generate(
     sampling: SamplingParams,
     grammars: GrammarCompiler | None = None,
 ) -> list[GeneratedAnswer]:
-    """All prompts in one batch, each as if it were alone."""
+    """Generate the answers to all prompts in one batch; each is the same as if it ran alone."""
     engine = Engine(
         runner,
         engine_config(settings, runner, len(prompts)),
@@ -75,8 +75,8 @@ def generate(
     for request_id, answer in answers.items():
         tokens = tuple(TokenId(token) for token in answer.prompt_token_ids)
         spec = RequestSpec(request_id, Epoch(1), tokens, len(tokens), sampling)
-        constraint = grammars.open(sampling.grammar) if grammars and sampling.grammar else None
-        engine.add(spec, Task.WHOLE, constraint)
+        constraint = grammars.create(sampling.grammar) if grammars and sampling.grammar else None
+        engine.add(spec, Task.PREFILL_AND_DECODE, constraint)
     while engine.has_work():
         for output in engine.step().outputs:
             answer = answers[output.request_id]

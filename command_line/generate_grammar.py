@@ -1,4 +1,4 @@
-"""What ``baton generate`` holds its answers to."""
+"""The grammar options of ``baton generate``."""
 
 from pathlib import Path
 
@@ -7,9 +7,10 @@ from baton.errors import Invalid
 
 
 def parse_grammar(json_schema: str | None, regex: str | None) -> Grammar | None:
-    """What the answer must look like; a schema is text, or in a file. Raises Invalid."""
+    """Return the grammar that the answer must follow, if any. ``json_schema`` is JSON or the path
+    of a file with it. Raises Invalid."""
     if json_schema is not None and regex is not None:
-        raise Invalid("an answer follows --json-schema or --regex, not both")
+        raise Invalid("--json-schema and --regex can't be combined")
     if regex is not None:
         return Grammar(GrammarKind.REGEX, regex)
     if json_schema is None:

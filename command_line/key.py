@@ -19,7 +19,7 @@ def new(
     tenant: str,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
-    """Print a fresh key, this once, and what to write into the tenants file."""
+    """Print a new key, which is not stored, and its entry for the tenants file."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", tenant):
         raise Invalid(f"a tenant's name has up to 64 letters, digits or ._@-, unlike {tenant!r}")
     key = new_api_key(secrets.token_bytes(API_KEY_BYTES))
@@ -32,7 +32,7 @@ def new(
 
 @app.command("hash")
 def hash_() -> None:
-    """Read a key from stdin, and print what stands for it in the tenants file."""
+    """Read a key from stdin, and print its hash for the tenants file."""
     key = sys.stdin.readline().strip()
     if len(key) < MIN_KEY_CHARACTERS:
         raise Invalid(

@@ -22,52 +22,52 @@ if TYPE_CHECKING:
 
 
 def scale(settings: Settings, sizes: list[str]) -> None:
-    """``sizes`` are like decode-big=2. Raises what :class:`KubernetesPools` does."""
+    """Resize pools. ``sizes`` are like decode-big=2. Raises what :class:`KubernetesPools` does."""
     wanted = parse_named_pool_sizes(sizes)
 
     async def run() -> None:
-        async with open_kubernetes_pools(settings, SystemClock(), _tell) as pools:
+        async with open_kubernetes_pools(settings, SystemClock(), _print_note) as pools:
             await pools.resize(wanted)
-            print(_sizes(await pools.pools()))
+            print(_format_sizes(await pools.pools()))
 
     asyncio.run(run())
 
 
 def drain(settings: Settings, worker: str) -> None:
-    """``worker`` is a pod's name, or a worker's id."""
+    """Drain and remove a worker. ``worker`` is its pod's name, or its id."""
 
     async def run() -> None:
-        async with open_kubernetes_pools(settings, SystemClock(), _tell) as pools:
+        async with open_kubernetes_pools(settings, SystemClock(), _print_note) as pools:
             await pools.remove(WorkerId(worker))
-            print(f"{worker} drains, and then goes")
+            print(f"{worker} is draining, and will then be removed")
 
     asyncio.run(run())
 
 
 def status(settings: Settings, as_json: bool) -> None:
-    """Pools and their pods, as Kubernetes tells."""
+    """Print the pools and their pods, as Kubernetes reports them."""
 
     async def run() -> None:
-        async with open_kubernetes_pools(settings, SystemClock(), _tell) as opened:
+        async with open_kubernetes_pools(settings, SystemClock(), _print_note) as opened:
             pools, workers = await opened.pools(), await opened.workers()
         if as_json:
-            told = {
+            report = {
                 "pools": {
                     name: {"role": pool.role.value, "replicas": pool.replicas}
                     for name, pool in pools.items()
                 },
                 "workers": [asdict(worker) for worker in workers],
             }
-            print(json.dumps(told))
+            print(json.dumps(report))
         else:
-            print(_sizes(pools))
+            print(_format_sizes(pools))
             Console().print(_table(workers))
 
     asyncio.run(run())
 
 
 def parse_named_pool_sizes(texts: list[str]) -> dict[str, int]:
-    """By names of pools. Raises Invalid."""
+    """Parse texts like ``decode=3`` into sizes by pool name. Raises Invalid."""
     wanted: dict[str, int] = {}
     for text in texts:
         name, _, count = text.partition("=")
@@ -77,7 +77,7 @@ def parse_named_pool_sizes(texts: list[str]) -> dict[str, int]:
     return wanted
 
 
-def _sizes(pools: "Mapping[str, KubernetesWorkload]") -> str:
+def _format_sizes(pools: "Mapping[str, KubernetesWorkload]") -> str:
     return " ".join(f"{name}={pool.replicas}" for name, pool in pools.items())
 
 
@@ -90,5 +90,5 @@ def _table(workers: Sequence[PoolWorker]) -> Table:
     return table
 
 
-def _tell(note: str) -> None:
+def _print_note(note: str) -> None:
     print(f"baton: {note}", file=sys.stderr)

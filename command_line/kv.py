@@ -1,4 +1,4 @@
-"""``baton kv``: what the store holds, and what the operator does about it."""
+"""``baton kv``: inspect and manage the KV store."""
 
 import asyncio
 import json
@@ -28,13 +28,13 @@ from orchestrator.cluster_state import ClusterFolder, ClusterState
 
 T = TypeVar("T")
 
-ROUTER_SECONDS = 300.0
+ROUTER_TIMEOUT_SECONDS = 300.0
 PIPE_COLUMNS = 160
 _AGES = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_age(text: str) -> float:
-    """Seconds of ``90``, ``15m``, ``2h`` or ``3d``."""
+    """Return an age like ``90``, ``15m``, ``2h`` or ``3d`` in seconds. Raises Invalid."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
     if match is None:
         raise Invalid(f"an age looks like 90, 15m, 2h or 3d, not {text!r}")
@@ -42,26 +42,28 @@ def parse_age(text: str) -> float:
 
 
 def run_stats(name: str, as_json: bool) -> None:
-    state = ClusterFolder(baton_home(), name).running()
-    stats = asyncio.run(_of_each(state, lambda client: client.stat()))
+    state = ClusterFolder(baton_home(), name).read_running()
+    stats = asyncio.run(_call_each_node(state, lambda client: client.stat()))
     if as_json:
-        print(json.dumps({node: asdict(told) for node, told in stats.items()}))
+        print(json.dumps({node: asdict(node_stats) for node, node_stats in stats.items()}))
         return
     table = Table("", *stats, box=None)
     for label, show in _ROWS:
-        table.add_row(label, *[show(told) for told in stats.values()])
+        table.add_row(label, *[show(node_stats) for node_stats in stats.values()])
     _console().print(table)
 
 
 def run_list(name: str, filter_: BlockFilter, limit: int, as_json: bool) -> None:
-    state = ClusterFolder(baton_home(), name).running()
-    pages = asyncio.run(_of_each(state, lambda client: client.list_blocks(filter_, 0, limit)))
+    state = ClusterFolder(baton_home(), name).read_running()
+    pages = asyncio.run(
+        _call_each_node(state, lambda client: client.list_blocks(filter_, 0, limit))
+    )
     if as_json:
-        told = {
+        listing = {
             node: {"total": total, "blocks": [_block_object(block) for block in blocks]}
             for node, (blocks, total) in pages.items()
         }
-        print(json.dumps(told))
+        print(json.dumps(listing))
         return
     now = SystemClock().wall_nanoseconds() / 1e9
     table = Table("node", "key", "tier", "bytes", "depth", "tenant", "model", "age", box=None)
@@ -74,12 +76,13 @@ def run_list(name: str, filter_: BlockFilter, limit: int, as_json: bool) -> None
 
 
 def run_find(name: str, wanted: str, tenant: str, as_json: bool) -> None:
-    """``wanted`` is a key in hex, or the text of a prompt."""
-    state = ClusterFolder(baton_home(), name).running()
+    """Print how many of the wanted blocks each store node has. ``wanted`` is a block key in hex, or
+    the text of a prompt."""
+    state = ClusterFolder(baton_home(), name).read_running()
     keys = asyncio.run(_keys_of(state, wanted, tenant))
     query = LeaseRequest(tuple(keys), 1.0, 0)
-    found = asyncio.run(_of_each(state, lambda client: client.lease(query)))
-    held = {node: leased.num_held for node, leased in found.items()}
+    found = asyncio.run(_call_each_node(state, lambda client: client.lease(query)))
+    held = {node: leased.num_stored for node, leased in found.items()}
     if as_json:
         print(json.dumps({"num_blocks": len(keys), "held": held}))
         return
@@ -88,8 +91,8 @@ def run_find(name: str, wanted: str, tenant: str, as_json: bool) -> None:
 
 
 def run_purge(name: str, filter_: BlockFilter, as_json: bool) -> None:
-    state = ClusterFolder(baton_home(), name).running()
-    purged = asyncio.run(_of_each(state, lambda client: client.purge(filter_)))
+    state = ClusterFolder(baton_home(), name).read_running()
+    purged = asyncio.run(_call_each_node(state, lambda client: client.purge(filter_)))
     if as_json:
         print(json.dumps({"purged": purged}))
         return
@@ -98,16 +101,17 @@ def run_purge(name: str, filter_: BlockFilter, as_json: bool) -> None:
 
 
 def run_warm(name: str, prompts: Sequence[str], api_key: str | None, chat: bool) -> None:
-    """Has each prompt computed once, which stores it. Raises Unavailable when one can't be."""
+    """Request one token for each prompt, which stores its KV. Raises Unavailable when a request
+    fails."""
     import httpx
 
-    state = ClusterFolder(baton_home(), name).running()
+    state = ClusterFolder(baton_home(), name).read_running()
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     num_tokens = num_cached = 0
     with httpx.Client(
         base_url=state.url,
         headers=headers,
-        timeout=ROUTER_SECONDS,
+        timeout=ROUTER_TIMEOUT_SECONDS,
         trust_env=False,
         verify=pinned_tls_context(state.tls_certificate) or True,
     ) as client:
@@ -121,8 +125,8 @@ def run_warm(name: str, prompts: Sequence[str], api_key: str | None, chat: bool)
 def block_filter(
     name: str, tenant: str | None, model: str | None, older_than: str | None
 ) -> BlockFilter:
-    """A tenant by its name, a model by its directory, hub id or digest."""
-    state = ClusterFolder(baton_home(), name).running()
+    """Return the filter for a tenant's name, a model's directory, hub id or digest, and an age."""
+    state = ClusterFolder(baton_home(), name).read_running()
     tag = tenant_tag(_salt(state, tenant)) if tenant else b""
     before = None
     if older_than is not None:
@@ -132,20 +136,21 @@ def block_filter(
 
 
 def read_prompts(texts: Sequence[str], path: Path | None) -> list[str]:
-    """Of a file, one per line: JSON strings or plain text."""
+    """Return ``texts`` and the prompts in the file: one per line, each a JSON string or plain
+    text."""
     prompts = list(texts)
     if path is not None:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise Invalid(f"--prompt-file {path}: {error}") from error
-        prompts += [_prompt(line) for line in lines if line.strip()]
+        prompts += [_parse_prompt(line) for line in lines if line.strip()]
     if not prompts:
         raise Invalid("warm needs --prompt TEXT or --prompt-file FILE")
     return prompts
 
 
-def _prompt(line: str) -> str:
+def _parse_prompt(line: str) -> str:
     try:
         value = json.loads(line)
     except ValueError:
@@ -157,33 +162,33 @@ def _warm_one(client: Any, prompt: str, chat: bool) -> Any:
     import httpx
 
     path = "/v1/chat/completions" if chat else "/v1/completions"
-    given = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+    body = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
     try:
-        answer = client.post(path, json={**given, "max_tokens": 1, "temperature": 0})
+        response = client.post(path, json={**body, "max_tokens": 1, "temperature": 0})
     except httpx.HTTPError as error:
         raise Unavailable(f"the router does not answer: {error}") from error
-    if answer.status_code != 200:
-        raise Unavailable(f"the router says {answer.status_code}: {answer.text}")
-    return answer.json()["usage"]
+    if response.status_code != 200:
+        raise Unavailable(f"the router says {response.status_code}: {response.text}")
+    return response.json()["usage"]
 
 
-async def _of_each(
-    state: ClusterState, ask: Callable[[KvStoreClient], Awaitable[T]]
+async def _call_each_node(
+    state: ClusterState, call: Callable[[KvStoreClient], Awaitable[T]]
 ) -> dict[str, T]:
-    """What each store node answers, by its id. Raises NotFound when there is none."""
-    told: dict[str, T] = {}
-    for member in await _members(state, (Role.KVSTORE,)):
-        client = KvStoreClient(member.address, state.trust)
+    """Return each store node's response by its id. Raises NotFound when there is no store node."""
+    responses: dict[str, T] = {}
+    for member in await _ready_members(state, (Role.KVSTORE,)):
+        client = KvStoreClient(member.address, state.credentials)
         try:
-            told[member.id] = await ask(client)
+            responses[member.id] = await call(client)
         finally:
             await client.close()
-    if not told:
+    if not responses:
         raise NotFound("there is no store node")
-    return told
+    return responses
 
 
-async def _members(state: ClusterState, roles: tuple[Role, ...]) -> list[Member]:
+async def _ready_members(state: ClusterState, roles: tuple[Role, ...]) -> list[Member]:
     registry = RedisRegistry(state.redis_url, state.cluster, state.cluster_secret)
     try:
         members = await registry.members()
@@ -193,26 +198,26 @@ async def _members(state: ClusterState, roles: tuple[Role, ...]) -> list[Member]
     return sorted(ready, key=lambda member: member.id)
 
 
-async def _worker(state: ClusterState) -> Member:
-    workers = await _members(state, (Role.PREFILL, Role.DECODE))
+async def _any_ready_worker(state: ClusterState) -> Member:
+    workers = await _ready_members(state, (Role.PREFILL, Role.DECODE))
     if not workers:
-        raise Unavailable("no worker is ready to say how blocks are named")
+        raise Unavailable("no worker is ready; block keys depend on a worker's model")
     return workers[0]
 
 
 async def _model_tag(state: ClusterState, model: str) -> bytes:
     if re.fullmatch(r"[0-9a-f]{32,}", model):
         return bytes.fromhex(model)[:16]
-    for member in await _members(state, (Role.PREFILL, Role.DECODE)):
+    for member in await _ready_members(state, (Role.PREFILL, Role.DECODE)):
         if model in (member.model, Path(member.model).name):
             return bytes.fromhex(member.model_digest)[:16]
-    raise NotFound(f"no worker serves {model!r}; a digest in hex names models of the past")
+    raise NotFound(f"no worker serves {model!r}; a model that is no longer served needs its digest")
 
 
 async def _keys_of(state: ClusterState, wanted: str, tenant: str) -> list[BlockKey]:
     if re.fullmatch(f"[0-9a-f]{{{2 * BLOCK_KEY_BYTES}}}", wanted):
         return [BlockKey(bytes.fromhex(wanted))]
-    worker = await _worker(state)
+    worker = await _any_ready_worker(state)
     root = KeyRoot(
         bytes.fromhex(worker.model_digest),
         worker.kv_dtype,
@@ -223,7 +228,7 @@ async def _keys_of(state: ClusterState, wanted: str, tenant: str) -> list[BlockK
     keys = block_keys(root.key(), tokens, worker.block_tokens)
     if not keys:
         raise Invalid(
-            f"the prompt has {len(tokens)} tokens: not one block of {worker.block_tokens}"
+            f"the prompt has {len(tokens)} tokens: less than one block of {worker.block_tokens}"
         )
     return keys
 
@@ -232,7 +237,7 @@ def _tokenize(state: ClusterState, prompt: str) -> list[TokenId]:
     import httpx
 
     try:
-        answer = httpx.post(
+        response = httpx.post(
             f"{state.url}/tokenize",
             json={"prompt": prompt},
             timeout=30,
@@ -241,9 +246,9 @@ def _tokenize(state: ClusterState, prompt: str) -> list[TokenId]:
         )
     except httpx.HTTPError as error:
         raise Unavailable(f"the router does not answer: {error}") from error
-    if answer.status_code != 200:
-        raise Unavailable(f"the router says {answer.status_code}: {answer.text}")
-    return [TokenId(token) for token in answer.json()["tokens"]]
+    if response.status_code != 200:
+        raise Unavailable(f"the router says {response.status_code}: {response.text}")
+    return [TokenId(token) for token in response.json()["tokens"]]
 
 
 def _salt(state: ClusterState, tenant: str) -> bytes:
@@ -273,21 +278,21 @@ def _block_row(block: StoredBlock, now: float) -> list[str]:
 
 
 def _console() -> Console:
-    """A pipe has no width, and whoever reads it wants whole words."""
+    """Return a console; one for a pipe, which has no width, is wide enough for whole words."""
     console = Console()
     return console if console.is_terminal else Console(width=PIPE_COLUMNS)
 
 
-def _share(used: int, capacity: int) -> str:
+def _format_usage(used: int, capacity: int) -> str:
     return f"{used / 2**20:,.1f} of {capacity / 2**20:,.0f} MiB" if capacity else "none"
 
 
 _ROWS: tuple[tuple[str, Callable[[StoreStats], str]], ...] = (
-    ("DRAM", lambda s: _share(s.used_bytes, s.arena_bytes)),
+    ("DRAM", lambda s: _format_usage(s.used_bytes, s.arena_bytes)),
     ("DRAM blocks", lambda s: f"{s.num_blocks:,}"),
     ("leased blocks", lambda s: f"{s.leased_blocks:,}"),
     ("pinned", lambda s: f"{s.pinned_bytes / 2**20:,.1f} MiB"),
-    ("SSD", lambda s: _share(s.disk_used_bytes, s.disk_capacity_bytes)),
+    ("SSD", lambda s: _format_usage(s.disk_used_bytes, s.disk_capacity_bytes)),
     ("SSD blocks", lambda s: f"{s.disk_blocks:,}"),
     ("hits in DRAM", lambda s: f"{s.hit_blocks_dram:,} blocks"),
     ("hits on SSD", lambda s: f"{s.hit_blocks_disk:,} blocks"),
@@ -300,5 +305,5 @@ _ROWS: tuple[tuple[str, Callable[[StoreStats], str]], ...] = (
     ("purged", lambda s: f"{s.purged_blocks:,}"),
     ("checksum failures", lambda s: f"{s.checksum_failures:,}"),
     ("disk failures", lambda s: f"{s.disk_failures:,}"),
-    ("books", lambda s: s.violation or "sound"),
+    ("integrity", lambda s: s.violation or "sound"),
 )

@@ -1,6 +1,6 @@
-"""``baton``: one program for everything. Exit codes: 0 done, 1 it failed, 2 asked wrongly.
+"""The ``baton`` command. Exit codes: 0 success, 1 failure, 2 wrong usage.
 
-Commands import what they need when they run: ``baton status`` must not wait for torch.
+Each command imports its dependencies only when it runs: ``baton status`` must not wait for torch.
 """
 
 import sys
@@ -18,34 +18,43 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="baton",
-    help="Serves large language models on separate prefill and decode pools.",
+    help="Serve large language models on separate prefill and decode pools.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-Name = Annotated[str | None, typer.Option(help="Which cluster; BATON_CLUSTER, or default.")]
+Name = Annotated[
+    str | None, typer.Option(help="Name of the cluster. Default: BATON_CLUSTER, else 'default'.")
+]
 Config = Annotated[Path | None, typer.Option(help="A YAML file of settings.")]
-NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Return without waiting for the result.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 OnWhere = Annotated[
-    str, typer.Option("--on", help="cluster: one of `baton up`; or kubernetes.", metavar="WHERE")
+    str,
+    typer.Option("--on", help="cluster (started by `baton up`) or kubernetes.", metavar="WHERE"),
 ]
-Namespace = Annotated[str | None, typer.Option(help="In Kubernetes; default: the current one.")]
+Namespace = Annotated[
+    str | None, typer.Option(help="Kubernetes namespace. Default: the current one.")
+]
 Quantization = Annotated[
-    str | None, typer.Option(help="What weights are kept in: none, fp8; on a CPU int8, int4.")
+    str | None, typer.Option(help="Format of the weights: none, fp8; on a CPU also int8, int4.")
 ]
 Deterministic = Annotated[
-    bool, typer.Option("--deterministic", help="The same bits in any batch, or no start.")
+    bool,
+    typer.Option(
+        "--deterministic",
+        help="Give bit-identical output in any batch; don't start if that is impossible.",
+    ),
 ]
 Setting = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Any setting by its name; repeatable."),
+    typer.Option("--set", metavar="NAME=VALUE", help="Any setting, by name. Repeatable."),
 ]
 
 
 def parse_settings(pairs: list[str] | None) -> dict[str, Any]:
-    """``--set name=value`` as settings."""
+    """Return the ``--set NAME=VALUE`` pairs as settings. Raises Invalid."""
     parts = [pair.partition("=") for pair in pairs or []]
     for name, equals, _ in parts:
         if not equals or not name:
@@ -60,32 +69,45 @@ def cluster_name(name: str | None) -> str:
 
 
 def merge_settings(flags: dict[str, Any], pairs: list[str] | None) -> dict[str, Any]:
-    """A setting's own flag wins over its ``--set``."""
+    """Merge flags with ``--set`` pairs; a setting's own flag overrides its ``--set``."""
     given = {name: value for name, value in flags.items() if value is not None}
     return {**parse_settings(pairs), **given}
 
 
 @app.command()
 def up(
-    model: Annotated[str | None, typer.Option(help="A directory, or a hub id.")] = None,
-    prefill: Annotated[int | None, typer.Option(help="Prefill workers.")] = None,
-    decode: Annotated[int | None, typer.Option(help="Decode workers.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model directory, or Hugging Face hub id.")
+    ] = None,
+    prefill: Annotated[int | None, typer.Option(help="Number of prefill workers.")] = None,
+    decode: Annotated[int | None, typer.Option(help="Number of decode workers.")] = None,
     on: Annotated[str | None, typer.Option(help="Where workers run: local or ray.")] = None,
     ray_address: Annotated[
-        str | None, typer.Option(help="auto or HOST:PORT; default: a Ray of its own.")
+        str | None,
+        typer.Option(help="Ray cluster to join: auto or HOST:PORT. Default: start a private one."),
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Where the router listens.")] = None,
-    port: Annotated[int | None, typer.Option(help="Where the router listens.")] = None,
-    redis: Annotated[str | None, typer.Option(help="A Redis URL; default: embedded.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address that the router listens on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port that the router listens on.")] = None,
+    redis: Annotated[
+        str | None, typer.Option(help="Redis URL. Default: start an embedded Redis.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, or cuda.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")] = None,
     quantization: Quantization = None,
     deterministic: Deterministic = False,
-    transports: Annotated[str | None, typer.Option(help="Of shm,nixl,grpc; best first.")] = None,
+    transports: Annotated[
+        str | None,
+        typer.Option(help="KV transports to use, best first; a selection of shm,nixl,grpc."),
+    ] = None,
     mock: Annotated[
-        bool, typer.Option("--mock", help="Workers without a model, in one process; no store.")
+        bool,
+        typer.Option(
+            "--mock", help="Start mock workers without a model, in one process, and no KV store."
+        ),
     ] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Return when ready.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Run in the background; return when ready.")
+    ] = False,
     name: Name = None,
     config: Config = None,
     set_: Setting = None,
@@ -130,7 +152,7 @@ def status(
     name: Name = None,
     config: Config = None,
 ) -> None:
-    """What runs, in which state."""
+    """Show the cluster's processes and their states."""
     from command_line.status import show_status
 
     if on_kubernetes(on):
@@ -143,7 +165,7 @@ def status(
 
 @app.command()
 def top(name: Name = None) -> None:
-    """Processes and their load, live; Ctrl-C ends it."""
+    """Show processes and their load live, until Ctrl-C."""
     from command_line.status import show_top
 
     show_top(cluster_name(name))
@@ -166,7 +188,7 @@ def scale(
     name: Name = None,
     config: Config = None,
 ) -> None:
-    """Resize the pools: prefill=2 decode=3. In Kubernetes a pool may have a name of its own."""
+    """Resize pools, e.g. prefill=2 decode=3. In Kubernetes, pools may have other names."""
     from command_line import scale
 
     if on_kubernetes(on):
@@ -179,12 +201,19 @@ def scale(
 
 @app.command()
 def drain(
-    worker: Annotated[str | None, typer.Argument(help="Its id, or its pod's name.")] = None,
+    worker: Annotated[
+        str | None, typer.Argument(help="The worker's id, or the name of its pod.")
+    ] = None,
     own: Annotated[
-        bool, typer.Option("--self", help="The program of this container (its ops_port).")
+        bool,
+        typer.Option("--self", help="Drain the program in this container, through its ops_port."),
     ] = False,
     timeout: Annotated[
-        float | None, typer.Option(min=0.0, help="Of --self, seconds; default: drain_seconds.")
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Seconds that --self waits. Default: endpoint_grace_seconds + drain_seconds.",
+        ),
     ] = None,
     on: OnWhere = "cluster",
     namespace: Namespace = None,
@@ -192,8 +221,8 @@ def drain(
     name: Name = None,
     config: Config = None,
 ) -> None:
-    """Let one worker finish what it has, and remove it. With --self, as a container's preStop hook:
-    the program beside it takes nothing new, and this returns when nothing is left."""
+    """Let one worker finish its requests, then remove it. With --self (a container's preStop hook),
+    make this container's program stop accepting work, and return when it has none left."""
     from baton.config import load_settings
     from command_line import scale
     from command_line.drain_self import run_drain_self
@@ -212,7 +241,7 @@ def drain(
 
 def on_kubernetes(where: str) -> bool:
     if where not in ("cluster", "local", "ray", "kubernetes"):
-        raise Invalid(f"--on {where}: it is cluster (one of `baton up`), or kubernetes")
+        raise Invalid(f"--on {where}: it must be cluster (started by `baton up`) or kubernetes")
     return where == "kubernetes"
 
 
@@ -239,21 +268,31 @@ def serve(
 
 @app.command()
 def generate(
-    prompt: Annotated[list[str] | None, typer.Option(help="Repeatable: one batch.")] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="The prompt is this file.")] = None,
-    model: Annotated[str | None, typer.Option(help="A directory, or a hub id.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Of the answer.")] = 64,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="A prompt. Repeatable: all prompts form one batch.")
+    ] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="A file whose whole text is one prompt.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model directory, or Hugging Face hub id.")
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Maximum number of tokens to generate per prompt.")
+    ] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(min=1e-9, max=1.0)] = 1.0,
-    top_k: Annotated[int, typer.Option(min=0, help="0 keeps all.")] = 0,
+    top_k: Annotated[int, typer.Option(min=0, help="0 keeps all tokens.")] = 0,
     min_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 0.0,
     repetition_penalty: Annotated[float, typer.Option(min=1e-9)] = 1.0,
     seed: Annotated[int, typer.Option(min=0, max=2**64 - 1)] = 0,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos")] = False,
     json_schema: Annotated[
-        str | None, typer.Option(help="The answer follows this schema: a file, or JSON.")
+        str | None, typer.Option(help="JSON schema that the answer must follow: a file, or JSON.")
     ] = None,
-    regex: Annotated[str | None, typer.Option(help="The whole answer matches this.")] = None,
+    regex: Annotated[
+        str | None, typer.Option(help="Regular expression that the whole answer must match.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, or cuda.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")] = None,
     quantization: Quantization = None,
@@ -262,7 +301,7 @@ def generate(
     config: Config = None,
     set_: Setting = None,
 ) -> None:
-    """The engine alone, in this process: the reference that the cluster must equal."""
+    """Generate with the engine alone, in this process: a cluster must give the same output."""
     from baton.config import load_settings, set_thread_environment
     from baton.core.request import SamplingParams
 
@@ -297,19 +336,19 @@ def generate(
 
 
 app.add_typer(key.app, name="key")
-kv = typer.Typer(help="The KV store: what it holds, and what to do about it.", no_args_is_help=True)
+kv = typer.Typer(help="Inspect and manage the KV store.", no_args_is_help=True)
 app.add_typer(kv, name="kv")
 
 Tenant = Annotated[str | None, typer.Option(help="Only this tenant's blocks.")]
-Model = Annotated[str | None, typer.Option(help="Only this model's: its name, or digest.")]
+Model = Annotated[str | None, typer.Option(help="Only this model's blocks, by name or digest.")]
 OlderThan = Annotated[
-    str | None, typer.Option(help="Only what was stored before: 90, 15m, 2h, 3d.")
+    str | None, typer.Option(help="Only blocks older than this: 90 (seconds), 15m, 2h or 3d.")
 ]
 
 
 @kv.command("stats")
 def kv_stats(as_json: AsJson = False, name: Name = None) -> None:
-    """Bytes, blocks, hits and evictions of every node."""
+    """Show bytes, blocks, hits and evictions of every store node."""
     from command_line.kv import run_stats
 
     run_stats(cluster_name(name), as_json)
@@ -324,7 +363,7 @@ def kv_ls(
     as_json: AsJson = False,
     name: Name = None,
 ) -> None:
-    """Blocks one by one, oldest first."""
+    """List stored blocks, oldest first."""
     from command_line.kv import block_filter, run_list
 
     cluster = cluster_name(name)
@@ -334,11 +373,11 @@ def kv_ls(
 @kv.command("find")
 def kv_find(
     wanted: Annotated[str, typer.Argument(help="A block's key in hex, or the text of a prompt.")],
-    tenant: Annotated[str, typer.Option(help="Whose prompt it is.")] = "default",
+    tenant: Annotated[str, typer.Option(help="The tenant whose prompt it is.")] = "default",
     as_json: AsJson = False,
     name: Name = None,
 ) -> None:
-    """Which nodes hold a block, or how much of a prompt."""
+    """Show which store nodes have a block, or how many blocks of a prompt they have."""
     from command_line.kv import run_find
 
     run_find(cluster_name(name), wanted, tenant, as_json)
@@ -349,11 +388,11 @@ def kv_purge(
     tenant: Tenant = None,
     model: Model = None,
     older_than: OlderThan = None,
-    everything: Annotated[bool, typer.Option("--all", help="Everything there is.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All blocks.")] = False,
     as_json: AsJson = False,
     name: Name = None,
 ) -> None:
-    """Forget blocks, in every tier of every node."""
+    """Delete blocks from every tier of every store node."""
     from command_line.kv import block_filter, run_purge
 
     if not (tenant or model or older_than or everything):
@@ -364,13 +403,19 @@ def kv_purge(
 
 @kv.command("warm")
 def kv_warm(
-    prompt: Annotated[list[str] | None, typer.Option(help="Repeatable.")] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="One prompt per line.")] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="As a user's message.")] = False,
-    api_key: Annotated[str | None, typer.Option(help="Of the tenant to warm for.")] = None,
+    prompt: Annotated[list[str] | None, typer.Option(help="A prompt. Repeatable.")] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="A file with one prompt per line.")
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Send each prompt as a chat's user message.")
+    ] = False,
+    api_key: Annotated[
+        str | None, typer.Option(help="API key of the tenant whose cache is warmed.")
+    ] = None,
     name: Name = None,
 ) -> None:
-    """Have prompts computed and stored before their users come."""
+    """Prefill prompts and store their KV before users send them."""
     from command_line.kv import read_prompts, run_warm
 
     run_warm(cluster_name(name), read_prompts(prompt or [], prompt_file), api_key, chat)
@@ -380,34 +425,35 @@ def kv_warm(
 def explain(
     request_id: str,
     url: Annotated[
-        str | None, typer.Option(help="Of a router that runs elsewhere; BATON_ADMIN_KEY opens it.")
+        str | None,
+        typer.Option(help="URL of a router elsewhere; BATON_ADMIN_KEY is its admin key."),
     ] = None,
     as_json: AsJson = False,
     name: Name = None,
     config: Config = None,
 ) -> None:
-    """Where a request went, what was shipped, what was cached."""
+    """Show which workers served a request, what KV was transferred and what was cached."""
     from baton.config import load_settings
     from command_line.status import RouterAdminAddress, show_explanation
 
     settings = load_settings(config, cluster=name)
-    door = (
-        RouterAdminAddress.of(settings.cluster)
+    address = (
+        RouterAdminAddress.of_cluster(settings.cluster)
         if url is None
         else RouterAdminAddress(url, settings.admin_key)
     )
-    show_explanation(door, request_id, as_json)
+    show_explanation(address, request_id, as_json)
 
 
 @app.command()
 def usage(
     since: Annotated[
-        str | None, typer.Option(help="A day (UTC) like 2030-12-31, today, or 7d; default: 30d.")
+        str | None, typer.Option(help="First day (UTC): 2030-12-31, today, or 7d. Default: 30d.")
     ] = None,
     as_json: AsJson = False,
     name: Name = None,
 ) -> None:
-    """Tokens and cost per tenant, over all routers."""
+    """Show tokens and cost per tenant, summed over all routers."""
     from command_line.usage import run_usage
 
     run_usage(cluster_name(name), since, as_json)
@@ -415,7 +461,7 @@ def usage(
 
 @app.command()
 def check(as_json: AsJson = False, name: Name = None) -> None:
-    """Every worker's and store's own books; exit code 1 if one doesn't balance."""
+    """Check the internal accounting of every worker and store node; exit code 1 if it is wrong."""
     from command_line.status import show_check
 
     show_check(cluster_name(name), as_json)
@@ -429,18 +475,19 @@ app.add_typer(bench.app, name="bench")
 @app.command()
 def doctor(
     sockets: Annotated[
-        bool, typer.Option("--sockets", help="Every listening socket of a running cluster.")
+        bool, typer.Option("--sockets", help="List every listening socket of a running cluster.")
     ] = False,
     as_json: AsJson = False,
     name: Name = None,
 ) -> None:
-    """What is wrong with this installation; with --sockets, who may speak to a cluster here."""
+    """Check this installation. With --sockets, list where a cluster on this machine listens, and
+    how each socket authenticates its clients."""
     from command_line.doctor import run_doctor, show_sockets
 
     if sockets:
         show_sockets(cluster_name(name), as_json)
     elif as_json:
-        raise Invalid("doctor --json goes with --sockets")
+        raise Invalid("doctor --json needs --sockets")
     else:
         run_doctor()
 
@@ -453,7 +500,7 @@ def _read(path: Path) -> str:
 
 
 def main() -> None:
-    """Errors of ours are one line on stderr."""
+    """Run the command line; print one of Baton's own errors as one line on stderr."""
     try:
         app(prog_name="baton")
     except BatonError as error:

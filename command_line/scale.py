@@ -1,4 +1,4 @@
-"""``baton scale`` and ``baton drain``: what they ask for, and how it goes on."""
+"""``baton scale`` and ``baton drain``: send the command, and follow its progress."""
 
 import asyncio
 import sys
@@ -16,49 +16,53 @@ from baton.core.states import Role
 from baton.errors import Invalid, NotFound, Unavailable
 from baton.pools.base import PoolWorker, parse_pool_sizes
 from baton.pools.control_client import send_control_command
-from command_line.status import members_of
+from command_line.status import fetch_members
 from orchestrator.cluster_state import ClusterFolder, ClusterState
 
-LOOK_SECONDS = 0.25
-PENDING_SECONDS = 60.0
-"""That a worker may wait for a machine while nothing else is on its way, before nobody watches any
-more."""
+POLL_SECONDS = 0.25
+MAX_PENDING_SECONDS = 60.0
+"""How long a worker may be pending, with no other worker starting or stopping, before the command
+stops watching."""
 
 
 def run_scale(name: str, sizes: list[str], wait: bool) -> None:
-    """Raises Invalid; Unavailable when a worker fails to start."""
+    """Resize a local cluster's pools. Raises Invalid; Unavailable when a worker fails to start."""
     wanted = parse_role_pool_sizes(sizes)
     folder = ClusterFolder(baton_home(), name)
-    state = folder.running()
-    before = send_control_command(folder.socket, {"command": "pools"})["sizes"]
+    state = folder.read_running()
+    before = send_control_command(folder.control_socket, {"command": "pools"})["sizes"]
     send_control_command(
-        folder.socket, {"command": "scale", "pools": {r.value: n for r, n in wanted.items()}}
+        folder.control_socket,
+        {"command": "scale", "pools": {r.value: n for r, n in wanted.items()}},
     )
     changes = [f"{role.value} {before.get(role, 0)} → {count}" for role, count in wanted.items()]
     if not wait:
         print(", ".join(changes))
         return
-    scaling = ScaleWatch(wanted, {role: before.get(role, 0) for role in wanted})
-    if _watch(folder.socket, state, scaling.look):
+    scaling = ScaleProgress(wanted, {role: before.get(role, 0) for role in wanted})
+    if _watch_until_done(folder.control_socket, state, scaling.describe_progress):
         print(f"{', '.join(changes)}: done")
 
 
 def run_drain(name: str, worker: str, wait: bool) -> None:
-    """Raises Invalid for a worker that there is not, or that is the last of its pool."""
+    """Drain and remove a worker of a local cluster. Raises Invalid for an unknown worker, or for
+    the last one of its pool."""
     folder = ClusterFolder(baton_home(), name)
-    state = folder.running()
+    state = folder.read_running()
     try:
-        send_control_command(folder.socket, {"command": "drain", "worker": worker})
+        send_control_command(folder.control_socket, {"command": "drain", "worker": worker})
     except NotFound as error:
         raise Invalid(str(error)) from error
     if not wait:
         print(f"draining {worker}")
-    elif _watch(folder.socket, state, DrainWatch(WorkerId(worker)).look):
+    elif _watch_until_done(
+        folder.control_socket, state, DrainProgress(WorkerId(worker)).describe_progress
+    ):
         print(f"{worker} is gone")
 
 
 def parse_role_pool_sizes(texts: list[str]) -> dict[Role, int]:
-    """Raises Invalid."""
+    """Parse texts like ``decode=3`` into sizes by role. Raises Invalid."""
     wanted: dict[str, int] = {}
     for text in texts:
         role, _, count = text.partition("=")
@@ -68,114 +72,122 @@ def parse_role_pool_sizes(texts: list[str]) -> dict[Role, int]:
     return parse_pool_sizes(wanted)
 
 
-class DrainWatch:
-    """What there is to say of a worker that leaves."""
+class DrainProgress:
+    """Describes the progress of a worker that drains."""
 
     def __init__(self, worker_id: WorkerId) -> None:
         self._worker_id = worker_id
 
-    def look(self, workers: list[PoolWorker], members: dict[str, Member]) -> str:
-        """Empty once it has gone."""
-        leaving = [worker for worker in workers if worker.id == self._worker_id]
-        return ", ".join(_leaving(worker, members) for worker in leaving)
+    def describe_progress(self, workers: list[PoolWorker], members: dict[str, Member]) -> str:
+        """Return the progress as text; empty once the worker is gone."""
+        draining = [worker for worker in workers if worker.id == self._worker_id]
+        return ", ".join(_describe_draining(worker, members) for worker in draining)
 
 
-class ScaleWatch:
-    """What there is to say of pools that change from ``before`` to ``wanted``."""
+class ScaleProgress:
+    """Describes the progress of pools that are resized from ``before`` to ``wanted``."""
 
     def __init__(self, wanted: dict[Role, int], before: dict[Role, int]) -> None:
         self._wanted = wanted
         self._before = before
-        self._num_stuck = 0
+        self._num_stuck_polls = 0
 
-    def look(self, workers: list[PoolWorker], members: dict[str, Member]) -> str:
-        """Empty once all have come and gone. Raises Unavailable for one that does not come."""
-        ours = [worker for worker in workers if worker.role in self._wanted]
-        self._check(ours)
-        told = [self._converting(ours)]
-        told += [self._pool(role, ours, members) for role in self._wanted]
-        return "; ".join(filter(None, told))
+    def describe_progress(self, workers: list[PoolWorker], members: dict[str, Member]) -> str:
+        """Return the progress as text; empty once every worker has started or left. Raises
+        Unavailable when a worker fails to start, or stays pending for too long."""
+        concerned = [worker for worker in workers if worker.role in self._wanted]
+        self._check_progress(concerned)
+        parts = [self._describe_conversions(concerned)]
+        parts += [self._describe_pool(role, concerned, members) for role in self._wanted]
+        return "; ".join(filter(None, parts))
 
-    def _converting(self, workers: list[PoolWorker]) -> str:
+    def _describe_conversions(self, workers: list[PoolWorker]) -> str:
         names = [worker.id for worker in workers if worker.state == "converting"]
-        changes = ", ".join(self._change(role) for role in self._wanted)
+        changes = ", ".join(self._describe_resize(role) for role in self._wanted)
         verb = "changes" if len(names) == 1 else "change"
         return f"{changes}: {', '.join(names)} {verb} role" if names else ""
 
-    def _change(self, role: Role) -> str:
+    def _describe_resize(self, role: Role) -> str:
         return f"{role.value} {self._before[role]} → {self._wanted[role]}"
 
-    def _pool(self, role: Role, workers: list[PoolWorker], members: dict[str, Member]) -> str:
+    def _describe_pool(
+        self, role: Role, workers: list[PoolWorker], members: dict[str, Member]
+    ) -> str:
         pool = [worker for worker in workers if worker.role == role]
-        coming = [worker for worker in pool if worker.stays and worker.state != "serving"]
-        parts = [_coming(coming, state) for state in ("starting", "restarting", "pending")]
-        parts += [_leaving(worker, members) for worker in pool if not worker.stays]
-        told = ", ".join(filter(None, parts))
-        return told and f"{self._change(role)}: {told}"
+        starting = [worker for worker in pool if worker.is_staying and worker.state != "serving"]
+        parts = [
+            _describe_starting(starting, state) for state in ("starting", "restarting", "pending")
+        ]
+        parts += [_describe_draining(worker, members) for worker in pool if not worker.is_staying]
+        text = ", ".join(filter(None, parts))
+        return text and f"{self._describe_resize(role)}: {text}"
 
-    def _check(self, workers: list[PoolWorker]) -> None:
+    def _check_progress(self, workers: list[PoolWorker]) -> None:
         for worker in workers:
             if worker.state == "failed":
                 raise Unavailable(f"{worker.id} failed to start: {worker.message}")
-        moving = [worker.state for worker in workers if worker.state != "serving"]
-        stuck = bool(moving) and all(state == "pending" for state in moving)
-        self._num_stuck = self._num_stuck + 1 if stuck else 0
-        if self._num_stuck * LOOK_SECONDS > PENDING_SECONDS:
+        changing = [worker.state for worker in workers if worker.state != "serving"]
+        stuck = bool(changing) and all(state == "pending" for state in changing)
+        self._num_stuck_polls = self._num_stuck_polls + 1 if stuck else 0
+        if self._num_stuck_polls * POLL_SECONDS > MAX_PENDING_SECONDS:
             worker = next(worker for worker in workers if worker.state == "pending")
             raise Unavailable(
-                f"{worker.id} {worker.message}; it starts when there is one, unless you scale back"
+                f"{worker.id} {worker.message}; it starts once there is one, unless you scale back"
             )
 
 
-def _coming(coming: list[PoolWorker], state: str) -> str:
-    those = [worker for worker in coming if worker.state == state]
-    why = f" ({those[0].message})" if those and state == "pending" and those[0].message else ""
-    return f"{len(those)} {state}{why}" if those else ""
+def _describe_starting(workers: list[PoolWorker], state: str) -> str:
+    found = [worker for worker in workers if worker.state == state]
+    reason = f" ({found[0].message})" if found and state == "pending" and found[0].message else ""
+    return f"{len(found)} {state}{reason}" if found else ""
 
 
-def _leaving(worker: PoolWorker, members: dict[str, Member]) -> str:
+def _describe_draining(worker: PoolWorker, members: dict[str, Member]) -> str:
     member = members.get(worker.id)
-    left = member.load.running + member.load.waiting if member is not None else 0
-    return f"draining {worker.id}" + (f": {left} request{'s' * (left != 1)} left" if left else "")
+    count = member.load.running + member.load.waiting if member is not None else 0
+    requests = f": {count} request{'s' * (count != 1)} left" if count else ""
+    return f"draining {worker.id}{requests}"
 
 
 # -- watching -------------------------------------------------------------------------------------
 
-Look = Callable[[list[PoolWorker], dict[str, Member]], str]
+DescribeProgress = Callable[[list[PoolWorker], dict[str, Member]], str]
+"""Describes the progress as text; empty when it is complete."""
 
 
-def _watch(socket: Path, state: ClusterState, look: Look) -> bool:
-    """Tells until there is nothing more to tell; False when interrupted: what goes on goes on."""
+def _watch_until_done(socket: Path, state: ClusterState, look: DescribeProgress) -> bool:
+    """Show progress until ``look`` returns an empty text. Return False when
+    interrupted by Ctrl-C, which does not stop the change itself."""
     try:
-        asyncio.run(_tell_all(socket, state, look))
+        asyncio.run(_show_progress(socket, state, look))
     except KeyboardInterrupt:
-        print("it goes on without being watched: `baton status`", file=sys.stderr)
+        print("the change continues in the background: see `baton status`", file=sys.stderr)
         return False
     return True
 
 
-async def _tell_all(socket: Path, state: ClusterState, look: Look) -> None:
+async def _show_progress(socket: Path, state: ClusterState, look: DescribeProgress) -> None:
     clock, line = SystemClock(), _StatusLine()
     began = clock.monotonic()
     try:
-        while told := look(await _workers(socket), await members_of(state)):
-            line.show(told, clock.monotonic() - began)
-            await clock.sleep(LOOK_SECONDS)
+        while progress := look(await _workers(socket), await fetch_members(state)):
+            line.show(progress, clock.monotonic() - began)
+            await clock.sleep(POLL_SECONDS)
     finally:
         line.close()
 
 
 async def _workers(socket: Path) -> list[PoolWorker]:
-    answer = await asyncio.to_thread(send_control_command, socket, {"command": "pools"})
-    return [_worker(entry) for entry in answer["workers"]]
+    pools = await asyncio.to_thread(send_control_command, socket, {"command": "pools"})
+    return [_parse_worker(entry) for entry in pools["workers"]]
 
 
-def _worker(entry: dict[str, Any]) -> PoolWorker:
+def _parse_worker(entry: dict[str, Any]) -> PoolWorker:
     return PoolWorker(**entry | {"role": Role(entry["role"])})
 
 
 class _StatusLine:
-    """One line that changes on a terminal; elsewhere one for each that says something new."""
+    """On a terminal, one line that is updated in place; elsewhere, a new line per new text."""
 
     def __init__(self) -> None:
         self._console = Console()
@@ -184,12 +196,12 @@ class _StatusLine:
         if self._console.is_terminal:
             self._status.start()
 
-    def show(self, told: str, seconds: float) -> None:
+    def show(self, text: str, seconds: float) -> None:
         if self._console.is_terminal:
-            self._status.update(f"{told}, {seconds:.0f} s")
-        elif told != self._last:
-            print(f"{told}, {seconds:.0f} s", flush=True)
-        self._last = told
+            self._status.update(f"{text}, {seconds:.0f} s")
+        elif text != self._last:
+            print(f"{text}, {seconds:.0f} s", flush=True)
+        self._last = text
 
     def close(self) -> None:
         self._status.stop()

@@ -14,7 +14,7 @@ from baton.network.browser_guard import BrowserGuard
 from baton.obs.logs import configure_logging
 from baton.serve.ops_server import OpsServer
 from baton.serve.process import serve
-from baton.serve.status_pipe import STATUS, StatusReport, open_status
+from baton.serve.status_pipe import STATUS, StatusReport, open_status_pipe
 from baton.serve.termination_message import write_termination_message
 
 PROGRAM_MODULES = {
@@ -29,10 +29,11 @@ WORKER_ROLES = (Role.PREFILL, Role.DECODE)
 
 
 def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, Any]) -> None:
-    """Raises Invalid for an unknown role or setting; what ends the program, otherwise."""
+    """Run the program of ``role`` until it ends. Raises Invalid for an unknown role or setting, and
+    otherwise the error that ended the program."""
     if role not in [known.value for known in PROGRAM_MODULES]:
         raise Invalid(f"there is no role {role!r}; there are {', '.join(PROGRAM_MODULES)}")
-    open_status(status_fd)
+    open_status_pipe(status_fd)
     log_level = ""
     try:
         settings = load_settings(config, **flags)
@@ -40,14 +41,14 @@ def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, An
         configure_logging(
             settings.log_level, settings.log_format, id=settings.id or role, role=role
         )
-        # a series more for each, of when it began, that nobody asks for
+        # Otherwise each counter and histogram exports another time series with its creation time.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         set_thread_environment(settings.threads if Role(role) in WORKER_ROLES else 1)
-        # Probes and scrapes from elsewhere know us by any name.
+        # Probes and scrapes from other machines may use any name for this host.
         is_here = settings.ops_host in LOOPBACK
-        guard = BrowserGuard(hosts=settings.known_hosts(settings.ops_host) if is_here else None)
-        ops = OpsServer(STATUS.vitals, settings.hung_seconds, guard)
-        address = _open(ops, settings)
+        guard = BrowserGuard(hosts=settings.accepted_hosts(settings.ops_host) if is_here else None)
+        ops = OpsServer(STATUS.health, settings.hung_seconds, guard)
+        address = _open_ops_server(ops, settings)
         program = importlib.import_module(PROGRAM_MODULES[Role(role)]).build(settings)
         serve(program, drain_seconds_of(settings, Role(role)), ops, address)
     except BatonError as error:
@@ -57,18 +58,18 @@ def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, An
             traceback.print_exc()
         raise
     except Exception as error:
-        write_termination_message(f"a bug: {error!r}; the log tells more")
+        write_termination_message(f"a bug: {error!r}; see the log")
         raise
 
 
 def drain_seconds_of(settings: Settings, role: Role) -> float:
-    """A router takes requests for a while yet, before it drains."""
+    """Return the seconds to drain in; a router first serves on for ``endpoint_grace_seconds``."""
     grace = settings.endpoint_grace_seconds if role is Role.ROUTER else 0.0
     return grace + settings.drain_seconds
 
 
-def _open(ops: OpsServer, settings: Settings) -> str:
-    """Its host:port; empty where there is to be none."""
+def _open_ops_server(ops: OpsServer, settings: Settings) -> str:
+    """Return host:port of the ops server; empty when the settings disable it."""
     if settings.ops_port is None:
         return ""
     return ops.open(settings.ops_host, settings.ops_port)

@@ -1,4 +1,4 @@
-"""``baton simulate``: policies beside each other, in virtual time."""
+"""``baton simulate``: compare placement policies on a simulated cluster, in virtual time."""
 
 import json
 import sys
@@ -12,17 +12,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from baton.console import wide_console
+from baton.console import open_console
 from baton.core.ids import WorkerId
-from baton.plots import Line, plot_cdfs, plot_goodput, plot_load, prepare_plots
+from baton.plots import Points, plot_cdfs, plot_goodput, plot_load, prepare_plots
 from simulator.cluster import SimulatedCluster
 from simulator.goodput import Goodput, find_goodput, min_hopeless_misses, rates_between
 from simulator.request import SimulatedRequest
 from simulator.result import Percentiles, SimulationResult, inter_token_latencies, summarize
 from simulator.scenario import Scenario, Traffic, check_at_least, mean_rate
 
-MOST_DOUBLINGS = 12
-"""Of the rate, up or down, until the SLO is missed, or met."""
+MAX_DOUBLINGS = 12
+"""How often the search doubles (or halves) the rate until the SLO is missed (or met)."""
 
 
 def run_simulate(
@@ -34,76 +34,78 @@ def run_simulate(
     plots: Path | None,
     as_json: bool,
 ) -> None:
-    """Raises Invalid before anything runs, if anything is wrong."""
+    """Simulate each policy and print the results. Raises Invalid before anything runs, if an option
+    is wrong."""
     prepare_plots(plots)
     check_at_least("--seeds", num_seeds, 1)
-    trace = traffic.asked
+    trace = traffic.trace_at_requested_rate
     clusters: dict[str, SimulatedCluster] = {}
     found: dict[str, Goodput] = {}
-    with progress() as say:
+    with show_progress() as show:
         for number, policy in enumerate(policies, start=1):
             label = f"{policy} ({number} of {len(policies)})"
-            say(label)
+            show(label)
             clusters[policy] = scenario.run(trace, policy)
             if find_goodput:
-                found[policy] = _search(traffic, scenario, policy, num_seeds, label, say)
+                found[policy] = _search_goodput(traffic, scenario, policy, num_seeds, label, show)
     outcomes = {policy: summarize(cluster) for policy, cluster in clusters.items()}
     if plots is not None:
         _plot(plots, clusters, found)
     if as_json:
         print(json.dumps(_object(outcomes, found)))
     else:
-        print(f"{trace.name}: {len(trace.arrivals):,} requests")
-        wide_console().print(_table(outcomes, found))
+        print(f"{trace.name}: {len(trace.requests):,} requests")
+        open_console().print(_table(outcomes, found))
 
 
 # -- the highest rate ----------------------------------------------------------------------
 
 
-def _search(
+def _search_goodput(
     traffic: Traffic,
     scenario: Scenario,
     policy: str,
     num_seeds: int,
     label: str,
-    say: Callable[[str], None],
+    show: Callable[[str], None],
 ) -> Goodput:
-    """Doubles or halves the rate until the SLO is missed, or met; all rates between half of the
-    last that met it and twice as much are then tried."""
+    """Find the highest rate within the SLO: double (or halve) the rate until the SLO is missed (or
+    met), then try all rates between half and twice the highest that met it."""
 
     def run(rate: float, seed: int) -> SimulatedCluster:
-        say(f"{label}: {rate:.2f} requests per second")
+        show(f"{label}: {rate:.2f} requests per second")
         trace = traffic.at_rate(rate, seed)
-        return scenario.run(trace, policy, min_hopeless_misses(len(trace.arrivals)))
+        return scenario.run(trace, policy, min_hopeless_misses(len(trace.requests)))
 
     def meets(rate: float) -> bool:
         return find_goodput(run, [rate], [traffic.seed]).rate_rps > 0
 
-    rate, doublings = mean_rate(traffic.asked), 0
+    rate, doublings = mean_rate(traffic.trace_at_requested_rate), 0
     upward = meets(rate)
-    while doublings < MOST_DOUBLINGS and meets(rate * 2 if upward else rate / 2) == upward:
+    while doublings < MAX_DOUBLINGS and meets(rate * 2 if upward else rate / 2) == upward:
         rate, doublings = (rate * 2 if upward else rate / 2), doublings + 1
     best = rate if upward else rate / 2
     seeds = range(traffic.seed, traffic.seed + (num_seeds if traffic.is_random else 1))
     return find_goodput(run, rates_between(best / 2, best * 2), seeds)
 
 
-# -- what is told --------------------------------------------------------------------------
+# -- output --------------------------------------------------------------------------------
 
 
 def _object(outcomes: dict[str, SimulationResult], found: dict[str, Goodput]) -> dict[str, Any]:
-    """Flat for one policy; else the first one's fields, and ``policies`` beside them."""
-    told = {policy: outcome.as_dict() for policy, outcome in outcomes.items()}
+    """Return the JSON output: the first policy's fields, and with several policies also the fields
+    of each in ``policies``."""
+    by_policy = {policy: outcome.as_dict() for policy, outcome in outcomes.items()}
     for policy, best in found.items():
-        told[policy]["highest"] = asdict(best)
-    first = next(iter(told))
-    flat = {"policy": first, **told[first]}
-    return flat if len(told) == 1 else {**flat, "policies": told}
+        by_policy[policy]["highest"] = asdict(best)
+    first = next(iter(by_policy))
+    flat = {"policy": first, **by_policy[first]}
+    return flat if len(by_policy) == 1 else {**flat, "policies": by_policy}
 
 
 def _table(outcomes: dict[str, SimulationResult], found: dict[str, Goodput]) -> Table:
-    """One policy from top to bottom; several in a line each, without the details."""
-    highest = {policy: _highest(best) for policy, best in found.items()}
+    """One policy gets a row per figure; several get a row each, with the main figures only."""
+    highest = {policy: _format_goodput(best) for policy, best in found.items()}
     label = "highest rate within SLO"
     if len(outcomes) == 1:
         ((policy, outcome),) = outcomes.items()
@@ -121,15 +123,15 @@ def _table(outcomes: dict[str, SimulationResult], found: dict[str, Goodput]) -> 
     return table
 
 
-def _highest(best: Goodput) -> str:
+def _format_goodput(best: Goodput) -> str:
     return f"{best.rate_rps:.2f}/s" if best.rate_rps else "none"
 
 
-def _shares(shares: Sequence[float | None]) -> str:
+def _format_shares(shares: Sequence[float | None]) -> str:
     return " ".join("-" if share is None else f"{share:.1%}" for share in shares)
 
 
-def _seconds(percentiles: Percentiles) -> str:
+def _format_seconds(percentiles: Percentiles) -> str:
     values = percentiles.values()
     return " ".join("-" if value is None else f"{value:.3g}" for value in values)
 
@@ -138,19 +140,19 @@ _ROWS: tuple[tuple[str, Callable[[SimulationResult], str], bool], ...] = (
     ("requests per second", lambda o: f"{o.rate_rps:.2f}", False),
     ("goodput", lambda o: f"{o.goodput_rps:.2f}/s", True),
     ("within SLO", lambda o: f"{o.attainment:.1%}", True),
-    ("by length, short to long", lambda o: _shares(o.attainment_by_length_quartile), True),
+    ("by length, short to long", lambda o: _format_shares(o.attainment_by_length_quartile), True),
     ("rejected", lambda o: f"{o.rejected_ratio:.1%}", True),
     ("cached", lambda o: f"{o.hit_ratio_tokens:.1%}", True),
-    ("TTFT p50 p90 p99 (s)", lambda o: _seconds(o.ttft_seconds), True),
-    ("TBT p50 p90 p99 (s)", lambda o: _seconds(o.tbt_seconds), True),
+    ("TTFT p50 p90 p99 (s)", lambda o: _format_seconds(o.ttft_seconds), True),
+    ("ITL p50 p90 p99 (s)", lambda o: _format_seconds(o.tbt_seconds), True),
     ("imbalance", lambda o: f"{o.load_imbalance:.2f}", True),
-    ("imbalance of decode", lambda o: f"{o.decode_imbalance:.2f}", False),
-    ("prefill workers busy", lambda o: f"{o.prefill_utilisation:.1%}", False),
-    ("longest TTFT by what is allowed", lambda o: f"{o.worst_slo_ratio:.2f}", False),
+    ("decode imbalance", lambda o: f"{o.decode_imbalance:.2f}", False),
+    ("prefill utilisation", lambda o: f"{o.prefill_utilisation:.1%}", False),
+    ("worst ratio of TTFT to its SLO", lambda o: f"{o.worst_slo_ratio:.2f}", False),
     ("restarts", lambda o: f"{o.restarts:,}", False),
     ("preemptions", lambda o: f"{o.preemptions:,}", False),
 )
-"""Label, value, and whether it stands in the table of several policies."""
+"""Label, value, and whether the row is part of the table of several policies."""
 
 
 # -- figures -------------------------------------------------------------------------------
@@ -161,20 +163,20 @@ def _plot(folder: Path, clusters: dict[str, SimulatedCluster], found: dict[str, 
     for policy, cluster in clusters.items():
         ttfts = [job.ttft_seconds for job in cluster.jobs if not job.rejected]
         latencies[policy] = (ttfts, inter_token_latencies(cluster.jobs))
-        plot_load(folder / f"load-{policy}.png", _waiting(cluster))
+        plot_load(folder / f"load-{policy}.png", _waiting_requests(cluster))
     plot_cdfs(folder / "latency.png", latencies)
     if found:
         lines = {policy: best.by_seed[0].attainments for policy, best in found.items()}
         plot_goodput(folder / "goodput.png", lines)
 
 
-def _waiting(cluster: SimulatedCluster) -> dict[str, Line]:
-    """How many requests each prefill worker had that were without a first token."""
+def _waiting_requests(cluster: SimulatedCluster) -> dict[str, Points]:
+    """Return, for each prefill worker over time, its number of requests without a first token."""
     changes: dict[WorkerId, list[tuple[float, int]]] = {each.id: [] for each in cluster.prefills}
-    for job in _read_jobs(cluster.jobs):
+    for job in _prefilled_jobs(cluster.jobs):
         assert job.prefill is not None
-        changes[job.prefill] += [(job.arrival.at_seconds, 1), (job.first_token_seconds, -1)]
-    lines: dict[str, Line] = {}
+        changes[job.prefill] += [(job.arrival.arrival_seconds, 1), (job.first_token_at_seconds, -1)]
+    lines: dict[str, Points] = {}
     for worker, steps in changes.items():
         steps.sort()
         counts = accumulate(step for _, step in steps)
@@ -182,7 +184,7 @@ def _waiting(cluster: SimulatedCluster) -> dict[str, Line]:
     return lines
 
 
-def _read_jobs(jobs: Sequence[SimulatedRequest]) -> Iterator[SimulatedRequest]:
+def _prefilled_jobs(jobs: Sequence[SimulatedRequest]) -> Iterator[SimulatedRequest]:
     return (job for job in jobs if job.prefill is not None and not job.rejected)
 
 
@@ -190,8 +192,8 @@ def _read_jobs(jobs: Sequence[SimulatedRequest]) -> Iterator[SimulatedRequest]:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """A line on stderr that says what is under way, where somebody looks."""
+def show_progress() -> Iterator[Callable[[str], None]]:
+    """Show the current simulation in a line on stderr, if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda text: None
         return

@@ -1,4 +1,4 @@
-"""The commands ``baton simulate`` and ``baton plan``: their options."""
+"""The options of ``baton simulate`` and ``baton plan``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,37 +6,62 @@ from typing import Annotated
 import typer
 
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
-Trace = Annotated[Path | None, typer.Option(help="A trace: Mooncake's, Azure's, or Baton's own.")]
+Trace = Annotated[
+    Path | None, typer.Option(help="A trace file in Mooncake's, Azure's or Baton's format.")
+]
 Kind = Annotated[
     str | None,
-    typer.Option(help="Made up instead: chat (default), rag, agents, reasoning, few_shot, mixed."),
+    typer.Option(
+        help="Synthetic load, instead of a trace: chat (default), rag, agents, reasoning, "
+        "few_shot, mixed."
+    ),
 ]
-Requests = Annotated[int, typer.Option(help="How many are made up.")]
-Burstiness = Annotated[float, typer.Option(help="Of made-up arrivals; 1 is Poisson.")]
-RateFactor = Annotated[float, typer.Option(help="Arrivals come so many times as fast.")]
+Requests = Annotated[int, typer.Option(help="Number of synthetic requests.")]
+Burstiness = Annotated[float, typer.Option(help="Burstiness of synthetic arrivals; 1 is Poisson.")]
+RateFactor = Annotated[float, typer.Option(help="Speed up arrivals by this factor.")]
 JitterSeconds = Annotated[
-    float, typer.Option(help="Spreads a trace's arrivals; Mooncake's clock ticks every 3 s.")
+    float,
+    typer.Option(
+        help="Spread a trace's arrivals over so many seconds; Mooncake's have a granularity of 3 s."
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same run.")]
-SimulatedModel = Annotated[str, typer.Option("--model", help="A model's shape by name.")]
-Gpu = Annotated[str, typer.Option(help="Of every worker, by name.")]
-GpusPerWorker = Annotated[int, typer.Option(help="They share its work and memory evenly.")]
+SimulatedModel = Annotated[str, typer.Option("--model", help="Name of the simulated model.")]
+Gpu = Annotated[str, typer.Option(help="Name of every worker's GPU.")]
+GpusPerWorker = Annotated[
+    int, typer.Option(help="GPUs of each worker; they share its work and memory evenly.")
+]
 Costs = Annotated[
-    Path | None, typer.Option(help="A JSON table of measurements, instead of model and GPU.")
+    Path | None,
+    typer.Option(help="A JSON table of measured step times, instead of --model and --gpu."),
 ]
-LinkGbytes = Annotated[float, typer.Option(help="GB/s between hosts, each way.")]
-HostGbytes = Annotated[float, typer.Option(help="GB/s from a host's store to its workers.")]
-DeviceTokens = Annotated[int | None, typer.Option(help="KV that a worker's memory holds.")]
-NodeTokens = Annotated[int | None, typer.Option(help="KV that a host's store holds.")]
-Hosts = Annotated[int, typer.Option(help="That workers are spread over; 0: one each.")]
-Order = Annotated[str, typer.Option(help="Whose prompt is read next.")]
-ReportSeconds = Annotated[float, typer.Option(help="Between two reports; 0: all is known at once.")]
-Conductors = Annotated[int, typer.Option(help="Each places every so many-th request.")]
+LinkGbytes = Annotated[float, typer.Option(help="Bandwidth between hosts, in GB/s each way.")]
+HostGbytes = Annotated[
+    float, typer.Option(help="Bandwidth from a host's KV store to its workers, in GB/s.")
+]
+DeviceTokens = Annotated[
+    int | None, typer.Option(help="KV capacity of a worker's memory, in tokens.")
+]
+NodeTokens = Annotated[int | None, typer.Option(help="KV capacity of a host's store, in tokens.")]
+Hosts = Annotated[
+    int, typer.Option(help="Number of hosts that workers are spread over; 0: one per worker.")
+]
+Order = Annotated[str, typer.Option(help="Order in which waiting prompts are prefilled.")]
+ReportSeconds = Annotated[
+    float,
+    typer.Option(help="Seconds between a worker's reports; 0: its state is always known."),
+]
+Conductors = Annotated[
+    int, typer.Option(help="Number of conductors; each places an equal part of the requests.")
+]
 TtftSlo = Annotated[
-    float, typer.Option(help="Seconds to the first token, beyond reading it on an idle worker.")
+    float,
+    typer.Option(help="TTFT SLO in seconds, on top of the prefill time on an idle worker."),
 ]
-TbtSlo = Annotated[float, typer.Option(help="Seconds between tokens, in the mean of an answer.")]
-Plots = Annotated[Path | None, typer.Option(help="A folder for figures.")]
+TbtSlo = Annotated[
+    float, typer.Option(help="SLO of an answer's mean inter-token latency, in seconds.")
+]
+Plots = Annotated[Path | None, typer.Option(help="A folder to write figures to.")]
 
 
 def simulate(
@@ -54,9 +79,14 @@ def simulate(
     costs: Costs = None,
     prefill: Annotated[int, typer.Option(help="Prefill workers.")] = 2,
     decode: Annotated[int, typer.Option(help="Decode workers.")] = 2,
-    policy: Annotated[str, typer.Option(help="By name, with commas between; or all.")] = "baton",
+    policy: Annotated[
+        str, typer.Option(help="Placement policies, separated by commas; or all.")
+    ] = "baton",
     as_deployed: Annotated[
-        bool, typer.Option("--as-deployed", help="Rivals without what Baton's workers add.")
+        bool,
+        typer.Option(
+            "--as-deployed", help="Simulate other policies without Baton's additions, as published."
+        ),
     ] = False,
     link_gbytes: LinkGbytes = 50.0,
     host_gbytes: HostGbytes = 50.0,
@@ -70,20 +100,26 @@ def simulate(
     tbt_slo: TbtSlo = 0.05,
     kill: Annotated[
         list[str] | None,
-        typer.Option(metavar="WORKER@SECOND:SECONDS", help="Dies, for so long; repeatable."),
+        typer.Option(
+            metavar="WORKER@SECOND:SECONDS",
+            help="Kill a worker at this second, for so many seconds. Repeatable.",
+        ),
     ] = None,
     slow: Annotated[
         list[str] | None,
-        typer.Option(metavar="WORKERxFACTOR", help="Takes so many times as long; repeatable."),
+        typer.Option(
+            metavar="WORKERxFACTOR", help="Slow a worker down by this factor. Repeatable."
+        ),
     ] = None,
     find_goodput: Annotated[
-        bool, typer.Option("--find-goodput", help="Also the highest rate within the SLO.")
+        bool,
+        typer.Option("--find-goodput", help="Also search for the highest rate within the SLO."),
     ] = False,
-    seeds: Annotated[int, typer.Option(help="That --find-goodput tries.")] = 1,
+    seeds: Annotated[int, typer.Option(help="Number of seeds that --find-goodput tries.")] = 1,
     plots: Plots = None,
     as_json: AsJson = False,
 ) -> None:
-    """The real placement over simulated workers, in virtual time."""
+    """Run Baton's real placement code over simulated workers, in virtual time."""
     from command_line.simulate import run_simulate
     from simulator.scenario import (
         Scenario,
@@ -103,7 +139,7 @@ def simulate(
         jitter_seconds=jitter_seconds,
         seed=seed,
     )
-    machines = SimulatedHardware(
+    hardware = SimulatedHardware(
         model=model,
         gpu=gpu,
         gpus_per_worker=gpus_per_worker,
@@ -119,15 +155,15 @@ def simulate(
         ttft_slo=ttft_slo,
         tbt_slo=tbt_slo,
     )
-    cluster = machines.config(prefill, decode)
+    cluster = hardware.config(prefill, decode)
     faults = parse_faults(kill or [], slow or [], cluster)
     scenario = Scenario(config=cluster, faults=faults, as_deployed=as_deployed)
     run_simulate(traffic, scenario, parse_policies(policy), seeds, find_goodput, plots, as_json)
 
 
 def plan(
-    rate: Annotated[float, typer.Option(help="Requests per second that are to be served.")],
-    gpus: Annotated[int, typer.Option(help="All GPUs, of both pools.")],
+    rate: Annotated[float, typer.Option(help="Requests per second to serve.")],
+    gpus: Annotated[int, typer.Option(help="Number of GPUs in both pools together.")],
     trace: Trace = None,
     kind: Kind = None,
     requests: Requests = 2000,
@@ -146,11 +182,13 @@ def plan(
     order: Order = "deadline",
     ttft_slo: TtftSlo = 2.0,
     tbt_slo: TbtSlo = 0.05,
-    target: Annotated[float, typer.Option(help="Share of requests within their SLO.")] = 0.9,
+    target: Annotated[
+        float, typer.Option(help="Share of requests that must be within their SLO.")
+    ] = 0.9,
     plots: Plots = None,
     as_json: AsJson = False,
 ) -> None:
-    """How many workers should read and how many write; exit code 1 if no split will do."""
+    """Find the best split into prefill and decode workers; exit code 1 if none meets --target."""
     from command_line.plan import run_plan
     from simulator.scenario import SimulatedHardware, Traffic
 
@@ -164,7 +202,7 @@ def plan(
         jitter_seconds=jitter_seconds,
         seed=seed,
     )
-    machines = SimulatedHardware(
+    hardware = SimulatedHardware(
         model=model,
         gpu=gpu,
         gpus_per_worker=gpus_per_worker,
@@ -180,4 +218,4 @@ def plan(
         ttft_slo=ttft_slo,
         tbt_slo=tbt_slo,
     )
-    run_plan(traffic, machines, gpus, target, plots, as_json)
+    run_plan(traffic, hardware, gpus, target, plots, as_json)

@@ -9,10 +9,10 @@ from orchestrator.cluster_state import ClusterState, ProcessState
 
 
 class StartupView:
-    """Fed with states until the cluster is ready; later, it tells of changes in lines."""
+    """Shows the progress of the cluster's start; once it is ready, prints a line per change."""
 
     def __init__(self) -> None:
-        self.was_ready = False
+        self.has_been_ready = False
         self._console = Console()
         self._progress = Progress(
             TextColumn("{task.description:12}"),
@@ -34,13 +34,13 @@ class StartupView:
 
     def show(self, state: ClusterState) -> None:
         for process in state.processes:
-            if self._console.is_terminal and not self.was_ready:
+            if self._console.is_terminal and not self.has_been_ready:
                 self._update_bar(process)
             elif self._lines.get(process.id) != describe_progress(process, with_weights=False):
                 self._lines[process.id] = describe_progress(process, with_weights=False)
                 print(f"{process.id}: {self._lines[process.id]}", flush=True)
-        if state.ready and not self.was_ready:
-            self.was_ready = True
+        if state.ready and not self.has_been_ready:
+            self.has_been_ready = True
             self._lines = {
                 process.id: describe_progress(process, with_weights=False)
                 for process in state.processes
@@ -54,13 +54,13 @@ class StartupView:
             self._bars[process.id] = self._progress.add_task(process.id, total=1.0, doing="")
         self._progress.update(
             self._bars[process.id],
-            completed=startup_share(process),
+            completed=startup_fraction(process),
             doing=describe_progress(process),
         )
 
 
-def startup_share(process: ProcessState) -> float:
-    """Of its start, between 0 and 1: most of it is the weights."""
+def startup_fraction(process: ProcessState) -> float:
+    """Return how much of a process's start is done, from 0 to 1: mostly the weights loaded."""
     if process.state != "starting":
         return 1.0 if process.state == "serving" else 0.0
     return 0.95 * process.loaded_bytes / process.total_bytes if process.total_bytes else 0.0

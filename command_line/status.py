@@ -1,4 +1,4 @@
-"""What a cluster says of itself: status, top, logs, explain, check."""
+"""The commands that show a running cluster: status, top, logs, explain and check."""
 
 import asyncio
 import json
@@ -21,16 +21,17 @@ from orchestrator.cluster_state import ClusterFolder, ClusterState, ProcessState
 
 REFRESH_SECONDS = 1.0
 PIPE_COLUMNS = 160
-PLAN_SECONDS = 2.0
-"""For a conductor to tell its plan."""
+PLAN_TIMEOUT_SECONDS = 2.0
+"""The timeout for a conductor's pool plan."""
 
 WORKER_ROLES = (Role.PREFILL, Role.DECODE)
 
 
 def show_status(name: str, as_json: bool) -> None:
-    """A cluster that doesn't run is a fact, not an error, in JSON."""
+    """Print the cluster's state. Raises NotFound when it doesn't run, except with ``as_json``:
+    then it is printed as not ready."""
     try:
-        state: ClusterState | None = ClusterFolder(baton_home(), name).running()
+        state: ClusterState | None = ClusterFolder(baton_home(), name).read_running()
     except NotFound:
         if not as_json:
             raise
@@ -39,27 +40,27 @@ def show_status(name: str, as_json: bool) -> None:
         print(json.dumps(status_object(state)))
     elif state is not None:
         print(f"{state.url}  {'ready' if state.ready else 'not ready'}")
-        _console().print(_table(state, asyncio.run(members_of(state))))
-        for line in asyncio.run(_plan(state)):
+        _console().print(_table(state, asyncio.run(fetch_members(state))))
+        for line in asyncio.run(_pool_plan_lines(state)):
             _console().print(line, highlight=False, markup=False)
 
 
 def status_object(state: ClusterState | None) -> dict[str, Any]:
-    """What scripts rely on."""
+    """Return what ``baton status --json`` prints; scripts rely on it."""
     if state is None:
         return {"ready": False, "url": "", "processes": []}
     return {
         "ready": state.ready,
         "url": state.url,
-        "processes": [_told(process) for process in state.processes],
+        "processes": [_process_object(process) for process in state.processes],
     }
 
 
-def _told(process: ProcessState) -> dict[str, Any]:
-    """Its sockets are ``baton doctor --sockets``'s."""
-    told = asdict(process)
-    del told["sockets"]
-    return told
+def _process_object(process: ProcessState) -> dict[str, Any]:
+    """Leave out the sockets: ``baton doctor --sockets`` shows those."""
+    fields = asdict(process)
+    del fields["sockets"]
+    return fields
 
 
 def show_top(name: str) -> None:
@@ -68,8 +69,8 @@ def show_top(name: str) -> None:
     with asyncio.Runner() as runner, Live(console=_console(), screen=True) as live:
         try:
             while True:
-                state = folder.running()
-                live.update(_table(state, runner.run(members_of(state))), refresh=True)
+                state = folder.read_running()
+                live.update(_table(state, runner.run(fetch_members(state))), refresh=True)
                 runner.run(clock.sleep(REFRESH_SECONDS))
         except KeyboardInterrupt:
             return
@@ -86,45 +87,45 @@ def show_log(name: str, process: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RouterAdminAddress:
-    """The way to a router, for its admin. ``certificate`` is a file that is believed, where no
-    authority stands behind the router's own."""
+    """A router's URL and admin key. ``certificate`` is the file of a certificate to trust when no
+    known authority has signed the router's own."""
 
     url: str
     admin_key: str | None
     certificate: str | None = None
 
     @classmethod
-    def of(cls, name: str) -> "RouterAdminAddress":
-        """Of a local cluster. Raises NotFound."""
-        state = ClusterFolder(baton_home(), name).running()
+    def of_cluster(cls, name: str) -> "RouterAdminAddress":
+        """Return the address of a local cluster's router. Raises NotFound."""
+        state = ClusterFolder(baton_home(), name).read_running()
         return cls(state.url, state.admin_key, state.tls_certificate)
 
 
-def show_explanation(door: RouterAdminAddress, request_id: str, as_json: bool) -> None:
+def show_explanation(address: RouterAdminAddress, request_id: str, as_json: bool) -> None:
     import httpx
 
-    headers = {"authorization": f"Bearer {door.admin_key}"} if door.admin_key else {}
-    url = f"{door.url.rstrip('/')}/admin/requests/{quote(request_id, safe='')}"
+    headers = {"authorization": f"Bearer {address.admin_key}"} if address.admin_key else {}
+    url = f"{address.url.rstrip('/')}/admin/requests/{quote(request_id, safe='')}"
     try:
-        tls = pinned_tls_context(door.certificate) or True
-        answer = httpx.get(url, headers=headers, timeout=10, trust_env=False, verify=tls)
+        tls = pinned_tls_context(address.certificate) or True
+        response = httpx.get(url, headers=headers, timeout=10, trust_env=False, verify=tls)
     except httpx.HTTPError as error:
         raise Unavailable(f"the router does not answer: {error}") from error
-    if answer.status_code == 404:
+    if response.status_code == 404:
         raise NotFound(f"the router does not remember request {request_id!r}")
-    if answer.status_code != 200:
-        raise Unavailable(f"the router says {answer.status_code}: {answer.text}")
-    told = answer.json()
+    if response.status_code != 200:
+        raise Unavailable(f"the router says {response.status_code}: {response.text}")
+    explanation = response.json()
     if as_json:
-        print(json.dumps(told))
+        print(json.dumps(explanation))
     else:
-        _console().print(*render_explanation(told), sep="\n", highlight=False, markup=False)
+        _console().print(*render_explanation(explanation), sep="\n", highlight=False, markup=False)
 
 
 def show_check(name: str, as_json: bool) -> None:
-    """Raises BatonError when a member's books don't balance or it doesn't answer."""
-    state = ClusterFolder(baton_home(), name).running()
-    report = asyncio.run(_check(state))
+    """Print each member's integrity check. Raises BatonError when one fails or doesn't answer."""
+    state = ClusterFolder(baton_home(), name).read_running()
+    report = asyncio.run(_inspect_members(state))
     if as_json:
         print(json.dumps(report))
     else:
@@ -132,14 +133,14 @@ def show_check(name: str, as_json: bool) -> None:
             print(f"{entry['worker_id']:12} {entry['violation'] or 'sound'}")
     bad = [e for e in [*report["workers"], *report["stores"]] if e["violation"]]
     if bad:
-        raise BatonError(f"{len(bad)} of the members' books do not balance")
+        raise BatonError(f"{len(bad)} members fail their integrity check")
 
 
-async def _check(state: ClusterState) -> dict[str, Any]:
+async def _inspect_members(state: ClusterState) -> dict[str, Any]:
     from baton.rpc.kvstore_client import fetch_store_stats
     from baton.rpc.worker_client import inspect_worker
 
-    trust = state.trust
+    trust = state.credentials
     report: dict[str, Any] = {"workers": [], "stores": []}
     for process in state.processes:
         entry: dict[str, Any] = {"worker_id": process.id}
@@ -156,18 +157,23 @@ async def _check(state: ClusterState) -> dict[str, Any]:
 
 
 def _console() -> Console:
-    """A pipe has no width, and whoever reads it wants whole words."""
+    """Return a console; one for a pipe, which has no width, is wide enough for whole words."""
     console = Console()
     return console if console.is_terminal else Console(width=PIPE_COLUMNS)
 
 
-async def _plan(state: ClusterState) -> list[str]:
-    """What the conductor would have the pools be; nothing while it has none, or does not answer."""
+async def _pool_plan_lines(state: ClusterState) -> list[str]:
+    """Describe the conductor's plan for the pools' sizes; empty while there is none, or when the
+    conductor does not answer."""
     from baton.rpc.conductor_client import fetch_pool_plan
 
     addresses = [each.address for each in state.processes if each.role == Role.CONDUCTOR]
     try:
-        plans = [await fetch_pool_plan(a, state.trust, PLAN_SECONDS) for a in addresses if a]
+        plans = [
+            await fetch_pool_plan(a, state.credentials, PLAN_TIMEOUT_SECONDS)
+            for a in addresses
+            if a
+        ]
     except BatonError:
         return []
     return [
@@ -177,7 +183,7 @@ async def _plan(state: ClusterState) -> list[str]:
     ]
 
 
-async def members_of(state: ClusterState) -> dict[str, Member]:
+async def fetch_members(state: ClusterState) -> dict[str, Member]:
     from baton.registry.redis import RedisRegistry
 
     registry = RedisRegistry(state.redis_url, state.cluster, state.cluster_secret)
@@ -197,7 +203,7 @@ def _table(state: ClusterState, members: dict[str, Member]) -> Table:
     for process in state.processes:
         member = members.get(process.id)
         load = member.load if member and process.role in WORKER_ROLES else None
-        told = [str(load.running), str(load.waiting), str(load.free_blocks)] if load else [""] * 3
+        cells = [str(load.running), str(load.waiting), str(load.free_blocks)] if load else [""] * 3
         table.add_row(
             process.id,
             process.role,
@@ -205,6 +211,6 @@ def _table(state: ClusterState, members: dict[str, Member]) -> Table:
             process.state,
             process.address,
             str(process.restarts or ""),
-            *told,
+            *cells,
         )
     return table

@@ -22,15 +22,16 @@ POLL_SECONDS = 0.05
 
 
 def run_up(settings: Settings, detach: bool) -> None:
-    """Raises what keeps the cluster from starting."""
+    """Start a cluster and supervise it until it is stopped; with ``detach``, in the background.
+    Raises the error that keeps it from starting."""
     from baton.checkpoint import load_model_config, resolve_model
 
     folder = ClusterFolder(baton_home(), settings.cluster)
-    if folder.is_owned():
-        raise folder.taken()
+    if folder.is_locked():
+        raise folder.already_running_error()
     check_port(settings.host, settings.port)
     check_backend(settings)
-    load_model_config(resolve_model(settings.model))  # fetched once, not by every process
+    load_model_config(resolve_model(settings.model))  # downloads once, not in every process
     if detach:
         _detach(settings, folder)
         return
@@ -45,14 +46,14 @@ def run_up(settings: Settings, detach: bool) -> None:
 
 async def _supervise(settings: Settings, folder: ClusterFolder) -> None:
     configure_logging("warning" if sys.stderr.isatty() else settings.log_level, settings.log_format)
-    folder.take()
+    folder.acquire()
     stop, stop_now = asyncio.Event(), asyncio.Event()
-    _hear_signals(stop, stop_now)
+    _install_signal_handlers(stop, stop_now)
     try:
         with StartupView() as view:
             async with open_supervisor(settings, folder, SystemClock(), view.show) as supervisor:
-                _hear_signals(stop, stop_now)  # once more: Ray has put its own before ours
-                control = await start_control_server(folder.socket, supervisor.pools)
+                _install_signal_handlers(stop, stop_now)  # again: Ray has replaced ours
+                control = await start_control_server(folder.control_socket, supervisor.pools)
                 try:
                     await supervisor.run(stop, stop_now)
                 finally:
@@ -61,15 +62,15 @@ async def _supervise(settings: Settings, folder: ClusterFolder) -> None:
         folder.release()
 
 
-def _hear_signals(stop: asyncio.Event, stop_now: asyncio.Event) -> None:
+def _install_signal_handlers(stop: asyncio.Event, stop_now: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, lambda: (stop_now if stop.is_set() else stop).set())
 
 
 def _detach(settings: Settings, folder: ClusterFolder) -> None:
-    """A supervisor in a session of its own; returns when it is ready."""
-    folder.make()
+    """Start the supervisor in its own session; return when the cluster is ready."""
+    folder.create()
     log_path = folder.logs / SUPERVISOR_LOG
     with log_path.open("wb") as log_file:
         process = subprocess.Popen(
@@ -92,33 +93,33 @@ def _await_ready(
     process: "subprocess.Popen[bytes]", folder: ClusterFolder, log_path: Path, clock: Clock
 ) -> None:
     with asyncio.Runner() as runner, StartupView() as view:
-        while not view.was_ready:
+        while not view.has_been_ready:
             code = process.poll()
             if code is not None:
-                raise _failure(code, log_path)
-            state = folder.read()
+                raise _startup_error(code, log_path)
+            state = folder.read_state()
             if state is not None and state.supervisor_pid == process.pid:
                 view.show(state)
             runner.run(clock.sleep(POLL_SECONDS))
 
 
-def _failure(code: int, log_path: Path) -> BatonError:
+def _startup_error(code: int, log_path: Path) -> BatonError:
     lines = log_path.read_text(errors="replace").strip().splitlines()
-    told = [line.removeprefix("baton: ") for line in lines if line.startswith("baton: ")]
-    message = told[-1] if told else f"the supervisor ended with code {code}; see {log_path}"
+    errors = [line.removeprefix("baton: ") for line in lines if line.startswith("baton: ")]
+    message = errors[-1] if errors else f"the supervisor exited with code {code}; see {log_path}"
     return Invalid(message) if code == 2 else Unavailable(message)
 
 
 def run_down(name: str) -> None:
-    """Returns when every process has ended."""
+    """Stop a cluster; return when every process has ended."""
     folder = ClusterFolder(baton_home(), name)
     try:
-        folder.signal_owner(signal.SIGTERM)
+        folder.signal_supervisor(signal.SIGTERM)
     except NotFound:
         print(f"no cluster named {name!r} is running")
         return
     clock = SystemClock()
     with asyncio.Runner() as runner:
-        while folder.is_owned():
+        while folder.is_locked():
             runner.run(clock.sleep(POLL_SECONDS))
     print(f"cluster {name!r} is down")

@@ -1,1 +1,1 @@
-"""The conductor: see ARCHITECTURE.md, "A request's journey"."""
+"""The conductor, which places requests on workers and plans pool sizes: see ARCHITECTURE.md."""

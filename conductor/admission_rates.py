@@ -1,4 +1,4 @@
-"""How often recent requests were let in, by the length of their prompts."""
+"""Tracks which share of recent requests was admitted, by prompt length."""
 
 from bisect import bisect_left
 from collections import deque
@@ -9,17 +9,19 @@ from conductor.policy.snapshot import AdmissionRates
 
 WINDOW_REQUESTS = 1024
 REFRESH_REQUESTS = 64
-"""Between two looks at what is long and what is short."""
+"""Requests between two updates of the quartiles of prompt length."""
 
 LARGE_PROMPT_PERCENTILE = 99.5
-"""Of prompts are shorter than a large one."""
+"""Percentile of prompt lengths that defines a large prompt."""
 
 EWMA_WEIGHT = 0.003
-"""Of the newest request in a quarter's share: about the last three hundred count. With a hundred,
-which quarter fares worst is mostly chance."""
+"""Weight of the newest request in a quartile's admission rate, which thus covers about the last 300
+requests. Over only 100, it is mostly chance which quartile has the lowest rate."""
 
 
 class AdmissionTracker:
+    """Moving averages of the admission rate, per quartile of prompt length."""
+
     def __init__(self) -> None:
         self._lengths: deque[int] = deque(maxlen=WINDOW_REQUESTS)
         self._edges: tuple[int, ...] = ()
@@ -28,8 +30,8 @@ class AdmissionTracker:
         self._num_recorded = 0
 
     def record(self, num_tokens: int, admitted: bool) -> None:
-        quarter = bisect_left(self._edges, num_tokens)
-        self._shares[quarter] += EWMA_WEIGHT * (admitted - self._shares[quarter])
+        quartile = bisect_left(self._edges, num_tokens)
+        self._shares[quartile] += EWMA_WEIGHT * (admitted - self._shares[quartile])
         self._lengths.append(num_tokens)
         self._num_recorded += 1
         if self._num_recorded % REFRESH_REQUESTS == 0:

@@ -1,16 +1,17 @@
-"""How long recent answers were."""
+"""Statistics of the lengths of recent answers."""
 
 from collections import deque
 
 import numpy as np
 
 WINDOW_ANSWERS = 1024
-RENEW_ANSWERS = 16
-SHORT_PERCENT = 10
+REFRESH_ANSWERS = 16
+LOW_PERCENTILE = 10
 
 
 class AnswerLengthStats:
-    """``mean`` and ``short`` (nine in ten are longer), in tokens; guesses before there was one."""
+    """``mean`` and ``short`` (10th percentile) in tokens; defaults until there are enough
+    answers."""
 
     def __init__(self) -> None:
         self.mean = 256.0
@@ -21,6 +22,6 @@ class AnswerLengthStats:
     def record(self, num_tokens: int) -> None:
         self._lengths.append(num_tokens)
         self._num_recorded += 1
-        if self._num_recorded % RENEW_ANSWERS == 0:
+        if self._num_recorded % REFRESH_ANSWERS == 0:
             self.mean = float(np.mean(self._lengths))
-            self.short = float(np.percentile(self._lengths, SHORT_PERCENT))
+            self.short = float(np.percentile(self._lengths, LOW_PERCENTILE))

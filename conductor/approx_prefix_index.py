@@ -1,4 +1,5 @@
-"""What the conductor remembers of recent traffic: heads that many share, and who got what."""
+"""The conductor's memory of recent traffic: popular prefixes, and which worker was sent which
+blocks."""
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
@@ -9,21 +10,24 @@ from conductor.policy.snapshot import AnyBlockKey
 
 WINDOW_REQUESTS = 1024
 COUNTED_BLOCKS = 64
-"""Depth to which shared heads are counted; beyond, hardly any two requests agree by chance."""
+"""Number of leading blocks whose popularity is counted; later blocks are rarely shared by
+unrelated requests."""
 
 DENSE_BLOCKS, SPARSE_STRIDE_BLOCKS = 64, 16
-"""Of a chain every key is remembered as far as this, and beyond every so many-th: a long prompt
-costs a few hundred entries, and what is believed of it is at most a stride too little."""
+"""The first :data:`DENSE_BLOCKS` keys of a prompt are indexed, then every
+:data:`SPARSE_STRIDE_BLOCKS`-th one: a long prompt takes a few hundred entries, and its cached
+prefix is underestimated by less than one stride."""
 
 MAX_INDEXED_KEYS = 262_144
-"""About 40 MB; the least recently placed are forgotten."""
+"""Maximum number of keys in an index (about 40 MB); then the least recently sent are dropped."""
 
 MAX_EVICTED_PER_CALL = 1024
-"""At once, so that no decision waits long when a pool has become smaller."""
+"""Maximum number of keys dropped per recorded request, so that no decision takes long after a pool
+has shrunk."""
 
 
 class PrefixPopularity:
-    """Shares of the chain keys near the start of the last requests."""
+    """The share of recent requests that contain each of the leading block keys."""
 
     def __init__(self) -> None:
         self._window: deque[Sequence[AnyBlockKey]] = deque()
@@ -39,86 +43,90 @@ class PrefixPopularity:
                 if not self._counts[key]:
                     del self._counts[key]
 
-    def share(self, key: AnyBlockKey) -> float:
-        """0 for a key that few requests can have told anything about."""
+    def request_share(self, key: AnyBlockKey) -> float:
+        """Return the share of recent requests with this key; 0 for the first 15 requests."""
         if len(self._window) < 16:
             return 0.0
         return self._counts[key] / len(self._window)
 
 
 class ApproxPrefixIndex:
-    """Which workers were sent which blocks: the best guess of what lies in their pools, and of no
-    more keys than those have blocks (``bound``).
+    """Which workers were sent which blocks: an estimate of their caches' contents. It has no more
+    keys than the workers have blocks (see :meth:`set_capacity`).
 
-    A worker's life has a number of its own here, so that a death is forgotten at once, and not by
-    looking through all keys."""
+    A worker gets a new incarnation number each time it is added, so that it can be removed in O(1),
+    without searching all keys."""
 
     def __init__(self) -> None:
-        self._lives: OrderedDict[AnyBlockKey, int | dict[int, None]] = OrderedDict()
-        """Most keys have one: several hundred thousand dicts would be as many times 200 bytes."""
-        self._life_of: dict[WorkerId, int] = {}
+        self._incarnations_by_key: OrderedDict[AnyBlockKey, int | dict[int, None]] = OrderedDict()
+        """The numbers of the incarnations that were sent a key. Most keys have one, which is stored
+        without a dict to save about 200 bytes per key."""
+        self._incarnation_of: dict[WorkerId, int] = {}
         self._worker_of: dict[int, WorkerId] = {}
-        self._num_lives = 0
-        self._most_keys = MAX_INDEXED_KEYS
+        self._num_incarnations = 0
+        self._max_keys = MAX_INDEXED_KEYS
 
-    def bound(self, num_blocks: int) -> None:
-        """Of all pools together; 0: nobody knows."""
-        self._most_keys = min(num_blocks or MAX_INDEXED_KEYS, MAX_INDEXED_KEYS)
+    def set_capacity(self, num_blocks: int) -> None:
+        """Set the total number of blocks of all workers; 0 if unknown."""
+        self._max_keys = min(num_blocks or MAX_INDEXED_KEYS, MAX_INDEXED_KEYS)
 
     def record(self, worker: WorkerId, keys: Sequence[AnyBlockKey]) -> None:
-        life = self._life(worker)
-        # The start of a prefix is placed last, so that its end is forgotten first.
+        life = self._get_incarnation(worker)
+        # The start of a prefix is added last, so that its end is dropped first.
         for depth in reversed(_indexed_depths(len(keys))):
             key = keys[depth - 1]
-            self._lives[key] = _joined(self._lives.pop(key, life), life)
-        for _ in range(min(len(self._lives) - self._most_keys, MAX_EVICTED_PER_CALL)):
-            self._lives.popitem(last=False)
+            self._incarnations_by_key[key] = _add_incarnation(
+                self._incarnations_by_key.pop(key, life), life
+            )
+        for _ in range(min(len(self._incarnations_by_key) - self._max_keys, MAX_EVICTED_PER_CALL)):
+            self._incarnations_by_key.popitem(last=False)
 
-    def forget(self, worker: WorkerId) -> None:
-        """It is gone, and its pool with it."""
-        life = self._life_of.pop(worker, None)
+    def remove_worker(self, worker: WorkerId) -> None:
+        """Remove a worker that has left or restarted."""
+        life = self._incarnation_of.pop(worker, None)
         if life is not None:
             del self._worker_of[life]
 
-    def cached_blocks(self, worker: WorkerId, keys: Sequence[AnyBlockKey]) -> int:
-        """Leading blocks that were sent there, by bisection: a prefix has all its heads."""
-        life = self._life_of.get(worker)
+    def num_cached_blocks(self, worker: WorkerId, keys: Sequence[AnyBlockKey]) -> int:
+        """Return how many leading blocks were sent to the worker, by bisection: a key is only
+        present with all keys before it."""
+        life = self._incarnation_of.get(worker)
         if life is None:
             return 0
-        return _leading(keys, lambda key: life in self._lives_of(key))
+        return _deepest_indexed(keys, lambda key: life in self._incarnations_with(key))
 
-    def holders(self, keys: Sequence[AnyBlockKey], count: int) -> list[WorkerId]:
-        """Workers that were sent most of the leading blocks, best first: those of the deepest key
-        known, then of the deepest that yet another was sent. Looks at few of them, however many
-        there are."""
+    def workers_with_prefix(self, keys: Sequence[AnyBlockKey], count: int) -> list[WorkerId]:
+        """Return up to ``count`` workers, those that were sent the most leading blocks first. The
+        cost does not depend on the number of workers."""
         found: dict[WorkerId, None] = {}
-        depth = self._deepest(keys, 0)
+        depth = self._deepest_shared_by(keys, 0)
         while depth and len(found) < count:
-            lives = self._lives_of(keys[depth - 1])
+            lives = self._incarnations_with(keys[depth - 1])
             here = (self._worker_of[life] for life in lives if life in self._worker_of)
             newcomers = (worker for worker in here if worker not in found)
             found |= dict.fromkeys(islice(newcomers, count - len(found)))
-            depth = self._deepest(keys[:depth], len(lives))
+            depth = self._deepest_shared_by(keys[:depth], len(lives))
         return list(found)
 
-    def _deepest(self, keys: Sequence[AnyBlockKey], num_lives: int) -> int:
-        """How many leading blocks were sent to more than so many."""
-        return _leading(keys, lambda key: len(self._lives_of(key)) > num_lives)
+    def _deepest_shared_by(self, keys: Sequence[AnyBlockKey], num_lives: int) -> int:
+        """Return how many leading blocks were sent to more than ``num_lives`` incarnations."""
+        return _deepest_indexed(keys, lambda key: len(self._incarnations_with(key)) > num_lives)
 
-    def _lives_of(self, key: AnyBlockKey) -> Collection[int]:
-        """In the order in which they were first sent it; some may have ended."""
-        lives = self._lives.get(key, ())
+    def _incarnations_with(self, key: AnyBlockKey) -> Collection[int]:
+        """Return the incarnations that were sent a key, in the order in which they first were; some
+        may have been removed."""
+        lives = self._incarnations_by_key.get(key, ())
         return (lives,) if isinstance(lives, int) else lives
 
-    def _life(self, worker: WorkerId) -> int:
-        if worker not in self._life_of:
-            self._num_lives += 1
-            self._life_of[worker] = self._num_lives
-            self._worker_of[self._num_lives] = worker
-        return self._life_of[worker]
+    def _get_incarnation(self, worker: WorkerId) -> int:
+        if worker not in self._incarnation_of:
+            self._num_incarnations += 1
+            self._incarnation_of[worker] = self._num_incarnations
+            self._worker_of[self._num_incarnations] = worker
+        return self._incarnation_of[worker]
 
 
-def _joined(lives: int | dict[int, None], life: int) -> int | dict[int, None]:
+def _add_incarnation(lives: int | dict[int, None], life: int) -> int | dict[int, None]:
     if lives == life:
         return lives
     if isinstance(lives, int):
@@ -128,15 +136,16 @@ def _joined(lives: int | dict[int, None], life: int) -> int | dict[int, None]:
 
 
 def _indexed_depths(num_keys: int) -> Sequence[int]:
-    """Depths whose keys are remembered."""
+    """Return the prefix lengths, in blocks, whose keys are indexed."""
     return (
         *range(1, min(num_keys, DENSE_BLOCKS) + 1),
         *range(DENSE_BLOCKS + SPARSE_STRIDE_BLOCKS, num_keys + 1, SPARSE_STRIDE_BLOCKS),
     )
 
 
-def _leading(keys: Sequence[AnyBlockKey], holds: Callable[[AnyBlockKey], bool]) -> int:
-    """The deepest landmark that holds, if none does whose head does not."""
+def _deepest_indexed(keys: Sequence[AnyBlockKey], holds: Callable[[AnyBlockKey], bool]) -> int:
+    """Return the longest indexed prefix length, in blocks, whose key satisfies ``holds``; 0 if none
+    does. Found by bisection: assumes that the keys of all shorter prefixes satisfy it too."""
     depths = _indexed_depths(len(keys))
     low, high = 0, len(depths)
     while low < high:

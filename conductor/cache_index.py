@@ -1,4 +1,5 @@
-"""Where blocks are believed to lie: on devices as they were sent there, in stores as they tell."""
+"""An estimate of where blocks are cached: on workers from the requests sent to them, in store nodes
+from the changes that they report."""
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -12,74 +13,77 @@ from conductor.store_mirror import StoreMirror
 
 
 class CacheIndex:
-    """Implements :class:`conductor.policy.snapshot.CacheView`. What it gets wrong costs a
-    recompute: the worker looks for itself."""
+    """Implements :class:`conductor.policy.snapshot.CacheView`. A wrong estimate only costs
+    recomputation: the worker itself looks up its cache and the store."""
 
     def __init__(self, mirror: StoreMirror) -> None:
-        self.placed = ApproxPrefixIndex()
-        self.handed_over = ApproxPrefixIndex()
-        """What decode workers got, or read themselves."""
-        self.heads = PrefixPopularity()
+        self.prefill_index = ApproxPrefixIndex()
+        self.decode_index = ApproxPrefixIndex()
+        """Blocks that decode workers imported or prefilled themselves."""
+        self.popularity = PrefixPopularity()
         self._mirror = mirror
-        self._beside: Mapping[str, Sequence[WorkerId]] = {}
-        self._asked: tuple[Sequence[AnyBlockKey], int] = ((), -1)
-        self._best: StoreHint | None = None
+        self._workers_by_node: Mapping[str, Sequence[WorkerId]] = {}
+        self._best_node_query: tuple[Sequence[AnyBlockKey], int] = ((), -1)
+        self._best_node_result: StoreHint | None = None
 
-    def forget(self, worker: WorkerId) -> None:
-        """It is gone, and its pool with it."""
-        self.placed.forget(worker)
-        self.handed_over.forget(worker)
+    def remove_worker(self, worker: WorkerId) -> None:
+        """Remove a worker that has left or restarted."""
+        self.prefill_index.remove_worker(worker)
+        self.decode_index.remove_worker(worker)
 
-    def bound(self, read_blocks: int, written_blocks: int) -> None:
-        """What all prefill workers' pools hold, and all decode workers'; 0: nobody knows."""
-        self.placed.bound(read_blocks)
-        self.handed_over.bound(written_blocks)
+    def set_capacity(self, prefill_blocks: int, decode_blocks: int) -> None:
+        """Set the total number of blocks of all prefill workers and of all decode workers; 0 if
+        unknown."""
+        self.prefill_index.set_capacity(prefill_blocks)
+        self.decode_index.set_capacity(decode_blocks)
 
-    def seat(self, beside: Mapping[str, Sequence[WorkerId]]) -> None:
-        """Which prefill workers are on the host of which store node."""
-        self._beside = beside
+    def set_workers_by_node(self, workers_by_node: Mapping[str, Sequence[WorkerId]]) -> None:
+        """Set which prefill workers are on the same host as which store node."""
+        self._workers_by_node = workers_by_node
 
-    def hint(self, node: str, keys: Sequence[BlockKey]) -> StoreHint | None:
-        """Where a worker is to look, whose own host's store is ``node``: there, unless another
-        has more."""
-        own, best = self._mirror.held(WorkerId(node), keys), self._best_node(keys)
+    def store_hint(self, node: str, keys: Sequence[BlockKey]) -> StoreHint | None:
+        """Return the store node from which a worker should fetch its prefix: ``node``, which is on
+        its own host, unless another node has more blocks."""
+        own, best = self._mirror.num_leading_blocks(WorkerId(node), keys), self._best_node(keys)
         if own and best is not None and best.num_blocks <= own:
             return StoreHint(WorkerId(node), own)
         return best
 
     # -- CacheView -------------------------------------------------------------------------
 
-    def local_blocks(self, view: PrefillView, keys: Sequence[AnyBlockKey]) -> int:
-        read, got = self.placed, self.handed_over
-        device = max(read.cached_blocks(view.id, keys), got.cached_blocks(view.id, keys))
-        return max(device, self._mirror.held(WorkerId(view.node), _block_keys(keys)))
+    def num_local_blocks(self, view: PrefillView, keys: Sequence[AnyBlockKey]) -> int:
+        indexes = self.prefill_index, self.decode_index
+        device = max(index.num_cached_blocks(view.id, keys) for index in indexes)
+        return max(device, self._mirror.num_leading_blocks(WorkerId(view.node), _block_keys(keys)))
 
-    def holders(self, keys: Sequence[AnyBlockKey], count: int) -> list[WorkerId]:
-        """Those that were sent it go before those that may read it from beside them."""
-        names = self.placed.holders(keys, count)
-        depths = {name: self.placed.cached_blocks(name, keys) for name in names}
+    def workers_with_prefix(self, keys: Sequence[AnyBlockKey], count: int) -> list[WorkerId]:
+        """Among workers with equally many blocks, those that were sent them precede those whose
+        host's store has them."""
+        names = self.prefill_index.workers_with_prefix(keys, count)
+        depths = {name: self.prefill_index.num_cached_blocks(name, keys) for name in names}
         best = self._best_node(keys)
         if best is not None:
-            for name in islice(self._beside.get(best.node, ()), count):
+            for name in islice(self._workers_by_node.get(best.node, ()), count):
                 depths[name] = max(depths.get(name, 0), best.num_blocks)
         return sorted(depths, key=lambda name: -depths[name])[:count]
 
-    def stored(self, keys: Sequence[AnyBlockKey]) -> StoredPrefix | None:
+    def longest_stored_prefix(self, keys: Sequence[AnyBlockKey]) -> StoredPrefix | None:
         best = self._best_node(keys)
         return None if best is None else StoredPrefix(best.node, best.num_blocks)
 
-    def share(self, key: AnyBlockKey) -> float:
-        return self.heads.share(key)
+    def request_share(self, key: AnyBlockKey) -> float:
+        return self.popularity.request_share(key)
 
     def _best_node(self, keys: Sequence[AnyBlockKey]) -> StoreHint | None:
-        """Looked up once for a decision, which asks for it three times."""
-        asked, num_changes = self._asked
+        """Return the node with the longest prefix. The result is cached, since each decision needs
+        it three times."""
+        asked, num_changes = self._best_node_query
         if asked is not keys or num_changes != self._mirror.num_changes:
-            self._asked = keys, self._mirror.num_changes
-            self._best = self._mirror.best(_block_keys(keys))
-        return self._best
+            self._best_node_query = keys, self._mirror.num_changes
+            self._best_node_result = self._mirror.best_node(_block_keys(keys))
+        return self._best_node_result
 
 
 def _block_keys(keys: Sequence[AnyBlockKey]) -> Sequence[BlockKey]:
-    """Those of a live request are nothing else."""
+    """Narrow the type: in the live conductor, all keys are block keys."""
     return cast(Sequence[BlockKey], keys)

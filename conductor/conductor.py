@@ -1,4 +1,5 @@
-"""The live conductor: keeps what policies decide from, asks one, and remembers what it decided."""
+"""The live conductor: maintains the policies' inputs, applies a policy, and records its
+decisions."""
 
 import math
 from collections.abc import Sequence
@@ -23,26 +24,26 @@ from conductor.store_mirror import StoreMirror
 from conductor.worker_directory import WorkerDirectory
 
 MAX_REGISTRY_AGE_SECONDS = 10.0
-"""Who has heard nothing from the registry for so long refuses nobody."""
+"""A conductor that has not heard from the registry for this long rejects no request."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConductorConfig:
-    """``admission`` None: on, unless a worker computes on a CPU. ``read_alone``: whether a decode
-    worker may read a prompt itself; None: unless it computes on a CPU. ``first_token_seconds`` 0:
-    no first token is promised."""
+    """``admission`` None: on, unless a worker runs on a CPU. ``local_prefill``: whether decode
+    workers may prefill a prompt themselves; None: unless they run on a CPU. ``ttft_slo_seconds`` 0:
+    there is no TTFT SLO."""
 
     policy: str = DEFAULT_POLICY
     admission: bool | None = None
-    read_alone: bool | None = None
-    first_token_seconds: float = 2.0
-    token_gap_seconds: float = 0.05
+    local_prefill: bool | None = None
+    ttft_slo_seconds: float = 2.0
+    itl_slo_seconds: float = 0.05
     planner: PlannerConfig = field(default_factory=PlannerConfig)
 
 
 class Conductor:
-    """Implements :class:`baton.rpc.conductor_service.ConductorCore`. Raises Invalid for a policy
-    that there isn't."""
+    """Implements :class:`baton.rpc.conductor_service.ConductorCore`. Raises Invalid for an unknown
+    policy."""
 
     def __init__(
         self, membership: Membership, mirror: StoreMirror, clock: Clock, config: ConductorConfig
@@ -51,12 +52,12 @@ class Conductor:
         self._clock = clock
         self._config = config
         self._place = get_policy(config.policy)
-        self._ledger = LoadTracker()
-        self._beliefs = CacheIndex(mirror)
-        self._roster = WorkerDirectory(
-            membership, self._ledger, self._beliefs, clock, config.read_alone
+        self._load_tracker = LoadTracker()
+        self._cache_index = CacheIndex(mirror)
+        self._directory = WorkerDirectory(
+            membership, self._load_tracker, self._cache_index, clock, config.local_prefill
         )
-        self._admissions = AdmissionTracker()
+        self._admission_tracker = AdmissionTracker()
         self._planner = Planner(config.planner, clock.monotonic())
         self._num_placed = 0
 
@@ -72,7 +73,8 @@ class Conductor:
         trace: str = "",
         session: str = "",
     ) -> Placement:
-        """Raises Unavailable, Overloaded, Invalid. Whoever traces sees to ``trace``."""
+        """Place a request. Raises Unavailable, Overloaded, Invalid. ``trace`` is unused here:
+        :class:`ConductorTelemetry` handles it."""
         snapshot = self.snapshot()
         query = PolicyQuery(
             request_id,
@@ -80,89 +82,95 @@ class Conductor:
             max_new_tokens,
             keys,
             excluded=frozenset(WorkerId(name) for name in excluded),
-            first_token_seconds=self._config.first_token_seconds or math.inf,
-            token_gap_seconds=self._config.token_gap_seconds,
-            promised=epoch > 1 or not self._may_refuse(snapshot.now_seconds),
+            ttft_slo_seconds=self._config.ttft_slo_seconds or math.inf,
+            itl_slo_seconds=self._config.itl_slo_seconds,
+            must_admit=epoch > 1 or not self._may_reject(snapshot.now_seconds),
             session=session,
         )
         try:
             decision = self._place(snapshot, query)
         except Overloaded:
-            self._admissions.record(num_tokens, admitted=False)
-            self._planner.refused(num_tokens)
+            self._admission_tracker.record(num_tokens, admitted=False)
+            self._planner.record_rejected(num_tokens)
             raise
         finally:
-            self._beliefs.heads.record(keys)
+            self._cache_index.popularity.record(keys)
         if epoch <= 1:
-            self._admissions.record(num_tokens, admitted=True)
-            self._planner.placed(snapshot, num_tokens, decision)
-        self._note(snapshot, query, decision)
+            self._admission_tracker.record(num_tokens, admitted=True)
+            self._planner.record_placed(snapshot, num_tokens, decision)
+        self._record_decision(snapshot, query, decision)
         return self._placement(decision, keys)
 
     def snapshot(self) -> Snapshot:
-        """As of now. The ledger goes on under it: it is for one decision."""
-        now, roster = self._clock.monotonic(), self._roster
-        self._ledger.advance(now, roster.answer_tokens)
-        roster.follow()
+        """Return the current snapshot. It shares state with the load tracker, so it is valid for
+        one decision only."""
+        now, directory = self._clock.monotonic(), self._directory
+        self._load_tracker.advance(now, directory.answer_tokens)
+        directory.refresh()
         return Snapshot(
             now,
             self._num_placed,
-            self._ledger.prefills,
-            self._ledger.decodes,
-            self._beliefs,
-            roster.block_tokens,
-            roster.kv_bytes_per_token,
-            roster.link,
-            roster.answer_tokens,
-            roster.short_answer_tokens,
-            self._admissions.view,
+            self._load_tracker.prefills,
+            self._load_tracker.decodes,
+            self._cache_index,
+            directory.block_tokens,
+            directory.kv_bytes_per_token,
+            directory.link,
+            directory.answer_tokens,
+            directory.short_answer_tokens,
+            self._admission_tracker.view,
         )
 
-    def leave(self, leaving: frozenset[WorkerId]) -> None:
-        """Nothing is placed on these from now on; those of the last time that are not among them
-        may be placed on again."""
-        self._roster.leave(leaving)
+    def set_leaving_workers(self, leaving: frozenset[WorkerId]) -> None:
+        """Set the workers that are about to terminate, on which nothing is placed from now on. This
+        replaces the previous set."""
+        self._directory.set_leaving_workers(leaving)
 
     def plan_pools(self) -> PoolPlan | None:
-        """Anew, from what came since the last time."""
-        return self._planner.plan(self.snapshot(), self._ledger.num_conductors)
+        """Make a new plan from the requests since the last one."""
+        return self._planner.plan(self.snapshot(), self._load_tracker.num_conductors)
 
     def pool_plan(self) -> PoolPlan | None:
-        return self._planner.last
+        return self._planner.last_plan
 
     def describe(self) -> tuple[Sequence[str], str]:
         members = self._membership.members
         workers = [m.id for m in members if m.role in (Role.PREFILL, Role.DECODE)]
         return [member_to_json(member).decode() for member in members], " ".join(sorted(workers))
 
-    def _may_refuse(self, now: float) -> bool:
-        if now - self._membership.fresh_at > MAX_REGISTRY_AGE_SECONDS:
+    def _may_reject(self, now: float) -> bool:
+        if now - self._membership.last_answer_seconds > MAX_REGISTRY_AGE_SECONDS:
             return False
         if self._config.admission is None:
-            return not self._roster.has_cpu_workers
+            return not self._directory.has_cpu_workers
         return self._config.admission
 
-    def _note(self, snapshot: Snapshot, query: PolicyQuery, decision: Decision) -> None:
+    def _record_decision(self, snapshot: Snapshot, query: PolicyQuery, decision: Decision) -> None:
         self._num_placed += 1
-        self._ledger.dispatched(snapshot.now_seconds, query, decision, snapshot.answer_tokens)
+        self._load_tracker.record_dispatch(
+            snapshot.now_seconds, query, decision, snapshot.answer_tokens
+        )
         if decision.prefill is not None:
-            self._beliefs.placed.record(decision.prefill, query.keys)
-        self._beliefs.handed_over.record(decision.decode, query.keys)
+            self._cache_index.prefill_index.record(decision.prefill, query.keys)
+        self._cache_index.decode_index.record(decision.decode, query.keys)
 
     def _placement(self, decision: Decision, keys: tuple[BlockKey, ...]) -> Placement:
-        roster, ledger = self._roster, self._ledger
-        reader = decision.prefill or decision.decode
-        reads = reader in ledger.prefills and ledger.prefills[reader].measured
-        writer = decision.decode
-        writes = writer in ledger.decodes and ledger.decodes[writer].measured
+        directory, prefills, decodes = (
+            self._directory,
+            self._load_tracker.prefills,
+            self._load_tracker.decodes,
+        )
+        prefill, decode = decision.prefill or decision.decode, decision.decode
+        has_prefill_cost = prefill in prefills and prefills[prefill].is_measured
+        has_decode_cost = decode in decodes and decodes[decode].is_measured
         return Placement(
-            roster.ref(decision.prefill) if decision.prefill is not None else None,
-            roster.ref(decision.decode),
+            directory.worker_ref(decision.prefill) if decision.prefill is not None else None,
+            directory.worker_ref(decision.decode),
             decision.reason,
-            self._beliefs.hint(roster.node_of(reader), keys),
+            self._cache_index.store_hint(directory.store_node_of(prefill), keys),
             policy=self._config.policy,
-            ttft_seconds=decision.ttft_seconds if reads else None,
-            tbt_seconds=decision.tbt_seconds if writes else None,
+            ttft_seconds=decision.ttft_seconds if has_prefill_cost else None,
+            itl_seconds=decision.itl_seconds if has_decode_cost else None,
             prefill_alternatives=_alternatives(decision.prefill_scores),
             decode_alternatives=_alternatives(decision.decode_scores),
         )

@@ -1,4 +1,4 @@
-"""Keeps a cluster's pools in Kubernetes as large as this conductor plans them, while it leads."""
+"""Resizes a cluster's pools in Kubernetes to this conductor's plan, while it is the leader."""
 
 import asyncio
 from typing import TYPE_CHECKING
@@ -21,41 +21,41 @@ if TYPE_CHECKING:
     from baton.pools.kubernetes.pools import KubernetesPools
 
 REPAIR_RETRY_SECONDS = 30.0
-"""Between two attempts."""
+"""Delay before a failed repair of the pools is retried."""
 
 log = structlog.get_logger(__name__)
 
 
 class LeaderAutoscaler:
-    """Each conductor has one; they agree by a lease on the one that acts."""
+    """Each conductor has an instance; only the holder of a Kubernetes lease, the leader, acts."""
 
     def __init__(
-        self, settings: Settings, me: WorkerId, ask_plan: autoscaler.FetchPlan, clock: Clock
+        self, settings: Settings, own_id: WorkerId, fetch_plan: autoscaler.FetchPlan, clock: Clock
     ) -> None:
         self._settings = settings
-        self._me = me
-        self._ask_plan = ask_plan
+        self._own_id = own_id
+        self._fetch_plan = fetch_plan
         self._clock = clock
-        self._began = asyncio.Event()
+        self._became_leader = asyncio.Event()
         self._election: LeaderElection | None = None
 
     @classmethod
-    def of(
-        cls, settings: Settings, me: WorkerId, ask_plan: autoscaler.FetchPlan, clock: Clock
+    def from_settings(
+        cls, settings: Settings, own_id: WorkerId, fetch_plan: autoscaler.FetchPlan, clock: Clock
     ) -> "LeaderAutoscaler | None":
-        """None where nobody is to resize pools in Kubernetes."""
+        """Create it from the settings; None if they don't enable autoscaling in Kubernetes."""
         if settings.autoscale == "off" or settings.autoscale_pools != "kubernetes":
             return None
-        return cls(settings, me, ask_plan, clock)
+        return cls(settings, own_id, fetch_plan, clock)
 
     @property
-    def leads(self) -> bool:
-        """Whether it is this one that acts now."""
-        return self._election is not None and self._election.leads
+    def is_leader(self) -> bool:
+        """Whether this instance is the leader."""
+        return self._election is not None and self._election.is_leader
 
     def check(self) -> None:
-        """Raises Invalid where there is no way to an API server, and for a role with several pools
-        of which nobody says which one follows the load."""
+        """Raise Invalid if no API server is configured, or if a role has several pools and the
+        settings do not name the one to scale."""
         settings = self._settings
         kubernetes_client_for(settings).close()
         chosen = (
@@ -63,40 +63,48 @@ class LeaderAutoscaler:
             ("decode", settings.autoscale_decode_pool),
         )
         for role, name in chosen:
-            places = settings.kubernetes_pools.items()
-            pools = [pool for pool, place in places if place.startswith(f"{role}/")]
+            targets = settings.kubernetes_pools.items()
+            pools = [pool for pool, target in targets if target.startswith(f"{role}/")]
             if len(pools) > 1 and (name or role) not in pools:
                 raise Invalid(
-                    f"autoscale_{role}_pool is {name}: of the {role} pools it must name the one "
-                    f"that follows the load: {', '.join(sorted(pools))}"
+                    f"autoscale_{role}_pool is {name}: it must name the {role} pool to scale, one "
+                    f"of {', '.join(sorted(pools))}"
                 )
 
     async def run(self) -> None:
-        """Until cancelled; then it gives the lease back."""
+        """Take part in the election, and resize the pools while leading. When cancelled, release
+        the lease."""
         settings, clock = self._settings, self._clock
         async with (
             open_kubernetes_pools(settings, clock, autoscaler.log_decision) as pools,
             open_kubernetes_lease(settings, clock) as lease,
         ):
-            election = self._election = LeaderElection(lease, self._me, clock, self._began.set)
+            election = self._election = LeaderElection(
+                lease, self._own_id, clock, self._became_leader.set
+            )
             try:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(election.run())
-                    tasks.create_task(self._mend(pools, election))
+                    tasks.create_task(self._repair_pools(pools, election))
                     await autoscaler.run_autoscaler(
-                        settings, pools, self._ask_plan, clock, leads=lambda: election.leads
+                        settings,
+                        pools,
+                        self._fetch_plan,
+                        clock,
+                        is_leader=lambda: election.is_leader,
                     )
             finally:
                 await election.resign()
 
-    async def _mend(self, pools: "KubernetesPools", election: LeaderElection) -> None:
-        """What whoever led before may have left half done, each time that this one begins."""
+    async def _repair_pools(self, pools: "KubernetesPools", election: LeaderElection) -> None:
+        """Each time this instance becomes the leader, let workers serve again that the last leader
+        may have left drained."""
         while self._settings.autoscale == "on":
-            await self._began.wait()
+            await self._became_leader.wait()
             try:
-                if election.leads:
-                    await pools.mend()
-                self._began.clear()
+                if election.is_leader:
+                    await pools.end_leftover_drains()
+                self._became_leader.clear()
             except BatonError as error:
                 log.warning("pools_not_mended", error=str(error))
                 await self._clock.sleep(REPAIR_RETRY_SECONDS)

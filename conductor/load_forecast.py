@@ -1,26 +1,26 @@
-"""What load is to come: level and trend of what came (double exponential smoothing, Holt 1957)."""
+"""Forecasts the load from its level and trend (double exponential smoothing, Holt 1957)."""
 
 import math
 from dataclasses import dataclass
 
 LEVEL_SECONDS = 60.0
-"""An observation so old weighs 1/e of a new one."""
+"""An observation of this age weighs 1/e of a new one."""
 
 TREND_SECONDS = 600.0
-"""A trend is seen more slowly, or noise is taken for one."""
+"""The trend adapts more slowly than the level, so that noise is not taken for a trend."""
 
 
 @dataclass(frozen=True, slots=True)
 class HoltSmoother:
-    """``level`` at ``at_seconds``, and what it gains per second. Observations may come at any
-    distance of time: smoothing is by the time that has passed."""
+    """The ``level`` at ``at_seconds``, and its ``trend`` per second. Observations may come at
+    irregular times: smoothing depends on the time that has passed."""
 
     at_seconds: float
     level: float
     trend: float = 0.0
 
     def updated(self, now_seconds: float, value: float) -> "HoltSmoother":
-        """With one more observation. One of the same moment, or from before, changes nothing."""
+        """Add an observation. One that is not newer than the last one changes nothing."""
         passed = now_seconds - self.at_seconds
         if passed <= 0:
             return self
@@ -30,8 +30,8 @@ class HoltSmoother:
         trend = self.trend + _weight(passed, TREND_SECONDS) * (slope - self.trend)
         return HoltSmoother(now_seconds, level, trend)
 
-    def ahead(self, seconds: float) -> float:
-        """Expected so much later; never below 0."""
+    def forecast(self, seconds: float) -> float:
+        """Return the value expected ``seconds`` after the last observation; never below 0."""
         return max(self.level + self.trend * seconds, 0.0)
 
 
@@ -41,8 +41,8 @@ def _weight(passed_seconds: float, memory_seconds: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LoadForecast:
-    """``prompt_tokens`` and ``answer_tokens`` are a request's in the mean; ``cached_share`` of the
-    prompts' tokens need no computing."""
+    """An observed or expected load. ``prompt_tokens`` and ``answer_tokens`` are means per request.
+    ``cached_share`` of the prompts' tokens need no computing."""
 
     requests_per_second: float
     prompt_tokens: float
@@ -52,7 +52,7 @@ class LoadForecast:
 
 @dataclass(frozen=True, slots=True)
 class LoadTrend:
-    """Of each part of the load by itself."""
+    """Level and trend of each component of the load, smoothed independently."""
 
     requests_per_second: HoltSmoother
     prompt_tokens: HoltSmoother
@@ -60,8 +60,8 @@ class LoadTrend:
     cached_share: HoltSmoother
 
     @classmethod
-    def begun(cls, now_seconds: float, load: LoadForecast) -> "LoadTrend":
-        """The first observation."""
+    def start(cls, now_seconds: float, load: LoadForecast) -> "LoadTrend":
+        """Start with the first observation."""
         return cls(
             HoltSmoother(now_seconds, load.requests_per_second),
             HoltSmoother(now_seconds, load.prompt_tokens),
@@ -77,13 +77,13 @@ class LoadTrend:
             self.cached_share.updated(now_seconds, load.cached_share),
         )
 
-    def ahead(self, seconds: float) -> LoadForecast:
-        """The most work between now and then: a pool that is about to be needed is not shrunk, and
-        one that is needed now is not shrunk because of what may be later."""
-        cached = min(self.cached_share.ahead(0.0), self.cached_share.ahead(seconds), 1.0)
+    def forecast(self, seconds: float) -> LoadForecast:
+        """Return the higher of the loads now and ``seconds`` later, per component. So a pool that
+        will be needed soon is not shrunk, nor one that is needed now."""
+        cached = min(self.cached_share.forecast(0.0), self.cached_share.forecast(seconds), 1.0)
         return LoadForecast(
-            max(self.requests_per_second.ahead(0.0), self.requests_per_second.ahead(seconds)),
-            max(self.prompt_tokens.ahead(0.0), self.prompt_tokens.ahead(seconds)),
-            max(self.answer_tokens.ahead(0.0), self.answer_tokens.ahead(seconds)),
+            max(self.requests_per_second.forecast(0.0), self.requests_per_second.forecast(seconds)),
+            max(self.prompt_tokens.forecast(0.0), self.prompt_tokens.forecast(seconds)),
+            max(self.answer_tokens.forecast(0.0), self.answer_tokens.forecast(seconds)),
             cached,
         )

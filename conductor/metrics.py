@@ -1,4 +1,4 @@
-"""What a conductor tells Prometheus: what it decided, and what it knew."""
+"""A conductor's Prometheus metrics: its decisions, and its view of the cluster."""
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
@@ -32,10 +32,11 @@ DECISION_SECONDS_BUCKETS = (
 
 ROLES = (Role.ROUTER, Role.CONDUCTOR, Role.PREFILL, Role.DECODE, Role.KVSTORE)
 STATES = (WorkerState.JOINING, WorkerState.READY, WorkerState.DRAINING)
-"""None is told as 0: who waits for it to be gone need not ask whether it is absent."""
+"""Every combination of role and state is exported, also with 0 members, so that alerts need no
+check for absence."""
 
 DISAGGREGATED, LOCAL_PREFILL, SINGLE_POOL = "pair", "alone", "one_pool"
-REFUSALS: dict[type[BatonError], str] = {
+REJECTION_REASONS: dict[type[BatonError], str] = {
     Overloaded: "overloaded",
     Invalid: "impossible",
     Unavailable: "nobody",
@@ -43,51 +44,54 @@ REFUSALS: dict[type[BatonError], str] = {
 
 
 class ConductorMetrics:
-    """Counted as decisions are made."""
+    """Metrics that are updated with each decision."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         decisions = Counter(
             "baton_conductor_decisions_total",
-            "Requests that were placed, by policy and how: on a pair of workers, on a decode "
-            "worker alone because that is cheaper, or on the one pool that there is.",
+            "Requests that were placed, by policy and kind: on a prefill and a decode worker "
+            "(pair), on a decode worker alone because that is cheaper (alone), or on the only pool "
+            "with ready workers (one_pool).",
             ["policy", "kind"],
             registry=registry,
         )
         self._decisions = decisions
         refusals = Counter(
             "baton_conductor_refusals_total",
-            "Requests that were not placed: no pair meets what is promised, none could ever hold "
-            "it, or nobody is there.",
+            "Requests that were not placed: no workers can meet the SLO (overloaded), the request "
+            "fits no worker (impossible), or no worker is ready (nobody).",
             ["reason"],
             registry=registry,
         )
-        self._refusals = {reason: refusals.labels(reason) for reason in (*REFUSALS.values(), "bug")}
-        self._again = Counter(
+        self._refusals = {
+            reason: refusals.labels(reason) for reason in (*REJECTION_REASONS.values(), "bug")
+        }
+        self._replacements = Counter(
             "baton_conductor_replacements_total",
-            "Of those that were placed, requests that had been placed before.",
+            "Placements of requests that had been placed before.",
             registry=registry,
         )
         self._seconds = Histogram(
             "baton_conductor_decision_seconds",
-            "What a decision takes.",
+            "Duration of a placement decision.",
             buckets=DECISION_SECONDS_BUCKETS,
             registry=registry,
         )
 
-    def note_placed(self, placement: Placement, epoch: int, seconds: float) -> None:
+    def record_placed(self, placement: Placement, epoch: int, seconds: float) -> None:
         self._decisions.labels(placement.policy, placement_kind(placement)).inc()
         self._seconds.observe(seconds)
         if epoch > 1:
-            self._again.inc()
+            self._replacements.inc()
 
-    def note_refused(self, error: BaseException, seconds: float) -> None:
-        self._refusals[REFUSALS.get(type(error), "bug")].inc()  # type: ignore[arg-type]
+    def record_rejected(self, error: BaseException, seconds: float) -> None:
+        self._refusals[REJECTION_REASONS.get(type(error), "bug")].inc()  # type: ignore[arg-type]
         self._seconds.observe(seconds)
 
 
 class ClusterGauges(Collector):
-    """What the conductor knows of the cluster, looked up when somebody asks, from their thread:
-    what is read here is replaced as a whole."""
+    """Gauges of the conductor's view of the cluster. A scrape reads it in another thread, so every
+    value read here is replaced as a whole, never modified."""
 
     def __init__(
         self,
@@ -95,37 +99,37 @@ class ClusterGauges(Collector):
         mirror: StoreMirror,
         plan: Callable[[], PoolPlan | None],
         clock: Clock,
-        leads: Callable[[], bool] = lambda: False,
+        is_leader: Callable[[], bool] = lambda: False,
     ) -> None:
         self._membership = membership
         self._mirror = mirror
         self._plan = plan
         self._clock = clock
-        self._leads = leads
+        self._is_leader = is_leader
 
     def collect(self) -> Iterator[Metric]:
         yield self._members()
         yield GaugeMetricFamily(
             "baton_conductor_registry_age_seconds",
-            "Since the registry last answered.",
-            max(self._clock.monotonic() - self._membership.fresh_at, 0.0),
+            "Time since the registry last responded.",
+            max(self._clock.monotonic() - self._membership.last_answer_seconds, 0.0),
         )
         yield GaugeMetricFamily(
             "baton_conductor_mirror_blocks",
-            "Blocks that the store nodes are known to hold.",
+            "Blocks in the store nodes, as known to this conductor.",
             self._mirror.num_blocks,
         )
         yield GaugeMetricFamily(
             "baton_conductor_mirror_nodes",
-            "Store nodes whose changes are followed.",
+            "Store nodes that are being watched.",
             self._mirror.num_nodes,
         )
         yield GaugeMetricFamily(
             "baton_conductor_leads",
             "1 for the conductor that resizes the pools in Kubernetes.",
-            int(self._leads()),
+            int(self._is_leader()),
         )
-        yield from self._planned()
+        yield from self._plan_metrics()
 
     def _members(self) -> GaugeMetricFamily:
         family = GaugeMetricFamily(
@@ -138,27 +142,28 @@ class ClusterGauges(Collector):
             family.add_metric([role.value, state.value], members[role, state])
         return family
 
-    def _planned(self) -> Iterator[Metric]:
-        wished = GaugeMetricFamily(
+    def _plan_metrics(self) -> Iterator[Metric]:
+        wanted = GaugeMetricFamily(
             "baton_conductor_wished_workers",
-            "How many workers of a pool there should be, by the last plan.",
+            "Number of workers that a pool should have by the last plan.",
             labels=["pool"],
         )
         rate = GaugeMetricFamily(
             "baton_conductor_forecast_requests_per_second",
-            "The load that the last plan is made for.",
+            "Forecast load of the last plan.",
         )
         plan = self._plan()
         if plan is not None:
-            wished.add_metric(["prefill"], plan.prefill)
-            wished.add_metric(["decode"], plan.decode)
+            wanted.add_metric(["prefill"], plan.prefill)
+            wanted.add_metric(["decode"], plan.decode)
             rate.add_metric([], plan.requests_per_second)
-        yield wished
+        yield wanted
         yield rate
 
 
 def placement_kind(placement: Placement) -> str:
-    """Whoever had a choice of both pools and took one worker did so by choice."""
+    """Classify a placement. If only one worker was chosen although both pools had candidates, it is
+    a local prefill."""
     if placement.prefill is not None:
         return DISAGGREGATED
     had_both = placement.prefill_alternatives and placement.decode_alternatives

@@ -1,7 +1,7 @@
-"""How many workers there should be: from what a conductor sees of the load, every few seconds.
+"""Periodically plans how many workers each pool should have, from the load that a conductor sees.
 
-Nothing here looks at a clock: whoever asks says when it is. The live conductor and the simulated
-cluster ask the same planner.
+Nothing here reads a clock: times come with the snapshots. The live conductor and the simulated
+cluster use the same planner.
 """
 
 import math
@@ -17,19 +17,19 @@ from conductor.policy.sizing import PoolCapacity, PoolSizes, SizingConfig, size_
 from conductor.policy.snapshot import DecodeView, Snapshot
 
 PLAN_SECONDS = 5.0
-"""Between two plans."""
+"""Interval between two plans."""
 
 THROUGHPUT_MEMORY_SECONDS = 300.0
-"""What was computed so long ago counts 1/e of what is computed now."""
+"""Work computed this long ago weighs 1/e of work computed now."""
 
 MAX_MEASURED_TOKENS = 1 << 39
-"""A larger capacity is none that anybody has measured."""
+"""A larger capacity is a placeholder, not a measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerConfig:
-    """``start_seconds`` is what a worker takes to start: the load is forecast so far ahead.
-    ``max_batch`` bounds a decode worker's batch."""
+    """``start_seconds`` is the time that a worker takes to start; the load is forecast this far
+    ahead. ``max_batch`` bounds a decode worker's batch."""
 
     sizing: SizingConfig = field(default_factory=SizingConfig)
     start_seconds: float = 60.0
@@ -38,8 +38,8 @@ class PlannerConfig:
 
 @dataclass(slots=True)
 class _PlanWindow:
-    """What came since the last plan. Of refused requests nobody knows what they would have found
-    computed already."""
+    """The requests since the last plan. ``placed_tokens`` and ``cached_tokens`` exclude rejected
+    requests, for which the number of cached tokens is unknown."""
 
     num_requests: int = 0
     prompt_tokens: int = 0
@@ -50,8 +50,9 @@ class _PlanWindow:
 
 @dataclass(slots=True)
 class _PrefillThroughput:
-    """Prompt tokens computed, and the time that took, of about the last SPEED_SECONDS: by what
-    comes, and not by some typical prompt, since long prompts take more than their share."""
+    """Prompt tokens computed, and the time it took, over about the last
+    :data:`THROUGHPUT_MEMORY_SECONDS`. It is measured on the actual requests instead of a typical
+    prompt, since the time grows faster than linearly with a prompt's length."""
 
     tokens: float = 0.0
     seconds: float = 0.0
@@ -68,47 +69,48 @@ class _PrefillThroughput:
 
 @dataclass(slots=True)
 class Planner:
-    """:meth:`placed` and :meth:`refused` as requests come, :meth:`plan` every PLAN_SECONDS. Of
-    several conductors, each gets an equal share of the requests."""
+    """Call :meth:`record_placed` and :meth:`record_rejected` as requests come, and :meth:`plan`
+    every :data:`PLAN_SECONDS`. Several conductors are assumed to get equal shares of the
+    requests."""
 
     config: PlannerConfig
-    began_seconds: float
-    last: PoolPlan | None = None
+    window_started_seconds: float
+    last_plan: PoolPlan | None = None
     _window: _PlanWindow = field(default_factory=_PlanWindow)
     _trend: LoadTrend | None = None
-    _speed: _PrefillThroughput = field(default_factory=_PrefillThroughput)
+    _prefill_throughput: _PrefillThroughput = field(default_factory=_PrefillThroughput)
     _sizing: PoolSizes | None = None
-    """The last one: what was needed goes on."""
+    """The last sizes; the next sizing starts from their demand peaks."""
 
-    # -- what comes ------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------
 
-    def placed(self, snapshot: Snapshot, num_tokens: int, decision: Decision) -> None:
-        """For its first time: what is placed anew is no new load."""
+    def record_placed(self, snapshot: Snapshot, num_tokens: int, decision: Decision) -> None:
+        """Record a request that was placed for the first time; a replacement is no new load."""
         cached = min(_cached_blocks(decision) * snapshot.block_tokens, num_tokens - 1)
-        self._count(num_tokens)
+        self._count_request(num_tokens)
         self._window.placed_tokens += num_tokens
         self._window.cached_tokens += cached
         self._window.work_seconds += decision.service_seconds
 
-    def refused(self, num_tokens: int) -> None:
-        """It would have been load, and will be when it is tried again."""
-        self._count(num_tokens)
+    def record_rejected(self, num_tokens: int) -> None:
+        """Record a rejected request: it counts as load, since it will be retried."""
+        self._count_request(num_tokens)
 
-    def _count(self, num_tokens: int) -> None:
+    def _count_request(self, num_tokens: int) -> None:
         self._window.num_requests += 1
         self._window.prompt_tokens += num_tokens
 
-    # -- what is planned -------------------------------------------------------------------
+    # -- plans -----------------------------------------------------------------------------
 
     def plan(self, snapshot: Snapshot, num_conductors: int = 1) -> PoolPlan | None:
-        """None until there was a request."""
-        self._observe(snapshot, num_conductors)
+        """Make a plan; None before the first request."""
+        self._close_window(snapshot, num_conductors)
         if self._trend is None:
             return None
-        load = self._trend.ahead(self.config.start_seconds)
+        load = self._trend.forecast(self.config.start_seconds)
         sizing = size_pools(load, self._capacity(snapshot, load), self.config.sizing)
         self._sizing = sizing
-        self.last = PoolPlan(
+        self.last_plan = PoolPlan(
             sizing.prefill,
             sizing.decode,
             sizing.reason,
@@ -121,21 +123,21 @@ class Planner:
             tuple(PoolAlternative(e.pool, e.num_workers, e.utilisation)
                   for e in sizing.alternatives),
         )  # fmt: skip
-        return self.last
+        return self.last_plan
 
-    def _observe(self, snapshot: Snapshot, num_conductors: int) -> None:
+    def _close_window(self, snapshot: Snapshot, num_conductors: int) -> None:
         now, window = snapshot.now_seconds, self._window
-        passed = now - self.began_seconds
+        passed = now - self.window_started_seconds
         if passed <= 0:
             return
-        self.began_seconds, self._window = now, _PlanWindow()
+        self.window_started_seconds, self._window = now, _PlanWindow()
         rate = window.num_requests * num_conductors / passed
         computed = window.placed_tokens - window.cached_tokens
-        self._speed.add(computed, window.work_seconds, passed)
+        self._prefill_throughput.add(computed, window.work_seconds, passed)
         if window.num_requests:
             load = self._load(window, rate, snapshot.answer_tokens)
-            seen = self._trend
-            self._trend = seen.updated(now, load) if seen else LoadTrend.begun(now, load)
+            trend = self._trend
+            self._trend = trend.updated(now, load) if trend else LoadTrend.start(now, load)
         elif self._trend is not None:
             fewer = self._trend.requests_per_second.updated(now, 0.0)
             self._trend = replace(self._trend, requests_per_second=fewer)
@@ -146,34 +148,37 @@ class Planner:
         return LoadForecast(rate, window.prompt_tokens / window.num_requests, answer_tokens, cached)
 
     def _capacity(self, snapshot: Snapshot, load: LoadForecast) -> PoolCapacity:
-        """What nobody has measured is 0."""
+        """Return the capacity of both pools; values without a measurement are 0."""
         sizing = self._sizing
-        read = any(view.measured for view in snapshot.prefills)
-        writers = [view for view in snapshot.decodes if view.measured]
-        capacities = [v.capacity_tokens for v in writers if v.capacity_tokens < MAX_MEASURED_TOKENS]
+        has_prefill_cost = any(view.is_measured for view in snapshot.prefills)
+        decodes = [view for view in snapshot.decodes if view.is_measured]
+        capacities = [v.capacity_tokens for v in decodes if v.capacity_tokens < MAX_MEASURED_TOKENS]
         return PoolCapacity(
             now_seconds=snapshot.now_seconds,
             num_prefill=len(snapshot.prefills),
             num_decode=len(snapshot.decodes),
-            prefill_tokens_per_second=self._speed.tokens_per_second if read else 0.0,
-            decode_tokens_per_second=_mean(self._writes(view, load) for view in writers),
+            prefill_tokens_per_second=self._prefill_throughput.tokens_per_second
+            if has_prefill_cost
+            else 0.0,
+            decode_tokens_per_second=_mean(self._decode_throughput(view, load) for view in decodes),
             decode_capacity_tokens=int(_mean(capacities)),
             queued_prompt_tokens=sum(view.queued_tokens for view in snapshot.prefills),
-            promised_tokens=sum(view.promised_tokens for view in snapshot.decodes),
-            prefill_needs=sizing.prefill_needs if sizing is not None else None,
-            decode_needs=sizing.decode_needs if sizing is not None else None,
+            projected_tokens=sum(view.projected_tokens for view in snapshot.decodes),
+            prefill_demand=sizing.prefill_demand if sizing is not None else None,
+            decode_demand=sizing.decode_demand if sizing is not None else None,
         )
 
-    def _writes(self, view: DecodeView, load: LoadForecast) -> float:
+    def _decode_throughput(self, view: DecodeView, load: LoadForecast) -> float:
         context = load.prompt_tokens + load.answer_tokens / 2
-        gap = self.config.sizing.token_gap_seconds
-        return decode_tokens_per_second(view.cost, context, gap, self.config.max_batch)
+        itl_slo = self.config.sizing.itl_slo_seconds
+        return decode_tokens_per_second(view.cost, context, itl_slo, self.config.max_batch)
 
 
 def decode_tokens_per_second(
-    cost: DecodeCost, context_tokens: float, gap_seconds: float, max_batch: int
+    cost: DecodeCost, context_tokens: float, itl_slo_seconds: float, max_batch: int
 ) -> float:
-    """Of the largest batch whose steps are short enough; of one answer if none is."""
+    """Return the throughput of the largest batch that meets the ITL SLO, or of a batch of one if
+    none does."""
 
     def seconds(batch: int) -> float:
         return cost.seconds(batch, int(batch * context_tokens))
@@ -181,7 +186,7 @@ def decode_tokens_per_second(
     low, high = 1, max_batch
     while low < high:
         middle = (low + high + 1) // 2
-        if seconds(middle) <= gap_seconds:
+        if seconds(middle) <= itl_slo_seconds:
             low = middle
         else:
             high = middle - 1
@@ -189,8 +194,8 @@ def decode_tokens_per_second(
 
 
 def _cached_blocks(decision: Decision) -> int:
-    """At hand where it is read, or to be fetched there. Of one that its decode worker reads, as
-    much as the best of the others has."""
+    """Return how many of the prompt's blocks are cached on, or fetched to, the prefill worker. For
+    a local prefill, the number of the best prefill candidate is used."""
     scores = decision.prefill_scores
     chosen = [scored for scored in scores if scored.worker == decision.prefill]
     return max((s.local_blocks + s.fetched_blocks for s in chosen or scores[:1]), default=0)

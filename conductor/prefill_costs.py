@@ -1,4 +1,4 @@
-"""How fast prefill workers read, and who is faster or slower than the others for certain."""
+"""The prefill cost of each worker: the pool's, unless the worker is significantly different."""
 
 import math
 from collections.abc import Mapping
@@ -9,33 +9,35 @@ from baton.core.ids import WorkerId
 from baton.core.worker_load import REFERENCE_PROMPT_TOKENS, WorkerLoad
 
 PRIOR_PREFILL_COST = PrefillCost(0.0, 1e-4, 0.0)
-"""While nobody has measured anything: between a CPU with a small model and a GPU with a large one.
-It tells workers apart by what was sent to them; nobody is refused for it."""
+"""The assumed cost before any measurement: between a CPU with a small model and a GPU with a large
+one. It is used to balance the load, but never to reject a request."""
 
 SAME_SPEED_RATIO = 0.8
-"""Workers of one pool whose speeds are at least so near are taken for equal: else an idle pool
-would send everything to whoever is the fastest by a hair."""
+"""Workers of a pool whose speed ratio is at least this are treated as equally fast: otherwise an
+idle pool would send everything to a worker that is only marginally faster."""
 
 SIGNIFICANT_STANDARD_ERRORS = 2.0
-"""And so are those that may be so near, by so many standard errors of what was measured."""
+"""Workers are also treated as equally fast if their difference may be a measurement error of up to
+this many standard errors."""
 
 MAX_ERROR_RATIO = 2.0
-"""Errors up to so many times the least one: those workers say what the pool's cost is."""
+"""The pool's cost is determined by the workers whose measurement error is at most this multiple of
+the lowest one."""
 
 MAX_MEASUREMENT_AGE_SECONDS = 60.0
-"""Who has measured nothing new for longer is taken for equal, and so gets prompts again: else who
-was slow once would stay so for ever."""
+"""A worker without a newer measurement gets the pool's cost, so that it gets prompts again:
+otherwise a worker that was slow once would be treated as slow forever."""
 
 
 @dataclass(slots=True)
 class _Measured:
-    """``error`` as in :class:`baton.core.worker_load.WorkerLoad`."""
+    """A worker's measured cost; ``error`` as in :class:`baton.core.worker_load.WorkerLoad`."""
 
     cost: PrefillCost
     error: float | None
     at_seconds: float
 
-    def says_the_same(self, before: "_Measured | None") -> bool:
+    def is_same_as(self, before: "_Measured | None") -> bool:
         return before is not None and (before.cost, before.error) == (self.cost, self.error)
 
     def is_fresh(self, now_seconds: float) -> bool:
@@ -43,49 +45,55 @@ class _Measured:
 
 
 class PrefillCosts:
-    """``pool`` is what a worker costs that does not stand out; ``learn`` before asking."""
+    """Estimates prefill costs. ``pool_cost`` is the cost of a typical worker. Call :meth:`update`
+    before reading costs."""
 
     def __init__(self) -> None:
-        self.pool = PRIOR_PREFILL_COST
+        self.pool_cost = PRIOR_PREFILL_COST
         self._error = 0.0
         self._measured: dict[WorkerId, _Measured] = {}
 
     @property
-    def known(self) -> PrefillCost | None:
-        """The pool's, once anybody has measured it."""
-        return None if self.pool is PRIOR_PREFILL_COST else self.pool
+    def measured_pool_cost(self) -> PrefillCost | None:
+        """The pool's cost; None before any worker has measured it."""
+        return None if self.pool_cost is PRIOR_PREFILL_COST else self.pool_cost
 
-    def learn(self, loads: Mapping[WorkerId, WorkerLoad], now_seconds: float) -> None:
-        """The pool's cost is the median of those that are measured well, and of late."""
+    def update(self, loads: Mapping[WorkerId, WorkerLoad], now_seconds: float) -> None:
+        """Update from the workers' reports. The pool's cost is the median of the costs
+        that were measured precisely and recently."""
         for worker in self._measured.keys() - loads.keys():
             del self._measured[worker]
         for worker, load in loads.items():
             if load.prefill_cost is None:
                 continue
             now = _Measured(load.prefill_cost, load.prefill_error, now_seconds)
-            if not now.says_the_same(self._measured.get(worker)):
+            if not now.is_same_as(self._measured.get(worker)):
                 self._measured[worker] = now
-        told = list(self._measured.values())
-        fresh = [each for each in told if each.is_fresh(now_seconds)] or told
+        measured = list(self._measured.values())
+        fresh = [each for each in measured if each.is_fresh(now_seconds)] or measured
         if fresh:
-            most = MAX_ERROR_RATIO * min(_or_endless(each.error) for each in fresh)
-            well = [each for each in fresh if _or_endless(each.error) <= most]
-            well.sort(key=lambda each: each.cost.seconds(REFERENCE_PROMPT_TOKENS))
-            self.pool, self._error = well[len(well) // 2].cost, well[len(well) // 2].error or 0.0
+            max_error = MAX_ERROR_RATIO * min(_or_infinite(each.error) for each in fresh)
+            precise = [each for each in fresh if _or_infinite(each.error) <= max_error]
+            precise.sort(key=lambda each: each.cost.seconds(REFERENCE_PROMPT_TOKENS))
+            median = precise[len(precise) // 2]
+            self.pool_cost, self._error = median.cost, median.error or 0.0
 
-    def of(self, worker: WorkerId, now_seconds: float) -> PrefillCost:
-        """Its own cost where it stands out for certain, else the pool's."""
-        told = self._measured.get(worker)
-        if told is None or told.error is None or not told.is_fresh(now_seconds):
-            return self.pool
-        doubt = 1 + SIGNIFICANT_STANDARD_ERRORS * math.hypot(told.error, self._error)
+    def cost_of(self, worker: WorkerId, now_seconds: float) -> PrefillCost:
+        """Return the worker's own cost if it differs significantly from the pool's, else the
+        pool's."""
+        measured = self._measured.get(worker)
+        if measured is None or measured.error is None or not measured.is_fresh(now_seconds):
+            return self.pool_cost
+        margin = 1 + SIGNIFICANT_STANDARD_ERRORS * math.hypot(measured.error, self._error)
         own, pool = (
-            told.cost.seconds(REFERENCE_PROMPT_TOKENS),
-            self.pool.seconds(REFERENCE_PROMPT_TOKENS),
+            measured.cost.seconds(REFERENCE_PROMPT_TOKENS),
+            self.pool_cost.seconds(REFERENCE_PROMPT_TOKENS),
         )
-        alike = own * SAME_SPEED_RATIO <= pool * doubt and pool * SAME_SPEED_RATIO <= own * doubt
-        return self.pool if alike else told.cost
+        is_equal = (
+            own * SAME_SPEED_RATIO <= pool * margin and pool * SAME_SPEED_RATIO <= own * margin
+        )
+        return self.pool_cost if is_equal else measured.cost
 
 
-def _or_endless(error: float | None) -> float:
+def _or_infinite(error: float | None) -> float:
     return math.inf if error is None else error

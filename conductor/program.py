@@ -1,4 +1,4 @@
-"""The conductor as a program."""
+"""The program of a conductor."""
 
 import asyncio
 import os
@@ -45,40 +45,42 @@ class ConductorProgram:
         self._generation = Incarnation(self._clock.wall_nanoseconds())
         self._id = WorkerId(settings.id or f"conductor-{os.getpid()}")
         self._registry = RedisRegistry(
-            settings.needs_redis_url, settings.cluster, settings.cluster_secret, self._clock
+            settings.required_redis_url, settings.cluster, settings.cluster_secret, self._clock
         )
         self._membership = Membership(self._registry, self._clock)
         self._server: grpc.aio.Server | None = None
         self._spans: ClosableSpanSink | None = None
-        self._lines: FramedServer | None = None
-        self._line = ""
+        self._framed_server: FramedServer | None = None
+        self._framed_address = ""
         self._state = WorkerState.READY
         self._address = ""
-        self._pods: TerminatingPodWatcher | None = None
-        self._resizer = LeaderAutoscaler.of(settings, self._id, self._tell_plan, self._clock)
-        self._resizing: asyncio.Task[None] | None = None
+        self._pod_watcher: TerminatingPodWatcher | None = None
+        self._autoscaler = LeaderAutoscaler.from_settings(
+            settings, self._id, self._fetch_plan, self._clock
+        )
+        self._autoscaler_task: asyncio.Task[None] | None = None
 
     @property
     def address(self) -> str:
         return self._address
 
     async def start(self) -> None:
-        """Raises Unavailable, Invalid for a placement policy that there isn't, or for pools in
-        Kubernetes that can't be watched or resized as the settings want it."""
+        """Start serving. Raises Unavailable; and Invalid for an unknown placement policy, or if
+        pools in Kubernetes can't be watched or resized as the settings require."""
         settings = self._settings
         get_policy(settings.placement_policy)
-        if self._resizer is not None:
-            self._resizer.check()
+        if self._autoscaler is not None:
+            self._autoscaler.check()
         await wait_for_registry(self._registry, self._clock, settings.redis_wait_seconds)
         await self._membership.refresh()
         mirror = StoreMirror()
         self._conductor = Conductor(self._membership, mirror, self._clock, _config(settings))
         if settings.kubernetes_watch:
-            self._pods = TerminatingPodWatcher(settings, self._conductor.leave)
-        witness = self._witness(mirror)
-        self._watchers = StoreWatcher(mirror, self._membership, self._watch, self._clock)
+            self._pod_watcher = TerminatingPodWatcher(settings, self._conductor.set_leaving_workers)
+        telemetry = self._build_telemetry(mirror)
+        self._store_watcher = StoreWatcher(mirror, self._membership, self._watch, self._clock)
         self._server = build_server(settings.trust)
-        add_conductor_service(self._server, witness)
+        add_conductor_service(self._server, telemetry)
         port = await listen(
             self._server,
             settings.grpc_host,
@@ -88,9 +90,9 @@ class ConductorProgram:
         )
         host = settings.advertise_address or settings.grpc_host
         self._address = host_port(host, port)
-        self._lines = FramedServer(settings.trust, framed_conductor_services(witness))
-        line_port = await self._lines.listen(settings.grpc_host, settings.line_port)
-        self._line = host_port(host, line_port)
+        self._framed_server = FramedServer(settings.trust, framed_conductor_services(telemetry))
+        framed_port = await self._framed_server.listen(settings.grpc_host, settings.line_port)
+        self._framed_address = host_port(host, framed_port)
         self._heartbeat = Heartbeat(
             self._registry, self._member, self._clock, settings.heartbeat_seconds
         )
@@ -99,35 +101,35 @@ class ConductorProgram:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._membership.run())
             tasks.create_task(self._heartbeat.run())
-            tasks.create_task(self._watchers.run())
-            tasks.create_task(self._plan())
-            if self._resizer is not None:
-                self._resizing = tasks.create_task(self._resizer.run())
+            tasks.create_task(self._store_watcher.run())
+            tasks.create_task(self._run_planner())
+            if self._autoscaler is not None:
+                self._autoscaler_task = tasks.create_task(self._autoscaler.run())
 
     async def drain(self) -> None:
-        """A placement takes microseconds; routers learn that they should ask another, and another
-        one resizes the pools."""
+        """Announce the drain, so that routers use other conductors, and stop resizing pools, so
+        that another conductor can. There is nothing to wait for: a placement takes microseconds."""
         self._state = WorkerState.DRAINING
-        self._heartbeat.hurry()
-        if self._resizing is not None:
-            self._resizing.cancel()
-            await asyncio.wait([self._resizing])
+        self._heartbeat.announce_now()
+        if self._autoscaler_task is not None:
+            self._autoscaler_task.cancel()
+            await asyncio.wait([self._autoscaler_task])
 
     async def stop(self) -> None:
-        if self._pods is not None:
-            self._pods.close()
-        if self._lines is not None:
-            await self._lines.close()
+        if self._pod_watcher is not None:
+            self._pod_watcher.close()
+        if self._framed_server is not None:
+            await self._framed_server.close()
         if self._server is not None:
             await self._server.stop(grace=1.0)
         await close_span_sink(self._spans)
         await self._registry.close()
 
-    def _witness(self, mirror: StoreMirror) -> ConductorTelemetry:
+    def _build_telemetry(self, mirror: StoreMirror) -> ConductorTelemetry:
         settings, clock = self._settings, self._clock
-        plan, resizer = self._conductor.pool_plan, self._resizer
-        leads = (lambda: resizer.leads) if resizer is not None else (lambda: False)
-        self.metrics.register(ClusterGauges(self._membership, mirror, plan, clock, leads))
+        plan, autoscaler = self._conductor.pool_plan, self._autoscaler
+        is_leader = (lambda: autoscaler.is_leader) if autoscaler is not None else (lambda: False)
+        self.metrics.register(ClusterGauges(self._membership, mirror, plan, clock, is_leader))
         self._spans = open_span_sink(
             settings.trace_endpoint,
             clock,
@@ -139,12 +141,12 @@ class ConductorProgram:
         metrics = ConductorMetrics(self.metrics)
         return ConductorTelemetry(self._conductor, metrics, clock, self._id, self._spans)
 
-    async def _plan(self) -> None:
+    async def _run_planner(self) -> None:
         while True:
             await self._clock.sleep(PLAN_SECONDS)
             self._conductor.plan_pools()
 
-    async def _tell_plan(self) -> PoolPlan | None:
+    async def _fetch_plan(self) -> PoolPlan | None:
         return self._conductor.pool_plan()
 
     async def _watch(
@@ -165,7 +167,7 @@ class ConductorProgram:
             generation=self._generation,
             state=self._state,
             pid=os.getpid(),
-            line=self._line,
+            line=self._framed_address,
         )
 
 
@@ -178,15 +180,15 @@ def _config(settings: Settings) -> ConductorConfig:
     return ConductorConfig(
         policy=settings.placement_policy,
         admission=None if admission == "auto" else admission,
-        read_alone=None if settings.read_alone == "auto" else settings.read_alone,
-        first_token_seconds=settings.slo_first_token_seconds,
-        token_gap_seconds=settings.slo_token_gap_seconds,
+        local_prefill=None if settings.read_alone == "auto" else settings.read_alone,
+        ttft_slo_seconds=settings.slo_first_token_seconds,
+        itl_slo_seconds=settings.slo_token_gap_seconds,
         planner=_planner_config(settings),
     )
 
 
 def _planner_config(settings: Settings) -> PlannerConfig:
-    """Without a promise, a queue may be as long as by default."""
+    """Build the planner's configuration. Without a TTFT SLO, the default one is used for sizing."""
     default = SizingConfig()
     sizing = SizingConfig(
         min_prefill=settings.min_prefill,
@@ -196,8 +198,8 @@ def _planner_config(settings: Settings) -> PlannerConfig:
         utilisation=settings.autoscale_utilisation,
         shrink_utilisation=settings.autoscale_shrink_utilisation,
         shrink_seconds=settings.autoscale_shrink_seconds,
-        first_token_seconds=settings.slo_first_token_seconds or default.first_token_seconds,
-        token_gap_seconds=settings.slo_token_gap_seconds,
+        ttft_slo_seconds=settings.slo_first_token_seconds or default.ttft_slo_seconds,
+        itl_slo_seconds=settings.slo_token_gap_seconds,
     )
     return PlannerConfig(
         sizing=sizing,

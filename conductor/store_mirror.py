@@ -1,4 +1,4 @@
-"""What every store node holds, as its events tell: the index that placements are made with."""
+"""A mirror of every store node's contents, kept up to date by its events and used for placement."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,23 +16,24 @@ from baton.registry.membership import Membership
 from conductor.key_table import KeyTable
 
 POLL_SECONDS = 0.2
-"""Between looks at who is there; also before a watch that broke is begun again."""
+"""Interval between checks for new nodes; also the delay before a broken watch is restarted."""
 
 MAX_NODE_BLOCKS = 1 << 26
-"""Of one node, a gigabyte of the conductor's memory; what a node says to have beyond that is not
-noted. No node has so many, but a broken one may say so."""
+"""Blocks mirrored per node, which take a gigabyte of the conductor's memory; more are ignored. No
+node has so many, but a broken one may report them."""
 
 log = structlog.get_logger(__name__)
 
 WatchNode = Callable[[Member, Incarnation, int], AsyncIterator[WatchEvent]]
-"""Watches a node from (generation, number) on; raises when it ends."""
+"""Yields a node's events after the change with the given number, in the given generation (one run
+of the node); raises when the watch ends."""
 
 
 @dataclass(slots=True)
 class _NodeContents:
-    """``number`` is the last change that ``table`` contains. A snapshot that is still coming in
-    is not complete: what is known of the node then is a part of what it has. So it is of one that
-    ``is_full``."""
+    """The known contents of a node. ``number`` is the last change that ``table`` contains. While a
+    snapshot is being received, or if ``is_full``, the table has only a part of the node's
+    blocks."""
 
     generation: Incarnation
     number: int = 0
@@ -41,24 +42,24 @@ class _NodeContents:
 
 
 class StoreMirror:
-    """Only a hint: the node has the last word."""
+    """The known contents of all store nodes. They are only hints: the node's own answer decides."""
 
     def __init__(self) -> None:
-        self._views: dict[WorkerId, _NodeContents] = {}
-        """In the order of their names; replaced as a whole, since metrics are read by a thread."""
+        self._contents: dict[WorkerId, _NodeContents] = {}
+        """Sorted by node id; replaced as a whole, since the metrics thread reads it."""
         self.num_changes = 0
 
     def position(self, node: WorkerId) -> tuple[Incarnation, int]:
-        """Up to where the node's events are known; generation 0: not at all."""
-        view = self._views.get(node)
+        """Return the last known (generation, change number) of a node; generation 0 if unknown."""
+        view = self._contents.get(node)
         return (view.generation, view.number) if view is not None else (Incarnation(0), 0)
 
     def apply(self, node: WorkerId, page: WatchEvent) -> bool:
-        """False when the page does not follow what is known: some event was missed."""
-        view = self._views.get(node)
-        if page.reset:
+        """Apply an event. Returns False if it does not follow the last one: an event was missed."""
+        view = self._contents.get(node)
+        if page.is_reset:
             view = _NodeContents(page.generation, page.number)
-            self._views = dict(sorted({**self._views, node: view}.items()))
+            self._contents = dict(sorted({**self._contents, node: view}.items()))
         elif (
             view is None
             or view.generation != page.generation
@@ -76,45 +77,46 @@ class StoreMirror:
             log.warning("store_too_large", node=node, num_blocks=len(view.table))
         return True
 
-    def drop(self, node: WorkerId) -> None:
-        """It is gone, or can't be followed: nobody is sent there."""
-        self._views = {name: view for name, view in self._views.items() if name != node}
+    def drop_node(self, node: WorkerId) -> None:
+        """Remove a node that is gone or can't be watched, so that no request is sent to it."""
+        self._contents = {name: view for name, view in self._contents.items() if name != node}
         self.num_changes += 1
 
-    def best(self, keys: Sequence[BlockKey]) -> StoreHint | None:
-        """The node with the longest prefix; of equals the first by name. A look per node, and a
-        search only in those that have the block which the best one so far lacks."""
+    def best_node(self, keys: Sequence[BlockKey]) -> StoreHint | None:
+        """Return the node that stores the longest prefix of ``keys``, among equals the first by id.
+        Each node takes one lookup; a search follows only if the node has the next block after the
+        longest prefix found so far."""
         best: StoreHint | None = None
-        most = 0
-        for node, view in self._views.items():
-            if most < len(keys) and view.table.tier(keys[most]):
-                most = view.table.longest_prefix(keys)
-                best = StoreHint(node, most)
+        num_blocks = 0
+        for node, view in self._contents.items():
+            if num_blocks < len(keys) and view.table.tier(keys[num_blocks]):
+                num_blocks = view.table.longest_prefix(keys)
+                best = StoreHint(node, num_blocks)
         return best
 
-    def held(self, node: WorkerId, keys: Sequence[BlockKey]) -> int:
-        """How many of the leading blocks are there; 0 for a node that nobody knows."""
-        view = self._views.get(node)
+    def num_leading_blocks(self, node: WorkerId, keys: Sequence[BlockKey]) -> int:
+        """Return how many leading blocks the node has; 0 for an unknown node."""
+        view = self._contents.get(node)
         return view.table.longest_prefix(keys) if view is not None else 0
 
     @property
     def num_blocks(self) -> int:
-        return sum(len(view.table) for view in self._views.values())
+        return sum(len(view.table) for view in self._contents.values())
 
     @property
     def num_nodes(self) -> int:
-        return len(self._views)
+        return len(self._contents)
 
     def describe(self) -> str:
-        """One line per node."""
+        """Return one line per node."""
         return "\n".join(
-            f"{node}: life {view.generation}, change {view.number}, {len(view.table)} blocks"
-            for node, view in self._views.items()
+            f"{node}: generation {view.generation}, change {view.number}, {len(view.table)} blocks"
+            for node, view in self._contents.items()
         )
 
 
 class StoreWatcher:
-    """One watch per store node that is ready."""
+    """Runs one watch per ready store node, and applies its events to the mirror."""
 
     def __init__(
         self, mirror: StoreMirror, membership: Membership, watch: WatchNode, clock: Clock
@@ -126,18 +128,19 @@ class StoreWatcher:
         self._tasks: dict[tuple[WorkerId, Incarnation], asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch the ready store nodes until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
-                stores = {(m.id, m.generation): m for m in self._membership.ready(Role.KVSTORE)}
-                for life in self._tasks.keys() - stores.keys():
-                    self._tasks.pop(life).cancel()
-                for life in stores.keys() - self._tasks.keys():
-                    self._tasks[life] = tasks.create_task(self._follow(stores[life]))
+                nodes = {(m.id, m.generation): m for m in self._membership.ready(Role.KVSTORE)}
+                for key in self._tasks.keys() - nodes.keys():
+                    self._tasks.pop(key).cancel()
+                for key in nodes.keys() - self._tasks.keys():
+                    self._tasks[key] = tasks.create_task(self._watch_node(nodes[key]))
                 await self._clock.sleep(POLL_SECONDS)
 
-    async def _follow(self, node: Member) -> None:
-        """A watch that breaks means that the node is gone, until it can be begun again."""
+    async def _watch_node(self, node: Member) -> None:
+        """Watch a node and restart broken watches. While a watch is broken, the node is removed
+        from the mirror."""
         try:
             while True:
                 try:
@@ -148,9 +151,9 @@ class StoreWatcher:
                             break
                 except BatonError as error:
                     log.info("store_watch_broke", node=node.id, error=str(error))
-                except Exception:  # a bug, or a node that says what none does: only its blocks
+                except Exception:  # a bug, or an invalid event: forget only this node's blocks
                     log.exception("store_watch_crashed", node=node.id)
-                self._mirror.drop(node.id)
+                self._mirror.drop_node(node.id)
                 await self._clock.sleep(POLL_SECONDS)
         finally:
-            self._mirror.drop(node.id)
+            self._mirror.drop_node(node.id)

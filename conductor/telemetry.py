@@ -1,4 +1,4 @@
-"""Sees each decision of a conductor, and tells of it: metrics, a span, a line in the log."""
+"""The conductor's telemetry: metrics, a trace span for each decision, log lines for failed ones."""
 
 from collections.abc import Sequence
 
@@ -18,8 +18,8 @@ log = structlog.get_logger(__name__)
 
 
 class ConductorTelemetry:
-    """Implements :class:`baton.rpc.conductor_service.ConductorCore` by another one. ``name`` is the
-    conductor's; without ``spans`` nothing is traced."""
+    """Wraps another :class:`baton.rpc.conductor_service.ConductorCore` and records its decisions.
+    ``name`` is the conductor's id; without ``spans`` nothing is traced."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class ConductorTelemetry:
         trace: str = "",
         session: str = "",
     ) -> Placement:
-        """Raises what the other one does."""
-        began = self._clock.monotonic()
-        question = parse_traceparent(trace) if trace and self._spans is not None else None
+        """Place a request; raises what the wrapped core raises."""
+        start = self._clock.monotonic()
+        parent = parse_traceparent(trace) if trace and self._spans is not None else None
         try:
             placement = self._core.place(
                 request_id=request_id,
@@ -63,18 +63,18 @@ class ConductorTelemetry:
             )
         except Exception as error:
             now = self._clock.monotonic()
-            self._metrics.note_refused(error, now - began)
+            self._metrics.record_rejected(error, now - start)
             if isinstance(error, BatonError):
                 log.debug(
                     "request_not_placed", request_id=request_id, epoch=epoch, error=str(error)
                 )
-            if question is not None:
-                self._tell(question, began, now, {"baton.epoch": epoch}, str(error))
+            if parent is not None:
+                self._emit_span(parent, start, now, {"baton.epoch": epoch}, str(error))
             raise
         now = self._clock.monotonic()
-        self._metrics.note_placed(placement, epoch, now - began)
-        if question is not None:
-            self._tell(question, began, now, _told(placement, epoch))
+        self._metrics.record_placed(placement, epoch, now - start)
+        if parent is not None:
+            self._emit_span(parent, start, now, _attributes(placement, epoch))
         return placement
 
     def describe(self) -> tuple[Sequence[str], str]:
@@ -83,27 +83,28 @@ class ConductorTelemetry:
     def pool_plan(self) -> PoolPlan | None:
         return self._core.pool_plan()
 
-    def _tell(
+    def _emit_span(
         self,
-        question: TraceContext,
-        began: float,
-        ended: float,
+        parent: TraceContext,
+        start: float,
+        end: float,
         attributes: dict[str, Value],
         error: str = "",
     ) -> None:
-        """A question may be asked several times, here and at others: each is a span of its own."""
+        """Emit a span. A router may ask several times about one request, here and at other
+        conductors, so each call gets its own span."""
         assert self._spans is not None
         self._num_traced += 1
-        context = question.child(self._name, self._num_traced)
+        context = parent.child(self._name, self._num_traced)
         kind = SpanKind.SERVER
         span = Span(
-            context, question.span_id, "decide", began, ended, attributes, error=error, kind=kind
+            context, parent.span_id, "decide", start, end, attributes, error=error, kind=kind
         )
         self._spans.emit([span])
 
 
-def _told(placement: Placement, epoch: int) -> dict[str, Value]:
-    told: dict[str, Value] = {
+def _attributes(placement: Placement, epoch: int) -> dict[str, Value]:
+    attributes: dict[str, Value] = {
         "baton.epoch": epoch,
         "baton.policy": placement.policy,
         "baton.kind": placement_kind(placement),
@@ -111,5 +112,5 @@ def _told(placement: Placement, epoch: int) -> dict[str, Value]:
         "baton.candidates": len(placement.prefill_alternatives),
     }
     if placement.ttft_seconds is not None:
-        told["baton.predicted_first_token_seconds"] = placement.ttft_seconds
-    return told
+        attributes["baton.predicted_first_token_seconds"] = placement.ttft_seconds
+    return attributes

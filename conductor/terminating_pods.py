@@ -1,4 +1,4 @@
-"""From the pods that Kubernetes deletes to the workers on which nothing is placed any more."""
+"""Watches for worker pods that Kubernetes is deleting, so that no requests are placed there."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,8 +9,9 @@ from baton.pools.kubernetes.open import kubernetes_client_for
 
 
 class TerminatingPodWatcher:
-    """From its making on, ``on_change`` is called in the event loop with all workers whose pods are
-    being deleted. Raises Invalid where there is no way to an API server."""
+    """Calls ``on_change`` in the event loop with the set of all workers whose pods are being
+    deleted, whenever it changes. Starts on construction. Raises Invalid if no API server is
+    configured."""
 
     def __init__(
         self, settings: Settings, on_change: Callable[[frozenset[WorkerId]], None]
@@ -20,14 +21,14 @@ class TerminatingPodWatcher:
         self._client = kubernetes_client_for(settings)
         from baton.pools.kubernetes.pod_watch import PodWatch
 
-        self._watch = PodWatch(self._client, settings.cluster, self._tell)
+        self._watch = PodWatch(self._client, settings.cluster, self._forward)
         self._watch.start()
 
     def close(self) -> None:
         self._watch.stop()
         self._client.close()
 
-    def _tell(self, leaving: frozenset[WorkerId]) -> None:
-        """From the watch's thread."""
+    def _forward(self, leaving: frozenset[WorkerId]) -> None:
+        """Forward a change to the event loop; called in the watch's thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._on_change, leaving)

@@ -1,4 +1,5 @@
-"""Who takes requests, and what they report: from the registry into the ledger."""
+"""The directory of ready workers: applies the registry's members and their reports to the load
+tracker and the cache index."""
 
 import math
 import statistics
@@ -19,26 +20,26 @@ from conductor.policy.snapshot import DecodeView, LinkSpeed, PrefillView, Queued
 from conductor.prefill_costs import PrefillCosts
 
 PRIOR_DECODE_COST = DecodeCost(0.01, 0.0, 0.0)
-"""Of a worker that has measured nothing, while no other of its pool has either."""
+"""Assumed decode cost until a worker of the pool has measured its own."""
 
 UNKNOWN_CAPACITY_TOKENS = 1 << 40
-"""Capacity of a worker that has not told it: never full."""
+"""Assumed capacity of a worker that has not reported it: such a worker is never full."""
 
 MAX_REPORT_AGE_SECONDS = 10.0
-"""A report can hardly be older: then its worker would have lost its lease."""
+"""Assumed maximum age of a report: a worker with an older one would have lost its lease."""
 
 
 class WorkerDirectory:
-    """``follow`` before each decision; it costs nothing while nobody has looked at the registry
-    since. What is said of the cluster holds as of then."""
+    """Call :meth:`refresh` before each decision; it costs nothing unless the registry was read
+    since the last call. The public attributes describe the cluster as of the last refresh."""
 
     def __init__(
         self,
         membership: Membership,
-        ledger: LoadTracker,
-        beliefs: CacheIndex,
+        load_tracker: LoadTracker,
+        cache_index: CacheIndex,
         clock: Clock,
-        read_alone: bool | None = None,
+        local_prefill: bool | None = None,
     ) -> None:
         self.block_tokens = 16
         self.kv_bytes_per_token = 0
@@ -47,117 +48,125 @@ class WorkerDirectory:
         self.short_answer_tokens = 16.0
         self.has_cpu_workers = False
         self._membership = membership
-        self._ledger = ledger
-        self._beliefs = beliefs
+        self._load_tracker = load_tracker
+        self._cache_index = cache_index
         self._clock = clock
-        self._read_alone = read_alone
+        self._local_prefill = local_prefill
         self._leaving: frozenset[WorkerId] = frozenset()
-        self._seen: list[Member] | None = None
-        self._looked_at = -math.inf
+        self._seen_members: list[Member] | None = None
+        self._refreshed_at = -math.inf
         self._ready: dict[WorkerId, Member] = {}
         self._nodes: dict[str, WorkerId] = {}
         self._generations: dict[WorkerId, Incarnation] = {}
-        self._reading, self._decode_cost = PrefillCosts(), PRIOR_DECODE_COST
+        self._prefill_costs, self._decode_cost = PrefillCosts(), PRIOR_DECODE_COST
 
-    def leave(self, leaving: frozenset[WorkerId]) -> None:
-        """These are to end, as somebody knows who sees it before they do themselves."""
+    def set_leaving_workers(self, leaving: frozenset[WorkerId]) -> None:
+        """Set the workers that are about to terminate; Kubernetes announces it before they do."""
         if leaving != self._leaving:
-            self._leaving, self._seen = leaving, None
+            self._leaving, self._seen_members = leaving, None
 
-    def follow(self) -> None:
+    def refresh(self) -> None:
+        """Apply the current members to the load tracker and the cache index."""
         members = self._membership.members
-        if members is self._seen:
+        if members is self._seen_members:
             return
-        before, self._seen = self._looked_at, members
-        self._looked_at = min(self._membership.fresh_at, self._clock.monotonic())
+        before, self._seen_members = self._refreshed_at, members
+        self._refreshed_at = min(self._membership.last_answer_seconds, self._clock.monotonic())
         known = self._ready
         workers = [member for member in members if member.role in (Role.PREFILL, Role.DECODE)]
         ready = [member for member in workers if self._is_ready(member)]
         self._ready = {member.id: member for member in ready}
         self._nodes = _nodes(members)
-        self._learn(ready)
+        self._update_cluster_values(ready)
         conductors = [m for m in members if m.role is Role.CONDUCTOR]
-        self._ledger.num_conductors = max(
+        self._load_tracker.num_conductors = max(
             sum(member.state is WorkerState.READY for member in conductors), 1
         )
-        self._bury(workers, known)
+        self._remove_gone_workers(workers, known)
         for member in ready:
-            self._greet(member, known.get(member.id), before)
-        self._pace(ready)
-        self._seat(ready)
+            self._apply_member(member, known.get(member.id), before)
+        self._update_prefill_costs(ready)
+        self._index_workers_by_node(ready)
 
-    def ref(self, worker: WorkerId) -> WorkerRef:
+    def worker_ref(self, worker: WorkerId) -> WorkerRef:
         member = self._ready[worker]
         return WorkerRef(member.id, member.address, member.generation, member.line)
 
-    def node_of(self, worker: WorkerId) -> str:
-        """The store of its host; empty where there is none."""
+    def store_node_of(self, worker: WorkerId) -> str:
+        """Return the store node on the worker's host; empty if there is none."""
         return self._nodes.get(self._ready[worker].host, "")
 
     def _is_ready(self, member: Member) -> bool:
-        """And neither ends soon nor computes otherwise than the others."""
-        unwanted = member.id in self._leaving or member.id in self._membership.odd
+        """Whether a worker is ready, not about to terminate, and compatible with the others."""
+        unwanted = member.id in self._leaving or member.id in self._membership.incompatible_ids
         return member.state is WorkerState.READY and not unwanted
 
-    # -- who comes and goes ----------------------------------------------------------------
+    # -- joining and leaving workers -------------------------------------------------------
 
-    def _bury(self, workers: Iterable[Member], known: Iterable[WorkerId]) -> None:
-        """Who left the registry, or came back with an empty pool, holds nothing any more."""
+    def _remove_gone_workers(self, workers: Iterable[Member], known: Iterable[WorkerId]) -> None:
+        """Remove workers that left the registry, or restarted and so have an empty cache; remove
+        those that are no longer ready from the load tracker only."""
         generations = {member.id: member.generation for member in workers}
         for worker, generation in self._generations.items():
             if generations.get(worker) != generation:
-                self._beliefs.forget(worker)
-                self._ledger.remove(worker)
+                self._cache_index.remove_worker(worker)
+                self._load_tracker.remove(worker)
         for worker in known:
             if worker not in self._ready:
-                self._ledger.remove(worker)
+                self._load_tracker.remove(worker)
         self._generations = generations
 
-    def _greet(self, member: Member, before: Member | None, looked_at: float) -> None:
-        """A report is applied once. One that was not there at the last look was made since,
-        whatever the worker's clock says."""
-        ledger, node = self._ledger, self._nodes.get(member.host, "")
-        pool = ledger.prefills if member.role is Role.PREFILL else ledger.decodes
+    def _apply_member(self, member: Member, before: Member | None, looked_at: float) -> None:
+        """Add a worker or apply its new report; each report is applied once. A report that was not
+        there at the last refresh was made after it, whatever the worker's clock says."""
+        tracker, node = self._load_tracker, self._nodes.get(member.host, "")
+        pool = tracker.prefills if member.role is Role.PREFILL else tracker.decodes
         if member.id not in pool:
             before = None
-            ledger.remove(member.id)  # it may have had the other role
+            tracker.remove(member.id)  # it may have had the other role
             if member.role is Role.PREFILL:
-                ledger.add_prefill(PrefillView(member.id, self._reading.pool, node))
+                tracker.add_prefill(PrefillView(member.id, self._prefill_costs.pool_cost, node))
             else:
-                ledger.add_decode(
+                tracker.add_decode(
                     DecodeView(
-                        member.id, self._decode_cost, UNKNOWN_CAPACITY_TOKENS, node, measured=False
+                        member.id,
+                        self._decode_cost,
+                        UNKNOWN_CAPACITY_TOKENS,
+                        node,
+                        is_measured=False,
                     )
                 )
         elif member.role is Role.PREFILL:
-            ledger.prefills[member.id].node = node
+            tracker.prefills[member.id].node = node
         if not member.load.at_seconds:
             return
         if before is None:
-            self._report(member, self._looked_at - MAX_REPORT_AGE_SECONDS)
+            self._report(member, self._refreshed_at - MAX_REPORT_AGE_SECONDS)
         elif before.load.at_seconds != member.load.at_seconds:
             self._report(member, looked_at)
 
-    def _seat(self, ready: Iterable[Member]) -> None:
-        beside: dict[str, list[WorkerId]] = {}
+    def _index_workers_by_node(self, ready: Iterable[Member]) -> None:
+        """Tell the cache index which prefill workers share a host with which store node."""
+        workers_by_node: dict[str, list[WorkerId]] = {}
         for member in ready:
             if member.role is Role.PREFILL and member.host in self._nodes:
-                beside.setdefault(self._nodes[member.host], []).append(member.id)
-        self._beliefs.seat(beside)
+                workers_by_node.setdefault(self._nodes[member.host], []).append(member.id)
+        self._cache_index.set_workers_by_node(workers_by_node)
 
-    def _pace(self, ready: Iterable[Member]) -> None:
-        """All at once, whoever has reported: those that are alike then cost the same."""
+    def _update_prefill_costs(self, ready: Iterable[Member]) -> None:
+        """Update the cost of all prefill workers together, also of those without a new report, so
+        that workers of equal speed have equal costs."""
         for member in ready:
             if member.role is Role.PREFILL:
-                view = self._ledger.prefills[member.id]
-                view.cost = self._reading.of(member.id, self._looked_at)
-                view.measured = member.load.prefill_cost is not None
+                view = self._load_tracker.prefills[member.id]
+                view.cost = self._prefill_costs.cost_of(member.id, self._refreshed_at)
+                view.is_measured = member.load.prefill_cost is not None
 
-    # -- what they say ---------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------------
 
     def _report(self, member: Member, earliest: float) -> None:
         age = self._clock.wall_nanoseconds() / 1e9 - member.load.at_seconds
-        at = min(max(self._clock.monotonic() - age, earliest), self._looked_at)
+        at = min(max(self._clock.monotonic() - age, earliest), self._refreshed_at)
         if member.role is Role.PREFILL:
             self._report_prefill(member, at)
         else:
@@ -167,11 +176,13 @@ class WorkerDirectory:
         load = member.load
         requests = load.running + load.waiting
         report = PrefillLoadReport(at, 0.0, self._queue(load, at), requests, load.queued_tokens)
-        self._ledger.report_prefill(member.id, report)
+        self._load_tracker.apply_prefill_report(member.id, report)
 
     def _queue(self, load: WorkerLoad, at: float) -> tuple[QueuedPrefill, ...]:
         if load.prefill_cost is None and load.queued_tokens:
-            return (QueuedPrefill(math.inf, self._reading.pool.seconds(load.queued_tokens)),)
+            return (
+                QueuedPrefill(math.inf, self._prefill_costs.pool_cost.seconds(load.queued_tokens)),
+            )
         return tuple(
             QueuedPrefill(math.inf if work.deadline_seconds is None else at + work.deadline_seconds,
                 work.work_seconds)
@@ -179,8 +190,8 @@ class WorkerDirectory:
         )  # fmt: skip
 
     def _report_decode(self, member: Member, at: float) -> None:
-        load, view = member.load, self._ledger.decodes[member.id]
-        if not view.measured:
+        load, view = member.load, self._load_tracker.decodes[member.id]
+        if not view.is_measured:
             view.cost = self._decode_cost
         capacity = load.num_blocks * member.block_tokens or UNKNOWN_CAPACITY_TOKENS
         report = DecodeLoadReport(
@@ -191,26 +202,29 @@ class WorkerDirectory:
             load.decode_cost,
             capacity,
         )
-        view.prefill_cost = self._reads_at(member)
-        self._ledger.report_decode(member.id, report)
+        view.prefill_cost = self._local_prefill_cost(member)
+        self._load_tracker.apply_decode_report(member.id, report)
 
-    def _reads_at(self, member: Member) -> PrefillCost | None:
-        """What reading costs a decode worker that may, as far as anybody has measured it."""
+    def _local_prefill_cost(self, member: Member) -> PrefillCost | None:
+        """Return the prefill cost of a decode worker; None if local prefill is not allowed there,
+        or no worker has measured the cost."""
         on_cpu = member.device.startswith("cpu")
-        if not (not on_cpu if self._read_alone is None else self._read_alone):
+        if not (not on_cpu if self._local_prefill is None else self._local_prefill):
             return None
-        return member.load.prefill_cost or self._reading.known
+        return member.load.prefill_cost or self._prefill_costs.measured_pool_cost
 
-    def _learn(self, ready: list[Member]) -> None:
-        """What the policies know of the cluster as a whole."""
+    def _update_cluster_values(self, ready: list[Member]) -> None:
+        """Update the values that describe the cluster as a whole."""
         self.has_cpu_workers = any(member.device.startswith("cpu") for member in ready)
         for member in ready:
             self.block_tokens = member.block_tokens or self.block_tokens
             self.kv_bytes_per_token = member.kv_bytes_per_token or self.kv_bytes_per_token
-        readers = {m.id: m.load for m in ready if m.role is Role.PREFILL}
-        self._reading.learn(readers, self._looked_at)
-        writers = [member.load for member in ready if member.role is Role.DECODE]
-        self._beliefs.bound(_num_blocks(readers.values()), _num_blocks(writers))
+        prefill_loads = {m.id: m.load for m in ready if m.role is Role.PREFILL}
+        self._prefill_costs.update(prefill_loads, self._refreshed_at)
+        decode_loads = [member.load for member in ready if member.role is Role.DECODE]
+        self._cache_index.set_capacity(
+            _num_blocks(prefill_loads.values()), _num_blocks(decode_loads)
+        )
         for member in ready:
             if member.role is Role.DECODE:
                 self._decode_cost = member.load.decode_cost or self._decode_cost
@@ -228,12 +242,12 @@ class WorkerDirectory:
 
 
 def _num_blocks(loads: Collection[WorkerLoad]) -> int:
-    """Of all together; 0 when one of them has not told."""
+    """Return the total number of blocks; 0 if a worker has not reported its own."""
     return sum(load.num_blocks for load in loads) if all(load.num_blocks for load in loads) else 0
 
 
 def _nodes(members: Iterable[Member]) -> dict[str, WorkerId]:
-    """The ready store of each host; of several the first by name."""
+    """Return the ready store node of each host; the first by id if there are several."""
     nodes: dict[str, WorkerId] = {}
     for member in members:
         if member.role is Role.KVSTORE and member.state is WorkerState.READY and member.host:

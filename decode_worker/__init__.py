@@ -1,1 +1,1 @@
-"""The decode worker: see ARCHITECTURE.md, "A request's journey"."""
+"""The decode worker; its code is in ``baton.worker``. See ARCHITECTURE.md."""

@@ -1,4 +1,4 @@
-"""Writes answers: receives KV, batches continuously, streams tokens."""
+"""The decode worker's program: KV import, continuous batching, token streaming."""
 
 from baton.config import Settings
 from baton.core.states import Role

@@ -1,1 +1,1 @@
-"""The KV store node: see ARCHITECTURE.md, "A block's journey"."""
+"""The KV store node, which caches KV blocks in DRAM and on SSD: see ARCHITECTURE.md."""

@@ -1,4 +1,4 @@
-"""The SSD tier: blocks in preallocated segment files, whose tables outlive the process."""
+"""The SSD tier: blocks in preallocated segment files, whose block tables survive a restart."""
 
 import contextlib
 import fcntl
@@ -23,13 +23,14 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True, eq=False)
 class DiskBlock:
-    """A record and its place. ``num_holds`` counts who reads or writes it; a block that is not
-    ``sealed`` is being written, a ``doomed`` one is free once its last reader left."""
+    """A block's record and its slot. ``num_references`` counts its readers and writers. A block
+    that is not ``sealed`` is being written; a ``doomed`` one is freed when its last reference is
+    released."""
 
     record: BlockRecord
     segment: Segment
     slot: int
-    num_holds: int = 0
+    num_references: int = 0
     sealed: bool = False
     doomed: bool = False
 
@@ -44,8 +45,9 @@ class DiskBlock:
 
 @dataclass(slots=True)
 class NewSegment:
-    """One more segment, from :meth:`DiskTier.growth_for` until :meth:`DiskTier.adopt`. ``segment``
-    is None until it is made, and when the disk has no room for it."""
+    """A segment to be created, from :meth:`DiskTier.plan_segment` until
+    :meth:`DiskTier.add_segment`. ``segment`` is None until it is created, and if the disk has no
+    space for it."""
 
     number: int
     path: Path
@@ -54,8 +56,8 @@ class NewSegment:
     segment: Segment | None = None
     error: str = ""
 
-    def make(self) -> None:
-        """Preallocates the file, which may take long: in a thread."""
+    def create_file(self) -> None:
+        """Preallocate the file. This may take long, so run it in a thread."""
         try:
             self.segment = Segment.create(self.path, self.segment_bytes, self.slot_bytes)
         except OSError as error:
@@ -63,8 +65,9 @@ class NewSegment:
 
 
 class DiskTier:
-    """All but :meth:`write`, :meth:`read`, :meth:`settle` and :meth:`close` run in one thread, and
-    never wait for the disk; these do, in whatever thread, the first two on a block that is held."""
+    """The blocks on the SSD. :meth:`write`, :meth:`read`, :meth:`flush` and :meth:`close` wait for
+    the disk and may run in any thread; :meth:`write` and :meth:`read` need a reference to the
+    block. All other methods never wait for the disk, and must run in one thread."""
 
     def __init__(
         self,
@@ -73,8 +76,8 @@ class DiskTier:
         policy: str = "baton",
         segment_bytes: int | None = None,
     ) -> None:
-        """Takes the folder for itself, and finds what earlier lives left there. Raises Invalid
-        when ``size_bytes`` is not one segment, Unavailable when the folder can't be had."""
+        """Lock the folder and recover the blocks of earlier runs. Raises Invalid if ``size_bytes``
+        is less than one segment, Unavailable if the folder can't be used."""
         self.segment_bytes = segment_bytes or min(SEGMENT_BYTES, max(size_bytes // 4, 1))
         if size_bytes < self.segment_bytes or self.segment_bytes < MIN_SEGMENT_BYTES:
             raise Invalid(
@@ -86,24 +89,24 @@ class DiskTier:
         self.evictions = 0
         self._folder = folder
         self._policy_name = policy
-        self._limit = size_bytes // self.segment_bytes
+        self._max_segments = size_bytes // self.segment_bytes
         self._blocks: dict[BlockKey, DiskBlock] = {}
         self._segments: dict[int, Segment] = {}
         self._free: dict[int, dict[Segment, list[int]]] = {}  # per slot size
         self._used: dict[Segment, set[DiskBlock]] = {}
-        self._used_at: dict[Segment, int] = {}  # when anything of it was last let go
+        self._last_used: dict[Segment, int] = {}  # the clock at the last release of a block
         self._clock = 0
         self._policies: dict[int, EvictionPolicy] = {}
-        new_eviction_policy(policy)  # a wrong name fails now
-        self._growing: set[int] = set()
-        self._lock = _lock(folder)
+        new_eviction_policy(policy)  # fail early for an unknown name
+        self._planned_segments: set[int] = set()
+        self._lock = _lock_folder(folder)
         try:
             self._recover()
         except OSError as error:
             self.close()
             raise Unavailable(f"store_folder {folder}: {error}") from error
 
-    # -- questions -------------------------------------------------------------------------
+    # -- lookup ----------------------------------------------------------------------------
 
     def __contains__(self, key: BlockKey) -> bool:
         return self.get(key) is not None
@@ -123,98 +126,101 @@ class DiskTier:
     def used_bytes(self) -> int:
         return sum(seg.slot_bytes * len(used) for seg, used in self._used.items())
 
-    # -- a block's life --------------------------------------------------------------------
+    # -- block states ----------------------------------------------------------------------
 
-    def growth_for(self, size_bytes: int, num_blocks: int) -> NewSegment | None:
-        """The segment that is missing for ``num_blocks`` free slots of that size; None when there
-        are as many, or no more segments may be. Ends with :meth:`adopt`."""
+    def plan_segment(self, size_bytes: int, num_blocks: int) -> NewSegment | None:
+        """Return a segment to create if fewer than ``num_blocks`` slots of that size are free; None
+        if enough are, or the maximum number of segments is reached. The caller must call
+        :meth:`add_segment` afterwards."""
         slot_bytes = round_up_to_page(size_bytes)
         free = sum(len(slots) for slots in self._free.get(slot_bytes, {}).values())
-        taken = self._segments.keys() | self._growing
-        if free >= num_blocks or len(taken) >= self._limit:
+        taken = self._segments.keys() | self._planned_segments
+        if free >= num_blocks or len(taken) >= self._max_segments:
             return None
         if not num_slots_in(self.segment_bytes, slot_bytes):
             return None
-        number = next(n for n in range(1, self._limit + 1) if n not in taken)
-        self._growing.add(number)
+        number = next(n for n in range(1, self._max_segments + 1) if n not in taken)
+        self._planned_segments.add(number)
         return NewSegment(number, self._path(number), self.segment_bytes, slot_bytes)
 
-    def adopt(self, growth: NewSegment) -> None:
-        """The segment is there; or the disk is full, and there will be no more."""
-        self._growing.discard(growth.number)
-        if growth.segment is not None:
-            self._adopt(growth.number, growth.segment, {})
+    def add_segment(self, new_segment: NewSegment) -> None:
+        """Add a segment after its creation. If that failed, the disk is full: stop growing."""
+        self._planned_segments.discard(new_segment.number)
+        if new_segment.segment is not None:
+            self._register_segment(new_segment.number, new_segment.segment, {})
             return
-        log.warning("store_disk_full", error=growth.error, num_segments=len(self._segments))
-        self._limit = len(self._segments)
+        log.warning("store_disk_full", error=new_segment.error, num_segments=len(self._segments))
+        self._max_segments = len(self._segments)
 
     def reserve(self, record: BlockRecord) -> tuple[DiskBlock, list[BlockKey]] | None:
-        """A held slot to write to, and the keys that went for it; None when all is held, or the
-        block is too large. It takes what there is: :meth:`growth_for` comes first."""
-        assert record.key not in self._blocks, "ask `in` before"
+        """Reserve a slot for a block, with one reference for the caller, evicting others if
+        necessary. Returns the block and the evicted keys; None if every block is referenced, or
+        the block is too large. This never adds segments: call :meth:`plan_segment` before."""
+        assert record.key not in self._blocks, "check `in` before"
         slot_bytes = round_up_to_page(record.size_bytes)
         if not num_slots_in(self.segment_bytes, slot_bytes):
             return None
         evicted: list[BlockKey] = []
-        place = self._take(slot_bytes)
+        place = self._pop_free_slot(slot_bytes)
         while place is None:
-            gone = self._make_room(slot_bytes)
-            if gone is None:
+            victims = self._evict_for(slot_bytes)
+            if victims is None:
                 return None
-            evicted += gone
-            place = self._take(slot_bytes)
+            evicted += victims
+            place = self._pop_free_slot(slot_bytes)
         segment, slot = place
-        block = DiskBlock(record, segment, slot, num_holds=1)
+        block = DiskBlock(record, segment, slot, num_references=1)
         self._blocks[record.key] = block
         self._used[segment].add(block)
         self._policy(slot_bytes).admit(record.key, record.depth)
         return block, evicted
 
     def write(self, block: DiskBlock, data: memoryview) -> None:
-        """Raises Unavailable."""
+        """Write a block's data to its slot. Raises Unavailable."""
         block.segment.write(block.slot, block.record, data)
 
     def seal(self, block: DiskBlock) -> None:
         block.sealed = True
-        self.release(block)
+        self.release_reference(block)
 
     def discard(self, block: DiskBlock) -> None:
-        """It could not be written, or is not wanted any more."""
-        block.num_holds = 0
-        self._forget(block)
+        """Free the slot of a block that could not be written, or is no longer needed."""
+        block.num_references = 0
+        self._unlist(block)
         self._free_slot(block)
 
     def read(self, block: DiskBlock, into: memoryview) -> None:
-        """Raises Corrupt, Unavailable."""
+        """Read and verify a block. Raises Corrupt, Unavailable."""
         block.segment.read(block.slot, block.record, into)
 
-    def hold(self, block: DiskBlock) -> None:
-        if block.num_holds == 0:
-            self._policy(block.segment.slot_bytes).hold(block.key)
-        block.num_holds += 1
+    def add_reference(self, block: DiskBlock) -> None:
+        if block.num_references == 0:
+            self._policy(block.segment.slot_bytes).mark_in_use(block.key)
+        block.num_references += 1
 
-    def release(self, block: DiskBlock) -> None:
-        block.num_holds -= 1
-        if block.num_holds:
+    def release_reference(self, block: DiskBlock) -> None:
+        block.num_references -= 1
+        if block.num_references:
             return
         if block.doomed:
             self._free_slot(block)
         else:
-            self._policy(block.segment.slot_bytes).release(block.key)
-            self._note_use(block)
+            self._policy(block.segment.slot_bytes).mark_evictable(block.key)
+            self._touch_segment(block)
 
-    def use(self, block: DiskBlock) -> None:
+    def record_use(self, block: DiskBlock) -> None:
         policy = self._policy(block.segment.slot_bytes)
         policy.tick()
-        policy.use(block.key)
+        policy.record_use(block.key)
 
     def drop(self, key: BlockKey) -> bool:
-        """Damaged or purged: it can't be found from now on, nor in another life."""
+        """Remove a damaged or purged block, also from the file, so that a restart does not recover
+        it. Returns whether there was one."""
         block = self.get(key)
         if block is None:
             return False
-        self._forget(block)
-        if block.num_holds:
+        self._unlist(block)
+        if block.num_references:
             block.doomed = True
             block.segment.erase_later(block.slot)
         else:
@@ -222,30 +228,30 @@ class DiskTier:
         return True
 
     @property
-    def is_settled(self) -> bool:
-        """Whether :meth:`settle` would do nothing."""
-        return all(segment.is_settled for segment in self._segments.values())
+    def is_flushed(self) -> bool:
+        """Whether :meth:`flush` would do nothing."""
+        return all(segment.is_flushed for segment in self._segments.values())
 
-    def settle(self) -> None:
-        """Erases from the disk what was dropped or evicted: a later life won't find it. Where the
-        disk refuses, that is tried again, at the latest before the slot is written."""
+    def flush(self) -> None:
+        """Erase the records of dropped and evicted blocks, so that a restart does not recover them.
+        If the disk fails, this is retried, at the latest before the slot is written again."""
         for segment in list(self._segments.values()):
             with contextlib.suppress(OSError):
-                segment.settle()
+                segment.flush()
 
     def close(self) -> None:
-        self.settle()
+        self.flush()
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()
-        # A process that is being started by another thread has the file for a moment, too.
+        # Unlock explicitly: a child that another thread is just forking would keep the file locked.
         fcntl.flock(self._lock, fcntl.LOCK_UN)
         os.close(self._lock)
 
-    # -- self-help -------------------------------------------------------------------------
+    # -- debugging -------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
-        """Raises AssertionError when the books don't balance."""
+        """Raise AssertionError if the accounting is inconsistent."""
         for segment, used in self._used.items():
             taken = {block.slot for block in used}
             free = self._free.get(segment.slot_bytes, {}).get(segment, [])
@@ -254,14 +260,14 @@ class DiskTier:
             assert len(taken) + len(free) == segment.num_slots, f"{segment.path}: a slot is lost"
         for key, block in self._blocks.items():
             assert block.key == key and block in self._used[block.segment], key.hex()
-            assert not block.doomed and (block.sealed or block.num_holds), key.hex()
+            assert not block.doomed and (block.sealed or block.num_references), key.hex()
         for size, policy in self._policies.items():
             idle = [b for b in self._blocks.values() if b.segment.slot_bytes == size]
-            assert len(policy) == sum(not b.num_holds for b in idle), f"slots of {size}"
-        assert len(self._segments) <= self._limit, "more segments than may be"
+            assert len(policy) == sum(not b.num_references for b in idle), f"slots of {size}"
+        assert len(self._segments) <= self._max_segments, "more segments than may be"
 
     def describe(self) -> str:
-        """One line per segment."""
+        """Return one line per segment."""
         return "\n".join(
             f"{segment.path.name}: {len(self._used[segment])} of {segment.num_slots} slots of "
             f"{segment.slot_bytes} bytes"
@@ -270,7 +276,7 @@ class DiskTier:
 
     # -- parts -----------------------------------------------------------------------------
 
-    def _take(self, slot_bytes: int) -> tuple[Segment, int] | None:
+    def _pop_free_slot(self, slot_bytes: int) -> tuple[Segment, int] | None:
         free = self._free.setdefault(slot_bytes, {})
         for segment, slots in free.items():
             slot = slots.pop()
@@ -279,10 +285,11 @@ class DiskTier:
             return segment, slot
         return None
 
-    def _make_room(self, slot_bytes: int) -> list[BlockKey] | None:
-        """Evicts the policy's choice of that size, or else a whole segment of another size, which
-        may be empty. None when neither can be had."""
-        key = self._policy(slot_bytes).victim()
+    def _evict_for(self, slot_bytes: int) -> list[BlockKey] | None:
+        """Evict the policy's choice among the blocks of that size, or else all blocks of a segment
+        of another size (which may be empty). Returns the evicted keys; None if neither is
+        possible."""
+        key = self._policy(slot_bytes).next_victim()
         if key is not None:
             self._evict(self._blocks[key])
             return [key]
@@ -296,14 +303,14 @@ class DiskTier:
         return [block.key for block in blocks]
 
     def _coldest_segment(self, slot_bytes: int) -> Segment | None:
-        """Of the other sizes' segments without a held block: an empty one, or else the one that
-        was left alone longest."""
+        """Among the other sizes' segments without a referenced block, return an empty one, or else
+        the least recently used one."""
         idle = [
             segment
             for segment, used in self._used.items()
-            if segment.slot_bytes != slot_bytes and not any(block.num_holds for block in used)
+            if segment.slot_bytes != slot_bytes and not any(block.num_references for block in used)
         ]
-        return min(idle, key=lambda s: self._used_at[s] if self._used[s] else 0, default=None)
+        return min(idle, key=lambda s: self._last_used[s] if self._used[s] else 0, default=None)
 
     def _reformat(self, segment: Segment, slot_bytes: int) -> None:
         self._free[segment.slot_bytes].pop(segment, None)
@@ -312,13 +319,13 @@ class DiskTier:
         self._free.setdefault(slot_bytes, {})[segment] = slots
 
     def _evict(self, block: DiskBlock) -> None:
-        self._forget(block)
+        self._unlist(block)
         self._free_slot(block)
         self.evictions += 1
 
-    def _forget(self, block: DiskBlock) -> None:
+    def _unlist(self, block: DiskBlock) -> None:
         del self._blocks[block.key]
-        self._policy(block.segment.slot_bytes).forget(block.key)
+        self._policy(block.segment.slot_bytes).remove(block.key)
 
     def _free_slot(self, block: DiskBlock) -> None:
         segment = block.segment
@@ -326,9 +333,9 @@ class DiskTier:
         self._used[segment].discard(block)
         self._free.setdefault(segment.slot_bytes, {}).setdefault(segment, []).append(block.slot)
 
-    def _note_use(self, block: DiskBlock) -> None:
+    def _touch_segment(self, block: DiskBlock) -> None:
         self._clock += 1
-        self._used_at[block.segment] = self._clock
+        self._last_used[block.segment] = self._clock
 
     def _policy(self, slot_bytes: int) -> EvictionPolicy:
         policy = self._policies.get(slot_bytes)
@@ -337,30 +344,35 @@ class DiskTier:
         return policy
 
     def _path(self, number: int) -> Path:
-        return self._folder / _name(number)
+        return self._folder / _segment_name(number)
 
-    def _adopt(self, number: int, segment: Segment, found: dict[int, BlockRecord]) -> None:
+    def _register_segment(
+        self, number: int, segment: Segment, found: dict[int, BlockRecord]
+    ) -> None:
         self._segments[number] = segment
         self._used[segment] = set()
-        self._used_at[segment] = 0
+        self._last_used[segment] = 0
         free = [slot for slot in range(segment.num_slots - 1, -1, -1) if slot not in found]
         if free:
             self._free.setdefault(segment.slot_bytes, {})[segment] = free
 
     def _recover(self) -> None:
-        """Only tables are read. Of two blocks with one key the later one stays."""
+        """Recover the blocks of earlier runs; reads only the segments' tables. Of two blocks with
+        the same key, the later one is kept."""
         found: list[DiskBlock] = []
         for path in sorted(self._folder.glob("segment-*.kv")):
-            number = _number(path)
+            number = _segment_number(path)
             if number is None:
                 continue
-            segment = Segment.open(path, self.segment_bytes) if number <= self._limit else None
+            segment = (
+                Segment.open(path, self.segment_bytes) if number <= self._max_segments else None
+            )
             if segment is None:
                 log.warning("store_segment_dropped", path=str(path))
                 path.unlink()
                 continue
             records = dict(segment.records())
-            self._adopt(number, segment, records)
+            self._register_segment(number, segment, records)
             found += [DiskBlock(rec, segment, slot, sealed=True) for slot, rec in records.items()]
         for block in sorted(found, key=lambda b: (b.record.stored_at, -b.record.depth)):
             self._used[block.segment].add(block)
@@ -368,27 +380,27 @@ class DiskTier:
             policy.tick()
             older = self._blocks.get(block.key)
             if older is not None:
-                self._forget(older)
+                self._unlist(older)
                 self._free_slot(older)
             self._blocks[block.key] = block
             policy.admit(block.key, block.record.depth)
-            policy.release(block.key)
-            self._note_use(block)
+            policy.mark_evictable(block.key)
+            self._touch_segment(block)
 
 
-def _number(path: Path) -> int | None:
-    """None for a name that we don't give: such a file is somebody else's."""
+def _segment_number(path: Path) -> int | None:
+    """Return a segment file's number; None if the file is not named like a segment."""
     match = re.fullmatch(r"segment-([0-9]{6,})", path.stem)
     number = int(match[1]) if match else 0
-    return number if number and path.name == _name(number) else None
+    return number if number and path.name == _segment_name(number) else None
 
 
-def _name(number: int) -> str:
+def _segment_name(number: int) -> str:
     return f"segment-{number:06d}.kv"
 
 
-def _lock(folder: Path) -> int:
-    """Held as long as the process lives."""
+def _lock_folder(folder: Path) -> int:
+    """Lock the folder for as long as the process lives. Returns the lock's file descriptor."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -398,5 +410,5 @@ def _lock(folder: Path) -> int:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(file)
-        raise Unavailable(f"store_folder {folder} is another store node's") from error
+        raise Unavailable(f"store_folder {folder} is in use by another store node") from error
     return file

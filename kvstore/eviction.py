@@ -1,8 +1,8 @@
-"""Who goes when room is needed: one rule by name, the same in DRAM, on the SSD and in a replay.
+"""Eviction policies by name; the same ones serve the DRAM tier, the SSD tier and trace replays.
 
-Pure: keys in, keys out. Time is a number of requests. A block is *held* while somebody fills or
-reads it, and evictable else. Callers release a request's blocks last to first, so that heads are
-the most recent and a prefix is eaten from its end.
+They are pure: they only see keys, and time is a number of requests. A block is *in use* while it is
+written or read, and evictable otherwise. Callers release a request's blocks from the last to the
+first, so that the first blocks are the most recently used and a prefix is evicted from its end.
 """
 
 import heapq
@@ -15,86 +15,88 @@ from baton.core.ids import BlockKey
 from baton.errors import Invalid
 
 BOOST_REQUESTS_PER_DOUBLING = 600
-"""What a doubling of a block's uses is worth. Found on a trace of conversations, where 300 to 600
-do well from 1,000 to 30,000 blocks, and a head start in proportion to the capacity does not."""
+"""Each doubling of a block's use count ranks it as this many requests more recent. Tuned on a trace
+of conversations: 300 to 600 work well for 1,000 to 30,000 blocks; a boost proportional to the
+capacity does not."""
 
 MAX_DOUBLINGS = 4
 
 
 class EvictionPolicy(Protocol):
-    """Who goes when room is needed. Every method is O(1) or O(log n). Unknown keys are the
-    caller's bug."""
+    """Decides which block is evicted next. Every method is O(1) or O(log n). Passing an unknown key
+    is a bug of the caller."""
 
     def tick(self) -> None:
-        """One more request: the policy's clock, by which recency and head starts count."""
+        """Advance the policy's clock, which counts requests."""
         ...
 
     def admit(self, key: BlockKey, depth: int) -> None:
-        """A new block, ``depth`` blocks from its prefix's start (0 = first), used once, held:
-        not evictable until released."""
+        """Add a new block, ``depth`` blocks from its prefix's start (0 = first), with one use. It
+        is in use: not evictable until released."""
         ...
 
-    def use(self, key: BlockKey) -> None:
-        """One more request uses it, held or not. An evictable one becomes the most recently
-        used."""
+    def record_use(self, key: BlockKey) -> None:
+        """Count one more request that uses the block. An evictable block becomes the most recently
+        used one."""
         ...
 
-    def hold(self, key: BlockKey) -> None:
-        """Evictable → held."""
+    def mark_in_use(self, key: BlockKey) -> None:
+        """Mark an evictable block as in use."""
         ...
 
-    def release(self, key: BlockKey) -> None:
-        """Held → evictable, and the most recently used."""
+    def mark_evictable(self, key: BlockKey) -> None:
+        """Mark a block in use as evictable; it is then the most recently used one."""
         ...
 
-    def forget(self, key: BlockKey) -> None:
-        """Evicted, purged or damaged; held or not. Its uses are forgotten, too."""
+    def remove(self, key: BlockKey) -> None:
+        """Remove a block, in use or not, and its use count."""
         ...
 
-    def victim(self) -> BlockKey | None:
-        """Who goes next; None when everything is held. It stays until forgotten."""
+    def next_victim(self) -> BlockKey | None:
+        """Return the block to evict next, without removing it; None if every block is in use."""
         ...
 
     def __len__(self) -> int:
-        """Evictable blocks."""
+        """Return the number of evictable blocks."""
         ...
 
     def last_used(self, key: BlockKey) -> int:
-        """The tick at which it was last used or released; before that, admitted."""
+        """Return the tick of the block's last use, release or admission."""
         ...
 
 
 @dataclass(slots=True)
 class _Block:
-    """``lane`` is where it stands, or would if it were not held."""
+    """``bucket`` is the number of the block's bucket; of its last one while the block is in use."""
 
     depth: int
     uses: int = 1
     last_used: int = 0
-    lane: int = 0
-    held: bool = True
+    bucket: int = 0
+    in_use: bool = True
 
 
 BucketOf = Callable[[_Block], int]
 
 SPARE_BUCKETS = 16
-"""Empty lanes that may stay beyond two per evictable block: they are swept many at once."""
+"""There may be two buckets per evictable block, plus this many, before empty ones are removed."""
 
 
 class BucketPolicy:
-    """Blocks stand in lanes, the oldest in front; the oldest of the lowest lane goes.
+    """Keeps evictable blocks in numbered buckets, ordered by last use. The least recently used
+    block of the lowest bucket is evicted next.
 
-    ``lane_of`` says where a block belongs. That is all there is to LRU (one lane), LFU (a lane per
-    count of uses), and others. The lanes' numbers are a heap; a lane that has become empty stays
-    in it until it comes to the front or is swept.
+    ``bucket_of`` returns the bucket of a block. LRU uses one bucket, LFU one per use count. The
+    bucket numbers are a heap; an empty bucket stays in it until it comes to the front or is removed
+    with others.
     """
 
-    def __init__(self, lane_of: BucketOf) -> None:
-        self._lane_of = lane_of
+    def __init__(self, bucket_of: BucketOf) -> None:
+        self._bucket_of = bucket_of
         self._clock = 0
         self._blocks: dict[BlockKey, _Block] = {}
-        self._lanes: dict[int, OrderedDict[BlockKey, None]] = {}
-        self._numbers: list[int] = []  # a heap of the keys of _lanes
+        self._buckets: dict[int, OrderedDict[BlockKey, None]] = {}
+        self._bucket_heap: list[int] = []  # the keys of _buckets
         self._num_evictable = 0
 
     def tick(self) -> None:
@@ -104,37 +106,37 @@ class BucketPolicy:
         assert key not in self._blocks, "admitted twice"
         self._blocks[key] = _Block(depth, last_used=self._clock)
 
-    def use(self, key: BlockKey) -> None:
+    def record_use(self, key: BlockKey) -> None:
         block = self._blocks[key]
         block.uses += 1
         block.last_used = self._clock
-        if not block.held:
-            self._leave(key, block)
-            self._enter(key, block)
+        if not block.in_use:
+            self._remove_from_bucket(key, block)
+            self._add_to_bucket(key, block)
 
-    def hold(self, key: BlockKey) -> None:
+    def mark_in_use(self, key: BlockKey) -> None:
         block = self._blocks[key]
-        assert not block.held, "held twice"
-        self._leave(key, block)
-        block.held = True
+        assert not block.in_use, "already in use"
+        self._remove_from_bucket(key, block)
+        block.in_use = True
 
-    def release(self, key: BlockKey) -> None:
+    def mark_evictable(self, key: BlockKey) -> None:
         block = self._blocks[key]
-        assert block.held, "was not held"
-        block.held = False
-        self._enter(key, block)
+        assert block.in_use, "was not in use"
+        block.in_use = False
+        self._add_to_bucket(key, block)
 
-    def forget(self, key: BlockKey) -> None:
+    def remove(self, key: BlockKey) -> None:
         block = self._blocks.pop(key)
-        if not block.held:
-            self._leave(key, block)
+        if not block.in_use:
+            self._remove_from_bucket(key, block)
 
-    def victim(self) -> BlockKey | None:
-        while self._numbers:
-            lane = self._lanes[self._numbers[0]]
-            if lane:
-                return next(iter(lane))
-            del self._lanes[heapq.heappop(self._numbers)]
+    def next_victim(self) -> BlockKey | None:
+        while self._bucket_heap:
+            bucket = self._buckets[self._bucket_heap[0]]
+            if bucket:
+                return next(iter(bucket))
+            del self._buckets[heapq.heappop(self._bucket_heap)]
         return None
 
     def last_used(self, key: BlockKey) -> int:
@@ -144,33 +146,33 @@ class BucketPolicy:
         return self._num_evictable
 
     def check_integrity(self) -> None:
-        """Raises AssertionError when the books don't balance."""
-        standing = {key: number for number, lane in self._lanes.items() for key in lane}
-        idle = {key: block.lane for key, block in self._blocks.items() if not block.held}
-        assert standing == idle, "blocks and lanes differ"
-        assert len(idle) == self._num_evictable == sum(map(len, self._lanes.values())), "count"
-        assert sorted(self._numbers) == sorted(self._lanes), "heap and lanes differ"
-        assert len(self._lanes) <= 2 * len(idle) + SPARE_BUCKETS, "empty lanes pile up"
+        """Raise AssertionError if the accounting is inconsistent."""
+        in_buckets = {key: number for number, keys in self._buckets.items() for key in keys}
+        idle = {key: block.bucket for key, block in self._blocks.items() if not block.in_use}
+        assert in_buckets == idle, "blocks and buckets differ"
+        assert len(idle) == self._num_evictable == sum(map(len, self._buckets.values())), "count"
+        assert sorted(self._bucket_heap) == sorted(self._buckets), "heap and buckets differ"
+        assert len(self._buckets) <= 2 * len(idle) + SPARE_BUCKETS, "too many empty buckets"
 
-    def _enter(self, key: BlockKey, block: _Block) -> None:
+    def _add_to_bucket(self, key: BlockKey, block: _Block) -> None:
         block.last_used = self._clock
-        block.lane = self._lane_of(block)
-        if block.lane not in self._lanes:
-            self._lanes[block.lane] = OrderedDict()
-            heapq.heappush(self._numbers, block.lane)
-        self._lanes[block.lane][key] = None
+        block.bucket = self._bucket_of(block)
+        if block.bucket not in self._buckets:
+            self._buckets[block.bucket] = OrderedDict()
+            heapq.heappush(self._bucket_heap, block.bucket)
+        self._buckets[block.bucket][key] = None
         self._num_evictable += 1
 
-    def _leave(self, key: BlockKey, block: _Block) -> None:
-        del self._lanes[block.lane][key]
+    def _remove_from_bucket(self, key: BlockKey, block: _Block) -> None:
+        del self._buckets[block.bucket][key]
         self._num_evictable -= 1
-        if len(self._lanes) > 2 * self._num_evictable + SPARE_BUCKETS:
-            self._sweep()
+        if len(self._buckets) > 2 * self._num_evictable + SPARE_BUCKETS:
+            self._remove_empty_buckets()
 
-    def _sweep(self) -> None:
-        """Drops the empty lanes. They are more than half, so each pays for O(1) of it."""
-        self._lanes = {number: lane for number, lane in self._lanes.items() if lane}
-        self._numbers = sorted(self._lanes)
+    def _remove_empty_buckets(self) -> None:
+        """Remove the empty buckets: more than half of all, so that the cost is amortized O(1)."""
+        self._buckets = {number: keys for number, keys in self._buckets.items() if keys}
+        self._bucket_heap = sorted(self._buckets)
 
 
 def _doublings(block: _Block) -> int:
@@ -178,18 +180,18 @@ def _doublings(block: _Block) -> int:
 
 
 class FrequencyBoostedLru(BucketPolicy):
-    """Least recently used, but each doubling of its uses is a head start: what many requests
-    share outlives a burst of prompts that nobody sends again. A lane per doubling."""
+    """LRU with a boost per doubling of a block's use count, so that blocks shared by many requests
+    survive a burst of prompts that are never sent again. One bucket per doubling."""
 
     def __init__(self) -> None:
         super().__init__(_doublings)
 
-    def victim(self) -> BlockKey | None:
-        fronts = [(number, next(iter(lane))) for number, lane in self._lanes.items() if lane]
-        return min(fronts, key=self._due)[1] if fronts else None
+    def next_victim(self) -> BlockKey | None:
+        oldest = [(number, next(iter(keys))) for number, keys in self._buckets.items() if keys]
+        return min(oldest, key=self._eviction_rank)[1] if oldest else None
 
-    def _due(self, front: tuple[int, BlockKey]) -> tuple[int, int]:
-        number, key = front
+    def _eviction_rank(self, candidate: tuple[int, BlockKey]) -> tuple[int, int]:
+        number, key = candidate
         return self._blocks[key].last_used + number * BOOST_REQUESTS_PER_DOUBLING, number
 
 
@@ -219,7 +221,7 @@ EVICTION_POLICIES = tuple(_POLICIES)
 
 
 def new_eviction_policy(name: str) -> EvictionPolicy:
-    """Raises Invalid for a name that is none."""
+    """Create a policy by name. Raises Invalid for an unknown name."""
     if name not in _POLICIES:
         raise Invalid(
             f"there is no eviction policy {name!r}; there are {', '.join(EVICTION_POLICIES)}",

@@ -1,4 +1,4 @@
-"""Tells the index, in the background, what the node holds."""
+"""Publishes the node's contents to the KV index, in the background."""
 
 import asyncio
 from collections.abc import Iterable
@@ -14,25 +14,25 @@ from kvstore.node import StoreNode
 
 RETRY_SECONDS = 1.0
 REGISTRATION_CHECK_SECONDS = 5.0
-"""Between looks whether the index still knows us: it may have been flushed."""
+"""Interval between checks that the index still has the node: the index may have been flushed."""
 
 log = structlog.get_logger(__name__)
 
 
 class IndexPublisher:
-    """Follows the node's event log. While the index can't be reached it stays where it is; what
-    the log has forgotten by then is told from what the node holds."""
+    """Follows the node's event log. While the index can't be reached, its position stays where it
+    is; if the log no longer has the changes after it, all of the node's keys are published."""
 
     def __init__(self, holder: KvHolder, node: StoreNode, index: KvIndex, clock: Clock) -> None:
         self._holder = holder
         self._node = node
         self._index = index
         self._clock = clock
-        self._told = -1
-        """Number of the last change that the index knows; -1: it must be told everything."""
+        self._published_number = -1
+        """Number of the last change that the index has; -1: all keys must be published."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Publish changes until cancelled."""
         while True:
             try:
                 await self._catch_up()
@@ -42,30 +42,34 @@ class IndexPublisher:
                 continue
             try:
                 async with asyncio.timeout(REGISTRATION_CHECK_SECONDS):
-                    await self._node.events.wait(self._told)
+                    await self._node.events.wait_for_change(self._published_number)
             except TimeoutError:
                 continue
 
     async def _catch_up(self) -> None:
-        if not await self._index.greet(self._holder):
-            self._told = -1
-        changes = self._node.events.after(self._told) if self._told >= 0 else None
+        if not await self._index.register_holder(self._holder):
+            self._published_number = -1
+        changes = (
+            self._node.events.changes_after(self._published_number)
+            if self._published_number >= 0
+            else None
+        )
         if changes is None:
-            number = self._node.events.number
+            number = self._node.events.last_number
             for tier, keys in self._node.keys().items():
                 await self._index.add(self._holder, keys, tier)
-            self._told = number
+            self._published_number = number
             return
-        for number, tier, moved in _merged(changes):
+        for number, tier, keys in _merge(changes):
             if tier is Tier.NONE:
-                await self._index.remove(self._holder, moved)
+                await self._index.remove(self._holder, keys)
             else:
-                await self._index.add(self._holder, moved, tier)
-            self._told = number
+                await self._index.add(self._holder, keys, tier)
+            self._published_number = number
 
 
-def _merged(changes: Iterable[StoreChange]) -> list[tuple[int, Tier, list[BlockKey]]]:
-    """Neighbours of one tier as one: (number of the last, tier, keys)."""
+def _merge(changes: Iterable[StoreChange]) -> list[tuple[int, Tier, list[BlockKey]]]:
+    """Merge consecutive changes of the same tier into (number of the last one, tier, keys)."""
     merged: list[tuple[int, Tier, list[BlockKey]]] = []
     for change in changes:
         if merged and merged[-1][1] is change.tier:

@@ -1,4 +1,4 @@
-"""What a store node tells Prometheus, as of its last sweep."""
+"""A store node's Prometheus metrics, as of its last sweep."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ _FAMILIES: tuple[tuple[Family, str, str, str, dict[str, str]], ...] = (
         {"dram": "used_bytes", "disk": "disk_used_bytes"},
     ),
     (
-        GaugeMetricFamily, "baton_store_capacity_bytes", "Room, by tier.", "tier",
+        GaugeMetricFamily, "baton_store_capacity_bytes", "Capacity, by tier.", "tier",
         {"dram": "arena_bytes", "disk": "disk_capacity_bytes"},
     ),
     (
@@ -23,7 +23,7 @@ _FAMILIES: tuple[tuple[Family, str, str, str, dict[str, str]], ...] = (
         {"dram": "num_blocks", "disk": "disk_blocks"},
     ),
     (
-        GaugeMetricFamily, "baton_store_leased_blocks", "Blocks that somebody reads.", "", {
+        GaugeMetricFamily, "baton_store_leased_blocks", "Blocks leased to readers.", "", {
             "": "leased_blocks",
         },
     ),
@@ -33,11 +33,11 @@ _FAMILIES: tuple[tuple[Family, str, str, str, dict[str, str]], ...] = (
         },
     ),
     (
-        CounterMetricFamily, "baton_store_hit_blocks", "Blocks lent, by tier.", "tier",
+        CounterMetricFamily, "baton_store_hit_blocks", "Blocks leased, by tier.", "tier",
         {"dram": "hit_blocks_dram", "disk": "hit_blocks_disk"},
     ),
     (
-        CounterMetricFamily, "baton_store_missed_blocks", "Blocks asked for in vain.", "", {
+        CounterMetricFamily, "baton_store_missed_blocks", "Requested blocks not stored.", "", {
             "": "missed_blocks",
         },
     ),
@@ -79,11 +79,11 @@ _FAMILIES: tuple[tuple[Family, str, str, str, dict[str, str]], ...] = (
         },
     ),
 )  # fmt: skip
-"""Kind, name, help, label, and which of StoreStats stands under each of the label's values."""
+"""Metric type, name, help, label, and the field of StoreStats for each value of the label."""
 
 
 class StoreMetrics(Collector):
-    """``stats`` is replaced as a whole: the ops server's thread reads it at any time."""
+    """Exports ``stats``, which is replaced as a whole since the ops server reads it in a thread."""
 
     def __init__(self) -> None:
         self.stats = StoreStats()

@@ -1,4 +1,4 @@
-"""The store node: reads blocks out of workers' pools into its tiers, and lends them out."""
+"""The store node: copies blocks from workers' KV pools into its tiers, leases them to readers."""
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,25 +37,26 @@ from kvstore.segment import BlockRecord
 from kvstore.tiered_store import TieredStore
 
 MAX_PUTS = 16
-"""Reads from workers at a time; a further put is refused."""
+"""Concurrent puts; a further one is rejected."""
 
 MAX_PEERS = 4096
-"""Workers whose connections are at hand; further ones are looked up."""
+"""Workers whose connections are kept; beyond it, the oldest connection is dropped."""
 
 MAX_PROMOTIONS = 4
-"""Leases that wait for the disk at a time; a further one gets what is in DRAM."""
+"""Leases that may wait for the disk concurrently; a further one gets only the blocks in DRAM."""
 
 READ_TIMEOUT_SECONDS = 5.0
 PAGE_KEYS = 4096
-"""Of a snapshot; a watcher takes a few milliseconds for each."""
+"""Keys per page of a snapshot; a watcher takes a few milliseconds to apply one."""
 
 
 @dataclass(slots=True)
 class _PutInProgress:
-    """A put under way: what is there already, held, and what comes in."""
+    """The state of a put: ``present`` are blocks that are in DRAM already, referenced by the put;
+    ``incoming`` are those to be read into newly allocated slots."""
 
     present: list[DramBlock]
-    coming: list[tuple[BlockRef, DramBlock]]
+    incoming: list[tuple[BlockRef, DramBlock]]
     num_present: int = 0
 
 
@@ -69,7 +70,7 @@ class StoreNode:
         transports: dict[str, Transport],
         host: str,
         clock: Clock,
-        shelf: DramTier,
+        dram: DramTier,
         disk: DiskTier | None = None,
     ) -> None:
         self._generation = generation
@@ -77,11 +78,11 @@ class StoreNode:
         self._transports = transports
         self._host = host
         self._clock = clock
-        self._shelf = shelf
+        self._dram = dram
         self.events = EventLog()
-        self._tiers = TieredStore(memory, shelf, disk, self.events, clock)
-        self.demotion = Demoter(self._tiers)
-        self._strays = UnfinishedTransfers()
+        self._tiers = TieredStore(memory, dram, disk, self.events, clock)
+        self.demoter = Demoter(self._tiers)
+        self._unfinished_transfers = UnfinishedTransfers()
         self._peers: dict[str, Peer] = {}
         self._num_puts = 0
         self._num_promotions = 0
@@ -93,83 +94,88 @@ class StoreNode:
     # -- put -------------------------------------------------------------------------------
 
     async def put(self, request: PutRequest) -> PutResult:
-        """What there is no room for is left out, from the end: a prefix is worth having alone.
-        Raises Overloaded when there is room for nothing, Corrupt when a checksum doesn't match
-        (the blocks before it are kept), Unavailable when the caller can't be read."""
+        """Store blocks by reading them from the caller. Blocks that don't fit are left out from the
+        end, since a shorter prefix is useful too. Raises Overloaded when nothing fits, Corrupt when
+        a checksum doesn't match (the blocks before it are kept), Unavailable when reading from the
+        caller fails."""
         if self._num_puts >= MAX_PUTS:
             raise Overloaded(f"{MAX_PUTS} puts are running", retry_after_seconds=0.2)
         transport = self._transports.get(request.source.transport)
         if transport is None:
             raise Invalid(f"this node has no transport {request.source.transport!r}")
         if request.blocks:
-            self._shelf.check_size(request.blocks[0].size_bytes)
+            self._dram.check_block_size(request.blocks[0].size_bytes)
         self._num_puts += 1
         self.sweep()
         try:
             return await self._put(request, transport)
         finally:
             self._num_puts -= 1
-            self.demotion.notice()
+            self.demoter.wake_if_low()
 
     async def _put(self, request: PutRequest, transport: Transport) -> PutResult:
-        self._shelf.tick()
-        filling = _PutInProgress([], [])
+        self._dram.tick()
+        put = _PutInProgress([], [])
         num_good = 0
-        held: list[DramBlock] = []
+        new_slots: list[DramBlock] = []
         try:
-            self._reserve(request, filling)
-            held = [slot for _, slot in filling.coming]
-            if held:
-                num_good = await self._fill(transport, request, filling.coming)
-            bad = filling.coming[num_good:]
+            self._reserve(request, put)
+            new_slots = [slot for _, slot in put.incoming]
+            if new_slots:
+                num_good = await self._read_blocks(transport, request, put.incoming)
+            bad = put.incoming[num_good:]
         except TransferFailed as error:
             self._peers.pop(request.source.owner, None)
-            if error.strays:
-                # Nobody gets the slots before the reads that may still write to them have ended.
-                self._strays.keep(transport, error.strays, lambda: self._discard(held))
-                filling.coming.clear()
+            if error.unfinished_transfers:
+                # The slots stay allocated until the reads that may still write to them have ended.
+                self._unfinished_transfers.add(
+                    transport, error.unfinished_transfers, lambda: self._discard(new_slots)
+                )
+                put.incoming.clear()
             raise
         finally:
-            self._discard([slot for _, slot in filling.coming[num_good:]])
-            self._shelf.let_go(sorted([*filling.present, *held[:num_good]], key=_depth))
+            self._discard([slot for _, slot in put.incoming[num_good:]])
+            self._dram.release_references(sorted([*put.present, *new_slots[:num_good]], key=_depth))
         if bad:
-            self._tiers.counts.checksum_failures += len(bad)
-            raise Corrupt(f"{len(bad)} blocks are not what was announced, and were not kept")
-        return PutResult(num_good, filling.num_present)
+            self._tiers.counters.checksum_failures += len(bad)
+            raise Corrupt(f"{len(bad)} blocks do not match their checksums, and were not stored")
+        return PutResult(num_good, put.num_present)
 
-    def _reserve(self, request: PutRequest, filling: _PutInProgress) -> None:
-        """Holds what is here, and takes slots for what isn't, as far as there is room: what a
-        put holds can't go for its own sake."""
+    def _reserve(self, request: PutRequest, put: _PutInProgress) -> None:
+        """Reference the blocks that are in DRAM, and allocate slots for those that are in no tier,
+        as far as they fit. A put's references keep it from evicting its own blocks."""
         now = self._clock.wall_nanoseconds() / 1e9
-        for key in request.head:
-            self._hold_present(key, filling)
+        for key in request.preceding_keys:
+            self._reference_present(key, put)
         for index, block in enumerate(request.blocks):
-            if self._hold_present(block.key, filling) or block.key in self._shelf:
-                filling.num_present += 1
-            elif not self._take(request, block, index, now, filling):
+            if self._reference_present(block.key, put) or block.key in self._dram:
+                put.num_present += 1
+            elif not self._allocate(request, block, index, now, put):
                 return
 
-    def _hold_present(self, key: BlockKey, filling: _PutInProgress) -> bool:
-        slot = self._shelf.get(key)
+    def _reference_present(self, key: BlockKey, put: _PutInProgress) -> bool:
+        """Reference the block if it is in DRAM; return whether it is in any tier."""
+        slot = self._dram.get(key)
         if slot is not None:
-            self._shelf.use(slot)
-            self._shelf.hold(slot)
-            filling.present.append(slot)
+            self._dram.record_use(slot)
+            self._dram.add_reference(slot)
+            put.present.append(slot)
             return True
         disk = self._tiers.disk
         block = disk.get(key) if disk is not None else None
         if disk is None or block is None:
             return False
-        disk.use(block)
+        disk.record_use(block)
         return True
 
-    def _take(
-        self, request: PutRequest, block: BlockRef, index: int, now: float, filling: _PutInProgress
+    def _allocate(
+        self, request: PutRequest, block: BlockRef, index: int, now: float, put: _PutInProgress
     ) -> bool:
-        """Raises Overloaded when the put can't have anything at all."""
+        """Allocate a slot for a block; return whether that succeeded. Raises Overloaded if no block
+        of the put could be stored."""
         try:
-            self._tiers.make_quota(request.tenant, block.size_bytes)
-            slot = self._tiers.take(
+            self._tiers.evict_over_quota(request.tenant, block.size_bytes)
+            slot = self._tiers.allocate(
                 block.key,
                 block.size_bytes,
                 depth=request.first_block + index,
@@ -178,38 +184,38 @@ class StoreNode:
                 stored_at=now,
             )
             if slot is None:
-                raise Overloaded("every block of the store is leased or being filled")
+                raise Overloaded("every block of the store is leased or being written")
         except Overloaded:
-            if filling.coming or filling.num_present:
+            if put.incoming or put.num_present:
                 return False
             raise
-        filling.coming.append((block, slot))
+        put.incoming.append((block, slot))
         return True
 
-    async def _fill(
+    async def _read_blocks(
         self, transport: Transport, request: PutRequest, pairs: Sequence[tuple[BlockRef, DramBlock]]
     ) -> int:
-        """Reads, verifies and seals; how many leading blocks are good."""
-        peer = await self._connected(transport, request.source)
+        """Read, verify and seal blocks. Returns how many leading blocks are good."""
+        peer = await self._connect(transport, request.source)
         spans = [
             TransferRange(block.offset_bytes, slot.offset, slot.size_bytes) for block, slot in pairs
         ]
 
         def check(first: int, last: int) -> list[bool]:
-            return [self._is_announced(request, *pair) for pair in pairs[first:last]]
+            return [self._matches_checksum(request, *pair) for pair in pairs[first:last]]
 
         read = await read_and_verify(
             transport, peer, spans, check, READ_TIMEOUT_SECONDS, self._clock
         )
-        good = pairs[: read.num_good]
+        good = pairs[: read.num_verified]
         checksums = [block.checksum for block, _ in good]
         self._tiers.seal([slot for _, slot in good], checksums, request.checksum_algorithm)
-        self._tiers.counts.put_blocks += len(good)
-        self._tiers.counts.put_bytes += sum(slot.size_bytes for _, slot in good)
+        self._tiers.counters.put_blocks += len(good)
+        self._tiers.counters.put_bytes += sum(slot.size_bytes for _, slot in good)
         return len(good)
 
-    async def _connected(self, transport: Transport, source: Endpoint) -> Peer:
-        """To connect may take long; whom the node is connected to already is at hand."""
+    async def _connect(self, transport: Transport, source: Endpoint) -> Peer:
+        """Return the connection to a worker; connecting may take long, so connections are kept."""
         known = self._peers.get(source.owner)
         if known is None or known.endpoint != source:
             known = await run_in_thread(lambda: transport.connect(source))
@@ -218,111 +224,113 @@ class StoreNode:
                 self._peers.pop(next(iter(self._peers)))
         return known
 
-    def _is_announced(self, request: PutRequest, block: BlockRef, slot: DramBlock) -> bool:
+    def _matches_checksum(self, request: PutRequest, block: BlockRef, slot: DramBlock) -> bool:
         if request.checksum_algorithm != CHECKSUM_XXH3:
-            return True  # of a GPU's memory: its reader checks
-        return bool(xxhash.xxh3_64_intdigest(self._tiers.window(slot)) == block.checksum)
+            return True  # computed on a GPU: the reader verifies it
+        return bool(xxhash.xxh3_64_intdigest(self._tiers.slot_view(slot)) == block.checksum)
 
     def _discard(self, slots: Sequence[DramBlock]) -> None:
         for slot in slots:
-            self._shelf.discard(slot)
+            self._dram.discard(slot)
 
     # -- lease -----------------------------------------------------------------------------
 
     async def lease(self, query: LeaseRequest) -> LeasedBlocks:
-        """Raises Invalid, Overloaded. Asking alone pins nothing: without ``max_bytes`` no lease
-        is taken."""
-        leased = self.lease_at_once(query)
+        """Lease the leading blocks, reading them from the disk if necessary. With ``max_bytes`` 0,
+        only count the blocks and lease nothing. Raises Invalid, Overloaded."""
+        leased = self.lease_from_dram(query)
         if leased is not None:
             return leased
-        num_held = self._tiers.num_held(query.keys)
-        with self._holding() as slots:
-            room = self._collect(query, num_held, slots)
+        num_held = self._tiers.num_leading_stored(query.keys)
+        with self._referenced_slots() as slots:
+            room = self._reference_leading(query, num_held, slots)
             promoted = await self._promote(query.keys[len(slots) : num_held], room)
             slots += promoted
-            return self._lend(query, num_held, slots, len(promoted))
+            return self._grant_lease(query, num_held, slots, len(promoted))
 
-    def lease_at_once(self, query: LeaseRequest) -> LeasedBlocks | None:
-        """The same where everything lies in DRAM; None when it has to wait for the disk."""
-        self._shelf.expire(self._clock.monotonic())
-        num_held = self._tiers.num_held(query.keys)
+    def lease_from_dram(self, query: LeaseRequest) -> LeasedBlocks | None:
+        """Like :meth:`lease` if all blocks are in DRAM; None if it would have to wait for the
+        disk."""
+        self._dram.expire(self._clock.monotonic())
+        num_held = self._tiers.num_leading_stored(query.keys)
         if not num_held or query.max_bytes <= 0:
-            self._tiers.counts.missed_blocks += len(query.keys) - num_held
+            self._tiers.counters.missed_blocks += len(query.keys) - num_held
             return LeasedBlocks("", "", (), num_held)
-        with self._holding() as slots:
-            room = self._collect(query, num_held, slots)
+        with self._referenced_slots() as slots:
+            room = self._reference_leading(query, num_held, slots)
             if room and len(slots) < num_held:
                 return None
-            return self._lend(query, num_held, slots, 0)
+            return self._grant_lease(query, num_held, slots, 0)
 
-    def _lend(
+    def _grant_lease(
         self, query: LeaseRequest, num_held: int, slots: Sequence[DramBlock], num_promoted: int
     ) -> LeasedBlocks:
-        """A lease of ``slots``, the last ``num_promoted`` of which came from the disk."""
-        counts = self._tiers.counts
+        """Grant a lease of ``slots``, the last ``num_promoted`` of which came from the disk."""
+        counts = self._tiers.counters
         counts.missed_blocks += len(query.keys) - num_held
         leased = _same_algorithm_prefix(slots)
         if not leased:
             return LeasedBlocks("", "", (), num_held)
-        self._shelf.tick()
+        self._dram.tick()
         num_promoted = max(num_promoted - (len(slots) - len(leased)), 0)
         for slot in leased[: len(leased) - num_promoted]:
-            self._shelf.use(slot)
-        lease_id = self._shelf.lease(leased, query.seconds, self._clock.monotonic())
+            self._dram.record_use(slot)
+        lease_id = self._dram.lease(leased, query.lease_seconds, self._clock.monotonic())
         counts.hit_blocks_dram += len(leased) - num_promoted
         counts.hit_blocks_disk += num_promoted
         blocks = tuple(BlockRef(s.offset, s.size_bytes, s.checksum, s.key) for s in leased)
         return LeasedBlocks(lease_id, leased[0].algorithm, blocks, num_held, num_promoted)
 
     def release(self, lease_id: str) -> None:
-        self._shelf.release(lease_id)
+        self._dram.release(lease_id)
 
     def pin(self, keys: Sequence[BlockKey], seconds: float) -> int:
-        """How many leading blocks are kept for so long. Raises Invalid, Overloaded."""
+        """Pin the leading blocks that are in DRAM for ``seconds``; return how many. Raises Invalid,
+        Overloaded."""
         now = self._clock.monotonic()
-        self._shelf.expire(now)
+        self._dram.expire(now)
         slots: list[DramBlock] = []
         for key in keys:
-            slot = self._shelf.get(key)
+            slot = self._dram.get(key)
             if slot is None:
                 break
             slots.append(slot)
         if slots:
-            self._shelf.pin(slots, seconds, now)
+            self._dram.pin(slots, seconds, now)
         return len(slots)
 
-    async def pin_all(self, keys: Sequence[BlockKey], seconds: float) -> int:
-        """The same, with those that lie on the disk only read in first, up to what may be pinned at
-        all. Raises Invalid, Overloaded."""
-        num_held = self._tiers.num_held(keys)
-        most = LeaseRequest(tuple(keys), seconds, int(MAX_PINNED_SHARE * self._shelf.arena_bytes))
-        with self._holding() as slots:
-            room = self._collect(most, num_held, slots)
+    async def pin_with_promotion(self, keys: Sequence[BlockKey], seconds: float) -> int:
+        """Like :meth:`pin`, but first read blocks that are only on the disk into DRAM, up to the
+        limit for pinned bytes. Raises Invalid, Overloaded."""
+        num_held = self._tiers.num_leading_stored(keys)
+        limit = LeaseRequest(tuple(keys), seconds, int(MAX_PINNED_SHARE * self._dram.arena_bytes))
+        with self._referenced_slots() as slots:
+            room = self._reference_leading(limit, num_held, slots)
             if room and len(slots) < num_held:
                 slots += await self._promote(keys[len(slots) : num_held], room)
             return self.pin(keys, seconds)
 
     @contextmanager
-    def _holding(self) -> Iterator[list[DramBlock]]:
-        """A list of slots that are held as long as this lasts."""
+    def _referenced_slots(self) -> Iterator[list[DramBlock]]:
+        """Yield an empty list; on exit, release one reference to each slot that was added to it."""
         slots: list[DramBlock] = []
         try:
             yield slots
         finally:
-            self._shelf.let_go(slots)
+            self._dram.release_references(slots)
 
-    def _collect(self, query: LeaseRequest, num_held: int, slots: list[DramBlock]) -> int:
-        """Adds what lies in DRAM, held, up to the first block that doesn't. Returns the room that
-        is left then, 0 when the next block does not fit it."""
+    def _reference_leading(self, query: LeaseRequest, num_held: int, slots: list[DramBlock]) -> int:
+        """Reference the leading blocks that are in DRAM, and append them to ``slots``. Returns the
+        bytes that are left of ``max_bytes``; 0 if the next block does not fit."""
         room = query.max_bytes
         for key in query.keys[:num_held]:
-            slot = self._shelf.get(key)
+            slot = self._dram.get(key)
             if slot is None:
                 return room
             if slot.size_bytes > room:
                 return 0
             room -= slot.size_bytes
-            self._shelf.hold(slot)
+            self._dram.add_reference(slot)
             slots.append(slot)
         return room
 
@@ -339,47 +347,48 @@ class StoreNode:
             wanted.append(key)
         self._num_promotions += 1
         try:
-            return await self._tiers.read_in(wanted)
+            return await self._tiers.promote(wanted)
         finally:
             self._num_promotions -= 1
-            self.demotion.notice()
+            self.demoter.wake_if_low()
 
-    async def report(self, keys: Sequence[BlockKey]) -> int:
-        """Somebody got damaged bytes: the bad ones among our copies go. How many were bad."""
-        bad = 0
+    async def report_damaged(self, keys: Sequence[BlockKey]) -> int:
+        """Handle a reader's report of damaged blocks: verify them and drop those that are damaged.
+        Returns how many were."""
+        num_damaged = 0
         for key in keys:
-            slot = self._shelf.get(key)
+            slot = self._dram.get(key)
             if slot is None:
                 continue
-            self._shelf.hold(slot)
+            self._dram.add_reference(slot)
             try:
-                sound = await run_in_thread(partial(self._tiers.is_sound, slot))
+                intact = await run_in_thread(partial(self._tiers.matches_checksum, slot))
             finally:
-                self._shelf.let_go([slot])
-            if not sound and self._shelf.get(key) is slot:
+                self._dram.release_references([slot])
+            if not intact and self._dram.get(key) is slot:
                 self._tiers.drop_damaged(key, Tier.DRAM, "reported by a reader")
-                bad += 1
-        return bad
+                num_damaged += 1
+        return num_damaged
 
     # -- watchers --------------------------------------------------------------------------
 
     async def watch(self, generation: Incarnation, number: int) -> AsyncGenerator[WatchEvent]:
-        """What is held, then every change. A watcher that knows everything up to ``number`` of
-        this ``generation`` gets what followed."""
-        known = generation == self._generation and self.events.after(number) is not None
+        """Yield a snapshot of the stored keys, then every change. A watcher that has everything up
+        to change ``number`` of this ``generation`` gets only the changes after it."""
+        known = generation == self._generation and self.events.changes_after(number) is not None
         while True:
             if not known:
-                number = self.events.number
+                number = self.events.last_number
                 for page in self._snapshot(number):
                     yield page
-            for change in self.events.after(number) or ():
+            for change in self.events.changes_after(number) or ():
                 number = change.number
-                yield self._page(change)
-            await self.events.wait(number)
-            known = self.events.after(number) is not None
+                yield self._change_event(change)
+            await self.events.wait_for_change(number)
+            known = self.events.changes_after(number) is not None
 
     def _snapshot(self, number: int) -> list[WatchEvent]:
-        """All of one moment, so that the changes after ``number`` follow on it."""
+        """Return all stored keys as of change ``number``, in pages."""
         pages = [
             WatchEvent(self._generation, number, tier, tuple(keys[start : start + PAGE_KEYS]))
             for tier, keys in self._tiers.keys().items()
@@ -387,74 +396,75 @@ class StoreNode:
         ]
         pages = pages or [WatchEvent(self._generation, number, Tier.NONE, ())]
         last = len(pages) - 1
-        return [page.marked(reset=i == 0, more=i < last) for i, page in enumerate(pages)]
+        return [page.with_page_flags(reset=i == 0, more=i < last) for i, page in enumerate(pages)]
 
-    def _page(self, change: StoreChange) -> WatchEvent:
+    def _change_event(self, change: StoreChange) -> WatchEvent:
         return WatchEvent(self._generation, change.number, change.tier, change.keys)
 
-    # -- for the operator ------------------------------------------------------------------
+    # -- administration --------------------------------------------------------------------
 
     def stats(self, *, check: bool = True) -> StoreStats:
-        """Checking the books takes a look at every block."""
-        shelf, disk = self._shelf, self._tiers.disk
-        shelf.expire(self._clock.monotonic())
+        """Return the counters. With ``check``, also check the integrity, which visits every
+        block."""
+        dram, disk = self._dram, self._tiers.disk
+        dram.expire(self._clock.monotonic())
         return StoreStats(
-            arena_bytes=shelf.arena_bytes,
-            used_bytes=shelf.used_bytes,
-            num_blocks=shelf.num_blocks,
-            leased_blocks=shelf.num_leased,
-            pinned_bytes=shelf.pinned_bytes,
+            arena_bytes=dram.arena_bytes,
+            used_bytes=dram.used_bytes,
+            num_blocks=dram.num_blocks,
+            leased_blocks=dram.num_leased,
+            pinned_bytes=dram.pinned_bytes,
             disk_capacity_bytes=disk.size_bytes if disk is not None else 0,
             disk_used_bytes=disk.used_bytes if disk is not None else 0,
             disk_blocks=disk.num_blocks if disk is not None else 0,
-            evictions=shelf.evictions,
-            quota_evictions=shelf.quota_evictions,
+            evictions=dram.evictions,
+            quota_evictions=dram.quota_evictions,
             disk_evictions=disk.evictions if disk is not None else 0,
-            violation=self._violation() if check else "",
-            **asdict(self._tiers.counts),
+            violation=self._integrity_error() if check else "",
+            **asdict(self._tiers.counters),
         )
 
     def list_blocks(
         self, filter_: BlockFilter, skip: int, limit: int
     ) -> tuple[list[StoredBlock], int]:
-        """A page of the blocks that match, oldest first, and how many there are in all."""
+        """Return a page of the matching blocks, oldest first, and their total number."""
         found = sorted(self._matching(filter_), key=lambda block: (block.stored_at, block.depth))
         return found[skip : skip + limit], len(found)
 
     async def purge(self, filter_: BlockFilter) -> int:
-        """Forgets the blocks that match, also on the disk; a block that is being read goes after
-        that."""
+        """Delete the matching blocks from both tiers; return how many. A block that is being read
+        is freed when the read ends."""
         keys = {block.key for block in self._matching(filter_)}
         purged = sum(self._tiers.drop(key) for key in keys)
-        self._tiers.counts.purged_blocks += purged
-        await self._tiers.settle()
+        self._tiers.counters.purged_blocks += purged
+        await self._tiers.flush()
         return purged
 
-    async def settle(self) -> None:
-        """Does what was put off, so that nobody waits for the disk."""
-        await self._tiers.settle()
+    async def flush(self) -> None:
+        """Apply the changes to the disk that were deferred to keep them off the request path."""
+        await self._tiers.flush()
 
     def sweep(self) -> None:
-        """Frees the slots of reads that could not be ended, once they have ended."""
-        self._strays.sweep()
-        self._shelf.expire(self._clock.monotonic())
+        """Free the slots of unfinished transfers that have ended, and expire leases."""
+        self._unfinished_transfers.sweep()
+        self._dram.expire(self._clock.monotonic())
 
     def keys(self) -> dict[Tier, list[BlockKey]]:
         return self._tiers.keys()
 
     def _matching(self, filter_: BlockFilter) -> Iterator[StoredBlock]:
-        """A block in both tiers counts as in DRAM."""
-        for slot in self._shelf.sealed():
+        """Yield the matching blocks; a block in both tiers counts as in DRAM."""
+        for slot in self._dram.sealed():
             if filter_.matches(slot.tenant, slot.model, slot.stored_at):
-                yield _stored(slot, Tier.DRAM, slot.num_holds)
+                yield _stored(slot, Tier.DRAM, slot.num_references)
         for block in self._tiers.disk.blocks() if self._tiers.disk is not None else ():
-            record, here = block.record, self._shelf.get(block.key) is not None
-            if not here and filter_.matches(record.tenant, record.model, record.stored_at):
+            record, in_dram = block.record, self._dram.get(block.key) is not None
+            if not in_dram and filter_.matches(record.tenant, record.model, record.stored_at):
                 yield _stored(record, Tier.DISK, 0)
 
-    def _violation(self) -> str:
+    def _integrity_error(self) -> str:
         try:
-            self._shelf.check_integrity()
+            self._dram.check_integrity()
             if self._tiers.disk is not None:
                 self._tiers.disk.check_integrity()
         except AssertionError as error:
@@ -467,7 +477,7 @@ def _depth(slot: DramBlock) -> int:
 
 
 def _same_algorithm_prefix(slots: Sequence[DramBlock]) -> list[DramBlock]:
-    """The leading ones with one checksum algorithm: a lease names but one."""
+    """Return the leading blocks that have the same checksum algorithm: a lease names only one."""
     for index, slot in enumerate(slots):
         if slot.algorithm != slots[0].algorithm:
             return list(slots[:index])

@@ -1,4 +1,4 @@
-"""The store node as a program."""
+"""The program of a KV store node."""
 
 import asyncio
 import os
@@ -46,15 +46,15 @@ class KvStoreProgram:
         self._clock = clock or SystemClock()
         self._generation = Incarnation(self._clock.wall_nanoseconds())
         self._id = WorkerId(settings.id or f"kvstore-{os.getpid()}")
-        url = settings.needs_redis_url
+        url = settings.required_redis_url
         self._registry = RedisRegistry(url, settings.cluster, settings.cluster_secret, self._clock)
         self._membership = Membership(self._registry, self._clock)
         self._index = RedisKvIndex(url, settings.cluster)
         self._server: grpc.aio.Server | None = None
         self._disk: DiskTier | None = None
         self.metrics = StoreMetrics()
-        self._door: LocalRpcServer | None = None
-        self._door_address = ""
+        self._local_rpc: LocalRpcServer | None = None
+        self._local_rpc_path = ""
         self._state = WorkerState.READY
         self._address = ""
 
@@ -63,7 +63,7 @@ class KvStoreProgram:
         return self._address
 
     async def start(self) -> None:
-        """Raises Invalid, Unavailable."""
+        """Start serving and register. Raises Invalid, Unavailable."""
         settings = self._settings
         await wait_for_registry(self._registry, self._clock, settings.redis_wait_seconds)
         self._memory = _allocate_arena(settings.store_bytes)
@@ -79,7 +79,7 @@ class KvStoreProgram:
             trust=settings.trust,
             nixl_interfaces=settings.nixl_interfaces,
         )
-        self._departures = StalePeerSweeper(
+        self._stale_peer_sweeper = StalePeerSweeper(
             self._transports.values(), self._membership, self._clock
         )
         self._node = StoreNode(
@@ -93,7 +93,7 @@ class KvStoreProgram:
         )
         holder = KvHolder(self._id, self._generation)
         self._publisher = IndexPublisher(holder, self._node, self._index, self._clock)
-        await self._open_door()
+        await self._start_local_rpc()
         self._server = build_server(settings.trust)
         add_kvstore_service(self._server, self._node)
         port = await listen(
@@ -112,22 +112,22 @@ class KvStoreProgram:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._heartbeat.run())
             tasks.create_task(self._membership.run())
-            tasks.create_task(self._departures.run())
+            tasks.create_task(self._stale_peer_sweeper.run())
             tasks.create_task(self._publisher.run())
-            tasks.create_task(self._node.demotion.run())
+            tasks.create_task(self._node.demoter.run())
             tasks.create_task(self._sweep())
 
     async def drain(self) -> None:
-        """A reader that loses the store recomputes: nobody is waited for. What is in DRAM only
-        goes to the SSD, as far as there is time."""
+        """Write blocks that are only in DRAM to the SSD, as far as there is time. Does not wait for
+        readers: a reader that loses the store recomputes."""
         self._state = WorkerState.DRAINING
-        self._heartbeat.hurry()
-        flushed = await self._node.demotion.flush()
+        self._heartbeat.announce_now()
+        flushed = await self._node.demoter.demote_all()
         log.info("store_flushed", num_blocks=flushed)
 
     async def stop(self) -> None:
-        if self._door is not None:
-            await self._door.close()
+        if self._local_rpc is not None:
+            await self._local_rpc.close()
         if self._server is not None:
             await self._server.stop(grace=1.0)
             for transport in self._transports.values():
@@ -137,22 +137,23 @@ class KvStoreProgram:
         await self._index.close()
         await self._registry.close()
 
-    async def _open_door(self) -> None:
-        """Without one, workers of this host come over gRPC like everybody else."""
+    async def _start_local_rpc(self) -> None:
+        """Serve workers of this host over a Unix socket. If its path is not available, they use
+        gRPC like workers on other hosts."""
         folder = Path(tempfile.gettempdir()) / f"baton-{os.getuid()}"
         path = local_rpc_socket_path(folder, f"{self._settings.cluster}-{self._id}-{os.getpid()}")
         if path is None:
             log.warning("no_local_door", folder=str(folder))
             return
-        door = LocalRpcServer(KvStoreMethods(self._node), path)
-        await door.start()
-        self._door, self._door_address = door, str(path)
+        server = LocalRpcServer(KvStoreMethods(self._node), path)
+        await server.start()
+        self._local_rpc, self._local_rpc_path = server, str(path)
 
     async def _sweep(self) -> None:
         while True:
             await self._clock.sleep(SWEEP_SECONDS)
             self._node.sweep()
-            await self._node.settle()
+            await self._node.flush()
             self.metrics.stats = self._node.stats(check=False)
 
     def _member(self) -> Member:
@@ -165,7 +166,7 @@ class KvStoreProgram:
             host=host_id(),
             pid=os.getpid(),
             transports=tuple(self._transports),
-            door=self._door_address,
+            door=self._local_rpc_path,
         )
 
 
@@ -192,5 +193,5 @@ def _allocate_arena(size_bytes: int) -> HostMemory:
         return HostMemory("baton-store", size_bytes)
     except (OSError, ValueError) as error:
         raise Unavailable(
-            f"store_bytes is {size_bytes}: no memory for the arena: {error}"
+            f"store_bytes is {size_bytes}: the arena could not be allocated: {error}"
         ) from error

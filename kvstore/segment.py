@@ -1,9 +1,9 @@
 """One file of the SSD tier: a header, a table of records, then slots of one size.
 
-A record is zeroed before its slot is written anew, and written after the payload. So the death of
-the process leaves an empty record; and the loss of power perhaps a record whose payload does not
-match its checksum, which its reader finds. Nothing is flushed by us: this is a cache, and
-checksums decide what is true.
+A record is zeroed before its slot is overwritten, and written after the payload. So a crash of the
+process leaves an empty record; a power loss may leave a record whose payload does not match its
+checksum, which is detected on reading. We never call fsync: this is a cache, and checksums decide
+what is valid.
 """
 
 import os
@@ -24,23 +24,23 @@ PAGE_BYTES = 4096
 MAGIC = b"batonkv1"
 
 _HEADER = struct.Struct("<8sQII")
-"""Magic, slot size, number of slots, CRC-32 of what is before."""
+"""Magic, slot size, number of slots, CRC-32 of the fields before it."""
 
 _RECORD = struct.Struct("<16sQQId8s16s16s")
-"""Key, size, checksum, depth, wall seconds, algorithm, tenant, model; then a CRC-32."""
+"""Key, size, checksum, depth, wall time in seconds, algorithm, tenant, model; then a CRC-32."""
 
 _CRC = struct.Struct("<I")
 RECORD_BYTES = 128
 
 
 def round_up_to_page(size_bytes: int) -> int:
-    """Rounded up to whole pages."""
+    """Round up to whole pages."""
     return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRecord:
-    """What a slot holds."""
+    """The metadata of the block in a slot, as stored in the segment's table."""
 
     key: BlockKey
     size_bytes: int
@@ -66,7 +66,7 @@ class BlockRecord:
 
     @classmethod
     def unpack(cls, data: bytes) -> "BlockRecord | None":
-        """None for an empty or a damaged one."""
+        """Unpack a record; None if it is empty or damaged."""
         body = data[: _RECORD.size]
         (crc,) = _CRC.unpack_from(data, _RECORD.size)
         if not any(body) or zlib.crc32(body) != crc:
@@ -86,37 +86,37 @@ class BlockRecord:
 
 
 class Segment:
-    """Reads and writes go to one slot each and may run side by side, in threads.
+    """A segment file. Reads and writes of different slots may run concurrently, in threads.
 
-    What an event loop asks for is only noted (:meth:`format_later`, :meth:`erase_later`), and done
-    by :meth:`settle`, in a thread, or by the next write, before it: a disk that stalls stalls
-    nobody else. At most one erasure per slot is noted."""
+    The event loop only queues changes (:meth:`format_later`, :meth:`erase_later`). They are applied
+    by :meth:`flush`, in a thread, or before the next write: so a stalled disk does not stall the
+    event loop. At most one erasure per slot is queued."""
 
     def __init__(self, path: Path, file: int, slot_bytes: int, num_slots: int) -> None:
         self.path = path
         self._file = file
-        self._shape = slot_bytes, num_slots
+        self._layout = slot_bytes, num_slots
         self._is_unformatted = False
         self._to_erase: set[int] = set()
         self._table_lock = threading.Lock()
-        """For threads alone; the event loop never waits for it."""
+        """Taken only in threads; the event loop never waits for it."""
 
     @property
     def slot_bytes(self) -> int:
-        return self._shape[0]
+        return self._layout[0]
 
     @property
     def num_slots(self) -> int:
-        return self._shape[1]
+        return self._layout[1]
 
     @property
-    def is_settled(self) -> bool:
-        """Whether :meth:`settle` would do nothing."""
+    def is_flushed(self) -> bool:
+        """Whether :meth:`flush` would do nothing."""
         return not (self._is_unformatted or self._to_erase)
 
     @classmethod
     def create(cls, path: Path, segment_bytes: int, slot_bytes: int) -> "Segment":
-        """Preallocated and empty. Raises OSError when there is no room for it."""
+        """Create a preallocated, empty segment. Raises OSError if the disk has no space for it."""
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(file, 0, segment_bytes)
@@ -130,32 +130,33 @@ class Segment:
 
     @classmethod
     def open(cls, path: Path, segment_bytes: int) -> "Segment | None":
-        """One of an earlier life; None for what is no whole segment of that size."""
+        """Open a segment of an earlier run; None if the file is not a complete segment of that
+        size."""
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         header = os.pread(file, _HEADER.size, 0)
         if len(header) == _HEADER.size:
             magic, slot_bytes, num_slots, crc = _HEADER.unpack(header)
-            sound = magic == MAGIC and zlib.crc32(header[:-4]) == crc
+            is_valid = magic == MAGIC and zlib.crc32(header[:-4]) == crc
             segment = cls(path, file, slot_bytes, num_slots)
-            whole = os.fstat(file).st_size >= segment._offset(0)
-            if sound and whole and num_slots == num_slots_in(segment_bytes, slot_bytes):
+            has_table = os.fstat(file).st_size >= segment._slot_offset(0)
+            if is_valid and has_table and num_slots == num_slots_in(segment_bytes, slot_bytes):
                 return segment
         os.close(file)
         return None
 
     def format_later(self, slot_bytes: int, num_slots: int) -> None:
-        """Forgets everything; slots of another size from now on. Nobody may be reading or writing.
-        Until it is settled, the file keeps its old blocks, for a later life to find."""
+        """Discard all blocks and change the slot size. No read or write may be in progress. Until
+        :meth:`flush`, the file keeps the old blocks, which a restart would recover."""
         self._to_erase.clear()
-        self._shape = slot_bytes, num_slots
+        self._layout = slot_bytes, num_slots
         self._is_unformatted = True
 
     def erase_later(self, slot: int) -> None:
-        """Its record is to go, unless the slot is written anew first."""
+        """Queue the erasure of a slot's record, unless the slot is written again before."""
         self._to_erase.add(slot)
 
-    def settle(self) -> None:
-        """Does what was put off. In a thread; raises OSError, and then it may be tried again."""
+    def flush(self) -> None:
+        """Apply the queued changes. Call it in a thread; after an OSError it may be retried."""
         with self._table_lock:
             self._format_if_needed()
             while self._to_erase:
@@ -179,27 +180,27 @@ class Segment:
                 raise
 
     def _format(self) -> None:
-        slot_bytes, num_slots = self._shape
+        slot_bytes, num_slots = self._layout
         head = struct.pack("<8sQI", MAGIC, slot_bytes, num_slots)
         table = bytes(round_up_to_page(num_slots * RECORD_BYTES))
         os.pwrite(self._file, (head + _CRC.pack(zlib.crc32(head))).ljust(PAGE_BYTES, b"\0"), 0)
         os.pwrite(self._file, table, PAGE_BYTES)
 
     def records(self) -> Iterator[tuple[int, BlockRecord]]:
-        """The sound ones, whose slot lies within the file. The others are erased: or else they
-        would be believed in a later life, when the file has grown over their slots again."""
+        """Yield (slot, record) of the valid records whose slot lies within the file. Other records
+        are erased: otherwise a later run could accept them once the file has grown again."""
         table = os.pread(self._file, self.num_slots * RECORD_BYTES, PAGE_BYTES)
         end = os.fstat(self._file).st_size
         for slot in range(len(table) // RECORD_BYTES):
             data = table[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES]
             record = BlockRecord.unpack(data)
-            if record is not None and self._holds(slot, record, end):
+            if record is not None and self._fits(slot, record, end):
                 yield slot, record
             elif any(data):
                 self.erase(slot)
 
     def write(self, slot: int, record: BlockRecord, data: memoryview) -> None:
-        """Raises Unavailable."""
+        """Write a block to a slot: first its data, then its record. Raises Unavailable."""
         assert len(data) == record.size_bytes <= self.slot_bytes, "would spill into the next slot"
         try:
             with self._table_lock:
@@ -208,49 +209,50 @@ class Segment:
                 self.erase(slot)
             written = 0
             while written < len(data):
-                written += os.pwrite(self._file, data[written:], self._offset(slot) + written)
-            os.pwrite(self._file, record.pack(), self._place(slot))
+                written += os.pwrite(self._file, data[written:], self._slot_offset(slot) + written)
+            os.pwrite(self._file, record.pack(), self._record_offset(slot))
         except OSError as error:
             raise Unavailable(f"{self.path}: {error}") from error
 
     def erase(self, slot: int) -> None:
-        """Raises OSError."""
-        os.pwrite(self._file, bytes(RECORD_BYTES), self._place(slot))
+        """Erase a slot's record. Raises OSError."""
+        os.pwrite(self._file, bytes(RECORD_BYTES), self._record_offset(slot))
 
     def read(self, slot: int, record: BlockRecord, into: memoryview) -> None:
-        """Raises Corrupt for anything but what was written, Unavailable when the disk fails."""
+        """Read and verify a block. Raises Corrupt if it is not what was written, Unavailable if the
+        disk fails."""
         try:
-            count = os.preadv(self._file, [into], self._offset(slot))
-            table = os.pread(self._file, RECORD_BYTES, self._place(slot))
+            count = os.preadv(self._file, [into], self._slot_offset(slot))
+            table = os.pread(self._file, RECORD_BYTES, self._record_offset(slot))
         except OSError as error:
             raise Unavailable(f"{self.path}: {error}") from error
         if count != record.size_bytes:
-            raise Corrupt(f"{self.path}: slot {slot} is cut off")
-        # No record, or a damaged one, is no matter here: the checksum decides.
-        there = BlockRecord.unpack(table) if len(table) == RECORD_BYTES else None
-        if there is not None and there.key != record.key:
-            raise Corrupt(f"{self.path}: slot {slot} is another block's")
+            raise Corrupt(f"{self.path}: slot {slot} is truncated")
+        # A missing or damaged record does not matter here: the checksum decides.
+        stored = BlockRecord.unpack(table) if len(table) == RECORD_BYTES else None
+        if stored is not None and stored.key != record.key:
+            raise Corrupt(f"{self.path}: slot {slot} contains another block")
         if record.algorithm != CHECKSUM_XXH3:
             return
         if xxhash.xxh3_64_intdigest(into) != record.checksum:
-            raise Corrupt(f"{self.path}: slot {slot} is not what was written")
+            raise Corrupt(f"{self.path}: slot {slot} does not match its checksum")
 
     def close(self) -> None:
         os.close(self._file)
 
-    def _holds(self, slot: int, record: BlockRecord, end: int) -> bool:
+    def _fits(self, slot: int, record: BlockRecord, end: int) -> bool:
         in_slot = record.size_bytes <= self.slot_bytes
-        return in_slot and self._offset(slot) + record.size_bytes <= end
+        return in_slot and self._slot_offset(slot) + record.size_bytes <= end
 
-    def _place(self, slot: int) -> int:
+    def _record_offset(self, slot: int) -> int:
         return PAGE_BYTES + slot * RECORD_BYTES
 
-    def _offset(self, slot: int) -> int:
+    def _slot_offset(self, slot: int) -> int:
         return PAGE_BYTES + round_up_to_page(self.num_slots * RECORD_BYTES) + slot * self.slot_bytes
 
 
 def num_slots_in(segment_bytes: int, slot_bytes: int) -> int:
-    """Slots beside their records and the header; 0 when not even one fits."""
+    """Return how many slots fit a segment, with their records and the header; possibly 0."""
     if slot_bytes <= 0:
         return 0
     count = max((segment_bytes - PAGE_BYTES) // (slot_bytes + RECORD_BYTES), 0)

@@ -1,4 +1,4 @@
-"""Both tiers of a node as one: where a block is, how it gets room, how it moves."""
+"""The two tiers of a node as one store: lookup, allocation, demotion and promotion."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -20,14 +20,14 @@ from kvstore.event_log import EventLog
 from kvstore.segment import BlockRecord
 
 DISK_BACKOFF_SECONDS = 10.0
-"""After a failure of the disk nothing is written to it for so long."""
+"""After a disk failure, nothing is written to the disk for this long."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
 class StoreCounters:
-    """Since the node's start; see :class:`baton.core.store.StoreStats`."""
+    """Counters since the node's start; see :class:`baton.core.store.StoreStats`."""
 
     hit_blocks_dram: int = 0
     hit_blocks_disk: int = 0
@@ -43,95 +43,99 @@ class StoreCounters:
 
 
 class TieredStore:
-    """Every change of what is held goes through here, and from here to the event log. Runs in
-    one event loop; only :meth:`write_out` and :meth:`read_in` wait, for the disk."""
+    """The DRAM and SSD tiers. All changes of the store's contents go through this class, which
+    appends them to the event log. Runs in one event loop; only :meth:`demote`, :meth:`promote` and
+    :meth:`flush` wait for the disk."""
 
     def __init__(
         self,
         memory: HostMemory,
-        shelf: DramTier,
+        dram: DramTier,
         disk: DiskTier | None,
         events: EventLog,
         clock: Clock,
     ) -> None:
-        self.shelf = shelf
+        self.dram = dram
         self.disk = disk
         self.events = events
-        self.counts = StoreCounters()
+        self.counters = StoreCounters()
         self._view = memory.view
         self._clock = clock
-        self._disk_rests_until = float("-inf")
+        self._disk_backoff_until = float("-inf")
         if disk is not None:
             events.append(Tier.DISK, [block.key for block in disk.blocks()])
 
-    # -- questions -------------------------------------------------------------------------
+    # -- lookup ----------------------------------------------------------------------------
 
     def tier_of(self, key: BlockKey) -> Tier:
-        if self.shelf.get(key) is not None:
+        if self.dram.get(key) is not None:
             return Tier.DRAM
         return Tier.DISK if self.disk is not None and key in self.disk else Tier.NONE
 
     def keys(self) -> dict[Tier, list[BlockKey]]:
-        """Everything that is held, each key under its fastest tier."""
-        dram = [slot.key for slot in self.shelf.sealed()]
-        held = set(dram)
+        """Return all stored keys, each under its fastest tier."""
+        dram = [slot.key for slot in self.dram.sealed()]
+        in_dram = set(dram)
         blocks: Iterable[DiskBlock] = self.disk.blocks() if self.disk is not None else ()
-        return {Tier.DRAM: dram, Tier.DISK: [b.key for b in blocks if b.key not in held]}
+        return {Tier.DRAM: dram, Tier.DISK: [b.key for b in blocks if b.key not in in_dram]}
 
-    def num_held(self, keys: Sequence[BlockKey]) -> int:
-        """Leading keys that are held in whatever tier."""
+    def num_leading_stored(self, keys: Sequence[BlockKey]) -> int:
+        """Return how many leading keys are stored, in either tier."""
         for count, key in enumerate(keys):
             if self.tier_of(key) is Tier.NONE:
                 return count
         return len(keys)
 
-    def is_sound(self, slot: DramBlock) -> bool:
-        """Whether the bytes are what the checksum says. Reads them: not in the event loop. What
-        has another algorithm's checksum is its reader's to check."""
+    def matches_checksum(self, slot: DramBlock) -> bool:
+        """Whether the block's bytes match its checksum. This reads them, so don't call it in the
+        event loop. Only XXH3 is verified here; checksums of other algorithms are verified by the
+        reader, and count as matching."""
         if slot.algorithm != CHECKSUM_XXH3:
             return True
-        return bool(xxhash.xxh3_64_intdigest(self.window(slot)) == slot.checksum)
+        return bool(xxhash.xxh3_64_intdigest(self.slot_view(slot)) == slot.checksum)
 
-    def window(self, slot: DramBlock) -> memoryview:
+    def slot_view(self, slot: DramBlock) -> memoryview:
         return self._view[slot.offset : slot.offset + slot.size_bytes]
 
-    # -- room ------------------------------------------------------------------------------
+    # -- allocation and eviction -----------------------------------------------------------
 
-    def take(self, key: BlockKey, size_bytes: int, **tags: object) -> DramBlock | None:
-        """A slot to be filled, after whatever had to go at once; None when all else is held."""
-        slot = self.shelf.take(key, size_bytes, **tags)
+    def allocate(self, key: BlockKey, size_bytes: int, **tags: object) -> DramBlock | None:
+        """Allocate a slot to be filled, evicting blocks if necessary; None if too many are
+        referenced."""
+        slot = self.dram.allocate(key, size_bytes, **tags)
         while slot is None:
-            victims = self.shelf.victims(size_bytes)
+            victims = self.dram.select_victims(size_bytes)
             if not victims:
                 return None
             self.evict(victims)
-            slot = self.shelf.take(key, size_bytes, **tags)
+            slot = self.dram.allocate(key, size_bytes, **tags)
         return slot
 
-    def make_quota(self, tenant: bytes, size_bytes: int) -> None:
-        """Raises Overloaded when the tenant can't have so much."""
-        self.evict(self.shelf.over_quota(tenant, size_bytes), for_quota=True)
+    def evict_over_quota(self, tenant: bytes, size_bytes: int) -> None:
+        """Evict the tenant's own blocks until ``size_bytes`` more fit its quota. Raises Overloaded
+        if that is not possible."""
+        self.evict(self.dram.victims_over_quota(tenant, size_bytes), for_quota=True)
 
     def evict(self, slots: Sequence[DramBlock], *, for_quota: bool = False) -> None:
-        """Out of DRAM, whether they are on the disk or not."""
+        """Evict blocks from DRAM, whether they are on the disk or not."""
         for slot in slots:
-            self.shelf.evict(slot, for_quota=for_quota)
+            self.dram.evict(slot, for_quota=for_quota)
             if self.disk is not None and slot.key not in self.disk:
-                self.counts.dropped_blocks += 1
-        self._note_left([slot.key for slot in slots])
+                self.counters.dropped_blocks += 1
+        self._log_tier_changes([slot.key for slot in slots])
 
-    # -- a block's life --------------------------------------------------------------------
+    # -- block states ----------------------------------------------------------------------
 
     def seal(self, slots: Sequence[DramBlock], checksums: Sequence[int], algorithm: str) -> None:
         for slot, checksum in zip(slots, checksums, strict=True):
-            self.shelf.seal(slot, checksum, algorithm)
+            self.dram.seal(slot, checksum, algorithm)
         self.events.append(Tier.DRAM, [slot.key for slot in slots])
 
     def drop(self, key: BlockKey) -> bool:
-        """From both tiers: damaged or purged."""
-        slot = self.shelf.get(key)
+        """Remove a block from both tiers; return whether it was in either."""
+        slot = self.dram.get(key)
         if slot is not None:
-            self.shelf.doom(slot)
+            self.dram.doom(slot)
         on_disk = self.disk is not None and self.disk.drop(key)
         if slot is not None or on_disk:
             self.events.append(Tier.NONE, [key])
@@ -139,28 +143,28 @@ class TieredStore:
         return False
 
     def drop_damaged(self, key: BlockKey, tier: Tier, where: str) -> None:
-        """One tier's copy is not what its checksum says; the other's may do."""
-        self.counts.checksum_failures += 1
+        """Remove one tier's damaged copy of a block; the other tier's copy may be intact."""
+        self.counters.checksum_failures += 1
         log.warning("block_damaged", key=key.hex(), tier=tier.name.lower(), where=where)
-        slot = self.shelf.get(key)
+        slot = self.dram.get(key)
         if tier is Tier.DRAM and slot is not None:
-            self.shelf.doom(slot)
+            self.dram.doom(slot)
         elif tier is Tier.DISK and self.disk is not None:
             self.disk.drop(key)
-        left = self.tier_of(key)
-        self.events.append(left, [key])
+        remaining = self.tier_of(key)
+        self.events.append(remaining, [key])
 
     # -- between the tiers -----------------------------------------------------------------
 
     @property
-    def can_write_out(self) -> bool:
-        return self.disk is not None and self._clock.monotonic() >= self._disk_rests_until
+    def can_demote(self) -> bool:
+        return self.disk is not None and self._clock.monotonic() >= self._disk_backoff_until
 
-    async def write_out(self, slots: Sequence[DramBlock]) -> int:
-        """Copies held blocks to the disk where they are not yet; returns how many it wrote. What
-        can't be written is left out."""
+    async def demote(self, slots: Sequence[DramBlock]) -> int:
+        """Copy referenced blocks to the disk unless they are there already; return how many were
+        written. Blocks that can't be written are left out."""
         assert self.disk is not None
-        await self._grow(slots)
+        await self._add_segments(slots)
         pairs = []
         for slot in slots:
             if slot.state is DramBlockState.SEALED and slot.key not in self.disk:
@@ -177,25 +181,25 @@ class TieredStore:
                 else:
                     self.disk.discard(block)
         if failed is not None:
-            self._rest(failed)
-        self.counts.demotions += written
+            self._back_off_disk(failed)
+        self.counters.demotions += written
         return written
 
-    async def read_in(self, keys: Sequence[BlockKey]) -> list[DramBlock]:
-        """Promotes blocks of the disk, in order, until one can't be; held by the caller. Each
-        piece waits for the disk once."""
+    async def promote(self, keys: Sequence[BlockKey]) -> list[DramBlock]:
+        """Read blocks from the disk into DRAM, in order, until one fails. The caller gets one
+        reference to each. All reads run in one thread call."""
         disk = self.disk
         assert disk is not None
         pairs: list[tuple[DiskBlock, DramBlock]] = []
         for key in keys:
             block = disk.get(key)
-            if block is None or key in self.shelf:
+            if block is None or key in self.dram:
                 break
-            slot = self._take_for(block)
+            slot = self._allocate_for(block)
             if slot is None:
                 break
-            disk.hold(block)
-            disk.use(block)
+            disk.add_reference(block)
+            disk.record_use(block)
             pairs.append((block, slot))
         failed: BatonError | None = None
         num_good = 0
@@ -203,18 +207,18 @@ class TieredStore:
             failed, num_good = await run_in_thread(lambda: self._read_all(pairs))
         finally:
             for _, slot in pairs[num_good:]:
-                self.shelf.discard(slot)
+                self.dram.discard(slot)
             for block, _ in pairs:
-                disk.release(block)
+                disk.release_reference(block)
         good = pairs[:num_good]
         for block, slot in good:
-            self.shelf.seal(slot, block.record.checksum, block.record.algorithm)
+            self.dram.seal(slot, block.record.checksum, block.record.algorithm)
         self.events.append(Tier.DRAM, [slot.key for _, slot in good])
-        self.counts.promotions += num_good
+        self.counters.promotions += num_good
         if isinstance(failed, Corrupt):
             self.drop_damaged(pairs[num_good][0].key, Tier.DISK, "promotion")
         elif failed is not None:
-            self._rest(failed)
+            self._back_off_disk(failed)
         return [slot for _, slot in good]
 
     # -- parts -----------------------------------------------------------------------------
@@ -222,11 +226,12 @@ class TieredStore:
     def _read_all(
         self, pairs: Sequence[tuple[DiskBlock, DramBlock]]
     ) -> tuple[BatonError | None, int]:
-        """Why it ended early, if it did, and how many are good."""
+        """Read blocks in order. Returns the error that ended it early, if any, and the number of
+        good blocks."""
         assert self.disk is not None
         for count, (block, slot) in enumerate(pairs):
             try:
-                self.disk.read(block, self.window(slot))
+                self.disk.read(block, self.slot_view(slot))
             except BatonError as error:
                 return error, count
         return None, len(pairs)
@@ -234,21 +239,22 @@ class TieredStore:
     def _write_all(
         self, pairs: Sequence[tuple[DramBlock, DiskBlock]]
     ) -> tuple[BatonError | None, int]:
-        """As :meth:`_read_all`."""
+        """Write blocks in order. Returns the error that ended it early, if any, and the number of
+        written blocks."""
         assert self.disk is not None
         for count, (slot, block) in enumerate(pairs):
             try:
-                self.disk.write(block, self.window(slot))
+                self.disk.write(block, self.slot_view(slot))
             except BatonError as error:
                 return error, count
         return None, len(pairs)
 
-    def _take_for(self, block: DiskBlock) -> DramBlock | None:
+    def _allocate_for(self, block: DiskBlock) -> DramBlock | None:
         try:
-            self.make_quota(block.record.tenant, block.size_bytes)
+            self.evict_over_quota(block.record.tenant, block.size_bytes)
         except Overloaded:
             return None
-        return self.take(
+        return self.allocate(
             block.key,
             block.size_bytes,
             depth=block.record.depth,
@@ -257,22 +263,22 @@ class TieredStore:
             stored_at=block.record.stored_at,
         )
 
-    async def _grow(self, slots: Sequence[DramBlock]) -> None:
-        """Makes the segments that ``slots`` lack, off the event loop."""
+    async def _add_segments(self, slots: Sequence[DramBlock]) -> None:
+        """Create the segments that are missing for ``slots``, in a thread."""
         assert self.disk is not None
         sizes = Counter(slot.size_bytes for slot in slots if slot.key not in self.disk)
         for size_bytes, count in sizes.items():
-            while (growth := self.disk.growth_for(size_bytes, count)) is not None:
+            while (growth := self.disk.plan_segment(size_bytes, count)) is not None:
                 try:
-                    await run_in_thread(growth.make)
+                    await run_in_thread(growth.create_file)
                 finally:
-                    self.disk.adopt(growth)
+                    self.disk.add_segment(growth)
 
-    async def settle(self) -> None:
-        """What has left the disk's books leaves the disk, too."""
+    async def flush(self) -> None:
+        """Erase the records of removed blocks from the disk, in a thread."""
         disk = self.disk
-        if disk is not None and not disk.is_settled:
-            await run_in_thread(disk.settle)
+        if disk is not None and not disk.is_flushed:
+            await run_in_thread(disk.flush)
 
     def _reserve_on_disk(self, slot: DramBlock) -> DiskBlock | None:
         assert self.disk is not None
@@ -290,19 +296,19 @@ class TieredStore:
         if reserved is None:
             return None
         block, evicted = reserved
-        self._note_left(evicted)
+        self._log_tier_changes(evicted)
         return block
 
-    def _note_left(self, keys: Sequence[BlockKey]) -> None:
-        """They have left one tier: whoever listens is told where they are now."""
-        left: dict[Tier, list[BlockKey]] = {}
+    def _log_tier_changes(self, keys: Sequence[BlockKey]) -> None:
+        """Append the new tier of blocks that were removed from one tier to the event log."""
+        by_tier: dict[Tier, list[BlockKey]] = {}
         for key in keys:
-            left.setdefault(self.tier_of(key), []).append(key)
-        for tier, moved in left.items():
-            self.events.append(tier, moved)
+            by_tier.setdefault(self.tier_of(key), []).append(key)
+        for tier, tier_keys in by_tier.items():
+            self.events.append(tier, tier_keys)
 
-    def _rest(self, error: BatonError) -> None:
-        self.counts.disk_failures += 1
-        self._disk_rests_until = self._clock.monotonic() + DISK_BACKOFF_SECONDS
+    def _back_off_disk(self, error: BatonError) -> None:
+        self.counters.disk_failures += 1
+        self._disk_backoff_until = self._clock.monotonic() + DISK_BACKOFF_SECONDS
         level = log.warning if isinstance(error, Unavailable) else log.error
         level("disk_failed", error=str(error), rests_seconds=DISK_BACKOFF_SECONDS)

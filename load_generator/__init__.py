@@ -1,1 +1,1 @@
-"""``baton bench``: load on any server that speaks OpenAI's API, and what its users would see."""
+"""``baton bench``: load for any server with OpenAI's API, and the latencies that users see."""

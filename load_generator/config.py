@@ -1,4 +1,4 @@
-"""What was asked for, once it has been checked."""
+"""The checked configuration of ``baton bench``."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +14,16 @@ from load_generator.result import SloTargets
 from load_generator.target import BenchTarget
 
 RESERVED_FIELDS = ("model", "messages", "prompt", "max_tokens", "stream", "stream_options")
-"""Fields that every body has anyway."""
+"""Fields of the request body that the load generator sets itself."""
 
-FORMS = ("text", "tokens")
+PROMPT_FORMATS = ("text", "tokens")
 ENDPOINTS = ("chat", "completions")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig:
-    """``chat``: of chat completions, else of completions. ``salt`` begins every prompt."""
+    """``chat``: use chat completions, else completions. ``as_tokens``: send prompts as token ids.
+    ``salt``: the text that every prompt begins with."""
 
     target: BenchTarget
     model: str | None
@@ -39,24 +40,25 @@ class BenchConfig:
     as_json: bool
 
 
-def parse_form(endpoint: str | None, prompts: str) -> tuple[bool, bool]:
-    """Whether it is chat, and whether prompts are token ids. Raises Invalid."""
-    if prompts not in FORMS:
-        raise Invalid(f"--prompts {prompts}: it is text or tokens")
+def parse_prompt_format(endpoint: str | None, prompts: str) -> tuple[bool, bool]:
+    """Return whether to use chat completions, and whether prompts are token ids. Raises Invalid."""
+    if prompts not in PROMPT_FORMATS:
+        raise Invalid(f"--prompts {prompts}: it must be text or tokens")
     if endpoint not in (None, *ENDPOINTS):
-        raise Invalid(f"--endpoint {endpoint}: it is chat or completions")
+        raise Invalid(f"--endpoint {endpoint}: it must be chat or completions")
     as_tokens = prompts == "tokens"
     if as_tokens and endpoint == "chat":
-        raise Invalid("--prompts tokens needs --endpoint completions: a chat has text")
+        raise Invalid("--prompts tokens needs --endpoint completions: chat messages are text")
     return not as_tokens and endpoint != "completions", as_tokens
 
 
 def parse_extra(text: str, ignore_eos: bool) -> dict[str, Any]:
-    """Raises Invalid for what is no JSON object, or has fields of ours."""
+    """Parse the additional body fields. Raises Invalid when they are no JSON object, or contain
+    reserved fields."""
     try:
         extra = orjson.loads(text)
     except ValueError as error:
-        raise Invalid(f"--extra is no JSON: {error}") from error
+        raise Invalid(f"--extra is not valid JSON: {error}") from error
     if not isinstance(extra, dict):
         raise Invalid(f"--extra must be a JSON object, not {text}")
     for name in RESERVED_FIELDS:
@@ -66,5 +68,6 @@ def parse_extra(text: str, ignore_eos: bool) -> dict[str, Any]:
 
 
 def prompt_salt(given: str | None) -> str:
-    """Of the moment, so that nobody has cached the prompts of this run."""
+    """Return the given salt, or else one from the current time, so that no server has cached the
+    prompts of this run."""
     return f"{SystemClock().wall_nanoseconds():x}-" if given is None else given

@@ -1,6 +1,6 @@
-"""A small HTTP/1.1 client: one request after the other on a connection, answers as they come.
+"""A small HTTP/1.1 client: one request at a time per connection, with streamed responses.
 
-It is there because a load generator must cost much less than what it measures.
+A load generator must use much less CPU than the server that it measures, hence no general client.
 """
 
 import asyncio
@@ -23,8 +23,9 @@ CONNECT_SECONDS = 10.0
 
 
 class ClientConnection(asyncio.Protocol):
-    """``on_free`` is called when it can take the next request, ``on_retry`` with a call that a kept
-    connection lost before anything came: the server had closed it."""
+    """One connection. ``on_free`` is called when it can send the next request. ``on_retry`` is
+    called with a request that a reused connection lost before any data was received: then the
+    server had closed the connection."""
 
     def __init__(
         self,
@@ -37,16 +38,16 @@ class ClientConnection(asyncio.Protocol):
         self._on_retry = on_retry
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._call: BenchRequest | None = None
+        self._request: BenchRequest | None = None
         self._data = b""
-        self._num_calls = 0
-        self._heard = False
-        self.alive = False
+        self._num_requests = 0
+        self._has_received = False
+        self.is_alive = False
 
     def send(self, call: BenchRequest, data: bytes) -> None:
-        assert self._transport is not None and self._call is None
-        self._call, self._data, self._heard = call, data, False
-        self._num_calls += 1
+        assert self._transport is not None and self._request is None
+        self._request, self._data, self._has_received = call, data, False
+        self._num_requests += 1
         self._transport.write(data)
 
     def close(self) -> None:
@@ -56,29 +57,29 @@ class ClientConnection(asyncio.Protocol):
     # -- asyncio ---------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport, self.alive = cast(asyncio.Transport, transport), True
+        self._transport, self.is_alive = cast(asyncio.Transport, transport), True
 
     def data_received(self, data: bytes) -> None:
-        self._heard = True
+        self._has_received = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError:
-            raise  # a bug of ours
+            raise  # a bug in our callbacks
         except httptools.HttpParserError as error:
-            self._fail(RequestError(0, MALFORMED, f"no HTTP: {error}"))
+            self._fail(RequestError(0, MALFORMED, f"not an HTTP response: {error}"))
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """An answer without a length ends with its connection."""
-        self.alive = False
-        call = self._call
+        """End the request: a response without a length ends with its connection."""
+        self.is_alive = False
+        call = self._request
         if call is None:
             return
-        if not self._heard and self._num_calls > 1:
-            self._call = None
+        if not self._has_received and self._num_requests > 1:
+            self._request = None
             self._on_retry(call, self._data)
         elif call.finish_reason:
-            self._call = None
+            self._request = None
             call.complete(self._now())
         else:
             self._fail(
@@ -90,103 +91,103 @@ class ClientConnection(asyncio.Protocol):
     # -- httptools -------------------------------------------------------------------------
 
     def on_headers_complete(self) -> None:
-        if self._call is not None:
-            self._call.status = self._parser.get_status_code()
+        if self._request is not None:
+            self._request.status = self._parser.get_status_code()
 
     def on_body(self, data: bytes) -> None:
-        if self._call is not None:
-            self._call.feed(data, self._now())
+        if self._request is not None:
+            self._request.feed(data, self._now())
 
     def on_message_complete(self) -> None:
-        call, self._call = self._call, None
+        call, self._request = self._request, None
         if call is None:
             return
         if not self._parser.should_keep_alive():
-            self.alive = False
+            self.is_alive = False
             self.close()
-        elif self.alive:
+        elif self.is_alive:
             self._on_free(self)
         call.complete(self._now())
 
     def _fail(self, fault: RequestError) -> None:
-        call, self._call = self._call, None
+        call, self._request = self._request, None
         if call is not None:
             call.fail(fault, self._now())
 
 
 class ConnectionPool:
-    """Connections to one server, as many as are needed at once. Not bounded here: whoever sends
-    bounds what is under way."""
+    """Connections to one server, as many as there are requests in flight. The caller must limit
+    their number."""
 
     def __init__(self, target: BenchTarget, clock: Clock) -> None:
         self._target = target
         self._clock = clock
         self._free: list[ClientConnection] = []
         self._busy: dict[BenchRequest, ClientConnection] = {}
-        self._opening: set[asyncio.Task[None]] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
 
     def send(self, call: BenchRequest, data: bytes) -> None:
-        """At once on a free connection, else on a new one. Never raises: what goes wrong is the
-        call's."""
+        """Send a request on a free connection, else on a new one. Never raises: an error is
+        reported to the request."""
         call.sent_at = self._clock.monotonic()
         while self._free:
             connection = self._free.pop()
-            if connection.alive:
-                self._begin(connection, call, data)
+            if connection.is_alive:
+                self._send_on(connection, call, data)
                 return
         self._open(call, data)
 
-    def drop(self, call: BenchRequest, fault: RequestError) -> None:
-        """Gives it up, and its connection."""
+    def abort(self, call: BenchRequest, fault: RequestError) -> None:
+        """Fail the request, and close its connection."""
         connection = self._busy.pop(call, None)
         call.fail(fault, self._clock.monotonic())
         if connection is not None:
             connection.close()
 
     def close(self) -> None:
-        for opening in self._opening:
+        for opening in self._connecting:
             opening.cancel()
         for connection in [*self._free, *self._busy.values()]:
             connection.close()
 
-    def _begin(self, connection: ClientConnection, call: BenchRequest, data: bytes) -> None:
+    def _send_on(self, connection: ClientConnection, call: BenchRequest, data: bytes) -> None:
         self._busy[call] = connection
         connection.send(call, data)
 
     def _open(self, call: BenchRequest, data: bytes) -> None:
         opening = asyncio.get_running_loop().create_task(self._connect(call, data))
-        self._opening.add(opening)
-        opening.add_done_callback(self._opening.discard)
+        self._connecting.add(opening)
+        opening.add_done_callback(self._connecting.discard)
 
     async def _connect(self, call: BenchRequest, data: bytes) -> None:
         target, loop = self._target, asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, connection = await loop.create_connection(
-                    self._connection, target.host, target.port, ssl=target.tls
+                    self._make_connection, target.host, target.port, ssl=target.tls
                 )
         except (OSError, TimeoutError) as error:
             fault = RequestError(0, UNREACHABLE, _reason(error))
             call.fail(fault, self._clock.monotonic())
             return
-        if call.ended:  # given up meanwhile
+        if call.has_ended:  # it timed out while connecting
             self._release(connection)
         else:
-            self._begin(connection, call, data)
+            self._send_on(connection, call, data)
 
-    def _connection(self) -> ClientConnection:
+    def _make_connection(self) -> ClientConnection:
         return ClientConnection(self._clock, self._release, self._open)
 
     def _release(self, connection: ClientConnection) -> None:
         self._free.append(connection)
 
-    def forget(self, call: BenchRequest) -> None:
-        """It has ended."""
+    def remove(self, call: BenchRequest) -> None:
+        """Remove a request that has ended."""
         self._busy.pop(call, None)
 
 
 def _reason(error: BaseException) -> str:
-    """Of several addresses that were tried, the first one's."""
+    """Describe why a connection failed; after several addresses, why the first one did."""
     if isinstance(error, TimeoutError) and not str(error):
         return f"no connection within {CONNECT_SECONDS:g} s"
     return str(getattr(error, "strerror", None) or error)

@@ -1,4 +1,4 @@
-"""Sends a load: open, when it is due; closed, when its users have their answers."""
+"""Sends a load: in an open loop at given times, in a closed loop after the previous answer."""
 
 import asyncio
 from collections import deque
@@ -11,218 +11,229 @@ from baton.traces.trace import Trace, TraceRequest
 from load_generator.connection_pool import ConnectionPool
 from load_generator.load_spec import LoadSpec, group_by_session
 from load_generator.prompts import RequestBodyEncoder
-from load_generator.record import LatencyHistogram, RequestRecord, record_of
+from load_generator.record import LatencyHistogram, RequestRecord, make_record
 from load_generator.request import TIMEOUT, BenchRequest, RequestError
 from load_generator.target import BenchTarget
 
 SWEEP_SECONDS = 0.25
-ROOM_SECONDS = 0.001
+CAPACITY_POLL_SECONDS = 0.001
 YIELD_EVERY = 16
-"""Requests of one moment are sent without a look at what comes back, but not more."""
+"""The number of overdue requests sent in a row before the event loop may handle responses."""
 
 MAX_RECORDS = 5_000_000
-"""Some 200 bytes each."""
+"""The maximum number of records that are kept, of some 200 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverLimits:
-    """``at_once`` bounds requests under way: each has a connection."""
+    """``max_inflight`` is the maximum number of requests in flight; each has its own connection."""
 
     timeout_seconds: float
-    at_once: int
+    max_inflight: int
 
 
 class LoadDriver:
-    """One run against one server. ``records`` and ``gaps`` are of what was measured and has
-    ended."""
+    """One run against one server. ``records`` and ``inter_token_latencies`` (in seconds)
+    cover the measured requests that have ended."""
 
     def __init__(
         self,
         target: BenchTarget,
-        wording: RequestBodyEncoder,
+        encoder: RequestBodyEncoder,
         load: LoadSpec,
         clock: Clock,
         limits: DriverLimits,
     ) -> None:
         self._pool = ConnectionPool(target, clock)
-        self._head = target.head("POST", wording.path)
-        self._wording = wording
+        self._request_head = target.request_head("POST", encoder.path)
+        self._encoder = encoder
         self._load = load
         self._clock = clock
         self._limits = limits
-        self._flying: dict[BenchRequest, None] = {}
+        self._inflight: dict[BenchRequest, None] = {}
         self._began_at = 0.0
-        self._issuing: asyncio.Task[None] | None = None
+        self._sending_task: asyncio.Task[None] | None = None
         self.records: list[RequestRecord] = []
-        self.gaps = LatencyHistogram()
-        self.num_sent = self.num_ended = self.num_failed = self.most_at_once = 0
+        self.inter_token_latencies = LatencyHistogram()
+        self.num_sent = self.num_ended = self.num_failed = self.max_inflight = 0
         self.interrupted = False
 
     async def run(self, trace: Trace, begin_at: float, on_sweep: Callable[[], None]) -> None:
-        """Returns when all that was sent has ended. ``begin_at`` is by the clock."""
+        """Send the trace from ``begin_at`` (by the clock) on; return when every request has ended,
+        or on ``stop``."""
         self._began_at = begin_at
-        issue = self._closed(trace) if self._load.closed else self._open(trace)
-        watching = asyncio.ensure_future(self._watch(on_sweep))
-        self._issuing = asyncio.ensure_future(issue)
+        issue = (
+            self._send_closed_loop(trace)
+            if self._load.is_closed_loop
+            else self._send_open_loop(trace)
+        )
+        watching = asyncio.ensure_future(self._drop_timed_out_requests(on_sweep))
+        self._sending_task = asyncio.ensure_future(issue)
         try:
-            await asyncio.wait([self._issuing])
-            if not self._issuing.cancelled():
-                self._issuing.result()
-            while self._flying and not self.interrupted:
+            await asyncio.wait([self._sending_task])
+            if not self._sending_task.cancelled():
+                self._sending_task.result()
+            while self._inflight and not self.interrupted:
                 await self._clock.sleep(SWEEP_SECONDS / 10)
         finally:
             watching.cancel()
-            self._issuing.cancel()
+            self._sending_task.cancel()
             self._pool.close()
 
     def stop(self) -> None:
-        """What is under way counts for nothing."""
+        """End the run; requests in flight are not recorded."""
         self.interrupted = True
-        if self._issuing is not None:
-            self._issuing.cancel()
+        if self._sending_task is not None:
+            self._sending_task.cancel()
 
     @property
-    def num_flying(self) -> int:
-        return len(self._flying)
+    def num_inflight(self) -> int:
+        return len(self._inflight)
 
     @property
-    def seconds(self) -> float:
+    def elapsed_seconds(self) -> float:
         return self._clock.monotonic() - self._began_at
 
     # -- open ------------------------------------------------------------------------------
 
-    async def _open(self, trace: Trace) -> None:
-        warm_up = self._load.warm_up_requests(len(trace.arrivals))
-        for number, arrival in enumerate(trace.arrivals):
-            due = self._began_at + arrival.at_seconds
-            await self._until(due, number)
+    async def _send_open_loop(self, trace: Trace) -> None:
+        warm_up = self._load.warm_up_requests(len(trace.requests))
+        for number, arrival in enumerate(trace.requests):
+            due = self._began_at + arrival.arrival_seconds
+            await self._wait_until_due(due, number)
             self._send(arrival, due, number >= warm_up)
 
-    async def _until(self, due: float, number: int) -> None:
-        """And until there is room; whoever waits for that is late, which is told."""
-        left = due - self._clock.monotonic()
-        if left > 0:
-            await self._clock.sleep(left)
+    async def _wait_until_due(self, due: float, number: int) -> None:
+        """Wait until ``due``, and until fewer requests than the limit are in flight. A request that
+        waits because of the limit is sent late, which its record shows."""
+        seconds = due - self._clock.monotonic()
+        if seconds > 0:
+            await self._clock.sleep(seconds)
         elif number % YIELD_EVERY == 0:
             await self._clock.sleep(0)
-        while len(self._flying) >= self._limits.at_once:
-            await self._clock.sleep(ROOM_SECONDS)
+        while len(self._inflight) >= self._limits.max_inflight:
+            await self._clock.sleep(CAPACITY_POLL_SECONDS)
 
     # -- closed ----------------------------------------------------------------------------
 
-    async def _closed(self, trace: Trace) -> None:
+    async def _send_closed_loop(self, trace: Trace) -> None:
         await self._clock.sleep(max(self._began_at - self._clock.monotonic(), 0.0))
         users = ClosedLoopUsers(self, self._load, trace, self._clock)
         await users.run(self._began_at)
 
-    # -- calls -----------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------
 
     def send(
-        self, arrival: TraceRequest, measured: bool, lap: int, then: Callable[[], None]
+        self, arrival: TraceRequest, measured: bool, repetition: int, on_end: Callable[[], None]
     ) -> None:
-        """Of a closed loop: now."""
-        self._send(arrival, self._clock.monotonic(), measured, lap, then)
+        """Send a request of a closed loop now; call ``on_end`` when it has ended. ``repetition``
+        counts the repetitions of the trace."""
+        self._send(arrival, self._clock.monotonic(), measured, repetition, on_end)
 
     def _send(
         self,
         arrival: TraceRequest,
         due: float,
         measured: bool,
-        lap: int = 0,
-        then: Callable[[], None] = lambda: None,
+        repetition: int = 0,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         warm_up = self._load.warm_up_seconds
         measured = measured and (not warm_up or due >= self._began_at + warm_up)
 
         def end(call: BenchRequest) -> None:
-            self._ended(call)
-            then()
+            self._on_request_end(call)
+            on_end()
 
-        body = self._wording.body(arrival, lap)
+        body = self._encoder.encode_body(arrival, repetition)
         call = BenchRequest(arrival, measured, due, end)
-        self._flying[call] = None
+        self._inflight[call] = None
         self.num_sent += 1
-        self.most_at_once = max(self.most_at_once, len(self._flying))
-        self._pool.send(call, b"%b%d\r\n\r\n%b" % (self._head, len(body), body))
+        self.max_inflight = max(self.max_inflight, len(self._inflight))
+        self._pool.send(call, b"%b%d\r\n\r\n%b" % (self._request_head, len(body), body))
 
-    def _ended(self, call: BenchRequest) -> None:
-        self._flying.pop(call, None)
-        self._pool.forget(call)
+    def _on_request_end(self, call: BenchRequest) -> None:
+        self._inflight.pop(call, None)
+        self._pool.remove(call)
         self.num_ended += 1
-        self.num_failed += call.fault is not None
-        if call.measured and not self.interrupted and len(self.records) < MAX_RECORDS:
-            self.records.append(record_of(call, self._began_at))
-            self.gaps.add(call.gaps)
+        self.num_failed += call.error is not None
+        if call.is_measured and not self.interrupted and len(self.records) < MAX_RECORDS:
+            self.records.append(make_record(call, self._began_at))
+            self.inter_token_latencies.add(call.inter_token_seconds)
 
-    async def _watch(self, on_sweep: Callable[[], None]) -> None:
-        patience = self._limits.timeout_seconds
+    async def _drop_timed_out_requests(self, on_sweep: Callable[[], None]) -> None:
+        """Drop requests that time out, and report progress, once per ``SWEEP_SECONDS``."""
+        timeout = self._limits.timeout_seconds
         while True:
             await self._clock.sleep(SWEEP_SECONDS)
-            earliest = self._clock.monotonic() - patience
-            for call in [call for call in self._flying if call.sent_at < earliest]:
-                message = f"no end within {patience:g} s"
-                self._pool.drop(call, RequestError(call.status, TIMEOUT, message))
+            earliest = self._clock.monotonic() - timeout
+            for call in [call for call in self._inflight if call.sent_at < earliest]:
+                message = f"not completed within {timeout:g} s"
+                self._pool.abort(call, RequestError(call.status, TIMEOUT, message))
             on_sweep()
 
 
 class ClosedLoopUsers:
-    """Each has one conversation after the other, turn by turn, and thinks between two turns."""
+    """The users of a closed loop. Each has one conversation after another, turn by turn, with a
+    random pause between two turns."""
 
     def __init__(self, driver: LoadDriver, load: LoadSpec, trace: Trace, clock: Clock) -> None:
         assert load.concurrency is not None
         self._driver = driver
         self._load = load
         self._clock = clock
-        self._sessions = group_by_session(trace.arrivals)
+        self._sessions = group_by_session(trace.requests)
         self._num_users = load.concurrency
-        self._warm_up = load.warm_up_requests(len(trace.arrivals))
-        self._most = None if load.duration is not None and load.requests is None else len(
-            trace.arrivals
+        self._warm_up = load.warm_up_requests(len(trace.requests))
+        self._max_requests = None if load.duration is not None and load.requests is None else len(
+            trace.requests
         )  # fmt: skip
-        self._chance = seeded_generator(load.seed)
-        self._next_session = self._num_issued = self._num_idle = 0
-        self._over = asyncio.Event()
+        self._random = seeded_generator(load.seed)
+        self._next_session = self._num_sent = self._num_idle = 0
+        self._finished = asyncio.Event()
         self._ends_at = 0.0
 
     async def run(self, began_at: float) -> None:
-        """Returns when nothing more is to be sent."""
+        """Start all users; return when no user will send another request."""
         loop = asyncio.get_running_loop()
         if self._load.duration is not None:
             self._ends_at = began_at + self._load.duration
-            left = self._ends_at - self._clock.monotonic()
-            loop.call_later(max(left, 0.0), self._over.set)
+            seconds = self._ends_at - self._clock.monotonic()
+            loop.call_later(max(seconds, 0.0), self._finished.set)
         for _ in range(self._num_users):
-            self._turn(deque())
-        await self._over.wait()
+            self._send_next_turn(deque())
+        await self._finished.wait()
 
-    def _turn(self, left: deque[tuple[TraceRequest, int]]) -> None:
-        """The next one of a user, perhaps of a new conversation."""
-        if not left:
-            left = self._conversation()
-        if not left or self._done():
+    def _send_next_turn(self, turns: deque[tuple[TraceRequest, int]]) -> None:
+        """Send a user's next turn: the first of ``turns``, or of a new conversation."""
+        if not turns:
+            turns = self._next_conversation()
+        if not turns or self._is_finished():
             self._num_idle += 1
             if self._num_idle == self._num_users:
-                self._over.set()
+                self._finished.set()
             return
-        arrival, lap = left.popleft()
-        measured = self._num_issued >= self._warm_up
-        self._num_issued += 1
-        self._driver.send(arrival, measured, lap, lambda: self._think(left))
+        arrival, lap = turns.popleft()
+        measured = self._num_sent >= self._warm_up
+        self._num_sent += 1
+        self._driver.send(arrival, measured, lap, lambda: self._schedule_next_turn(turns))
 
-    def _think(self, left: deque[tuple[TraceRequest, int]]) -> None:
+    def _schedule_next_turn(self, turns: deque[tuple[TraceRequest, int]]) -> None:
         seconds = self._load.think_seconds
-        if seconds and left:
-            pause = self._chance.exponential(seconds)
-            asyncio.get_running_loop().call_later(pause, self._turn, left)
+        if seconds and turns:
+            pause = self._random.exponential(seconds)
+            asyncio.get_running_loop().call_later(pause, self._send_next_turn, turns)
         else:
-            asyncio.get_running_loop().call_soon(self._turn, left)
+            asyncio.get_running_loop().call_soon(self._send_next_turn, turns)
 
-    def _done(self) -> bool:
-        late = self._load.duration is not None and self._clock.monotonic() >= self._ends_at
-        full = self._most is not None and self._num_issued >= self._most
-        return late or full or self._driver.interrupted
+    def _is_finished(self) -> bool:
+        out_of_time = self._load.duration is not None and self._clock.monotonic() >= self._ends_at
+        all_sent = self._max_requests is not None and self._num_sent >= self._max_requests
+        return out_of_time or all_sent or self._driver.interrupted
 
-    def _conversation(self) -> deque[tuple[TraceRequest, int]]:
-        lap, place = divmod(self._next_session, len(self._sessions))
+    def _next_conversation(self) -> deque[tuple[TraceRequest, int]]:
+        """Return the turns of the next conversation; after the last one, start again with the
+        first and the next ``repetition``."""
+        lap, index = divmod(self._next_session, len(self._sessions))
         self._next_session += 1
-        return deque((arrival, lap) for arrival in self._sessions[place])
+        return deque((arrival, lap) for arrival in self._sessions[index])

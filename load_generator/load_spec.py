@@ -1,4 +1,4 @@
-"""What is asked, and when: a trace, or one that is made up."""
+"""The specification of a load: which requests to send, and when; from a trace or synthetic."""
 
 import math
 from dataclasses import dataclass, replace
@@ -14,22 +14,25 @@ from baton.traces.trace import Trace, TraceRequest
 from simulator.scenario import Traffic, check_at_least, check_positive
 
 PLAIN, BLOCK_TOKENS = "plain", 64
-MOST_TOKENS = 1 << 20
+MAX_TOKENS = 1 << 20
 
 DEFAULT_REQUESTS = 100
-"""When neither their number nor a time is given."""
+"""The number of requests when neither a number nor a duration is given."""
 
-SPARE = 1.5
-"""A load for so many seconds is made so many times as long, since arrivals are random."""
+OVERSAMPLING = 1.5
+"""A synthetic load for a duration is generated for this many times the duration, since arrivals are
+random."""
 
 CLOSED_REQUESTS = 4096
-"""Of a closed loop by time: after so many it goes round, with other prompts."""
+"""The number of requests generated for a closed loop with a duration; after these it starts again
+from the first one, with other prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestLengths:
-    """Of plain requests, in tokens. A spread is the sigma of a log-normal distribution with that
-    mean; 0: all are alike. ``shared_tokens`` of each prompt are the same in all."""
+    """The lengths of requests of kind ``plain``, in tokens. A spread is the sigma of a log-normal
+    distribution with that mean; 0: all have the same length. The first ``shared_tokens`` are the
+    same in all prompts."""
 
     input_tokens: int
     output_tokens: int
@@ -38,21 +41,23 @@ class RequestLengths:
     shared_tokens: int
 
     def __post_init__(self) -> None:
-        """Raises Invalid."""
+        """Check the values. Raises Invalid."""
         for flag, tokens in (("input", self.input_tokens), ("output", self.output_tokens)):
-            if not 1 <= tokens <= MOST_TOKENS:
-                raise Invalid(f"--{flag}-tokens is {tokens}; it must be from 1 to {MOST_TOKENS:,}")
+            if not 1 <= tokens <= MAX_TOKENS:
+                raise Invalid(f"--{flag}-tokens is {tokens}; it must be from 1 to {MAX_TOKENS:,}")
         for flag, spread in (("input", self.input_spread), ("output", self.output_spread)):
             if not 0 <= spread <= 3:
                 raise Invalid(f"--{flag}-spread is {spread:g}; it must be from 0 to 3")
         if not 0 <= self.shared_tokens < self.input_tokens:
-            raise Invalid(f"--shared-tokens is {self.shared_tokens}; it must be below the input's")
+            raise Invalid(
+                f"--shared-tokens is {self.shared_tokens}; it must be less than --input-tokens"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadSpec:
-    """``rate`` requests per second arrive whatever becomes of them (an open loop), or
-    ``concurrency`` users wait for their answers (a closed one)."""
+    """Either ``rate`` requests per second arrive, however slow the answers are (an open loop), or
+    ``concurrency`` users each wait for their answer (a closed loop)."""
 
     trace: Path | None
     kind: str | None
@@ -69,15 +74,15 @@ class LoadSpec:
     seed: int
 
     def __post_init__(self) -> None:
-        """Raises Invalid."""
+        """Check the values. Raises Invalid."""
         if self.trace is not None and self.kind is not None:
-            raise Invalid("--trace and --kind exclude each other")
+            raise Invalid("--trace and --kind can't be combined")
         if self.kind is not None and self.kind not in (PLAIN, *TRACE_GENERATORS):
             known = ", ".join((PLAIN, *TRACE_GENERATORS))
             raise Invalid(f"there is no kind {self.kind!r}; there are {known}")
         if self.concurrency is not None and self.rate is not None:
             raise Invalid(
-                "--rate (an open loop) and --concurrency (a closed one) exclude each other"
+                "--rate (an open loop) and --concurrency (a closed one) can't be combined"
             )
         for flag, value in (("--rate", self.rate), ("--duration", self.duration)):
             if value is not None:
@@ -93,7 +98,7 @@ class LoadSpec:
         for flag, seconds in (("--think-seconds", self.think_seconds), ("--warm-up", self.warm_up)):
             if seconds is not None and not 0 <= seconds < math.inf:
                 raise Invalid(f"{flag} is {seconds:g}; it must not be negative")
-        if self.think_seconds and not self.closed:
+        if self.think_seconds and not self.is_closed_loop:
             raise Invalid("--think-seconds is for users that wait for answers: --concurrency N")
         if self.jitter_seconds and self.trace is None:
             raise Invalid("--jitter-seconds is for a trace's arrivals: --trace FILE")
@@ -101,7 +106,7 @@ class LoadSpec:
             raise Invalid("bench needs --rate R, --concurrency N, or --trace FILE")
 
     @property
-    def closed(self) -> bool:
+    def is_closed_loop(self) -> bool:
         return self.concurrency is not None
 
     @property
@@ -110,72 +115,73 @@ class LoadSpec:
 
     @property
     def warm_up_seconds(self) -> float:
-        """A tenth of the time, unless it is given."""
+        """The given warm-up, else a tenth of the duration, else 0."""
         if self.warm_up is not None:
             return self.warm_up
         return 0.1 * self.duration if self.duration is not None else 0.0
 
     def warm_up_requests(self, num_requests: int) -> int:
-        """Of a load that has no duration: its first tenth, unless a time is given."""
+        """Return how many of the first requests are not measured: a tenth if neither a duration nor
+        a warm-up time is given, else 0."""
         counted = self.warm_up is None and self.duration is None
         return num_requests // 10 if counted else 0
 
-    def arrivals(self) -> Trace:
-        """Those of a closed loop have no times of their own. Raises Invalid."""
+    def make_trace(self) -> Trace:
+        """Return the requests to send; a closed loop ignores their times. Raises Invalid."""
         if self.trace is None and (self.kind or PLAIN) == PLAIN:
             rate = self._rate * self.rate_factor
-            return self._cut(
-                plain_trace(self.lengths, self._count, rate, self.burstiness, self.seed)
+            return self._limit(
+                plain_trace(self.lengths, self._num_requests, rate, self.burstiness, self.seed)
             )
         traffic = Traffic(
             trace=self.trace,
             kind=self.kind,
-            requests=self._count,
+            requests=self._num_requests,
             rate=self.rate if self.trace is not None else self._rate,
             burstiness=self.burstiness,
             rate_factor=self.rate_factor,
             jitter_seconds=self.jitter_seconds,
             seed=self.seed,
         )
-        return self._cut(traffic.asked)
+        return self._limit(traffic.trace_at_requested_rate)
 
     @property
     def _rate(self) -> float:
         return self.rate or 1.0
 
     @property
-    def _count(self) -> int:
+    def _num_requests(self) -> int:
         if self.requests is not None:
             return self.requests
         if self.duration is None:
             return DEFAULT_REQUESTS
-        if self.closed:
+        if self.is_closed_loop:
             return CLOSED_REQUESTS
-        count = math.ceil(self.duration * self._rate * self.rate_factor * SPARE) + 16
+        count = math.ceil(self.duration * self._rate * self.rate_factor * OVERSAMPLING) + 16
         if count > MAX_REQUESTS:
-            raise Invalid(f"{count:,} requests: at most {MAX_REQUESTS:,} can be made")
+            raise Invalid(f"{count:,} requests: at most {MAX_REQUESTS:,} can be generated")
         return count
 
-    def _cut(self, trace: Trace) -> Trace:
-        arrivals = trace.arrivals
-        if self.duration is not None and not self.closed:
-            arrivals = tuple(each for each in arrivals if each.at_seconds < self.duration)
-        return replace(trace, arrivals=arrivals[: self.requests])
+    def _limit(self, trace: Trace) -> Trace:
+        arrivals = trace.requests
+        if self.duration is not None and not self.is_closed_loop:
+            arrivals = tuple(each for each in arrivals if each.arrival_seconds < self.duration)
+        return replace(trace, requests=arrivals[: self.requests])
 
 
 def plain_trace(
     lengths: RequestLengths, count: int, rate: float, burstiness: float, seed: int
 ) -> Trace:
-    """Independent requests. Gaps are Gamma-distributed with ``burstiness`` as coefficient of
-    variation: 1 is Poisson, 0 is even."""
+    """Generate independent requests. Their inter-arrival times are Gamma-distributed with
+    ``burstiness`` as coefficient of variation: 1 is Poisson, 0 is even."""
     generator = seeded_generator(seed)
     gaps = np.full(count, 1 / rate)
     if burstiness:
         shape = burstiness**-2
         gaps = generator.gamma(shape, 1 / (rate * shape), count)
     times = [0.0, *accumulate(gaps[:-1].tolist())]
-    prompts = _drawn(lengths.input_tokens, lengths.input_spread, count, generator)
-    answers = _drawn(lengths.output_tokens, lengths.output_spread, count, generator)
+    prompts = _draw_lengths(lengths.input_tokens, lengths.input_spread, count, generator)
+    answers = _draw_lengths(lengths.output_tokens, lengths.output_spread, count, generator)
     shared = lengths.shared_tokens // BLOCK_TOKENS
     arrivals, next_block = [], shared
     for at, prompt, answer in zip(times, prompts, answers, strict=True):
@@ -187,17 +193,19 @@ def plain_trace(
     return Trace(PLAIN, BLOCK_TOKENS, tuple(arrivals))
 
 
-def _drawn(mean: int, spread: float, count: int, generator: np.random.Generator) -> list[int]:
+def _draw_lengths(
+    mean: int, spread: float, count: int, generator: np.random.Generator
+) -> list[int]:
     if not spread:
         return [mean] * count
     drawn = generator.lognormal(np.log(mean) - spread**2 / 2, spread, count)
-    found: list[int] = np.clip(np.round(drawn), 1, MOST_TOKENS).astype(int).tolist()
-    return found
+    lengths: list[int] = np.clip(np.round(drawn), 1, MAX_TOKENS).astype(int).tolist()
+    return lengths
 
 
 def group_by_session(arrivals: tuple[TraceRequest, ...]) -> list[list[TraceRequest]]:
-    """Turns of each conversation in their order, by the first of them. Where nobody names one,
-    every request is its own."""
+    """Return the turns of each conversation, in order of the conversations' first turns. A request
+    without a session is its own conversation."""
     found: dict[str, list[TraceRequest]] = {}
     for number, arrival in enumerate(arrivals):
         found.setdefault(arrival.session or f"\0{number}", []).append(arrival)

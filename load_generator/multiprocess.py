@@ -1,4 +1,4 @@
-"""A load that one process can't send alone: parts of it, each in a process of its own."""
+"""Splits a load that one process can't send alone, and sends each part from its own process."""
 
 import os
 import signal
@@ -18,61 +18,66 @@ MAX_PROCESSES = 64
 
 @dataclass(slots=True)
 class DriverResult:
-    """What a run gave."""
+    """The measurements of one run, or of one process's part of it."""
 
     records: list[RequestRecord]
-    gaps: LatencyHistogram
-    effort: GeneratorUsage
+    inter_token_latencies: LatencyHistogram
+    usage: GeneratorUsage
     interrupted: bool
 
     def to_json(self) -> bytes:
         rows = [astuple(record) for record in self.records]
-        return orjson.dumps([rows, list(self.gaps.counts), astuple(self.effort), self.interrupted])
+        return orjson.dumps(
+            [rows, list(self.inter_token_latencies.counts), astuple(self.usage), self.interrupted]
+        )
 
 
-Part = tuple[LoadSpec, Trace]
-Drive = Callable[[LoadSpec, Trace], DriverResult]
+LoadPart = tuple[LoadSpec, Trace]
+RunPart = Callable[[LoadSpec, Trace], DriverResult]
 
 
-def split_load(load: LoadSpec, trace: Trace, processes: int) -> list[Part]:
-    """Every so many-th conversation each, or of an open loop every so many-th request. Raises
-    Invalid when there is not something for each."""
+def split_load(load: LoadSpec, trace: Trace, processes: int) -> list[LoadPart]:
+    """Split a load into ``processes`` parts: an open loop by requests, a closed one by
+    conversations, dealt out in turn. Raises Invalid when a part would be empty."""
     if not 1 <= processes <= MAX_PROCESSES:
         raise Invalid(f"--processes is {processes}; it must be from 1 to {MAX_PROCESSES}")
     if processes == 1:
         return [(load, trace)]
     if load.concurrency is None:
-        parts = [trace.arrivals[number::processes] for number in range(processes)]
+        parts = [trace.requests[number::processes] for number in range(processes)]
         loads = [load] * processes
     else:
-        whole = group_by_session(trace.arrivals)
+        whole = group_by_session(trace.requests)
         parts = [
             tuple(arrival for session in whole[number::processes] for arrival in session)
             for number in range(processes)
         ]
-        users, more = divmod(load.concurrency, processes)
-        counts = [users + (number < more) for number in range(processes)]
+        users, remainder = divmod(load.concurrency, processes)
+        counts = [users + (number < remainder) for number in range(processes)]
         if not users:
-            raise Invalid(f"--processes is {processes}, for {load.concurrency} users")
+            raise Invalid(f"--processes is {processes}, but there are {load.concurrency} users")
         loads = [replace(load, concurrency=count) for count in counts]
     if not all(parts):
-        raise Invalid(f"--processes is {processes}, for {len(trace.arrivals)} requests")
-    return [(each, replace(trace, arrivals=part)) for each, part in zip(loads, parts, strict=True)]
+        raise Invalid(f"--processes is {processes}, but there are {len(trace.requests)} requests")
+    return [(each, replace(trace, requests=part)) for each, part in zip(loads, parts, strict=True)]
 
 
-def run_processes(parts: Sequence[Part], drive: Drive) -> DriverResult:
-    """Each in a process; what they found, together. Raises BatonError when one dies."""
-    running = [_start(part, drive) for part in parts]
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it reaches them all, and they tell
+def run_processes(parts: Sequence[LoadPart], drive: RunPart) -> DriverResult:
+    """Send each part from its own process; return the combined measurements. Raises BatonError when
+    a process dies."""
+    running = [_fork(part, drive) for part in parts]
+    # Ctrl-C reaches the children, too, and they still report their results.
+    previous_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        found = [_result(process_id, pipe) for process_id, pipe in running]
+        results = [_wait_for_result(process_id, pipe) for process_id, pipe in running]
     finally:
-        signal.signal(signal.SIGINT, before)
-    return _together(found)
+        signal.signal(signal.SIGINT, previous_handler)
+    return _combine(results)
 
 
-def _start(part: Part, drive: Drive) -> tuple[int, int]:
-    """No loop runs yet and no thread does, so a fork is safe, and shares what was prepared."""
+def _fork(part: LoadPart, drive: RunPart) -> tuple[int, int]:
+    """Run ``drive`` in a child; return its process id and the pipe with its result. A fork is safe
+    here, since no event loop and no thread runs yet, and the child shares what was prepared."""
     reading, writing = os.pipe()
     process_id = os.fork()
     if process_id:
@@ -88,12 +93,12 @@ def _start(part: Part, drive: Drive) -> tuple[int, int]:
         os._exit(code)
 
 
-def _result(process_id: int, pipe: int) -> DriverResult:
+def _wait_for_result(process_id: int, pipe: int) -> DriverResult:
     with os.fdopen(pipe, "rb") as stream:
         data = stream.read()
     _, status = os.waitpid(process_id, 0)
     if status:
-        raise BatonError(f"a process of the load ended with status {status}")
+        raise BatonError(f"a process that sent the load ended with status {status}")
     rows, counts, effort, interrupted = orjson.loads(data)
     return DriverResult(
         [RequestRecord(*row) for row in rows],
@@ -103,18 +108,18 @@ def _result(process_id: int, pipe: int) -> DriverResult:
     )
 
 
-def _together(found: Sequence[DriverResult]) -> DriverResult:
+def _combine(results: Sequence[DriverResult]) -> DriverResult:
     gaps = LatencyHistogram()
-    for each in found:
-        gaps.merge(each.gaps)
-    records = [record for each in found for record in each.records]
-    efforts = [each.effort for each in found]
-    effort = GeneratorUsage(
-        cpu_seconds=sum(effort.cpu_seconds for effort in efforts),
-        wall_seconds=max(effort.wall_seconds for effort in efforts),
-        processes=len(efforts),
-        num_sent=sum(effort.num_sent for effort in efforts),
-        most_at_once=sum(effort.most_at_once for effort in efforts),
+    for result in results:
+        gaps.merge(result.inter_token_latencies)
+    records = [record for result in results for record in result.records]
+    usages = [result.usage for result in results]
+    total = GeneratorUsage(
+        cpu_seconds=sum(usage.cpu_seconds for usage in usages),
+        wall_seconds=max(usage.wall_seconds for usage in usages),
+        processes=len(usages),
+        num_sent=sum(usage.num_sent for usage in usages),
+        max_inflight=sum(usage.max_inflight for usage in usages),
     )
     records.sort(key=lambda record: record.scheduled_at)
-    return DriverResult(records, gaps, effort, any(each.interrupted for each in found))
+    return DriverResult(records, gaps, total, any(result.interrupted for result in results))

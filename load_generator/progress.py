@@ -1,4 +1,4 @@
-"""How far a run is, on stderr, where somebody looks."""
+"""A progress bar of a run, on stderr, if that is a terminal."""
 
 import sys
 from types import TracebackType
@@ -13,21 +13,22 @@ from load_generator.load_spec import LoadSpec
 
 
 class BenchProgress:
-    """By requests, or by time where that ends the load. Of several processes, none is shown."""
+    """Shows progress by time if the load has a duration, else by requests. Shows nothing for a load
+    of several processes."""
 
     def __init__(self, driver: LoadDriver, load: LoadSpec, trace: Trace, processes: int) -> None:
         self._driver = driver
         self._by_time = load.duration is not None
         self._bars = Bars(
             BarColumn(),
-            TextColumn("{task.fields[told]}"),
+            TextColumn("{task.fields[text]}"),
             console=Console(stderr=True),
             transient=True,
             auto_refresh=False,
             disable=not sys.stderr.isatty() or processes > 1,
         )
-        total = load.duration if load.duration is not None else len(trace.arrivals)
-        self._bar = self._bars.add_task("", total=total, told="")
+        total = load.duration if load.duration is not None else len(trace.requests)
+        self._bar = self._bars.add_task("", total=total, text="")
 
     def __enter__(self) -> "BenchProgress":
         self._bars.start()
@@ -43,9 +44,9 @@ class BenchProgress:
 
     def update(self) -> None:
         driver = self._driver
-        told = f"{driver.num_ended:,} answered, {driver.num_flying:,} under way"
+        text = f"{driver.num_ended:,} answered, {driver.num_inflight:,} in flight"
         if driver.num_failed:
-            told += f", {driver.num_failed:,} failed"
-        done = driver.seconds if self._by_time else driver.num_ended
-        self._bars.update(self._bar, completed=done, told=told)
+            text += f", {driver.num_failed:,} failed"
+        done = driver.elapsed_seconds if self._by_time else driver.num_ended
+        self._bars.update(self._bar, completed=done, text=text)
         self._bars.refresh()

@@ -1,7 +1,7 @@
-"""Prompts as long as an arrival says, that share what its blocks share.
+"""Generates prompts of a given length that share prefixes as the blocks of the trace do.
 
-A block is a marker of its own and plain words, cut from one text: so equal blocks are equal, others
-differ in their first word, and a prompt costs some slices, however long it is.
+Each block is a unique marker followed by words cut from one text. So equal blocks have equal text,
+different ones differ in their first word, and a prompt of any length costs only a few slices.
 """
 
 from collections.abc import Sequence
@@ -21,44 +21,47 @@ WORDS = (
     "water than call first people may down side been now find any new work part take get place "
     "made live where after back little only round man year came show every good me give our under"
 )
-"""Short and frequent, so that most vocabularies have a token for each."""
+"""Short and frequent words, so that most vocabularies have one token for each."""
 
-MOST_WORDS = 1 << 14
-"""Of the text that blocks are cut from; longer blocks are cut in pieces."""
+NUM_TEXT_WORDS = 1 << 14
+"""The length in words of the text that blocks are cut from; longer blocks take several pieces."""
 
 FIRST_ID, NUM_IDS = 300, 1024
-"""Token ids that every vocabulary has, and that are not special in any."""
+"""The range of token ids used: every vocabulary has them, and in none are they special."""
 
-_IDS = [FIRST_ID + number * 389 % NUM_IDS for number in range(MOST_WORDS)]
+_IDS = [FIRST_ID + number * 389 % NUM_IDS for number in range(NUM_TEXT_WORDS)]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCalibration:
-    """How the server counts: tokens of a word, and of what it puts around a prompt."""
+    """How the server counts tokens: per word, and those that it adds around a prompt (such as its
+    chat template)."""
 
     tokens_per_word: float = 1.0
-    tokens_around: float = 0.0
+    overhead_tokens: float = 0.0
 
 
 class PromptText:
-    """``salt`` keeps prompts from being those of another run: it is in their first block."""
+    """Generates prompts of text. ``salt`` is part of the first block, so that different runs have
+    different prompts."""
 
-    def __init__(self, salt: str, measure: TokenCalibration) -> None:
+    def __init__(self, salt: str, calibration: TokenCalibration) -> None:
         self._salt = salt
-        self._measure = measure
-        words = list(islice(cycle(WORDS.split()), 2 * MOST_WORDS))
+        self._calibration = calibration
+        words = list(islice(cycle(WORDS.split()), 2 * NUM_TEXT_WORDS))
         self._text = " ".join(words)
-        self._starts = [0]
+        self._word_offsets = [0]
         for word in words:
-            self._starts.append(self._starts[-1] + len(word) + 1)
+            self._word_offsets.append(self._word_offsets[-1] + len(word) + 1)
 
-    def of(self, arrival: TraceRequest, block_tokens: int, lap: int = 0) -> str:
-        """``lap`` counts how often a load that goes round has begun anew."""
-        around, per_word = self._measure.tokens_around, self._measure.tokens_per_word
+    def make_prompt(self, arrival: TraceRequest, block_tokens: int, repetition: int = 0) -> str:
+        """Return the prompt of a request. ``repetition`` counts the repetitions of the trace; each
+        has other prompts."""
+        around, per_word = self._calibration.overhead_tokens, self._calibration.tokens_per_word
         words = max(round((arrival.num_prompt_tokens - around) / per_word), 1)
         per_block = max(round(block_tokens / per_word), 1)
-        parts, salt = [], f"{self._salt}{lap}."
-        for block in arrival.blocks:
+        parts, salt = [], f"{self._salt}{repetition}."
+        for block in arrival.block_ids:
             if words <= 0:
                 break
             parts.append(self._block(f"{salt}{block}", block, min(per_block, words)))
@@ -66,24 +69,28 @@ class PromptText:
         return " ".join(parts)
 
     def _block(self, marker: str, block: int, num_words: int) -> str:
-        """The marker is a word."""
-        parts, left, first = [marker], num_words - 1, block * 37 % MOST_WORDS
-        while left > 0:
-            count = min(left, MOST_WORDS)
-            parts.append(self._text[self._starts[first] : self._starts[first + count] - 1])
-            left -= count
+        """Return a block of ``num_words`` words, of which the marker is the first."""
+        parts, num_missing, first = [marker], num_words - 1, block * 37 % NUM_TEXT_WORDS
+        while num_missing > 0:
+            count = min(num_missing, NUM_TEXT_WORDS)
+            parts.append(
+                self._text[self._word_offsets[first] : self._word_offsets[first + count] - 1]
+            )
+            num_missing -= count
         return " ".join(parts)
 
 
-def token_ids(arrival: TraceRequest, block_tokens: int, salt: int, lap: int = 0) -> list[int]:
-    """The same as ids, exactly as many as the arrival says."""
+def token_ids(
+    arrival: TraceRequest, block_tokens: int, salt: int, repetition: int = 0
+) -> list[int]:
+    """Return the prompt of a request as token ids, of exactly its length."""
     ids: list[int] = []
-    for block in arrival.blocks:
-        name, marker = (salt + lap) * 1_000_003 + block, []
+    for block in arrival.block_ids:
+        name, marker = (salt + repetition) * 1_000_003 + block, []
         for _ in range(4):
             name, digit = divmod(name, NUM_IDS)
             marker.append(FIRST_ID + digit)
-        first = block * 37 % (MOST_WORDS // 2)
+        first = block * 37 % (NUM_TEXT_WORDS // 2)
         rest = _IDS[first : first + max(block_tokens - len(marker), 0)]
         ids += (marker + rest)[:block_tokens]
     missing = arrival.num_prompt_tokens - len(ids)
@@ -93,8 +100,8 @@ def token_ids(arrival: TraceRequest, block_tokens: int, salt: int, lap: int = 0)
 
 @dataclass(frozen=True, slots=True)
 class RequestBodyEncoder:
-    """Bodies of requests. With ``as_tokens`` prompts are ids, else text; with ``chat`` the text is
-    a user's message. ``extra`` are fields that every body has."""
+    """Encodes request bodies. With ``as_tokens``, prompts are token ids, else text; with ``chat``,
+    the text is a user message. ``extra`` holds additional fields of every body."""
 
     model: str
     chat: bool
@@ -108,19 +115,19 @@ class RequestBodyEncoder:
     def path(self) -> str:
         return "/chat/completions" if self.chat else "/completions"
 
-    def body(self, arrival: TraceRequest, lap: int = 0) -> bytes:
+    def encode_body(self, arrival: TraceRequest, repetition: int = 0) -> bytes:
         prompt: str | Sequence[int]
         if self.as_tokens:
-            prompt = token_ids(arrival, self.block_tokens, self.salt, lap)
+            prompt = token_ids(arrival, self.block_tokens, self.salt, repetition)
         else:
-            prompt = self.text.of(arrival, self.block_tokens, lap)
-        asked = {"messages": [{"role": "user", "content": prompt}]} if self.chat else {
+            prompt = self.text.make_prompt(arrival, self.block_tokens, repetition)
+        input_field = {"messages": [{"role": "user", "content": prompt}]} if self.chat else {
             "prompt": prompt
         }  # fmt: skip
         return orjson.dumps(
             {
                 "model": self.model,
-                **asked,
+                **input_field,
                 "max_tokens": max(arrival.num_answer_tokens, 1),
                 "stream": True,
                 "stream_options": {"include_usage": True},

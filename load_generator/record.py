@@ -1,4 +1,4 @@
-"""What is kept of a call, and of the gaps between its tokens."""
+"""The record of one request, and a histogram of inter-token latencies."""
 
 import math
 from array import array
@@ -9,19 +9,20 @@ import numpy as np
 
 from load_generator.request import BenchRequest
 
-SHORTEST_SECONDS = 1e-6
-STEPS = 200
-"""Of the histogram per factor e: values are right to half a percent."""
+MIN_SECONDS = 1e-6
+BINS_PER_FACTOR_E = 200
+"""Bins of the histogram per factor of e: values are accurate to half a percent."""
 
-NUM_BINS = 24 * STEPS
-"""The last one stands for more than seven hours."""
+NUM_BINS = 24 * BINS_PER_FACTOR_E
+"""The last bin holds all values above seven hours."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """Seconds from the load's beginning on; latencies count from ``scheduled_at``, when the user
-    wanted to send. Tokens are as the server counted them, where it does, else as planned, and as
-    many as there were events. ``code`` is None when all went well."""
+    """The measurements of one request. Times are in seconds since the load began; latencies count
+    from ``scheduled_at``, when the user wanted to send it. Token counts are the server's, where it
+    reports them; otherwise the planned prompt length and the number of events. ``code`` is None
+    when the request succeeded. ``tbt_seconds`` is the mean inter-token latency."""
 
     scheduled_at: float
     lag_seconds: float
@@ -43,22 +44,25 @@ class RequestRecord:
     def e2e_seconds(self) -> float:
         return self.ended_at - self.scheduled_at
 
-    def meets(self, ttft_slo: float | None, tbt_slo: float | None) -> bool:
+    def meets_slo(self, ttft_slo: float | None, tbt_slo: float | None) -> bool:
         if not self.ok or self.ttft_seconds is None:
             return False
         in_time = ttft_slo is None or self.ttft_seconds <= ttft_slo
         return in_time and (tbt_slo is None or (self.tbt_seconds or 0.0) <= tbt_slo)
 
 
-def record_of(call: BenchRequest, began_at: float) -> RequestRecord:
+def make_record(call: BenchRequest, began_at: float) -> RequestRecord:
+    """Return the record of a request that has ended. ``began_at`` is when the load began."""
     tokens = call.num_events if call.answer_tokens is None else call.answer_tokens
-    first, fault = call.first_at, call.fault
+    first, fault = call.first_token_at, call.error
     return RequestRecord(
         scheduled_at=call.scheduled_at - began_at,
         lag_seconds=call.sent_at - call.scheduled_at,
         ended_at=call.ended_at - began_at,
         ttft_seconds=None if first is None else first - call.scheduled_at,
-        tbt_seconds=None if first is None or tokens < 2 else (call.last_at - first) / (tokens - 1),
+        tbt_seconds=None
+        if first is None or tokens < 2
+        else (call.last_token_at - first) / (tokens - 1),
         prompt_tokens=call.prompt_tokens or call.arrival.num_prompt_tokens,
         answer_tokens=tokens,
         cached_tokens=call.cached_tokens,
@@ -69,7 +73,7 @@ def record_of(call: BenchRequest, began_at: float) -> RequestRecord:
 
 
 class LatencyHistogram:
-    """A histogram of seconds between two events, with bins that grow with them."""
+    """A histogram of seconds between two events, with bins of logarithmic width."""
 
     def __init__(self, counts: Iterable[int] = ()) -> None:
         self.counts = array("q", counts) or array("q", bytes(8 * NUM_BINS))
@@ -77,29 +81,30 @@ class LatencyHistogram:
     def add(self, gaps: Iterable[float]) -> None:
         counts, log = self.counts, math.log
         for gap in gaps:
-            place = int(log(max(gap, SHORTEST_SECONDS) / SHORTEST_SECONDS) * STEPS)
-            counts[min(place, NUM_BINS - 1)] += 1
+            index = int(log(max(gap, MIN_SECONDS) / MIN_SECONDS) * BINS_PER_FACTOR_E)
+            counts[min(index, NUM_BINS - 1)] += 1
 
     def merge(self, other: "LatencyHistogram") -> None:
-        for place, count in enumerate(other.counts):
-            self.counts[place] += count
+        for index, count in enumerate(other.counts):
+            self.counts[index] += count
 
     def __len__(self) -> int:
         return sum(self.counts)
 
     def percentile(self, percent: float) -> float:
-        """Of at least one. The middle of its bin."""
+        """Return the middle of the percentile's bin. The histogram must not be empty."""
         cumulated = np.cumsum(self.counts)
-        place = int(np.searchsorted(cumulated, cumulated[-1] * percent / 100))
-        return SHORTEST_SECONDS * math.exp((min(place, NUM_BINS - 1) + 0.5) / STEPS)
+        index = int(np.searchsorted(cumulated, cumulated[-1] * percent / 100))
+        return MIN_SECONDS * math.exp((min(index, NUM_BINS - 1) + 0.5) / BINS_PER_FACTOR_E)
 
     @property
     def mean(self) -> float:
-        middles = SHORTEST_SECONDS * np.exp((np.arange(NUM_BINS) + 0.5) / STEPS)
+        middles = MIN_SECONDS * np.exp((np.arange(NUM_BINS) + 0.5) / BINS_PER_FACTOR_E)
         return float(np.average(middles, weights=self.counts))
 
-    def sample(self, most: int) -> list[float]:
-        """Evenly spaced percentiles, to draw."""
+    def sample_percentiles(self, num_points: int) -> list[float]:
+        """Return ``num_points`` evenly spaced percentiles, to plot; none if the histogram is
+        empty."""
         if not len(self):
             return []
-        return [self.percentile(100 * (place + 0.5) / most) for place in range(most)]
+        return [self.percentile(100 * (index + 0.5) / num_points) for index in range(num_points)]

@@ -1,4 +1,4 @@
-"""What came of a load, in the numbers that the field compares."""
+"""The result of a load in the usual figures: throughput, goodput, latency percentiles, errors."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,42 +14,46 @@ PERCENTILES = (50, 90, 95, 99)
 QUARTILES = 4
 
 MAX_LAG_SECONDS = 0.01
-"""In the 99th percentile, for a generator that has kept up; timers are right to a millisecond."""
+"""The 99th percentile of lateness up to which the load generator has kept up. Timers are accurate
+to a millisecond."""
 
 MAX_CPU_SHARE = 0.9
-"""Of a core, for each process of it."""
+"""The share of a core per process up to which the load generator has kept up."""
 
 Summary = dict[str, float | None]
-"""``mean``, ``p50``, ``p90``, ``p95``, ``p99``, ``max``; None where there is nothing to tell of."""
+"""``mean``, ``p50``, ``p90``, ``p95``, ``p99``, ``max``; None when there are no values."""
 
 
 @dataclass(frozen=True, slots=True)
 class SloTargets:
-    """Seconds; None: nothing is asked for."""
+    """Latency targets in seconds, for the TTFT and for an answer's mean inter-token latency; None:
+    no target."""
 
-    ttft: float | None
-    tbt: float | None
+    ttft_seconds: float | None
+    mean_itl_seconds: float | None
 
     @property
-    def given(self) -> bool:
-        return self.ttft is not None or self.tbt is not None
+    def has_target(self) -> bool:
+        return self.ttft_seconds is not None or self.mean_itl_seconds is not None
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratorUsage:
-    """The generator's own. ``wall_seconds`` of each of ``processes``."""
+    """The load generator's own resource usage. ``wall_seconds`` is per process, ``cpu_seconds`` the
+    sum over all ``processes``."""
 
     cpu_seconds: float
     wall_seconds: float
     processes: int
     num_sent: int
-    most_at_once: int
+    max_inflight: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
-    """Of what was measured. ``tbt_seconds`` are the mean gaps of answers, ``itl_seconds`` all gaps
-    between two events, one by one. ``goodput_rps`` counts requests within their SLO per second."""
+    """The result over all measured requests. ``tbt_seconds`` summarizes each answer's mean
+    inter-token latency, ``itl_seconds`` the single times between two events. ``goodput_rps`` is the
+    rate of requests within the SLO. ``lag_seconds`` is how late the generator sent requests."""
 
     num_requests: int
     completed: int
@@ -80,18 +84,18 @@ class BenchResult:
         return asdict(self)
 
 
-def summarise(
+def summarize(
     records: Sequence[RequestRecord],
-    gaps: LatencyHistogram,
+    inter_token_latencies: LatencyHistogram,
     seconds: float,
     slo: SloTargets,
-    effort: GeneratorUsage,
+    usage: GeneratorUsage,
 ) -> BenchResult:
-    """``seconds`` is what rates are by."""
+    """Summarize the records. ``seconds`` is the duration by which rates are computed."""
     good = [record for record in records if record.ok]
-    met = sum(record.meets(slo.ttft, slo.tbt) for record in records)
-    lag = summary([record.lag_seconds for record in records])
-    cpu_share = _ratio(effort.cpu_seconds, effort.wall_seconds * effort.processes)
+    met = sum(record.meets_slo(slo.ttft_seconds, slo.mean_itl_seconds) for record in records)
+    lag = summarize_values([record.lag_seconds for record in records])
+    cpu_share = _ratio(usage.cpu_seconds, usage.wall_seconds * usage.processes)
     return BenchResult(
         num_requests=len(records),
         completed=len(good),
@@ -99,29 +103,29 @@ def summarise(
         throughput_rps=_ratio(len(good), seconds),
         input_tokens_per_second=_ratio(sum(each.prompt_tokens for each in good), seconds),
         output_tokens_per_second=_ratio(sum(each.answer_tokens for each in records), seconds),
-        goodput_rps=_ratio(met, seconds) if slo.given else None,
-        attainment=_ratio(met, len(records)) if slo.given else None,
-        attainment_by_length_quartile=_by_length(records, slo) if slo.given else None,
+        goodput_rps=_ratio(met, seconds) if slo.has_target else None,
+        attainment=_ratio(met, len(records)) if slo.has_target else None,
+        attainment_by_length_quartile=_by_length(records, slo) if slo.has_target else None,
         rejected_ratio=_ratio(sum(each.status == 429 for each in records), len(records)),
         failed_ratio=_ratio(len(records) - len(good), len(records)),
         hit_ratio_tokens=_hit_ratio(good),
-        ttft_seconds=summary([e.ttft_seconds for e in good if e.ttft_seconds is not None]),
-        tbt_seconds=summary([e.tbt_seconds for e in good if e.tbt_seconds is not None]),
-        itl_seconds=_summary_of(gaps),
-        e2e_seconds=summary([each.e2e_seconds for each in good]),
-        prompt_tokens=summary([each.prompt_tokens for each in good]),
-        answer_tokens=summary([each.answer_tokens for each in good]),
+        ttft_seconds=summarize_values([e.ttft_seconds for e in good if e.ttft_seconds is not None]),
+        tbt_seconds=summarize_values([e.tbt_seconds for e in good if e.tbt_seconds is not None]),
+        itl_seconds=_summary_of(inter_token_latencies),
+        e2e_seconds=summarize_values([each.e2e_seconds for each in good]),
+        prompt_tokens=summarize_values([each.prompt_tokens for each in good]),
+        answer_tokens=summarize_values([each.answer_tokens for each in good]),
         errors=_errors(records),
         lag_seconds=lag,
-        cpu_seconds_per_request=_ratio(effort.cpu_seconds, effort.num_sent),
+        cpu_seconds_per_request=_ratio(usage.cpu_seconds, usage.num_sent),
         cpu_share=cpu_share,
-        most_at_once=effort.most_at_once,
+        most_at_once=usage.max_inflight,
         kept_up=(lag["p99"] or 0.0) <= MAX_LAG_SECONDS and cpu_share <= MAX_CPU_SHARE,
     )
 
 
-def summary(values: Sequence[float]) -> Summary:
-    """Between two values, a line is drawn."""
+def summarize_values(values: Sequence[float]) -> Summary:
+    """Return mean, percentiles (linearly interpolated) and maximum."""
     if not values:
         return dict.fromkeys(("mean", *(f"p{percent}" for percent in PERCENTILES), "max"))
     found = np.percentile(values, PERCENTILES).tolist()
@@ -131,18 +135,22 @@ def summary(values: Sequence[float]) -> Summary:
 
 def _summary_of(gaps: LatencyHistogram) -> Summary:
     if not len(gaps):
-        return summary([])
+        return summarize_values([])
     named = {f"p{percent}": gaps.percentile(percent) for percent in PERCENTILES}
     return {"mean": gaps.mean, **named, "max": gaps.percentile(100)}
 
 
 def _by_length(records: Sequence[RequestRecord], slo: SloTargets) -> list[float | None]:
-    """Shortest prompts first. Of equally long ones, those that came first count as shorter."""
+    """Return the attainment of each quartile of prompt lengths, shortest first. Of equally long
+    prompts, earlier ones count as shorter."""
     ordered = sorted(records, key=lambda record: record.prompt_tokens)
     edges = [len(records) * quarter // QUARTILES for quarter in range(QUARTILES + 1)]
     quarters = [ordered[start:end] for start, end in pairwise(edges)]
     return [
-        _ratio(sum(each.meets(slo.ttft, slo.tbt) for each in quarter), len(quarter))
+        _ratio(
+            sum(each.meets_slo(slo.ttft_seconds, slo.mean_itl_seconds) for each in quarter),
+            len(quarter),
+        )
         if quarter
         else None
         for quarter in quarters
@@ -150,16 +158,16 @@ def _by_length(records: Sequence[RequestRecord], slo: SloTargets) -> list[float 
 
 
 def _hit_ratio(good: Sequence[RequestRecord]) -> float | None:
-    """None where the server does not tell."""
-    told = [each for each in good if each.cached_tokens is not None]
-    if not told:
+    """Return the share of cached prompt tokens; None if the server does not report them."""
+    reported = [each for each in good if each.cached_tokens is not None]
+    if not reported:
         return None
-    cached = sum(each.cached_tokens or 0 for each in told)
-    return _ratio(cached, sum(each.prompt_tokens for each in told))
+    cached = sum(each.cached_tokens or 0 for each in reported)
+    return _ratio(cached, sum(each.prompt_tokens for each in reported))
 
 
 def _errors(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
-    """Most frequent first, with what the first of them said."""
+    """Return the kinds of errors, most frequent first, each with the message of its first one."""
     counts: Counter[tuple[int, str]] = Counter()
     messages: dict[tuple[int, str], str] = {}
     for record in records:

@@ -1,4 +1,4 @@
-"""``baton bench``: asks the server what it has, sends the load, tells what came."""
+"""``baton bench``: query the server, send the load, report the result."""
 
 import asyncio
 import gc
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from baton.clock import Clock, SystemClock
-from baton.console import wide_console
+from baton.console import open_console
 from baton.errors import BatonError, Invalid
 from baton.plots import prepare_plots
 from baton.traces.trace import Trace
@@ -25,96 +25,101 @@ from load_generator.multiprocess import DriverResult, run_processes, split_load
 from load_generator.plots import draw_latencies
 from load_generator.progress import BenchProgress
 from load_generator.prompts import PromptText, RequestBodyEncoder, TokenCalibration
-from load_generator.result import BenchResult, GeneratorUsage, summarise
+from load_generator.result import BenchResult, GeneratorUsage, summarize
 from load_generator.server_probe import ServerInfo, calibrate_tokens, fit_to_context, query_server
 from load_generator.table import print_result
 
 T = TypeVar("T")
 FORMAT = "baton-bench-1"
-LEAD_SECONDS, FORK_SECONDS = 0.05, 0.05
-"""From the end of the preparations to the first request, and more for each process."""
+START_DELAY_SECONDS, START_DELAY_PER_PROCESS_SECONDS = 0.05, 0.05
+"""The time from the end of the preparations to the first request: a base, and more per process."""
 
-SPARE_FILES = 64
-"""Beside connections."""
-
-
-def run_bench(question: BenchConfig) -> None:
-    """Raises Invalid before anything is sent, if anything is wrong; BatonError when the server
-    can't be asked, or answers nothing."""
-    prepare_plots(question.plots)
-    _check_output(question.output)
-    trace = question.load.arrivals()
-    if not trace.arrivals:
-        raise Invalid("the load has no request: a longer --duration, or a higher --rate")
-    split_load(question.load, trace, question.processes)
-    _allow_files(question.limits.at_once)
-    server, wording = _run(_prepare(question, trace))
-    trace, num_cut = fit_to_context(trace, server.context, question.as_tokens)
-    taken = _take(question, wording, trace, SystemClock())
-    outcome = _outcome(question, taken)
-    told = _told(question, server, trace, num_cut, taken, outcome)
-    _tell(question, told, outcome, taken)
-    if not outcome.completed and not taken.interrupted:
-        raise BatonError(_nothing(outcome))
+EXTRA_FILES = 64
+"""Open files needed in addition to the connections."""
 
 
-def _take(
-    question: BenchConfig, wording: RequestBodyEncoder, trace: Trace, clock: Clock
+def run_bench(config: BenchConfig) -> None:
+    """Run the benchmark and report its result. Raises Invalid before anything is sent, if an option
+    is wrong; BatonError when the server can't be queried, or answers no request."""
+    prepare_plots(config.plots)
+    _check_output(config.output)
+    trace = config.load.make_trace()
+    if not trace.requests:
+        raise Invalid("the load has no request: use a longer --duration, or a higher --rate")
+    split_load(config.load, trace, config.processes)
+    _allow_files(config.limits.max_inflight)
+    server, encoder = _run_coroutine(_prepare(config, trace))
+    trace, num_shortened = fit_to_context(trace, server.max_context_tokens, config.as_tokens)
+    measured = _send_load(config, encoder, trace, SystemClock())
+    outcome = _outcome(config, measured)
+    report = _report_object(config, server, trace, num_shortened, measured, outcome)
+    _print_report(config, report, outcome, measured)
+    if not outcome.completed and not measured.interrupted:
+        raise BatonError(_no_answer_message(outcome))
+
+
+def _send_load(
+    config: BenchConfig, encoder: RequestBodyEncoder, trace: Trace, clock: Clock
 ) -> DriverResult:
-    """All begin at one moment."""
-    parts = split_load(question.load, trace, question.processes)
-    lead = LEAD_SECONDS if len(parts) == 1 else LEAD_SECONDS + FORK_SECONDS * len(parts)
+    """Send the load from one or more processes, which all begin at the same moment."""
+    parts = split_load(config.load, trace, config.processes)
+    lead = (
+        START_DELAY_SECONDS
+        if len(parts) == 1
+        else START_DELAY_SECONDS + START_DELAY_PER_PROCESS_SECONDS * len(parts)
+    )
     began = clock.monotonic() + lead
 
     def drive(load: LoadSpec, part: Trace) -> DriverResult:
-        return _run(_drive(question, wording, load, part, began, clock))
+        return _run_coroutine(_drive(config, encoder, load, part, began, clock))
 
     return drive(*parts[0]) if len(parts) == 1 else run_processes(parts, drive)
 
 
-async def _prepare(question: BenchConfig, trace: Trace) -> tuple[ServerInfo, RequestBodyEncoder]:
-    server = await query_server(question.target, question.model)
-    wording = RequestBodyEncoder(
+async def _prepare(config: BenchConfig, trace: Trace) -> tuple[ServerInfo, RequestBodyEncoder]:
+    server = await query_server(config.target, config.model)
+    encoder = RequestBodyEncoder(
         model=server.model,
-        chat=question.chat,
-        as_tokens=question.as_tokens,
+        chat=config.chat,
+        as_tokens=config.as_tokens,
         block_tokens=trace.block_tokens,
-        text=PromptText(question.salt, TokenCalibration()),
-        salt=_number(question.salt),
-        extra=question.extra,
+        text=PromptText(config.salt, TokenCalibration()),
+        salt=_salt_number(config.salt),
+        extra=config.extra,
     )
-    measure = await calibrate_tokens(question.target, wording)
-    return server, replace(wording, text=PromptText(question.salt, measure))
+    calibration = await calibrate_tokens(config.target, encoder)
+    return server, replace(encoder, text=PromptText(config.salt, calibration))
 
 
 async def _drive(
-    question: BenchConfig,
-    wording: RequestBodyEncoder,
+    config: BenchConfig,
+    encoder: RequestBodyEncoder,
     load: LoadSpec,
     trace: Trace,
     began: float,
     clock: Clock,
 ) -> DriverResult:
-    driver = LoadDriver(question.target, wording, load, clock, question.limits)
+    driver = LoadDriver(config.target, encoder, load, clock, config.limits)
     gc.collect()
-    gc.freeze()  # a collection of all arrivals would be seen as a gap between tokens
-    spent = _cpu_seconds()
+    gc.freeze()  # a garbage collection over the whole trace would show up as inter-token latency
+    cpu_before = _cpu_seconds()
     with (
-        _stopped_by_hand(driver),
-        BenchProgress(driver, load, trace, question.processes) as progress,
+        _stop_on_sigint(driver),
+        BenchProgress(driver, load, trace, config.processes) as progress,
     ):
         try:
             await driver.run(trace, began, progress.update)
         finally:
             gc.unfreeze()
     wall = clock.monotonic() - began
-    effort = GeneratorUsage(_cpu_seconds() - spent, wall, 1, driver.num_sent, driver.most_at_once)
-    return DriverResult(driver.records, driver.gaps, effort, driver.interrupted)
+    cpu_seconds = _cpu_seconds() - cpu_before
+    usage = GeneratorUsage(cpu_seconds, wall, 1, driver.num_sent, driver.max_inflight)
+    return DriverResult(driver.records, driver.inter_token_latencies, usage, driver.interrupted)
 
 
 @contextmanager
-def _stopped_by_hand(driver: LoadDriver) -> Iterator[None]:
-    """Ctrl-C ends the load, and what there is is told."""
+def _stop_on_sigint(driver: LoadDriver) -> Iterator[None]:
+    """Make Ctrl-C end the load; what was measured until then is still reported."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, driver.stop)
     try:
@@ -123,80 +128,86 @@ def _stopped_by_hand(driver: LoadDriver) -> Iterator[None]:
         loop.remove_signal_handler(signal.SIGINT)
 
 
-# -- what is told --------------------------------------------------------------------------
+# -- output --------------------------------------------------------------------------------
 
 
-def _outcome(question: BenchConfig, taken: DriverResult) -> BenchResult:
-    seconds = _window(question.load, taken)
-    return summarise(taken.records, taken.gaps, seconds, question.slo, taken.effort)
+def _outcome(config: BenchConfig, measured: DriverResult) -> BenchResult:
+    seconds = _measured_seconds(config.load, measured)
+    return summarize(
+        measured.records, measured.inter_token_latencies, seconds, config.slo, measured.usage
+    )
 
 
-def _window(load: LoadSpec, taken: DriverResult) -> float:
-    """From the end of the warm-up to the last answer; of users that wait for answers, to the end
-    of the given time: what they still waited for then stands for what they had begun before."""
-    if not taken.records:
+def _measured_seconds(load: LoadSpec, measured: DriverResult) -> float:
+    """Return the time from the end of the warm-up to the last answer. For a closed loop with a
+    duration, it ends with the duration: answers that end later make up for those that began during
+    the warm-up."""
+    if not measured.records:
         return 0.0
-    last = max(record.ended_at for record in taken.records)
+    last = max(record.ended_at for record in measured.records)
     if load.duration is None:
-        return last - min(record.scheduled_at for record in taken.records)
-    end = load.duration if load.closed else max(last, load.duration)
-    return (min(end, last) if taken.interrupted else end) - load.warm_up_seconds
+        return last - min(record.scheduled_at for record in measured.records)
+    end = load.duration if load.is_closed_loop else max(last, load.duration)
+    return (min(end, last) if measured.interrupted else end) - load.warm_up_seconds
 
 
-def _told(
-    question: BenchConfig,
+def _report_object(
+    config: BenchConfig,
     server: ServerInfo,
     trace: Trace,
-    cut: int,
-    taken: DriverResult,
+    num_shortened: int,
+    measured: DriverResult,
     outcome: BenchResult,
 ) -> dict[str, Any]:
-    load = question.load
+    load = config.load
     return {
         "format": FORMAT,
-        "url": question.target.url,
+        "url": config.target.url,
         "model": server.model,
         "load": load.name,
-        "loop": "closed" if load.closed else "open",
+        "loop": "closed" if load.is_closed_loop else "open",
         "rate": load.rate,
         "concurrency": load.concurrency,
         "seed": load.seed,
-        "shortened_requests": cut,
-        "interrupted": taken.interrupted,
-        "slo": {"ttft_seconds": question.slo.ttft, "tbt_seconds": question.slo.tbt},
-        "trace_requests": len(trace.arrivals),
+        "shortened_requests": num_shortened,
+        "interrupted": measured.interrupted,
+        "slo": {
+            "ttft_seconds": config.slo.ttft_seconds,
+            "tbt_seconds": config.slo.mean_itl_seconds,
+        },
+        "trace_requests": len(trace.requests),
         **outcome.as_dict(),
     }
 
 
-def _tell(
-    question: BenchConfig, told: dict[str, Any], outcome: BenchResult, taken: DriverResult
+def _print_report(
+    config: BenchConfig, report: dict[str, Any], outcome: BenchResult, measured: DriverResult
 ) -> None:
-    if question.plots is not None:
-        draw_latencies(question.plots, taken.records, taken.gaps)
-    if question.output is not None:
-        question.output.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    if question.as_json:
-        print(json.dumps(told))
+    if config.plots is not None:
+        draw_latencies(config.plots, measured.records, measured.inter_token_latencies)
+    if config.output is not None:
+        config.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if config.as_json:
+        print(json.dumps(report))
         return
-    title = f"{told['load']} ({told['loop']} loop) on {told['url']}, {told['model']}"
-    if told["shortened_requests"]:
-        title += f"; {told['shortened_requests']:,} requests cut to its context"
-    print_result(wide_console(), title + ("; interrupted" if taken.interrupted else ""), outcome)
+    title = f"{report['load']} ({report['loop']} loop) on {report['url']}, {report['model']}"
+    if report["shortened_requests"]:
+        title += f"; {report['shortened_requests']:,} requests shortened to its context"
+    print_result(open_console(), title + ("; interrupted" if measured.interrupted else ""), outcome)
 
 
-def _nothing(outcome: BenchResult) -> str:
+def _no_answer_message(outcome: BenchResult) -> str:
     if not outcome.errors:
-        return "not one request was measured: a longer load, or a shorter --warm-up"
+        return "not one request was measured: use a longer load, or a shorter --warm-up"
     first = outcome.errors[0]
-    told = " ".join(f"{first['status'] or ''} {first['code']} {first['message']}".split())
-    return f"not one of {outcome.num_requests:,} requests was answered: {told}"
+    reason = " ".join(f"{first['status'] or ''} {first['code']} {first['message']}".split())
+    return f"not one of {outcome.num_requests:,} requests was answered: {reason}"
 
 
 # -- this process --------------------------------------------------------------------------
 
 
-def _run(main: Coroutine[Any, Any, T]) -> T:
+def _run_coroutine(main: Coroutine[Any, Any, T]) -> T:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
 
@@ -207,16 +218,17 @@ def _cpu_seconds() -> float:
 
 
 def _allow_files(connections: int) -> None:
-    """As many as the system lets us have. Raises Invalid when that is too few."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = connections + SPARE_FILES
-    if most not in (resource.RLIM_INFINITY,) and most < needed:
+    """Raise this process's limit of open files as needed. Raises Invalid when the system does not
+    allow enough."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections + EXTRA_FILES
+    if hard not in (resource.RLIM_INFINITY,) and hard < needed:
         raise Invalid(
-            f"--at-once is {connections:,}: the system lets a process have {most:,} open files"
+            f"--at-once is {connections:,}: the system limits a process to {hard:,} open files"
         )
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _check_output(path: Path | None) -> None:
@@ -228,6 +240,6 @@ def _check_output(path: Path | None) -> None:
         raise Invalid(f"--output {path}: {error.strerror}") from error
 
 
-def _number(salt: str) -> int:
-    """Small enough to be part of a few token ids."""
-    return sum(place * code for place, code in enumerate(salt.encode(), start=1)) % 100_003
+def _salt_number(salt: str) -> int:
+    """Return the salt as a number that is small enough to be encoded in a few token ids."""
+    return sum(index * code for index, code in enumerate(salt.encode(), start=1)) % 100_003

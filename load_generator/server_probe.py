@@ -1,4 +1,4 @@
-"""What a server says of itself, and how it counts, before any load."""
+"""Queries before the load: the server's model and context length, and how it counts tokens."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,44 +11,47 @@ from baton.traces.trace import Trace, TraceRequest
 from load_generator.prompts import RequestBodyEncoder, TokenCalibration
 from load_generator.target import BenchTarget
 
-PROBE_SECONDS = 60.0
-"""For one short answer; a cold server may load what it needs for it."""
+PROBE_TIMEOUT_SECONDS = 60.0
+"""The timeout of one short request; a cold server may still load or compile its model."""
 
 PROBE_WORDS = (16, 144)
-"""Two prompts tell the tokens of a word from those that are put around."""
+"""The lengths of two prompts, in words: the difference gives the tokens per word, the rest is the
+template's."""
 
-PROBE_BLOCK = 64
+PROBE_BLOCK_TOKENS = 64
 
 CONTEXT_MARGIN = 0.9
-"""Of the context, for prompts of text: their length is not exact."""
+"""The share of the context that text prompts may use, since their length is not exact."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """``context`` is the most tokens of prompt and answer together; None: it does not say."""
+    """``max_context_tokens`` is the maximum number of tokens of prompt and answer together; None
+    when the server does not report it."""
 
     model: str
-    context: int | None
+    max_context_tokens: int | None
 
 
 async def query_server(target: BenchTarget, model: str | None) -> ServerInfo:
-    """Its first model, unless one is asked for. Raises Unavailable, Unauthorized, NotFound, Invalid
-    when it names none."""
-    listed = (await _ask(target, "GET", "/models")).get("data") or []
+    """Return the given model, else the server's first one, and its context length. Raises
+    Unavailable, Unauthorized, NotFound; Invalid when the server lists no model."""
+    listed = (await _request_json(target, "GET", "/models")).get("data") or []
     listed = [each for each in listed if isinstance(each, dict)]
     names = [str(each.get("id")) for each in listed]
     if model is None and not names:
-        raise Invalid("the server names no model: --model NAME")
+        raise Invalid("the server lists no model: name one with --model NAME")
     chosen = model or names[0]
-    told = dict(zip(names, listed, strict=False)).get(chosen, {})
-    context = told.get("max_model_len")
+    description = dict(zip(names, listed, strict=False)).get(chosen, {})
+    context = description.get("max_model_len")
     return ServerInfo(chosen, context if isinstance(context, int) and context > 0 else None)
 
 
-async def calibrate_tokens(target: BenchTarget, wording: RequestBodyEncoder) -> TokenCalibration:
-    """By two short requests. Raises BatonError when the server refuses them."""
-    exact = replace(wording, block_tokens=PROBE_BLOCK)
-    counts = [await _count(target, exact, words) for words in PROBE_WORDS]
+async def calibrate_tokens(target: BenchTarget, encoder: RequestBodyEncoder) -> TokenCalibration:
+    """Measure how the server counts tokens, with two short requests. Raises BatonError when the
+    server refuses them."""
+    exact = replace(encoder, block_tokens=PROBE_BLOCK_TOKENS)
+    counts = [await _count_prompt_tokens(target, exact, words) for words in PROBE_WORDS]
     few, many = counts
     if few is None or many is None or many <= few:
         return TokenCalibration()
@@ -56,40 +59,45 @@ async def calibrate_tokens(target: BenchTarget, wording: RequestBodyEncoder) -> 
     return TokenCalibration(per_word, max(few - PROBE_WORDS[0] * per_word, 0.0))
 
 
-def fit_to_context(trace: Trace, context: int | None, exact: bool) -> tuple[Trace, int]:
-    """Requests that are too long for the server's context, shortened; and how many those were."""
+def fit_to_context(trace: Trace, context: int | None, has_exact_lengths: bool) -> tuple[Trace, int]:
+    """Shorten the requests that are too long for the server's context; return the trace and how
+    many were shortened."""
     if context is None:
         return trace, 0
-    limit = context if exact else int(context * CONTEXT_MARGIN)
-    arrivals = tuple(_fitted(arrival, limit, trace.block_tokens) for arrival in trace.arrivals)
-    pairs = zip(arrivals, trace.arrivals, strict=True)
-    return replace(trace, arrivals=arrivals), sum(new is not old for new, old in pairs)
+    limit = context if has_exact_lengths else int(context * CONTEXT_MARGIN)
+    arrivals = tuple(_shorten(arrival, limit, trace.block_tokens) for arrival in trace.requests)
+    pairs = zip(arrivals, trace.requests, strict=True)
+    return replace(trace, requests=arrivals), sum(new is not old for new, old in pairs)
 
 
-def _fitted(arrival: TraceRequest, limit: int, block_tokens: int) -> TraceRequest:
+def _shorten(arrival: TraceRequest, limit: int, block_tokens: int) -> TraceRequest:
     if arrival.num_prompt_tokens + arrival.num_answer_tokens <= limit:
         return arrival
     answer = min(arrival.num_answer_tokens, max(limit // 2, 1))
     prompt = max(min(arrival.num_prompt_tokens, limit - answer), 1)
-    blocks = arrival.blocks[: -(-prompt // block_tokens)]
-    return replace(arrival, num_prompt_tokens=prompt, num_answer_tokens=answer, blocks=blocks)
+    blocks = arrival.block_ids[: -(-prompt // block_tokens)]
+    return replace(arrival, num_prompt_tokens=prompt, num_answer_tokens=answer, block_ids=blocks)
 
 
-async def _count(target: BenchTarget, wording: RequestBodyEncoder, words: int) -> int | None:
-    blocks = tuple(range(-(-words // PROBE_BLOCK)))
-    body = wording.body(TraceRequest(0.0, words, 1, blocks))
-    answer = await _ask(target, "POST", wording.path, _unstreamed(body))
-    count = (answer.get("usage") or {}).get("prompt_tokens")
+async def _count_prompt_tokens(
+    target: BenchTarget, encoder: RequestBodyEncoder, words: int
+) -> int | None:
+    blocks = tuple(range(-(-words // PROBE_BLOCK_TOKENS)))
+    body = encoder.encode_body(TraceRequest(0.0, words, 1, blocks))
+    response = await _request_json(target, "POST", encoder.path, _without_streaming(body))
+    count = (response.get("usage") or {}).get("prompt_tokens")
     return count if isinstance(count, int) else None
 
 
-def _unstreamed(body: bytes) -> bytes:
+def _without_streaming(body: bytes) -> bytes:
     fields = orjson.loads(body)
     del fields["stream"], fields["stream_options"]
     return orjson.dumps(fields)
 
 
-async def _ask(target: BenchTarget, method: str, path: str, body: bytes = b"") -> dict[str, Any]:
+async def _request_json(
+    target: BenchTarget, method: str, path: str, body: bytes = b""
+) -> dict[str, Any]:
     url = f"{target.url}/v1{path}"
     headers = {"content-type": "application/json"}
     if target.api_key:
@@ -97,26 +105,26 @@ async def _ask(target: BenchTarget, method: str, path: str, body: bytes = b"") -
     verify: Any = target.tls or False  # without TLS, certificates need not be read
     try:
         async with httpx.AsyncClient(
-            verify=verify, timeout=PROBE_SECONDS, trust_env=False
+            verify=verify, timeout=PROBE_TIMEOUT_SECONDS, trust_env=False
         ) as client:
-            answer = await client.request(method, url, content=body, headers=headers)
+            response = await client.request(method, url, content=body, headers=headers)
     except httpx.HTTPError as error:
         raise Unavailable(f"{url} can't be reached: {error or type(error).__name__}") from error
-    if answer.status_code != 200:
-        raise _refused(url, answer)
+    if response.status_code != 200:
+        raise _response_error(url, response)
     try:
-        told = answer.json()
+        fields = response.json()
     except ValueError as error:
         raise Unavailable(f"{url} does not answer in JSON: is it OpenAI's API?") from error
-    if not isinstance(told, dict):
+    if not isinstance(fields, dict):
         raise Unavailable(f"{url} does not answer as OpenAI's API does")
-    return told
+    return fields
 
 
-def _refused(url: str, answer: httpx.Response) -> BatonError:
-    text = " ".join(answer.text[:300].split())
-    if answer.status_code in (401, 403):
-        return Unauthorized(f"{url} says {answer.status_code}: --api-key KEY ({text})")
-    if answer.status_code == 404:
+def _response_error(url: str, response: httpx.Response) -> BatonError:
+    text = " ".join(response.text[:300].split())
+    if response.status_code in (401, 403):
+        return Unauthorized(f"{url} says {response.status_code}: use --api-key KEY ({text})")
+    if response.status_code == 404:
         return NotFound(f"{url} says 404: is --url right? ({text})")
-    return Unavailable(f"{url} says {answer.status_code}: {text}")
+    return Unavailable(f"{url} says {response.status_code}: {text}")

@@ -1,4 +1,4 @@
-"""Who is asked, and how a request to it begins."""
+"""The server under load: its address, credentials and TLS, and the head of a request to it."""
 
 import ssl
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class BenchTarget:
-    """``base`` is the path before ``/v1``; ``tls`` is None for plain HTTP."""
+    """``base_path`` is the path before ``/v1``; ``tls`` is None for plain HTTP."""
 
     host: str
     port: int
-    base: str = ""
+    base_path: str = ""
     api_key: str = ""
     tls: ssl.SSLContext | None = None
 
@@ -27,12 +27,12 @@ class BenchTarget:
 
     @property
     def url(self) -> str:
-        return f"{'https' if self.tls else 'http'}://{self.authority}{self.base}"
+        return f"{'https' if self.tls else 'http'}://{self.authority}{self.base_path}"
 
-    def head(self, method: str, path: str) -> bytes:
-        """Up to the length of a body, which follows."""
+    def request_head(self, method: str, path: str) -> bytes:
+        """Return the head of a request, up to and including ``content-length: ``."""
         lines = [
-            f"{method} {self.base}/v1{path} HTTP/1.1",
+            f"{method} {self.base_path}/v1{path} HTTP/1.1",
             f"host: {self.authority}",
             "user-agent: baton-bench",
             "accept: */*",
@@ -44,7 +44,7 @@ class BenchTarget:
 
 
 def parse_target(url: str, api_key: str, ca: Path | None, insecure: bool) -> BenchTarget:
-    """Raises Invalid for what is no address of a server. It may end in ``/v1``."""
+    """Parse the URL of a server, with or without ``/v1``. Raises Invalid."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
         port = parts.port
@@ -53,7 +53,7 @@ def parse_target(url: str, api_key: str, ca: Path | None, insecure: bool) -> Ben
     if parts.scheme not in PORTS or not parts.hostname:
         raise Invalid(f"--url {url}: it must look like http://HOST:PORT or https://HOST")
     if not all(0x21 <= ord(character) <= 0x7E for character in api_key):
-        raise Invalid("--api-key has characters that no header may have")
+        raise Invalid("--api-key has characters that an HTTP header can't contain")
     return BenchTarget(
         parts.hostname,
         port or PORTS[parts.scheme],

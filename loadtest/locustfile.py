@@ -1,10 +1,9 @@
-"""Users of a language model, for locust: they chat, complete, ask about documents, run agents, and
-have problems thought about.
+"""Simulated users of a language model, for locust: chat, code completion, RAG, agents, reasoning.
 
     locust -f loadtest/locustfile.py --host http://127.0.0.1:8000
     locust -f loadtest/locustfile.py --host URL --headless -u 100 -r 10 -t 5m
 
-It needs locust and nothing else, and any server with OpenAI's API. See docs/loadtest.md.
+It needs only locust, and works with any server that has OpenAI's API. See docs/loadtest.md.
 """
 
 import json
@@ -24,30 +23,30 @@ WORDS = (
 )
 LONGEST_ANSWER_SECONDS = 600.0
 MOST_TURNS_KEPT = 64
-"""Of a conversation; its user begins a new one after so many."""
+"""The number of turns after which a user begins a new conversation."""
 
 
 @events.init_command_line_parser.add_listener
 def add_options(parser: Any) -> None:
     parser.add_argument("--api-key", env_var="BENCH_API_KEY", default="", is_secret=True)
-    parser.add_argument("--model", default="", help="Default: the server's first")
+    parser.add_argument("--model", default="", help="Default: the server's first model")
     parser.add_argument(
         "--user-weights",
         default="",
         metavar="NAME=N,…",
-        help="Of chat, completion, rag, agent, reasoning; those that are not named get 0",
+        help="Weights of chat, completion, rag, agent, reasoning; those not named get 0",
     )
-    parser.add_argument("--length-scale", type=float, default=1.0, help="Of prompts and answers")
-    parser.add_argument("--think-scale", type=float, default=1.0, help="Of pauses; 0: none")
-    parser.add_argument("--ignore-eos", action="store_true", help="Answers of full length")
-    parser.add_argument("--step-users", type=int, default=0, help="A ramp: more users each step")
+    parser.add_argument("--length-scale", type=float, default=1.0, help="Scales all lengths")
+    parser.add_argument("--think-scale", type=float, default=1.0, help="Scales pauses; 0: none")
+    parser.add_argument("--ignore-eos", action="store_true", help="Request full-length answers")
+    parser.add_argument("--step-users", type=int, default=0, help="Ramp: users to add per step")
     parser.add_argument("--step-seconds", type=float, default=60.0)
     parser.add_argument("--steps", type=int, default=10)
 
 
 @events.init.add_listener
 def set_weights(environment: Any, **_: Any) -> None:
-    """By ``--user-weights``. Who has none is left out."""
+    """Set the weights of user classes from ``--user-weights``; leave out those with weight 0."""
     options = environment.parsed_options
     if not options or not options.user_weights:
         return
@@ -78,7 +77,7 @@ def _weight(pair: str) -> tuple[str, int]:
 
 
 class Ramp(LoadTestShape):
-    """With ``--step-users N``: N more users every ``--step-seconds``, ``--steps`` times."""
+    """With ``--step-users N``: adds N users every ``--step-seconds``, ``--steps`` times."""
 
     abstract = True
 
@@ -91,7 +90,7 @@ class Ramp(LoadTestShape):
 
 
 class SeededNumbers:
-    """Numbers that look drawn, the same for the same user: a linear congruential generator."""
+    """Pseudo-random numbers, the same for the same user: a linear congruential generator."""
 
     def __init__(self, seed: int) -> None:
         self._state = seed * 2_654_435_761 % 2**32
@@ -107,18 +106,19 @@ def words(count: int, start: int = 0) -> str:
 
 
 class Failed(Exception):
-    """Named by what locust counts failures by: status and code, in OpenAI's form."""
+    """A failed request. The message is what locust groups failures by: OpenAI's status and
+    code."""
 
 
 class ModelUser(FastHttpUser):
-    """Asks, reads the answer as it comes, and tells locust three times of each request: the whole
-    of it, its TTFT, and its TBT (the mean time between two tokens), all in milliseconds."""
+    """Sends requests and reads the streamed answers. Reports three times per request to locust, in
+    milliseconds: end-to-end latency, TTFT, and TBT (the mean inter-token latency)."""
 
     abstract = True
     kind = ""
     network_timeout = connection_timeout = LONGEST_ANSWER_SECONDS
     pause: ClassVar[tuple[int, int]] = (1, 5)
-    """Seconds between two requests."""
+    """The shortest and longest pause between two requests, in seconds."""
 
     model = ""
     one_at_a_time = BoundedSemaphore()
@@ -142,7 +142,7 @@ class ModelUser(FastHttpUser):
         return max(round(self.dice.between(least, most) * self.options.length_scale), 1)
 
     def chat(self, max_tokens: int) -> str:
-        """An answer to ``self.messages``; empty if it failed."""
+        """Request an answer to ``self.messages``; return it, or an empty text if it failed."""
         body = {"messages": self.messages, "max_tokens": max_tokens}
         return self._ask("/v1/chat/completions", body)
 
@@ -208,7 +208,7 @@ class ModelUser(FastHttpUser):
 
 
 class StreamReading:
-    """A stream of events as it comes."""
+    """Reads and times a stream of events."""
 
     def __init__(self, began: float) -> None:
         self.text = ""
@@ -219,7 +219,7 @@ class StreamReading:
         self._ended = False
 
     def read(self, lines: Iterator[bytes]) -> None:
-        """Raises Failed for an error in the stream, and for one that stops without an end."""
+        """Read the stream. Raises Failed for an error in it, and when it ends prematurely."""
         for line in lines:
             payload = line.removeprefix(b"data:").strip()
             if not line.startswith(b"data:") or payload == b"[DONE]":
@@ -258,7 +258,7 @@ class StreamReading:
 
 
 def _lines(response: Any) -> Iterator[bytes]:
-    """As they arrive; locust's own way waits for a kilobyte."""
+    """Yield lines as they arrive; locust's own method waits for a kilobyte."""
     try:
         while line := response.stream.readline(b"\n"):
             yield bytes(line)
@@ -267,7 +267,7 @@ def _lines(response: Any) -> Iterator[bytes]:
 
 
 def _refusal(response: Any) -> str:
-    """Status and code, or what kept the request from being answered."""
+    """Return the status and code of an error response, or why there was no response."""
     if not response.status_code:
         return f"unreachable: {type(response.error).__name__}"
     try:
@@ -280,7 +280,7 @@ def _code(error: Any) -> str:
     return str(error.get("code") or error.get("type") or "error") if isinstance(error, dict) else ""
 
 
-# -- what they do --------------------------------------------------------------------------
+# -- kinds of users ------------------------------------------------------------------------
 
 
 class Chat(ModelUser):
@@ -304,7 +304,7 @@ class Chat(ModelUser):
 
 
 class Completion(ModelUser):
-    """Code in an editor: short answers, often."""
+    """Code completion in an editor: frequent short answers."""
 
     kind = "completion"
     weight = 2
@@ -317,7 +317,7 @@ class Completion(ModelUser):
 
 
 class Rag(ModelUser):
-    """A question behind one of a few hundred documents, some of them popular."""
+    """A question after one of a few hundred documents, some of which are popular."""
 
     kind = "rag"
     weight = 2
@@ -336,7 +336,7 @@ class Rag(ModelUser):
 
 
 class Agent(ModelUser):
-    """Calls of tools, one after the other: each prompt is the last one and what came of it."""
+    """Tool calls, one after the other: each prompt is the previous one and its result."""
 
     kind = "agent"
     weight = 2

@@ -1,1 +1,2 @@
-"""Starts programs and keeps them running: the supervisor, and pools of local and Ray workers."""
+"""The supervisor, which starts all processes and restarts them, and pools of local and Ray
+workers."""

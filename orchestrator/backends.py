@@ -1,6 +1,6 @@
-"""A supervisor with the backend that the settings name.
+"""Opens a supervisor with the backend that the settings name: local processes, Ray or mock.
 
-Ray is imported here and below only, and only where it is asked for.
+Ray is imported only here and in ``orchestrator/ray``, and only when the settings ask for it.
 """
 
 import importlib.util
@@ -20,24 +20,23 @@ OnState = Callable[[ClusterState], None]
 
 
 def check_backend(settings: Settings) -> None:
-    """Raises Invalid for a backend that this installation has not."""
+    """Raise Invalid for a backend that is not installed, or does not fit the other settings."""
     if settings.on == "ray" and importlib.util.find_spec("ray") is None:
         raise Invalid("on is 'ray': Ray is not installed: pip install 'baton[ray]'")
     if settings.on != "ray" and settings.ray_address is not None:
         raise Invalid(f"ray_address is {settings.ray_address!r}: it needs --on ray")
     if settings.mock and (settings.on == "ray" or settings.autoscale != "off"):
-        raise Invalid("mock is true: mock workers are processes of this machine (on=local), and as "
-                      "many as they were started (autoscale=off)")  # fmt: skip
+        raise Invalid("mock is true: mock workers need on=local and autoscale=off")
 
 
 @asynccontextmanager
 async def open_supervisor(
     settings: Settings, folder: ClusterFolder, clock: Clock, on_change: OnState
 ) -> AsyncIterator[Supervisor]:
-    """Raises Invalid, Unavailable."""
+    """Open the supervisor, and close its backend on exit. Raises Invalid, Unavailable."""
     check_backend(settings)
     if settings.on == "ray":
-        async with _over_ray(settings, folder, clock, on_change) as supervisor:
+        async with _open_on_ray(settings, folder, clock, on_change) as supervisor:
             yield supervisor
     elif settings.mock:
         recipe = LaunchSpecs(settings, folder)
@@ -48,19 +47,19 @@ async def open_supervisor(
 
 
 @asynccontextmanager
-async def _over_ray(
+async def _open_on_ray(
     settings: Settings, folder: ClusterFolder, clock: Clock, on_change: OnState
 ) -> AsyncIterator[Supervisor]:
-    set_ray_environment(own=settings.ray_address is None)
+    set_ray_environment(is_private=settings.ray_address is None)
     from orchestrator.ray.cluster import RayCluster
     from orchestrator.ray.pools import RayPools
 
     cluster = RayCluster(settings)
     try:
         await cluster.connect()
-        if cluster.networked:
-            settings = _for_network(settings, cluster.host)
-        recipe = LaunchSpecs(settings, folder, redis_host=cluster.host)
+        if cluster.spans_machines:
+            settings = _for_network(settings, cluster.supervisor_host)
+        recipe = LaunchSpecs(settings, folder, redis_host=cluster.supervisor_host)
         pools = RayPools(recipe, cluster, clock)
         yield Supervisor(settings, folder, clock, on_change, recipe, pools)
     finally:
@@ -68,6 +67,7 @@ async def _over_ray(
 
 
 def _for_network(settings: Settings, host: str) -> Settings:
-    """Programs of several machines listen on addresses that all can reach, behind a secret."""
+    """Return settings with which programs on several machines reach each other: a non-loopback
+    address, and a cluster secret."""
     secret = settings.cluster_secret or secrets.token_urlsafe(24)
     return settings.model_copy(update={"grpc_host": host, "cluster_secret": secret})

@@ -1,4 +1,4 @@
-"""One process of a local cluster: started, listened to, restarted, stopped."""
+"""Supervision of one process of a local cluster: start, status reports, restarts, stop."""
 
 import asyncio
 import contextlib
@@ -24,35 +24,36 @@ from baton.serve.status_pipe import (
 from orchestrator.cluster_state import ProcessState
 
 BACKOFF_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)
-"""Before the first restart, the second, …; the last one stays."""
+"""The delays before the first restart, the second, …; the last one applies to all later ones."""
 
 HEALTHY_SECONDS = 60.0
-"""A life that lasted longer starts the back-off anew."""
+"""After a process has run for longer than this, the back-off starts again with its first delay."""
 
 START_ATTEMPTS = 3
-"""Of a process that has never served."""
+"""The maximum number of attempts to start a process that has never served."""
 
 USAGE_EXIT_CODE = 2
 """The exit code after which another attempt would end the same way."""
 
 STOP_SECONDS = 15.0
-"""Beyond the time to drain, before a child is killed. More than a program's own bound."""
+"""How long after its drain time a child is killed. Longer than its own limit for stopping."""
 
 MAX_SOCKETS = 4096
-"""That a process may say that it listens on: a thousand mock workers have two each."""
+"""The most listening sockets that a process may report: a thousand mock workers have two each."""
 
-LAST_LINES_SECONDS = 1.0
+FINAL_REPORTS_SECONDS = 1.0
 PROBE_SECONDS = 0.02
 MIN_MISSED_HEARTBEATS = 3
-"""A process is never killed for fewer signs of life that did not come."""
+"""A process is killed only after at least so many missed heartbeats."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ChildProcessSpec:
-    """``command`` gets ``--status-fd N`` appended when there is no ``probe``; otherwise it is
-    serving at ``address`` as soon as ``probe``, which may block for seconds, says so."""
+    """How to start a process. Without a ``probe``, ``--status-fd N`` is appended to ``command``,
+    and the process reports its state there. With one, the process is serving at ``address`` as soon
+    as ``probe``, which may block for seconds, returns True."""
 
     id: str
     role: str
@@ -64,8 +65,8 @@ class ChildProcessSpec:
 
 
 class ChildProcess:
-    """Keeps one process alive until told to stop. One that has served and then gives no sign of
-    life for ``hung_seconds`` is killed, and started again; 0: it may be silent."""
+    """Keeps one process alive until it is stopped. A process that has served and then sends no
+    heartbeat for ``hung_seconds`` is killed and restarted; 0 disables this."""
 
     def __init__(
         self,
@@ -83,47 +84,47 @@ class ChildProcess:
         self._hung_seconds = hung_seconds
         self._process: asyncio.subprocess.Process | None = None
         self._has_served = False
-        self._beats_now = False
-        self._heard = False
+        self._expects_heartbeats = False
+        self._has_heartbeat = False
         self._num_attempts = 0
-        self._stop_asked = asyncio.Event()
+        self._stop_requested = asyncio.Event()
         self._ended = asyncio.Event()
 
     @property
-    def serving(self) -> bool:
+    def is_serving(self) -> bool:
         return self.state.state == "serving"
 
     @property
-    def stopping(self) -> bool:
-        return self._stop_asked.is_set()
+    def is_stopping(self) -> bool:
+        return self._stop_requested.is_set()
 
     @property
-    def failed_to_start(self) -> bool:
-        """For good: it won't be tried again."""
-        return self._ended.is_set() and not self._has_served and not self.stopping
+    def has_failed_to_start(self) -> bool:
+        """Whether the process could not be started and will not be tried again."""
+        return self._ended.is_set() and not self._has_served and not self.is_stopping
 
     async def run(self) -> None:
-        """Until stopped, or it has failed to start too often."""
+        """Run the process until it is stopped, or has failed to start too often."""
         try:
-            while not self.stopping:
+            while not self.is_stopping:
                 began = self._clock.monotonic()
-                code = await self._live()
-                if self.stopping or self._is_hopeless(code):
+                code = await self._run_once()
+                if self.is_stopping or self._should_give_up(code):
                     break
                 if self._clock.monotonic() - began > HEALTHY_SECONDS:
                     self._num_attempts = 0
                 await self._back_off(code)
         finally:
             self._ended.set()
-            if self.failed_to_start and not self.state.message:
+            if self.has_failed_to_start and not self.state.message:
                 self.state.message = last_log_line(self.spec.log)
-            self._move("stopped" if self.stopping else "failed")
+            self._set_state("stopped" if self.is_stopping else "failed")
 
     async def stop(self) -> None:
-        """Asks it to drain; kills it when that takes too long. Returns when it has ended."""
-        self._stop_asked.set()
+        """Ask the process to drain; kill it when that takes too long. Return when it has ended."""
+        self._stop_requested.set()
         if not self._ended.is_set():
-            self._move("draining")
+            self._set_state("draining")
         self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(self._drain_seconds + STOP_SECONDS):
@@ -137,14 +138,14 @@ class ChildProcess:
         self._signal(signal.SIGKILL)
 
     def change_role(self, spec: ChildProcessSpec) -> None:
-        """Its next life begins with ``spec``. This one is converting until it says that it serves
-        in that role; somebody else tells it to."""
+        """Use ``spec`` for the next start, and mark the running process as converting until it
+        reports that it serves in that role. The caller must tell the process its new role."""
         self.spec = spec
         self.state.role = spec.role
-        if self.serving:
-            self._move("converting")
+        if self.is_serving:
+            self._set_state("converting")
 
-    def _is_hopeless(self, code: int) -> bool:
+    def _should_give_up(self, code: int) -> bool:
         if self._has_served:
             return False
         return code == USAGE_EXIT_CODE or self._num_attempts + 1 >= START_ATTEMPTS
@@ -154,7 +155,7 @@ class ChildProcess:
         self._num_attempts += 1
         self.state.restarts += 1
         log.warning("restart", id=self.spec.id, exit_code=code, after_seconds=seconds)
-        self._move("restarting")
+        self._set_state("restarting")
         waits = [
             asyncio.ensure_future(self._clock.sleep(seconds)),
             asyncio.ensure_future(self._wait_for_stop()),
@@ -166,10 +167,10 @@ class ChildProcess:
                 wait.cancel()
 
     async def _wait_for_stop(self) -> None:
-        await self._stop_asked.wait()
+        await self._stop_requested.wait()
 
-    async def _live(self) -> int:
-        """One life, from start to exit; returns the exit code."""
+    async def _run_once(self) -> int:
+        """Start the process once and wait for it; return its exit code."""
         read_end, write_end = os.pipe()
         with os.fdopen(read_end, "rb", 0) as reports:
             try:
@@ -178,14 +179,14 @@ class ChildProcess:
                 os.close(write_end)
             self.state.pid = self._process.pid
             self.state.sockets = []
-            self._beats_now = False
-            self._move("starting")
-            if self.stopping:
+            self._expects_heartbeats = False
+            self._set_state("starting")
+            if self.is_stopping:
                 self._signal(signal.SIGTERM)
             listening = asyncio.ensure_future(
-                self._take_reports(reports) if self.spec.probe is None else self._take_probes()
+                self._read_reports(reports) if self.spec.probe is None else self._run_probes()
             )
-            watching = asyncio.ensure_future(self._watch())
+            watching = asyncio.ensure_future(self._kill_if_hung())
             try:
                 return await self._process.wait()
             except asyncio.CancelledError:
@@ -194,8 +195,8 @@ class ChildProcess:
                 raise
             finally:
                 watching.cancel()
-                patience = LAST_LINES_SECONDS if self.spec.probe is None else 0.0
-                await asyncio.wait([listening], timeout=patience)
+                timeout = FINAL_REPORTS_SECONDS if self.spec.probe is None else 0.0
+                await asyncio.wait([listening], timeout=timeout)
                 listening.cancel()
                 await asyncio.wait([listening, watching])
 
@@ -209,70 +210,73 @@ class ChildProcess:
                 stdout=log_file,
                 stderr=log_file,
                 pass_fds=(write_end,),
-                # Ctrl-C reaches the supervisor alone, which drains in order.
+                # Ctrl-C then reaches the supervisor only, which drains the processes in order.
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
 
-    async def _take_reports(self, reports: object) -> None:
+    async def _read_reports(self, reports: object) -> None:
         reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), reports
         )
         try:
             async for line in reader:
-                self._heard = True
+                self._has_heartbeat = True
                 text = line.decode("utf-8", "replace")
                 report = parse_report(text)
                 if report is not None:
-                    self._take(report)
+                    self._apply_report(report)
                 elif listening := parse_listener(text):
-                    self._note(listening)
+                    self._add_socket(listening)
         finally:
             transport.close()
 
-    async def _take_probes(self) -> None:
+    async def _run_probes(self) -> None:
         assert self.spec.probe is not None
         while not await asyncio.to_thread(self.spec.probe):
             await self._clock.sleep(PROBE_SECONDS)
-        self._take(StatusReport("serving", address=self.spec.address))
+        self._apply_report(StatusReport("serving", address=self.spec.address))
         while self._hung_seconds:
-            self._heard = await asyncio.to_thread(self.spec.probe) or self._heard
+            self._has_heartbeat = await asyncio.to_thread(self.spec.probe) or self._has_heartbeat
             await self._clock.sleep(HEARTBEAT_SECONDS)
 
-    async def _watch(self) -> None:
-        """Counts looks without a sign, not time: while this process itself did not run, nobody
-        was silent. A start takes as long as it takes."""
-        num_silent = 0
-        bound = max(self._hung_seconds / HEARTBEAT_SECONDS, MIN_MISSED_HEARTBEATS)
-        while self._hung_seconds and num_silent < bound:
-            self._heard = False
+    async def _kill_if_hung(self) -> None:
+        """Kill the process when it has missed too many heartbeats. Count missed heartbeats rather
+        than time, so that a pause of the supervisor itself does not count. The time to start is not
+        limited."""
+        num_missed = 0
+        max_missed = max(self._hung_seconds / HEARTBEAT_SECONDS, MIN_MISSED_HEARTBEATS)
+        while self._hung_seconds and num_missed < max_missed:
+            self._has_heartbeat = False
             await self._clock.sleep(HEARTBEAT_SECONDS)
-            num_silent = 0 if self._heard or not self._beats_now else num_silent + 1
+            num_missed = (
+                0 if self._has_heartbeat or not self._expects_heartbeats else num_missed + 1
+            )
         if self._hung_seconds:
-            log.warning("killed", id=self.spec.id, reason="it gives no sign of life")
+            log.warning("killed", id=self.spec.id, reason="it sends no heartbeats")
             self.kill()
 
-    def _take(self, report: StatusReport) -> None:
+    def _apply_report(self, report: StatusReport) -> None:
         if report.state == "serving" and report.what not in ("", self.state.role):
-            return  # the role that it had before
+            return  # a report from its previous role
         self.state.loaded_bytes, self.state.total_bytes = report.done, report.total
         self.state.address = report.address or self.state.address
         self.state.ops = report.ops or self.state.ops
         self.state.message = report.message
         if report.state == "serving":
-            self._has_served = self._beats_now = True
-        if report.state not in ("stopped", "failed"):  # until it has exited it has not ended
-            self._move(report.state)
+            self._has_served = self._expects_heartbeats = True
+        if report.state not in ("stopped", "failed"):  # run() sets these after the exit
+            self._set_state(report.state)
 
-    def _note(self, listening: OpenListener) -> None:
+    def _add_socket(self, listening: OpenListener) -> None:
         if len(self.state.sockets) < MAX_SOCKETS:
             self.state.sockets = [*self.state.sockets, asdict(listening)]
             self._on_change(self)
 
-    def _move(self, state: str) -> None:
-        leaves = self.stopping and state in ("starting", "serving")
-        self.state.state = "draining" if leaves else state
+    def _set_state(self, state: str) -> None:
+        is_draining = self.is_stopping and state in ("starting", "serving")
+        self.state.state = "draining" if is_draining else state
         self._on_change(self)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -282,12 +286,12 @@ class ChildProcess:
 
 
 def last_log_line(log_file: Path) -> str:
-    """What a process said last."""
+    """Return the last line of a process's log, or a text that says where the log is."""
     try:
         lines = log_file.read_text(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    return lines[-1].removeprefix("baton: ") if lines else f"it said nothing; see {log_file}"
+    return lines[-1].removeprefix("baton: ") if lines else f"it logged nothing; see {log_file}"
 
 
 def baton_command(*arguments: str) -> tuple[str, ...]:

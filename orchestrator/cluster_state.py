@@ -1,4 +1,4 @@
-"""What is known of a local cluster on disk: its state, its lock, its logs."""
+"""The files of a local cluster: its state, lock and logs."""
 
 import fcntl
 import json
@@ -12,16 +12,17 @@ from baton.core.credentials import ClusterCredentials
 from baton.errors import Invalid, NotFound
 
 _WHOLE_FILE = "hhqqi4x"
-"""struct flock of 64-bit Linux: type, whence, start, length, process."""
+"""The layout of ``struct flock`` on 64-bit Linux: type, whence, start, length, process."""
 
 
 @dataclass(slots=True)
 class ProcessState:
-    """``state`` is a program's (starting, serving, draining, stopped, failed), restarting,
-    converting to ``role`` from the other, or pending, while no machine has room for it. The id is a
-    name, and tells no role. While starting, ``loaded_bytes`` of ``total_bytes`` of weights are
-    there. ``node`` is the machine, empty for this one. ``ops`` is host:port of the ops server, if
-    it has one."""
+    """The state of one process. ``state`` is the program's own (starting, serving, draining,
+    stopped, failed), or restarting, or converting (to ``role`` from the other one), or pending
+    (while no machine has room for it). The id is only a name, and may contain another role than
+    ``role``. While the process is starting, ``loaded_bytes`` of the ``total_bytes`` of weights are
+    loaded. ``node`` is the machine, empty for this one. ``ops`` is host:port of the ops server, if
+    there is one."""
 
     id: str
     role: str
@@ -35,13 +36,15 @@ class ProcessState:
     node: str = ""
     ops: str = ""
     sockets: list[dict[str, str]] = field(default_factory=list)
-    """What it listens on: the fields of a :class:`baton.network.listeners.OpenListener`."""
+    """Its listening sockets, each as the fields of a
+    :class:`baton.network.listeners.OpenListener`."""
 
 
 @dataclass(slots=True)
 class ClusterState:
-    """As the supervisor last wrote it, with what a command needs to speak to the cluster;
-    only its user may read it. ``failure`` says why it gave up."""
+    """The cluster's state as the supervisor last wrote it, with the addresses and secrets that a
+    command needs; only the user's own account may read it. ``failure`` says why the supervisor gave
+    up."""
 
     supervisor_pid: int
     url: str
@@ -59,8 +62,8 @@ class ClusterState:
     processes: list[ProcessState] = field(default_factory=list)
 
     @property
-    def trust(self) -> ClusterCredentials:
-        """What its members know each other by."""
+    def credentials(self) -> ClusterCredentials:
+        """The credentials with which the cluster's members authenticate each other."""
         return ClusterCredentials(
             self.cluster_secret, self.rpc_tls_certificate, self.rpc_tls_key, self.rpc_tls_ca
         )
@@ -70,38 +73,38 @@ SUPERVISOR_LOG = "supervisor.log"
 
 
 class ClusterFolder:
-    """One cluster's folder below ``home``; its owner is whoever holds the lock."""
+    """The folder of one cluster below ``home``. The supervisor that holds its lock owns it."""
 
     def __init__(self, home: Path, name: str) -> None:
         self.home = home
         self.path = home / "clusters" / name
         self.logs = self.path / "logs"
-        self.socket = self.path / "control.sock"
+        self.control_socket = self.path / "control.sock"
         self._state = self.path / "state.json"
         self._lock = self.path / "lock"
         self._lock_file: int | None = None
 
-    def take(self) -> None:
-        """Becomes the owner. Raises Invalid when somebody is."""
-        self.make()
+    def acquire(self) -> None:
+        """Acquire the lock. Raises Invalid when another supervisor has it."""
+        self.create()
         file = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, _lock_record())
         except OSError as error:
             os.close(file)
-            raise self.taken() from error
+            raise self.already_running_error() from error
         self._lock_file = file
         self._state.unlink(missing_ok=True)
-        self.socket.unlink(missing_ok=True)
+        self.control_socket.unlink(missing_ok=True)
         for log in self.logs.glob("*.log"):
             if log.name != SUPERVISOR_LOG:
                 log.replace(log.with_suffix(".log.old"))
 
-    def make(self) -> None:
+    def create(self) -> None:
         self.logs.mkdir(parents=True, exist_ok=True)
         self.path.chmod(0o700)
 
-    def taken(self) -> Invalid:
+    def already_running_error(self) -> Invalid:
         name = self.path.name
         return Invalid(
             f"a cluster named {name!r} is running already: `baton down --name {name}`, or "
@@ -109,33 +112,33 @@ class ClusterFolder:
         )
 
     def release(self) -> None:
-        self.socket.unlink(missing_ok=True)
+        self.control_socket.unlink(missing_ok=True)
         if self._lock_file is not None:
             os.close(self._lock_file)
             self._lock_file = None
 
-    def is_owned(self) -> bool:
-        """Whether a supervisor lives. Asks for the lock without taking it."""
+    def is_locked(self) -> bool:
+        """Whether a supervisor is running. Tests the lock without acquiring it."""
         try:
             file = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         try:
-            answer = fcntl.fcntl(file, fcntl.F_OFD_GETLK, _lock_record())
+            lock = fcntl.fcntl(file, fcntl.F_OFD_GETLK, _lock_record())
         finally:
             os.close(file)
-        return bool(struct.unpack(_WHOLE_FILE, answer)[0] != fcntl.F_UNLCK)
+        return bool(struct.unpack(_WHOLE_FILE, lock)[0] != fcntl.F_UNLCK)
 
-    def write(self, state: ClusterState) -> None:
-        """Atomic: a reader sees the old state or the new one."""
+    def write_state(self, state: ClusterState) -> None:
+        """Write the state atomically: a reader sees either the old state or the new one."""
         new = self._state.with_suffix(".new")
         file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(file, "w") as text:
             json.dump(asdict(state), text)
         new.replace(self._state)
 
-    def read(self) -> ClusterState | None:
-        """None when nothing was written yet."""
+    def read_state(self) -> ClusterState | None:
+        """Return the last state; None when there is none, or another version of Baton wrote it."""
         try:
             raw = json.loads(self._state.read_text())
         except (FileNotFoundError, ValueError):
@@ -146,16 +149,16 @@ class ClusterFolder:
         except (TypeError, KeyError):
             return None  # another version wrote it
 
-    def running(self) -> ClusterState:
-        """Raises NotFound when there is no running cluster of that name."""
-        state = self.read() if self.is_owned() else None
+    def read_running(self) -> ClusterState:
+        """Return the state of the running cluster. Raises NotFound when it doesn't run."""
+        state = self.read_state() if self.is_locked() else None
         if state is None:
             raise NotFound(f"no cluster named {self.path.name!r} is running here: `baton up`")
         return state
 
-    def signal_owner(self, number: signal.Signals) -> None:
+    def signal_supervisor(self, number: signal.Signals) -> None:
         try:
-            os.kill(self.running().supervisor_pid, number)
+            os.kill(self.read_running().supervisor_pid, number)
         except ProcessLookupError as error:
             raise NotFound(f"the cluster named {self.path.name!r} has just ended") from error
 

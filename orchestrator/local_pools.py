@@ -1,4 +1,4 @@
-"""Workers as processes of the supervisor, on its own machine."""
+"""Pools of workers that are child processes of the supervisor, on the same machine."""
 
 from collections.abc import Awaitable, Callable
 
@@ -10,7 +10,7 @@ from orchestrator.launch_specs import LaunchSpecs
 from orchestrator.supervised_pools import OnChange, SupervisedPools, SupervisedProcess
 
 ConvertWorker = Callable[[str, Role], Awaitable[None]]
-"""Tells the worker at an address its role. Raises BatonError."""
+"""Tells the worker at an address to change its role. Raises BatonError."""
 
 
 class LocalPools(SupervisedPools):
@@ -18,26 +18,26 @@ class LocalPools(SupervisedPools):
 
     def __init__(
         self,
-        recipe: LaunchSpecs,
+        launch_specs: LaunchSpecs,
         clock: Clock,
         drain_seconds: float,
         hung_seconds: float,
-        tell_role: ConvertWorker = convert_worker,
+        convert: ConvertWorker = convert_worker,
     ) -> None:
         super().__init__()
-        self._tell = tell_role
-        self._recipe = recipe
+        self._convert_worker = convert
+        self._launch_specs = launch_specs
         self._clock = clock
         self._drain_seconds = drain_seconds
         self._hung_seconds = hung_seconds
 
-    def _keeper(self, role: Role, on_change: OnChange) -> SupervisedProcess:
-        spec = self._recipe.worker(role)
+    def _create_process(self, role: Role, on_change: OnChange) -> SupervisedProcess:
+        spec = self._launch_specs.worker(role)
         return ChildProcess(spec, self._clock, on_change, self._drain_seconds, self._hung_seconds)
 
-    def _change_role(self, keeper: SupervisedProcess, role: Role) -> None:
-        assert isinstance(keeper, ChildProcess)
-        keeper.change_role(self._recipe.in_role(keeper.spec, role))
+    def _change_role(self, process: SupervisedProcess, role: Role) -> None:
+        assert isinstance(process, ChildProcess)
+        process.change_role(self._launch_specs.with_role(process.spec, role))
 
-    async def _convert(self, keeper: SupervisedProcess) -> None:
-        await self._tell(keeper.state.address, Role(keeper.state.role))
+    async def _convert(self, process: SupervisedProcess) -> None:
+        await self._convert_worker(process.state.address, Role(process.state.role))

@@ -1,4 +1,4 @@
-"""Pools of mock workers: all in one process, which is kept alive like any other."""
+"""Pools of mock workers, which all run in one supervised process."""
 
 from collections.abc import Mapping
 
@@ -13,38 +13,38 @@ from orchestrator.supervised_pools import OnChange, SupervisedPools, SupervisedP
 
 
 class MockPools(SupervisedPools):
-    """As many as they were started."""
+    """Pools whose sizes are set once, when they start."""
 
     def __init__(
-        self, recipe: LaunchSpecs, clock: Clock, drain_seconds: float, hung_seconds: float
+        self, launch_specs: LaunchSpecs, clock: Clock, drain_seconds: float, hung_seconds: float
     ) -> None:
         super().__init__()
-        self._recipe = recipe
+        self._launch_specs = launch_specs
         self._clock = clock
         self._drain_seconds = drain_seconds
         self._hung_seconds = hung_seconds
 
     async def scale(self, wanted: Mapping[Role, int]) -> None:
-        """Once. Raises Invalid."""
+        """Start the workers. Raises Invalid when called again."""
         tasks = self._check_open()
         if self._sizes:
-            raise Invalid("mock workers stay as many as they were started")
+            raise Invalid("the number of mock workers can't be changed after the start")
         self._sizes = parse_pool_sizes(wanted)
         self._start(tasks, Role.MOCK)
 
     async def remove(self, worker_id: WorkerId) -> None:
-        raise Invalid(f"{worker_id}: mock workers stay as many as they were started")
+        raise Invalid(f"{worker_id}: the number of mock workers can't be changed after the start")
 
     async def workers(self) -> list[PoolWorker]:
         return [
             PoolWorker(
                 WorkerId(f"{keeper.state.id}-{role.value}-{number}"), role, keeper.state.state
             )
-            for keeper in self.keepers
+            for keeper in self.processes
             for role, count in self._sizes.items()
             for number in range(count)
         ]
 
-    def _keeper(self, role: Role, on_change: OnChange) -> SupervisedProcess:
-        spec = self._recipe.mock()
+    def _create_process(self, role: Role, on_change: OnChange) -> SupervisedProcess:
+        spec = self._launch_specs.mock()
         return ChildProcess(spec, self._clock, on_change, self._drain_seconds, self._hung_seconds)

@@ -1,4 +1,4 @@
-"""What can be checked before anything is started, so that it fails at once and in one line."""
+"""Checks before anything is started, so that a wrong setup fails at once with a one-line error."""
 
 import http.client
 import socket
@@ -7,11 +7,11 @@ from urllib.parse import urlsplit
 from baton.errors import BatonError, Invalid, Unavailable
 from baton.network.pinned_tls import pinned_tls_context
 
-PROBE_SECONDS = 3.0
+PROBE_TIMEOUT_SECONDS = 3.0
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises Unavailable when ``host:port`` can't be listened on."""
+    """Raise Unavailable when ``host:port`` can't be listened on."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family) as listener:
@@ -32,13 +32,13 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def check_redis(url: str) -> None:
-    """Raises Invalid for what is no Redis URL, Unavailable when nothing answers there."""
+    """Raise Invalid when ``url`` is no Redis URL, Unavailable when nothing answers there."""
     import redis
 
     shown = without_password(url)
     try:
         with redis.Redis.from_url(
-            url, socket_timeout=PROBE_SECONDS, socket_connect_timeout=PROBE_SECONDS
+            url, socket_timeout=PROBE_TIMEOUT_SECONDS, socket_connect_timeout=PROBE_TIMEOUT_SECONDS
         ) as client:
             client.ping()
     except ValueError as error:
@@ -56,12 +56,12 @@ def is_redis_reachable(url: str) -> bool:
 
 
 def is_router_ready(host: str, port: int, certificate: str | None = None) -> bool:
-    """Whether a router takes requests: its ``/ready`` says 200. No proxy is asked."""
+    """Whether a router accepts requests: its ``/ready`` responds 200. Uses no proxy."""
     tls = pinned_tls_context(certificate)
     connection = (
-        http.client.HTTPConnection(host, port, timeout=PROBE_SECONDS)
+        http.client.HTTPConnection(host, port, timeout=PROBE_TIMEOUT_SECONDS)
         if tls is None
-        else http.client.HTTPSConnection(host, port, timeout=PROBE_SECONDS, context=tls)
+        else http.client.HTTPSConnection(host, port, timeout=PROBE_TIMEOUT_SECONDS, context=tls)
     )
     try:
         connection.request("GET", "/ready")
@@ -73,7 +73,7 @@ def is_router_ready(host: str, port: int, certificate: str | None = None) -> boo
 
 
 def reachable_host(host: str) -> str:
-    """Where a client on this machine finds what listens on ``host``."""
+    """Return the address with which a client on this machine reaches a server on ``host``."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 

@@ -1,8 +1,8 @@
-"""What the processes of a running cluster listen on: the kernel's word, beside the programs' own.
+"""An audit of a running cluster's listening sockets: those in the kernel against those documented.
 
 A socket is documented if its process has announced it, or if it is one of those that Redis, Ray,
-UCX or the supervisor open, which announce nothing. Anything else is nobody's, and is told as such;
-so is one that is not as closed as it says.
+UCX or the supervisor open, which announce nothing. Any other socket is reported as undocumented,
+and so is one that is less protected than announced.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from baton.network.listeners import FILE_PERMISSIONS, LISTENERS, LOOPBACK_ONLY, 
 from orchestrator.cluster_state import ClusterFolder, ClusterState, ProcessState
 
 NIXL_ROLES = (Role.PREFILL, Role.DECODE, Role.KVSTORE)
-"""Whose processes have an agent of NIXL's."""
+"""The roles whose processes have a NIXL agent."""
 
 UCX_WAKEUP = re.compile(r"@[0-9a-f]{1,8}")
 RAY_SOCKETS = re.compile(r".*/session_[^/]+/sockets/(raylet|plasma_store)(\.\d+)?")
@@ -50,25 +50,25 @@ class OpenSocket:
 
 @dataclass(frozen=True, slots=True)
 class SocketReport:
-    """One listening socket. ``name`` is its kind's in ``LISTENERS``, empty if it is documented
-    nowhere; ``process`` is a program's id, or the name of what it has started."""
+    """One listening socket. ``name`` is its name in ``LISTENERS``, empty if it is not documented;
+    ``process`` is the id of one of Baton's programs, or the name of a process that it started."""
 
     address: str
     protocol: str
     process: str
     authentication: str
     name: str
-    documented: bool
+    is_documented: bool
 
 
 def listening_sockets(state: ClusterState, folder: ClusterFolder) -> list[SocketReport]:
-    """Of the supervisor and all processes below it, each socket once."""
+    """Return the sockets of the supervisor and of all processes below it, each once."""
     owners = {process.pid: process for process in state.processes if process.pid}
     found: dict[tuple[str, str, str], SocketReport] = {}
     for process, owner in _processes(state.supervisor_pid, owners):
         with contextlib.suppress(psutil.Error, OSError):
             title = owner.id if owner is not None else _title(process, state)
-            for each in _in_words(open_sockets(process), folder):
+            for each in _with_full_path(open_sockets(process), folder):
                 name, authentication = _identity(each, process, owner, state, folder)
                 found.setdefault(
                     (each.family, each.address, title), _report(each, title, name, authentication)
@@ -77,7 +77,8 @@ def listening_sockets(state: ClusterState, folder: ClusterFolder) -> list[Socket
 
 
 def open_sockets(process: psutil.Process) -> list[OpenSocket]:
-    """Where others can connect or send to. Raises psutil.Error and OSError when it has ended."""
+    """Return the sockets that others can connect or send to. Raises psutil.Error and OSError when
+    the process has ended."""
     inet = [
         OpenSocket(family, _plain(host_port(each.laddr.ip, each.laddr.port)))
         for family, kind in (("tcp", "tcp"), ("udp", "udp"))
@@ -88,32 +89,33 @@ def open_sockets(process: psutil.Process) -> list[OpenSocket]:
 
 
 def _unix_sockets(pid: int) -> Iterator[OpenSocket]:
-    """Those with a name that accept connections, or take datagrams."""
-    mine = set()
+    """Yield the named Unix sockets that accept connections or receive datagrams."""
+    own_sockets = set()
     for file in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
-            mine.add(str(file.readlink()))
+            own_sockets.add(str(file.readlink()))
     for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]:
         fields = line.split(maxsplit=7)
-        if len(fields) < 8 or f"socket:[{fields[6]}]" not in mine:
+        if len(fields) < 8 or f"socket:[{fields[6]}]" not in own_sockets:
             continue
-        takes = int(fields[3], 16) & _ACCEPTS_CONNECTIONS or int(fields[4], 16) == _DATAGRAM
-        if takes:
+        if int(fields[3], 16) & _ACCEPTS_CONNECTIONS or int(fields[4], 16) == _DATAGRAM:
             yield OpenSocket("unix", fields[7])
 
 
-def _in_words(sockets: list[OpenSocket], folder: ClusterFolder) -> Iterator[OpenSocket]:
-    """The supervisor binds its own socket by a shorter name, since addresses end at 107 bytes."""
-    short = re.compile(rf"/proc/self/fd/\d+/{re.escape(folder.socket.name)}")
+def _with_full_path(sockets: list[OpenSocket], folder: ClusterFolder) -> Iterator[OpenSocket]:
+    """Replace the short path of the supervisor's own socket by its full path. The supervisor binds
+    the short one, since addresses of Unix sockets are limited to 107 bytes."""
+    short = re.compile(rf"/proc/self/fd/\d+/{re.escape(folder.control_socket.name)}")
     for each in sockets:
         is_short = each.family == "unix" and short.fullmatch(each.address)
-        yield OpenSocket("unix", str(folder.socket)) if is_short else each
+        yield OpenSocket("unix", str(folder.control_socket)) if is_short else each
 
 
 def _processes(
     supervisor_pid: int, owners: dict[int, ProcessState]
 ) -> Iterator[tuple[psutil.Process, ProcessState | None]]:
-    """Everything below the supervisor, and of which program of ours it is a part."""
+    """Yield the supervisor and all processes below it, each with the Baton program that it belongs
+    to, if any."""
     try:
         top = psutil.Process(supervisor_pid)
         below = top.children(recursive=True)
@@ -138,25 +140,26 @@ def _identity(
     state: ClusterState,
     folder: ClusterFolder,
 ) -> tuple[str, str]:
-    """Its name in ``LISTENERS`` and how it authenticates; both empty for nobody's."""
+    """Return the socket's name in ``LISTENERS`` and its authentication; both empty if unknown."""
     if owner is not None:
-        return _announced(each, owner) or _of_library(each, owner, state) or ("", "")
-    if each == OpenSocket("unix", str(folder.socket)):
+        return _match_announced(each, owner) or _match_library(each, owner, state) or ("", "")
+    if each == OpenSocket("unix", str(folder.control_socket)):
         return "control", FILE_PERMISSIONS
-    return _of_ray(each, process, state) or ("", "")
+    return _match_ray(each, process, state) or ("", "")
 
 
-def _announced(each: OpenSocket, owner: ProcessState) -> tuple[str, str] | None:
-    """By its port: a server on all addresses is told in other words by the kernel."""
-    for told in owner.sockets:
-        if each.family == "unix" and told["address"] == each.address:
-            return told["name"], told["authentication"]
-        if each.family == "tcp" and told["address"].rpartition(":")[2] == each.port:
-            return told["name"], told["authentication"]
+def _match_announced(each: OpenSocket, owner: ProcessState) -> tuple[str, str] | None:
+    """Find a socket among those that its program announced. TCP sockets are matched by port, since
+    the kernel shows a wildcard address in another form than announced."""
+    for announced in owner.sockets:
+        if each.family == "unix" and announced["address"] == each.address:
+            return announced["name"], announced["authentication"]
+        if each.family == "tcp" and announced["address"].rpartition(":")[2] == each.port:
+            return announced["name"], announced["authentication"]
     return None
 
 
-def _of_library(
+def _match_library(
     each: OpenSocket, owner: ProcessState, state: ClusterState
 ) -> tuple[str, str] | None:
     if owner.role == Role.REDIS:
@@ -169,10 +172,10 @@ def _of_library(
     return None
 
 
-def _of_ray(
+def _match_ray(
     each: OpenSocket, process: psutil.Process, state: ClusterState
 ) -> tuple[str, str] | None:
-    """A driver of Ray, which the supervisor is then, listens like Ray's own programs."""
+    """Find a socket of Ray: of its own programs, or of its driver, which is the supervisor."""
     if each.family == "unix":
         return ("ray_local", FILE_PERMISSIONS) if RAY_SOCKETS.fullmatch(each.address) else None
     command = process.cmdline() or [""]
@@ -190,7 +193,8 @@ def _has_loaded(process: psutil.Process, library: str) -> bool:
 
 
 def _has_token(process: psutil.Process) -> bool:
-    """A driver has it in an environment that it gives to those whom it starts."""
+    """Whether Ray uses token authentication. A driver shows this only in the environment of the
+    processes that it starts."""
     for each in (process, *process.children()):
         with contextlib.suppress(psutil.Error):
             if each.environ().get("RAY_AUTH_MODE") == "token":
@@ -202,7 +206,7 @@ def _report(each: OpenSocket, process: str, name: str, authentication: str) -> S
     listener = LISTENERS.get(name)
     documented = listener is not None and authentication in listener.authentications
     if authentication == FILE_PERMISSIONS:
-        documented = documented and is_only_owners(Path(each.address))
+        documented = documented and is_private_to_owner(Path(each.address))
     if authentication == LOOPBACK_ONLY:
         documented = documented and _on_loopback(each.address)
     protocol = listener.protocol if listener is not None else each.family
@@ -211,8 +215,8 @@ def _report(each: OpenSocket, process: str, name: str, authentication: str) -> S
     )
 
 
-def is_only_owners(path: Path) -> bool:
-    """Whether only the user of a path, or of a folder above it, gets there."""
+def is_private_to_owner(path: Path) -> bool:
+    """Whether a path, or a folder above it, is accessible only to its owner."""
     return any(not place.stat().st_mode & 0o077 for place in (path, *path.parents))
 
 
@@ -221,5 +225,5 @@ def _on_loopback(address: str) -> bool:
 
 
 def _plain(address: str) -> str:
-    """An address of IPv4 in IPv6's clothes, as itself."""
+    """Return an IPv4-mapped IPv6 address as IPv4, and any other address unchanged."""
     return re.sub(r"^\[::ffff:([0-9.]+)\]", r"\1", address)

@@ -1,7 +1,6 @@
-"""Pools whose workers the supervisor keeps itself: numbering, growing, shrinking, removing.
+"""Pools whose workers the supervisor runs itself: starting, removing and converting workers.
 
-What keeps one worker alive is a :class:`SupervisedProcess`; what kind of keeper is all that differs
-between backends.
+A :class:`SupervisedProcess` keeps one worker alive; backends differ only in its implementation.
 """
 
 import asyncio
@@ -21,32 +20,33 @@ log = structlog.get_logger(__name__)
 
 
 class SupervisedProcess(Protocol):
-    """Keeps one worker alive until told to stop. Its reports go to whoever made it."""
+    """Keeps one worker alive until it is stopped, and calls its creator's ``on_change`` with every
+    new state."""
 
     @property
     def state(self) -> ProcessState: ...
 
     @property
-    def serving(self) -> bool: ...
+    def is_serving(self) -> bool: ...
 
     @property
-    def stopping(self) -> bool: ...
+    def is_stopping(self) -> bool: ...
 
     @property
-    def failed_to_start(self) -> bool:
-        """For good: it won't be tried again."""
+    def has_failed_to_start(self) -> bool:
+        """Whether the worker could not be started and will not be tried again."""
         ...
 
     async def run(self) -> None:
-        """Until stopped, or it has failed to start too often."""
+        """Run the worker until it is stopped, or has failed to start too often."""
         ...
 
     async def stop(self) -> None:
-        """Drains it; returns when it has ended."""
+        """Drain the worker; return when it has ended."""
         ...
 
     def kill(self) -> None:
-        """Ends it without a drain. ``run`` returns soon after."""
+        """End the worker without draining it. ``run`` returns soon after."""
         ...
 
 
@@ -54,47 +54,47 @@ OnChange = Callable[[SupervisedProcess], None]
 
 
 class SupervisedPools(ABC):
-    """A :class:`~baton.pools.base.Pools` over keepers. Nothing can be changed before
-    ``open`` and after ``close``. Where ``can_convert``, workers that one pool gives up and the
-    other wants change their role; elsewhere they stop, and others start."""
+    """A :class:`~baton.pools.base.Pools` over supervised processes. Nothing can be changed before
+    ``open`` and after ``close``. If ``can_convert``, a worker that one pool gives up while the
+    other grows changes its role; otherwise it stops, and another one starts."""
 
     can_convert: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self._keepers: dict[WorkerId, SupervisedProcess] = {}
-        self._leaving: set[WorkerId] = set()
+        self._processes: dict[WorkerId, SupervisedProcess] = {}
+        self._removing: set[WorkerId] = set()
         self._converting: set[WorkerId] = set()
-        """Who is being told its role."""
+        """Workers that are being told their new role."""
         self._sizes: dict[Role, int] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._on_change: OnChange = lambda keeper: None
 
     @abstractmethod
-    def _keeper(self, role: Role, on_change: OnChange) -> SupervisedProcess:
-        """A new one, not started, for a worker that nobody has had before."""
+    def _create_process(self, role: Role, on_change: OnChange) -> SupervisedProcess:
+        """Create the process, not yet started, of a new worker."""
 
-    async def check(self, sizes: Mapping[Role, int]) -> None:  # noqa: B027
-        """Raises Unavailable when so many workers can never run here."""
+    async def check_capacity(self, sizes: Mapping[Role, int]) -> None:  # noqa: B027
+        """Raise Unavailable when ``sizes`` are more workers than can ever run here."""
 
-    def _change_role(self, keeper: SupervisedProcess, role: Role) -> None:
-        """The keeper's own part: its state tells the new role, and its worker comes back in it."""
+    def _change_role(self, process: SupervisedProcess, role: Role) -> None:
+        """Set the role in the process's state; if the worker restarts, it starts in that role."""
         raise NotImplementedError
 
-    async def _convert(self, keeper: SupervisedProcess) -> None:
-        """Tells its worker the role that its state has. Raises BatonError."""
+    async def _convert(self, process: SupervisedProcess) -> None:
+        """Tell the worker to change to the role in ``process.state``. Raises BatonError."""
         raise NotImplementedError
 
     def open(self, tasks: asyncio.TaskGroup, on_change: OnChange) -> None:
-        """Workers live in ``tasks``; ``on_change`` hears of each one's every new state."""
+        """Run workers in ``tasks``, and call ``on_change`` with each new state of each of them."""
         self._tasks, self._on_change = tasks, on_change
 
     def close(self) -> None:
         self._tasks = None
 
     @property
-    def keepers(self) -> list[SupervisedProcess]:
-        """All, oldest first."""
-        return list(self._keepers.values())
+    def processes(self) -> list[SupervisedProcess]:
+        """The processes of all workers, oldest first."""
+        return list(self._processes.values())
 
     # -- Pools ------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class SupervisedPools(ABC):
     async def workers(self) -> list[PoolWorker]:
         return [
             PoolWorker(WorkerId(state.id), Role(state.role), state.state, state.node, state.message)
-            for state in (keeper.state for keeper in self.keepers)
+            for state in (keeper.state for keeper in self.processes)
         ]
 
     async def scale(self, wanted: Mapping[Role, int]) -> None:
@@ -112,35 +112,35 @@ class SupervisedPools(ABC):
         tasks = self._check_open()
         for role, count in sizes.items():
             self._sizes[role] = count
-            self._forget_failed(role)
+            self._remove_failed(role)
         if self.can_convert and len(sizes) == len(WORKER_ROLES):
-            self._exchange(tasks, sizes)
+            self._convert_surplus(tasks, sizes)
         for role, count in sizes.items():
-            present = self._staying(role)
+            present = self._remaining_processes(role)
             for _ in range(count - len(present)):
                 self._start(tasks, role)
             for keeper in removal_order(present)[: max(len(present) - count, 0)]:
-                self._retire(tasks, keeper)
+                self._start_removal(tasks, keeper)
 
     async def remove(self, worker_id: WorkerId) -> None:
         tasks = self._check_open()
-        keeper = self._keepers.get(worker_id)
+        keeper = self._processes.get(worker_id)
         if keeper is None:
-            there = ", ".join(self._keepers)
-            raise NotFound(f"there is no worker {worker_id!r}; there are {there}")
-        if worker_id in self._leaving:
+            known = ", ".join(self._processes)
+            raise NotFound(f"there is no worker {worker_id!r}; there are {known}")
+        if worker_id in self._removing:
             return
         role = Role(keeper.state.role)
-        if self._staying(role) == [keeper]:
+        if self._remaining_processes(role) == [keeper]:
             raise Invalid(f"{worker_id} is the last {role.value} worker")
         self._sizes[role] -= 1
-        self._retire(tasks, keeper)
+        self._start_removal(tasks, keeper)
 
-    # -- life -------------------------------------------------------------------------------
+    # -- starting, converting, removing -----------------------------------------------------
 
     async def stop(self) -> None:
-        """Drains all; returns when the last one has ended."""
-        await asyncio.gather(*(keeper.stop() for keeper in self.keepers))
+        """Drain all workers; return when the last one has ended."""
+        await asyncio.gather(*(keeper.stop() for keeper in self.processes))
 
     def _check_open(self) -> asyncio.TaskGroup:
         if self._tasks is None:
@@ -148,76 +148,79 @@ class SupervisedPools(ABC):
         return self._tasks
 
     def _start(self, tasks: asyncio.TaskGroup, role: Role) -> None:
-        keeper = self._keeper(role, self._on_change)
-        self._keepers[WorkerId(keeper.state.id)] = keeper
+        keeper = self._create_process(role, self._on_change)
+        self._processes[WorkerId(keeper.state.id)] = keeper
         tasks.create_task(keeper.run())
         self._on_change(keeper)
 
-    def _exchange(self, tasks: asyncio.TaskGroup, sizes: Mapping[Role, int]) -> None:
-        """Of those that one pool gives up, as many as the other lacks change their role. Who does
-        not serve yet has nothing to lose, and is replaced."""
-        surplus = {role: len(self._staying(role)) - count for role, count in sizes.items()}
-        taker, giver = sorted(WORKER_ROLES, key=lambda role: surplus[role])
-        leaving = removal_order(self._staying(giver))[: max(surplus[giver], 0)]
+    def _convert_surplus(self, tasks: asyncio.TaskGroup, sizes: Mapping[Role, int]) -> None:
+        """Convert workers that one pool gives up, as many as the other pool lacks. A worker that
+        does not serve yet is replaced instead, since that loses nothing."""
+        surplus = {
+            role: len(self._remaining_processes(role)) - count for role, count in sizes.items()
+        }
+        growing, shrinking = sorted(WORKER_ROLES, key=lambda role: surplus[role])
+        leaving = removal_order(self._remaining_processes(shrinking))[: max(surplus[shrinking], 0)]
         able = [keeper for keeper in leaving if keeper.state.state in ("serving", "converting")]
-        for keeper in able[: max(-surplus[taker], 0)]:
-            self._change_role(keeper, taker)
+        for keeper in able[: max(-surplus[growing], 0)]:
+            self._change_role(keeper, growing)
             if keeper.state.id not in self._converting:
                 self._converting.add(WorkerId(keeper.state.id))
-                tasks.create_task(self._tell_role(keeper))
+                tasks.create_task(self._convert_to_current_role(keeper))
 
-    async def _tell_role(self, keeper: SupervisedProcess) -> None:
-        """One that changes its role again meanwhile is told once more. One that can't be told is
-        replaced."""
-        worker_id, told = WorkerId(keeper.state.id), ""
+    async def _convert_to_current_role(self, process: SupervisedProcess) -> None:
+        """Tell a worker its new role, and again if the role changes meanwhile. Replace the worker
+        if it can't be told."""
+        worker_id, sent_role = WorkerId(process.state.id), ""
         try:
-            while told != keeper.state.role:
-                told = keeper.state.role
-                await self._convert(keeper)
+            while sent_role != process.state.role:
+                sent_role = process.state.role
+                await self._convert(process)
         except BatonError as error:
             log.warning("not_converted", id=worker_id, reason=str(error))
-            await self._replace(keeper)
+            await self._replace(process)
         finally:
             self._converting.discard(worker_id)
 
-    async def _replace(self, keeper: SupervisedProcess) -> None:
-        """One after the other, so that both never need a place. Who has died meanwhile comes back
-        in its new role anyway."""
-        if keeper.state.id in self._leaving or keeper.state.state != "converting":
+    async def _replace(self, process: SupervisedProcess) -> None:
+        """Remove a worker, then start another, so that the two never need resources at once. Do
+        nothing if it has died meanwhile: then it restarts in its new role anyway."""
+        if process.state.id in self._removing or process.state.state != "converting":
             return
-        self._leaving.add(WorkerId(keeper.state.id))
-        await self._remove(keeper)
-        role = Role(keeper.state.role)
-        if self._tasks is not None and len(self._staying(role)) < self._sizes[role]:
+        self._removing.add(WorkerId(process.state.id))
+        await self._remove(process)
+        role = Role(process.state.role)
+        if self._tasks is not None and len(self._remaining_processes(role)) < self._sizes[role]:
             self._start(self._tasks, role)
 
-    def _retire(self, tasks: asyncio.TaskGroup, keeper: SupervisedProcess) -> None:
-        self._leaving.add(WorkerId(keeper.state.id))
-        tasks.create_task(self._remove(keeper))
+    def _start_removal(self, tasks: asyncio.TaskGroup, process: SupervisedProcess) -> None:
+        self._removing.add(WorkerId(process.state.id))
+        tasks.create_task(self._remove(process))
 
-    async def _remove(self, keeper: SupervisedProcess) -> None:
-        worker_id = WorkerId(keeper.state.id)
-        await keeper.stop()
-        self._keepers.pop(worker_id, None)
-        self._leaving.discard(worker_id)
-        self._on_change(keeper)
+    async def _remove(self, process: SupervisedProcess) -> None:
+        worker_id = WorkerId(process.state.id)
+        await process.stop()
+        self._processes.pop(worker_id, None)
+        self._removing.discard(worker_id)
+        self._on_change(process)
 
-    def _forget_failed(self, role: Role) -> None:
-        for keeper in self.keepers:
-            if keeper.state.role == role and keeper.failed_to_start:
-                del self._keepers[WorkerId(keeper.state.id)]
+    def _remove_failed(self, role: Role) -> None:
+        for keeper in self.processes:
+            if keeper.state.role == role and keeper.has_failed_to_start:
+                del self._processes[WorkerId(keeper.state.id)]
 
-    def _staying(self, role: Role) -> list[SupervisedProcess]:
+    def _remaining_processes(self, role: Role) -> list[SupervisedProcess]:
         return [
             keeper
-            for keeper in self.keepers
+            for keeper in self.processes
             if keeper.state.role == role
-            and keeper.state.id not in self._leaving
-            and not keeper.failed_to_start
+            and keeper.state.id not in self._removing
+            and not keeper.has_failed_to_start
         ]
 
 
-def removal_order(keepers: list[SupervisedProcess]) -> list[SupervisedProcess]:
-    """In the order in which they may go: who does not serve yet first, then the newest."""
-    newest_first = keepers[::-1]
-    return sorted(newest_first, key=lambda keeper: keeper.serving)
+def removal_order(processes: list[SupervisedProcess]) -> list[SupervisedProcess]:
+    """Return the processes in the order of removal: those that don't serve yet, then newest
+    first."""
+    newest_first = processes[::-1]
+    return sorted(newest_first, key=lambda keeper: keeper.is_serving)

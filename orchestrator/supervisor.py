@@ -1,4 +1,4 @@
-"""The local supervisor of ``baton up``: starts every role, keeps it alive, stops it in order."""
+"""The supervisor of ``baton up``: starts every process, keeps it alive, stops all in order."""
 
 import asyncio
 import os
@@ -29,14 +29,15 @@ from orchestrator.supervised_pools import SupervisedPools, SupervisedProcess
 
 READY_POLL_SECONDS = 0.05
 STOPPED_AFTER_POOLS = (Role.CONDUCTOR, Role.KVSTORE, Role.REDIS)
-"""In this order: whoever drains finds those that it needs alive."""
+"""The order in which roles stop, so that whatever a draining process needs is still running."""
 
 
 class Supervisor:
-    """Owns the processes of one cluster; of its workers, ``pools`` do. ``on_change`` gets every
-    new state.
+    """Owns the processes of one cluster, except for the workers, which ``pools`` owns.
+    ``on_change`` is called with every new state of the cluster.
 
-    Before it starts anything it checks what can be checked: the port, the Redis that was given.
+    Before it starts anything it checks what it can: that the port is free, and that a given Redis
+    answers.
     """
 
     def __init__(
@@ -45,16 +46,16 @@ class Supervisor:
         folder: ClusterFolder,
         clock: Clock,
         on_change: Callable[[ClusterState], None] = lambda state: None,
-        recipe: LaunchSpecs | None = None,
+        launch_specs: LaunchSpecs | None = None,
         pools: SupervisedPools | None = None,
     ) -> None:
         self._settings = settings
         self._folder = folder
         self._clock = clock
         self._on_change = on_change
-        self._recipe = recipe or LaunchSpecs(settings, folder)
+        self._launch_specs = launch_specs or LaunchSpecs(settings, folder)
         self._pools = pools or LocalPools(
-            self._recipe,
+            self._launch_specs,
             clock,
             settings.drain_seconds,
             settings.hung_seconds,
@@ -63,7 +64,7 @@ class Supervisor:
         self._children: dict[str, ChildProcess] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._changed = asyncio.Event()
-        self._router_answered = False
+        self._routers_ready = False
         self._failure = ""
 
     @property
@@ -71,17 +72,17 @@ class Supervisor:
         return self._pools
 
     @property
-    def ready(self) -> bool:
-        """Requests are taken, and every process serves but those that are leaving."""
-        return self._router_answered and self._all_serve()
+    def is_ready(self) -> bool:
+        """Whether the routers accept requests, and every process that is not stopping serves."""
+        return self._routers_ready and self._all_serve()
 
     async def run(self, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
-        """Starts everything, and serves until ``stop``; drains, but not after ``stop_now``.
-        Raises Invalid or Unavailable when the cluster can't start; then nothing is left."""
+        """Start everything and keep it running until ``stop``; then drain, unless ``stop_now`` is
+        set. Raises Invalid or Unavailable when the cluster can't start; then no process is left."""
         check_port(self._settings.host, self._settings.port)
-        if not self._recipe.has_embedded_redis:
-            await asyncio.to_thread(check_redis, self._recipe.redis_url)
-        await self._pools.check(
+        if not self._launch_specs.has_embedded_redis:
+            await asyncio.to_thread(check_redis, self._launch_specs.redis_url)
+        await self._pools.check_capacity(
             {role: getattr(self._settings, role.value) for role in WORKER_ROLES}
         )
         try:
@@ -89,66 +90,72 @@ class Supervisor:
                 self._tasks = tasks
                 try:
                     await self._start_all(stop)
-                    await self._serve(stop)
+                    await self._run_until(stop)
                 finally:
                     await self._stop_all(stop_now)
         finally:
-            self._tell()
+            self._publish_state()
         if self._failure:
             raise Unavailable(self._failure)
 
-    # -- life -------------------------------------------------------------------------------
+    # -- starting and stopping --------------------------------------------------------------
 
     async def _start_all(self, stop: asyncio.Event) -> None:
-        """Redis first; the others wait for one another by themselves, side by side."""
-        if self._recipe.has_embedded_redis:
-            self._start(self._recipe.redis())
-            await self._until(self._all_serve, stop)
+        """Start Redis first, then all others at the same time: each waits for those it needs."""
+        if self._launch_specs.has_embedded_redis:
+            self._start(self._launch_specs.redis())
+            await self._wait_until(self._all_serve, stop)
         if stop.is_set() or self._failure:
             return
         if not self._settings.mock:
-            self._start(self._recipe.store())
-        self._start(self._recipe.conductor())
+            self._start(self._launch_specs.store())
+        self._start(self._launch_specs.conductor())
         assert self._tasks is not None
-        self._pools.open(self._tasks, self._notice)
+        self._pools.open(self._tasks, self._on_process_change)
         await self._pools.scale(
             {role: getattr(self._settings, role.value) for role in WORKER_ROLES}
         )
-        for router in self._recipe.routers():
+        for router in self._launch_specs.routers():
             self._start(router)
-        await self._until(self._all_serve, stop)
-        await self._await_router(stop)
+        await self._wait_until(self._all_serve, stop)
+        await self._wait_for_routers(stop)
 
-    async def _serve(self, stop: asyncio.Event) -> None:
-        """Meanwhile the pools follow the load, if they are to."""
+    async def _run_until(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop``; meanwhile run the autoscaler, unless it runs in a conductor."""
         assert self._tasks is not None
-        following = self._tasks.create_task(self._follow_load())
+        following = self._tasks.create_task(self._autoscale())
         try:
-            await self._until(lambda: False, stop)
+            await self._wait_until(lambda: False, stop)
         finally:
             following.cancel()
 
-    async def _follow_load(self) -> None:
+    async def _autoscale(self) -> None:
         if self._settings.autoscale_pools == "supervisor":
             await autoscaler.run_autoscaler(
-                self._settings, self._pools, self._ask_plan, self._clock, self._pools.can_convert
+                self._settings,
+                self._pools,
+                self._fetch_pool_plan,
+                self._clock,
+                self._pools.can_convert,
             )
 
-    async def _ask_plan(self) -> PoolPlan | None:
+    async def _fetch_pool_plan(self) -> PoolPlan | None:
         address = self._children[Role.CONDUCTOR].state.address
         return await fetch_pool_plan(address, self._settings.trust) if address else None
 
-    async def _await_router(self, stop: asyncio.Event) -> None:
-        """They serve before they have heard of the workers; ready is when they have."""
+    async def _wait_for_routers(self, stop: asyncio.Event) -> None:
+        """Wait until every router is ready: that is when it knows the workers, not when it starts
+        to serve."""
         while not (stop.is_set() or self._failure):
-            if await asyncio.to_thread(self._routers_answer):
-                self._router_answered = True
-                self._tell()
+            if await asyncio.to_thread(self._are_routers_ready):
+                self._routers_ready = True
+                self._publish_state()
                 return
             await self._clock.sleep(READY_POLL_SECONDS)
 
-    def _routers_answer(self) -> bool:
-        """Each by itself: at the one port, any may answer."""
+    def _are_routers_ready(self) -> bool:
+        """Whether every router is ready. Each is asked at its own port: at the shared port, any of
+        them may answer."""
         host, certificate = reachable_host(self._settings.host), self._settings.tls_certificate
         ports = [int(each.state.address.rpartition(":")[2] or 0) for each in self._routers()]
         return all(is_router_ready(host, port, certificate) for port in ports)
@@ -157,7 +164,7 @@ class Supervisor:
         return [child for child in self._children.values() if child.spec.role == Role.ROUTER]
 
     async def _stop_all(self, stop_now: asyncio.Event) -> None:
-        hurrying = asyncio.ensure_future(self._hurry(stop_now))
+        hurrying = asyncio.ensure_future(self._kill_all_on(stop_now))
         self._pools.close()
         try:
             await asyncio.gather(*(router.stop() for router in self._routers()))
@@ -171,13 +178,13 @@ class Supervisor:
         if role in self._children:
             await self._children[role].stop()
 
-    async def _hurry(self, stop_now: asyncio.Event) -> None:
+    async def _kill_all_on(self, stop_now: asyncio.Event) -> None:
         await stop_now.wait()
-        for keeper in self._keepers():
+        for keeper in self._all_processes():
             keeper.kill()
 
-    async def _until(self, condition: Callable[[], bool], stop: asyncio.Event) -> None:
-        """Returns early when asked to stop, or when the cluster can't start."""
+    async def _wait_until(self, condition: Callable[[], bool], stop: asyncio.Event) -> None:
+        """Wait for ``condition``. Return early on ``stop``, or when the cluster can't start."""
         while not (condition() or stop.is_set() or self._failure):
             self._changed.clear()
             waits = [asyncio.ensure_future(event.wait()) for event in (self._changed, stop)]
@@ -191,40 +198,44 @@ class Supervisor:
         assert self._tasks is not None
         settings = self._settings
         child = ChildProcess(
-            spec, self._clock, self._notice, settings.drain_seconds, settings.hung_seconds
+            spec,
+            self._clock,
+            self._on_process_change,
+            settings.drain_seconds,
+            settings.hung_seconds,
         )
         self._children[spec.id] = child
         self._tasks.create_task(child.run())
 
-    def _keepers(self) -> list[SupervisedProcess]:
-        """In the order in which they start."""
+    def _all_processes(self) -> list[SupervisedProcess]:
+        """Return all processes in the order in which they start."""
         children = list(self._children.values())
         first = [child for child in children if child.spec.role != Role.ROUTER]
-        return [*first, *self._pools.keepers, *self._routers()]
+        return [*first, *self._pools.processes, *self._routers()]
 
     def _all_serve(self) -> bool:
         staying = [
             keeper
-            for keeper in self._keepers()
-            if not keeper.stopping and not (self._router_answered and keeper.failed_to_start)
+            for keeper in self._all_processes()
+            if not keeper.is_stopping and not (self._routers_ready and keeper.has_failed_to_start)
         ]
-        return bool(staying) and all(keeper.serving for keeper in staying)
+        return bool(staying) and all(keeper.is_serving for keeper in staying)
 
-    def _notice(self, keeper: SupervisedProcess) -> None:
-        if keeper.failed_to_start and not self._router_answered:
+    def _on_process_change(self, keeper: SupervisedProcess) -> None:
+        if keeper.has_failed_to_start and not self._routers_ready:
             self._failure = f"{keeper.state.id} failed to start: {keeper.state.message}"
         self._changed.set()
-        self._tell()
+        self._publish_state()
 
-    def _tell(self) -> None:
+    def _publish_state(self) -> None:
         state = ClusterState(
             supervisor_pid=os.getpid(),
             url=http_url(
                 self._settings.host,
-                self._recipe.port,
+                self._launch_specs.port,
                 tls=self._settings.tls_certificate is not None,
             ),
-            redis_url=self._recipe.redis_url,
+            redis_url=self._launch_specs.redis_url,
             cluster=self._settings.cluster,
             cluster_secret=self._settings.cluster_secret,
             rpc_tls_certificate=self._settings.trust.certificate,
@@ -233,9 +244,9 @@ class Supervisor:
             admin_key=self._settings.admin_key,
             tenant_secret=self._settings.tenant_secret,
             tls_certificate=self._settings.tls_certificate,
-            ready=self.ready,
+            ready=self.is_ready,
             failure=self._failure,
-            processes=[keeper.state for keeper in self._keepers()],
+            processes=[keeper.state for keeper in self._all_processes()],
         )
-        self._folder.write(state)
+        self._folder.write_state(state)
         self._on_change(state)

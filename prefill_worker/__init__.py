@@ -1,1 +1,1 @@
-"""The prefill worker: see ARCHITECTURE.md, "A request's journey"."""
+"""The prefill worker; its code is in ``baton.worker``. See ARCHITECTURE.md."""

@@ -1,4 +1,4 @@
-"""Reads prompts: chunked prefill, ships KV, gives the first token."""
+"""The prefill worker's program: chunked prefill, KV export, the first token."""
 
 from baton.config import Settings
 from baton.core.states import Role

@@ -1,4 +1,4 @@
-"""The routes. What is behind them knows nothing of FastAPI."""
+"""The HTTP routes. Nothing below this module depends on FastAPI."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
@@ -37,89 +37,89 @@ HANDLERS: Mapping[str, type[RequestHandler]] = {
     "/tokenize": TokenizeHandler,
     "/detokenize": DetokenizeHandler,
 }
-"""POST routes whose bodies are read by their exchange."""
+"""POST routes whose handlers read the request body themselves."""
 
 
-def build_app(service: RouterContext, desk: BatchService | None = None) -> HttpFrontend:
-    """All that the router answers, as an ASGI app; files and batches only with a ``desk``."""
-    config = service.config
+def build_app(context: RouterContext, batch_service: BatchService | None = None) -> HttpFrontend:
+    """Build the router's ASGI app; file and batch routes exist only with a ``batch_service``."""
+    config = context.config
     return HttpFrontend(
-        build_routes(service, desk),
-        {path: partial(exchange, service) for path, exchange in HANDLERS.items()},
+        build_routes(context, batch_service),
+        {path: partial(handler_class, context) for path, handler_class in HANDLERS.items()},
         Cors(config.cors_origins),
         BrowserRequestCheck(
-            service.doorkeeper, BrowserGuard(config.cors_origins, config.known_hosts)
+            context.authenticator, BrowserGuard(config.cors_origins, config.known_hosts)
         ),
-        service.clock,
-        service.own_id,
-        lambda: service.draining,
+        context.clock,
+        context.instance_id,
+        lambda: context.draining,
         open_access_log(config.access_log),
     )
 
 
-def build_routes(service: RouterContext, desk: BatchService | None = None) -> FastAPI:
-    """Bodies are read and checked by :mod:`router.openai.request_handler`, so FastAPI's own schema
-    of them would say nothing; it is off."""
+def build_routes(context: RouterContext, batch_service: BatchService | None = None) -> FastAPI:
+    """Build the FastAPI routes. FastAPI's own OpenAPI schema is off: handlers read and check
+    request bodies themselves (:mod:`router.openai.request_handler`), so it would be empty."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
-    _add_handler_routes(app, service)
-    _add_models(app, service)
-    _add_operations(app, service)
-    add_admin_routes(app, service)
-    add_usage_routes(app, service)
-    if desk is not None:
-        add_batch_routes(app, service, desk)
+    _add_handler_routes(app, context)
+    _add_models(app, context)
+    _add_operations(app, context)
+    add_admin_routes(app, context)
+    add_usage_routes(app, context)
+    if batch_service is not None:
+        add_batch_routes(app, context, batch_service)
     _add_error_handlers(app)
     return app
 
 
-def _add_handler_routes(app: FastAPI, service: RouterContext) -> None:
-    for path, exchange in HANDLERS.items():
-        app.post(path)(_handler_endpoint(exchange, service))
+def _add_handler_routes(app: FastAPI, context: RouterContext) -> None:
+    for path, handler_class in HANDLERS.items():
+        app.post(path)(_handler_endpoint(handler_class, context))
 
 
 def _handler_endpoint(
-    exchange: type[RequestHandler], service: RouterContext
+    handler_class: type[RequestHandler], context: RouterContext
 ) -> Callable[[], Coroutine[None, None, Response]]:
-    async def answer() -> Response:
-        return exchange(service)
+    async def endpoint() -> Response:
+        return handler_class(context)
 
-    return answer
+    return endpoint
 
 
-def _add_models(app: FastAPI, service: RouterContext) -> None:
-    created = service.clock.wall_nanoseconds() // 1_000_000_000
+def _add_models(app: FastAPI, context: RouterContext) -> None:
+    created = context.clock.wall_nanoseconds() // 1_000_000_000
 
     def describe() -> dict[str, object]:
         return {
-            "id": service.config.model,
+            "id": context.config.model,
             "object": "model",
             "created": created,
             "owned_by": "baton",
-            "max_model_len": service.cluster.max_model_tokens,
+            "max_model_len": context.cluster.max_model_tokens,
         }
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        service.doorkeeper.tenant_of(request.headers.get("authorization"))
+        context.authenticator.tenant_of(request.headers.get("authorization"))
         return _json({"object": "list", "data": [describe()]})
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
-        service.doorkeeper.tenant_of(request.headers.get("authorization"))
-        service.check_model(name)
+        context.authenticator.tenant_of(request.headers.get("authorization"))
+        context.check_model(name)
         return _json(describe())
 
 
-def _add_operations(app: FastAPI, service: RouterContext) -> None:
+def _add_operations(app: FastAPI, context: RouterContext) -> None:
     @app.get("/health")
     async def health() -> Response:
         return _json({"status": "ok"})
 
     @app.get("/ready")
     async def ready() -> Response:
-        if service.draining:
+        if context.draining:
             return _json({"ready": False, "reason": "draining"}, 503)
-        if not service.cluster.is_ready:
+        if not context.cluster.is_ready:
             return _json({"ready": False, "reason": "no decode worker is ready"}, 503)
         return _json({"ready": True})
 
@@ -129,50 +129,48 @@ def _add_operations(app: FastAPI, service: RouterContext) -> None:
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
-        # It tells who the tenants are, and what they use.
-        service.doorkeeper.check_metrics(request.headers.get("authorization"))
-        return Response(service.metrics.render(), media_type=service.metrics.content_type)
+        # The metrics contain tenants' names and usage.
+        context.authenticator.check_metrics(request.headers.get("authorization"))
+        return Response(context.metrics.render(), media_type=context.metrics.content_type)
 
     @app.get("/admin/requests/{request_id}")
     async def explain(request: Request, request_id: str) -> Response:
         proof = request.headers.get(PROOF_HEADER)
-        if service.peers is not None and proof is not None:
-            service.peers.check(explain_path(request_id), proof)
+        if context.peer_routers is not None and proof is not None:
+            context.peer_routers.check(explain_path(request_id), proof)
         else:
-            check_admin(service, request)
-        explained = service.records.explain(request_id)
-        if explained is None and service.peers and PEER_HEADER not in request.headers:
-            explained = await service.peers.explain(request_id)
-        if explained is None:
-            raise ApiError(404, f"no such request is remembered: {request_id}")
-        return _json(explained)
+            check_admin(context, request)
+        explanation = context.history.explain(request_id)
+        if explanation is None and context.peer_routers and PEER_HEADER not in request.headers:
+            explanation = await context.peer_routers.explain(request_id)
+        if explanation is None:
+            raise ApiError(404, f"no record of request {request_id} (it may be too old)")
+        return _json(explanation)
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    async def on_problem(_request: Request, error: Exception) -> Response:
+    async def on_api_error(_request: Request, error: Exception) -> Response:
         return _error_response(to_api_error(error))
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        what = f"{request.method} {request.url.path}"
+        request_line = f"{request.method} {request.url.path}"
         headers = {name.lower(): value for name, value in (error.headers or {}).items()}
         message = {
-            404: f"Unknown route: {what}; GET /openapi.json tells those that there are",
-            405: f"Wrong method: {what}; it takes {headers.get('allow', 'another')}",
+            404: f"Unknown route: {request_line}; GET /openapi.json lists all routes",
+            405: f"Method not allowed: {request_line}; allowed: {headers.get('allow', 'unknown')}",
         }
         text = message.get(error.status_code, error.detail)
         return _error_response(ApiError(error.status_code, text, headers=headers))
 
-    app.add_exception_handler(ApiError, on_problem)
-    app.add_exception_handler(BatonError, on_problem)
+    app.add_exception_handler(ApiError, on_api_error)
+    app.add_exception_handler(BatonError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
-    app.add_exception_handler(Exception, on_problem)
+    app.add_exception_handler(Exception, on_api_error)
 
 
-def _error_response(problem: ApiError) -> Response:
-    return Response(
-        problem.json, problem.status, headers=problem.headers, media_type="application/json"
-    )
+def _error_response(error: ApiError) -> Response:
+    return Response(error.json, error.status, headers=error.headers, media_type="application/json")
 
 
 def _json(value: object, status: int = 200) -> Response:

@@ -1,4 +1,4 @@
-"""An error as an OpenAI client sees it."""
+"""Errors in the form that OpenAI clients expect."""
 
 from typing import Any
 
@@ -15,7 +15,8 @@ STATUS_CODES = {
 }
 
 MAX_CHARACTERS = 1000
-"""Of a message, and of a field's name: what was sent may be repeated, but not megabytes of it."""
+"""The longest error message or field name sent to a client. Both may repeat the client's input,
+which can be megabytes long."""
 
 MAX_RETRY_AFTER_SECONDS = 7 * 24 * 3600.0
 
@@ -23,21 +24,21 @@ REQUEST_ERROR = "invalid_request_error"
 
 
 class ApiError(Exception):
-    """``headers`` are added to the response."""
+    """An error response to a client. ``headers`` are added to the response."""
 
     def __init__(
         self,
         status: int,
         message: str,
         *,
-        kind: str = REQUEST_ERROR,
+        error_type: str = REQUEST_ERROR,
         param: str | None = None,
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.kind = kind
+        self.error_type = error_type
         self.param = param
         self.code = code
         self.headers = headers or {}
@@ -46,7 +47,7 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         error = {
             "message": _truncate(str(self)),
-            "type": self.kind,
+            "type": self.error_type,
             "param": _truncate(self.param) if self.param is not None else None,
             "code": self.code,
         }
@@ -58,24 +59,27 @@ class ApiError(Exception):
 
 
 def to_api_error(error: BaseException) -> ApiError:
-    """Any error as a problem. What a bug says is not for clients."""
+    """Convert any exception to an API error. The text of an internal error is not sent to
+    clients."""
     if isinstance(error, ApiError):
         return error
     mapping = error_mapping(error)
     if mapping.grpc_status == "INTERNAL":
-        return ApiError(500, "internal error", kind=mapping.openai_type)
+        return ApiError(500, "internal error", error_type=mapping.openai_type)
     headers = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = _retry_after(error.retry_after_seconds)
     if isinstance(error, RequestKilledWorkers):
-        headers["x-should-retry"] = "false"  # clients try a 500 again by themselves
+        headers["x-should-retry"] = "false"  # OpenAI's clients retry a 500 by themselves
         message, kind = str(error), mapping.openai_type
-        return ApiError(mapping.http_status, message, kind=kind, code=error.code, headers=headers)
+        return ApiError(
+            mapping.http_status, message, error_type=kind, code=error.code, headers=headers
+        )
     param, code = (error.param, error.code) if isinstance(error, Invalid) else (None, None)
     return ApiError(
         mapping.http_status,
         str(error) or type(error).__name__,
-        kind=mapping.openai_type,
+        error_type=mapping.openai_type,
         param=param,
         code=code or STATUS_CODES.get(mapping.http_status),
         headers=headers,
@@ -83,7 +87,7 @@ def to_api_error(error: BaseException) -> ApiError:
 
 
 def _retry_after(seconds: float) -> str:
-    """Whole seconds. What a peer told may be no number at all."""
+    """Format as whole seconds. A value from a peer may be NaN or out of range: then ``1``."""
     return str(max(1, round(seconds))) if 0 <= seconds <= MAX_RETRY_AFTER_SECONDS else "1"
 
 

@@ -1,4 +1,4 @@
-"""The router as a program: joins the cluster, listens, serves, drains."""
+"""The router program: join the cluster, listen, serve requests, drain."""
 
 import asyncio
 import gc
@@ -20,7 +20,7 @@ from baton.registry.heartbeat import Heartbeat
 from baton.registry.redis import RedisRegistry
 from baton.registry.startup import wait_for_registry
 from baton.serve.lifecycle import Program
-from baton.system.heap import keep_little_free_memory
+from baton.system.heap import limit_free_heap
 from baton.text.grammar.checker import GrammarChecker
 from baton.text.tokenizer import Tokenizer
 from router.app import build_app
@@ -53,7 +53,8 @@ log = structlog.get_logger(__name__)
 DRAIN_POLL_SECONDS = 0.05
 WORKER_POLL_SECONDS = 0.2
 GC_THRESHOLDS = (100_000, 20, 50)
-"""Objects until the youngest are looked through; times until the older are, and until all are."""
+"""Thresholds of the three garbage collector generations: allocations before a collection of the
+youngest, and collections of one generation before the next older one is collected, too."""
 
 
 class RouterProgram:
@@ -62,27 +63,28 @@ class RouterProgram:
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
-        self._generation = Incarnation(self._clock.wall_nanoseconds())
+        self._incarnation = Incarnation(self._clock.wall_nanoseconds())
         self._id = WorkerId(settings.id or f"router-{os.getpid()}")
         self._registry = RedisRegistry(
-            settings.needs_redis_url, settings.cluster, settings.cluster_secret, self._clock
+            settings.required_redis_url, settings.cluster, settings.cluster_secret, self._clock
         )
-        self._links = WorkerConnectionPool(settings.trust)
+        self._worker_connections = WorkerConnectionPool(settings.trust)
         slo = SloTargets(settings.slo_first_token_seconds, settings.slo_token_gap_seconds)
         self._metrics = RouterMetrics(slo)
-        self._usage = RedisUsageStore(settings.needs_redis_url, settings.cluster)
-        self._treasury = RedisQuotaStore(settings.needs_redis_url, settings.cluster)
-        self._spans: ClosableSpanSink | None = None
-        self._tenancy: UsageFlusher | None = None
-        self._conductors: ConductorPlacer | None = None
-        self._ports: HttpListeners | None = None
-        self._checker: GrammarChecker | None = None
+        self._usage_store = RedisUsageStore(settings.required_redis_url, settings.cluster)
+        self._quota_store = RedisQuotaStore(settings.required_redis_url, settings.cluster)
+        self._span_sink: ClosableSpanSink | None = None
+        self._usage_flusher: UsageFlusher | None = None
+        self._conductor_placer: ConductorPlacer | None = None
+        self._listeners: HttpListeners | None = None
+        self._grammar_checker: GrammarChecker | None = None
         self._state = WorkerState.JOINING
 
     # -- Program ------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Returns when connections are taken. Raises Invalid, Unavailable."""
+        """Start all parts of the router, and return once it accepts connections. Raises Invalid,
+        Unavailable."""
         settings = self._settings
         await wait_for_registry(self._registry, self._clock, settings.redis_wait_seconds)
         model_dir = await asyncio.to_thread(resolve_model, settings.model)
@@ -90,76 +92,80 @@ class RouterProgram:
         tokenizer = await asyncio.to_thread(Tokenizer.load, model_dir, self._clock)
         self._cluster = self._build_cluster(model)
         await self._cluster.refresh()
-        await self._await_worker()
-        stores = GrpcPinClient(settings.trust)
-        self._pinner = PrefixPinner(self._cluster, stores, self._clock)
-        eos = model.eos_token_ids
-        self._checker = GrammarChecker.of_model(model_dir, model.vocab_size, eos)
-        self._checker.start()
-        self._service = self._build_service(tokenizer, model, GrammarValidator(self._checker.check))
-        self._tenancy = self._service.tenancy = self._build_tenancy()
-        self._desk = self._build_desk()
-        self._ports = self._build_ports()
-        self._ports.open()
+        await self._wait_for_worker()
+        pin_client = GrpcPinClient(settings.trust)
+        self._prefix_pinner = PrefixPinner(self._cluster, pin_client, self._clock)
+        eos_token_ids = model.eos_token_ids
+        self._grammar_checker = GrammarChecker.for_model(model_dir, model.vocab_size, eos_token_ids)
+        self._grammar_checker.start_helper()
+        self._context = self._build_context(
+            tokenizer, model, GrammarValidator(self._grammar_checker.check)
+        )
+        self._usage_flusher = self._context.usage_flusher = self._build_usage_flusher()
+        self._batch_service = self._build_batch_service()
+        self._listeners = self._build_listeners()
+        self._listeners.open()
         self._heartbeat = Heartbeat(
             self._registry, self._member, self._clock, settings.heartbeat_seconds
         )
 
     async def run(self) -> None:
-        """Serves until cancelled."""
+        """Serve until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._links.run())
+            tasks.create_task(self._worker_connections.run())
             tasks.create_task(self._cluster.run())
-            assert self._conductors is not None, "start() comes first"
-            tasks.create_task(self._conductors.run())
-            assert self._tenancy is not None, "start() comes first"
-            tasks.create_task(self._tenancy.run())
-            tasks.create_task(self._service.entrance.run())
-            tasks.create_task(self._pinner.run())
-            assert self._ports is not None, "start() comes first"
-            tasks.create_task(self._ports.run(self._note_listening))
+            assert self._conductor_placer is not None, "start() comes first"
+            tasks.create_task(self._conductor_placer.run())
+            assert self._usage_flusher is not None, "start() comes first"
+            tasks.create_task(self._usage_flusher.run())
+            tasks.create_task(self._context.admission.run())
+            tasks.create_task(self._prefix_pinner.run())
+            assert self._listeners is not None, "start() comes first"
+            tasks.create_task(self._listeners.run(self._on_listening))
             tasks.create_task(self._heartbeat.run())
-            tasks.create_task(self._desk.run())
+            tasks.create_task(self._batch_service.run())
 
     async def drain(self) -> None:
-        """Returns when no request is left. New ones go to the others at the port, or behind the
-        load balancer, once that has heard of it; they are refused where there is neither."""
-        self._service.draining = True
+        """Return when no request is in flight. New requests go to the other routers that share the
+        port, or to those that the load balancer picks once it has noticed; if there are no other
+        routers, they are refused."""
+        self._context.draining = True
         self._state = WorkerState.DRAINING
-        self._heartbeat.hurry()
+        self._heartbeat.announce_now()
         await self._clock.sleep(self._settings.endpoint_grace_seconds)
-        if _is_behind_load_balancer(self._settings) and self._ports is not None:
-            await self._ports.leave()
-        while self._service.gate.inside:
+        if _is_behind_load_balancer(self._settings) and self._listeners is not None:
+            await self._listeners.stop_listening()
+        while self._context.request_limiter.num_in_use:
             await self._clock.sleep(DRAIN_POLL_SECONDS)
 
     async def stop(self) -> None:
-        if self._ports is not None:
-            await self._ports.close()
-        if self._conductors is not None:
-            await self._conductors.close()
-        if self._checker is not None:
-            self._checker.close()
-        if self._tenancy is not None:
-            await self._tenancy.stop()
-        await close_span_sink(self._spans)
-        await self._usage.close()
-        await self._treasury.close()
+        if self._listeners is not None:
+            await self._listeners.close()
+        if self._conductor_placer is not None:
+            await self._conductor_placer.close()
+        if self._grammar_checker is not None:
+            self._grammar_checker.close()
+        if self._usage_flusher is not None:
+            await self._usage_flusher.stop()
+        await close_span_sink(self._span_sink)
+        await self._usage_store.close()
+        await self._quota_store.close()
         await self._registry.close()
 
     @property
     def address(self) -> str:
-        """host:port that reach this router, from ``start`` on."""
-        return self._ports.address if self._ports is not None else ""
+        """The host:port at which this router can be reached; empty before ``start``."""
+        return self._listeners.address if self._listeners is not None else ""
 
     @property
     def metrics(self) -> CollectorRegistry:
         return self._metrics.registry
 
-    async def _await_worker(self) -> None:
-        """Returns once somebody can answer, or when that takes too long: then it says so itself."""
-        until = self._clock.monotonic() + self._settings.worker_wait_seconds
-        while not self._cluster.is_ready and self._clock.monotonic() < until:
+    async def _wait_for_worker(self) -> None:
+        """Wait until a worker is ready, but at most ``worker_wait_seconds``: the router starts
+        without one, and ``/ready`` reports it."""
+        give_up_at = self._clock.monotonic() + self._settings.worker_wait_seconds
+        while not self._cluster.is_ready and self._clock.monotonic() < give_up_at:
             await self._clock.sleep(WORKER_POLL_SECONDS)
             await self._cluster.refresh()
 
@@ -171,12 +177,12 @@ class RouterProgram:
             self._registry, self._clock, min(self._settings.max_model_tokens or limit, limit)
         )
 
-    def _build_service(
-        self, tokenizer: Tokenizer, model: ModelConfig, formats: GrammarValidator
+    def _build_context(
+        self, tokenizer: Tokenizer, model: ModelConfig, grammar_validator: GrammarValidator
     ) -> RouterContext:
         settings = self._settings
-        self._conductors = ConductorPlacer(self._cluster, self._clock, settings.trust)
-        placer = FallbackPlacer([self._conductors, RingPlacer(self._cluster)])
+        self._conductor_placer = ConductorPlacer(self._cluster, self._clock, settings.trust)
+        placer = FallbackPlacer([self._conductor_placer, RingPlacer(self._cluster)])
         config = RouterConfig(
             model=settings.model_name,
             vocab_size=model.vocab_size,
@@ -185,14 +191,14 @@ class RouterProgram:
             max_inflight_body_bytes=settings.max_inflight_body_bytes,
             max_concurrent_requests=settings.max_concurrent_requests,
             tenant_secret=settings.tenant_secret,
-            slo_first_token_seconds=settings.slo_first_token_seconds,
+            slo_ttft_seconds=settings.slo_first_token_seconds,
             tool_parser=settings.tool_parser,
             reasoning_parser=settings.reasoning_parser,
             control_socket=settings.control_socket,
-            body_seconds=settings.body_seconds,
-            request_seconds=settings.request_seconds,
+            body_timeout_seconds=settings.body_seconds,
+            request_timeout_seconds=settings.request_seconds,
             cors_origins=settings.cors_origins,
-            known_hosts=settings.known_hosts(settings.host),
+            known_hosts=settings.accepted_hosts(settings.host),
             access_log=settings.access_log,
             refuses_special_tokens=settings.special_tokens_in_messages == "refused",
         )
@@ -200,22 +206,22 @@ class RouterProgram:
             config=config,
             tokenizer=tokenizer,
             cluster=self._cluster,
-            guide=GenerationContext(
+            generation_context=GenerationContext(
                 placer,
-                self._links,
+                self._worker_connections,
                 self._clock,
                 _failover_config(settings),
                 vocab_size=model.vocab_size,
             ),
-            doorkeeper=Authenticator(settings.api_keys, settings.admin_key),
+            authenticator=Authenticator(settings.api_keys, settings.admin_key),
             clock=self._clock,
             metrics=self._metrics,
-            usage=self._usage,
-            treasury=self._treasury,
-            pinner=self._pinner,
-            tracing=self._open_tracing(),
-            formats=formats,
-            peers=PeerRouters(
+            usage_store=self._usage_store,
+            quota_store=self._quota_store,
+            prefix_pinner=self._prefix_pinner,
+            tracer=self._open_tracing(),
+            grammar_validator=grammar_validator,
+            peer_routers=PeerRouters(
                 self._id,
                 lambda: self.address,
                 self._cluster,
@@ -227,7 +233,7 @@ class RouterProgram:
 
     def _open_tracing(self) -> RequestTracer | None:
         settings = self._settings
-        self._spans = open_span_sink(
+        self._span_sink = open_span_sink(
             settings.trace_endpoint,
             self._clock,
             self._metrics.registry,
@@ -236,27 +242,31 @@ class RouterProgram:
             cluster=settings.cluster,
         )
         return (
-            RequestTracer(self._spans, settings.trace_sample, self._clock) if self._spans else None
+            RequestTracer(self._span_sink, settings.trace_sample, self._clock)
+            if self._span_sink
+            else None
         )
 
-    def _build_tenancy(self) -> UsageFlusher:
-        """Reads the tenants file. Raises Invalid."""
-        service, path = self._service, self._settings.tenants_file
-        file = None
+    def _build_usage_flusher(self) -> UsageFlusher:
+        """Read the tenants file, if there is one. Raises Invalid."""
+        context, path = self._context, self._settings.tenants_file
+        watcher = None
         if path is not None:
-            metrics = service.metrics.tenants
-            file = TenantsFileWatcher(Path(path), service.doorkeeper.admit, metrics, self._clock)
-            file.read()
-        writer = f"{self._id}/{self._generation}"
-        return UsageFlusher(file, service.ledger, self._usage, writer, self._clock)
+            metrics = context.metrics.tenants
+            watcher = TenantsFileWatcher(
+                Path(path), context.authenticator.set_directory, metrics, self._clock
+            )
+            watcher.load()
+        writer = f"{self._id}/{self._incarnation}"
+        return UsageFlusher(watcher, context.usage_recorder, self._usage_store, writer, self._clock)
 
-    def _build_desk(self) -> BatchService:
+    def _build_batch_service(self) -> BatchService:
         settings = self._settings
         folder = settings.batch_folder
         return BatchService(
-            self._service,
+            self._context,
             BatchStore(Path(folder) if folder else baton_home() / "batches" / settings.cluster),
-            lines_per_worker=settings.batch_lines,
+            requests_per_worker=settings.batch_lines,
             max_file_bytes=settings.max_file_bytes,
             folder_bytes=settings.batch_folder_bytes,
             file_limits=FileLimits(
@@ -267,35 +277,39 @@ class RouterProgram:
             ),
         )
 
-    def _build_ports(self) -> HttpListeners:
-        metrics, app = self._service.metrics, build_app(self._service, self._desk)
-        ports = HttpListeners(self._settings, app, self._clock, metrics.note_refusal)
-        metrics.connections.set_function(lambda: ports.num_connections)
-        return ports
+    def _build_listeners(self) -> HttpListeners:
+        metrics, app = self._context.metrics, build_app(self._context, self._batch_service)
+        listeners = HttpListeners(
+            self._settings, app, self._clock, metrics.record_refused_connection
+        )
+        metrics.connections.set_function(lambda: listeners.num_connections)
+        return listeners
 
-    def _note_listening(self) -> None:
-        keep_little_free_memory()
+    def _on_listening(self) -> None:
+        limit_free_heap()
         tune_garbage_collector()
         self._state = WorkerState.READY
-        self._heartbeat.hurry()
+        self._heartbeat.announce_now()
 
     def _member(self) -> Member:
         return Member(
             id=self._id,
             role=Role.ROUTER,
             address=self.address,
-            generation=self._generation,
+            generation=self._incarnation,
             state=self._state,
             pid=os.getpid(),
             model=self._settings.model,
-            load=WorkerLoad(running=self._service.gate.inside),
+            load=WorkerLoad(running=self._context.request_limiter.num_in_use),
         )
 
 
 def tune_garbage_collector() -> None:
-    """What a router has once it has started stays, and is not looked through for garbage again.
-    Requests go by their reference counts; looking through thousands of idle streams holds up all
-    others for a tenth of a second, and is done seldom."""
+    """Exempt everything allocated so far from garbage collection, and collect seldom.
+
+    Objects created at start live as long as the process, and reference counting frees those of
+    requests. A full collection over thousands of idle streams blocks the event loop for a tenth of
+    a second."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
@@ -306,14 +320,14 @@ def build(settings: Settings) -> Program:
 
 
 def _is_behind_load_balancer(settings: Settings) -> bool:
-    """To whom clients come that can't come to this router any more."""
+    """Whether new clients reach another router once this one stops listening."""
     return settings.reuse_port or settings.endpoint_grace_seconds > 0
 
 
 def _failover_config(settings: Settings) -> FailoverConfig:
-    deadlines = TokenTimeouts(
-        first_token=settings.first_token_seconds,
-        handoff=settings.first_token_seconds,
-        token_gap=settings.next_token_seconds,
+    timeouts = TokenTimeouts(
+        first_token_seconds=settings.first_token_seconds,
+        kv_transfer_seconds=settings.first_token_seconds,
+        next_token_seconds=settings.next_token_seconds,
     )
-    return FailoverConfig(placement_seconds=settings.place_seconds, deadlines=deadlines)
+    return FailoverConfig(placement_timeout_seconds=settings.place_seconds, timeouts=timeouts)

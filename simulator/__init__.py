@@ -1,1 +1,1 @@
-"""The conductor's policies over simulated workers, in virtual time."""
+"""A discrete-event simulator: the conductor's policies over simulated workers in virtual time."""

@@ -1,22 +1,22 @@
-"""What a layer's attention weighs, keeps and computes."""
+"""The parameters, KV cache size and FLOPs of a layer's attention."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 
 class AttentionShape(Protocol):
-    """One layer's attention."""
+    """The attention of one layer."""
 
     def parameters(self, hidden: int) -> int: ...
 
     @property
-    def kv_numbers(self) -> int:
-        """That one token leaves in the cache."""
+    def kv_elements_per_token(self) -> int:
+        """Numbers stored in the KV cache per token."""
         ...
 
     @property
     def prefill_pair_flops(self) -> int:
-        """For one query and one key, in all heads: the product with the key, and the value's."""
+        """FLOPs per pair of query and key over all heads: the products with key and value."""
         ...
 
     @property
@@ -32,11 +32,11 @@ class GroupedQueryAttention:
     head_dim: int
 
     def parameters(self, hidden: int) -> int:
-        """Queries and output, keys and values."""
+        """Parameters of the query, output, key and value projections."""
         return 2 * hidden * self.head_dim * (self.query_heads + self.kv_heads)
 
     @property
-    def kv_numbers(self) -> int:
+    def kv_elements_per_token(self) -> int:
         return 2 * self.kv_heads * self.head_dim
 
     @property
@@ -50,33 +50,37 @@ class GroupedQueryAttention:
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """Multi-head latent attention (DeepSeek-V2, section 2.1): the cache holds one latent for keys
-    and values of all heads, and one rotated key. A prefill expands it to keys and values
-    (un-absorbed); a decode step multiplies the queries into its space instead (absorbed), which
-    reads less and computes more."""
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): the cache has one latent vector for
+    the keys and values of all heads, and one RoPE key. A prefill expands it to keys and values
+    (un-absorbed); a decode step instead projects the queries into the latent space (absorbed),
+    which reads less and computes more."""
 
     query_heads: int
-    query_rank: int
-    kv_rank: int
-    rotated_dim: int
-    plain_dim: int
-    value_dim: int
+    query_lora_rank: int
+    kv_lora_rank: int
+    rope_head_dim: int
+    nope_head_dim: int
+    value_head_dim: int
 
     def parameters(self, hidden: int) -> int:
-        key_dim = self.plain_dim + self.rotated_dim
-        queries = self.query_rank * (hidden + self.query_heads * key_dim)
-        keys_values = self.kv_rank * self.query_heads * (self.plain_dim + self.value_dim)
-        output = self.query_heads * self.value_dim * hidden
-        return queries + hidden * self.kv_numbers + keys_values + output
+        key_dim = self.nope_head_dim + self.rope_head_dim
+        queries = self.query_lora_rank * (hidden + self.query_heads * key_dim)
+        keys_values = (
+            self.kv_lora_rank * self.query_heads * (self.nope_head_dim + self.value_head_dim)
+        )
+        output = self.query_heads * self.value_head_dim * hidden
+        return queries + hidden * self.kv_elements_per_token + keys_values + output
 
     @property
-    def kv_numbers(self) -> int:
-        return self.kv_rank + self.rotated_dim
+    def kv_elements_per_token(self) -> int:
+        return self.kv_lora_rank + self.rope_head_dim
 
     @property
     def prefill_pair_flops(self) -> int:
-        return 2 * self.query_heads * (self.plain_dim + self.rotated_dim + self.value_dim)
+        return (
+            2 * self.query_heads * (self.nope_head_dim + self.rope_head_dim + self.value_head_dim)
+        )
 
     @property
     def decode_pair_flops(self) -> int:
-        return 2 * self.query_heads * (self.kv_numbers + self.kv_rank)
+        return 2 * self.query_heads * (self.kv_elements_per_token + self.kv_lora_rank)

@@ -1,5 +1,5 @@
-"""Pools of a simulated cluster that follow the load: the production planner and autoscaler decide,
-workers take their time to start, and who leaves ends what it has first."""
+"""Autoscaling of a simulated cluster: the production planner and autoscaler decide, workers take
+time to start, and a removed worker finishes its requests before it stops."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -25,7 +25,8 @@ from simulator.event_queue import EventQueue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedAutoscalingConfig:
-    """``start_seconds`` is what a worker really takes to start, whatever the planner believes."""
+    """``start_seconds`` is the time that a worker really takes to start; the planner's assumption
+    may differ."""
 
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
@@ -33,14 +34,16 @@ class SimulatedAutoscalingConfig:
 
 
 class Resizable(Protocol):
+    """A cluster whose pools can be resized."""
+
     @property
-    def is_over(self) -> bool: ...
+    def is_finished(self) -> bool: ...
 
     def planning_snapshot(self) -> Snapshot: ...
 
-    def add(self, role: Role) -> WorkerId: ...
+    def add_worker(self, role: Role) -> WorkerId: ...
 
-    def retire(self, worker: WorkerId) -> None: ...
+    def retire_worker(self, worker: WorkerId) -> None: ...
 
     def is_idle(self, worker: WorkerId) -> bool: ...
 
@@ -49,26 +52,27 @@ class Resizable(Protocol):
 
 @dataclass(slots=True, eq=False)
 class WorkerLifetime:
-    """Of a worker, in seconds; -1 for what has not happened. It is paid for from the moment that it
-    was asked for until it is gone. ``id`` is None while it starts."""
+    """A worker's lifetime, in seconds of virtual time; -1 for events that have not happened. The
+    worker is paid for from when it was requested until it has stopped. ``id`` is None while it
+    starts."""
 
     role: Role
-    asked_seconds: float
+    requested_at_seconds: float
     id: WorkerId | None = None
-    leaves_seconds: float = -1.0
-    gone_seconds: float = -1.0
+    draining_since_seconds: float = -1.0
+    stopped_at_seconds: float = -1.0
 
     @property
     def state(self) -> str:
-        if self.gone_seconds >= 0:
+        if self.stopped_at_seconds >= 0:
             return "stopped"
-        if self.leaves_seconds >= 0:
+        if self.draining_since_seconds >= 0:
             return "draining"
         return "serving" if self.id else "starting"
 
 
 class SimulatedAutoscaler:
-    """``steps`` are those that were taken, and when."""
+    """Resizes a simulated cluster. ``steps`` are pairs (time, scaling step)."""
 
     def __init__(
         self,
@@ -83,80 +87,86 @@ class SimulatedAutoscaler:
         self._events = events
         self._sizes = dict(sizes)
         self._planner = Planner(config.planner, 0.0)
-        self._past = ScalingHistory()
-        self._lives = [
+        self._history = ScalingHistory()
+        self._lifetimes = [
             WorkerLifetime(role, 0.0, WorkerId(f"{role.value[0]}{number}"))
             for role, size in sizes.items()
             for number in range(size)
         ]
 
-    def begin(self) -> None:
-        self._events.at(PLAN_SECONDS, self._look)
+    def start(self) -> None:
+        self._events.schedule(PLAN_SECONDS, self._tick)
 
-    def arrived(self, snapshot: Snapshot, num_tokens: int, decision: Decision | None) -> None:
-        """At the conductor that plans; None: it was refused."""
+    def record_request(
+        self, snapshot: Snapshot, num_tokens: int, decision: Decision | None
+    ) -> None:
+        """Record a request at the planning conductor; ``decision`` None: it was rejected."""
         if decision is None:
-            self._planner.refused(num_tokens)
+            self._planner.record_rejected(num_tokens)
         else:
-            self._planner.placed(snapshot, num_tokens, decision)
+            self._planner.record_placed(snapshot, num_tokens, decision)
 
     def worker_seconds(self, until_seconds: float) -> Counter[Role]:
-        """Paid for until then, by pool."""
+        """Return the seconds of worker time paid for until ``until_seconds``, by pool."""
         paid: Counter[Role] = Counter()
-        for life in self._lives:
-            end = life.gone_seconds if life.gone_seconds >= 0 else until_seconds
-            seconds = min(end, until_seconds) - life.asked_seconds
-            paid[life.role] += max(seconds, 0.0)  # type: ignore[assignment]
+        for lifetime in self._lifetimes:
+            end = lifetime.stopped_at_seconds if lifetime.stopped_at_seconds >= 0 else until_seconds
+            seconds = min(end, until_seconds) - lifetime.requested_at_seconds
+            paid[lifetime.role] += max(seconds, 0.0)  # type: ignore[assignment]
         return paid
 
-    def _look(self) -> None:
-        if self._cluster.is_over:
+    def _tick(self) -> None:
+        if self._cluster.is_finished:
             return
         now = self._events.now_seconds
-        for life in self._lives:
-            if life.state == "draining" and life.id and self._cluster.is_idle(life.id):
-                life.gone_seconds = now
+        for lifetime in self._lifetimes:
+            if lifetime.state == "draining" and lifetime.id and self._cluster.is_idle(lifetime.id):
+                lifetime.stopped_at_seconds = now
         plan = self._planner.plan(self._cluster.planning_snapshot())
         workers = [
-            PoolWorker(WorkerId(str(number)), life.role, life.state)
-            for number, life in enumerate(self._lives)
-            if life.gone_seconds < 0
+            PoolWorker(WorkerId(str(number)), lifetime.role, lifetime.state)
+            for number, lifetime in enumerate(self._lifetimes)
+            if lifetime.stopped_at_seconds < 0
         ]
-        step, self._past = decide_scaling(
-            PoolObservation(now, plan, self._sizes, workers), self._past, self._config.scaling
+        step, self._history = decide_scaling(
+            PoolObservation(now, plan, self._sizes, workers), self._history, self._config.scaling
         )
         if step is not None:
             self.steps.append((now, step))
-            self._take(step)
-        self._events.at(now + PLAN_SECONDS, self._look)
+            self._apply_step(step)
+        self._events.schedule(now + PLAN_SECONDS, self._tick)
 
-    def _take(self, step: ScalingStep) -> None:
+    def _apply_step(self, step: ScalingStep) -> None:
         now = self._events.now_seconds
-        self._sizes[step.role] = step.new
-        for _ in range(step.new - step.old):
-            life = WorkerLifetime(step.role, now)
-            self._lives.append(life)
-            self._events.at(now + self._config.start_seconds, partial(self._serve, life))
-        staying = [life for life in self._lives if life.role is step.role and life.state in STAYING]
-        staying.sort(key=self._missed)
-        for life in staying[: max(step.old - step.new, 0)]:
-            self._leave(life)
+        self._sizes[step.role] = step.new_size
+        for _ in range(step.new_size - step.old_size):
+            lifetime = WorkerLifetime(step.role, now)
+            self._lifetimes.append(lifetime)
+            self._events.schedule(
+                now + self._config.start_seconds, partial(self._start_serving, lifetime)
+            )
+        pool = [lifetime for lifetime in self._lifetimes if lifetime.role is step.role]
+        staying = [lifetime for lifetime in pool if lifetime.state in REMOVABLE_STATES]
+        staying.sort(key=self._removal_order)
+        for lifetime in staying[: max(step.old_size - step.new_size, 0)]:
+            self._retire(lifetime)
 
-    def _missed(self, life: WorkerLifetime) -> tuple[bool, float, float]:
-        """Who does not serve yet goes first, then who has least to do, then the newest."""
-        load = 0.0 if life.id is None else self._cluster.load_of(life.id)
-        return life.id is not None, load, -life.asked_seconds
+    def _removal_order(self, lifetime: WorkerLifetime) -> tuple[bool, float, float]:
+        """Sort key for removal: first workers that are still starting, then the least loaded, then
+        the newest."""
+        load = 0.0 if lifetime.id is None else self._cluster.load_of(lifetime.id)
+        return lifetime.id is not None, load, -lifetime.requested_at_seconds
 
-    def _serve(self, life: WorkerLifetime) -> None:
-        if life.gone_seconds < 0:
-            life.id = self._cluster.add(life.role)
+    def _start_serving(self, lifetime: WorkerLifetime) -> None:
+        if lifetime.stopped_at_seconds < 0:
+            lifetime.id = self._cluster.add_worker(lifetime.role)
 
-    def _leave(self, life: WorkerLifetime) -> None:
-        life.leaves_seconds = self._events.now_seconds
-        if life.id is None:
-            life.gone_seconds = life.leaves_seconds
+    def _retire(self, lifetime: WorkerLifetime) -> None:
+        lifetime.draining_since_seconds = self._events.now_seconds
+        if lifetime.id is None:
+            lifetime.stopped_at_seconds = lifetime.draining_since_seconds
         else:
-            self._cluster.retire(life.id)
+            self._cluster.retire_worker(lifetime.id)
 
 
-STAYING = ("starting", "serving")
+REMOVABLE_STATES = ("starting", "serving")

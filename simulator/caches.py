@@ -1,4 +1,4 @@
-"""Where blocks lie in a simulated cluster, and how they travel."""
+"""The caches of a simulated cluster, and the network between its hosts."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,8 +9,8 @@ from simulator.lru import HolderIndex, LruTier
 
 
 class SimulatedCaches:
-    """Each worker's device, and its host's store; also what the policies see of both. The mirror
-    of a live conductor is milliseconds old, so here it is the truth."""
+    """The blocks on each worker's device and in each host's store. Also implements the policies'
+    :class:`CacheView`; here it is exact, since a live conductor's is only milliseconds old."""
 
     def __init__(
         self,
@@ -27,80 +27,84 @@ class SimulatedCaches:
         for worker in prefills:
             self._prefills.setdefault(host_of[worker], []).append(worker)
         self._gone: set[WorkerId] = set()
-        self._owners = HolderIndex()
-        self._heads = PrefixPopularity()
+        self._holder_index = HolderIndex()
+        self._popularity = PrefixPopularity()
 
-    def join(self, worker: WorkerId, host: str, reads: bool) -> None:
-        """A new worker; its host's store may be new, too."""
+    def add_worker(self, worker: WorkerId, host: str, is_prefill: bool) -> None:
+        """Add a worker, and its host's store if that is new."""
         self._host_of[worker] = host
         self._devices[worker] = LruTier(self._device_blocks)
         self._nodes.setdefault(host, LruTier(self._node_blocks))
-        if reads:
+        if is_prefill:
             self._prefills.setdefault(host, []).append(worker)
 
-    def keep(self, worker: WorkerId, keys: Sequence[AnyBlockKey]) -> None:
-        """They were computed there, and published to its host's store."""
-        self._devices[worker].use(keys)
+    def cache_computed(self, worker: WorkerId, keys: Sequence[AnyBlockKey]) -> None:
+        """Cache blocks that a worker has computed, and publish them to its host's store."""
+        self._devices[worker].insert(keys)
         host = self._host_of[worker]
-        came, went = self._nodes[host].use(keys)
-        self._owners.add(host, came)
-        self._owners.remove(host, went)
+        added, evicted = self._nodes[host].insert(keys)
+        self._holder_index.add(host, added)
+        self._holder_index.remove(host, evicted)
 
-    def take_in(self, worker: WorkerId, keys: Sequence[AnyBlockKey]) -> None:
-        """They were handed over to it."""
-        self._devices[worker].use(keys)
+    def cache_imported(self, worker: WorkerId, keys: Sequence[AnyBlockKey]) -> None:
+        """Cache blocks that a worker has imported."""
+        self._devices[worker].insert(keys)
 
-    def note_request(self, keys: Sequence[AnyBlockKey]) -> None:
-        self._heads.record(keys)
+    def record_request(self, keys: Sequence[AnyBlockKey]) -> None:
+        self._popularity.record(keys)
 
-    def leave(self, worker: WorkerId) -> None:
-        """It died or went; its host's store outlives it."""
+    def clear_worker(self, worker: WorkerId) -> None:
+        """Clear the device of a worker that crashed or left; its host's store remains."""
         self._gone.add(worker)
         self._devices[worker] = LruTier(self._devices[worker].num_blocks)
 
-    def come_back(self, worker: WorkerId) -> None:
+    def restore_worker(self, worker: WorkerId) -> None:
         self._gone.discard(worker)
 
-    def on_device(self, worker: WorkerId, keys: Sequence[AnyBlockKey]) -> int:
-        return self._devices[worker].leading(keys)
+    def num_device_blocks(self, worker: WorkerId, keys: Sequence[AnyBlockKey]) -> int:
+        return self._devices[worker].num_leading(keys)
 
-    def on_host(self, host: str, keys: Sequence[AnyBlockKey]) -> int:
-        return self._nodes[host].leading(keys)
+    def num_host_blocks(self, host: str, keys: Sequence[AnyBlockKey]) -> int:
+        return self._nodes[host].num_leading(keys)
 
     # -- CacheView -------------------------------------------------------------------------
 
-    def local_blocks(self, view: PrefillView, keys: Sequence[AnyBlockKey]) -> int:
-        device = self._devices[view.id].leading(keys)
-        return max(device, self._nodes[view.node].leading(keys))
+    def num_local_blocks(self, view: PrefillView, keys: Sequence[AnyBlockKey]) -> int:
+        device = self._devices[view.id].num_leading(keys)
+        return max(device, self._nodes[view.node].num_leading(keys))
 
-    def holders(self, keys: Sequence[AnyBlockKey], count: int) -> list[WorkerId]:
-        hosts = self._owners.best(keys, count + len(self._gone))
-        there = (worker for host in hosts for worker in self._prefills.get(host, ()))
-        return [worker for worker in there if worker not in self._gone][:count]
+    def workers_with_prefix(self, keys: Sequence[AnyBlockKey], count: int) -> list[WorkerId]:
+        hosts = self._holder_index.best_nodes(keys, count + len(self._gone))
+        workers = (worker for host in hosts for worker in self._prefills.get(host, ()))
+        return [worker for worker in workers if worker not in self._gone][:count]
 
-    def stored(self, keys: Sequence[AnyBlockKey]) -> StoredPrefix | None:
-        depth = self._owners.deepest(keys)
-        return StoredPrefix(self._owners.of(keys[depth - 1])[0], depth) if depth else None
+    def longest_stored_prefix(self, keys: Sequence[AnyBlockKey]) -> StoredPrefix | None:
+        depth = self._holder_index.num_stored(keys)
+        return (
+            StoredPrefix(self._holder_index.nodes_with(keys[depth - 1])[0], depth)
+            if depth
+            else None
+        )
 
-    def share(self, key: AnyBlockKey) -> float:
-        return self._heads.share(key)
+    def request_share(self, key: AnyBlockKey) -> float:
+        return self._popularity.request_share(key)
 
 
 class SimulatedNetwork:
-    """One link in and one out per host; either carries one transfer after the other."""
+    """One inbound and one outbound link per host; each carries one transfer at a time."""
 
     def __init__(self, hosts: Sequence[str], link: LinkSpeed) -> None:
         self._link = link
         self._free_in = dict.fromkeys(hosts, 0.0)
         self._free_out = dict.fromkeys(hosts, 0.0)
 
-    def join(self, host: str) -> None:
-        """If it is new."""
+    def add_host(self, host: str) -> None:
+        """Add a host, if it is new."""
         self._free_in.setdefault(host, 0.0)
         self._free_out.setdefault(host, 0.0)
 
     def send(self, source: str, target: str, size_bytes: float, now_seconds: float) -> float:
-        """When it will have arrived."""
+        """Send data; return the time of its arrival."""
         seconds = self._link.seconds(size_bytes)
         self._free_out[source] = max(now_seconds, self._free_out[source]) + seconds
         self._free_in[target] = max(now_seconds, self._free_in[target]) + seconds

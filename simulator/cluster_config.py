@@ -1,4 +1,4 @@
-"""What a simulated cluster consists of."""
+"""The configuration of a simulated cluster."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,12 @@ from simulator.autoscaling import SimulatedAutoscalingConfig
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     """Workers are spread over ``num_hosts``, each with a store of ``node_tokens``; 0 means that
-    every worker has a host of its own. Workers report every ``report_seconds``; 0 means that the
-    conductor knows everything at once. ``peer_fetch``: whether a decision's ``reuse`` is followed.
-    ``decodes_read``: whether decode workers may read a prompt themselves. Of ``num_conductors``,
-    each gets every so many-th request, and knows of the others' only by the workers' reports. With
-    ``elastic``, both pools begin with so many, and follow the load."""
+    every worker has its own host. Workers report every ``report_seconds``; 0 means that conductors
+    always have current reports. ``peer_fetch``: whether a decision's ``fetch_source`` is used.
+    ``allow_local_prefill``: whether decode workers may prefill a prompt themselves. The requests
+    are distributed round-robin over ``num_conductors``; each knows of the others' requests only by
+    the workers' reports. With ``autoscaling``, both pools start at the given sizes and follow the
+    load."""
 
     num_prefill: int
     num_decode: int
@@ -24,14 +25,14 @@ class ClusterConfig:
     device_tokens: int
     node_tokens: int
     link: LinkSpeed
-    order: str = "deadline"
+    prefill_order: str = "deadline"
     step_tokens: int = 4096
     max_batch: int = 256
-    first_token_seconds: float = 2.0
-    token_gap_seconds: float = 0.05
+    ttft_slo_seconds: float = 2.0
+    itl_slo_seconds: float = 0.05
     report_seconds: float = 0.0
     peer_fetch: bool = True
     num_conductors: int = 1
     num_hosts: int = 0
-    decodes_read: bool = True
-    elastic: SimulatedAutoscalingConfig | None = None
+    allow_local_prefill: bool = True
+    autoscaling: SimulatedAutoscalingConfig | None = None

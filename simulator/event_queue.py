@@ -1,4 +1,4 @@
-"""Virtual time: what happens next."""
+"""The queue of future events in virtual time."""
 
 import heapq
 from collections.abc import Callable
@@ -6,7 +6,8 @@ from itertools import count
 
 
 class EventQueue:
-    """Callbacks in the order of their time; of one time, in the order they were made."""
+    """Runs callbacks in the order of their times; those of the same time in the order in which they
+    were scheduled."""
 
     def __init__(self) -> None:
         self.now_seconds = 0.0
@@ -14,12 +15,12 @@ class EventQueue:
         self._numbers = count()
         self._stopped = False
 
-    def at(self, seconds: float, happen: Callable[[], None]) -> None:
+    def schedule(self, seconds: float, callback: Callable[[], None]) -> None:
         at = seconds if seconds > self.now_seconds else self.now_seconds
-        heapq.heappush(self._heap, (at, next(self._numbers), happen))
+        heapq.heappush(self._heap, (at, next(self._numbers), callback))
 
     def run(self, after_each: Callable[[], None] | None = None) -> None:
-        """Until nothing is left, or :meth:`stop`."""
+        """Run until no event is left, or :meth:`stop` is called."""
         heap = self._heap
         while heap and not self._stopped:
             self.now_seconds, _, happen = heapq.heappop(heap)
@@ -28,5 +29,5 @@ class EventQueue:
                 after_each()
 
     def stop(self) -> None:
-        """What happens now is the last."""
+        """Stop after the current event."""
         self._stopped = True

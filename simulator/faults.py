@@ -1,4 +1,4 @@
-"""What goes wrong in a simulation."""
+"""Faults to inject into a simulation."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from baton.core.ids import WorkerId
 
 @dataclass(frozen=True, slots=True)
 class WorkerCrash:
-    """The worker loses everything, and is back after ``down_seconds``."""
+    """The worker loses its state, and is back after ``down_seconds``."""
 
     worker: WorkerId
     at_seconds: float
@@ -16,7 +16,7 @@ class WorkerCrash:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSlowdown:
-    """Everything takes ``factor`` times as long there."""
+    """Every step on the worker takes ``factor`` times as long."""
 
     worker: WorkerId
     factor: float
@@ -24,5 +24,5 @@ class WorkerSlowdown:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    deaths: tuple[WorkerCrash, ...] = ()
-    slow: tuple[WorkerSlowdown, ...] = ()
+    crashes: tuple[WorkerCrash, ...] = ()
+    slowdowns: tuple[WorkerSlowdown, ...] = ()

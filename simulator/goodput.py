@@ -1,4 +1,4 @@
-"""The highest rate of requests at which a cluster still meets its SLO."""
+"""Finds the highest request rate at which a cluster still meets its SLO."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,20 +10,20 @@ from simulator.result import summarize
 
 COARSE_STEP = 1.05
 FINE_STEP = 1.01
-"""Between two rates that are tried."""
+"""Ratios of consecutive rates that are tried, in the coarse and in the fine search."""
 
 TARGET_ATTAINMENT = 0.9
-"""Of requests within their SLO."""
+"""Required share of requests within their SLO."""
 
 RunAtRate = Callable[[float, int], SimulatedCluster]
-"""A cluster that has run at a rate (requests per second) with a seed. It may have been given up
-when :func:`min_hopeless_misses` requests had missed their SLO."""
+"""Runs a cluster at a rate (requests per second) with a seed, and returns the cluster. The run may
+stop early once :func:`min_hopeless_misses` requests have missed their SLO."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeedGoodput:
-    """All are 0 when no rate that was tried meets the target. ``attainments`` are of all rates that
-    were tried and not given up."""
+    """The goodput with one seed; all 0 if no rate meets the target. ``attainments`` are pairs
+    (rate, attainment) of the runs that did not stop early."""
 
     seed: int
     rate_rps: float
@@ -42,12 +42,12 @@ class Goodput:
 
 
 def min_hopeless_misses(num_requests: int, target: float = TARGET_ATTAINMENT) -> int:
-    """With so many misses, and no fewer, the target can't be reached any more."""
+    """Return the smallest number of SLO misses with which the target can't be reached any more."""
     return num_requests - math.ceil(num_requests * target - 1e-9) + 1
 
 
 def rates_between(low: float, high: float, step: float = COARSE_STEP) -> tuple[float, ...]:
-    """From ``low`` on, each ``step`` times the one before; ``high`` is the last."""
+    """Return rates from ``low`` on, each ``step`` times the one before, ending with ``high``."""
     assert 0 < low <= high and step > 1
     count = math.ceil(math.log(high / low) / math.log(step) - 1e-9)
     return *(low * step**number for number in range(count)), high
@@ -56,10 +56,11 @@ def rates_between(low: float, high: float, step: float = COARSE_STEP) -> tuple[f
 def find_goodput(
     run: RunAtRate, rates: Sequence[float], seeds: Sequence[int], target: float = TARGET_ATTAINMENT
 ) -> Goodput:
-    """For each seed, the highest of ``rates`` at which the share of requests within their SLO is
-    ``target`` or more, then refined up to the next of ``rates``, by steps of one percent. A higher
-    rate is not always harder (other requests meet), so all rates are tried."""
-    found = tuple(_of_seed(run, sorted(rates), seed, target) for seed in seeds)
+    """For each seed, find the highest of ``rates`` at which at least the share ``target`` of the
+    requests meets the SLO; then refine up to the next of ``rates`` in steps of one percent. All
+    rates are tried, since attainment is not monotonic in the rate (at another rate, other requests
+    coincide)."""
+    found = tuple(_seed_goodput(run, sorted(rates), seed, target) for seed in seeds)
     return Goodput(
         median(each.rate_rps for each in found),
         median(each.goodput_rps for each in found),
@@ -67,23 +68,23 @@ def find_goodput(
     )
 
 
-def _of_seed(run: RunAtRate, rates: Sequence[float], seed: int, target: float) -> SeedGoodput:
-    tried = [_tried(run, rate, seed) for rate in rates]
+def _seed_goodput(run: RunAtRate, rates: Sequence[float], seed: int, target: float) -> SeedGoodput:
+    tried = [_run_at_rate(run, rate, seed) for rate in rates]
     meeting = [number for number, each in enumerate(tried) if each.attainment >= target]
     if meeting and meeting[-1] + 1 < len(rates):
         low, high = rates[meeting[-1]], rates[meeting[-1] + 1]
         between = rates_between(low, high, FINE_STEP)[1:-1]
-        tried += [_tried(run, rate, seed) for rate in between]
+        tried += [_run_at_rate(run, rate, seed) for rate in between]
     met = [each for each in tried if each.attainment >= target]
     best = max(met, key=lambda each: each.rate_rps, default=SeedGoodput(seed, 0.0, 0.0, 0.0))
     known = sorted((each.rate_rps, each.attainment) for each in tried if each.attainment >= 0)
     return SeedGoodput(seed, best.rate_rps, best.goodput_rps, best.attainment, tuple(known))
 
 
-def _tried(run: RunAtRate, rate: float, seed: int) -> SeedGoodput:
-    """One that was given up has an attainment below 0, of which nobody hears."""
+def _run_at_rate(run: RunAtRate, rate: float, seed: int) -> SeedGoodput:
+    """Run at one rate. A run that stopped early gets an attainment below 0, to tell it apart."""
     cluster = run(rate, seed)
-    if cluster.gave_up:
+    if cluster.stopped_early:
         return SeedGoodput(seed, rate, 0.0, -1.0)
     outcome = summarize(cluster)
     return SeedGoodput(seed, rate, outcome.goodput_rps, outcome.attainment)

@@ -1,4 +1,4 @@
-"""GPUs as their makers describe them."""
+"""GPUs by their datasheets."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """``flops_per_second`` is the peak of BF16 matrix products with FP32 sums, dense (makers print
-    twice that, with sparsity). A datasheet's "GB" of memory are GiB: that is what drivers report,
-    but for a percent or two that the GPU keeps. ``dollars_per_hour`` is an assumption: what clouds
-    that rent by the hour typically listed on demand for one GPU in 2025."""
+    """``flops_per_second`` is the dense peak of BF16 matrix products with FP32 accumulation
+    (datasheets print twice that, with sparsity). A datasheet's "GB" of memory are GiB, as drivers
+    report them, except for a percent or two that the GPU reserves. ``dollars_per_hour`` is an
+    assumption: a typical on-demand price per GPU at hourly clouds in 2025."""
 
     name: str
     flops_per_second: float
@@ -22,7 +22,7 @@ class Gpu:
     dollars_per_hour: float
 
 
-# Source of all but the price, in this order: compute; memory.
+# Sources of all values except the prices, in this order: compute; memory.
 _GPUS = (
     # NVIDIA H100 Tensor Core GPU datasheet, SXM: 1,979 TFLOPS with sparsity; 3.35 TB/s, 80 GB.
     Gpu("H100", 989.5 * TERA, 3.35 * TERA, 80 * GIB, 2.99),
@@ -49,7 +49,7 @@ GPUS = {gpu.name: gpu for gpu in _GPUS}
 
 
 def get_gpu(name: str) -> Gpu:
-    """In capitals or not. Raises Invalid for a name that is none."""
+    """Return the GPU of that case-insensitive name. Raises Invalid for an unknown name."""
     gpu = GPUS.get(name.upper())
     if gpu is None:
         raise Invalid(f"there is no GPU {name!r}; there are {', '.join(GPUS)}", param="gpu")

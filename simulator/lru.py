@@ -1,4 +1,4 @@
-"""Where blocks lie in a simulated cluster: each host's store, and each worker's device."""
+"""LRU tiers of blocks in a simulated cluster (stores and devices), and an index of the stores."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -7,15 +7,16 @@ from conductor.policy.snapshot import AnyBlockKey
 
 
 class LruTier:
-    """A tier of so many blocks. A prefix is used last block first, so that its head stays."""
+    """An LRU of at most ``num_blocks`` blocks. Using a prefix renews its last block first and its
+    first block last, so that its first blocks are evicted last."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.blocks: OrderedDict[AnyBlockKey, None] = OrderedDict()
 
-    def leading(self, keys: Sequence[AnyBlockKey]) -> int:
-        """How many of the first ``keys`` are here, by bisection: a block's head is used with it,
-        and after it."""
+    def num_leading(self, keys: Sequence[AnyBlockKey]) -> int:
+        """Return how many leading blocks are here, by bisection: a block is only here with all
+        blocks before it, which are always renewed after it."""
         blocks = self.blocks
         low, high = 0, len(keys)
         while low < high:
@@ -26,21 +27,23 @@ class LruTier:
                 high = middle - 1
         return low
 
-    def use(self, keys: Sequence[AnyBlockKey]) -> tuple[Sequence[AnyBlockKey], list[AnyBlockKey]]:
-        """Adds or renews them all. Returns what came and what went."""
+    def insert(
+        self, keys: Sequence[AnyBlockKey]
+    ) -> tuple[Sequence[AnyBlockKey], list[AnyBlockKey]]:
+        """Add or renew a prefix's blocks. Returns the added and the evicted keys."""
         blocks = self.blocks
-        known = self.leading(keys)
-        came = keys[known:]
-        for key in reversed(came):
+        known = self.num_leading(keys)
+        added = keys[known:]
+        for key in reversed(added):
             blocks[key] = None
         for key in reversed(keys[:known]):
             blocks.move_to_end(key)
-        went = [blocks.popitem(last=False)[0] for _ in range(len(blocks) - self.num_blocks)]
-        return came, went
+        evicted = [blocks.popitem(last=False)[0] for _ in range(len(blocks) - self.num_blocks)]
+        return added, evicted
 
 
 class HolderIndex:
-    """Which nodes hold a block: the index of all hosts' stores."""
+    """Which store nodes have a block: an index of all hosts' stores."""
 
     def __init__(self) -> None:
         self._nodes: dict[AnyBlockKey, list[str]] = {}
@@ -56,11 +59,11 @@ class HolderIndex:
             if not nodes:
                 del self._nodes[key]
 
-    def of(self, key: AnyBlockKey) -> Sequence[str]:
+    def nodes_with(self, key: AnyBlockKey) -> Sequence[str]:
         return self._nodes.get(key, ())
 
-    def deepest(self, keys: Sequence[AnyBlockKey]) -> int:
-        """How many leading blocks somebody has."""
+    def num_stored(self, keys: Sequence[AnyBlockKey]) -> int:
+        """Return how many leading blocks are on some node."""
         nodes = self._nodes
         low, high = 0, len(keys)
         while low < high:
@@ -71,24 +74,23 @@ class HolderIndex:
                 high = middle - 1
         return low
 
-    def best(self, keys: Sequence[AnyBlockKey], count: int) -> list[str]:
-        """Nodes with most of the leading blocks: those of the deepest block that anybody has,
-        then of the deepest that yet another has."""
+    def best_nodes(self, keys: Sequence[AnyBlockKey], count: int) -> list[str]:
+        """Return up to ``count`` nodes, those with the most leading blocks first."""
         found: list[str] = []
-        depth = self.deepest(keys)
+        depth = self.num_stored(keys)
         while depth > 0:
-            found += [node for node in self.of(keys[depth - 1]) if node not in found]
+            found += [node for node in self.nodes_with(keys[depth - 1]) if node not in found]
             if len(found) >= count:
                 return found[:count]
             depth = self._deepest_of_others(keys[:depth], len(found))
         return found
 
     def _deepest_of_others(self, keys: Sequence[AnyBlockKey], num_known: int) -> int:
-        """How many leading blocks more than so many nodes have."""
+        """Return how many leading blocks are on more than ``num_known`` nodes."""
         low, high = 0, len(keys)
         while low < high:
             middle = (low + high + 1) // 2
-            if len(self.of(keys[middle - 1])) > num_known:
+            if len(self.nodes_with(keys[middle - 1])) > num_known:
                 low = middle
             else:
                 high = middle - 1

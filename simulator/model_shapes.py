@@ -1,4 +1,4 @@
-"""Models by the numbers of their published config.json, and what follows from them."""
+"""Model shapes from their published config.json, and the parameter counts that follow."""
 
 from dataclasses import dataclass
 
@@ -6,57 +6,71 @@ from baton.errors import Invalid
 from simulator.attention_shape import AttentionShape, GroupedQueryAttention, LatentAttention
 
 KV_BYTES = 2
-"""Of a number in the KV cache: BF16, whatever the weights are."""
+"""Bytes per number in the KV cache: BF16, independently of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """``shared`` ones are every token's; of ``routed`` ones each token takes ``per_token``.
-    ``inner`` is the width of one; the first ``dense_layers`` layers have none of them."""
+    """The experts of a layer. All tokens use the ``shared`` ones; each token uses ``per_token`` of
+    the ``routed`` ones. ``intermediate_size`` is the width of one expert. The first
+    ``dense_layers`` layers have no experts."""
 
     routed: int
     per_token: int
-    inner: int
+    intermediate_size: int
     shared: int = 0
     dense_layers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """``inner`` is the width of a layer's gated feed-forward part where it has no experts (0 when
-    all have). Counts are of matrices; norms and biases are less than a thousandth."""
+    """``intermediate_size`` is the width of the gated feed-forward part of a layer without experts
+    (0 if all layers have experts). Parameter counts cover matrices only; norms and biases are less
+    than a thousandth."""
 
     name: str
     layers: int
-    hidden: int
-    inner: int
-    vocabulary: int
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
     attention: AttentionShape
     experts: ExpertShape | None = None
     bytes_per_weight: float = 2.0
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return KV_BYTES * self.layers * self.attention.kv_numbers
+        return KV_BYTES * self.layers * self.attention.kv_elements_per_token
 
     @property
     def embedding_parameters(self) -> int:
-        """The table of the input, of which a token reads a row. The output's counts as a matrix."""
-        return self.vocabulary * self.hidden
+        """Parameters of the input embedding table, of which a token reads one row. The output
+        embedding counts as a matrix."""
+        return self.vocab_size * self.hidden_size
 
     @property
     def common_parameters(self) -> int:
-        """Of the matrices that every token is multiplied with."""
-        attention = self.layers * self.attention.parameters(self.hidden)
-        output = self.vocabulary * self.hidden
-        return attention + 3 * self.hidden * self._common_inner + self._routers + output
+        """Parameters of the matrices that every token uses."""
+        attention = self.layers * self.attention.parameters(self.hidden_size)
+        output = self.vocab_size * self.hidden_size
+        return (
+            attention
+            + 3 * self.hidden_size * self._common_intermediate_size
+            + self._routers
+            + output
+        )
 
     @property
     def expert_parameters(self) -> int:
-        """Of all routed experts of all layers."""
+        """Parameters of all routed experts of all layers."""
         if self.experts is None:
             return 0
-        return self._expert_layers * self.experts.routed * 3 * self.hidden * self.experts.inner
+        return (
+            self._expert_layers
+            * self.experts.routed
+            * 3
+            * self.hidden_size
+            * self.experts.intermediate_size
+        )
 
     @property
     def parameters(self) -> int:
@@ -64,7 +78,7 @@ class ModelShape:
 
     @property
     def active_parameters(self) -> int:
-        """Of the matrices that one token is multiplied with."""
+        """Parameters of the matrices that one token uses."""
         if self.experts is None:
             return self.common_parameters
         chosen = self.expert_parameters * self.experts.per_token // self.experts.routed
@@ -79,21 +93,21 @@ class ModelShape:
         return self.layers - self.experts.dense_layers if self.experts else 0
 
     @property
-    def _common_inner(self) -> int:
-        """The widths, in all layers, of the feed-forward parts that every token takes."""
+    def _common_intermediate_size(self) -> int:
+        """The summed widths, over all layers, of the feed-forward parts that every token uses."""
         if self.experts is None:
-            return self.layers * self.inner
-        shared = self._expert_layers * self.experts.shared * self.experts.inner
-        return self.experts.dense_layers * self.inner + shared
+            return self.layers * self.intermediate_size
+        shared = self._expert_layers * self.experts.shared * self.experts.intermediate_size
+        return self.experts.dense_layers * self.intermediate_size + shared
 
     @property
     def _routers(self) -> int:
-        return self._expert_layers * self.hidden * self.experts.routed if self.experts else 0
+        return self._expert_layers * self.hidden_size * self.experts.routed if self.experts else 0
 
 
 # Source: config.json of each repository on the Hugging Face hub (meta-llama/Llama-3.1-8B and -70B,
 # Qwen/Qwen3-8B, -32B and -30B-A3B, deepseek-ai/DeepSeek-V3). DeepSeek-V3 is published in FP8, the
-# others in BF16; its layer for predicting two tokens at once is left out.
+# others in BF16; its multi-token prediction layer is left out.
 _SHAPES = (
     ModelShape("llama-3.1-8b", 32, 4096, 14_336, 128_256, GroupedQueryAttention(32, 8, 128)),
     ModelShape("llama-3.1-70b", 80, 8192, 28_672, 128_256, GroupedQueryAttention(64, 8, 128)),
@@ -102,27 +116,29 @@ _SHAPES = (
     ModelShape(
         "qwen3-30b-a3b",
         layers=48,
-        hidden=2048,
-        inner=0,
-        vocabulary=151_936,
+        hidden_size=2048,
+        intermediate_size=0,
+        vocab_size=151_936,
         attention=GroupedQueryAttention(32, 4, 128),
-        experts=ExpertShape(routed=128, per_token=8, inner=768),
+        experts=ExpertShape(routed=128, per_token=8, intermediate_size=768),
     ),
     ModelShape(
         "deepseek-v3",
         layers=61,
-        hidden=7168,
-        inner=18_432,
-        vocabulary=129_280,
+        hidden_size=7168,
+        intermediate_size=18_432,
+        vocab_size=129_280,
         attention=LatentAttention(
             query_heads=128,
-            query_rank=1536,
-            kv_rank=512,
-            rotated_dim=64,
-            plain_dim=128,
-            value_dim=128,
+            query_lora_rank=1536,
+            kv_lora_rank=512,
+            rope_head_dim=64,
+            nope_head_dim=128,
+            value_head_dim=128,
         ),
-        experts=ExpertShape(routed=256, per_token=8, inner=2048, shared=1, dense_layers=3),
+        experts=ExpertShape(
+            routed=256, per_token=8, intermediate_size=2048, shared=1, dense_layers=3
+        ),
         bytes_per_weight=1.0,
     ),
 )
@@ -131,7 +147,7 @@ SHAPES = {shape.name: shape for shape in _SHAPES}
 
 
 def get_model_shape(name: str) -> ModelShape:
-    """In capitals or not. Raises Invalid for a name that is none."""
+    """Return the model shape of that case-insensitive name. Raises Invalid for an unknown name."""
     shape = SHAPES.get(name.lower())
     if shape is None:
         raise Invalid(f"there is no model {name!r}; there are {', '.join(SHAPES)}", param="model")

@@ -1,4 +1,4 @@
-"""A simulated prefill worker: one step at a time, its budget of tokens shared in order of rank."""
+"""A simulated prefill worker: one step at a time, whose token budget goes to prompts by rank."""
 
 import math
 from collections.abc import Callable
@@ -14,21 +14,20 @@ from simulator.event_queue import EventQueue
 from simulator.request import SimulatedRequest
 
 RANKED_JOBS = 512
-"""The oldest, which are looked at for a step."""
+"""The number of oldest prompts that are considered for a step."""
 
 REPORTED_JOBS = 128
-"""The oldest, which a report names; of all others it tells the sum."""
+"""The number of oldest prompts that a report lists; it sums up the work of all others."""
 
-
-_DUE = attrgetter("deadline_seconds", "work_seconds")
+_DEADLINE = attrgetter("deadline_seconds", "work_seconds")
 _WORK = attrgetter("work_seconds")
 _RANK = attrgetter("rank")
 
 
 class SimulatedPrefillWorker:
-    """A prompt's KV is held from its first chunk until :meth:`release`. ``on_last_chunk`` is told
-    when a prompt's last chunk begins (it is time to ask for room to decode), ``on_done`` when it
-    has ended."""
+    """A prompt's KV occupies memory from its first chunk until :meth:`release`. ``on_last_chunk``
+    is called when a prompt's last chunk starts (it is time to reserve memory on the decode worker),
+    ``on_done`` when it has ended."""
 
     def __init__(
         self,
@@ -43,7 +42,7 @@ class SimulatedPrefillWorker:
         on_done: Callable[[SimulatedRequest], None],
     ) -> None:
         self.id = worker_id
-        self.slowness = 1.0
+        self.slowdown_factor = 1.0
         self.busy_seconds = 0.0
         self._events = events
         self._cost = cost
@@ -53,80 +52,80 @@ class SimulatedPrefillWorker:
         self._on_last_chunk = on_last_chunk
         self._on_done = on_done
         self._jobs: dict[SimulatedRequest, QueuedPrefill] = {}
-        """What each will still have to compute after the step that is under way."""
+        """The work that each prompt still has after the current step."""
         self._queued_tokens = 0
-        self._held: dict[SimulatedRequest, int] = {}
-        self._held_tokens = 0
-        self._shares: dict[SimulatedRequest, int] = {}
-        """Of the step that is under way."""
+        self._kv_tokens: dict[SimulatedRequest, int] = {}
+        self._num_kv_tokens = 0
+        self._step_shares: dict[SimulatedRequest, int] = {}
+        """Tokens per prompt in the current step."""
         self._busy = False
         self._step_ends_seconds = 0.0
-        self._life = 0
+        self._incarnation = 0
         self.num_changes = 0
 
     def submit(self, job: SimulatedRequest) -> None:
-        self._jobs[job] = self._due(job, 0)
+        self._jobs[job] = self._remaining_work(job, 0)
         self._queued_tokens += job.num_remaining
         job.rank_until_seconds = -math.inf
         self.num_changes += 1
-        self._events.at(job.ready_seconds, self._step)
+        self._events.schedule(job.ready_at_seconds, self._step)
 
     def release(self, job: SimulatedRequest) -> None:
-        """The decode worker has it, or nobody wants it any more."""
-        self._held_tokens -= self._held.pop(job, 0)
+        """Free a prompt's KV, which the decode worker has imported."""
+        self._num_kv_tokens -= self._kv_tokens.pop(job, 0)
         self._step()
 
     def cancel(self, job: SimulatedRequest) -> None:
-        """Nobody wants it any more."""
-        share = self._shares.pop(job, 0)
+        """Remove a request in any phase."""
+        share = self._step_shares.pop(job, 0)
         if self._jobs.pop(job, None) is not None:
             self._queued_tokens -= job.num_remaining - share
-        self._held_tokens -= self._held.pop(job, 0)
+        self._num_kv_tokens -= self._kv_tokens.pop(job, 0)
         self.num_changes += 1
-        self._events.at(self._events.now_seconds, self._step)
+        self._events.schedule(self._events.now_seconds, self._step)
 
-    def die(self) -> list[SimulatedRequest]:
-        """Forgets everything. Returns whose prompts it had."""
-        lost = list({**self._jobs, **self._held})
-        self._life += 1
+    def crash(self) -> list[SimulatedRequest]:
+        """Crash: lose all state. Returns the requests that were here."""
+        lost = list({**self._jobs, **self._kv_tokens})
+        self._incarnation += 1
         self.num_changes += 1
-        for had in (self._jobs, self._held, self._shares):
-            had.clear()
-        self._held_tokens = self._queued_tokens = 0
+        for state in (self._jobs, self._kv_tokens, self._step_shares):
+            state.clear()
+        self._num_kv_tokens = self._queued_tokens = 0
         self._busy = False
         return lost
 
     def report(self) -> PrefillLoadReport:
         now = self._events.now_seconds
         busy = max(self._step_ends_seconds - now, 0.0) if self._busy else 0.0
-        dues = list(self._jobs.values())
-        queue = dues[:REPORTED_JOBS]
-        if len(dues) > REPORTED_JOBS:
+        work = list(self._jobs.values())
+        queue = work[:REPORTED_JOBS]
+        if len(work) > REPORTED_JOBS:
             queue.append(
-                QueuedPrefill(math.inf, sum(map(_WORK, islice(dues, REPORTED_JOBS, None))))
+                QueuedPrefill(math.inf, sum(map(_WORK, islice(work, REPORTED_JOBS, None))))
             )
-        queue.sort(key=_DUE)
-        return PrefillLoadReport(now, busy, tuple(queue), len(dues), self._queued_tokens)
+        queue.sort(key=_DEADLINE)
+        return PrefillLoadReport(now, busy, tuple(queue), len(work), self._queued_tokens)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError when the books don't balance."""
-        assert sum(self._held.values()) == self._held_tokens, "held tokens"
-        assert self._held_tokens <= self._capacity_tokens or len(self._held) == 1, "memory"
-        assert self._shares.keys() <= self._held.keys() & self._jobs.keys(), "shares"
-        assert self._busy or not self._shares, "a step that never ends"
-        left = sum(job.num_remaining - self._shares.get(job, 0) for job in self._jobs)
+        """Raise AssertionError if the accounting is inconsistent."""
+        assert sum(self._kv_tokens.values()) == self._num_kv_tokens, "held tokens"
+        assert self._num_kv_tokens <= self._capacity_tokens or len(self._kv_tokens) == 1, "memory"
+        assert self._step_shares.keys() <= self._kv_tokens.keys() & self._jobs.keys(), "shares"
+        assert self._busy or not self._step_shares, "a step that never ends"
+        left = sum(job.num_remaining - self._step_shares.get(job, 0) for job in self._jobs)
         assert left == self._queued_tokens, "queued tokens"
         assert all(job.num_remaining > 0 for job in self._jobs), "a prompt that was computed waits"
 
     @property
     def is_idle(self) -> bool:
-        return not (self._busy or self._jobs or self._held)
+        return not (self._busy or self._jobs or self._kv_tokens)
 
-    def _due(self, job: SimulatedRequest, share: int) -> QueuedPrefill:
-        """Once so much more of it has been computed."""
+    def _remaining_work(self, job: SimulatedRequest, share: int) -> QueuedPrefill:
+        """Return the work that remains after ``share`` more tokens."""
         done = job.num_computed + share
         seconds = self._cost.seconds(job.num_prompt_tokens - done, done)
-        return QueuedPrefill(job.deadline_seconds, seconds * self.slowness)
+        return QueuedPrefill(job.deadline_seconds, seconds * self.slowdown_factor)
 
     def _step(self) -> None:
         if self._busy or not self._jobs:
@@ -134,34 +133,34 @@ class SimulatedPrefillWorker:
         now, budget, seconds = self._events.now_seconds, self._step_tokens, 0.0
         last_chunks = []
         for job in self._ranked(now):
-            if job not in self._held and not self._hold(job):
+            if job not in self._kv_tokens and not self._allocate_kv(job):
                 continue
             count = min(job.num_remaining, budget)
             pairs = count * (job.num_computed + count / 2)
             seconds += self._cost.per_token_seconds * count + self._cost.per_pair_seconds * pairs
-            self._shares[job] = count
-            self._jobs[job] = self._due(job, count)
+            self._step_shares[job] = count
+            self._jobs[job] = self._remaining_work(job, count)
             job.rank_until_seconds = -math.inf
             budget -= count
             if count == job.num_remaining:
                 last_chunks.append(job)
             if budget == 0:
                 break
-        if not self._shares:
+        if not self._step_shares:
             return
         self._busy = True
         self._queued_tokens -= self._step_tokens - budget
         self.num_changes += 1
-        seconds = (seconds + self._cost.fixed_seconds) * self.slowness
+        seconds = (seconds + self._cost.fixed_seconds) * self.slowdown_factor
         self.busy_seconds += seconds
-        self._step_ends_seconds, life = now + seconds, self._life
-        self._events.at(self._step_ends_seconds, lambda: self._finish(life))
+        self._step_ends_seconds, life = now + seconds, self._incarnation
+        self._events.schedule(self._step_ends_seconds, lambda: self._finish(life))
         for job in last_chunks:
             self._on_last_chunk(job)
 
     def _ranked(self, now: float) -> list[SimulatedRequest]:
         window = islice(self._jobs, RANKED_JOBS)
-        ready = [job for job in window if job.ready_seconds <= now]
+        ready = [job for job in window if job.ready_at_seconds <= now]
         if len(ready) > 1:
             for job in ready:
                 if job.rank_until_seconds < now:
@@ -170,28 +169,28 @@ class SimulatedPrefillWorker:
         return ready
 
     def _rank(self, job: SimulatedRequest, now: float) -> None:
-        """It stays until more has been computed, or until it is too late to be in time: of all
-        orders, time changes no more than that."""
+        """Update a request's rank. It is valid until more of the prompt is computed, or until the
+        deadline can no longer be met: time affects no order in any other way."""
         waiting = job.waiting
         waiting.remaining_seconds = self._cost.seconds(job.num_remaining, job.num_computed)
         waiting.cached_tokens = job.num_computed
-        waits = not self._order.preemptive and job not in self._held
+        waits = not self._order.is_preemptive and job not in self._kv_tokens
         job.rank = (waits, self._order.rank(waiting, now), job.number)
         latest_start = waiting.deadline_seconds - waiting.remaining_seconds
         job.rank_until_seconds = latest_start if now <= latest_start else math.inf
 
-    def _hold(self, job: SimulatedRequest) -> bool:
+    def _allocate_kv(self, job: SimulatedRequest) -> bool:
         tokens = job.num_prompt_tokens
-        if self._held and self._held_tokens + tokens > self._capacity_tokens:
+        if self._kv_tokens and self._num_kv_tokens + tokens > self._capacity_tokens:
             return False
-        self._held[job] = tokens
-        self._held_tokens += tokens
+        self._kv_tokens[job] = tokens
+        self._num_kv_tokens += tokens
         return True
 
     def _finish(self, life: int) -> None:
-        if life != self._life:
+        if life != self._incarnation:
             return
-        shares, self._shares, self._busy = self._shares, {}, False
+        shares, self._step_shares, self._busy = self._step_shares, {}, False
         self.num_changes += 1
         for job, count in shares.items():
             job.num_computed += count

@@ -1,4 +1,4 @@
-"""A request on its way through the simulated cluster, and what became of it."""
+"""A request in the simulated cluster: its state and its results."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,34 +11,36 @@ from conductor.policy.snapshot import AnyBlockKey
 
 @dataclass(eq=False, slots=True)
 class SimulatedRequest:
-    """Times are seconds, -1 for what has not happened. ``keys`` are those of the prompt's full
-    blocks; ``own_seconds`` is what reading all of it takes an idle worker with an empty cache."""
+    """Times are in seconds; -1 for events that have not happened. ``keys`` are those of the
+    prompt's full blocks; ``idle_prefill_seconds`` is the time to prefill the whole prompt on an
+    idle worker with an empty cache."""
 
     number: int
     arrival: TraceRequest
     keys: tuple[AnyBlockKey, ...]
-    own_seconds: float
+    idle_prefill_seconds: float
     deadline_seconds: float
     waiting: WaitingPrompt
-    # What was decided
+    # The decision
     prefill: WorkerId | None = None
     decode: WorkerId | None = None
     rejected: bool = False
-    # How far it is
+    # Progress
     num_prompt_tokens: int = field(init=False)
-    """To be read; after a restart, what was answered until then belongs to it."""
+    """Tokens to prefill; after a restart, they include the answer tokens sent before."""
     num_computed: int = 0
     tier_tokens: dict[str, int] = field(default_factory=dict)
-    ready_seconds: float = 0.0
+    ready_at_seconds: float = 0.0
     rank: tuple[bool, Rank, int] = (False, (0.0, 0.0), 0)
     rank_until_seconds: float = -math.inf
     has_room: bool = False
     expected_tokens: int = 0
-    first_token_seconds: float = -1.0
-    num_answered: int = 1
-    """Tokens of the answer, once it is read, and when it last joined a batch or left one."""
+    first_token_at_seconds: float = -1.0
+    num_generated_tokens: int = 1
+    """Tokens of the answer, once the prompt is prefilled; updated when the request joins or leaves
+    a batch."""
     joined_step: int = -1
-    finished_seconds: float = -1.0
+    finished_at_seconds: float = -1.0
     num_restarts: int = 0
 
     def __post_init__(self) -> None:
@@ -50,20 +52,20 @@ class SimulatedRequest:
 
     @property
     def context_tokens(self) -> int:
-        """Of KV, as of ``num_answered``."""
-        return self.arrival.num_prompt_tokens + self.num_answered
+        """Tokens of KV, as of ``num_generated_tokens``."""
+        return self.arrival.num_prompt_tokens + self.num_generated_tokens
 
     @property
-    def has_answer(self) -> bool:
-        """All of it, as of ``num_answered``."""
-        return self.num_answered >= self.arrival.num_answer_tokens
+    def is_answer_complete(self) -> bool:
+        """Whether the answer is complete, as of ``num_generated_tokens``."""
+        return self.num_generated_tokens >= self.arrival.num_answer_tokens
 
-    def begin_anew(self) -> None:
-        """It is nowhere any more; the client has what was answered."""
-        emitted = self.num_answered - (self.num_remaining > 0)
+    def restart(self) -> None:
+        """Restart after a crash; the client keeps the tokens that were sent."""
+        emitted = self.num_generated_tokens - (self.num_remaining > 0)
         self.num_restarts += 1
         self.num_prompt_tokens = self.arrival.num_prompt_tokens + emitted
-        self.num_answered = emitted + 1
+        self.num_generated_tokens = emitted + 1
         self.num_computed, self.joined_step = 0, -1
         self.has_room = False
         self.tier_tokens.clear()
@@ -74,17 +76,17 @@ class SimulatedRequest:
 
     @property
     def ttft_seconds(self) -> float:
-        return self.first_token_seconds - self.arrival.at_seconds
+        return self.first_token_at_seconds - self.arrival.arrival_seconds
 
     @property
-    def tbt_seconds(self) -> float:
-        """Mean over the answer; 0 for a single token."""
+    def itl_seconds(self) -> float:
+        """Mean inter-token latency of the answer; 0 for a single token."""
         gaps = self.arrival.num_answer_tokens - 1
-        return (self.finished_seconds - self.first_token_seconds) / gaps if gaps > 0 else 0.0
+        return (self.finished_at_seconds - self.first_token_at_seconds) / gaps if gaps > 0 else 0.0
 
-    def meets(self, token_gap_seconds: float) -> bool:
-        """Its deadline, and the mean gap."""
-        if self.rejected or self.finished_seconds < 0:
+    def meets_slo(self, itl_slo_seconds: float) -> bool:
+        """Whether the request met its TTFT deadline and the ITL SLO."""
+        if self.rejected or self.finished_at_seconds < 0:
             return False
-        in_time = self.first_token_seconds <= self.deadline_seconds
-        return in_time and self.tbt_seconds <= token_gap_seconds
+        in_time = self.first_token_at_seconds <= self.deadline_seconds
+        return in_time and self.itl_seconds <= itl_slo_seconds

@@ -1,4 +1,4 @@
-"""What came of a simulated run, in the numbers that the field compares."""
+"""The results of a simulated run: goodput, SLO attainment, latencies, hit ratios, balance."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,22 +15,23 @@ PERCENTILES = (50, 90, 99)
 QUARTILES = 4
 
 Percentiles = dict[str, float | None]
-"""``p50``, ``p90``, ``p99``; None where there is nothing to tell of."""
+"""``p50``, ``p90``, ``p99``; None if there are no values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
-    """A request meets its SLO when its first token is in time, and the mean gap between its tokens
-    short enough; who is rejected meets nothing.
+    """A request meets its SLO when its first token comes before the deadline and its mean
+    inter-token latency is within the limit; a rejected request never does.
 
-    ``goodput_rps`` counts those that met it, per second between the first arrival and the last; 0
-    when all came at once. ``attainment`` is their share, also of each quarter of the requests by
-    the length of their prompts, shortest first (None where there are fewer than four).
-    ``hit_ratio_tokens`` is of the accepted requests' prompts. ``ttft_seconds`` is of those that got
-    a first token, ``tbt_seconds`` of the mean gaps of those with two tokens or more.
-    ``load_imbalance`` is the busiest prefill worker's time over the mean, ``decode_imbalance`` the
-    same for tokens made; ``prefill_utilisation`` is the mean share of the time until the last first
-    token. ``worst_slo_ratio`` is the longest TTFT of an accepted request by what it was allowed."""
+    ``goodput_rps`` is the number of requests that met it, per second between the first arrival and
+    the last; 0 if all came at once. ``attainment`` is their share, in total and by quartile of
+    prompt length, shortest first (None with fewer than four requests). ``hit_ratio_tokens`` is over
+    the prompts of accepted requests. ``ttft_seconds`` is over the requests with a first token,
+    ``tbt_seconds`` over the mean inter-token latencies of requests with two tokens or more.
+    ``load_imbalance`` is the busiest prefill worker's time divided by the mean,
+    ``decode_imbalance`` the same for generated tokens. ``prefill_utilisation`` is the mean busy
+    share of the time until the last first token. ``worst_slo_ratio`` is the highest ratio of an
+    accepted request's TTFT to the allowed TTFT."""
 
     num_requests: int
     rate_rps: float
@@ -54,12 +55,12 @@ class SimulationResult:
 
 
 def summarize(cluster: SimulatedCluster) -> SimulationResult:
-    """Of a cluster that has run, and to its end."""
-    assert cluster.jobs and not cluster.gave_up, "a run that was given up has no outcome"
-    jobs, gap = cluster.jobs, cluster.config.token_gap_seconds
+    """Summarize a cluster's run, which must not have stopped early."""
+    assert cluster.jobs and not cluster.stopped_early, "a run that stopped early has no result"
+    jobs, itl_slo = cluster.jobs, cluster.config.itl_slo_seconds
     accepted = [job for job in jobs if not job.rejected]
-    duration = jobs[-1].arrival.at_seconds - jobs[0].arrival.at_seconds
-    num_met = sum(job.meets(gap) for job in jobs)
+    duration = jobs[-1].arrival.arrival_seconds - jobs[0].arrival.arrival_seconds
+    num_met = sum(job.meets_slo(itl_slo) for job in jobs)
     busy = [worker.busy_seconds for worker in cluster.prefills]
     ttfts = [job.ttft_seconds for job in accepted]
     return SimulationResult(
@@ -67,7 +68,7 @@ def summarize(cluster: SimulatedCluster) -> SimulationResult:
         rate_rps=_ratio(len(jobs), duration),
         goodput_rps=_ratio(num_met, duration),
         attainment=num_met / len(jobs),
-        attainment_by_length_quartile=_by_length(jobs, gap),
+        attainment_by_length_quartile=_by_length(jobs, itl_slo),
         rejected_ratio=1 - len(accepted) / len(jobs),
         hit_ratio_tokens=_hit_ratio(accepted),
         hit_tokens_by_tier=_hits(accepted),
@@ -75,7 +76,7 @@ def summarize(cluster: SimulatedCluster) -> SimulationResult:
         tbt_seconds=percentiles(inter_token_latencies(jobs)),
         worst_slo_ratio=max(map(_slo_ratio, accepted), default=0.0),
         load_imbalance=_imbalance(busy),
-        decode_imbalance=_imbalance([worker.num_made_tokens for worker in cluster.decodes]),
+        decode_imbalance=_imbalance([worker.num_generated_tokens for worker in cluster.decodes]),
         prefill_utilisation=_utilisation(busy, accepted),
         restarts=sum(job.num_restarts for job in jobs),
         preemptions=sum(worker.num_preempted for worker in cluster.decodes),
@@ -83,27 +84,28 @@ def summarize(cluster: SimulatedCluster) -> SimulationResult:
 
 
 def inter_token_latencies(jobs: Sequence[SimulatedRequest]) -> list[float]:
-    """Seconds between two tokens, of each answer that has two or more."""
+    """Return the mean inter-token latency of each answer with two tokens or more."""
     answered = (job for job in jobs if not job.rejected and job.arrival.num_answer_tokens > 1)
-    return [job.tbt_seconds for job in answered]
+    return [job.itl_seconds for job in answered]
 
 
 def percentiles(seconds: Sequence[float]) -> Percentiles:
-    """Between two values, a line is drawn."""
+    """Return percentiles, linearly interpolated."""
     if not seconds:
         return {f"p{percent}": None for percent in PERCENTILES}
     found = np.percentile(seconds, PERCENTILES).tolist()
     return {f"p{percent}": value for percent, value in zip(PERCENTILES, found, strict=True)}
 
 
-def _by_length(jobs: Sequence[SimulatedRequest], gap: float) -> list[float | None]:
-    """Of equally long prompts, those that came first count as shorter."""
+def _by_length(jobs: Sequence[SimulatedRequest], itl_slo: float) -> list[float | None]:
+    """Return the SLO attainment per quartile of prompt length. Prompts of equal length are ordered
+    by arrival."""
     ordered = sorted(jobs, key=lambda job: job.arrival.num_prompt_tokens)
-    edges = [len(jobs) * quarter // QUARTILES for quarter in range(QUARTILES + 1)]
-    quarters = [ordered[start:end] for start, end in pairwise(edges)]
+    edges = [len(jobs) * number // QUARTILES for number in range(QUARTILES + 1)]
+    quartiles = [ordered[start:end] for start, end in pairwise(edges)]
     return [
-        sum(job.meets(gap) for job in quarter) / len(quarter) if quarter else None
-        for quarter in quarters
+        sum(job.meets_slo(itl_slo) for job in quartile) / len(quartile) if quartile else None
+        for quartile in quartiles
     ]
 
 
@@ -120,17 +122,17 @@ def _hits(accepted: Sequence[SimulatedRequest]) -> dict[str, int]:
 
 
 def _slo_ratio(job: SimulatedRequest) -> float:
-    return job.ttft_seconds / (job.deadline_seconds - job.arrival.at_seconds)
+    return job.ttft_seconds / (job.deadline_seconds - job.arrival.arrival_seconds)
 
 
 def _imbalance(loads: Sequence[float]) -> float:
-    """1 when nobody has any."""
+    """Return the maximum divided by the mean; 1 if all are 0."""
     total = sum(loads)
     return max(loads) * len(loads) / total if total else 1.0
 
 
 def _utilisation(busy: Sequence[float], accepted: Sequence[SimulatedRequest]) -> float:
-    end = max((job.first_token_seconds for job in accepted), default=0.0)
+    end = max((job.first_token_at_seconds for job in accepted), default=0.0)
     return _ratio(sum(busy), end * len(busy))
 
 

@@ -1,7 +1,7 @@
-"""What work takes, from a GPU's datasheet or from a table of measurements.
+"""Costs of prefill and decode, from a GPU's datasheet or from a table of measurements.
 
-The roofline (Williams et al., CACM 2009): whatever is slower, computing or reading memory. A
-prefill computes; a decode step reads.
+The roofline model (Williams et al., CACM 2009): the slower of computing and reading memory counts.
+A prefill is compute-bound; a decode step is memory-bound.
 """
 
 import math
@@ -20,15 +20,15 @@ from simulator.hardware import GIB, Gpu
 from simulator.model_shapes import ModelShape
 
 RESERVED_MEMORY_SHARE = 0.1
-"""Share of the memory that is neither weights nor KV: activations, buffers, the runtime's own."""
+"""Share of the memory for neither weights nor KV: activations, buffers, the runtime."""
 
 MAX_COUNT = 1 << 50
-"""Of any count in a table."""
+"""Maximum of any count in a table."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerCosts:
-    """Of one worker, which may be several GPUs."""
+    """Costs and KV capacity of one worker, which may have several GPUs."""
 
     prefill: PrefillCost
     decode: DecodeCost
@@ -43,12 +43,12 @@ def roofline(
     prefill_efficiency: float = 0.5,
     decode_efficiency: float = 0.7,
 ) -> WorkerCosts:
-    """A worker of ``num_gpus`` that share all work and all memory evenly, at no cost for talking to
-    each other. ``prefill_efficiency`` is the share of the peak that matrix products reach,
-    ``decode_efficiency`` the share of the bandwidth that reading reaches.
+    """Compute the costs of a worker of ``num_gpus`` that share work and memory evenly, with free
+    communication. ``prefill_efficiency`` is the share of peak FLOPS that matrix products reach,
+    ``decode_efficiency`` the share of memory bandwidth that reads reach.
 
-    FP8 weights are computed with at the speed of BF16. Raises Invalid for a model that does not fit
-    and for arguments out of their range."""
+    FP8 weights are assumed to compute at the speed of BF16. Raises Invalid for a model that does
+    not fit, and for arguments out of range."""
     _check(num_gpus, prefill_efficiency, decode_efficiency)
     flops = gpu.flops_per_second * num_gpus * prefill_efficiency
     bandwidth = gpu.bytes_per_second * num_gpus * decode_efficiency
@@ -70,10 +70,10 @@ def _check(num_gpus: int, prefill_efficiency: float, decode_efficiency: float) -
 
 
 def _prefill_cost(shape: ModelShape, flops: float, bandwidth: float) -> PrefillCost:
-    """Two operations per parameter and token, and attention's per pair. However short the prompt,
-    the weights are read, all experts' too, since a few hundred tokens choose all: that is the fixed
-    part. Where reading and computing overlap, their sum is too much, by half at the worst and by
-    little for a long prompt."""
+    """Two operations per parameter and token, plus attention's per pair of query and key. The fixed
+    part is reading the weights, including all experts', since a few hundred tokens select all of
+    them. Reading and computing overlap in reality, so their sum is too high: by at most half, and
+    by little for a long prompt."""
     return PrefillCost(
         fixed_seconds=_read_bytes(shape, shape.common_parameters + shape.expert_parameters)
         / bandwidth,
@@ -83,9 +83,8 @@ def _prefill_cost(shape: ModelShape, flops: float, bandwidth: float) -> PrefillC
 
 
 def _decode_cost(shape: ModelShape, flops: float, bandwidth: float) -> DecodeCost:
-    """A step reads the weights that all tokens take once, of the experts those that are chosen, and
-    the context's KV. Attention over a latent computes so much per byte that it can be the slower
-    part."""
+    """A step reads the common weights once, the selected experts' weights, and the context's KV.
+    Latent attention computes so much per byte that computing can be the slower part."""
     pair_flops = shape.layers * shape.attention.decode_pair_flops
     return DecodeCost(
         fixed_seconds=_read_bytes(shape, shape.common_parameters) / bandwidth,
@@ -110,25 +109,25 @@ def _kv_capacity_tokens(gpu: Gpu, shape: ModelShape, num_gpus: int) -> int:
     raise Invalid(
         f"{shape.name} needs {shape.weight_bytes / GIB:.1f} GiB for its weights; {num_gpus} × "
         f"{gpu.name} has {gpu.memory_bytes * num_gpus / GIB:.0f} GiB, {RESERVED_MEMORY_SHARE:.0%} "
-        f"of it in reserve. {enough} × {gpu.name} would do",
+        f"of it in reserve. {enough} × {gpu.name} would be enough",
         param="gpu",
     )
 
 
 def costs_from_table(path: Path) -> WorkerCosts:
-    """Costs fitted to measurements. The file is a JSON object with ``prefill``, a list of
+    """Fit the costs to measurements. The file is a JSON object with ``prefill``, a list of
     ``{"new_tokens", "cached_tokens", "seconds"}``; ``decode``, a list of ``{"batch",
     "context_tokens", "seconds"}``, the context being that of all requests together;
     ``kv_bytes_per_token`` and ``kv_capacity_tokens``.
 
-    No cost is negative, and errors count relative to what was measured, so that short runs matter
-    as much as long ones. Raises Invalid for a table that is not of this form, or that does not
-    tell the costs apart."""
-    table = parse_fields(_text(path), str(path))
-    kv_bytes = table.count("kv_bytes_per_token", 1, MAX_COUNT)
-    capacity = table.count("kv_capacity_tokens", 1, MAX_COUNT)
-    prefill = PrefillCost(*_fitted(table, "prefill", _prefill_terms))
-    decode = DecodeCost(*_fitted(table, "decode", _decode_terms))
+    Costs are not negative, and relative errors are minimized, so that short runs matter as much as
+    long ones. Raises Invalid for a table that is not of this form, or that does not determine the
+    costs."""
+    table = parse_fields(_read_text(path), str(path))
+    kv_bytes = table.integer("kv_bytes_per_token", 1, MAX_COUNT)
+    capacity = table.integer("kv_capacity_tokens", 1, MAX_COUNT)
+    prefill = PrefillCost(*_fit(table, "prefill", _prefill_terms))
+    decode = DecodeCost(*_fit(table, "decode", _decode_terms))
     return WorkerCosts(prefill, decode, kv_bytes, capacity)
 
 
@@ -136,44 +135,47 @@ _Terms = tuple[float, float, float]
 
 
 def _prefill_terms(row: JsonFields) -> _Terms:
-    """What PrefillCost's three costs are multiplied with."""
-    new, cached = row.count("new_tokens", 1, MAX_COUNT), row.count("cached_tokens", 0, MAX_COUNT)
+    """The factors of PrefillCost's three costs."""
+    new, cached = (
+        row.integer("new_tokens", 1, MAX_COUNT),
+        row.integer("cached_tokens", 0, MAX_COUNT),
+    )
     return 1.0, new, new * (cached + new / 2)
 
 
 def _decode_terms(row: JsonFields) -> _Terms:
-    """What DecodeCost's first three costs are multiplied with."""
-    return 1.0, row.count("batch", 1, MAX_COUNT), row.count("context_tokens", 0, MAX_COUNT)
+    """The factors of DecodeCost's first three costs."""
+    return 1.0, row.integer("batch", 1, MAX_COUNT), row.integer("context_tokens", 0, MAX_COUNT)
 
 
-def _fitted(table: JsonFields, name: str, terms: Callable[[JsonFields], _Terms]) -> _Terms:
-    rows = table.rows(name)
+def _fit(table: JsonFields, name: str, terms: Callable[[JsonFields], _Terms]) -> _Terms:
+    rows = table.objects(name)
     seconds = np.array([row.positive("seconds") for row in rows])
     columns = np.array([terms(row) for row in rows]).reshape(-1, 3)
     scale = columns.max(axis=0, initial=1.0)
     if np.linalg.matrix_rank(columns / scale) < 3:
         raise Invalid(
-            f"{table.where}: {name} has {len(rows)} rows that do not tell its three costs apart; "
-            "it needs three or more, with small and large values of either number"
+            f"{table.where}: the {len(rows)} rows of {name} do not determine its three costs; it "
+            "needs three or more rows, with small and large values of both numbers"
         )
     costs = _least_squares(columns / scale / seconds[:, None]) / scale
     return float(costs[0]), float(costs[1]), float(costs[2])
 
 
 def _least_squares(relative: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The x of three numbers, none negative, for which ``relative @ x`` is nearest to all ones. It
-    is the plain solution for some choice of the columns: with three, all choices can be tried."""
-    best, least = np.zeros(3), math.inf
-    for used in (list(some) for n in (3, 2, 1) for some in combinations(range(3), n)):
-        solution = np.linalg.lstsq(relative[:, used], np.ones(len(relative)), rcond=None)[0]
-        error = float(np.sum((relative[:, used] @ solution - 1) ** 2))
-        if (solution >= 0).all() and error < least:
-            best, least = np.zeros(3), error
-            best[used] = solution
+    """Return the non-negative x of three numbers for which ``relative @ x`` is closest to all ones.
+    It is the unconstrained solution for some subset of the columns, so all subsets are tried."""
+    best, best_error = np.zeros(3), math.inf
+    for columns in (list(subset) for n in (3, 2, 1) for subset in combinations(range(3), n)):
+        solution = np.linalg.lstsq(relative[:, columns], np.ones(len(relative)), rcond=None)[0]
+        error = float(np.sum((relative[:, columns] @ solution - 1) ** 2))
+        if (solution >= 0).all() and error < best_error:
+            best, best_error = np.zeros(3), error
+            best[columns] = solution
     return best
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What is to be simulated, as the flags of ``baton simulate`` and ``baton plan`` tell it."""
+"""A simulation's scenario, built from the flags of ``baton simulate`` and ``baton plan``."""
 
 import math
 import re
@@ -24,13 +24,13 @@ from simulator.model_shapes import get_model_shape
 from simulator.roofline import WorkerCosts, costs_from_table, roofline
 
 STORE_BYTES_PER_GPU = 256 * GIB
-"""Of a host's memory, for the KV store: what hosts of eight GPUs with 2 TB have."""
+"""Host memory for the KV store per GPU: as on hosts with eight GPUs and 2 TB."""
 
-MOST_WORKERS = 4096
-"""Of a pool; every worker's caches are in memory."""
+MAX_WORKERS_PER_POOL = 4096
+"""Maximum number of workers per pool; every worker's caches are in memory."""
 
 PEER_FETCH_POLICIES = ("min_ttft", "min_ttft_no_reject")
-"""Rivals whose publication fetches from peers' stores."""
+"""Baselines that fetch from peers' stores according to their publication."""
 
 NO_FAULTS = Faults()
 
@@ -39,7 +39,8 @@ DEFAULT_KIND, DEFAULT_RATE = "chat", 8.0
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """A trace from a file, or one that is made up. ``rate`` None is the file's own."""
+    """A trace from a file, or a synthetic one. ``rate`` None: the file's own rate, or the default
+    rate of a synthetic trace."""
 
     trace: Path | None
     kind: str | None
@@ -53,7 +54,7 @@ class Traffic:
     def __post_init__(self) -> None:
         """Raises Invalid."""
         if self.trace is not None and self.kind is not None:
-            raise Invalid("--trace and --kind exclude each other")
+            raise Invalid("--trace and --kind can't be combined")
         if self.kind is not None and self.kind not in TRACE_GENERATORS:
             raise Invalid(
                 f"there is no kind {self.kind!r}; there are {', '.join(TRACE_GENERATORS)}"
@@ -65,38 +66,38 @@ class Traffic:
 
     @property
     def is_random(self) -> bool:
-        """Whether another seed makes it another."""
+        """Whether the trace depends on the seed."""
         return self.trace is None or self.jitter_seconds > 0
 
     @cached_property
-    def asked(self) -> Trace:
-        """At the rate that was asked for."""
+    def trace_at_requested_rate(self) -> Trace:
+        """The trace at the requested rate."""
         rate = self.rate
         if self.trace is None:
             return self.at_rate((rate or DEFAULT_RATE) * self.rate_factor, self.seed)
         factor = self.rate_factor * (rate / mean_rate(self._file) if rate else 1.0)
-        return self._of_file(factor, self.seed)
+        return self._scaled_file_trace(factor, self.seed)
 
     def at_rate(self, rate: float, seed: int) -> Trace:
-        """Raises Invalid."""
+        """Return the trace at a rate in requests per second. Raises Invalid."""
         if self.trace is None:
             kind = TRACE_GENERATORS[self.kind or DEFAULT_KIND]
             return kind(self.requests, rate, seed, self.burstiness)
-        return self._of_file(rate / mean_rate(self._file), seed)
+        return self._scaled_file_trace(rate / mean_rate(self._file), seed)
 
     @cached_property
     def _file(self) -> Trace:
         assert self.trace is not None
         return read_trace(self.trace)
 
-    def _of_file(self, factor: float, seed: int) -> Trace:
+    def _scaled_file_trace(self, factor: float, seed: int) -> Trace:
         spread = add_jitter(self._file, seed, self.jitter_seconds)
         return scale_rate(spread if self.jitter_seconds else self._file, factor)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedHardware:
-    """What a worker is, and what is between workers; None is what the hardware has."""
+    """The workers' hardware, and the links between them; None: derived from model and GPU."""
 
     model: str
     gpu: str
@@ -114,10 +115,10 @@ class SimulatedHardware:
     tbt_slo: float
 
     def config(self, num_prefill: int, num_decode: int) -> ClusterConfig:
-        """Raises Invalid for whatever is wrong."""
+        """Build the cluster's configuration. Raises Invalid for any invalid value."""
         self._check()
-        check_at_most("--prefill", num_prefill, MOST_WORKERS)
-        check_at_most("--decode", num_decode, MOST_WORKERS)
+        check_at_most("--prefill", num_prefill, MAX_WORKERS_PER_POOL)
+        check_at_most("--decode", num_decode, MAX_WORKERS_PER_POOL)
         costs = self._costs
         memory = STORE_BYTES_PER_GPU * self.gpus_per_worker
         device, node = self.device_tokens, self.node_tokens
@@ -130,9 +131,9 @@ class SimulatedHardware:
             device_tokens=costs.kv_capacity_tokens if device is None else device,
             node_tokens=memory // costs.kv_bytes_per_token if node is None else node,
             link=LinkSpeed(self.link_gbytes * 1e9, self.host_gbytes * 1e9),
-            order=self.order,
-            first_token_seconds=self.ttft_slo,
-            token_gap_seconds=self.tbt_slo,
+            prefill_order=self.order,
+            ttft_slo_seconds=self.ttft_slo,
+            itl_slo_seconds=self.tbt_slo,
             report_seconds=self.report_seconds,
             num_conductors=self.conductors,
             num_hosts=self.hosts,
@@ -144,7 +145,7 @@ class SimulatedHardware:
         check_positive("--ttft-slo", self.ttft_slo)
         check_positive("--tbt-slo", self.tbt_slo)
         check_at_least("--gpus-per-worker", self.gpus_per_worker, 1)
-        check_at_most("--conductors", self.conductors, MOST_WORKERS)
+        check_at_most("--conductors", self.conductors, MAX_WORKERS_PER_POOL)
         if self.device_tokens is not None:
             check_at_least("--device-tokens", self.device_tokens, 1)
         if self.node_tokens is not None:
@@ -159,7 +160,7 @@ class SimulatedHardware:
 
     @cached_property
     def _costs(self) -> WorkerCosts:
-        """A table is of a whole worker; then model and GPU say nothing more."""
+        """The costs from the table, if there is one, else from model and GPU."""
         gpu, shape = get_gpu(self.gpu), get_model_shape(self.model)
         if self.costs is not None:
             return costs_from_table(self.costs)
@@ -168,8 +169,8 @@ class SimulatedHardware:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Ready to run under any policy. ``as_deployed``: rivals have what their publication has, and
-    nothing that Baton adds."""
+    """A cluster and faults, ready to run under any policy. With ``as_deployed``, baselines run only
+    with the features of their publication, without Baton's additions."""
 
     config: ClusterConfig
     faults: Faults = NO_FAULTS
@@ -178,14 +179,14 @@ class Scenario:
     def run(self, trace: Trace, policy: str, give_up_misses: int | None = None) -> SimulatedCluster:
         config = self.config
         if self.as_deployed and policy in BASELINES:
-            config = replace(config, order="fcfs", peer_fetch=policy in PEER_FETCH_POLICIES)
+            config = replace(config, prefill_order="fcfs", peer_fetch=policy in PEER_FETCH_POLICIES)
         cluster = SimulatedCluster(config, trace, get_policy(policy), self.faults)
         cluster.run(give_up_misses)
         return cluster
 
 
 def parse_policies(names: str) -> list[str]:
-    """``all``, or names with commas between them, each once. Raises Invalid."""
+    """Parse ``all`` or comma-separated policy names, without duplicates. Raises Invalid."""
     if names == "all":
         return list(PLACEMENT_POLICIES)
     found = list(dict.fromkeys(name.strip() for name in names.split(",")))
@@ -195,26 +196,27 @@ def parse_policies(names: str) -> list[str]:
 
 
 def parse_faults(kills: Sequence[str], slows: Sequence[str], config: ClusterConfig) -> Faults:
-    """Of ``p3@120:30`` (dead at 120 s, back after 30 s) and ``p1x2.0``. Raises Invalid."""
+    """Parse crashes like ``p3@120:30`` (crash at 120 s, back after 30 s) and slowdowns like
+    ``p1x2.0``. Raises Invalid."""
     return Faults(
-        tuple(_death(kill, config) for kill in kills),
-        tuple(_slow(slow, config) for slow in slows),
+        tuple(_parse_crash(kill, config) for kill in kills),
+        tuple(_parse_slowdown(slow, config) for slow in slows),
     )
 
 
 _NUMBER = r"(\d+(?:\.\d+)?)"
-_DEATH = re.compile(rf"([pd]\d+)@{_NUMBER}:{_NUMBER}")
+_CRASH = re.compile(rf"([pd]\d+)@{_NUMBER}:{_NUMBER}")
 _SLOW = re.compile(rf"([pd]\d+)x{_NUMBER}")
 
 
-def _death(text: str, config: ClusterConfig) -> WorkerCrash:
-    match = _DEATH.fullmatch(text)
+def _parse_crash(text: str, config: ClusterConfig) -> WorkerCrash:
+    match = _CRASH.fullmatch(text)
     if match is None:
         raise Invalid(f"--kill takes WORKER@SECOND:SECONDS, like p3@120:30, not {text!r}")
     return WorkerCrash(_worker(match[1], config), float(match[2]), float(match[3]))
 
 
-def _slow(text: str, config: ClusterConfig) -> WorkerSlowdown:
+def _parse_slowdown(text: str, config: ClusterConfig) -> WorkerSlowdown:
     match = _SLOW.fullmatch(text)
     if match is None:
         raise Invalid(f"--slow takes WORKERxFACTOR, like p1x2.0, not {text!r}")
@@ -230,11 +232,11 @@ def _worker(name: str, config: ClusterConfig) -> WorkerId:
 
 
 def mean_rate(trace: Trace) -> float:
-    """Requests per second. Raises Invalid for a trace whose requests come all at once."""
-    last = trace.arrivals[-1].at_seconds
+    """Return a trace's requests per second. Raises Invalid if all requests come at once."""
+    last = trace.requests[-1].arrival_seconds
     if last <= 0:
         raise Invalid(f"{trace.name}: all requests come at once, so no rate can be set")
-    return len(trace.arrivals) / last
+    return len(trace.requests) / last
 
 
 def check_positive(flag: str, value: float) -> None:

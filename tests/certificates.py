@@ -1,7 +1,8 @@
-"""Certificates with their keys, for tests alone: they protect nothing, until the year 2126.
+"""Certificates with their keys, for tests only. They protect nothing and expire in 2126.
 
-The first two are servers' own. Then a cluster's authority with one of its members, and with
-somebody else whom it knows; and a stranger, with an authority of its own."""
+``ONE_…`` and ``TWO_…`` are self-signed server certificates. ``AUTHORITY`` is a cluster's CA; it
+issued ``MEMBER_…`` (a cluster member) and ``OTHER_…`` (not a member). ``STRANGER_…`` was issued by
+another CA, ``STRANGERS_AUTHORITY``."""
 
 ONE_CERTIFICATE = """\
 -----BEGIN CERTIFICATE-----

@@ -1,4 +1,4 @@
-"""Options of the whole test run."""
+"""Pytest options, Hypothesis settings and scheduling that all tests share."""
 
 from typing import Any
 
@@ -7,9 +7,10 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 PROCESSES = ("tests/e2e/", "tests/kube/")
-"""Folders whose tests start processes: they go one after the other, beside all others."""
+"""Folders whose tests start processes. They run one after the other, in parallel with all
+others."""
 
-# A slow machine is no reason to fail; what fails can be replayed from its printed blob.
+# A slow machine is no reason to fail. A failure can be replayed from the blob that it prints.
 hypothesis.settings.register_profile(
     "baton",
     deadline=None,
@@ -21,7 +22,7 @@ hypothesis.settings.load_profile("baton")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--rewrite", action="store_true", help="write golden files anew, for review by diff"
+        "--rewrite", action="store_true", help="rewrite the golden files, for review by diff"
     )
 
 
@@ -31,8 +32,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 class ByFile(LoadScopeScheduling):
-    """What one of several test processes runs by itself (``make test`` has two): a file, so that
-    what its tests share is made once."""
+    """Give each pytest-xdist process (``make test`` has two) whole files, so that fixtures that
+    a file's tests share are created once."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]

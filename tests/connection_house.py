@@ -1,4 +1,4 @@
-"""The router's HTTP connection without sockets: what a client sent in, what it is told out."""
+"""The router's HTTP connection without sockets: a client's bytes in, the router's responses out."""
 
 import asyncio
 import re
@@ -12,16 +12,16 @@ from baton.clock import SystemClock
 from router.http.connection import ConnectionLimits, HttpConnection
 from router.http.server import HttpServer
 
-QUIET_TURNS = 4
-"""Of the event loop without any change, after which a connection is at rest."""
+NUM_IDLE_ITERATIONS = 4
+"""Event loop iterations without any change after which a connection counts as idle."""
 
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r\n]*\r\n")
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A request as the app saw it."""
+class ReceivedRequest:
+    """A request as the ASGI app received it."""
 
     method: str
     path: str
@@ -30,16 +30,16 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Told:
-    """What one connection led to. ``statuses`` are of its answers in order, without 100."""
+class ConnectionResult:
+    """The result of one connection. ``statuses`` are of its responses in order, without 100."""
 
-    seen: list[Seen]
+    requests: list[ReceivedRequest]
     statuses: list[int]
-    answers: list[bytes]
+    responses: list[bytes]
     refusals: list[str]
     is_closed: bool
     errors: list[str] = field(default_factory=list)
-    """Exceptions that reached the event loop, or an answer that is no HTTP."""
+    """Exceptions that reached the event loop, or a response that is not valid HTTP."""
 
 
 class MemoryTransport(asyncio.Transport):
@@ -75,18 +75,18 @@ class MemoryTransport(asyncio.Transport):
         return 0
 
 
-class ConnectionHouse:
-    """An app that answers each request with its path, and connections to it. Used inside one event
-    loop; not by two tasks at once."""
+class ConnectionHarness:
+    """An ASGI app that answers each request with its path, and connections to it. Use it inside one
+    event loop, and not by two tasks at once."""
 
     def __init__(self, limits: ConnectionLimits | None = None) -> None:
         self._limits = limits or ConnectionLimits()
         self._config = HttpServer(self._app, SystemClock(), self._limits)._config
-        self._seen: list[Seen] = []
+        self._seen: list[ReceivedRequest] = []
 
-    async def tell(self, pieces: Sequence[bytes]) -> Told:
-        """One connection that is sent ``pieces``; the app has a turn after each of them. Raises
-        TimeoutError when it is not at rest after that."""
+    async def send(self, pieces: Sequence[bytes]) -> ConnectionResult:
+        """Send ``pieces`` over one new connection; the app runs after each of them. Raises
+        TimeoutError when the connection stops reading before all of them were sent."""
         loop = asyncio.get_running_loop()
         state, transport = ServerState(), MemoryTransport()
         self._seen, refusals, errors = [], [], []
@@ -95,30 +95,30 @@ class ConnectionHouse:
         transport.protocol = connection
         connection.connection_made(transport)
         for piece in pieces:
-            await self._rest(transport, state)
+            await self._wait_until_idle(transport, state)
             if transport.closing:
                 break
             if transport.paused:
-                raise TimeoutError("it does not read on")
+                raise TimeoutError("the connection stopped reading")
             connection.data_received(piece)
-        await self._rest(transport, state)
+        await self._wait_until_idle(transport, state)
         is_closed = transport.closing
         transport.close()
-        await self._rest(transport, state)
-        answers, problem = _split(bytes(transport.written))
+        await self._wait_until_idle(transport, state)
+        answers, problem = _split_responses(bytes(transport.written))
         statuses = [int(_STATUS.match(each)[1]) for each in answers]  # type: ignore[index]
         if problem:
             errors.append(problem)
-        return Told(self._seen, statuses, answers, refusals, is_closed, errors)
+        return ConnectionResult(self._seen, statuses, answers, refusals, is_closed, errors)
 
     @staticmethod
-    async def _rest(transport: MemoryTransport, state: ServerState) -> None:
-        """Returns when nothing happens any more."""
-        before, quiet = (-1, False, False, 0), 0
-        while quiet < QUIET_TURNS:
+    async def _wait_until_idle(transport: MemoryTransport, state: ServerState) -> None:
+        """Return once nothing has changed for QUIET_TURNS iterations of the event loop."""
+        before, num_quiet = (-1, False, False, 0), 0
+        while num_quiet < NUM_IDLE_ITERATIONS:
             await asyncio.sleep(0)
             now = len(transport.written), transport.closing, transport.paused, len(state.tasks)
-            quiet = quiet + 1 if now == before else 0
+            num_quiet = num_quiet + 1 if now == before else 0
             before = now
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
@@ -130,15 +130,15 @@ class ConnectionHouse:
             body += message["body"]
             more = message["more_body"]
         host = dict(scope["headers"]).get(b"host", b"")
-        self._seen.append(Seen(scope["method"], scope["path"], body, host))
+        self._seen.append(ReceivedRequest(scope["method"], scope["path"], body, host))
         answer = scope["path"].encode(errors="replace")
         headers = [(b"content-length", b"%d" % len(answer))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
 
 
-def _split(written: bytes) -> tuple[list[bytes], str]:
-    """Answers, each whole, and what is wrong with them, or nothing."""
+def _split_responses(written: bytes) -> tuple[list[bytes], str]:
+    """Return the complete responses, and a description of what is wrong after them, or ""."""
     answers: list[bytes] = []
     start = 0
     while start < len(written):

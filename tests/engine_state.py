@@ -1,11 +1,11 @@
-"""Questions that tests ask of an engine, and workers don't."""
+"""Queries on an engine that only tests need."""
 
 from baton.core.request import RequestSpec
 from baton.engine.engine import Engine
 
 
 def cached_tokens(engine: Engine, spec: RequestSpec) -> int:
-    """Tokens of the full blocks that the pool holds of this request. May be all of them, though at
-    least the last token is always computed."""
-    keys = engine.keys.chain(spec).keys
-    return engine.num_cached_blocks(keys) * engine.keys.block_tokens
+    """Return how many of the request's tokens lie in full blocks that the pool has cached. They may
+    be all of them, although the engine always computes at least the last token."""
+    keys = engine.key_hasher.make_chain(spec).keys
+    return engine.count_cached_blocks(keys) * engine.key_hasher.block_tokens

@@ -1,4 +1,4 @@
-"""Grammars over a vocabulary of bytes, and engines without a model that answer by them."""
+"""Grammars over a vocabulary of bytes, and model-free engines whose outputs follow them."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from baton.text.detokenizer import byte_level_alphabet
 from baton.text.grammar.matcher import GrammarCompiler
 
 EOS = TokenId(255)
-"""A byte that no text has."""
+"""A byte that never occurs in UTF-8 text."""
 
 VOCAB = 256
 PROMPT = tuple(map(TokenId, b"Answer:"))
@@ -26,13 +26,14 @@ CONFIG = EngineConfig(block_tokens=4, max_model_tokens=512, max_step_tokens=32, 
 
 
 def byte_vocabulary() -> str:
-    """A tokenizer.json: ids 0 to 254 are the bytes, 255 ends an answer."""
+    """Return a tokenizer.json in which token ids 0 to 254 are the bytes and 255 is EOS."""
     characters = {byte: character for character, byte in byte_level_alphabet().items()}
-    made = tokenizers.Tokenizer(models.BPE({characters[byte]: byte for byte in range(255)}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(["<|end|>"])
-    return made.to_str()
+    vocabulary = {characters[byte]: byte for byte in range(255)}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
+    return tokenizer.to_str()
 
 
 def byte_grammars() -> GrammarCompiler:
@@ -51,19 +52,20 @@ def choice(*texts: str) -> Grammar:
     return Grammar(GrammarKind.CHOICE, json.dumps(texts))
 
 
-def asking(
-    name: str, grammar: Grammar | None, seed: int, max_tokens: int = 200, answered: bytes = b""
+def grammar_request(
+    name: str, grammar: Grammar | None, seed: int, max_tokens: int = 200, generated: bytes = b""
 ) -> RequestSpec:
-    """``answered`` is what another engine has answered before."""
+    """Return a request. ``generated`` are tokens that another engine has generated before."""
     sampling = SamplingParams(max_tokens, seed=seed, grammar=grammar)
-    tokens = PROMPT + tuple(map(TokenId, answered))
+    tokens = PROMPT + tuple(map(TokenId, generated))
     return RequestSpec(RequestId(name), Epoch(1), tokens, len(PROMPT), sampling)
 
 
-def answers(
+def generate_all(
     grammars: GrammarCompiler, specs: Sequence[RequestSpec], num_blocks: int = 512
 ) -> dict[str, tuple[bytes, FinishReason]]:
-    """What a fresh engine says to all of them at once, without the EOS."""
+    """Run ``specs`` as one batch on a fresh engine; return text (without EOS) and finish reason of
+    each."""
     engine = Engine(
         FakeRunner(num_blocks, CONFIG.block_tokens, VOCAB),
         CONFIG,
@@ -72,19 +74,21 @@ def answers(
         eos_token_ids=frozenset({EOS}),
         clock=ManualClock(),
     )
-    said: dict[str, list[int]] = {spec.request_id: [] for spec in specs}
-    ended: dict[str, FinishReason] = {}
+    generated: dict[str, list[int]] = {spec.request_id: [] for spec in specs}
+    reasons: dict[str, FinishReason] = {}
     for spec in specs:
         grammar = spec.sampling.grammar
         answered = spec.token_ids[spec.num_prompt_tokens :]
-        engine.add(spec, Task.WHOLE, grammars.open(grammar, answered) if grammar else None)
+        engine.add(
+            spec, Task.PREFILL_AND_DECODE, grammars.create(grammar, answered) if grammar else None
+        )
     while engine.has_work():
         for output in engine.step().outputs:
-            said[output.request_id] += output.token_ids
+            generated[output.request_id] += output.token_ids
             if output.finish_reason is not None:
-                ended[output.request_id] = output.finish_reason
+                reasons[output.request_id] = output.finish_reason
         engine.check_integrity()
     return {
-        name: (bytes(token for token in tokens if token != EOS), ended[name])
-        for name, tokens in said.items()
+        name: (bytes(token for token in tokens if token != EOS), reasons[name])
+        for name, tokens in generated.items()
     }

@@ -1,4 +1,4 @@
-"""Tiny, randomly initialised Hugging Face directories of every supported architecture."""
+"""Tiny, randomly initialised Hugging Face model directories of every supported architecture."""
 
 import json
 from collections.abc import Callable
@@ -96,7 +96,7 @@ def make_model(
     max_shard_size: str = "5GB",
     **changes: Any,
 ) -> Path:
-    """Writes a directory with weights, configs and a byte-level tokenizer; returns ``path``."""
+    """Write a directory with weights, configs and a byte-level tokenizer; return ``path``."""
     make_config, make, fields = ZOO[name]
     config = make_config(**{**BASE, **fields, **changes})
     torch.manual_seed(seed)
@@ -110,7 +110,7 @@ def make_model(
 
 
 def write_tokenizer(path: Path) -> None:
-    """Bytes as tokens 3 to 258, and three special tokens before them."""
+    """Write a tokenizer with three special tokens (ids 0 to 2), then the bytes (3 to 258)."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     specials = ["<|endoftext|>", "<|im_end|>", "<|im_start|>"]
     vocabulary = {token: index for index, token in enumerate([*specials, *alphabet])}

@@ -1,4 +1,4 @@
-"""A store node with a worker's memory beside it, over the in-memory transport."""
+"""A KV store node and a worker's memory to put from, over the in-memory transport."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,16 +23,16 @@ from kvstore.segment import BlockRecord
 SIZE = 64
 NUM_BLOCKS = 16
 KEYS = [BlockKey(bytes([number]) * 16) for number in range(NUM_BLOCKS)]
-ALL = 1 << 40
+UNLIMITED_BYTES = 1 << 40
 
 
-class House:
-    """``room`` blocks of SIZE bytes in the node's DRAM, and ``disk_bytes`` on its disk. Block n of
-    the worker's memory goes by KEYS[n]."""
+class StoreHarness:
+    """A store node with ``dram_blocks`` blocks of SIZE bytes in DRAM and ``disk_bytes`` on disk.
+    Block n of the worker's memory has the key KEYS[n]."""
 
     def __init__(
         self,
-        room: int = 4,
+        dram_blocks: int = 4,
         folder: Path | None = None,
         disk_bytes: int = 256 * 1024,
         policy: str = "lru",
@@ -47,12 +47,12 @@ class House:
         worker = MemoryTransport(self.fabric, "worker", 1, self.clock)
         worker.register(self.pool.region)
         self.source: Endpoint = worker.export()
-        self.arena = HostMemory("store", room * SIZE)
+        self.arena = HostMemory("store", dram_blocks * SIZE)
         transport = MemoryTransport(self.fabric, "store", 1, self.clock)
         transport.register(self.arena.region)
         self.index = MemoryKvIndex()
         self.holder = KvHolder(WorkerId("store"), Incarnation(1))
-        self.shelf = DramTier(room * SIZE, room * SIZE, policy, tenant_bytes)
+        self.dram = DramTier(dram_blocks * SIZE, dram_blocks * SIZE, policy, tenant_bytes)
         self.disk = DiskTier(folder, disk_bytes, policy, 64 * 1024) if folder else None
         self.node = StoreNode(
             self.holder.generation,
@@ -60,38 +60,42 @@ class House:
             {"memory": transport},  # type: ignore[dict-item]
             "here",
             self.clock,
-            self.shelf,
+            self.dram,
             self.disk,
         )
         self.publisher = IndexPublisher(self.holder, self.node, self.index, self.clock)
 
     def block(self, number: int) -> bytes:
-        """What block ``number`` must be."""
+        """Return the expected content of block ``number``."""
         return self.bytes[number * SIZE : (number + 1) * SIZE].tobytes()
 
-    def ref(self, number: int, wrong: int = 0) -> BlockRef:
-        checksum = xxhash.xxh3_64_intdigest(self.block(number)) + wrong
+    def ref(self, number: int, checksum_error: int = 0) -> BlockRef:
+        checksum = xxhash.xxh3_64_intdigest(self.block(number)) + checksum_error
         return BlockRef(number * SIZE, SIZE, checksum, KEYS[number])
 
     def request(
-        self, numbers: Sequence[int], wrong: int = 0, tenant: bytes = b"", model: bytes = b""
+        self,
+        numbers: Sequence[int],
+        checksum_error: int = 0,
+        tenant: bytes = b"",
+        model: bytes = b"",
     ) -> PutRequest:
-        blocks = tuple(self.ref(number, wrong) for number in numbers)
+        blocks = tuple(self.ref(number, checksum_error) for number in numbers)
         return PutRequest(self.source, CHECKSUM_XXH3, blocks, tenant=tenant, model=model)
 
     async def put(self, *numbers: int, **options: bytes) -> tuple[int, int]:
-        """(stored, already present)."""
+        """Put these blocks; return how many were stored and how many were already present."""
         result = await self.node.put(self.request(numbers, **options))  # type: ignore[arg-type]
-        return result.stored, result.already_present
+        return result.num_stored, result.num_already_present
 
     async def lease(
-        self, *numbers: int, seconds: float = 5.0, max_bytes: int = ALL
+        self, *numbers: int, seconds: float = 5.0, max_bytes: int = UNLIMITED_BYTES
     ) -> LeasedBlocks:
         keys = tuple(KEYS[number] for number in numbers)
         return await self.node.lease(LeaseRequest(keys, seconds, max_bytes))
 
     async def read(self, *numbers: int) -> list[bytes]:
-        """What a reader of these gets, who checks nothing."""
+        """Return what a reader of these blocks gets without verifying checksums."""
         leased = await self.lease(*numbers)
         self.node.release(leased.lease_id)
         return [
@@ -99,22 +103,22 @@ class House:
             for b in leased.blocks
         ]
 
-    async def held(self, *numbers: int) -> list[int]:
-        """Of these, the ones that the node has in whatever tier."""
-        return [n for n in numbers if (await self.lease(n, max_bytes=0)).num_held]
+    async def stored_numbers(self, *numbers: int) -> list[int]:
+        """Return those of these blocks that the node has in any tier."""
+        return [n for n in numbers if (await self.lease(n, max_bytes=0)).num_stored]
 
-    def flip(self, offset: int) -> None:
-        """One bit of the arena."""
+    def flip_bit(self, offset: int) -> None:
+        """Flip one bit of the node's DRAM."""
         self.arena.view[offset] ^= 1
 
-    def sound(self) -> bool:
+    def has_integrity(self) -> bool:
         return not self.node.stats().violation
 
 
 def reserve(disk: DiskTier, record: BlockRecord) -> tuple[DiskBlock, list[BlockKey]] | None:
-    """As :meth:`DiskTier.reserve`, after the segment that it lacks was made."""
-    growth = disk.growth_for(record.size_bytes, 1)
+    """Call :meth:`DiskTier.reserve`, after creating a segment if the tier needs another one."""
+    growth = disk.plan_segment(record.size_bytes, 1)
     if growth is not None:
-        growth.make()
-        disk.adopt(growth)
+        growth.create_file()
+        disk.add_segment(growth)
     return disk.reserve(record)

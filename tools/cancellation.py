@@ -1,8 +1,9 @@
-"""Requests of which half are cancelled at random moments: every pool is free afterwards.
+"""Cancel half of many requests at random moments; every block must be free afterwards.
 
     python -m tools.cancellation [--requests 200] [--prefill 2] [--decode 2]
 
-Prints every worker's books, and JSON as the last line; exits with 1 when one doesn't balance.
+Prints every worker's block counts, and JSON as the last line; exits with 1 when a block is not free
+or a worker's accounting is inconsistent.
 """
 
 import argparse
@@ -20,29 +21,30 @@ from benchmarks.machine import SYSTEM_CLOCK, describe
 from tools.local_cluster import LocalCluster, local_cluster
 
 ANSWER_TOKENS = 40
-LONGEST = 700
+MAX_PROMPT_TOKENS = 700
 AT_ONCE = 10
 IDLE_CHECKS = 50
 
 
 @dataclass(frozen=True)
 class CancellationStorm:
-    """``stops[i]``: request i leaves after so many tokens, 0 before the first; None: it stays."""
+    """``cancel_after[i]``: the number of tokens after which request i is cancelled; 0: before the
+    first; None: it is not cancelled."""
 
     prompts: Sequence[list[int]]
-    stops: Sequence[int | None]
+    cancel_after: Sequence[int | None]
 
     @classmethod
-    def of(cls, count: int, seed: int) -> "CancellationStorm":
+    def make(cls, count: int, seed: int) -> "CancellationStorm":
         chance = np.random.default_rng(seed)
-        lengths = chance.integers(1, LONGEST, size=count)
+        lengths = chance.integers(1, MAX_PROMPT_TOKENS, size=count)
         prompts = [chance.integers(3, 4000, size=length).tolist() for length in lengths]
         leaving = set(chance.permutation(count)[: count // 2].tolist())
         moments = chance.integers(ANSWER_TOKENS, size=count).tolist()
         return cls(prompts, [moments[n] if n in leaving else None for n in range(count)])
 
     def run(self, url: str) -> list[int | None]:
-        """Of each request how many tokens came; None for those that left."""
+        """Send all requests; return each one's number of tokens, None for cancelled ones."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return list(pool.map(lambda n: self._one(url, n), range(len(self.prompts))))
 
@@ -55,7 +57,7 @@ class CancellationStorm:
             "ignore_eos": True,
             "return_token_ids": True,
         }
-        stop, count = self.stops[number], 0
+        stop, count = self.cancel_after[number], 0
         with (
             httpx.Client(timeout=120) as client,
             client.stream("POST", url + "/v1/completions", json=body) as answer,
@@ -72,7 +74,7 @@ class CancellationStorm:
 
 
 def idle_workers(cluster: LocalCluster) -> list[dict[str, Any]]:
-    """Every worker's books once nothing is referenced, or as they are when that never comes."""
+    """Wait, for a limited time, until no block is referenced; return every worker's inspection."""
     for _ in range(IDLE_CHECKS):
         workers = json.loads(cluster.baton("check", "--json", check=False).stdout)["workers"]
         if not any(w["referenced_blocks"] or w["filling_blocks"] for w in workers):
@@ -81,8 +83,9 @@ def idle_workers(cluster: LocalCluster) -> list[dict[str, Any]]:
     return found
 
 
-def is_free(worker: dict[str, Any]) -> bool:
-    """Idle blocks are prefix cache: whoever needs a block may have them."""
+def are_blocks_free(worker: dict[str, Any]) -> bool:
+    """Whether all blocks of a worker are free or idle. Idle blocks are prefix cache: they may be
+    reused for any request."""
     free = worker["free_blocks"] + worker["idle_blocks"]
     return free == worker["num_blocks"] and not worker["violation"]
 
@@ -95,24 +98,27 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     print(describe())
-    storm = CancellationStorm.of(options.requests, options.seed)
+    storm = CancellationStorm.make(options.requests, options.seed)
     with local_cluster(None, options.prefill, options.decode) as cluster:
         finished = storm.run(cluster.url)
         began = SYSTEM_CLOCK()
         workers = idle_workers(cluster)
         seconds = SYSTEM_CLOCK() - began
-    whole = sum(count == ANSWER_TOKENS for count in finished)
-    left = sum(count is None for count in finished)
+    complete = sum(count == ANSWER_TOKENS for count in finished)
+    cancelled = sum(count is None for count in finished)
     for worker in workers:
         print(
             f"{worker['worker_id']:12} {worker['num_blocks']:6} blocks: "
             f"{worker['free_blocks']} free, {worker['idle_blocks']} idle, "
             f"{worker['referenced_blocks']} referenced, {worker['filling_blocks']} filling"
         )
-    ok = all(is_free(worker) for worker in workers) and whole + left == options.requests
-    print(f"{whole} whole, {left} cancelled; all free at the check {seconds:.1f} s later")
-    told = {"ok": ok, "whole": whole, "cancelled": left, "seed": options.seed}
-    print(json.dumps({**told, "workers": workers}))
+    ok = (
+        all(are_blocks_free(worker) for worker in workers)
+        and complete + cancelled == options.requests
+    )
+    print(f"{complete} complete, {cancelled} cancelled; checked {seconds:.1f} s later")
+    result = {"ok": ok, "whole": complete, "cancelled": cancelled, "seed": options.seed}
+    print(json.dumps({**result, "workers": workers}))
     return 0 if ok else 1
 
 

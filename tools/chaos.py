@@ -1,12 +1,13 @@
-"""Processes that die or stand still under running streams: nothing is lost, repeated or changed.
+"""Kill and freeze processes under running streams: no token may be lost, repeated or changed.
 
     python -m tools.chaos [--seconds 600] [--prefill 2] [--decode 3] [--streams 20] [--every 5]
 
 Every few seconds one process (prefill, decode, conductor, store, Redis) gets SIGKILL, or SIGSTOP
 and some seconds later SIGCONT. Answers are compared with those of the undisturbed cluster. Prints
-what happened, the gaps within streams, every worker's books at the end, and JSON as the last line;
-exits with 1 when an accepted request was not answered in full and rightly (in full, with another
-dtype than float32: a token may be another one after a recomputation), or a block is held.
+what happened, the inter-token latencies, every worker's block counts at the end, and JSON as the
+last line; exits with 1 when an accepted request was not answered completely and rightly (only
+completely, with another dtype than float32: a recomputed token may differ), or a block is still
+referenced.
 """
 
 import argparse
@@ -21,9 +22,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.machine import SYSTEM_CLOCK, describe
-from tools.cancellation import idle_workers, is_free
+from tools.cancellation import are_blocks_free, idle_workers
 from tools.local_cluster import LocalCluster, local_cluster
-from tools.streams import StreamedAnswer, make_questions, record_answers, traffic
+from tools.streams import StreamedAnswer, make_request_bodies, record_answers, traffic
 
 QUESTIONS = 60
 SHORTEST, LONGEST = 60, 160
@@ -39,29 +40,29 @@ class FaultInjector:
     def __init__(self, cluster: LocalCluster, seed: int, every: float) -> None:
         self._cluster = cluster
         self._chance = np.random.default_rng(seed)
-        self._every = every
+        self._interval_seconds = every
         self._over = threading.Event()
-        self.deeds: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
 
-    def rage(self, seconds: float) -> None:
+    def run(self, seconds: float) -> None:
         until = SYSTEM_CLOCK() + seconds
         while SYSTEM_CLOCK() < until:
-            self._over.wait(self._every)
-            self._strike()
+            self._over.wait(self._interval_seconds)
+            self._inject_fault()
 
-    def _strike(self) -> None:
+    def _inject_fault(self) -> None:
         role = str(self._chance.choice(ROLES))
         frozen = bool(self._chance.random() < 0.5)
         freeze = float(self._chance.uniform(1.0, LONGEST_FREEZE))
         pick = int(self._chance.integers(1 << 30))
         serving = [p for p in self._cluster.processes(role) if p["state"] == "serving"]
         if not serving:
-            self.deeds[f"{role} was not there"] += 1
+            self.faults[f"no {role} was serving"] += 1
             return
         victim = serving[pick % len(serving)]
-        self.deeds[f"{role} {'frozen' if frozen else 'killed'}"] += 1
-        told = f"frozen for {freeze:.1f} s" if frozen else "killed"
-        print(f"{victim['id']} {told}", flush=True)
+        self.faults[f"{role} {'frozen' if frozen else 'killed'}"] += 1
+        action = f"frozen for {freeze:.1f} s" if frozen else "killed"
+        print(f"{victim['id']} {action}", flush=True)
         if not frozen:
             _signal(victim["pid"], signal.SIGKILL)
         elif _signal(victim["pid"], signal.SIGSTOP):
@@ -70,7 +71,8 @@ class FaultInjector:
 
 
 def await_recovery(cluster: LocalCluster) -> None:
-    """Until whoever was struck last serves again; whatever is wrong then is told by the books."""
+    """Wait until the last victim serves again, for a limited time; the final check reports what is
+    still wrong."""
     until, pause = SYSTEM_CLOCK() + RECOVERY_SECONDS, threading.Event()
     while SYSTEM_CLOCK() < until:
         checked = cluster.baton("check", "--json", check=False)
@@ -88,18 +90,20 @@ def _signal(pid: int, number: signal.Signals) -> bool:
 
 
 def report(answers: Sequence[StreamedAnswer]) -> dict[str, object]:
-    accepted = [answer for answer in answers if not answer.refused]
-    gaps = np.array([answer.longest_gap for answer in accepted if answer.moments] or [0.0])
-    first = np.array([a.moments[0] - a.began for a in accepted if a.moments] or [0.0])
+    accepted = [answer for answer in answers if not answer.is_refused]
+    gaps = np.array(
+        [answer.max_inter_token_seconds for answer in accepted if answer.token_times] or [0.0]
+    )
+    first = np.array([a.token_times[0] - a.started_at for a in accepted if a.token_times] or [0.0])
     return {
         "accepted": len(accepted),
         "whole": sum(
-            not answer.error and len(answer.tokens) == len(answer.question.tokens)
+            not answer.error and len(answer.tokens) == len(answer.case.tokens)
             for answer in accepted
         ),
-        "right": sum(answer.right for answer in accepted),
+        "right": sum(answer.is_right for answer in accepted),
         "failed": sum(bool(answer.error) for answer in accepted),
-        "changed": sum(not answer.error and not answer.right for answer in accepted),
+        "changed": sum(not answer.error and not answer.is_right for answer in accepted),
         "refused": len(answers) - len(accepted),
         "longest_gap_seconds": _percentiles(gaps),
         "first_token_seconds": _percentiles(first),
@@ -123,23 +127,23 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     print(describe(), f"seed {options.seed}")
-    bodies = make_questions(QUESTIONS, options.seed, SHORTEST, LONGEST)
+    bodies = make_request_bodies(QUESTIONS, options.seed, SHORTEST, LONGEST)
     settings: dict[str, object] = {"threads": 1, "dtype": options.dtype}
     with local_cluster(None, options.prefill, options.decode, settings) as cluster:
         questions = record_answers(cluster.url, bodies, WARMUP)
         villain = FaultInjector(cluster, options.seed, options.every)
         with traffic(cluster.url, questions, options.streams) as answers:
-            villain.rage(options.seconds)
+            villain.run(options.seconds)
         await_recovery(cluster)
         workers = idle_workers(cluster)
-    told = report(answers) | {"deeds": dict(villain.deeds), "seed": options.seed}
-    free = all(is_free(worker) for worker in workers)
-    for name, value in told.items():
+    result = report(answers) | {"deeds": dict(villain.faults), "seed": options.seed}
+    free = all(are_blocks_free(worker) for worker in workers)
+    for name, value in result.items():
         print(f"{name}: {value}")
     print(f"{len(workers)} workers, {'all free' if free else 'NOT all free'}")
-    exact = told["right"] if options.dtype == "float32" else told["whole"]
-    ok = free and exact == told["accepted"]
-    print(json.dumps({"ok": ok, **told, "workers": workers}))
+    exact = result["right"] if options.dtype == "float32" else result["whole"]
+    ok = free and exact == result["accepted"]
+    print(json.dumps({"ok": ok, **result, "workers": workers}))
     return 0 if ok else 1
 
 

@@ -1,10 +1,10 @@
-"""The chart's README, made from its values.
+"""Generate the tables of the chart's README from its values.
 
     python -m tools.chart_readme [--check]
 
-In ``values.yaml``, ``# @section TITLE`` begins a table, and ``# -- TEXT`` says what the key below
-it is. What stands between the two marks of README.md is written anew; the rest of it is ours. With
-``--check`` nothing is written, and code 1 says that it is stale.
+In ``values.yaml``, ``# @section TITLE`` begins a table, and ``# -- TEXT`` describes the key below
+it. The part between the two marks of README.md is regenerated; the rest is left alone. With
+``--check`` nothing is written, and exit code 1 means that the README is stale.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class Section:
 
 
 def sections(text: str) -> list[Section]:
-    """Keys that are told of, where they stand. What nobody tells of (it is as in another place) is
+    """Return the documented keys by section. Keys without a description (documented elsewhere) are
     left out."""
     values = yaml.safe_load(text)
     found: list[Section] = []
@@ -54,7 +54,7 @@ def sections(text: str) -> list[Section]:
 
 
 def _marks(text: str) -> Iterator[tuple[str, str, str]]:
-    """A title, or a path and what is told of it, line by line."""
+    """Yield section titles, and key paths with their descriptions, line by line."""
     folders: list[tuple[int, str]] = []
     told = ""
     for line in text.splitlines():
@@ -77,7 +77,7 @@ def _at(values: Any, path: str) -> Any:
 
 
 def tables(text: str) -> str:
-    """Markdown."""
+    """Return the tables of all sections in Markdown."""
     return "\n".join(line for section in sections(text) for line in _table(section))
 
 
@@ -91,14 +91,14 @@ def _table(section: Section) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    """As one would write it in YAML, on one line."""
+    """Format a value as YAML on one line."""
     if isinstance(value, str):
         return value
     return json.dumps(value).replace("|", "\\|")
 
 
 def filled(readme: str, values: str) -> str:
-    """``readme`` with the tables of ``values``."""
+    """Return the README with its tables regenerated from ``values``."""
     before, _, rest = readme.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{tables(values)}\n{END}{after}"

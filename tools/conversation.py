@@ -1,10 +1,10 @@
-"""A chat of many turns: what of each prompt must be cached, and what was.
+"""Run a chat of many turns, and compare the cached tokens of each prompt with the expected ones.
 
     python -m tools.conversation [--turns N]
 
-Of a prompt, the full blocks are cached that an earlier turn has computed: its prompt and its
-answer, but for the answer's last token, whose KV nobody needed. Each turn waits until the store
-holds that.
+All full blocks of a prompt that an earlier turn has computed must be cached: that turn's prompt and
+answer, except for the answer's last token, whose KV was never computed. Each turn waits until the
+store has these blocks.
 """
 
 import argparse
@@ -29,13 +29,14 @@ ANSWER_TOKENS = 24
 STORED_SECONDS = 20.0
 
 EXACT: dict[str, object] = {"store_reload": "fetch", "store_seconds": 5.0}
-"""By itself a worker recomputes what it believes to be quicker that way, so that what was cached
-would depend on how busy the machine is."""
+"""Settings that make workers always fetch. Otherwise a worker recomputes what it predicts to be
+faster that way, so the cached tokens would depend on the machine's load."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """``prompt_ids`` and ``token_ids`` of the answer; ``tiers`` say where cached tokens were."""
+    """One turn: its ``prompt_ids``, the answer's ``token_ids``, and the cached tokens by tier in
+    ``tiers``."""
 
     question: str
     prompt_ids: tuple[int, ...]
@@ -47,7 +48,7 @@ class Turn:
 
 
 class ScriptedConversation:
-    """With ``known``, its questions are asked again, answered as they were."""
+    """A conversation; with ``known``, it repeats those turns, and expects the same answers."""
 
     def __init__(self, cluster: LocalCluster, known: "ScriptedConversation | None" = None) -> None:
         self.turns: list[Turn] = []
@@ -90,8 +91,8 @@ class ScriptedConversation:
 
 
 async def _until_stored(cluster: LocalCluster, token_ids: Sequence[int]) -> None:
-    """Until the store holds every full block of these tokens."""
-    state = ClusterFolder(cluster.home, "default").running()
+    """Wait until the store has every full block of these tokens."""
+    state = ClusterFolder(cluster.home, "default").read_running()
     registry = RedisRegistry(state.redis_url, state.cluster, state.cluster_secret)
     members = await registry.members()
     await registry.close()
@@ -101,10 +102,10 @@ async def _until_stored(cluster: LocalCluster, token_ids: Sequence[int]) -> None
     digest = bytes.fromhex(worker.model_digest)
     root = KeyRoot(digest, worker.kv_dtype, worker.block_tokens, tenant_salt=salt)
     keys = tuple(block_keys(root.key(), token_ids, worker.block_tokens))
-    client, clock = KvStoreClient(store.address, state.trust), SystemClock()
+    client, clock = KvStoreClient(store.address, state.credentials), SystemClock()
     give_up_at = clock.monotonic() + STORED_SECONDS
     try:
-        while (await client.lease(LeaseRequest(keys, 1.0, 0))).num_held < len(keys):
+        while (await client.lease(LeaseRequest(keys, 1.0, 0))).num_stored < len(keys):
             assert clock.monotonic() < give_up_at, f"{len(keys)} blocks are not all stored"
             await clock.sleep(0.02)
     finally:
@@ -112,13 +113,14 @@ async def _until_stored(cluster: LocalCluster, token_ids: Sequence[int]) -> None
 
 
 def shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common beginning."""
+    """Return the length of the common prefix."""
     pairs = zip(one, other, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def full_blocks(num_shared: int, num_prompt: int) -> int:
-    """Tokens of whole blocks; the prompt's last token is always computed."""
+    """Return the expected number of cached tokens: those of full blocks, without the prompt's last
+    token, which is always computed."""
     return min(num_shared, num_prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 
 

@@ -1,9 +1,9 @@
-"""What work takes on a running cluster, as a table for ``baton simulate --costs``.
+"""Measure prefill and decode times of a running cluster, for ``baton simulate --costs``.
 
     python -m tools.cost_table --url http://127.0.0.1:8000 > costs.json
 
-Prompts that no cache has seen and prompts of which it has most; then answers, one or several at a
-time. The cluster should have nothing else to do. Times are a client's: HTTP is in them.
+Measures prompts that are not cached and prompts that mostly are; then answers, one or several at a
+time. The cluster should have no other load. Times are measured by a client and include HTTP.
 """
 
 import argparse
@@ -21,15 +21,16 @@ from baton.clock import SystemClock
 
 NEW_TOKENS = (32, 128, 512, 1024, 2048)
 CACHED = ((64, 960), (64, 1984), (512, 1536))
-"""New tokens behind cached ones."""
+"""Prompts with a cached prefix: (new tokens, cached tokens)."""
 
 BATCHES = (1, 2, 4)
 CONTEXTS = (128, 1024)
 ANSWER_TOKENS = 160
-"""Several may come at once, so that few say little of the time between them."""
+"""The length of an answer. Tokens may arrive in groups, so a short one would measure the ITL
+badly."""
 
 MOST_TRIES = 20
-"""Of a batch, on a machine that is so busy that many tokens come at one moment."""
+"""The most attempts per batch, on a machine so busy that many tokens arrive at once."""
 
 REQUEST_SECONDS = 300.0
 CLOCK = SystemClock()
@@ -37,15 +38,15 @@ CLOCK = SystemClock()
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Seconds since the request was sent, of each token of the answer."""
+    """The arrival time of each token of an answer, in seconds since the request was sent."""
 
     request_id: str
     at_seconds: tuple[float, ...]
 
     @property
     def gap_seconds(self) -> float:
-        """Mean, but for the first quarter: then a hand-off is over, and all are in one batch. 0
-        when the others came all at one moment."""
+        """The mean inter-token latency without the first quarter: after that the KV transfer is
+        over, and all answers are in one batch. 0 when the other tokens arrived at once."""
         later = self.at_seconds[len(self.at_seconds) // 4 :]
         return (later[-1] - later[0]) / (len(later) - 1)
 
@@ -85,15 +86,15 @@ class RandomPrompts:
 
 
 async def request_details(client: httpx.AsyncClient, answer: Timed) -> dict[str, Any]:
-    """What the router knows of the request."""
-    told: dict[str, Any] = (await client.get(f"/admin/requests/{answer.request_id}")).json()
-    return told
+    """Return the router's explanation of the request."""
+    details: dict[str, Any] = (await client.get(f"/admin/requests/{answer.request_id}")).json()
+    return details
 
 
 async def prefill_rows(
     client: httpx.AsyncClient, prompts: RandomPrompts, rounds: int
 ) -> list[dict[str, Any]]:
-    """One for each prompt; how much of it was cached is what the cluster says."""
+    """Measure each prompt; the number of its cached tokens is taken from the cluster's report."""
     rows = []
     for new, cached in [*((new, 0) for new in NEW_TOKENS), *CACHED]:
         for number in range(rounds + 1):
@@ -116,7 +117,7 @@ async def prefill_rows(
 async def decode_rows(
     client: httpx.AsyncClient, prompts: RandomPrompts, rounds: int, num_decode: int
 ) -> list[dict[str, Any]]:
-    """One for each worker and batch. Raises RuntimeError when the machine has no time for it."""
+    """Measure each batch size per worker. Raises RuntimeError when the machine is too busy."""
     rows = []
     for context in CONTEXTS:
         for batch in BATCHES:
@@ -141,14 +142,14 @@ async def decode_rows(
 async def _batch(
     client: httpx.AsyncClient, prompts: RandomPrompts, context: int, count: int
 ) -> list[Timed]:
-    """Answers side by side, whose tokens came one after the other."""
+    """Return concurrent answers whose tokens arrived one after the other."""
     for _ in range(MOST_TRIES):
         answers = await asyncio.gather(
             *(timed(client, prompts.fresh(context), ANSWER_TOKENS) for _ in range(count))
         )
         if all(answer.gap_seconds > 0 for answer in answers):
             return answers
-    raise RuntimeError(f"in {MOST_TRIES} tries of {count} answers, some came all at one moment")
+    raise RuntimeError(f"in all {MOST_TRIES} tries, one of {count} answers arrived all at once")
 
 
 async def table(

@@ -1,19 +1,19 @@
-"""The same bits, wherever and in whatever company: random placements of the same requests.
+"""Check that requests get the same bits in any batch and on any worker, with random placements.
 
     python -m tools.determinism [--placements N] [--architectures …] [--dtypes …] [--seed N]
                                 [--kernels on|off] [--cost]
 
-Each placement has two workers with pools full of what others left, blocks of a random size, and a
-random number of threads and set of instructions each. Some of the requests run in them, put into
-steps at random: beside others, in chunks of any size, token by token; some begin with what another
-has computed, at a block's border or within it, some are handed over, and some move on in the
-middle, as after a failover. Every token's logits must have the bits that they have when its prompt
-is computed alone, in one chunk, on one thread, with all that the processor can do. ``--kernels
-off`` shows how torch does, which promises nothing.
+Each placement has two workers with stale data in their pools, a random block size, and a random
+number of threads and instruction set each. Some of the requests run on them in random steps: in any
+batch, in chunks of any size, token by token. Some start from a prefix that another request has
+computed, at a block boundary or within a block; some are transferred after the prefill, and some
+are migrated in the middle, as after a failover. Every token's logits must have the bits that they
+have when its prompt is computed alone, in one chunk, on one thread, with the best instruction set.
+``--kernels off`` checks torch's kernels instead, which guarantee nothing.
 
-``--cost`` then measures what it takes: our products, which are the same in any batch, beside
-torch's (oneDNN), which are not, in CPU seconds on the same weights. Prints tables, and JSON as the
-last line; exits with 1 when a bit differs.
+``--cost`` then measures the cost of determinism: our matrix products, which give the same bits in
+any batch, against torch's (oneDNN), which don't, in CPU seconds on the same weights. Prints tables,
+and JSON as the last line; exits with 1 when a bit differs.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
 from baton.engine.attention.base import pack_batch
 from baton.engine.native.matrix import KernelThreadPool, PackedMatrix
-from baton.engine.native.processor import INSTRUCTION_SETS, limited_to
+from baton.engine.native.processor import INSTRUCTION_SETS, limit_instruction_set
 from baton.engine.plan import Row
 from baton.engine.runner import ModelRunner
 from benchmarks.machine import describe
@@ -41,7 +41,8 @@ from tests.model_zoo import make_model
 
 SEED = 20261121
 ARCHITECTURES = {"qwen2": 0.3, "qwen3": 0.3, "llama3-rope": 0.3, "qwen3-moe": 0.1}
-"""With their shares of the placements: torch routes to experts one by one, which takes longer."""
+"""The architectures and their shares of the placements. The MoE has fewer, since torch computes its
+experts one by one, which takes longer."""
 
 LENGTHS = (1, 5, 64, 65, 130, 190)
 POOL_TOKENS = 1024
@@ -49,14 +50,14 @@ BLOCKS = (1, 3, 16, 64)
 GREEDY = SamplingParams(max_tokens=1)
 
 
-class Differs(Exception):
-    """What was computed when a bit differed."""
+class BitsDiffer(Exception):
+    """A bit differed; the message says where."""
 
 
 @dataclass
 class RandomRequest:
-    """A request on its way: its tokens, its worker and blocks there, how far it is, and what it
-    should be told."""
+    """A request in progress: its tokens, its worker and blocks there, how many tokens are computed,
+    and the expected logits."""
 
     tokens: list[int]
     wanted: torch.Tensor
@@ -66,7 +67,7 @@ class RandomRequest:
 
 
 class RandomWorker:
-    """A runner whose pool has what others left, and blocks in any order."""
+    """A runner with stale data in its pool, which allocates blocks in random order."""
 
     def __init__(self, runner: ModelRunner, num_threads: int, chance: np.random.Generator) -> None:
         self.runner = runner
@@ -74,7 +75,7 @@ class RandomWorker:
         runner.pool.tensor.fill_(float("nan"))
         self.free: list[int] = chance.permutation(runner.num_blocks).tolist()
 
-    def take(self, num_tokens: int) -> list[int]:
+    def allocate(self, num_tokens: int) -> list[int]:
         count = -(-num_tokens // self.runner.block_tokens)
         taken, self.free = self.free[:count], self.free[count:]
         assert len(taken) == count, "a pool too small"
@@ -82,7 +83,7 @@ class RandomWorker:
 
 
 class RandomPlacement:
-    """Requests put into steps at random, on some workers. ``events``: what happened how often."""
+    """Runs requests in random steps on some workers. ``events`` counts what happened."""
 
     def __init__(
         self,
@@ -104,17 +105,17 @@ class RandomPlacement:
         torch.set_num_threads(threads)
         processor = str(self.chance.choice(list(INSTRUCTION_SETS)))
         size = {"num_blocks": POOL_TOKENS // self.block_tokens, "block_tokens": self.block_tokens}
-        with limited_to(processor):
+        with limit_instruction_set(processor):
             return RandomWorker(load(path, dtype, kernels, **size), threads, self.chance)
 
     def add(self, tokens: list[int], wanted: torch.Tensor) -> RandomRequest:
         worker = self.workers[int(self.chance.integers(len(self.workers)))]
-        self.streams.append(RandomRequest(tokens, wanted, worker, worker.take(len(tokens))))
+        self.streams.append(RandomRequest(tokens, wanted, worker, worker.allocate(len(tokens))))
         return self.streams[-1]
 
-    def reuse(self) -> None:
-        """One more with the beginning of another, which it takes over where it stands. Of a block
-        that it will write to it gets a copy."""
+    def add_sharing_request(self) -> None:
+        """Add a request that shares the computed prefix of another one. A block that it will write
+        to is copied."""
         source = self.streams[int(self.chance.integers(len(self.streams)))]
         heir = self.add(source.tokens, source.wanted)
         heir.done = min(source.done, len(source.tokens) - 1)
@@ -123,8 +124,9 @@ class RandomPlacement:
         self._copy(source, heir, whole)
         self.events["reused"] += heir.done > 0
 
-    def move(self) -> None:
-        """A request goes on elsewhere, with its KV: a hand-off, or what follows a failure."""
+    def migrate(self) -> None:
+        """Continue a request on another worker, with its KV, as after a KV transfer or a
+        failover."""
         stream = self.streams[int(self.chance.integers(len(self.streams)))]
         target = self.workers[int(self.chance.integers(len(self.workers)))]
         needed = -(-len(stream.tokens) // self.block_tokens)
@@ -133,12 +135,12 @@ class RandomPlacement:
         before = RandomRequest(
             stream.tokens, stream.wanted, stream.worker, stream.blocks, stream.done
         )
-        stream.worker, stream.blocks = target, target.take(len(stream.tokens))
+        stream.worker, stream.blocks = target, target.allocate(len(stream.tokens))
         self._copy(before, stream, 0)
         self.events["handed over"] += 1
 
     def _copy(self, source: RandomRequest, target: RandomRequest, first: int) -> None:
-        """Blocks from ``first`` on that hold any of what the target has."""
+        """Copy the blocks from ``first`` on that contain tokens of the target."""
         pools = [stream.worker.runner.pool.tensor for stream in (source, target)]
         for index in range(first, -(-target.done // self.block_tokens)):
             pools[1][target.blocks[index]] = pools[0][source.blocks[index]]
@@ -148,7 +150,7 @@ class RandomPlacement:
         return all(stream.done == len(stream.tokens) for stream in self.streams)
 
     def step(self) -> None:
-        """A random part of those that are not done, each by a token or a chunk."""
+        """Run a step of random unfinished requests, each by a token or a chunk."""
         for worker in self.workers:
             going = [s for s in self.streams if s.worker is worker and s.done < len(s.tokens)]
             chosen = [stream for stream in going if self.chance.random() < 0.7]
@@ -167,7 +169,7 @@ class RandomPlacement:
         for (stream, tokens), logits in zip(parts, all_logits(worker.runner, rows), strict=True):
             end = stream.done + len(tokens)
             if not torch.equal(logits, stream.wanted[stream.done : end]):
-                raise Differs(
+                raise BitsDiffer(
                     f"tokens {stream.done} to {end} of {len(stream.tokens)}, in blocks of "
                     f"{self.block_tokens}, {len(rows)} rows, {worker.num_threads} threads"
                 )
@@ -175,14 +177,14 @@ class RandomPlacement:
             self.events["logits"] += len(tokens)
 
     def run(self, requests: Sequence[tuple[list[int], torch.Tensor]]) -> None:
-        """Raises Differs."""
+        """Run the requests to their end. Raises BitsDiffer."""
         for index in self.chance.permutation(len(requests))[: int(self.chance.integers(1, 5))]:
             self.add(*requests[index])
         self.step()
-        self.reuse()
+        self.add_sharing_request()
         while not self.is_done:
             if self.chance.random() < 0.3:
-                self.move()
+                self.migrate()
             self.step()
 
 
@@ -204,7 +206,7 @@ def row_of(tokens: Sequence[int], start: int, blocks: Sequence[int]) -> Row:
 
 
 def all_logits(runner: ModelRunner, rows: Sequence[Row]) -> list[torch.Tensor]:
-    """Of every token of each row, [num_tokens, vocab]; a step as the runner makes it."""
+    """Run a step as the runner does; return the logits [num_tokens, vocab] of each row."""
     batch = pack_batch(rows, runner.block_tokens, torch.device("cpu"))
     tokens = torch.tensor([token for row in rows for token in row.token_ids])
     with torch.inference_mode():
@@ -216,7 +218,7 @@ def all_logits(runner: ModelRunner, rows: Sequence[Row]) -> list[torch.Tensor]:
 def requests_alone(
     path: Path, dtype: torch.dtype, chance: np.random.Generator, kernels: str
 ) -> list[tuple[list[int], torch.Tensor]]:
-    """Prompts, each with its logits when it is computed alone, in one chunk, on one thread."""
+    """Return prompts, each with its logits when computed alone, in one chunk, on one thread."""
     torch.set_num_threads(1)
     alone = load(path, dtype, kernels)
     prompts: list[list[int]] = [chance.integers(500, size=size).tolist() for size in LENGTHS]
@@ -225,7 +227,7 @@ def requests_alone(
 
 @dataclass
 class DeterminismCell:
-    """One architecture in one format."""
+    """The result for one architecture in one number format."""
 
     architecture: str
     dtype: str
@@ -260,7 +262,7 @@ def cell_of(
             cell.placements += 1
             try:
                 placement.run(requests)
-            except Differs as difference:
+            except BitsDiffer as difference:
                 cell.differing += 1
                 cell.first = cell.first or str(difference)
             cell.events += placement.events
@@ -276,12 +278,12 @@ def run(options: argparse.Namespace) -> Iterator[DeterminismCell]:
             yield cell_of(name, getattr(torch, dtype), max(round(count), 1), options)
 
 
-# -- what it costs ----------------------------------------------------------------------------
+# -- cost -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Cost:
-    """A product of ``rows`` [rows, ins] with [outs, ins], in CPU seconds, medians."""
+    """The cost of a product of [rows, ins] with [outs, ins], as median CPU seconds."""
 
     dtype: str
     rows: int
@@ -300,7 +302,8 @@ class Cost:
 
 
 def costs(options: argparse.Namespace) -> Iterator[Cost]:
-    """One thread each, in turns, on as many copies of the weights as no cache holds."""
+    """Measure our product and torch's in turns, on one thread each, on more copies of the weights
+    than fit into any cache."""
     torch.set_num_threads(1)
     team = KernelThreadPool(1)
     for dtype in (getattr(torch, name) for name in options.dtypes):
@@ -333,13 +336,13 @@ def cpu_seconds(action: object) -> float:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--placements", type=int, default=1000, help="in all")
+    parser.add_argument("--placements", type=int, default=1000, help="in total")
     parser.add_argument("--architectures", nargs="+", choices=ARCHITECTURES, default=ARCHITECTURES)
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--kernels", choices=["on", "off"], default="on")
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--cost", action="store_true", help="measure it, too")
-    parser.add_argument("--rounds", type=int, default=9, help="of the measurement")
+    parser.add_argument("--cost", action="store_true", help="also measure the cost")
+    parser.add_argument("--rounds", type=int, default=9, help="of the cost measurement")
     return parser.parse_args(arguments)
 
 

@@ -1,4 +1,4 @@
-"""Token equality: transformers = the engine alone = the cluster over every transport.
+"""Check token equality: transformers = the engine alone = the cluster over every transport.
 
     python -m tools.exactness [--architectures A,B] [--transports shm,nixl,grpc] [--dtype …]
 
@@ -7,8 +7,8 @@ chunk sizes 16, 128 and 512, block sizes 16 and 64, batch 1 and 16, cold and war
 Where the reference's two best logits are closer than 1e-4 a difference is a tie: it is counted,
 and the comparison goes on from the reference's token. Prints a table, and JSON as the last line;
 in FP32 it exits with 1 if a token differs without a tie, or ties are more than 1 in 10,000. A
-16-bit format rounds differently in every order of summation: there the rate is what is measured,
-beside that of transformers' eager attention against its default.
+16-bit format rounds differently in every order of summation: there the rate of differences is
+measured, and compared with that of transformers' eager attention against its default.
 """
 
 import argparse
@@ -44,7 +44,7 @@ Generate = Callable[[Tokens, int], Tokens]
 
 @dataclass(frozen=True)
 class Reference:
-    """What transformers says of one prompt: its greedy tokens, and how close the race was."""
+    """Transformers' greedy tokens for one prompt, and the margin between its two best logits."""
 
     prompt: Tokens
     tokens: Tokens
@@ -77,7 +77,7 @@ class ExactnessCell:
 
 
 def prompt_lengths(count: int, longest: int) -> list[int]:
-    """From one token to ``longest``, with those around block borders."""
+    """Return lengths from 1 to ``longest``, including those around block boundaries."""
     edges = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 511, 512, 513]
     spread = [round(3 * (longest / 3) ** (n / 20)) for n in range(21)]
     lengths = list(itertools.islice(itertools.cycle(edges + spread), count))
@@ -86,7 +86,7 @@ def prompt_lengths(count: int, longest: int) -> list[int]:
 
 @torch.inference_mode()
 def reference_of(model: AutoModelForCausalLM, prompt: Tokens, num_tokens: int) -> Reference:
-    """Greedy by hand over transformers' own forward and cache, no generate() heuristics."""
+    """Decode greedily with transformers' forward and cache, without generate()'s heuristics."""
     ids, cache = torch.tensor([prompt]), None
     tokens, margins = [], []
     for _ in range(num_tokens):
@@ -100,7 +100,7 @@ def reference_of(model: AutoModelForCausalLM, prompt: Tokens, num_tokens: int) -
 
 
 def compare(reference: Reference, generate: Generate, tie: float = TIE) -> Score:
-    """Asks for the whole answer; after a difference, for the rest from the reference's token."""
+    """Generate and compare an answer; after a difference, continue from the reference's token."""
     score, start = Score(), 0
     while start < len(reference.tokens):
         prompt = reference.prompt + reference.tokens[:start]
@@ -121,7 +121,7 @@ def compare(reference: Reference, generate: Generate, tie: float = TIE) -> Score
 
 
 def compare_all(references: Sequence[Reference], generate: Generate, batch: int) -> Score:
-    """``batch`` prompts at a time, each with a thread of its own."""
+    """Compare all prompts, ``batch`` at a time, each in its own thread."""
     total = Score()
     with ThreadPoolExecutor(batch) as pool:
         for score in pool.map(lambda reference: compare(reference, generate), references):
@@ -130,7 +130,7 @@ def compare_all(references: Sequence[Reference], generate: Generate, batch: int)
 
 
 class EngineAlone:
-    """``baton generate``'s engine, with many prompts side by side."""
+    """The engine of ``baton generate``, with many prompts in a batch."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class EngineAlone:
         )
 
     def score(self, references: Sequence[Reference], batch: int, warm: bool) -> Score:
-        """Cold means an engine whose cache is empty."""
+        """Compare all prompts; unless ``warm``, with an empty prefix cache."""
         if not warm:
             self.engine = self._new_engine()
         total = Score()
@@ -181,7 +181,8 @@ class EngineAlone:
         return total
 
     def _replay(self, asked: Tokens, answer: Tokens) -> Generate:
-        """The answer at hand for the prompt that was asked, a new one for any other."""
+        """Return a function that returns ``answer`` for the prompt ``asked``, and generates for any
+        other prompt."""
         return lambda prompt, count: (
             answer if prompt == asked else self._generate([(prompt, count)])[0]
         )
@@ -191,7 +192,7 @@ class EngineAlone:
         for number, (prompt, count) in enumerate(prompts):
             request_id = RequestId(str(number))
             answers[request_id] = []
-            self.engine.add(greedy_spec(request_id, prompt, count), Task.WHOLE)
+            self.engine.add(greedy_spec(request_id, prompt, count), Task.PREFILL_AND_DECODE)
         while self.engine.has_work():
             for output in self.engine.step().outputs:
                 answers[output.request_id].extend(output.token_ids)
@@ -227,7 +228,7 @@ def run_alone(
 def run_peer(
     name: str, model: Path, references: list[Reference], options: argparse.Namespace
 ) -> tuple[ExactnessCell, Score]:
-    """Transformers against itself, with its other attention: what the number format allows."""
+    """Compare transformers with itself, with its other attention: shows the effect of rounding."""
     dtype = getattr(torch, options.dtype)
     eager = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation="eager")
 
@@ -242,8 +243,8 @@ def run_peer(
 def run_cluster(
     name: str, model: Path, references: list[Reference], options: argparse.Namespace
 ) -> Iterator[tuple[ExactnessCell, Score]]:
-    """A tenant of its own for each batch size: tenants share no prefix, so that the first pass
-    is a cold one."""
+    """Measure a cluster. Each batch size has its own tenant: tenants share no prefix, so the first
+    pass is cold."""
     for transport, chunk, block in itertools.product(
         options.transports, options.chunks, options.blocks
     ):
@@ -325,9 +326,9 @@ def main(arguments: list[str]) -> int:
         f"differences, {equal:.4%} equal, {options.dtype}, "
         f"cpu_kernels={options.cpu_kernels}, {seconds} s, seed {options.seed}"
     )
-    told = {"ok": ok, "equal": equal, "dtype": options.dtype, "seconds": seconds}
-    told["cpu_kernels"] = options.cpu_kernels
-    print(json.dumps({**told, "seed": options.seed, **vars(total), "cells": cells}))
+    result = {"ok": ok, "equal": equal, "dtype": options.dtype, "seconds": seconds}
+    result["cpu_kernels"] = options.cpu_kernels
+    print(json.dumps({**result, "seed": options.seed, **vars(total), "cells": cells}))
     return 0 if ok else 1
 
 

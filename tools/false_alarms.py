@@ -1,10 +1,10 @@
-"""Every core is taken several times over, and nobody is taken for dead.
+"""Overload every core, and check that no member is falsely taken for dead.
 
     python -m tools.false_alarms [--seconds 120] [--hogs 4] [--streams 12]
 
-Streams over a 2+2 cluster beside processes that only burn time. Prints how many links were given
-up, requests that failed over, and members that the registry lost; JSON as the last line; exits with
-1 when there were any.
+Streams over a 2+2 cluster while other processes only burn CPU. Prints how many links were dropped,
+requests failed over, and members were lost from the registry; JSON as the last line; exits with 1
+when there were any.
 """
 
 import argparse
@@ -16,13 +16,13 @@ import threading
 from benchmarks.machine import describe
 from tools.chaos import report
 from tools.local_cluster import LocalCluster, local_cluster
-from tools.streams import make_questions, record_answers, traffic
+from tools.streams import make_request_bodies, record_answers, traffic
 
 ALARMS = ("link_broke", "request_fails_over", "registry_doubted", "heartbeat_failed")
 
 
 def alarms(cluster: LocalCluster) -> dict[str, int]:
-    """Lines of the router's log, by kind; prints them, too."""
+    """Count the router's log lines about such failures, by kind; also print them."""
     lines = cluster.baton("logs", "router").stdout.splitlines()
     found = {name: [line for line in lines if f" {name} " in line] for name in ALARMS}
     for line in (line for those in found.values() for line in those):
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     print(describe(), f"seed {options.seed}")
-    bodies = make_questions(options.streams, options.seed, 60, 160)
+    bodies = make_request_bodies(options.streams, options.seed, 60, 160)
     with local_cluster(None, 2, 2, {"threads": 1}) as cluster:
         questions = record_answers(cluster.url, bodies, options.streams)
         hogs = [subprocess.Popen([sys.executable, "-c", "while 1: 0"]) for _ in range(options.hogs)]
@@ -49,11 +49,11 @@ def main(arguments: list[str]) -> int:
             for hog in hogs:
                 hog.kill()
                 hog.wait()
-        told = report(answers) | {"alarms": alarms(cluster), "seed": options.seed}
-    for name, value in told.items():
+        result = report(answers) | {"alarms": alarms(cluster), "seed": options.seed}
+    for name, value in result.items():
         print(f"{name}: {value}")
-    ok = not any(told["alarms"].values()) and told["right"] == told["accepted"]  # type: ignore[attr-defined]
-    print(json.dumps({"ok": ok, **told}))
+    ok = not any(result["alarms"].values()) and result["right"] == result["accepted"]  # type: ignore[attr-defined]
+    print(json.dumps({"ok": ok, **result}))
     return 0 if ok else 1
 
 

@@ -1,12 +1,11 @@
-"""Does what a page of the documentation says, word by word.
+"""Run the commands of a documentation page, to check that they work.
 
     python -m tools.follow [docs/operations.md]
 
-Runs the page's blocks that are marked ``sh local``, in their order, each in a shell of its own
-that stops at the first command that fails. ``baton`` is the one beside this Python, ``$URL`` the
-cluster's address; it lives in a home of its own, and is stopped at the end. Exit code 1 when a
-block fails.
-"""
+Runs the page's code blocks that are marked ``sh local`` in order, each in its own shell, which
+stops at the first command that fails. ``baton`` is the one of this Python's environment, ``$URL``
+the cluster's address. The cluster has its own Baton home, and is stopped at the end. Exit code 1
+when a block fails."""
 
 import os
 import re
@@ -24,14 +23,14 @@ BLOCK = re.compile(r"^```sh local\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCK_SECONDS = 300
 
 
-def blocks(page: Path) -> list[str]:
-    """What the page wants run on one machine."""
+def runnable_blocks(page: Path) -> list[str]:
+    """Return the page's code blocks that run on one machine."""
     return BLOCK.findall(page.read_text(encoding="utf-8"))
 
 
 @contextmanager
-def surroundings() -> Iterator[dict[str, str]]:
-    """The environment of a reader who has nothing yet."""
+def empty_environment() -> Iterator[dict[str, str]]:
+    """Yield the environment of a reader with a new, empty Baton home."""
     with tempfile.TemporaryDirectory(prefix="baton-") as folder:
         port = str(free_port())
         environment = {
@@ -48,10 +47,10 @@ def surroundings() -> Iterator[dict[str, str]]:
             subprocess.run(down, env=environment, capture_output=True, check=False)
 
 
-def follow(page: Path) -> str:
-    """Returns the block that failed; empty when none did."""
-    with surroundings() as environment:
-        for block in blocks(page):
+def run_page(page: Path) -> str:
+    """Run the page's code blocks; return the one that failed, or an empty text."""
+    with empty_environment() as environment:
+        for block in runnable_blocks(page):
             print(f"$ {block}", flush=True)
             shell = ["bash", "-euo", "pipefail", "-c", block]
             done = subprocess.run(shell, env=environment, timeout=BLOCK_SECONDS, check=False)
@@ -63,11 +62,11 @@ def follow(page: Path) -> str:
 
 def main(arguments: list[str]) -> int:
     page = Path(arguments[0]) if arguments else PAGE
-    failed = follow(page)
+    failed = run_page(page)
     if failed:
         print(f"{page}: this failed:\n{failed}", file=sys.stderr)
         return 1
-    print(f"{page}: {len(blocks(page))} blocks ran")
+    print(f"{page}: {len(runnable_blocks(page))} runnable_blocks ran")
     return 0
 
 

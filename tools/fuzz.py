@@ -1,11 +1,11 @@
-"""Fuzzing with a budget: `make fuzz SECONDS=… SEED=…`.
+"""Run all fuzzers with a time budget: `make fuzz SECONDS=… SEED=…`.
 
     python -m tools.fuzz [--seconds 120] [--seed S] [--only NAME …]
 
-Runs every fuzzer of tests/fuzz in a process of its own, one after the other; they share the
-seconds equally, not counting what it takes to begin. A process that ends counts as a crash, and one
-that doesn't end in time as a hang. Prints a table, and JSON as the last line; exit code 1 if there
-was a crash, a hang or an error of the server's own.
+Runs every fuzzer of tests/fuzz in its own process, one after the other; they share the seconds
+equally, not counting the time to start. A process that dies counts as a crash, and one that doesn't
+end in time as a hang. Prints a table, and JSON as the last line; exit code 1 if there was a crash,
+a hang or a 5xx error of the server itself.
 """
 
 import argparse
@@ -28,7 +28,8 @@ from benchmarks.machine import SYSTEM_CLOCK, describe
 from tests.fuzz.result import FuzzResult
 
 GRACE_SECONDS = 60.0
-"""For a fuzzer to start and to end beyond its share, before it counts as hanging."""
+"""How much longer than its share a fuzzer may take, to start and to end, before it counts as
+hanging."""
 
 Fuzz = Callable[[float, int], FuzzResult]
 
@@ -42,7 +43,7 @@ class Fuzzer:
 
 
 def find_fuzzers() -> list[Fuzzer]:
-    """All of them, by name."""
+    """Return all fuzzers, sorted by name."""
     found = []
     for entry in pkgutil.iter_modules(tests.fuzz.__path__):
         if entry.name.startswith("test_"):
@@ -53,8 +54,8 @@ def find_fuzzers() -> list[Fuzzer]:
     return sorted(found, key=lambda fuzzer: fuzzer.name)
 
 
-def run_apart(name: str, seconds: float, seed: int) -> FuzzResult:
-    """Runs one fuzzer in a process of its own."""
+def run_in_subprocess(name: str, seconds: float, seed: int) -> FuzzResult:
+    """Run one fuzzer in its own process."""
     command = [sys.executable, "-m", "tools.fuzz", "--inside", "--only", name]
     command += ["--seconds", str(seconds), "--seed", str(seed)]
     with tempfile.TemporaryDirectory(prefix="baton-fuzz-") as folder:
@@ -69,13 +70,13 @@ def run_apart(name: str, seconds: float, seed: int) -> FuzzResult:
             )
         except subprocess.TimeoutExpired as hung:
             stacks = (hung.stderr or b"")[-3000:]
-            told = stacks.decode(errors="replace") if isinstance(stacks, bytes) else stacks
-            why = f"did not end in time\n{told}"
+            text = stacks.decode(errors="replace") if isinstance(stacks, bytes) else stacks
+            why = f"did not end in time\n{text}"
             return FuzzResult(0, 0, 1, 0, (_last_case(folder, name, seed, why),))
         lines = ended.stdout.splitlines()
         if ended.returncode == 0 and lines and lines[-1].startswith("{"):
-            told = json.loads(lines[-1])
-            return FuzzResult(**told | {"examples": tuple(told["examples"])})
+            fields = json.loads(lines[-1])
+            return FuzzResult(**fields | {"examples": tuple(fields["examples"])})
         why = f"exit code {ended.returncode}\n{ended.stderr[-3000:]}"
         return FuzzResult(0, 1, 0, 0, (_last_case(folder, name, seed, why),))
 
@@ -91,7 +92,7 @@ def main(arguments: list[str]) -> int:
     share = options.seconds / max(len(fuzzers), 1)
     for fuzzer in fuzzers:
         print(f"{fuzzer.name} for {share:.0f} s", flush=True)
-        results[fuzzer.name] = result = run_apart(fuzzer.name, share, options.seed)
+        results[fuzzer.name] = result = run_in_subprocess(fuzzer.name, share, options.seed)
         for example in result.examples:
             print(f"  {example}", flush=True)
     _show(results)
@@ -103,18 +104,18 @@ def main(arguments: list[str]) -> int:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without settings of Baton."""
+    """Return this process's environment without Baton's settings."""
     return {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
 
 
 def _last_case(folder: str, name: str, seed: int, why: str) -> str:
-    """The case that was under way when a fuzzer ended, if it left one."""
+    """Return the case that was running when a fuzzer ended, if it left one."""
     cases = [file.read_text() for file in Path(folder).glob("*.case")]
     return "\n".join([f"{name} seed={seed}: {why}", *cases])
 
 
 def _run_inside(options: argparse.Namespace) -> int:
-    """The only named fuzzer, here: its result is the last line."""
+    """Run the one named fuzzer in this process, and print its result as the last line."""
     faulthandler.enable()
     faulthandler.dump_traceback_later(options.seconds + GRACE_SECONDS - 10)
     [fuzzer] = [f for f in find_fuzzers() if f.name in options.only]
@@ -131,7 +132,7 @@ def _show(results: dict[str, FuzzResult]) -> None:
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=120.0, help="of all together")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of all fuzzers together")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 31))
     parser.add_argument("--only", nargs="+", default=[], choices=[f.name for f in find_fuzzers()])
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)

@@ -1,9 +1,9 @@
-"""Everything CUDA: built, checked against the CPU's result, and timed.
+"""Build everything for CUDA, check it against the CPU's results, and time it.
 
     python -m tools.gpu_check [--rounds 10] [--only PART …] [--quick] [--list] [--json FILE]
 
-Needs a GPU, and of packages torch, triton, transformers and safetensors with what they bring.
-Prints one table, and JSON as the last line; a part that fails is a row of it, and the others go on.
+Needs a GPU, and the packages torch, triton, transformers and safetensors with their dependencies.
+Prints one table, and JSON as the last line; a part that fails gets a row, and the others continue.
 Exits with 1 when a result is wrong or a part failed, 2 when there is no GPU.
 """
 
@@ -32,9 +32,9 @@ from tests.unit import cuda_cases
 from tests.unit.attention_cases import (
     CASES,
     TOLERANCE,
+    make_rows,
     poison,
     random_pool,
-    rows_of,
     same_bytes,
 )
 from tools import gpu_fp8, gpu_speed
@@ -49,11 +49,11 @@ Parts = dict[str, Callable[[], Iterable[GpuTableRow]]]
 
 
 def attention_is_right() -> Iterator[GpuTableRow]:
-    """Every case of the unit tests, with the reference on the CPU: the answer, and every byte
-    of the pool after it. What no row may read is NaN."""
+    """Run every case of the unit tests, and compare with the reference on the CPU: the output, and
+    every byte of the pool afterwards. Blocks that no row may read contain NaN."""
     for seed, case in enumerate(CASES):
         chance = torch.Generator().manual_seed(seed)
-        pool, rows = random_pool(case, chance), rows_of(case, seed)
+        pool, rows = random_pool(case, chance), make_rows(case, seed)
         poison(pool, rows)
         shapes = [(case.heads, case.dim), *[(case.kv_heads, case.dim)] * 2]
         total = sum(row.num_tokens for row in rows)
@@ -76,7 +76,7 @@ def answer(
     qkv: Sequence[torch.Tensor],
     scales: Sequence[KvScale],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of one layer, and the pool after it, both on the CPU."""
+    """Return one layer's output, and the pool after it, both on the CPU."""
     held = DevicePool(pool.clone().to(place), scales)
     attention = backend(held)  # type: ignore[arg-type]
     attention.prepare(pack_batch(rows, held.block_tokens, torch.device("cpu")))
@@ -85,7 +85,7 @@ def answer(
 
 
 def layers_are_right() -> Iterator[GpuTableRow]:
-    """The unit tests' cases of all else, with real graphs, and in BF16, too."""
+    """Run the unit tests' cases of all other layers, with real CUDA graphs, and also in BF16."""
     from baton.engine.cuda.graphs import CudaCapture
 
     with torch.inference_mode():
@@ -101,7 +101,7 @@ def _cut(told: str) -> tuple[str, str]:
 
 
 def sampling_is_right() -> Iterator[GpuTableRow]:
-    """The tokens that the CPU samples from the same logits, of a large vocabulary."""
+    """Compare with the tokens that the CPU samples from the same logits, of a large vocabulary."""
     from baton.engine.cuda.sampler import sample_batch
 
     plain = SamplingParams(1)
@@ -130,7 +130,8 @@ def sampling_is_right() -> Iterator[GpuTableRow]:
 
 
 def demo_tokens_are_equal() -> Iterator[GpuTableRow]:
-    """The engine on the GPU, with graphs and without, in FP32, against transformers on the CPU."""
+    """Compare the engine on the GPU, with graphs and without, with transformers on the CPU, in
+    FP32."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(DEMO)
@@ -149,8 +150,9 @@ def demo_tokens_are_equal() -> Iterator[GpuTableRow]:
 
 
 def tokens_in_fp8_are_equal() -> Iterator[GpuTableRow]:
-    """Weights and KV in FP8, in a model that computes in FP32, against torch's on the CPU, which
-    decodes both. A key that lies between two codes may get either, and a token with it."""
+    """Compare weights and KV in FP8, in a model that computes in FP32, with torch on the CPU, which
+    decodes both. A key halfway between two FP8 values may be rounded to either, which may change a
+    token."""
     from transformers import AutoTokenizer
 
     ids = AutoTokenizer.from_pretrained(DEMO)(PROMPT)["input_ids"]
@@ -191,11 +193,11 @@ def not_there_yet() -> Iterator[GpuTableRow]:
 QUICK = (
     "attention", "layers", "sampling", "demo model", "demo model in FP8", "determinism",
 )  # fmt: skip
-"""Whether all is right, and nothing of its speed."""
+"""The parts that check correctness, without those that measure speed."""
 
 
 def parts_of(rounds: int) -> Parts:
-    """In the order in which they run: what is right first, and what takes longest last."""
+    """Return the parts in their order: correctness first, and the longest measurements last."""
     return {
         "attention": attention_is_right,
         "layers": layers_are_right,
@@ -218,7 +220,7 @@ def parts_of(rounds: int) -> Parts:
 
 
 def run(parts: Parts, show: Callable[[str], None] = print) -> list[GpuTableRow]:
-    """Of each part its rows, and how long it took."""
+    """Run the parts; return their rows, with the time that each part took."""
     lines = []
     for name, part in parts.items():
         begun = time.perf_counter()
@@ -230,12 +232,13 @@ def run(parts: Parts, show: Callable[[str], None] = print) -> list[GpuTableRow]:
 
 
 def _made(part: Callable[[], Iterable[GpuTableRow]]) -> Iterator[GpuTableRow]:
-    """A part is begun only when its turn has come, and within what guards it."""
+    """Call ``part`` lazily, so that its errors are raised within ``rows_or_error``."""
     yield from part()
 
 
 def chosen(parts: Parts, only: Sequence[str], *, quick: bool) -> Parts:
-    """Raises SystemExit, with what there is, when ``only`` names a part that there isn't."""
+    """Select the parts to run. Raises SystemExit, naming the parts, when ``only`` has an unknown
+    one."""
     if unknown := [name for name in only if name not in parts]:
         known = ", ".join(parts)
         raise SystemExit(f"gpu_check: there is no part {unknown[0]!r}; there are {known}")
@@ -271,10 +274,10 @@ def main(arguments: Sequence[str]) -> int:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--only", nargs="+", default=(), metavar="PART", help="these parts alone")
-    parser.add_argument("--quick", action="store_true", help="whether all is right, not how fast")
-    parser.add_argument("--list", action="store_true", help="the parts, and nothing else")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="the last line, to a file, too")
+    parser.add_argument("--only", nargs="+", default=(), metavar="PART", help="parts to run")
+    parser.add_argument("--quick", action="store_true", help="check correctness only, not speed")
+    parser.add_argument("--list", action="store_true", help="list the parts and exit")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the JSON to FILE")
     return parser.parse_args(arguments)
 
 

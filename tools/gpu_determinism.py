@@ -1,7 +1,8 @@
-"""Whether a GPU keeps a token's bits in whatever steps it is read; run by ``gpu_check``.
+"""Check that a GPU computes the same bits for a token in any batch and chunking; run by
+``gpu_check``.
 
-The demo model as ``deterministic`` has it, which tries itself at its start; then prompts in random
-chunks, beside one another, in random blocks, against the same prompts alone and in one piece.
+Loads the demo model with ``deterministic``, which runs a trial of its own at its start. Then
+compares prompts in random chunks, batches and blocks with the same prompts alone and in one chunk.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,7 +39,8 @@ def determinism(place: str = "cuda") -> Iterator[GpuTableRow]:
 
 
 def _kept(name: str, place: str, given: dict[str, Any]) -> Iterator[GpuTableRow]:
-    """Raises what a worker would raise at its start, when its trial fails."""
+    """Compare random placements with one number format. When the trial of ``deterministic`` fails,
+    raises what a worker would raise at its start."""
     runner = ModelRunner.load(
         DEMO,
         device=place,
@@ -63,7 +65,8 @@ def _kept(name: str, place: str, given: dict[str, Any]) -> Iterator[GpuTableRow]
 def _placed(
     runner: ModelRunner, prompts: Sequence[list[int]], chance: np.random.Generator | None
 ) -> list[torch.Tensor]:
-    """Logits of each prompt's tokens; without ``chance`` in one piece."""
+    """Return the logits of each prompt's tokens, computed in random steps; without ``chance``, each
+    prompt in one chunk."""
     order = np.arange(NUM_BLOCKS) if chance is None else chance.permutation(NUM_BLOCKS)
     blocks = order.tolist()
     tables = [[blocks.pop() for _ in range(-(-len(p) // BLOCK_TOKENS))] for p in prompts]
@@ -87,7 +90,7 @@ def _row(tokens: list[int], start: int, blocks: list[int]) -> Row:
 
 
 def _logits(runner: ModelRunner, rows: Sequence[Row]) -> list[torch.Tensor]:
-    """Of all tokens of each row."""
+    """Return the logits of all tokens of each row."""
     device = runner.pool.tensor.device
     batch = pack_batch(rows, BLOCK_TOKENS, CPU)
     tokens = torch.tensor([token for row in rows for token in row.token_ids], device=device)

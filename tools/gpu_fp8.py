@@ -1,4 +1,4 @@
-"""What FP8 costs and gains on a GPU, in weights and in KV; ``gpu_check`` runs and prints these."""
+"""Measures FP8 weights and FP8 KV on a GPU, in error and speed; run by ``gpu_check``."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -12,19 +12,20 @@ from tools.gpu_lines import GpuTableRow, device, matrix_rate, seconds_of
 from tools.gpu_speed import QWEN3_8B, copy_rate, free
 
 BLOCK = 128
-"""Outputs, and inputs, that share a scale in checkpoints that come in FP8."""
+"""The block of outputs and of inputs that share a scale in FP8 checkpoints."""
 
 ROWS = (1, 16, 64, 128, 256, 8192)
 SHAPES = ((4096, 24_576), (12_288, 4096))
-"""Inputs and outputs: most of a layer of Qwen3-8B."""
+"""Matrix shapes (inputs, outputs): most of a layer of Qwen3-8B."""
 
 LONG_CONTEXTS = (8192, 32_768)
 MOST_LOST = 0.06
-"""Of a product: about 0.027 by weights, and as much again by rows, as E4M3 rounds."""
+"""The largest allowed relative error of a product. E4M3 rounding causes about 0.027 through the
+weights, and as much again through the rows."""
 
 
 def weights(rounds: int) -> Iterator[GpuTableRow]:
-    """Products by rows, and whole steps."""
+    """Measure matrix products by number of rows, and whole steps."""
     for depth, outs in SHAPES:
         weight = torch.randn(outs, depth, device=device(), dtype=torch.bfloat16)
         kinds = {"": quantize(weight, "fp8"), ", blocks": _in_blocks(weight)}
@@ -42,7 +43,7 @@ def weights(rounds: int) -> Iterator[GpuTableRow]:
 
 
 def kv(rounds: int) -> Iterator[GpuTableRow]:
-    """Attention alone, and whole steps whose KV is much."""
+    """Measure attention alone, and whole steps with much KV."""
     yield from gpu_speed.prefill_attention(rounds, E4M3)
     yield from gpu_speed.decode_attention(rounds, E4M3)
     loaded = gpu_speed.random_runner(QWEN3_8B, kept=E4M3)
@@ -54,7 +55,8 @@ def kv(rounds: int) -> Iterator[GpuTableRow]:
 def _product(
     x: torch.Tensor, weight: torch.Tensor, codes: QuantizedCodes, told: str, rounds: int
 ) -> GpuTableRow:
-    """What it loses, of the product with weights as they were; its speed beside its ceiling."""
+    """Measure the error against the product with unquantized weights, and the speed against a plain
+    copy (few rows) or a large BF16 product."""
     from baton.engine.cuda import fp8
 
     processors = torch.cuda.get_device_properties(device()).multi_processor_count

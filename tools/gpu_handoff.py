@@ -1,7 +1,7 @@
-"""Blocks of one process's KV pool, read by another process on the same GPU; run by ``gpu_check``.
+"""Measures one process reading blocks of another's KV pool on the same GPU; run by ``gpu_check``.
 
-Over CUDA IPC, as torch has it: the handle is told as JSON, and nothing is unpickled. It shows
-what the hardware gives; Baton's own hand-off from GPU to GPU goes through NIXL.
+It uses torch's CUDA IPC: the handle is sent as JSON, and nothing is unpickled. It shows what the
+hardware can do; Baton's own KV transfer from GPU to GPU uses NIXL.
 """
 
 import importlib.util
@@ -17,11 +17,11 @@ from tools.gpu_lines import GpuTableRow, device, seconds_of
 
 SEED = 20261121
 BLOCK_BYTES = 16 * 147_456
-"""Of 16 tokens of Qwen3-8B in BF16."""
+"""The size of a block of 16 tokens of Qwen3-8B in BF16."""
 
 NUM_BLOCKS = 512
 READER_SECONDS = 120.0
-"""That the other process may take, its start included."""
+"""The timeout of the other process, including its start."""
 
 
 def kv_transfer() -> Iterator[GpuTableRow]:
@@ -54,14 +54,14 @@ def kv_transfer() -> Iterator[GpuTableRow]:
 
 
 def pattern() -> torch.Tensor:
-    """[blocks, bytes]: the same in both processes."""
+    """Return a tensor [blocks, bytes] that is the same in both processes."""
     chance = torch.Generator(device()).manual_seed(SEED)
     shape = (NUM_BLOCKS, BLOCK_BYTES)
     return torch.randint(0, 256, shape, dtype=torch.uint8, device=device(), generator=chance)
 
 
 def read(told: list[Any]) -> dict[str, object]:
-    """The reader's side: every second block first, as a hand-off in pieces has it."""
+    """Read as the other process: every second block first, as in a KV transfer in pieces."""
     args = [bytes.fromhex(each) if isinstance(each, str) else each for each in told]
     storage = torch.UntypedStorage._new_shared_cuda(*args)
     source = torch.tensor([], dtype=torch.uint8, device=device()).set_(storage)

@@ -1,4 +1,4 @@
-"""Rows of ``gpu_check``'s table, and how time is measured on a GPU."""
+"""The rows of ``gpu_check``'s table, and functions that measure time on a GPU."""
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator
@@ -8,12 +8,12 @@ from functools import cache
 import torch
 
 CACHE_BYTES = 256 * 1024 * 1024
-"""More than the last cache of any GPU (50 MB on an H100, 60 on an H200)."""
+"""More than the L2 cache of any GPU (50 MB on an H100, 60 on an H200)."""
 
 
 @dataclass(frozen=True)
 class GpuTableRow:
-    """One row of the table. ``ratio`` is to the peer or ceiling that ``against`` names."""
+    """One row of the table. ``ratio`` is relative to the peer or ceiling that ``against`` names."""
 
     what: str
     result: str
@@ -30,7 +30,7 @@ class GpuTableRow:
 
 
 def rows_or_error(name: str, part: Iterable[GpuTableRow]) -> Iterator[GpuTableRow]:
-    """What goes wrong in one part is a row too, so that the others' results are not lost."""
+    """Yield the rows of a part, and an error as a row too, so that other results are not lost."""
     try:
         yield from part
     except Exception as error:
@@ -43,8 +43,9 @@ def device() -> torch.device:
 
 
 def seconds_of(action: Callable[[], object], rounds: int) -> float:
-    """Median by CUDA events, after three calls that warm up. The caches are overwritten before
-    each, since a decode's KV would fit into them and be read faster than memory can deliver."""
+    """Return the median time by CUDA events, after three warm-up calls. The caches are overwritten
+    before each call, since a decode's KV would fit into them and be read faster than from
+    memory."""
     scratch = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=device())
     for _ in range(3):
         action()
@@ -62,7 +63,8 @@ def seconds_of(action: Callable[[], object], rounds: int) -> float:
 
 @cache
 def matrix_rate() -> float:
-    """Operations a second of a large product in BF16, of random numbers: zeros are faster."""
+    """Return the FLOP/s of a large BF16 matrix product, of random numbers, since zeros are
+    faster."""
     size = 8192
     one, other = (torch.randn(size, size, device=device()).bfloat16() for _ in range(2))
     return 2 * size**3 / seconds_of(lambda: one @ other, 10)

@@ -1,6 +1,6 @@
-"""How fast the kernels and whole steps are on a GPU; ``gpu_check`` runs and prints these.
+"""Measures the speed of the kernels and of whole steps on a GPU; run by ``gpu_check``.
 
-Only what it brings itself and torch, triton and numpy: no cluster, no checkpoint.
+It needs only torch, triton and numpy: no cluster, no checkpoint.
 """
 
 import gc
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch.nn import functional
 
-from baton.checkpoint import ModelConfig, Rope
+from baton.checkpoint import ModelConfig, RopeConfig
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
 from baton.engine.attention.base import pack_batch
@@ -23,7 +23,7 @@ from baton.engine.model import Model
 from baton.engine.plan import Plan, Row
 from baton.engine.quantized_matrix import QuantizedMatrix
 from baton.engine.runner import ModelRunner, make_attention, make_graphs, make_ops
-from tests.unit.attention_cases import Case, rows_of
+from tests.unit.attention_cases import Case, make_rows
 from tools.gpu_lines import GpuTableRow, device, matrix_rate, seconds_of
 
 if TYPE_CHECKING:  # a machine without a GPU may not have Triton
@@ -33,7 +33,7 @@ GREEDY = SamplingParams(max_tokens=64, temperature=0.0)
 BLOCK_TOKENS = 16
 BF16_BYTES = 2
 SPARE_BYTES = 6 * 2**30
-"""Of the device, left to what a step needs beside weights and KV."""
+"""Device memory that is left for what a step needs besides weights and KV."""
 
 PREFILL_TOKENS = 8192
 BATCHES = (1, 16, 64, 256)
@@ -42,13 +42,14 @@ CONTEXTS = (1024, 8192, 32_768)
 QWEN3_8B = ModelConfig(
     architecture="qwen3", num_layers=36, hidden_size=4096, intermediate_size=12288, num_heads=32,
     num_kv_heads=8, head_dim=128, vocab_size=151_936, max_position_embeddings=40_960,
-    rms_norm_eps=1e-6, rope=Rope(1e6), tie_word_embeddings=False, qkv_bias=False, qk_norm=True,
+    rms_norm_eps=1e-6, rope=RopeConfig(1e6), tie_word_embeddings=False, qkv_bias=False,
+    qk_norm=True,
     moe=None, dtype="bfloat16", eos_token_ids=(),
 )  # fmt: skip
 
 
 class DevicePool:
-    """A pool's tensor on the GPU, as the attention backends see it."""
+    """A KV pool's tensor on the GPU, with the interface that the attention backends need."""
 
     def __init__(self, tensor: torch.Tensor, scales: Sequence[KvScale] | None = None) -> None:
         self.tensor = tensor
@@ -58,7 +59,7 @@ class DevicePool:
 
 @dataclass
 class Loaded:
-    """A runner of random weights; ``num_weights`` and ``weight_bytes`` but for the embedding."""
+    """A runner with random weights. ``num_weights`` and ``weight_bytes`` exclude the embedding."""
 
     runner: ModelRunner
     num_weights: int
@@ -67,7 +68,7 @@ class Loaded:
 
 @cache
 def copy_rate() -> float:
-    """Bytes a second that a copy within the device reads and writes."""
+    """Return the bytes per second that a copy within the device reads and writes."""
     source = torch.empty(2 << 30, dtype=torch.uint8, device=device()).random_()
     target = torch.empty_like(source)
     return 2 * source.numel() / seconds_of(lambda: target.copy_(source), 10)
@@ -81,8 +82,8 @@ def ceilings() -> Iterator[GpuTableRow]:
     yield GpuTableRow("a product of 8192 x 8192 x 8192, BF16", f"{rate:.0f} TFLOP/s, torch")
 
 
-def moved(what: str, size: float, seconds: float) -> GpuTableRow:
-    """``size`` in bytes, read and written."""
+def memory_row(what: str, size: float, seconds: float) -> GpuTableRow:
+    """Return the row of a memory-bound operation that reads and writes ``size`` bytes."""
     ratio = size / seconds / copy_rate()
     return GpuTableRow(what, f"{size / seconds / 1e9:.0f} GB/s", seconds, ratio, "a copy's bytes")
 
@@ -95,9 +96,9 @@ def layer_kernels(rounds: int) -> Iterator[GpuTableRow]:
         x, update = _noise(tokens, 4096), _noise(tokens, 4096)
         weight, gate_up = _noise(4096), _noise(tokens, 2 * 12_288)
         norm = seconds_of(partial(layer.norm, x, weight, 1e-6, update), rounds)
-        yield moved(f"residual and norm, {tokens} tokens", 4 * tokens * 4096 * 2, norm)
+        yield memory_row(f"residual and norm, {tokens} tokens", 4 * tokens * 4096 * 2, norm)
         gated = seconds_of(partial(layer.silu_and_mul, gate_up), rounds)
-        yield moved(f"SiLU(gate) * up, {tokens} tokens", 3 * tokens * 12_288 * 2, gated)
+        yield memory_row(f"SiLU(gate) * up, {tokens} tokens", 3 * tokens * 12_288 * 2, gated)
         qkv, norms = _noise(tokens, 48, 128), (_noise(128), _noise(128))
         pool = _noise(tokens // BLOCK_TOKENS, 1, 2, BLOCK_TOKENS, 8, 128)
         tables = (_noise(config.max_position_embeddings, 128),) * 2
@@ -106,11 +107,13 @@ def layer_kernels(rounds: int) -> Iterator[GpuTableRow]:
             layer.norm_rope_write_kv, qkv, pool, 0, norms, tables, numbers, numbers, 1e-6, KvScale()
         )
         size = 2 * tokens * width * BF16_BYTES
-        yield moved(f"norm, turn and KV write, {tokens} tokens", size, seconds_of(turn, rounds))
+        yield memory_row(
+            f"norm, RoPE and KV write, {tokens} tokens", size, seconds_of(turn, rounds)
+        )
 
 
 def products(rounds: int) -> Iterator[GpuTableRow]:
-    """Of fixed tiling, beside the library's."""
+    """Measure our matrix products with fixed tiling, compared with torch's."""
     from baton.engine.cuda import gemm
 
     processors = torch.cuda.get_device_properties(device()).multi_processor_count
@@ -125,7 +128,7 @@ def products(rounds: int) -> Iterator[GpuTableRow]:
 
 
 def prefill_attention(rounds: int, kept: torch.dtype = torch.bfloat16) -> Iterator[GpuTableRow]:
-    """``kept``: what the pool is in."""
+    """Measure prefill attention. ``kept`` is the dtype of the pool."""
     for tokens in (2048, PREFILL_TOKENS):
         attention, (q, k, v) = attention_case([(0, tokens)], kept)
         ours = seconds_of(partial(attention.attend, 0, q, k, v), rounds)
@@ -142,16 +145,19 @@ def prefill_attention(rounds: int, kept: torch.dtype = torch.bfloat16) -> Iterat
 
 
 def decode_attention(rounds: int, kept: torch.dtype = torch.bfloat16) -> Iterator[GpuTableRow]:
-    """One layer; counts keys and values once. ``kept``: what the pool is in."""
+    """Measure decode attention of one layer; its bandwidth counts keys and values once. ``kept`` is
+    the dtype of the pool."""
     for batch in BATCHES:
         for context in CONTEXTS:
             size = batch * context * 2 * 8 * 128 * kept.itemsize
             if size > 40e9:
                 continue
             attention, (q, *_) = attention_case([(context - 1, 1)] * batch, kept)
-            seconds = seconds_of(partial(attention.read, 0, q), rounds)
+            seconds = seconds_of(partial(attention.attend_cached, 0, q), rounds)
             told = "" if kept is torch.bfloat16 else ", FP8 KV"
-            yield moved(f"decode attention, batch {batch}, context {context}{told}", size, seconds)
+            yield memory_row(
+                f"decode attention, batch {batch}, context {context}{told}", size, seconds
+            )
             del attention, q
             free()
 
@@ -159,18 +165,18 @@ def decode_attention(rounds: int, kept: torch.dtype = torch.bfloat16) -> Iterato
 def attention_case(
     rows: list[tuple[int, int]], kept: torch.dtype = torch.bfloat16
 ) -> tuple["TritonAttention", Sequence[torch.Tensor]]:
-    """A bound backend and its q, k and v in the shape of Qwen3-8B, one layer."""
+    """Return a bound backend with q, k and v of one layer, with the dimensions of Qwen3-8B."""
     case = Case("speed", rows, 32, 8, 128, BLOCK_TOKENS, torch.bfloat16)
     count = sum(-(-(start + new) // BLOCK_TOKENS) for start, new in rows) + 3
     held = cast("KvPool", DevicePool(_noise(count, 1, 2, BLOCK_TOKENS, 8, 128).to(kept)))
     attention = cast("TritonAttention", make_attention(held))
-    attention.prepare(pack_batch(rows_of(case, 1), BLOCK_TOKENS, torch.device("cpu")))
+    attention.prepare(pack_batch(make_rows(case, 1), BLOCK_TOKENS, torch.device("cpu")))
     packed = _noise(sum(new for _, new in rows), 48, 128)
     return attention, [part.contiguous() for part in torch.split(packed, [32, 8, 8], dim=1)]
 
 
 def sampling(rounds: int) -> Iterator[GpuTableRow]:
-    """From logits on the device to tokens on the host."""
+    """Measure sampling, from logits on the device to tokens on the host."""
     from baton.engine.cuda.sampler import sample_batch
 
     logits = torch.randn(256, QWEN3_8B.vocab_size, device=device()) * 3
@@ -195,7 +201,7 @@ def random_weights(config: ModelConfig, quantization: str = "none") -> Weights:
 
     def matrix(*shape: int) -> torch.Tensor:
         made = make(*shape)
-        return made if quantization == "none" else QuantizedMatrix.of(made, quantization)
+        return made if quantization == "none" else QuantizedMatrix.quantize(made, quantization)
 
     hidden, heads = config.hidden_size, config.num_heads * config.head_dim
     kv, size = config.num_kv_heads * config.head_dim, config.intermediate_size
@@ -214,7 +220,8 @@ def random_weights(config: ModelConfig, quantization: str = "none") -> Weights:
 
 
 def rows_for(spans: Sequence[tuple[int, int]]) -> tuple[Row, ...]:
-    """(tokens in the cache, tokens of the step); every row has blocks of its own."""
+    """Return a row per span (tokens in the cache, tokens of the step), each with its own
+    blocks."""
     rows, next_block = [], 0
     for number, (start, count) in enumerate(spans):
         blocks = -(-(start + count) // BLOCK_TOKENS)
@@ -226,7 +233,8 @@ def rows_for(spans: Sequence[tuple[int, int]]) -> tuple[Row, ...]:
 
 
 def models(rounds: int) -> Iterator[GpuTableRow]:
-    """Whole steps of Qwen3-8B's shape, from the plan to the tokens on the host."""
+    """Measure whole steps of a model with Qwen3-8B's dimensions, from batch scheduling to the
+    tokens' arrival on the host."""
     loaded = random_runner(QWEN3_8B)
     yield prefill_step(loaded, rounds)
     yield from decode_grid(loaded, CONTEXTS, rounds)
@@ -252,7 +260,7 @@ def prefill_step(loaded: Loaded, rounds: int, told: str = "") -> GpuTableRow:
 def decode_grid(
     loaded: Loaded, contexts: Sequence[int], rounds: int, told: str = ""
 ) -> Iterator[GpuTableRow]:
-    """Steps of all batches that have room."""
+    """Measure decode steps of all batch sizes that fit into memory."""
     for batch in BATCHES:
         for context in contexts:
             name = f"decode step, batch {batch}, context {context}{told}"
@@ -266,7 +274,8 @@ def decode_grid(
 def decode_steps(
     loaded: Loaded, rows: tuple[Row, ...], rounds: int, name: str
 ) -> Iterator[GpuTableRow]:
-    """Replayed from a graph, and launched one by one; counts weights and KV once."""
+    """Measure a step replayed from a CUDA graph, and one launched kernel by kernel; the bandwidth
+    counts weights and KV once."""
     runner, batch = loaded.runner, len(rows)
     token_bytes = runner.pool.block_bytes // runner.block_tokens
     size = loaded.weight_bytes + batch * rows[0].context_tokens * token_bytes
@@ -283,7 +292,8 @@ def decode_steps(
 def random_runner(
     config: ModelConfig, quantization: str = "none", kept: torch.dtype = torch.bfloat16
 ) -> Loaded:
-    """With all memory that is left as its pool, in ``kept``, full of noise."""
+    """Load a runner whose pool takes all remaining memory, with dtype ``kept`` and random
+    contents."""
     weights = random_weights(config, quantization)
     matrices = [weights.head]
     for layer in weights.layers:

@@ -1,5 +1,5 @@
-"""Hosts of one machine: network namespaces on a bridge, each with process ids of its own, whose
-links can be cut, and wires between them that are slow. Needs root and iproute2.
+"""Simulated hosts on one machine: network namespaces on a bridge, each with its own process ids,
+whose links can be cut or slowed down. Needs root and iproute2.
 """
 
 import ctypes
@@ -18,15 +18,15 @@ from benchmarks.machine import SYSTEM_CLOCK
 
 SUBNET, WIRE_SUBNET = "10.77.0", "10.78.0"
 BRIDGE_HARDWARE = "02:62:74:62:72:00"
-"""An address of its own, so that it stays the same whoever is on the bridge."""
+"""The bridge's MAC address: a fixed one, which doesn't change with the interfaces on the bridge."""
 
 CLONE_NEWNET = 0x40000000
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 WIRE_MTU = 32_000
-"""Bytes: of packets this large a wire in Python carries a gigabit a second."""
+"""The MTU in bytes. With packets this large, a wire simulated in Python carries 1 Gbit/s."""
 
 QUEUE_BYTES = 4 * 2**20
-"""That wait for a wire; what comes next is dropped, as a switch does."""
+"""The bytes that may queue for a wire; further packets are dropped, as in a switch."""
 
 
 def run(*command: str) -> None:
@@ -34,7 +34,8 @@ def run(*command: str) -> None:
 
 
 class NetworkNamespaces:
-    """``names[i]`` has address ``10.77.0.(i + 2)``; this process is ``10.77.0.1``."""
+    """The simulated hosts. ``names[i]`` has the address ``10.77.0.(i + 2)``; this process has
+    ``10.77.0.1``."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._prefix = f"bt{os.getpid() % 10_000}"
@@ -72,33 +73,36 @@ class NetworkNamespaces:
         return f"{SUBNET}.{self._names.index(name) + 2}"
 
     def command(self, name: str, *command: str) -> list[str]:
-        """``command`` as it runs on that host; it ends with the process that starts it."""
+        """Return the command line that runs ``command`` on that host; it ends with its parent."""
         isolated = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *command]
         return ["ip", "netns", "exec", self.namespace(name), *isolated]
 
-    # -- what goes wrong --------------------------------------------------------------------
+    # -- faults -----------------------------------------------------------------------------
 
-    def cut(self, one: str, other: str) -> None:
-        """Between these two, and no others."""
+    def cut_link(self, one: str, other: str) -> None:
+        """Cut the link between these two hosts only."""
         for here, there in ((one, other), (other, one)):
             route = ["route", "add", "blackhole", f"{self.address(there)}/32"]
             run("ip", "-n", self.namespace(here), *route)
 
-    def mend(self, one: str, other: str) -> None:
+    def restore_link(self, one: str, other: str) -> None:
         for here, there in ((one, other), (other, one)):
             route = ["route", "del", "blackhole", f"{self.address(there)}/32"]
             run("ip", "-n", self.namespace(here), *route)
 
-    def cut_off(self, name: str) -> None:
-        """From everybody."""
+    def isolate(self, name: str) -> None:
+        """Cut all links of a host."""
         run("ip", "-n", self.namespace(name), "link", "set", "eth0", "down")
 
-    def bring_back(self, name: str) -> None:
+    def reconnect(self, name: str) -> None:
         run("ip", "-n", self.namespace(name), "link", "set", "eth0", "up")
 
     @contextmanager
-    def wire(self, one: str, other: str, bits_per_second: float, delay: float) -> Iterator[None]:
-        """All between these two goes over a wire of that speed and delay (each way, seconds)."""
+    def slow_link(
+        self, one: str, other: str, bits_per_second: float, delay: float
+    ) -> Iterator[None]:
+        """Route all packets between two hosts over a wire of that speed, with that delay in seconds
+        each way."""
         ends = [self._tunnel(one, 1), self._tunnel(other, 2)]
         for here, there, number in ((one, other, 1), (other, one, 2)):
             space = self.namespace(here)
@@ -126,10 +130,11 @@ class NetworkNamespaces:
                 os.close(end)
 
     def _tunnel(self, name: str, number: int) -> int:
-        """A TUN device called ``wire`` on that host; its packets are read and written here."""
+        """Create a TUN device called ``slow_link`` on that host, whose packets this process reads
+        and writes."""
         made: list[int] = []
 
-        def make() -> None:  # in a thread: a namespace is a thread's
+        def make() -> None:  # in a new thread: the namespace is set per thread
             with Path(f"/run/netns/{self.namespace(name)}").open() as space:
                 if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), CLONE_NEWNET):
                     raise OSError(ctypes.get_errno(), "setns")
@@ -144,7 +149,7 @@ class NetworkNamespaces:
 
 
 class SlowLink(threading.Thread):
-    """Carries packets between two tunnels, each way at its own pace."""
+    """Carries packets between two tunnels with a limited speed and a delay per direction."""
 
     def __init__(self, one: int, other: int, bits_per_second: float, delay: float) -> None:
         super().__init__(daemon=True)

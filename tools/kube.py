@@ -1,10 +1,10 @@
-"""A Kubernetes of this machine's processes with the chart installed, to try things by hand.
+"""Run a Kubernetes made of local processes, with the chart installed, to try things by hand.
 
     python -m tools.kube [--values FILE]... [--set a.b=1]... [--gpus N] [--empty]
 
-Nodes are namespaces on this machine, containers are its processes (no images are pulled: what a
-pod runs is this checkout). Needs root. Prints what to export for kubectl and helm, and the
-router's URL; Ctrl-C ends everything.
+Nodes are network namespaces on this machine, containers are its processes (no images are pulled:
+pods run this checkout). Needs root. Prints what to export for kubectl and helm, and the router's
+URL; Ctrl-C ends everything.
 """
 
 import argparse
@@ -18,27 +18,27 @@ from typing import Any
 import yaml
 
 from tests.kube.cluster import Cluster, cluster
-from tests.kube.node.network import why_not
-from tests.kube.patches import merged
+from tests.kube.node.network import missing_requirement
+from tests.kube.patches import apply_merge_patch
 
 CHART = Path(__file__).parents[1] / "deploy" / "helm" / "baton"
 INSTALL_SECONDS = 300
 
 
 def values_of(files: Sequence[Path], settings: Sequence[str]) -> dict[str, Any]:
-    """As Helm puts them together: later files over earlier ones, then each ``--set``."""
+    """Merge values as Helm does: later files override earlier ones, then each ``--set``."""
     from helm_python import parse_set_string
 
     values: dict[str, Any] = {}
     for path in files:
-        values = merged(values, yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+        values = apply_merge_patch(values, yaml.safe_load(path.read_text(encoding="utf-8")) or {})
     for setting in settings:
-        values = merged(values, parse_set_string(setting))
+        values = apply_merge_patch(values, parse_set_string(setting))
     return values
 
 
 def install(kube: Cluster, release: str, namespace: str, values: dict[str, Any]) -> None:
-    """Until all that was installed is ready. Raises TimeoutError telling what is not."""
+    """Install the chart, and wait until all is ready. Raises TimeoutError that says what is not."""
     kube.helm(namespace).install(
         CHART, release, values, create_namespace=True, wait="watcher", timeout=INSTALL_SECONDS
     )
@@ -60,10 +60,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--release", default="baton")
     parser.add_argument("--namespace", "-n", default="default")
     parser.add_argument("--nodes", type=int, default=3)
-    parser.add_argument("--gpus", type=int, default=0, help="that each node pretends to have")
+    parser.add_argument("--gpus", type=int, default=0, help="number of fake GPUs per node")
     parser.add_argument("--empty", action="store_true", help="install nothing")
     options = parser.parse_args(arguments)
-    if why := why_not():
+    if why := missing_requirement():
         print(f"this machine can't: {why}", file=sys.stderr)
         return 2
     stopped = threading.Event()

@@ -1,12 +1,12 @@
-"""The chart's long run: installed, loaded, resized, drained, upgraded, on this machine's processes.
+"""A long run of the Helm chart on this machine: install, load, resize, drain, upgrade.
 
     python -m tools.kube_journey [--streams 4] [--seed 1] [--only STEP,...] [--logs FOLDER]
 
-Helm 4 installs the chart on an API server, controllers and a kubelet of our own (``tests/kube``),
-and while answers stream through the router's Service, each step of ``STEPS`` happens. Every token
-is compared with the answer of the undisturbed cluster. At the end the conductor's Role is held
-against the calls that were recorded. Prints a line per step, and JSON as the last line; exits with
-1 when an answer failed or is another one, or a step did not do what it should. Needs root.
+Helm 4 installs the chart on a small API server, controllers and kubelet of our own
+(``tests/kube``). Each step of ``STEPS`` runs while answers stream through the router's Service.
+Every token is compared with the answer of the undisturbed cluster. At the end, the conductor's Role
+is compared with the recorded API calls. Prints a line per step, and JSON as the last line; exits
+with 1 when an answer failed or differs, or a step failed. Needs root.
 """
 
 import argparse
@@ -21,16 +21,16 @@ from typing import Any
 from helm_python import HelmError
 
 from benchmarks.machine import SYSTEM_CLOCK, describe
-from tests.kube.accounts import unused, user_of
+from tests.kube.accounts import unused_permissions, user_of
 from tests.kube.cluster import Cluster, cluster
 from tests.kube.kinds import ROLE
-from tests.kube.node.network import why_not
+from tests.kube.node.network import missing_requirement
 from tools.kube_release import Release
-from tools.streams import StreamedAnswer, make_questions, record_answers, traffic
+from tools.streams import StreamedAnswer, make_request_bodies, record_answers, traffic
 
 SHORTEST, LONGEST = 30, 90
-SHOWN = 5
-"""Of the answers that fail in a step."""
+MAX_PRINTED_FAILURES = 5
+"""How many of the failed answers of a step are printed."""
 
 VALUES: dict[str, Any] = {
     "replicasManagedBy": "external",
@@ -50,22 +50,22 @@ AUTOSCALED = {
         },
     }
 }  # fmt: skip
-"""Bounds that force it to grow one pool and to shrink the other, soon."""
+"""Limits that force the autoscaler to grow one pool and shrink the other soon."""
 
 
 @dataclass
 class LongRunStep:
-    """What happened, and how long it took; ``why`` it did not do what it should."""
+    """The result of one step; ``failure`` says why it failed, and is empty otherwise."""
 
     name: str
     seconds: float = 0.0
     answers: int = 0
     failed: int = 0
-    why: str = ""
-    told: dict[str, Any] = field(default_factory=dict)
+    failure: str = ""
+    result: dict[str, Any] = field(default_factory=dict)
 
 
-# -- steps: each returns what it has to tell, and raises AssertionError or TimeoutError ------------
+# -- steps: each returns its results, and raises AssertionError or TimeoutError --------------------
 
 
 def helm_test(release: Release) -> dict[str, Any]:
@@ -73,48 +73,48 @@ def helm_test(release: Release) -> dict[str, Any]:
 
 
 def scale_up(release: Release) -> dict[str, Any]:
-    """Each pool, as ``kubectl scale`` does it, at once."""
+    """Grow both pools at once, as ``kubectl scale`` does."""
     return {"seconds": release.scale({"prefill": 2, "decode": 3})}
 
 
 def scale_down(release: Release) -> dict[str, Any]:
-    """Kubernetes picks who goes; each drains in its preStop."""
+    """Shrink both pools. Kubernetes picks the pods; each drains in its preStop hook."""
     return {"seconds": release.scale({"prefill": 1, "decode": 2})}
 
 
 def baton_scale(release: Release) -> dict[str, Any]:
-    """In a conductor's pod, by its rights."""
+    """Run ``baton scale`` in a conductor's pod, with the rights of its Role."""
     up = release.baton("scale", "decode=3", "prefill=2", "--on", "kubernetes")
-    release.settled({"prefill": 2, "decode": 3})
+    release.wait_for_sizes({"prefill": 2, "decode": 3})
     down = release.baton("scale", "decode=2", "prefill=1", "--on", "kubernetes")
-    release.settled({"prefill": 1, "decode": 2})
+    release.wait_for_sizes({"prefill": 1, "decode": 2})
     return {"said": [up, down]}
 
 
-def directed(release: Release) -> dict[str, Any]:
-    """The one that is named goes, and no other."""
-    return release.directed("decode", 3)
+def drain_named_worker(release: Release) -> dict[str, Any]:
+    """Drain a named worker: that pod must go, and no other."""
+    return release.drain_named_worker("decode", 3)
 
 
-def remembered(release: Release) -> dict[str, Any]:
-    """What a decode worker has written is found after it has gone."""
-    return release.remembered()
+def reuse_after_drain(release: Release) -> dict[str, Any]:
+    """Remove a decode worker: the KV of its answers must still be found in the store."""
+    return release.reuse_after_drain()
 
 
-def usurped(release: Release) -> dict[str, Any]:
-    """A pod without a node goes before the one that was named, whatever that costs; the named one,
-    which has drained, is replaced."""
-    return release.usurped("decode")
+def drain_with_pending_pod(release: Release) -> dict[str, Any]:
+    """Drain a named worker while a pod is unscheduled: Kubernetes removes the unscheduled pod
+    first, whatever its deletion cost; the named one, which has drained, is replaced."""
+    return release.drain_with_pending_pod("decode")
 
 
 def upgrade(release: Release) -> dict[str, Any]:
-    """New settings: every pod of ours is replaced, one after the other."""
+    """Change a setting: every pod is replaced, one after the other."""
     return release.upgrade({"settings": {"max_running": 24}})
 
 
-def owners(release: Release) -> dict[str, Any]:
-    """Two owners of a pool's size are told of each other; with one, it keeps its size."""
-    return release.owners("decode")
+def two_owners(release: Release) -> dict[str, Any]:
+    """Give a pool's size two owners, which must be reported; with one owner it keeps its size."""
+    return release.two_owners("decode")
 
 
 def drain_node(release: Release) -> dict[str, Any]:
@@ -122,9 +122,9 @@ def drain_node(release: Release) -> dict[str, Any]:
 
 
 def autoscale(release: Release) -> dict[str, Any]:
-    """One leads, grows one pool and shrinks the other."""
+    """Autoscale: one conductor leads, grows one pool and shrinks the other."""
     told = release.upgrade(AUTOSCALED)
-    release.settled({"prefill": 2, "decode": 1})
+    release.wait_for_sizes({"prefill": 2, "decode": 1})
     return told | {"leader": release.leader()}
 
 
@@ -133,79 +133,82 @@ STEPS: dict[str, Callable[[Release], dict[str, Any]]] = {
     "scale_up": scale_up,
     "scale_down": scale_down,
     "baton_scale": baton_scale,
-    "directed": directed,
-    "remembered": remembered,
-    "usurped": usurped,
+    "directed": drain_named_worker,
+    "remembered": reuse_after_drain,
+    "usurped": drain_with_pending_pod,
     "upgrade": upgrade,
-    "owners": owners,
+    "owners": two_owners,
     "drain_node": drain_node,
     "autoscale": autoscale,
 }
 
 
 USE_ALL = {"usurped", "autoscale"}
-"""Steps that together need all that the Role grants: after them it may grant nothing unused."""
+"""Steps that together use every right of the Role: after them, no right may be unused."""
 
 
 def run_step(name: str, release: Release, answers: Sequence[StreamedAnswer]) -> LongRunStep:
-    """One step, told. What goes wrong is in the step, and does not end the journey."""
+    """Run one step and print its result. A failure is recorded in the step, and does not end the
+    run."""
     began, before = SYSTEM_CLOCK(), len(answers)
     step = LongRunStep(name)
     try:
-        step.told = STEPS[name](release)
+        step.result = STEPS[name](release)
     except (AssertionError, TimeoutError, RuntimeError, HelmError) as error:
-        step.why = f"{type(error).__name__}: {error}"
+        step.failure = f"{type(error).__name__}: {error}"
     step.seconds = SYSTEM_CLOCK() - began
     step.answers = len(answers) - before
-    wrong = [answer for answer in answers[before:] if not answer.right]
+    wrong = [answer for answer in answers[before:] if not answer.is_right]
     step.failed = len(wrong)
-    for answer in wrong[:SHOWN]:
+    for answer in wrong[:MAX_PRINTED_FAILURES]:
         print(f"not right: {answer.error or 'other tokens'}")
-    good = "ok" if not step.why and not step.failed else "FAILED"
+    good = "ok" if not step.failure and not step.failed else "FAILED"
     print(
         f"{name:12} {step.seconds:6.1f} s  {step.answers:4} answers, {step.failed} failed  {good}"
-        f"  {json.dumps(step.told)}{step.why}",
+        f"  {json.dumps(step.result)}{step.failure}",
         flush=True,
     )
     return step
 
 
-def rights(kube: Cluster, namespace: str, account: str) -> dict[str, list[str]]:
-    """What the account's Role grants and nobody used, and what was refused."""
+def compare_rights(kube: Cluster, namespace: str, account: str) -> dict[str, list[str]]:
+    """Return the API calls that an account made, its Role's unused rights, and refused calls."""
     user = user_of(namespace, account)
     calls = [call for call in kube.server.accounts.calls if call.user == user]
     rules = kube.api.store.get(ROLE, namespace, account)["rules"]
     refused = [call for call in kube.server.accounts.refused if call.user == user]
     return {
         "used": sorted({f"{call.verb} {call.resource} {call.name}".strip() for call in calls}),
-        "unused": unused(rules, calls),
+        "unused": unused_permissions(rules, calls),
         "refused": sorted({f"{call.verb} {call.resource} {call.name}" for call in refused}),
     }
 
 
 def keep_logs(kube: Cluster, folder: Path) -> None:
-    """Those of pods that are gone, too: ``<uid>-<container>.log``."""
+    """Copy all pods' logs, also of deleted pods, as ``<uid>-<container>.log``."""
     folder.mkdir(parents=True, exist_ok=True)
     for log in kube.folder.glob("**/pods/*/*.log"):
         shutil.copy(log, folder / f"{log.parent.name}-{log.name}")
 
 
 def run_steps(kube: Cluster, names: Sequence[str], streams: int, seed: int) -> dict[str, Any]:
-    """All steps under load."""
+    """Install the chart and run all steps under load."""
     release = Release(kube, "default", "baton")
     began = SYSTEM_CLOCK()
     release.install(VALUES)
     print(f"installed and ready in {SYSTEM_CLOCK() - began:.1f} s:\n{kube.describe()}", flush=True)
     installed = SYSTEM_CLOCK() - began
-    questions = record_answers(release.url, make_questions(24, seed, SHORTEST, LONGEST), streams)
+    questions = record_answers(
+        release.url, make_request_bodies(24, seed, SHORTEST, LONGEST), streams
+    )
     with traffic(release.url, questions, streams) as answers:
         steps = [run_step(name, release, answers) for name in names]
-    wrong = [answer for answer in answers if not answer.right]
-    told = rights(kube, "default", "baton-conductor")
+    wrong = [answer for answer in answers if not answer.is_right]
+    told = compare_rights(kube, "default", "baton-conductor")
     print(f"Role: used {told['used']}; unused {told['unused']}; refused {told['refused']}")
-    gaps = max((answer.longest_gap for answer in answers), default=0.0)
+    gaps = max((answer.max_inter_token_seconds for answer in answers), default=0.0)
     too_much = told["unused"] if set(names) >= USE_ALL else []
-    ok = not (wrong or too_much or told["refused"] or any(step.why for step in steps))
+    ok = not (wrong or too_much or told["refused"] or any(step.failure for step in steps))
     return {
         "ok": ok,
         "seed": seed,
@@ -216,7 +219,7 @@ def run_steps(kube: Cluster, names: Sequence[str], streams: int, seed: int) -> d
         "longest_gap_seconds": gaps,
         "restarts": release.restarts(),
         "steps": {step.name: {"seconds": step.seconds, "answers": step.answers,
-                              "failed": step.failed, "why": step.why} for step in steps},
+                              "failed": step.failed, "why": step.failure} for step in steps},
         "rights": told,
     }  # fmt: skip
 
@@ -231,7 +234,7 @@ def main(arguments: list[str]) -> int:
     names = options.only.split(",")
     if unknown := [name for name in names if name not in STEPS]:
         parser.error(f"no step is called {unknown[0]}; there are {', '.join(STEPS)}")
-    if why := why_not():
+    if why := missing_requirement():
         print(f"this machine can't: {why}", file=sys.stderr)
         return 2
     print(describe())

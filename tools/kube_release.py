@@ -1,4 +1,4 @@
-"""A release of the chart on a test Kubernetes, and what its operator does with it."""
+"""A release of the chart on a test Kubernetes, and the operations of its operator."""
 
 import json
 import subprocess
@@ -15,19 +15,20 @@ from benchmarks.machine import SYSTEM_CLOCK
 from tests.kube.cluster import Cluster
 from tests.kube.drain import drain_node
 from tests.kube.kinds import DEPLOYMENT, LEASE, NODE, POD, Object
-from tests.kube.patches import merged
-from tests.kube.pods import is_leaving
+from tests.kube.patches import apply_merge_patch
+from tests.kube.pods import is_being_deleted
 
 CHART = Path(__file__).parents[1] / "deploy" / "helm" / "baton"
-SECONDS = 180
-"""For any one thing to happen, on a busy machine."""
+TIMEOUT_SECONDS = 180
+"""The timeout of every single operation, on a busy machine."""
 
 POOL = "baton.dev/pool"
 ROLE = "baton.dev/role"
 
 
 class Release:
-    """``name`` contains baton, so that its objects are called by it."""
+    """A Helm release. ``name`` must contain "baton", so that the chart names its objects after
+    it."""
 
     def __init__(self, kube: Cluster, namespace: str, name: str) -> None:
         self.kube = kube
@@ -41,27 +42,27 @@ class Release:
         return self.kube.url(f"{self.name}-router", self.namespace)
 
     def install(self, values: dict[str, Any]) -> None:
-        """Until all is ready."""
+        """Install the chart, and wait until all is ready."""
         self.values = values
-        self._helm.install(CHART, self.name, values, wait="watcher", timeout=SECONDS)
+        self._helm.install(CHART, self.name, values, wait="watcher", timeout=TIMEOUT_SECONDS)
 
     def test(self) -> str:
-        """``helm test``; returns what its pod said. Raises RuntimeError when it failed."""
-        options = json.dumps({"timeout_seconds": SECONDS})
+        """Run ``helm test``; return its pod's output. Raises RuntimeError when it failed."""
+        options = json.dumps({"timeout_seconds": TIMEOUT_SECONDS})
         _native.call_string("helm_test_run", self._helm._raw(), self.name, options)
         return self.kube.kubelet.log(self.namespace, f"{self.name}-test", "").strip()
 
     # -- sizes -----------------------------------------------------------------------------
 
     def workers(self, pool: str) -> set[str]:
-        """Names of those that are ready and stay."""
+        """Return the names of the pool's pods that are ready and not terminating."""
         return set(self.kube.ready({POOL: pool}))
 
     def pods(self, pool: str) -> list[Object]:
         return self.kube.pods(lambda pod: (pod["metadata"].get("labels") or {}).get(POOL) == pool)
 
-    def settled(self, sizes: Mapping[str, int]) -> None:
-        """Once so many serve, and nobody else is there any more. Raises TimeoutError."""
+    def wait_for_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Wait until each pool has exactly that many pods, all ready. Raises TimeoutError."""
 
         def reached() -> bool:
             return all(
@@ -69,10 +70,10 @@ class Release:
                 for pool, count in sizes.items()
             )
 
-        self.kube.wait(reached, SECONDS, f"pools of {dict(sizes)}")
+        self.kube.wait(reached, TIMEOUT_SECONDS, f"pools of {dict(sizes)}")
 
     def scale(self, sizes: Mapping[str, int]) -> float:
-        """As ``kubectl scale``; returns the seconds until it is so."""
+        """Scale as ``kubectl scale`` does; return the seconds until the sizes are reached."""
         began = SYSTEM_CLOCK()
         with self.kube.client() as opened:
             apps = client.AppsV1Api(opened)
@@ -80,36 +81,37 @@ class Release:
                 apps.patch_namespaced_deployment_scale(
                     f"{self.name}-{pool}", self.namespace, {"spec": {"replicas": count}}
                 )
-        self.settled(sizes)
+        self.wait_for_sizes(sizes)
         return round(SYSTEM_CLOCK() - began, 1)
 
     def baton(self, *arguments: str, check: bool = True) -> str:
-        """``baton …`` in a conductor's pod. Raises RuntimeError when it fails."""
+        """Run ``baton …`` in a conductor's pod. Raises RuntimeError when it fails."""
         pod = self.kube.ready({ROLE: "conductor"})[0]
-        words, environment = self.kube.kubelet.entering(
+        words, environment = self.kube.kubelet.exec_command(
             self.namespace, pod, "baton", ["baton", *arguments]
         )
         done = subprocess.run(
-            words, env=dict(environment), capture_output=True, text=True, timeout=SECONDS
+            words, env=dict(environment), capture_output=True, text=True, timeout=TIMEOUT_SECONDS
         )
         if check and done.returncode != 0:
             raise RuntimeError(f"baton {' '.join(arguments)}: {done.stderr or done.stdout}")
         return done.stdout.strip()
 
-    # -- who goes --------------------------------------------------------------------------
+    # -- drains ----------------------------------------------------------------------------
 
-    def directed(self, pool: str, size: int) -> dict[str, Any]:
-        """The pool has ``size``; the oldest is named, which Kubernetes would keep."""
+    def drain_named_worker(self, pool: str, size: int) -> dict[str, Any]:
+        """Scale the pool to ``size``, then drain its oldest pod, which Kubernetes itself would
+        keep."""
         self.scale({pool: size})
         before = self.workers(pool)
         victim = min(self.pods(pool), key=lambda pod: pod["metadata"]["creationTimestamp"])
         name = victim["metadata"]["name"]
         said = self.baton("drain", name, "--on", "kubernetes")
-        self.settled({pool: size - 1})
+        self.wait_for_sizes({pool: size - 1})
         assert self.workers(pool) == before - {name}, f"{before - self.workers(pool)} went"
         return {"went": name, "said": said}
 
-    def usurped(self, pool: str) -> dict[str, Any]:
+    def drain_with_pending_pod(self, pool: str) -> dict[str, Any]:
         before = self.workers(pool)
         nodes = [node["metadata"]["name"] for node in self.kube.api.store.all(NODE)]
         for node in nodes:
@@ -117,20 +119,22 @@ class Release:
         found = self.kube.api.store.get(DEPLOYMENT, self.namespace, f"{self.name}-{pool}")
         found["spec"]["replicas"] += 1
         self.kube.api.update(DEPLOYMENT, found)
-        self.kube.wait(lambda: len(self.pods(pool)) == len(before) + 1, SECONDS, "a pod more")
+        self.kube.wait(
+            lambda: len(self.pods(pool)) == len(before) + 1, TIMEOUT_SECONDS, "a pod more"
+        )
         victim = min(before)
         said = self.baton("drain", victim, "--on", "kubernetes", check=False)
         for node in nodes:
             self.kube.cordon(node, False)
-        self.settled({pool: len(before)})
+        self.wait_for_sizes({pool: len(before)})
         assert victim not in self.workers(pool), f"{victim} drained, and is still there"
         return {"replaced": victim, "said": said}
 
     # -- memory ----------------------------------------------------------------------------
 
-    def remembered(self) -> dict[str, Any]:
-        """What a decode worker has written is asked for again once it has gone; only it, and the
-        store, had those blocks."""
+    def reuse_after_drain(self) -> dict[str, Any]:
+        """Drain a decode worker, then request a continuation of its answer: only that worker and
+        the store had the KV of it."""
         chance = np.random.default_rng(7)
         prompt = chance.integers(3, 4000, size=64).tolist()
         first, headers = self._complete(prompt, 160)
@@ -139,14 +143,14 @@ class Release:
         victim = next(pod for pod in self.workers("decode") if worker.startswith(pod))
         before = self.workers("decode")
         self.baton("drain", victim, "--on", "kubernetes")
-        self.settled({"decode": len(before) - 1})
+        self.wait_for_sizes({"decode": len(before) - 1})
         again, headers = self._complete(prompt + answer, 1)
         cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
         self.scale({"decode": len(before)})
-        told = {"drained": victim, "prompt": len(prompt), "answer": len(answer), "cached": cached}
-        assert victim not in headers["x-baton-decode"], told
-        assert cached > len(prompt) + len(answer) / 2, told
-        return told
+        result = {"drained": victim, "prompt": len(prompt), "answer": len(answer), "cached": cached}
+        assert victim not in headers["x-baton-decode"], result
+        assert cached > len(prompt) + len(answer) / 2, result
+        return result
 
     def _complete(self, prompt: list[int], count: int) -> tuple[dict[str, Any], dict[str, str]]:
         body = {
@@ -157,56 +161,60 @@ class Release:
             self.url + "/v1/completions", json.dumps(body).encode(),
             {"content-type": "application/json"},
         )  # fmt: skip
-        with urllib.request.urlopen(request, timeout=SECONDS) as response:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
             return json.load(response), {k.lower(): v for k, v in response.headers.items()}
 
     # -- releases and nodes ----------------------------------------------------------------
 
     def upgrade(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Until every pod is of the new revision, and the old ones are gone."""
-        self.values = merged(self.values, values)
-        old = {pod["metadata"]["uid"] for pod in self._ours()}
-        self._helm.upgrade(CHART, self.name, self.values, wait="watcher", timeout=SECONDS)
+        """Upgrade the release; wait until every pod is of the new revision and the old ones are
+        gone."""
+        self.values = apply_merge_patch(self.values, values)
+        old = {pod["metadata"]["uid"] for pod in self._baton_pods()}
+        self._helm.upgrade(CHART, self.name, self.values, wait="watcher", timeout=TIMEOUT_SECONDS)
         self.kube.wait(
-            lambda: not any(is_leaving(pod) for pod in self._ours()), SECONDS, "the old pods' end"
+            lambda: not any(is_being_deleted(pod) for pod in self._baton_pods()),
+            TIMEOUT_SECONDS,
+            "the old pods' end",
         )
-        left = {pod["metadata"]["uid"] for pod in self._ours()} & old
+        left = {pod["metadata"]["uid"] for pod in self._baton_pods()} & old
         return {"replaced": len(old - left), "of": len(old)}
 
-    def owners(self, pool: str) -> dict[str, Any]:
-        """Somebody scales: an upgrade as ``chart`` is refused, one as ``external`` keeps it."""
+    def two_owners(self, pool: str) -> dict[str, Any]:
+        """Scale a pool; then an upgrade with ``replicasManagedBy: chart`` must be rejected, and one
+        with ``external`` must keep the size."""
         size = len(self.workers(pool))
         self.scale({pool: size + 1})
         try:
-            values = merged(self.values, {"replicasManagedBy": "chart"})
-            self._helm.upgrade(CHART, self.name, values, timeout=SECONDS)
+            values = apply_merge_patch(self.values, {"replicasManagedBy": "chart"})
+            self._helm.upgrade(CHART, self.name, values, timeout=TIMEOUT_SECONDS)
         except HelmReleaseError as error:
             refused = str(error)
         else:
             raise AssertionError("an upgrade with two owners of a size was not refused")
         self.upgrade({})
-        assert len(self.workers(pool)) == size + 1, "the size was not kept"
+        assert len(self.workers(pool)) == size + 1, "the upgrade changed the size"
         self.scale({pool: size})
         return {"refused": refused.partition("Apply failed")[2].strip(" :")}
 
     def drain_node(self) -> dict[str, Any]:
-        """The node of a decode worker, with all that is on it."""
+        """Drain the node of a decode worker, with all its pods."""
         pod = self.kube.api.store.get(POD, self.namespace, min(self.workers("decode")))
         node = pod["spec"]["nodeName"]
         sizes = {pool: len(self.workers(pool)) for pool in ("prefill", "decode")}
-        went = drain_node(self.kube, node, SECONDS)
-        self.settled(sizes)
+        went = drain_node(self.kube, node, TIMEOUT_SECONDS)
+        self.wait_for_sizes(sizes)
         self.kube.cordon(node, False)
         return {"node": node, "went": went}
 
     def leader(self) -> str:
-        """Whose Lease it is."""
+        """Return the conductor that has the lease."""
         lease = self.kube.api.store.get(LEASE, self.namespace, f"{self.name}-conductor")
         holder: str = lease["spec"]["holderIdentity"]
         return holder
 
     def restarts(self) -> dict[str, int]:
-        """Of pods whose container had to be started again."""
+        """Return the restart counts of pods with restarted containers."""
         return {
             pod["metadata"]["name"]: each["restartCount"]
             for pod in self.kube.pods()
@@ -214,8 +222,8 @@ class Release:
             if each["restartCount"]
         }
 
-    def _ours(self) -> list[Object]:
-        """Pods whose template an upgrade of settings changes."""
+    def _baton_pods(self) -> list[Object]:
+        """Return the pods whose template changes with the settings."""
         return self.kube.pods(
             lambda pod: (
                 (pod["metadata"].get("labels") or {}).get(ROLE)

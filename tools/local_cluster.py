@@ -1,7 +1,7 @@
 """A cluster on this machine, started and stopped by ``baton up`` and ``baton down``.
 
-For tests, benchmarks and the exactness matrix: each cluster has a home of its own, so that
-several can live side by side and none outlives its ``with`` block.
+For tests, benchmarks and the exactness matrix. Each cluster has its own Baton home, so that several
+can run at the same time, and none outlives its ``with`` block.
 """
 
 import json
@@ -26,8 +26,8 @@ REQUEST_SECONDS = 300.0
 
 @dataclass
 class LocalCluster:
-    """A running cluster. ``environment`` makes further ``baton`` commands mean this one;
-    requests carry ``api_key``, if there is one. It runs what is in ``tree``, if that is set."""
+    """A running cluster. ``environment`` makes further ``baton`` commands address this cluster;
+    requests carry ``api_key``, if set. It runs the source in ``tree``, if set."""
 
     url: str
     home: Path
@@ -36,7 +36,7 @@ class LocalCluster:
     tree: Path | None = None
 
     def baton(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Runs ``baton ARGUMENTS`` against this cluster."""
+        """Run ``baton ARGUMENTS`` against this cluster."""
         return subprocess.run(
             [*BATON, *arguments],
             env=self.environment,
@@ -67,8 +67,8 @@ class LocalCluster:
         request = urllib.request.Request(self.url + path, data=data, headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as response:
-                told = {key.lower(): value for key, value in response.headers.items()}
-                return json.load(response), told
+                headers = {key.lower(): value for key, value in response.headers.items()}
+                return json.load(response), headers
         except urllib.error.HTTPError as error:
             raise RuntimeError(f"{error.code}: {error.read().decode()}") from error
 
@@ -78,7 +78,7 @@ class LocalCluster:
         return body
 
     def complete(self, prompt: Sequence[int], max_tokens: int, **fields: Any) -> list[int]:
-        """The answer's token ids."""
+        """Send a completion request; return the answer's token ids."""
         body = {"prompt": list(prompt), "max_tokens": max_tokens, "return_token_ids": True}
         choice = self.post("/v1/completions", body | fields)["choices"][0]
         tokens: list[int] = choice["token_ids"]
@@ -93,8 +93,8 @@ def local_cluster(
     settings: dict[str, object] | None = None,
     tree: Path | None = None,
 ) -> Iterator[LocalCluster]:
-    """Starts a cluster, and stops it in whatever way the block ends. ``settings`` by their
-    names in ``baton.config.Settings``; ``tree`` is another version's source, to compare with."""
+    """Start a cluster, and stop it at the end of the block. ``settings`` are named as in
+    ``baton.config.Settings``; ``tree`` is the source of another version, to compare with."""
     with tempfile.TemporaryDirectory(prefix="baton-") as folder:
         port = free_port()
         environment = {

@@ -1,10 +1,10 @@
-"""The images' Python packages, locked by SHA-256.
+"""Lock the images' Python packages by SHA-256.
 
     python -m tools.lock
 
 Writes ``deploy/docker/locks/``, from pyproject.toml and the versions of constraints.txt, with the
 hashes that the package index publishes. It needs ``uv`` (``pip install uv``) and the index. Run it
-after every change of either file; ``tests/helm/test_locks.py`` says when it was forgotten.
+after every change of either file; ``tests/helm/test_locks.py`` fails when that was forgotten.
 """
 
 import re
@@ -19,7 +19,7 @@ from baton.errors import BatonError, Unavailable
 
 ROOT = Path(__file__).parents[1]
 LOCKS = ROOT / "deploy/docker/locks"
-LEAST_PYTHON = "3.11"
+MIN_PYTHON = "3.11"
 EXTRAS = ("kubernetes", "ray")
 """The extras of pyproject.toml that an image may have."""
 
@@ -30,7 +30,7 @@ index."""
 HEADER = "# Made by `python -m tools.lock`; do not edit.\n"
 
 Lock = Mapping[str, str]
-"""A requirement with its version and marker to its text with the hashes."""
+"""Maps a requirement with its version and marker to its text with the hashes."""
 
 
 def main() -> None:
@@ -44,42 +44,43 @@ def main() -> None:
 
 
 def all_locks() -> dict[str, Lock]:
-    """Each file's name to its lock. An extra's has only what the image without it lacks.
+    """Return the lock of each file, by name. An extra's lock has only the packages it adds.
 
     Raises Unavailable without uv, or when it can't resolve.
     """
-    plain = compiled([])
+    plain = compile_lock([])
     locks = {
-        "build": compiled([], build=True),
+        "build": compile_lock([], build=True),
         "torch": {name: text for name, text in plain.items() if TORCH_FAMILY.match(name)},
         "base": {name: text for name, text in plain.items() if not TORCH_FAMILY.match(name)},
     }
     for extra in EXTRAS:
-        together = compiled([extra])
+        together = compile_lock([extra])
         locks[extra] = {name: together[name] for name in together.keys() - plain.keys()}
     return locks
 
 
-def compiled(extras: Sequence[str], build: bool = False) -> Lock:
-    """The packages of pyproject.toml with ``extras``, or those that ``build`` our wheel."""
+def compile_lock(extras: Sequence[str], build: bool = False) -> Lock:
+    """Lock the packages of pyproject.toml with ``extras``, or those needed to build our wheel."""
     uv = shutil.which("uv")
     if uv is None:
         raise Unavailable("uv is not installed: pip install uv")
     requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     source = "-" if build else "pyproject.toml"
     command = [uv, "pip", "compile", source, "-c", "constraints.txt", "--universal", "--quiet"]
-    command += ["--python-version", LEAST_PYTHON, "--generate-hashes", "--no-annotate"]
+    command += ["--python-version", MIN_PYTHON, "--generate-hashes", "--no-annotate"]
     command += ["--no-header", *(f"--extra={extra}" for extra in extras)]
     answer = subprocess.run(
         command, cwd=ROOT, input="\n".join(requires), capture_output=True, text=True, check=False
     )
     if answer.returncode:
         raise Unavailable(f"uv can't resolve: {answer.stderr.strip()}")
-    return parsed(answer.stdout)
+    return parse_lock(answer.stdout)
 
 
-def parsed(text: str) -> dict[str, str]:
-    """Requirements with their continuation lines, by their first line without the backslash."""
+def parse_lock(text: str) -> dict[str, str]:
+    """Parse requirements with their continuation lines; the key is the first line without its
+    backslash."""
     entries = re.findall(r"^[^\s#].*(?:\n[ ]+.*)*", text, flags=re.MULTILINE)
     return {entry.splitlines()[0].rstrip(" \\"): entry for entry in entries}
 

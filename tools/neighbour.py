@@ -1,18 +1,18 @@
-"""What another tenant notices of every attack: `make neighbour`.
+"""Measure what one tenant notices of another tenant's attacks: `make neighbour`.
 
     python -m tools.neighbour [--seconds 30] [--only NAME …] [--tree DIR] [--rest 60] [--list]
 
-Starts a cluster with the demo model and two tenants. Each attack (tools/attacks) runs for so many
-seconds with the key of one of them, who may ask 60 times a minute, while the other tenant reads one
-stream after the other. The promise: no gap between two of its tokens is more than 250 ms longer
-than alone, each of its answers is exactly that of an undisturbed cluster, no program ends, and a
-minute later each program's private memory is within a tenth of what it was. Before that, each kind
-of request has been asked once.
+Starts a cluster with the demo model and two tenants. Each attack (tools/attacks) runs for
+``--seconds`` with the key of one of them, who may send 60 requests a minute, while the other tenant
+reads one stream after another. The guarantee: no inter-token latency of the other tenant is more
+than 250 ms longer than without the attack, each of its answers equals that of an undisturbed
+cluster, no program ends, and a minute later each program's private memory has grown by a tenth at
+most. Before the attacks, each kind of request is sent once.
 
-The attacker is a process of its own, niced: it has to share the machine's cores, and they are not
-what it attacks. ``alone`` is measured before each attack, for as long. After a broken promise the
-next attack gets a fresh cluster. With --tree the cluster runs another version's source. Prints a
-table, and JSON as the last line; exit code 1 when the promise was broken.
+The attacker is a separate, niced process: it has to share the machine's cores, but they are not
+what it attacks. The figures ``alone`` are measured before each attack, for the same time. After a
+violation, the next attack gets a new cluster. With --tree the cluster runs another version's
+source. Prints a table, and JSON as the last line; exit code 1 when the guarantee was violated.
 """
 
 import argparse
@@ -38,17 +38,17 @@ from baton.core.api_key import hash_api_key
 from benchmarks.machine import SYSTEM_CLOCK, describe, pause
 from tools.attacks.collection import Attack, find_attacks, run_attacks, target_to_json
 from tools.attacks.target import (
-    HARM,
     REQUESTS_PER_MINUTE,
+    VIOLATION_PREFIX,
     AttackTarget,
     MemberAddress,
-    listening_of,
+    listening_sockets_of,
 )
 from tools.local_cluster import LocalCluster, local_cluster
-from tools.streams import StreamedAnswer, make_questions, record_answers, traffic
+from tools.streams import StreamedAnswer, make_request_bodies, record_answers, traffic
 
-USUAL = "usual_day"
-"""No attack: one request of each kind, so that whatever is made once is there."""
+USUAL_REQUESTS = "usual_day"
+"""Not an attack: one request of each kind, so that whatever is created once exists."""
 
 ATTACKER, NEIGHBOUR = "attacker-tenant-key-00", "neighbour-tenant-key-0"
 SECRET = "a-cluster-secret-of-the-members"
@@ -59,16 +59,16 @@ WARM_UP_SECONDS = 10.0
 SAMPLE_SECONDS = 0.25
 READY_SECONDS = 60.0
 END_SECONDS = 60.0
-"""For the attacking process to end after its time, on a busy machine."""
+"""How much later than its time the attacking process may end, on a busy machine."""
 
 NICENESS = 10
 
 
 @dataclass(frozen=True)
 class StreamStats:
-    """The neighbour's streams of one span; gaps and first tokens in milliseconds. ``stolen`` is the
-    share of the processors' time that the hypervisor gave to other machines meanwhile: with more
-    than a few hundredths, gaps tell of those."""
+    """The neighbour's streams in one period; inter-token latencies and TTFT in milliseconds.
+    ``stolen`` is the share of CPU time that the hypervisor gave to other machines: above a few
+    percent, the latencies are due to those."""
 
     streams: int
     wrong: int
@@ -87,7 +87,7 @@ class StreamStats:
 
 @dataclass(frozen=True)
 class ProcessSnapshot:
-    """The cluster's programs at one moment: pid and private memory in MiB of each."""
+    """Pid and private memory (MiB) of each of the cluster's programs at one moment."""
 
     pids: dict[str, int]
     memory: dict[str, float]
@@ -96,18 +96,18 @@ class ProcessSnapshot:
 @dataclass(frozen=True)
 class AttackVerdict:
     """One attack and what the neighbour noticed. ``ended`` names programs that ended; memory is in
-    MiB by program. ``broken`` says which parts of the promise were."""
+    MiB by program. ``violations`` describes the violated parts of the guarantee."""
 
     name: str
     finding: str
     alone: StreamStats
-    beside: StreamStats
+    during_attack: StreamStats
     ended: tuple[str, ...]
     memory_before: dict[str, float]
     memory_peak: dict[str, float]
     memory_after: dict[str, float]
     outcomes: dict[str, int]
-    broken: tuple[str, ...] = field(default=())
+    violations: tuple[str, ...] = field(default=())
 
 
 class MemoryWatch:
@@ -134,7 +134,7 @@ class MemoryWatch:
 
 
 class StealTime:
-    """What the hypervisor takes of the machine's processors while the block lasts: ``share``."""
+    """Measures the ``share`` of CPU time that the hypervisor takes while the block lasts."""
 
     def __enter__(self) -> "StealTime":
         self.share = 0.0
@@ -155,20 +155,21 @@ class SharedCluster:
         self.cluster = cluster
         self._questions = record_answers(cluster.url, bodies, 2, NEIGHBOUR)
 
-    def streamed(self, seconds: float) -> StreamStats:
-        """The neighbour's streams, one after the other, for so long."""
-        with StealTime() as stolen, self.reading() as answers:
+    def measure_streams(self, seconds: float) -> StreamStats:
+        """Run the neighbour's streams, one after the other, for ``seconds``."""
+        with StealTime() as stolen, self.run_streams() as answers:
             pause(seconds)
-        return summary(answers, stolen.share)
+        return summarize_streams(answers, stolen.share)
 
     @contextmanager
-    def reading(self) -> Iterator[list[StreamedAnswer]]:
-        """Adds answers to what it yields, one after the other."""
+    def run_streams(self) -> Iterator[list[StreamedAnswer]]:
+        """Run the neighbour's streams while the block lasts; yield the list of its answers."""
         with traffic(self.cluster.url, self._questions, 1, NEIGHBOUR) as answers:
             yield answers
 
-    def programs(self) -> ProcessSnapshot:
-        """Raises RuntimeError when the cluster's status can't be read."""
+    def snapshot(self) -> ProcessSnapshot:
+        """Return the programs' pids and memory. Raises RuntimeError when the cluster's status can't
+        be read."""
         pids = {entry["id"]: entry["pid"] for entry in self.cluster.status()["processes"]}
         return ProcessSnapshot(pids, memory_of(pids))
 
@@ -185,8 +186,8 @@ class SharedCluster:
 
 
 @contextmanager
-def neighbourhood(tree: Path | None = None) -> Iterator[SharedCluster]:
-    """A cluster with both tenants, warmed up: one worker of each role, exact arithmetic."""
+def run_shared_cluster(tree: Path | None = None) -> Iterator[SharedCluster]:
+    """Run a cluster with both tenants: one worker of each role, with exact arithmetic."""
     limits = {"requests_per_minute": REQUESTS_PER_MINUTE}
     tenants = {
         "neighbour": {"keys": [hash_api_key(NEIGHBOUR)]},
@@ -203,21 +204,23 @@ def neighbourhood(tree: Path | None = None) -> Iterator[SharedCluster]:
             "store_bytes": 64 * 2**20,
         }
         with local_cluster(None, 1, 1, settings, tree) as cluster:
-            bodies = make_questions(QUESTIONS, 1, SHORTEST, LONGEST)
+            bodies = make_request_bodies(QUESTIONS, 1, SHORTEST, LONGEST)
             yield SharedCluster(cluster, bodies)
 
 
-def judge(
+def run_attack(
     place: SharedCluster, attack: Attack, seconds: float, rest_seconds: float
 ) -> AttackVerdict:
-    """One attack, and whether the promise held."""
-    alone = place.streamed(seconds)
-    before = place.programs()
-    with StealTime() as stolen, MemoryWatch(before.pids) as watch, place.reading() as answers:
-        outcomes = attacked([attack.name], place.target(seconds), seconds)[attack.name]
-    beside = summary(answers, stolen.share)
+    """Run one attack, and judge whether the guarantee held."""
+    alone = place.measure_streams(seconds)
+    before = place.snapshot()
+    with StealTime() as stolen, MemoryWatch(before.pids) as watch, place.run_streams() as answers:
+        outcomes = attack_from_subprocess([attack.name], place.target(seconds), seconds)[
+            attack.name
+        ]
+    beside = summarize_streams(answers, stolen.share)
     pause(rest_seconds)
-    after = place.programs()
+    after = place.snapshot()
     verdict = AttackVerdict(
         attack.name,
         attack.finding,
@@ -229,17 +232,18 @@ def judge(
         after.memory,
         outcomes,
     )
-    return AttackVerdict(**vars(verdict) | {"broken": tuple(breaches(verdict))})
+    return AttackVerdict(**vars(verdict) | {"broken": tuple(describe_violations(verdict))})
 
 
-def breaches(verdict: AttackVerdict) -> Iterator[str]:
-    """What of the promise was broken, in words."""
-    extra = verdict.beside.gap_max - verdict.alone.gap_max
+def describe_violations(verdict: AttackVerdict) -> Iterator[str]:
+    """Describe each violated part of the guarantee."""
+    extra = verdict.during_attack.gap_max - verdict.alone.gap_max
     if extra > 1000 * MAX_EXTRA_GAP_SECONDS:
         yield f"a gap {extra:.0f} ms longer than alone"
-    if not verdict.beside.is_exact:
-        yield f"{verdict.beside.wrong} wrong and {verdict.beside.failed} failed answers"
-    yield from (outcome for outcome in verdict.outcomes if outcome.startswith(HARM))
+    if not verdict.during_attack.is_exact:
+        streams = verdict.during_attack
+        yield f"{streams.wrong} wrong and {streams.failed} failed answers"
+    yield from (outcome for outcome in verdict.outcomes if outcome.startswith(VIOLATION_PREFIX))
     if verdict.ended:
         yield f"ended: {', '.join(verdict.ended)}"
     for name, size in verdict.memory_after.items():
@@ -248,15 +252,15 @@ def breaches(verdict: AttackVerdict) -> Iterator[str]:
             yield f"{name} went from {before:.0f} to {size:.0f} MiB and stayed"
 
 
-def attacked(
+def attack_from_subprocess(
     names: Sequence[str], target: AttackTarget, seconds: float
 ) -> dict[str, dict[str, int]]:
-    """The outcomes of attacks from a process of its own, each for ``seconds``."""
+    """Run attacks from a separate process, each for ``seconds``; return their outcomes."""
     command = [sys.executable, "-m", "tools.neighbour", "--attack", *names]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as attacker:
         assert attacker.stdout is not None
-        attacker.stdout.readline()  # it has begun: from here on its seconds count
+        attacker.stdout.readline()  # wait until it has begun: its seconds count from here
         try:
             said, errors = attacker.communicate(
                 json.dumps(target_to_json(target)), len(names) * (seconds + END_SECONDS)
@@ -271,7 +275,8 @@ def attacked(
 
 
 def members_of(cluster: LocalCluster) -> tuple[MemberAddress, ...]:
-    """Every program with what it listens on. Line addresses stand in the registry only."""
+    """Return every program with its listening addresses. Those of framed connections are found only
+    in the registry."""
     lines = framed_addresses(redis_url_of(cluster))
     return tuple(
         MemberAddress(
@@ -280,15 +285,15 @@ def members_of(cluster: LocalCluster) -> tuple[MemberAddress, ...]:
             pid=entry["pid"],
             grpc=entry["address"] if entry["role"] in ("prefill", "decode", "kvstore", "conductor")
             else "",
-            line=lines.get(entry["id"], ""),
-            listening=listening_of(entry["pid"]),
+            framed_address=lines.get(entry["id"], ""),
+            listening=listening_sockets_of(entry["pid"]),
         )
         for entry in cluster.status()["processes"]
     )  # fmt: skip
 
 
 def framed_addresses(redis_url: str) -> dict[str, str]:
-    """Line addresses by member, of any version's registry."""
+    """Return the framed-connection addresses by member, from a registry of any version."""
     found = {}
     with redis.Redis.from_url(redis_url) as registry:
         for key in registry.keys("baton:*:member:*"):
@@ -304,8 +309,9 @@ def redis_url_of(cluster: LocalCluster) -> str:
 
 
 def memory_of(pids: dict[str, int]) -> dict[str, float]:
-    """Private memory (RSS without shared pages) in MiB of each program that lives, its children
-    included. Pools of KV and the store's arena are shared: they fill up to what is configured."""
+    """Return the private memory (RSS without shared pages) in MiB of each running program and its
+    children. KV pools and the store's arena are shared memory: they fill up to what is
+    configured."""
     sizes = {}
     for name, pid in pids.items():
         try:
@@ -318,19 +324,19 @@ def memory_of(pids: dict[str, int]) -> dict[str, float]:
     return sizes
 
 
-def summary(answers: Sequence[StreamedAnswer], stolen: float = 0.0) -> StreamStats:
+def summarize_streams(answers: Sequence[StreamedAnswer], stolen: float = 0.0) -> StreamStats:
     gaps = [
         later - earlier
         for answer in answers
-        for earlier, later in zip(answer.moments, answer.moments[1:], strict=False)
+        for earlier, later in zip(answer.token_times, answer.token_times[1:], strict=False)
     ]
     p50, p99, longest = (
         round(1000 * float(np.percentile(gaps or [0], q)), 1) for q in (50, 99, 100)
     )
-    first = max((a.moments[0] - a.began for a in answers if a.moments), default=0.0)
+    first = max((a.token_times[0] - a.started_at for a in answers if a.token_times), default=0.0)
     return StreamStats(
         streams=len(answers),
-        wrong=sum(not answer.error and not answer.right for answer in answers),
+        wrong=sum(not answer.error and not answer.is_right for answer in answers),
         failed=sum(bool(answer.error) for answer in answers),
         gap_p50=p50,
         gap_p99=p99,
@@ -341,28 +347,30 @@ def summary(answers: Sequence[StreamedAnswer], stolen: float = 0.0) -> StreamSta
     )
 
 
-def judged(
+def run_all_attacks(
     attacks: Sequence[Attack], seconds: float, rest_seconds: float, tree: Path | None
 ) -> Iterator[AttackVerdict]:
-    """Each attack's verdict, as it is there."""
+    """Yield each attack's verdict as soon as it is known."""
     with ExitStack() as stack:
         place: SharedCluster | None = None
         for attack in attacks:
             if place is None:
-                place = stack.enter_context(neighbourhood(tree))
-                attacked([USUAL], place.target(WARM_UP_SECONDS), WARM_UP_SECONDS)
-                place.streamed(WARM_UP_SECONDS)
-            verdict = judge(place, attack, seconds, rest_seconds)
+                place = stack.enter_context(run_shared_cluster(tree))
+                attack_from_subprocess(
+                    [USUAL_REQUESTS], place.target(WARM_UP_SECONDS), WARM_UP_SECONDS
+                )
+                place.measure_streams(WARM_UP_SECONDS)
+            verdict = run_attack(place, attack, seconds, rest_seconds)
             yield verdict
-            if verdict.broken:
+            if verdict.violations:
                 place = None
                 stack.pop_all().close()
 
 
 def show(verdict: AttackVerdict) -> None:
-    """A few lines as soon as an attack is over."""
-    alone, beside = verdict.alone, verdict.beside
-    print(f"{verdict.name}: {'; '.join(verdict.broken) or 'kept'}")
+    """Print an attack's verdict."""
+    alone, beside = verdict.alone, verdict.during_attack
+    print(f"{verdict.name}: {'; '.join(verdict.violations) or 'kept'}")
     print(f"  {verdict.finding}; its requests: {verdict.outcomes}")
     for what, told in (("alone", alone), ("beside", beside)):
         print(
@@ -392,14 +400,14 @@ def main(arguments: list[str]) -> int:
         for attack in attacks:
             print(f"{attack.name:24} {attack.finding}")
         return 0
-    # Unwinds, so that the cluster ends as well.
+    # Exit by exception, so that the cluster is stopped as well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     print(describe(), flush=True)
     began, verdicts = SYSTEM_CLOCK(), []
-    for verdict in judged(attacks, options.seconds, options.rest, options.tree):
+    for verdict in run_all_attacks(attacks, options.seconds, options.rest, options.tree):
         verdicts.append(verdict)
         show(verdict)
-    kept = not any(verdict.broken for verdict in verdicts)
+    kept = not any(verdict.violations for verdict in verdicts)
     seconds = round(SYSTEM_CLOCK() - began)
     told = [asdict(verdict) for verdict in verdicts]
     print(json.dumps({"ok": kept, "seconds": seconds, "machine": describe(), "attacks": told}))
@@ -413,7 +421,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--rest", type=float, default=60.0, help="seconds until memory is compared")
     parser.add_argument("--only", nargs="+", default=[], choices=names)
     parser.add_argument("--tree", type=Path, help="another version's source, to attack that")
-    parser.add_argument("--list", action="store_true", help="tell the attacks, and run none")
+    parser.add_argument("--list", action="store_true", help="list the attacks and exit")
     parser.add_argument("--attack", nargs="+", default=[], help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""A collector of traces in this process: takes OTLP/gRPC, and keeps what it gets."""
+"""A trace collector in this process: receives spans over OTLP/gRPC and keeps them."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class ReceivedSpan:
 
 
 class Collector(pb_grpc.TraceServiceServicer):
-    """:attr:`spans` grows; :meth:`wait` until it is as wanted."""
+    """Collects received spans in :attr:`spans`; :meth:`wait` waits for those of a trace."""
 
     def __init__(self) -> None:
         self.spans: list[ReceivedSpan] = []
@@ -46,24 +46,24 @@ class Collector(pb_grpc.TraceServiceServicer):
         return pb.ExportTraceServiceResponse()
 
     def wait(self, names: Counter[str], trace_id: str, seconds: float) -> list[ReceivedSpan]:
-        """The spans of that trace, once there are that many of each name; what there is after
-        ``seconds``."""
+        """Wait until the trace has that many spans of each name, at most ``seconds``; return its
+        spans."""
 
         def complete() -> bool:
-            return not names - Counter(span.name for span in self.of(trace_id))
+            return not names - Counter(span.name for span in self.spans_of(trace_id))
 
         with self._changed:
             self._changed.wait_for(complete, seconds)
-            return self.of(trace_id)
+            return self.spans_of(trace_id)
 
-    def of(self, trace_id: str) -> list[ReceivedSpan]:
+    def spans_of(self, trace_id: str) -> list[ReceivedSpan]:
         return [span for span in self.spans if span.trace_id == trace_id]
 
 
 @dataclass(slots=True)
 class SpanTree:
-    """The spans of one trace. A parent that is nowhere makes an orphan, but for one that the client
-    has named."""
+    """The spans of one trace. A span whose parent was not received is an orphan, unless the parent
+    is the client's own span."""
 
     spans: list[ReceivedSpan]
     client_span: str = ""
@@ -82,7 +82,7 @@ class SpanTree:
         known = {span.span_id for span in self.spans} | {self.client_span}
         return [span for span in self.spans if span.parent_id not in known]
 
-    def below(self, span: ReceivedSpan) -> list[ReceivedSpan]:
+    def children_of(self, span: ReceivedSpan) -> list[ReceivedSpan]:
         return self._children[span.span_id]
 
     def describe(self) -> str:
@@ -92,13 +92,13 @@ class SpanTree:
     def _lines(self, span: ReceivedSpan, depth: int) -> Iterator[str]:
         millis = (span.end - span.begin) / 1e6
         yield f"{'  ' * depth}{span.name}  {span.instance}  {millis:.2f} ms  {span.error}".rstrip()
-        for child in self.below(span):
+        for child in self.children_of(span):
             yield from self._lines(child, depth + 1)
 
 
 @contextmanager
-def collecting(port: int = 0) -> Iterator[tuple[Collector, str]]:
-    """A collector that listens on loopback, and its URL."""
+def run_collector(port: int = 0) -> Iterator[tuple[Collector, str]]:
+    """Run a collector on loopback; yield it and its URL."""
     collector = Collector()
     server = grpc.server(ThreadPoolExecutor(4))
     pb_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]

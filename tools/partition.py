@@ -1,12 +1,12 @@
-"""Hosts as network namespaces: links that are cut while answers run, and one that is slow.
+"""Cut and slow down links between hosts (network namespaces) while a cluster serves requests.
 
     python -m tools.partition [--seconds 10] [--streams 8]
 
-First, a cluster on five hosts: one decode worker is cut from one prefill worker in the middle of
-hand-offs, then one worker of each pool from everybody. Every answer must be that of the undisturbed
-cluster, and every block free at the end. Then the way from a worker to the store that holds its
-prefixes becomes a wire of 1 Gbit/s and 10 ms each way: what is reloaded, and what is computed anew,
-is told beside what either was predicted to take. Needs root. JSON is the last line.
+First, a cluster on five hosts: the link between a decode and a prefill worker is cut during KV
+transfers, then all links of one worker of each pool. Every answer must equal that of the
+undisturbed cluster, and every block must be free at the end. Then the link from a worker to the
+store with its prefixes is limited to 1 Gbit/s and 10 ms each way: prints which prefixes are
+reloaded and which recomputed, with the predicted times. Needs root. JSON is the last line.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from baton.rpc.worker_client import inspect_worker
 from benchmarks.machine import SYSTEM_CLOCK, describe
 from tools.chaos import report
 from tools.hosts import NetworkNamespaces
-from tools.streams import make_questions, record_answers, traffic
+from tools.streams import make_request_bodies, record_answers, traffic
 
 PORT, REDIS_PORT = 8000, 6379
 START_SECONDS, REST_SECONDS = 90.0, 60.0
@@ -47,7 +47,7 @@ GIGABIT, DELAY = 1e9, 0.01
 
 
 class MultiHostCluster:
-    """Roles in the foreground, as containers run them, each on a host of its own."""
+    """A cluster whose roles run in the foreground, as in containers, each on its own host."""
 
     def __init__(self, hosts: NetworkNamespaces, folder: Path, stack: ExitStack) -> None:
         self.hosts = hosts
@@ -97,9 +97,9 @@ class MultiHostCluster:
         self._stack.callback(_end, process)
         return process
 
-    # -- what it says -----------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------
 
-    def ready(self) -> list[Member]:
+    def ready_members(self) -> list[Member]:
         async def ask() -> list[Member]:
             registry = RedisRegistry(self._redis, "default", self._secret)
             try:
@@ -111,26 +111,28 @@ class MultiHostCluster:
 
         return asyncio.run(ask())
 
-    def await_ready(self, *names: str) -> None:
-        """Raises RuntimeError with the last words of whoever is missing."""
-        _until(lambda: set(names) == {member.id for member in self.ready()}, START_SECONDS)
-        missing = set(names) - {member.id for member in self.ready()}
+    def wait_until_ready(self, *names: str) -> None:
+        """Wait until these members are ready. Raises RuntimeError with the end of the log of one
+        that is missing."""
+        _until(lambda: set(names) == {member.id for member in self.ready_members()}, START_SECONDS)
+        missing = set(names) - {member.id for member in self.ready_members()}
         for name in missing:
             raise RuntimeError(f"{name}: {(self._folder / f'{name}.log').read_text()[-800:]}")
         _until(lambda: httpx.get(self.url + "/ready").status_code == 200, START_SECONDS)
 
-    def books(self) -> list[WorkerInspection]:
-        workers = [m for m in self.ready() if m.role in (Role.PREFILL, Role.DECODE)]
+    def inspect_workers(self) -> list[WorkerInspection]:
+        workers = [m for m in self.ready_members() if m.role in (Role.PREFILL, Role.DECODE)]
         return [asyncio.run(inspect_worker(m.address, self._secret)) for m in workers]
 
     def explain(self, request_id: str) -> dict[str, Any]:
         headers = {"authorization": f"Bearer {self._admin}"}
         answer = httpx.get(f"{self.url}/admin/requests/{request_id}", headers=headers)
-        told: dict[str, Any] = answer.raise_for_status().json()
-        return told
+        result: dict[str, Any] = answer.raise_for_status().json()
+        return result
 
     def complete(self, prompt: Sequence[int]) -> dict[str, Any]:
-        """What became of a request; one of a single token would be decoded where it is read."""
+        """Send a request and return its explanation. It has two tokens, since one of a single token
+        would be answered by the prefill worker alone."""
         body = {"prompt": list(prompt), "max_tokens": 2, "temperature": 0}
         answer = httpx.post(self.url + "/v1/completions", json=body, timeout=60)
         answer.raise_for_status()
@@ -138,7 +140,8 @@ class MultiHostCluster:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """The host's first process is the role itself; its parent would not pass a signal on."""
+    """End a role. The signal goes to the host's first process, which is the role itself, because
+    its parent would not pass it on."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     for child in children.read_text().split() if children.exists() else ():
         os.kill(int(child), signal.SIGTERM)
@@ -150,7 +153,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether it came true in time."""
+    """Wait for ``condition``, at most ``seconds``; return whether it became true."""
     until, pause = SYSTEM_CLOCK() + seconds, threading.Event()
     while not condition():
         if SYSTEM_CLOCK() > until:
@@ -160,8 +163,8 @@ def _until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 @contextmanager
-def multi_host_cluster(*names: str) -> Iterator[MultiHostCluster]:
-    """Redis, a conductor and a router on ``front``; the rest is the caller's."""
+def run_multi_host_cluster(*names: str) -> Iterator[MultiHostCluster]:
+    """Run Redis, a conductor and a router on the host ``front``; the caller starts the rest."""
     with (
         tempfile.TemporaryDirectory(prefix="baton-") as folder,
         NetworkNamespaces(["front", *names]).up() as hosts,
@@ -179,50 +182,52 @@ def multi_host_cluster(*names: str) -> Iterator[MultiHostCluster]:
 
 
 def cut_links(seconds: float, streams: int, seed: int) -> dict[str, Any]:
-    with multi_host_cluster("p0", "p1", "d0", "d1") as cluster:
+    with run_multi_host_cluster("p0", "p1", "d0", "d1") as cluster:
         for host in ("p0", "p1", "d0", "d1"):
             cluster.start("prefill" if host.startswith("p") else "decode", host, f"worker-{host}")
         for host in ("p0", "d0"):
             cluster.start("kvstore", host, f"store-{host}")
         names = [f"worker-{host}" for host in ("p0", "p1", "d0", "d1")]
-        cluster.await_ready("conductor", "router", "store-p0", "store-d0", *names)
-        questions = record_answers(cluster.url, make_questions(24, seed, 80, 200), 4)
+        cluster.wait_until_ready("conductor", "router", "store-p0", "store-d0", *names)
+        questions = record_answers(cluster.url, make_request_bodies(24, seed, 80, 200), 4)
         pause, hosts = threading.Event(), cluster.hosts
         with traffic(cluster.url, questions, streams) as answers:
             pause.wait(2)
-            hosts.cut("p0", "d0")
+            hosts.cut_link("p0", "d0")
             pause.wait(seconds)
-            hosts.mend("p0", "d0")
+            hosts.restore_link("p0", "d0")
             for victim in ("d0", "p1"):
                 pause.wait(4)
-                hosts.cut_off(victim)
+                hosts.isolate(victim)
                 pause.wait(seconds)
-                hosts.bring_back(victim)
+                hosts.reconnect(victim)
             pause.wait(4)
-        at_rest = _until(lambda: _at_rest(cluster.books(), len(names)), REST_SECONDS)
-        told = report(answers)
-    return {"cut": told, "ok": at_rest and told["right"] == told["accepted"], "at_rest": at_rest}
+        at_rest = _until(lambda: _at_rest(cluster.inspect_workers(), len(names)), REST_SECONDS)
+        result = report(answers)
+    all_right = result["right"] == result["accepted"]
+    return {"cut": result, "ok": at_rest and all_right, "at_rest": at_rest}
 
 
-def _at_rest(books: Sequence[WorkerInspection], num_workers: int) -> bool:
-    held = [b.referenced_blocks + b.filling_blocks + b.quarantined_blocks for b in books]
-    violated = any(b.violation for b in books)
-    return len(books) == num_workers and not any(held) and not violated
+def _at_rest(inspections: Sequence[WorkerInspection], num_workers: int) -> bool:
+    held = [b.referenced_blocks + b.filling_blocks + b.quarantined_blocks for b in inspections]
+    violated = any(b.violation for b in inspections)
+    return len(inspections) == num_workers and not any(held) and not violated
 
 
 # -- a slow link ----------------------------------------------------------------------------
 
 
 def slow_link(seed: int) -> list[dict[str, Any]]:
-    """A worker whose prefixes lie on another host's store: over the bridge, then over the wire."""
-    chance = np.random.default_rng(seed)
-    with multi_host_cluster("a", "b", "d") as cluster:
+    """Measure a worker whose prefixes are in another host's store: first over the bridge, then over
+    the slow wire."""
+    random = np.random.default_rng(seed)
+    with run_multi_host_cluster("a", "b", "d") as cluster:
         cluster.start("kvstore", "a", "store-a")
         cluster.start("decode", "d", "worker-d")
         filler = cluster.start("prefill", "a", "worker-a")
-        cluster.await_ready("conductor", "router", "store-a", "worker-d", "worker-a")
+        cluster.wait_until_ready("conductor", "router", "store-a", "worker-d", "worker-a")
         prompts = {
-            (link, length): chance.integers(3, 4000, size=length + 1).tolist()
+            (link, length): random.integers(3, 4000, size=length + 1).tolist()
             for link in ("bridge", "wire")
             for length in (*WARM_LENGTHS, *LENGTHS)
         }
@@ -230,11 +235,11 @@ def slow_link(seed: int) -> list[dict[str, Any]]:
             cluster.complete(prompt)
         _end(filler)
         cluster.start("prefill", "b", "worker-b")
-        cluster.await_ready("conductor", "router", "store-a", "worker-d", "worker-b")
-        for length in WARM_LENGTHS:  # so that its own speed is known
-            cluster.complete(chance.integers(3, 4000, size=length).tolist())
+        cluster.wait_until_ready("conductor", "router", "store-a", "worker-d", "worker-b")
+        for length in WARM_LENGTHS:  # so that the worker knows its own speed
+            cluster.complete(random.integers(3, 4000, size=length).tolist())
         rows = [_reload(cluster, "bridge", length, prompts) for length in (*WARM_LENGTHS, *LENGTHS)]
-        with cluster.hosts.wire("a", "b", GIGABIT, DELAY):
+        with cluster.hosts.slow_link("a", "b", GIGABIT, DELAY):
             rows += [
                 _reload(cluster, "wire", length, prompts) for length in (*WARM_LENGTHS, *LENGTHS)
             ]
@@ -244,21 +249,21 @@ def slow_link(seed: int) -> list[dict[str, Any]]:
 def _reload(
     cluster: MultiHostCluster, link: str, length: int, prompts: dict[tuple[str, int], list[int]]
 ) -> dict[str, Any]:
-    told = cluster.complete(prompts[link, length])
-    text = json.dumps(told)
-    found = {name: _field(told, name) for name in ("store_way", "store_reason", "store_error")}
+    result = cluster.complete(prompts[link, length])
+    text = json.dumps(result)
+    found = {name: _field(result, name) for name in ("store_way", "store_reason", "store_error")}
     assert "store_seconds" in text, text
     return {"link": link, "tokens": length, **found}
 
 
-def _field(told: Any, name: str) -> str:
-    """Wherever it stands."""
-    if isinstance(told, dict):
-        if isinstance(told.get(name), str):
-            return str(told[name])
-        found = [_field(value, name) for value in told.values()]
-    elif isinstance(told, list):
-        found = [_field(value, name) for value in told]
+def _field(result: Any, name: str) -> str:
+    """Return the first field of that name, at any depth; empty if there is none."""
+    if isinstance(result, dict):
+        if isinstance(result.get(name), str):
+            return str(result[name])
+        found = [_field(value, name) for value in result.values()]
+    elif isinstance(result, list):
+        found = [_field(value, name) for value in result]
     else:
         return ""
     return next((each for each in found if each), "")
@@ -272,18 +277,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only", choices=("cut", "slow"))
     options = parser.parse_args(arguments)
     print(describe(), f"seed {options.seed}")
-    told: dict[str, Any] = {"ok": True}
+    result: dict[str, Any] = {"ok": True}
     if options.only != "slow":
-        told |= cut_links(options.seconds, options.streams, options.seed)
-        for name, value in told["cut"].items():
+        result |= cut_links(options.seconds, options.streams, options.seed)
+        for name, value in result["cut"].items():
             print(f"{name}: {value}")
-        print("all blocks free" if told["at_rest"] else "NOT all blocks free", flush=True)
+        print("all blocks free" if result["at_rest"] else "NOT all blocks free", flush=True)
     if options.only != "cut":
-        told["slow"] = slow_link(options.seed)
-        for row in told["slow"]:
+        result["slow"] = slow_link(options.seed)
+        for row in result["slow"]:
             print(f"{row['link']:7}{row['tokens']:6} {row['store_way']:10} {row['store_reason']}")
-    print(json.dumps(told))
-    return 0 if told["ok"] else 1
+    print(json.dumps(result))
+    return 0 if result["ok"] else 1
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Workflow actions by commit and images by digest: tags can be moved, these can't.
+"""Pin workflow actions by commit and images by digest, since tags can be moved.
 
     python -m tools.pins            # lists what is not pinned; exit code 1 if anything is not
-    python -m tools.pins --write    # pins it: asks git for commits and Docker for digests
+    python -m tools.pins --write    # pins it: gets commits from git and digests from Docker
 
-The tag stays beside the pin, as a comment or before the digest, and ``--write`` follows it again.
+The tag stays beside the pin, as a comment or before the digest; ``--write`` updates the pin to it.
 Releases are pushed only when nothing is listed. Reads the workflows and the Dockerfile.
 """
 
@@ -28,7 +28,7 @@ IMAGE = re.compile(
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 Resolve = Callable[[str, str], str]
-"""An action's repository and tag to its commit, or an image's name and tag to its digest."""
+"""Maps an action's repository and tag to its commit, or an image's name and tag to its digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class PinnedReference:
     is_pinned: bool
 
 
-def files() -> list[Path]:
-    """Every file that names an action or an image to build from."""
+def files_with_references() -> list[Path]:
+    """Return every file that names an action or an image to build from."""
     workflows = sorted((ROOT / ".github/workflows").glob("*.yml"))
     return [*workflows, ROOT / "deploy/docker/Dockerfile"]
 
 
-def pins_of(path: Path) -> list[PinnedReference]:
-    """Every reference in ``path``, in order."""
+def find_references(path: Path) -> list[PinnedReference]:
+    """Return every reference in ``path``, in order."""
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         for match in ACTION.finditer(line):
@@ -61,8 +61,8 @@ def pins_of(path: Path) -> list[PinnedReference]:
     return found
 
 
-def pinned(text: str, commit_of: Resolve, digest_of: Resolve) -> str:
-    """``text`` with every action at its tag's commit and every image at its tag's digest."""
+def pin_references(text: str, commit_of: Resolve, digest_of: Resolve) -> str:
+    """Return ``text`` with every action at its tag's commit and every image at its tag's digest."""
 
     def action(match: re.Match[str]) -> str:
         tag = match["tag"] or match["ref"]
@@ -77,7 +77,7 @@ def pinned(text: str, commit_of: Resolve, digest_of: Resolve) -> str:
 
 
 def commit_of(repository: str, tag: str) -> str:
-    """Raises Unavailable when git can't tell."""
+    """Return the commit of a tag on GitHub. Raises Unavailable when git can't get it."""
     url = f"https://github.com/{repository}"
     answer = _output("git", "ls-remote", url, f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}")
     commits = [line.split()[0] for line in answer.splitlines()]
@@ -87,7 +87,8 @@ def commit_of(repository: str, tag: str) -> str:
 
 
 def digest_of(name: str, tag: str) -> str:
-    """The digest of the index of all platforms. Raises Unavailable when Docker can't tell."""
+    """Return the digest of the index of all platforms. Raises Unavailable when Docker can't get
+    it."""
     form = "{{.Manifest.Digest}}"
     digest = _output("docker", "buildx", "imagetools", "inspect", f"{name}:{tag}", "--format", form)
     if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest.strip()):
@@ -112,15 +113,23 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="pin what is not pinned")
     if parser.parse_args().write:
         try:
-            texts = {path: pinned(path.read_text(), commit_of, digest_of) for path in files()}
+            texts = {
+                path: pin_references(path.read_text(), commit_of, digest_of)
+                for path in files_with_references()
+            }
         except BatonError as error:
             sys.exit(str(error))
         for path, text in texts.items():
             path.write_text(text, encoding="utf-8")
-    loose = [pin for path in files() for pin in pins_of(path) if not pin.is_pinned]
-    for pin in loose:
+    unpinned = [
+        pin
+        for path in files_with_references()
+        for pin in find_references(path)
+        if not pin.is_pinned
+    ]
+    for pin in unpinned:
         print(f"{pin.path.relative_to(ROOT)}:{pin.line}: not pinned: {pin.text}")
-    sys.exit(bool(loose))
+    sys.exit(bool(unpinned))
 
 
 if __name__ == "__main__":

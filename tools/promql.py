@@ -1,4 +1,4 @@
-"""Which metrics and labels a PromQL expression names, by Prometheus' own grammar."""
+"""Finds the metrics and labels that a PromQL expression uses, with Prometheus' own grammar."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,14 +10,15 @@ from baton.errors import Invalid
 
 @dataclass(frozen=True, slots=True)
 class MetricUse:
-    """``labels`` are those that the metric must have: of matchers, and of groupings above it."""
+    """A metric and the ``labels`` it must have: those of its matchers and of enclosing
+    groupings."""
 
     metric: str
     labels: frozenset[str]
 
 
 def uses(text: str) -> list[MetricUse]:
-    """In the order of the text. Grafana's variables may stand in it. Raises Invalid."""
+    """Return the metric uses in order. The text may contain Grafana variables. Raises Invalid."""
     try:
         expr = promql.parse(text.replace("$__rate_interval", "5m"))
     except ValueError as error:
@@ -47,7 +48,7 @@ def _uses(expr: promql.Expr, grouped: frozenset[str]) -> Iterator[MetricUse]:
 
 
 def _made(call: promql.Call) -> frozenset[str]:
-    """The label that label_replace makes: what is below need not have it."""
+    """Return the label that label_replace creates, which the metric itself need not have."""
     if call.func.name != "label_replace":
         return frozenset()
     made = call.args[1]

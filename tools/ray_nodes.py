@@ -1,11 +1,11 @@
-"""Two nodes of Ray on this machine; one dies under traffic, and what was on it comes back.
+"""Kill one of two Ray nodes on this machine under traffic, and check that its workers come back.
 
     python -m tools.ray_nodes [--streams 8] [--seed 1]
 
 A 2+2 cluster is spread over both nodes, which have addresses of their own. The second is killed
-(SIGKILL) while answers stream. Every token is compared with the undisturbed answer. Prints who ran
-where before and after, and how long it took until all served again; JSON as the last line; exits
-with 1 when an answer failed or is another one, or somebody did not come back.
+(SIGKILL) while answers stream. Every token is compared with the undisturbed answer. Prints where
+each worker ran before and after, and how long it took until all served again; JSON as the last
+line; exits with 1 when an answer failed or differs, or a worker did not come back.
 """
 
 import argparse
@@ -25,10 +25,10 @@ import psutil
 
 from benchmarks.machine import SYSTEM_CLOCK, describe
 from orchestrator.preflight import free_port
-from tools.cancellation import idle_workers, is_free
+from tools.cancellation import are_blocks_free, idle_workers
 from tools.chaos import report
 from tools.local_cluster import LocalCluster, local_cluster
-from tools.streams import make_questions, record_answers, traffic
+from tools.streams import make_request_bodies, record_answers, traffic
 
 FIRST, SECOND = "127.0.0.1", "127.0.0.2"
 BACK_SECONDS = 120.0
@@ -43,7 +43,7 @@ def ray(*arguments: str) -> None:
 
 @contextmanager
 def two_nodes() -> Iterator[str]:
-    """The address of a Ray of two nodes."""
+    """Start a Ray cluster of two nodes; yield its address."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="baton-ray-") as folder:
         size = [f"--num-cpus={NODE_CPUS}", f"--object-store-memory={80 * 2**20}"]
@@ -53,16 +53,16 @@ def two_nodes() -> Iterator[str]:
             ray("start", f"--address={FIRST}:{port}", f"--node-ip-address={SECOND}", *size)
             yield f"{FIRST}:{port}"
         finally:
-            for process in _of_ray(folder):
+            for process in _ray_processes(folder):
                 process.kill()
 
 
 def kill_second_node() -> None:
-    """As when its machine goes: Ray's process on it, and everything that it started."""
-    marks = (f"--node_ip_address={SECOND}", f"--node-ip-address={SECOND}")
+    """Kill Ray's process on the second node and everything it started, as if the machine failed."""
+    options = (f"--node_ip_address={SECOND}", f"--node-ip-address={SECOND}")
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or []
-        if any(mark in command for mark in marks):
+        if any(option in command for option in options):
             _kill_tree(process)
 
 
@@ -78,7 +78,7 @@ def _kill_tree(process: psutil.Process) -> None:
             pass
 
 
-def _of_ray(folder: str) -> list[psutil.Process]:
+def _ray_processes(folder: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         if any(folder in argument for argument in process.info["cmdline"] or []):
@@ -87,13 +87,13 @@ def _of_ray(folder: str) -> list[psutil.Process]:
 
 
 def nodes(cluster: LocalCluster) -> dict[str, str]:
-    """Where each worker serves, by id; ``here`` is the node of the supervisor."""
+    """Return each serving worker's node, by worker id; ``here`` is the supervisor's node."""
     entries = [e for role in ("prefill", "decode") for e in cluster.processes(role)]
     return {e["id"]: e["node"] or "here" for e in entries if e["state"] == "serving"}
 
 
 def _await_all(cluster: LocalCluster, count: int) -> float | None:
-    """Seconds until so many serve again."""
+    """Return the seconds until ``count`` workers serve again; None on timeout."""
     began, pause = SYSTEM_CLOCK(), threading.Event()
     while SYSTEM_CLOCK() - began < BACK_SECONDS:
         if len(nodes(cluster)) == count:
@@ -103,7 +103,7 @@ def _await_all(cluster: LocalCluster, count: int) -> float | None:
 
 
 def lose_a_node(cluster: LocalCluster, streams: int, seed: int) -> dict[str, Any]:
-    questions = record_answers(cluster.url, make_questions(24, seed, 80, 200), streams)
+    questions = record_answers(cluster.url, make_request_bodies(24, seed, 80, 200), streams)
     before, pause = nodes(cluster), threading.Event()
     with traffic(cluster.url, questions, streams) as answers:
         pause.wait(3)
@@ -111,11 +111,12 @@ def lose_a_node(cluster: LocalCluster, streams: int, seed: int) -> dict[str, Any
         pause.wait(3)
         seconds = _await_all(cluster, len(before))
     after = nodes(cluster)
-    books = idle_workers(cluster)
-    told = report(answers) | {"before": before, "after": after, "back_seconds": seconds}
+    workers = idle_workers(cluster)
+    result = report(answers) | {"before": before, "after": after, "back_seconds": seconds}
     on_both = len(set(before.values())) == 2
-    free = all(is_free(worker) for worker in books)
-    return told | {"ok": on_both and free and told["right"] == told["accepted"] and bool(seconds)}
+    free = all(are_blocks_free(worker) for worker in workers)
+    all_right = result["right"] == result["accepted"]
+    return result | {"ok": on_both and free and all_right and bool(seconds)}
 
 
 def main(arguments: list[str]) -> int:
@@ -127,11 +128,11 @@ def main(arguments: list[str]) -> int:
     with two_nodes() as address:
         settings = {"on": "ray", "ray_address": address, "threads": 1}
         with local_cluster(None, 2, 2, settings) as cluster:
-            told = lose_a_node(cluster, options.streams, options.seed)
-    for name, value in told.items():
+            result = lose_a_node(cluster, options.streams, options.seed)
+    for name, value in result.items():
         print(f"{name}: {value}")
-    print(json.dumps(told))
-    return 0 if told["ok"] else 1
+    print(json.dumps(result))
+    return 0 if result["ok"] else 1
 
 
 if __name__ == "__main__":

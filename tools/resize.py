@@ -1,11 +1,11 @@
-"""The pools change size under load: no answer fails, and none changes.
+"""Resize the pools under load, and check that no answer fails or changes.
 
     python -m tools.resize [--on local] [--streams 12] [--seed 1]
 
 1 + 1 workers become 3 + 3 and then 1 + 2, through ``baton scale``, while answers stream. Every
 token is compared with the answer of the undisturbed cluster. Prints how long it took until a new
-worker served, and the longest gap within an answer; JSON as the last line; exits with 1 when an
-answer failed or is another one.
+worker served, and the longest inter-token latency; JSON as the last line; exits with 1 when an
+answer failed or differs.
 """
 
 import argparse
@@ -24,9 +24,9 @@ from tools.local_cluster import LocalCluster, local_cluster
 from tools.streams import (
     CompletionCase,
     StreamedAnswer,
-    ask,
-    make_questions,
+    make_request_bodies,
     record_answers,
+    stream_completion,
     traffic,
 )
 
@@ -35,13 +35,13 @@ ROLES = ("prefill", "decode")
 GROW = {"prefill": 3, "decode": 3}
 SHRINK = {"prefill": 1, "decode": 2}
 PROBE_SECONDS = 60.0
-"""Until a new worker must have served."""
+"""The timeout until a new worker of each role has served a request."""
 
 
 @dataclass
 class Probe:
-    """Short requests, one after the other, until one was served by a worker that is not in
-    ``known``: when, in seconds since ``began``, by role."""
+    """Sends short requests until, for each role, one was served by a worker that is not in
+    ``known``. ``served`` records when, in seconds since ``began``, by role."""
 
     cluster: LocalCluster
     known: set[str]
@@ -63,7 +63,7 @@ class Probe:
 
 
 def scale(cluster: LocalCluster, sizes: dict[str, int]) -> float:
-    """Seconds that ``baton scale`` took. Raises RuntimeError when it failed."""
+    """Run ``baton scale``; return the seconds that it took. Raises RuntimeError when it failed."""
     began = SYSTEM_CLOCK()
     done = cluster.baton("scale", *(f"{role}={n}" for role, n in sizes.items()), check=False)
     seconds = SYSTEM_CLOCK() - began
@@ -77,8 +77,8 @@ def workers(cluster: LocalCluster) -> set[str]:
     return {entry["id"] for role in ROLES for entry in cluster.processes(role)}
 
 
-def resized(cluster: LocalCluster) -> dict[str, Any]:
-    """Grows, waits until a new worker of each role has served, and shrinks."""
+def resize_pools(cluster: LocalCluster) -> dict[str, Any]:
+    """Grow the pools, wait until a new worker of each role has served, and shrink them."""
     probe = Probe(cluster, workers(cluster))
     probing = threading.Thread(target=probe.run)
     probing.start()
@@ -94,9 +94,9 @@ def resized(cluster: LocalCluster) -> dict[str, Any]:
     }
 
 
-def gaps(answers: Sequence[StreamedAnswer]) -> dict[str, float]:
-    """Of the longest gaps between two tokens of an answer, in seconds."""
-    found = [answer.longest_gap for answer in answers]
+def gap_percentiles(answers: Sequence[StreamedAnswer]) -> dict[str, float]:
+    """Return percentiles of the answers' longest inter-token latencies, in seconds."""
+    found = [answer.max_inter_token_seconds for answer in answers]
     return {
         "p50": float(np.percentile(found, 50)),
         "p99": float(np.percentile(found, 99)),
@@ -104,11 +104,11 @@ def gaps(answers: Sequence[StreamedAnswer]) -> dict[str, float]:
     }
 
 
-def undisturbed(
+def collect_answers(
     url: str, questions: Sequence[CompletionCase], at_once: int
 ) -> list[StreamedAnswer]:
     with ThreadPoolExecutor(at_once) as pool:
-        return list(pool.map(lambda question: ask(url, question), questions))
+        return list(pool.map(lambda question: stream_completion(url, question), questions))
 
 
 def main(arguments: list[str]) -> int:
@@ -120,35 +120,35 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     print(describe())
     print(f"seed {options.seed}")
-    bodies = make_questions(options.questions, options.seed, SHORTEST, LONGEST)
+    bodies = make_request_bodies(options.questions, options.seed, SHORTEST, LONGEST)
     with local_cluster(settings={"on": options.on}) as cluster:
         questions = record_answers(cluster.url, bodies, options.streams)
-        before = undisturbed(cluster.url, questions, options.streams)
+        before = collect_answers(cluster.url, questions, options.streams)
         with traffic(cluster.url, questions, options.streams) as answers:
-            told = resized(cluster)
-        books = cluster.baton("check", check=False)
+            result = resize_pools(cluster)
+        check = cluster.baton("check", check=False)
     failed = [answer.error for answer in answers if answer.error]
-    changed = sum(not answer.right for answer in [*before, *answers]) - len(failed)
+    changed = sum(not answer.is_right for answer in [*before, *answers]) - len(failed)
     for error in failed:
         print(f"failed: {error}")
-    sound = books.returncode == 0
-    told |= {
+    sound = check.returncode == 0
+    result |= {
         "on": options.on,
         "seed": options.seed,
         "answers": len(answers),
         "failed": len(failed),
         "changed": changed,
         "sound": sound,
-        "gap_seconds": gaps(answers),
-        "undisturbed_gap_seconds": gaps(before),
+        "gap_seconds": gap_percentiles(answers),
+        "undisturbed_gap_seconds": gap_percentiles(before),
     }
-    ok = not failed and not changed and sound and len(told["first_served_seconds"]) == len(ROLES)
+    ok = not failed and not changed and sound and len(result["first_served_seconds"]) == len(ROLES)
     print(
         f"{len(answers)} answers: {len(failed)} failed, {changed} changed; resized twice in "
-        f"{told['seconds']:.1f} s; longest gap p50 {told['gap_seconds']['p50']:.2f} s, "
-        f"p99 {told['gap_seconds']['p99']:.2f} s"
+        f"{result['seconds']:.1f} s; longest gap p50 {result['gap_seconds']['p50']:.2f} s, "
+        f"p99 {result['gap_seconds']['p99']:.2f} s"
     )
-    print(json.dumps({"ok": ok, **told}))
+    print(json.dumps({"ok": ok, **result}))
     return 0 if ok else 1
 
 

@@ -1,11 +1,11 @@
-"""Whether every way to reuse KV gives the tokens of a cold run: FP32, demo model and random ones.
+"""Check that every way to reuse KV gives the tokens of a cold run, in FP32 with several models.
 
     python -m tools.reuse_exactness
 
-Ways: the worker's own pool; the store's DRAM over shared memory; its SSD, after the node was born
-again; a peer's store over NIXL and gRPC; fetched from the back while computed from the front; and
-the blocks of an earlier answer. Prints a table; exit code 1 for a difference, or for a way on which
-nothing was reused.
+The ways: the worker's own pool; the store's DRAM over shared memory; its SSD, after a restart of
+the node; a peer's store over NIXL and gRPC; fetching from the end while computing from the start;
+and the blocks of an earlier answer. Prints a table; exit code 1 when tokens differ, or when one of
+the ways reused nothing.
 """
 
 import argparse
@@ -33,19 +33,19 @@ WAYS = ("device", "dram", "ssd", "peer nixl", "peer grpc", "split", "answer")
 
 
 def longer(spec: RequestSpec, tokens: Sequence[int], name: str) -> RequestSpec:
-    """What follows on an answer: a second turn."""
+    """Return the request of a second turn, which continues an answer."""
     ids = (*spec.token_ids, *[TokenId(token) for token in tokens], *spec.token_ids[:40])
     return replace(spec, request_id=RequestId(name), token_ids=ids, num_prompt_tokens=len(ids))
 
 
 def reused(worker: ReuseWorker, tier: str) -> int:
-    """Tokens that came from where they should."""
-    told = worker.extension.details(worker.cached)
-    return int(told[f"cached_{tier}"])
+    """Return the number of tokens that came from the expected tier."""
+    details = worker.extension.details(worker.cached)
+    return int(details[f"cached_{tier}"])
 
 
 async def compare(bench: ReuseBench) -> list[tuple[str, int, int, int]]:
-    """For each way: tokens that are equal, of how many, and how many were reused."""
+    """Return for each way: its name, equal tokens, all tokens, and reused tokens."""
     sampling = replace(bench.spec(1, 1.0).sampling, max_tokens=ANSWER)
     spec = replace(bench.spec(1, 1.0), sampling=sampling)
     async with bench.worker("", "", "shm") as cold:
@@ -110,7 +110,8 @@ async def run(names: Sequence[str]) -> int:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--models", default=",".join(ZOO), help="of the zoo; empty: demo only")
+    models_help = "models of the zoo; empty: the demo model only"
+    parser.add_argument("--models", default=",".join(ZOO), help=models_help)
     options = parser.parse_args(arguments)
     names = [name for name in options.models.split(",") if name]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

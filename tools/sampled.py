@@ -1,9 +1,9 @@
-"""Sampled answers with a seed: the same alone, in a batch, and on clusters of any size.
+"""Check that seeded sampling gives the same answers alone, in a batch, and on any cluster size.
 
     python -m tools.sampled [--requests 16] [--tokens 64]
 
-Serves the demo model in FP32. Prints a table of who equals the engine alone, and JSON as the
-last line; exits with 1 if an answer differs.
+Serves the demo model in FP32. Prints a table of how many answers equal those of the engine alone,
+and JSON as the last line; exits with 1 if an answer differs.
 """
 
 import argparse
@@ -34,7 +34,7 @@ Answers = list[list[int]]
 
 
 def make_requests(count: int, tokens: int, seed: int) -> tuple[Prompts, list[SamplingParams]]:
-    """Prompts of 1 to LONGEST tokens, each with a seed of its own."""
+    """Make prompts of 1 to LONGEST tokens, each with its own seed."""
     chance = np.random.default_rng(seed)
     lengths = chance.integers(1, LONGEST, size=count)
     prompts = [chance.integers(3, 4000, size=length).tolist() for length in lengths]
@@ -42,8 +42,8 @@ def make_requests(count: int, tokens: int, seed: int) -> tuple[Prompts, list[Sam
     return prompts, [replace(SAMPLING, seed=own, max_tokens=tokens) for own in seeds]
 
 
-def alone(prompts: Prompts, samplings: Sequence[SamplingParams]) -> Answers:
-    """Each prompt in an engine of its own."""
+def generate_alone(prompts: Prompts, samplings: Sequence[SamplingParams]) -> Answers:
+    """Generate each answer in its own engine."""
     settings = load_settings(device="cpu", dtype="float32")
     runner = load(settings.model)
     return [
@@ -83,7 +83,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     print(describe())
     prompts, samplings = make_requests(options.requests, options.tokens, options.seed)
-    wanted = alone(prompts, samplings)
+    wanted = generate_alone(prompts, samplings)
     equal = {}
     for prefill, decode in SIZES:
         with local_cluster(DEMO_MODEL, prefill, decode, {"dtype": "float32"}) as cluster:

@@ -1,4 +1,4 @@
-"""What all programs of a running cluster tell Prometheus: names, and the labels of each."""
+"""Scrapes all programs of a running cluster: metric names, and the labels of each."""
 
 import re
 import urllib.request
@@ -13,7 +13,7 @@ from tools.local_cluster import LocalCluster
 TARGET_LABELS = frozenset(
     {"instance", "job", "namespace", "pod", "baton_dev_cluster", "baton_dev_role", "baton_dev_pool"}
 )
-"""That Prometheus adds to whatever it scrapes, as the chart's monitors have it."""
+"""Labels that Prometheus adds to all metrics, as configured by the chart's monitors."""
 
 _TYPE = re.compile(r"^# TYPE (\S+) (\S+)$", re.MULTILINE)
 _PARTS = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
@@ -21,7 +21,8 @@ _PARTS = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_coun
 
 @dataclass(slots=True)
 class Scrape:
-    """``families`` by role, as each declares them; ``labels`` of every name that had a sample."""
+    """``families`` are the declared metrics by role; ``labels`` those of every metric with a
+    sample."""
 
     families: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     names: set[str] = field(default_factory=set)
@@ -42,11 +43,12 @@ class Scrape:
 
     @property
     def own(self) -> set[str]:
-        """Families of ours, over all roles."""
+        """Return Baton's own metric families, over all roles."""
         return {name for names in self.families.values() for name in names if name[:6] == "baton_"}
 
     def lacks(self, metric: str, labels: frozenset[str]) -> Iterator[str]:
-        """What of a use is not there. Of a metric without samples nobody knows the labels."""
+        """Yield what is missing for a use of a metric. The labels of a metric without samples are
+        unknown."""
         if metric not in self.names:
             yield metric
         elif metric in self.labels:
@@ -55,7 +57,7 @@ class Scrape:
 
 
 def scrape(cluster: LocalCluster, found: Scrape) -> None:
-    """Adds what every process tells that serves, and has an ops server."""
+    """Scrape every serving process that has an ops server, and add the result to ``found``."""
     for process in cluster.status()["processes"]:
         if process["ops"] and process["state"] == "serving":
             with urllib.request.urlopen(f"http://{process['ops']}/metrics", timeout=30) as answer:

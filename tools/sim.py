@@ -1,7 +1,7 @@
-"""Storms over a simulated cluster, one per seed: `make sim SEED=… RUNS=…`.
+"""Run fault-injection simulations of a cluster, one per seed: `make sim SEED=… RUNS=…`.
 
-Prints how many runs a second took, and the seed of each that broke a promise; with VERBOSE=1 a line
-per event. The last line is JSON. Exit code 1 when a run failed.
+Prints the number of runs per second, and the seed of each run that violated a guarantee; with
+VERBOSE=1 a line per event. The last line is JSON. Exit code 1 when a run failed.
 """
 
 import argparse
@@ -15,20 +15,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from baton.clock import SystemClock
-from tests.sim.whole.run import Outcome, run_seed, simulated
+from tests.sim.whole.run import Outcome, run_seed, simulation_environment
 
 GC_THRESHOLD = 200_000
-"""A run leaves cycles behind, and few of them; looking for them all the time takes a fifth."""
+"""A run leaves few reference cycles; collecting them all the time would take a fifth of the
+time."""
 
 PROGRESS_SECONDS = 30.0
 
-FOR_EVER = ExitStack()
-"""What lasts as long as its process."""
+PROCESS_CONTEXTS = ExitStack()
+"""Contexts that stay open until the process ends."""
 
 
 @dataclass
 class Tally:
-    """What all runs came to."""
+    """The totals over all runs."""
 
     num_runs: int = 0
     num_failovers: int = 0
@@ -63,7 +64,7 @@ class Tally:
 def main() -> int:
     options = _options()
     clock = SystemClock()
-    began = told = clock.monotonic()
+    began = last_printed = clock.monotonic()
     tally = Tally()
     for outcome in _outcomes(options.seed, options.runs, options.processes):
         tally.add(outcome)
@@ -71,9 +72,9 @@ def main() -> int:
             print("\n".join(outcome.events))
         if outcome.failure:
             print(f"seed {outcome.seed}: {outcome.failure}", flush=True)
-        if clock.monotonic() > told + PROGRESS_SECONDS:
-            told = clock.monotonic()
-            rate = tally.num_runs / (told - began)
+        if clock.monotonic() > last_printed + PROGRESS_SECONDS:
+            last_printed = clock.monotonic()
+            rate = tally.num_runs / (last_printed - began)
             print(f"{tally.num_runs} runs, {rate:.1f} a second", flush=True)
     print(tally.as_json(clock.monotonic() - began))
     return 1 if tally.failed_seeds else 0
@@ -82,7 +83,7 @@ def main() -> int:
 def _outcomes(seed: int, runs: int, processes: int) -> Iterator[Outcome]:
     seeds = range(seed, seed + runs)
     if processes == 1:
-        with simulated():
+        with simulation_environment():
             gc.set_threshold(GC_THRESHOLD)
             yield from map(run_seed, seeds)
         return
@@ -92,14 +93,14 @@ def _outcomes(seed: int, runs: int, processes: int) -> Iterator[Outcome]:
 
 
 def _begin() -> None:
-    """A process that does nothing else."""
-    FOR_EVER.enter_context(simulated())
+    """Prepare a process that only runs simulations."""
+    PROCESS_CONTEXTS.enter_context(simulation_environment())
     gc.set_threshold(GC_THRESHOLD)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0, help="the first one")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--verbose", action="store_true", help="one line per event")

@@ -1,4 +1,4 @@
-"""The table of listening sockets in docs/network.md, made from ``baton.network.listeners``.
+"""Generate the table of listening sockets in docs/network.md from ``baton.network.listeners``.
 
 python -m tools.socket_table
 """
@@ -12,7 +12,7 @@ BEGIN, END = "<!-- sockets: begin -->\n", "<!-- sockets: end -->"
 
 
 def filled(page: str) -> str:
-    """The page with its table written anew."""
+    """Return docs/network.md with its table regenerated."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}{listener_table()}{END}{after}"

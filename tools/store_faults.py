@@ -1,11 +1,11 @@
-"""What a killed and a frozen store node cost the requests, in a real cluster.
+"""Measure what a killed and a frozen store node cost requests, in a real cluster.
 
     python -m tools.store_faults
 
-Requests that share a stored prefix come one after the other; amid them the store node is killed
-(SIGKILL), later frozen (SIGSTOP). Prints each request's wait for the store as `baton explain` tells
-it, and how long the conductor still named the node. Exit code 1 when a request waited longer than
-the bound, or the conductor named a dead node for longer than a second.
+Requests that share a stored prefix are sent one after the other; meanwhile the store node is killed
+(SIGKILL), later frozen (SIGSTOP). Prints each request's wait for the store, from `baton explain`,
+and how long the conductor still listed the node. Exit code 1 when a request waited longer than the
+limit, or the conductor listed a dead node for longer than a second.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ CLOCK = SystemClock()
 
 
 def ask(cluster: LocalCluster, number: int) -> dict[str, object]:
-    """One request; what is told of it."""
+    """Send one request; return its explanation."""
     own = [300 + (number * 7 + index) % 200 for index in range(40)]
     body = {"prompt": [*PREFIX, *own], "max_tokens": 2, "temperature": 0}
     _, headers = cluster.post_with_headers("/v1/completions", body)
@@ -43,17 +43,17 @@ def ask(cluster: LocalCluster, number: int) -> dict[str, object]:
 
 
 def waits(cluster: LocalCluster, first: int, count: int, what: str) -> float:
-    """The longest wait for the store, of ``count`` requests."""
+    """Return the longest wait for the store among ``count`` requests."""
     longest = 0.0
     for number in range(first, first + count):
-        told = ask(cluster, number)
-        details = told["details"]
+        result = ask(cluster, number)
+        details = result["details"]
         assert isinstance(details, dict)
         seconds = float(details.get("store_seconds", 0.0))
         longest = max(longest, seconds)
         print(
             f"{what:10} request {number:3}: waited {seconds * 1e3:7.2f} ms for the store, "
-            f"{details.get('store_error', '')} {told['cached_tokens_by_tier']}",
+            f"{details.get('store_error', '')} {result['cached_tokens_by_tier']}",
             flush=True,
         )
     return longest
@@ -79,14 +79,14 @@ async def place(channel: grpc.aio.Channel, state: ClusterState, worker: Member) 
 
 
 async def seconds_named(cluster: LocalCluster, pid: int) -> float:
-    """Kills the node; how long the conductor goes on naming it."""
-    state = ClusterFolder(cluster.home, "default").running()
+    """Kill the node; return for how many seconds the conductor still lists it."""
+    state = ClusterFolder(cluster.home, "default").read_running()
     known = await members(state)
     conductor = next(member for member in known if member.role is Role.CONDUCTOR)
     worker = next(member for member in known if member.role is Role.PREFILL)
-    async with open_channel(conductor.address, state.trust) as channel:
+    async with open_channel(conductor.address, state.credentials) as channel:
         hint = (await place(channel, state, worker)).store_hint
-        assert hint is not None, "the conductor does not name the store"
+        assert hint is not None, "the conductor does not list the store"
         os.kill(pid, signal.SIGKILL)
         began = CLOCK.monotonic()
         while (await place(channel, state, worker)).store_hint is not None:
@@ -100,7 +100,7 @@ def main() -> int:
             ask(cluster, number)
         longest = waits(cluster, 10, 5, "sound")
         named = asyncio.run(seconds_named(cluster, cluster.processes("kvstore")[0]["pid"]))
-        print(f"killed: the conductor named the dead node for {named * 1e3:.1f} ms")
+        print(f"killed: the conductor listed the dead node for {named * 1e3:.1f} ms")
         longest = max(longest, waits(cluster, 20, 10, "killed"))
         while not cluster.status()["ready"]:
             pass

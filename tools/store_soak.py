@@ -1,9 +1,9 @@
-"""A million puts through a small arena: resident memory stays flat, and no slab is lost.
+"""Put a million blocks into a small arena: resident memory must stay flat, and no slab get lost.
 
     python -m tools.store_soak [--puts N] [--disk]
 
 Blocks of three sizes and five tenants, leased now and then. Prints resident memory on the way.
-Exit code 1 when it grows after the first fifth, or the books don't balance.
+Exit code 1 when it grows after the first fifth, or the store's accounting is inconsistent.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from kvstore.node import StoreNode
 ARENA, SLAB = 4 << 20, 256 << 10
 SIZES = (4 << 10, 16 << 10, 48 << 10)
 ALLOWED_GROWTH = 4 << 20
-"""Of an allocator's own unrest."""
+"""Growth in bytes that the allocator may cause by itself."""
 
 
 def build(folder: Path | None) -> tuple[StoreNode, HostMemory, MemoryTransport]:
@@ -51,19 +51,19 @@ def build(folder: Path | None) -> tuple[StoreNode, HostMemory, MemoryTransport]:
 
 async def soak(num_puts: int, folder: Path | None) -> int:
     node, pool, worker = build(folder)
-    chance = np.random.default_rng(2)
+    random = np.random.default_rng(2)
     checksums = {size: xxhash.xxh3_64_intdigest(pool.view[:size]) for size in SIZES}
     source, process = worker.export(), psutil.Process()
-    demoting = asyncio.create_task(node.demotion.run())
+    demoting = asyncio.create_task(node.demoter.run())
     base, grown = 0, 0
     for number in range(num_puts):
         key = BlockKey(number.to_bytes(16, "little"))
-        size = SIZES[0] if number % 50 else SIZES[int(chance.integers(3))]
+        size = SIZES[0] if number % 50 else SIZES[int(random.integers(3))]
         block = BlockRef(0, size, checksums[size], key)
         tenant = bytes([number % 5])
         await node.put(PutRequest(source, CHECKSUM_XXH3, (block,), tenant=tenant))
         if folder is not None:
-            await asyncio.sleep(0)  # lets the demotion run
+            await asyncio.sleep(0)  # lets the demotion task run
         if number % 10 == 0:
             leased = await node.lease(LeaseRequest((key,), 5.0, 1 << 30))
             node.release(leased.lease_id)
@@ -77,7 +77,7 @@ async def soak(num_puts: int, folder: Path | None) -> int:
     print(
         f"{stats.put_blocks:,} stored, {stats.evictions:,} evicted, "
         f"{stats.quota_evictions:,} by quota, {stats.demotions:,} demoted, "
-        f"{stats.disk_evictions:,} evicted from the SSD; books: {stats.violation or 'sound'}; "
+        f"{stats.disk_evictions:,} evicted from the SSD; integrity: {stats.violation or 'sound'}; "
         f"grown by {grown / 2**20:.1f} MiB"
     )
     return int(bool(stats.violation) or grown > ALLOWED_GROWTH)

@@ -1,4 +1,5 @@
-"""Streams against a cluster, for tools that disturb it: what came, when, and if it is right."""
+"""Streamed requests to a cluster, for tools that disturb it: records tokens, times, and whether the
+answer is right."""
 
 import json
 import threading
@@ -18,7 +19,7 @@ REQUEST_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class CompletionCase:
-    """``body`` of a completion, and the tokens of its undisturbed answer."""
+    """The ``body`` of a completion request, and the tokens of its undisturbed answer."""
 
     body: dict[str, Any]
     tokens: tuple[int, ...] = ()
@@ -26,39 +27,42 @@ class CompletionCase:
 
 @dataclass
 class StreamedAnswer:
-    """``moments`` are seconds at which tokens came. ``refused`` before it was accepted."""
+    """A streamed answer. ``token_times`` are the arrival times of its tokens, in seconds;
+    ``is_refused``: the request was not accepted."""
 
-    question: CompletionCase
-    began: float
+    case: CompletionCase
+    started_at: float
     tokens: list[int] = field(default_factory=list)
-    moments: list[float] = field(default_factory=list)
+    token_times: list[float] = field(default_factory=list)
     finish_reason: str | None = None
     error: str = ""
-    refused: bool = False
+    is_refused: bool = False
 
     @property
-    def right(self) -> bool:
-        return not self.error and tuple(self.tokens) == self.question.tokens
+    def is_right(self) -> bool:
+        return not self.error and tuple(self.tokens) == self.case.tokens
 
     @property
-    def longest_gap(self) -> float:
-        """Between two tokens, in seconds."""
-        pairs = zip(self.moments, self.moments[1:], strict=False)
+    def max_inter_token_seconds(self) -> float:
+        """The longest inter-token latency, in seconds."""
+        pairs = zip(self.token_times, self.token_times[1:], strict=False)
         return max((later - earlier for earlier, later in pairs), default=0.0)
 
 
-def make_questions(count: int, seed: int, shortest: int, longest: int) -> list[dict[str, Any]]:
-    """Bodies, half of them greedy, half sampled with a seed; some share a prefix."""
-    chance = np.random.default_rng(seed)
-    shared = chance.integers(3, 4000, size=96).tolist()
+def make_request_bodies(
+    count: int, seed: int, min_tokens: int, max_tokens: int
+) -> list[dict[str, Any]]:
+    """Make request bodies: half greedy, half sampled with a seed; some share a prefix."""
+    random = np.random.default_rng(seed)
+    shared = random.integers(3, 4000, size=96).tolist()
     bodies = []
     for number in range(count):
-        own = chance.integers(3, 4000, size=int(chance.integers(8, 300))).tolist()
+        own = random.integers(3, 4000, size=int(random.integers(8, 300))).tolist()
         sampled = {"temperature": 0.8, "top_p": 0.95, "seed": number} if number % 2 else {}
         bodies.append(
             {
                 "prompt": (shared if number % 3 == 0 else []) + own,
-                "max_tokens": int(chance.integers(shortest, longest)),
+                "max_tokens": int(random.integers(min_tokens, max_tokens)),
                 "temperature": 0,
                 "ignore_eos": True,
                 "return_token_ids": True,
@@ -70,19 +74,22 @@ def make_questions(count: int, seed: int, shortest: int, longest: int) -> list[d
 
 
 def record_answers(
-    url: str, bodies: Sequence[dict[str, Any]], at_once: int, key: str = ""
+    url: str, bodies: Sequence[dict[str, Any]], num_streams: int, key: str = ""
 ) -> list[CompletionCase]:
-    """Each body with its answer as of now. Raises RuntimeError when one fails."""
-    with ThreadPoolExecutor(at_once) as pool:
-        answers = list(pool.map(lambda body: ask(url, CompletionCase(body), key), bodies))
+    """Return each body with the answer that it gets now, undisturbed. Raises RuntimeError when one
+    fails."""
+    with ThreadPoolExecutor(num_streams) as pool:
+        answers = list(
+            pool.map(lambda body: stream_completion(url, CompletionCase(body), key), bodies)
+        )
     failed = [answer.error for answer in answers if answer.error]
     if failed:
         raise RuntimeError(f"an undisturbed answer failed: {failed[0]}")
-    return [CompletionCase(answer.question.body, tuple(answer.tokens)) for answer in answers]
+    return [CompletionCase(answer.case.body, tuple(answer.tokens)) for answer in answers]
 
 
-def ask(url: str, question: CompletionCase, key: str = "") -> StreamedAnswer:
-    """One request, to its end; with an API key, if there is one."""
+def stream_completion(url: str, question: CompletionCase, key: str = "") -> StreamedAnswer:
+    """Send one request, with the API key if given, and read its answer to the end."""
     answer = StreamedAnswer(question, SYSTEM_CLOCK())
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
@@ -91,19 +98,19 @@ def ask(url: str, question: CompletionCase, key: str = "") -> StreamedAnswer:
             client.stream("POST", url + "/v1/completions", json=question.body) as response,
         ):
             if response.status_code != 200:
-                answer.refused = True
+                answer.is_refused = True
                 answer.error = f"{response.status_code}: {response.read().decode()}"
                 return answer
             for line in response.iter_lines():
-                _take(answer, line)
+                _process_line(answer, line)
     except httpx.HTTPError as error:
         answer.error = repr(error)
     if answer.finish_reason is None and not answer.error:
-        answer.error = "the stream ended without a reason"
+        answer.error = "the stream ended without a finish_reason"
     return answer
 
 
-def _take(answer: StreamedAnswer, line: str) -> None:
+def _process_line(answer: StreamedAnswer, line: str) -> None:
     if not line.startswith("data: {"):
         return
     event = json.loads(line[6:])
@@ -113,30 +120,30 @@ def _take(answer: StreamedAnswer, line: str) -> None:
     for choice in event["choices"]:
         tokens = choice.get("token_ids") or []
         answer.tokens.extend(tokens)
-        answer.moments.extend([SYSTEM_CLOCK()] * len(tokens))
+        answer.token_times.extend([SYSTEM_CLOCK()] * len(tokens))
         answer.finish_reason = choice["finish_reason"] or answer.finish_reason
 
 
 @contextmanager
 def traffic(
-    url: str, questions: Sequence[CompletionCase], at_once: int, key: str = ""
+    url: str, cases: Sequence[CompletionCase], num_streams: int, key: str = ""
 ) -> Iterator[list[StreamedAnswer]]:
-    """So many streams at once, each a question after the other, until the block ends; then those
-    that run are let end. Yields the list that answers are added to."""
+    """Run ``num_streams`` streams, each one question after another, until the block ends; then wait
+    for the running ones. Yields the list to which answers are added."""
     answers: list[StreamedAnswer] = []
-    over = threading.Event()
+    stop = threading.Event()
 
-    def loop(lane: int) -> None:
-        number = lane
-        while not over.is_set():
-            answers.append(ask(url, questions[number % len(questions)], key))
-            number += at_once
+    def loop(stream: int) -> None:
+        number = stream
+        while not stop.is_set():
+            answers.append(stream_completion(url, cases[number % len(cases)], key))
+            number += num_streams
 
-    with ThreadPoolExecutor(at_once) as pool:
-        lanes: list[Future[None]] = [pool.submit(loop, lane) for lane in range(at_once)]
+    with ThreadPoolExecutor(num_streams) as pool:
+        streams: list[Future[None]] = [pool.submit(loop, stream) for stream in range(num_streams)]
         try:
             yield answers
         finally:
-            over.set()
-    for each in lanes:
+            stop.set()
+    for each in streams:
         each.result()

@@ -1,12 +1,12 @@
-"""Trains the demo model that ships with Baton, from text that every Python carries.
+"""Train the demo model that ships with Baton, on the text of Python's standard library.
 
     python tools/train_demo_model.py --work DIR [--minutes 45] [--out baton/models/demo]
 
 A Qwen3 decoder (grouped-query attention, q/k norm, tied embeddings) of about 6 million
 parameters and a byte-level BPE tokenizer learn the sources and docstrings of the standard
 library of the running interpreter (PSF licence). Master weights are FP32, products BF16; the
-export is rounded to BF16, and the held-out loss is measured on the rounded weights. A run
-that was cut off goes on from its last checkpoint in ``--work``.
+export is rounded to BF16, and the held-out loss is measured on the rounded weights. An
+interrupted run continues from its last checkpoint in ``--work``.
 """
 
 import argparse
@@ -66,7 +66,7 @@ PROBES = [
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts for training, and the held-out ones, whole files apart by a hash of the path."""
+    """Training texts and held-out texts; whole files are separated by a hash of their path."""
 
     train: list[str]
     held_out: list[str]
@@ -74,7 +74,7 @@ class Corpus:
 
 @dataclass
 class TrainingReport:
-    """What the model card states."""
+    """The figures of the model card."""
 
     steps: int = 0
     tokens: int = 0
@@ -87,7 +87,7 @@ class TrainingReport:
 
 
 def library() -> Iterator[tuple[bool, str]]:
-    """The text of each of its files, in order, and whether it is held out."""
+    """Yield for each file of the standard library, in order: whether it is held out, its text."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
@@ -147,7 +147,7 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
 
 
 def encode_all(tokenizer: Tokenizer, texts: list[str], seed: int) -> np.ndarray:
-    """One long row of token ids, texts in shuffled order, an END after each."""
+    """Return one long row of token ids: the texts in shuffled order, each followed by END."""
     order = np.random.default_rng(seed).permutation(len(texts))
     end = tokenizer.token_to_id(END)
     encoded = tokenizer.encode_batch([texts[index] for index in order])
@@ -173,7 +173,7 @@ def model_config(tokenizer: Tokenizer) -> Qwen3Config:
 
 
 def batch(tokens: np.ndarray, length: int, rows: int, random: np.random.Generator) -> torch.Tensor:
-    """[rows, length + 1] token ids from random places."""
+    """Return token ids [rows, length + 1] from random positions."""
     starts = random.integers(0, len(tokens) - length - 1, rows)
     return torch.from_numpy(np.stack([tokens[s : s + length + 1] for s in starts]))
 
@@ -208,7 +208,7 @@ def train(
     report: TrainingReport,
     options: argparse.Namespace,
 ) -> None:
-    """Until ``options.minutes`` of training are over; the last tenth on longer rows."""
+    """Train for ``options.minutes``; the last tenth of it on longer rows."""
     random = np.random.default_rng(options.seed + report.steps)
     budget = options.minutes * 60
     began, before = time.monotonic(), report.seconds
@@ -244,7 +244,8 @@ def save_checkpoint(
     report: TrainingReport,
     work: Path,
 ) -> None:
-    """One file, renamed into place: weights, moments, and the report in its header."""
+    """Write the checkpoint into one file, renamed into place: weights, optimizer states, and the
+    report in its header."""
     tensors = {}
     for name, p in model.named_parameters():
         tensors[f"model/{name}"] = p.detach()
@@ -257,7 +258,7 @@ def save_checkpoint(
 def load_checkpoint(
     model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer], work: Path
 ) -> TrainingReport:
-    """The report of the run so far, model and optimizers restored; a fresh one if there is none."""
+    """Restore model and optimizers; return the report of the run so far, or a new one."""
     path = work / "checkpoint.safetensors"
     if not path.exists():
         return TrainingReport()
@@ -274,7 +275,7 @@ def load_checkpoint(
 
 
 def state_of(optimizers: list[torch.optim.Optimizer], p: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The state kept for ``p`` by the one optimizer that owns it."""
+    """Return the state for ``p`` of the optimizer that owns it."""
     for optimizer in optimizers:
         if any(p is owned for group in optimizer.param_groups for owned in group["params"]):
             state: dict[str, torch.Tensor] = optimizer.state[p]
@@ -296,7 +297,7 @@ def held_out_loss(model: Qwen3ForCausalLM, tokens: np.ndarray) -> float:
 
 
 def export(model: Qwen3ForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
-    """Writes the Hugging Face directory, weights rounded to BF16."""
+    """Write the Hugging Face directory, with weights rounded to BF16."""
     out.mkdir(parents=True, exist_ok=True)
     tied = "lm_head.weight"
     weights = {

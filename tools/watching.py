@@ -1,11 +1,11 @@
-"""Watches a cluster of this machine as one would in production, and sees whether it is all there:
+"""Check the observability of a local cluster: traces, metrics, dashboards and alerts.
 
     python -m tools.watching
 
 Starts 1 + 2 workers and a trace collector, sends requests, drains one worker and kills another in
-the middle of an answer; draws the trace of each, and scrapes every role. Fails unless each trace is
-one tree without an orphan, and every metric that a dashboard, an alert or docs/metrics.md names
-exists.
+the middle of an answer; prints the trace of each request, and scrapes every role. Fails unless each
+trace is one tree without orphans, and every metric named by a dashboard, an alert or
+docs/metrics.md exists.
 """
 
 import json
@@ -25,7 +25,7 @@ import yaml
 from benchmarks.machine import pause
 from tools.dashboards import DASHBOARDS
 from tools.local_cluster import LocalCluster, local_cluster
-from tools.otlp_collector import Collector, SpanTree, collecting
+from tools.otlp_collector import Collector, SpanTree, run_collector
 from tools.promql import MetricUse, uses
 from tools.scrape import Scrape, scrape
 
@@ -33,30 +33,34 @@ ROOT = Path(__file__).parents[1]
 RULES = ROOT / "deploy" / "helm" / "baton" / "rules"
 METRICS_PAGE = ROOT / "docs" / "metrics.md"
 SECONDS = 30.0
-"""For spans to arrive: each process sends them once a second."""
+"""The timeout for spans to arrive: each process sends them once a second."""
 
 PROMPT = "import os\n" * 60
 LONG_TOKENS = 1500
-"""An answer that goes on for long enough to be moved: that takes a draining worker two seconds."""
+"""The length of an answer that is still running when a draining worker migrates it after two
+seconds."""
 
 WHOLE = Counter(
     ("request", "tokenise", "place", "decide", "attempt", "first token", "stream",
      "prefill job", "prefill", "hand-off", "decode job", "pull", "decode")
 )  # fmt: skip
-"""What the trace of an answer has, at least: its stages on all four roles."""
+"""The spans that an answer's trace must have: its stages on all four roles."""
 
 
 @contextmanager
-def watched(prefill: int = 1, decode: int = 1) -> Iterator[tuple[LocalCluster, Collector]]:
-    with collecting() as (collector, url):
+def run_observed_cluster(
+    prefill: int = 1, decode: int = 1
+) -> Iterator[tuple[LocalCluster, Collector]]:
+    with run_collector() as (collector, url):
         settings = {"trace_endpoint": url, "ops_port": 0, "log_format": "json"}
         with local_cluster(prefill=prefill, decode=decode, settings=settings) as cluster:
-            settle(cluster)
+            wait_until_known(cluster)
             yield cluster, collector
 
 
-def settle(cluster: LocalCluster) -> None:
-    """Until the conductor knows workers of both kinds; it reads the registry twice a second."""
+def wait_until_known(cluster: LocalCluster) -> None:
+    """Wait until the conductor knows workers of both pools; it reads the registry twice a
+    second."""
     body = {"prompt": [5, 6, 7], "max_tokens": 2, "ignore_eos": True}
     while True:
         _, headers = cluster.post_with_headers("/v1/completions", body)
@@ -69,12 +73,13 @@ def settle(cluster: LocalCluster) -> None:
 
 
 def trace_of(collector: Collector, request_id: str, names: Counter[str]) -> SpanTree:
-    """Without a client's trace, its id is in the request's."""
+    """Return the trace of a request. Its trace id is part of the request id when the client sends
+    no trace context."""
     return SpanTree(collector.wait(names, request_id.rpartition("-")[2], SECONDS))
 
 
-def faults_of(tree: SpanTree, names: Counter[str]) -> list[str]:
-    """Why it is not one tree with those spans."""
+def trace_errors(tree: SpanTree, names: Counter[str]) -> list[str]:
+    """Return why the trace is not one tree with those spans; empty if it is."""
     faults = []
     if len(tree.roots) != 1:
         faults.append(f"{len(tree.roots)} roots")
@@ -84,7 +89,7 @@ def faults_of(tree: SpanTree, names: Counter[str]) -> list[str]:
 
 
 class PendingStream:
-    """An answer under way."""
+    """An answer that is being streamed."""
 
     def __init__(self, cluster: LocalCluster, max_tokens: int) -> None:
         body = {"prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0, "stream": True}
@@ -97,13 +102,13 @@ class PendingStream:
         self.decode = self._response.headers["x-baton-decode"]
 
     def finish(self) -> None:
-        """Raises AssertionError if it broke off."""
+        """Read the rest of the answer. Raises AssertionError if it broke off."""
         with self._response:
             assert b"data: [DONE]" in self._response.read(), "the stream broke off"
 
 
 def kill_midway(cluster: LocalCluster, max_tokens: int) -> PendingStream:
-    """An answer whose decode worker is killed while it writes."""
+    """Start an answer and kill its decode worker in the middle of it."""
     pids = {process["id"]: process["pid"] for process in cluster.status()["processes"]}
     stream = PendingStream(cluster, max_tokens)
     os.kill(pids[stream.decode], signal.SIGKILL)
@@ -113,8 +118,8 @@ def kill_midway(cluster: LocalCluster, max_tokens: int) -> PendingStream:
 # -- metrics --------------------------------------------------------------------------------
 
 
-def documented() -> set[str]:
-    """The metrics that docs/metrics.md has a line for."""
+def documented_metrics() -> set[str]:
+    """Return the metrics that are listed in docs/metrics.md."""
     found: set[str] = set()
     for line in METRICS_PAGE.read_text(encoding="utf-8").splitlines():
         if line.startswith("| `"):
@@ -130,8 +135,8 @@ def alerts() -> list[dict[str, Any]]:
     return rules
 
 
-def watched_for() -> Iterable[tuple[str, MetricUse]]:
-    """Whatever a dashboard or an alert names, and which one does."""
+def used_metrics() -> Iterable[tuple[str, MetricUse]]:
+    """Yield every metric use of a dashboard or an alert, with the name of that."""
     for dashboard in DASHBOARDS:
         for query in dashboard.queries:
             yield from ((dashboard.name, use) for use in uses(query.of_cluster))
@@ -141,15 +146,15 @@ def watched_for() -> Iterable[tuple[str, MetricUse]]:
         yield from ((alert["alert"], use) for use in uses(alert["expr"]))
 
 
-def lacking(found: Scrape) -> list[str]:
-    """What is named and does not exist, or exists and has no line in docs/metrics.md."""
+def missing_metrics(found: Scrape) -> list[str]:
+    """Return the metrics that are used but don't exist, or exist but aren't in docs/metrics.md."""
     lacks = {
         f"{who}: {what}"
-        for who, use in watched_for()
+        for who, use in used_metrics()
         for what in found.lacks(use.metric, use.labels)
     }
-    lacks |= {f"docs/metrics.md lacks {name}" for name in found.own - documented()}
-    lacks |= {f"docs/metrics.md has {name}" for name in documented() - found.own}
+    lacks |= {f"docs/metrics.md lacks {name}" for name in found.own - documented_metrics()}
+    lacks |= {f"docs/metrics.md has {name}" for name in documented_metrics() - found.own}
     return sorted(lacks)
 
 
@@ -159,7 +164,7 @@ def lacking(found: Scrape) -> list[str]:
 def main() -> None:
     faults: list[str] = []
     found = Scrape()
-    with watched(decode=2) as (cluster, collector):
+    with run_observed_cluster(decode=2) as (cluster, collector):
         for what, names in {
             "answered": WHOLE,
             "moved": WHOLE | Counter({"attempt": 2, "place": 2, "decode job": 2}),
@@ -168,11 +173,11 @@ def main() -> None:
             request_id = _run(cluster, what)
             tree = trace_of(collector, request_id, names)
             print(f"\n{what}: {request_id}\n{tree.describe()}")
-            faults += [f"{what}: {fault}" for fault in faults_of(tree, names)]
+            faults += [f"{what}: {fault}" for fault in trace_errors(tree, names)]
             scrape(cluster, found)
     for process, count in sorted(found.num_series.items()):
         print(f"{process}: {count} series")
-    faults += lacking(found)
+    faults += missing_metrics(found)
     print("\n".join(faults) or "every trace is one tree; every metric that is named exists")
     sys.exit(bool(faults))
 

@@ -1,4 +1,4 @@
-"""A few places for dear work, shared out among owners in turn."""
+"""A few concurrency slots for expensive work, shared fairly among owners."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -9,35 +9,35 @@ from baton.errors import Overloaded
 
 
 class FairSlots:
-    """``num_slots`` at once, and of one owner one at a time, so that nobody can take all of them;
-    owners who wait take turns. At most ``max_waiting`` wait, of one owner a quarter of those.
-    Single event loop."""
+    """``num_slots`` slots. An owner has at most one of them, so that none can take all; waiting
+    owners are served in turn. At most ``max_waiting`` calls wait, a quarter of those of one owner.
+    For use in a single event loop."""
 
     def __init__(self, num_slots: int, max_waiting: int, what: str) -> None:
         assert num_slots > 0 and max_waiting > 0
         self._num_slots = num_slots
         self._max_waiting = max_waiting
-        self._max_of_one = max(max_waiting // 4, 1)
+        self._max_waiting_per_owner = max(max_waiting // 4, 1)
         self._what = what
         self._busy: set[str] = set()
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self.num_waiting = 0
 
     @asynccontextmanager
-    async def turn(self, owner: str) -> AsyncGenerator[None]:
-        """Raises Overloaded when too many wait."""
-        await self._take(owner)
+    async def slot(self, owner: str) -> AsyncGenerator[None]:
+        """Hold a slot, waiting for one if necessary. Raises Overloaded when too many calls wait."""
+        await self._acquire(owner)
         try:
             yield
         finally:
-            self._give(owner)
+            self._release(owner)
 
-    async def _take(self, owner: str) -> None:
+    async def _acquire(self, owner: str) -> None:
         if owner not in self._busy and len(self._busy) < self._num_slots:
             self._busy.add(owner)
             return
         mine = len(self._waiting.get(owner, ()))
-        if self.num_waiting >= self._max_waiting or mine >= self._max_of_one:
+        if self.num_waiting >= self._max_waiting or mine >= self._max_waiting_per_owner:
             raise Overloaded(
                 f"too many {self._what} wait: {self.num_waiting}, {mine} of them yours"
             )
@@ -48,12 +48,12 @@ class FairSlots:
             await granted
         except asyncio.CancelledError:
             if granted.cancelled():
-                self._forget(owner, granted)
+                self._remove_waiter(owner, granted)
             else:
-                self._give(owner)
+                self._release(owner)
             raise
 
-    def _give(self, owner: str) -> None:
+    def _release(self, owner: str) -> None:
         self._busy.discard(owner)
         for next_owner in list(self._waiting):
             if len(self._busy) >= self._num_slots:
@@ -62,19 +62,19 @@ class FairSlots:
                 self._grant(next_owner)
 
     def _grant(self, owner: str) -> None:
-        """The owner's oldest begins; its others wait behind all owners."""
+        """Give the owner's oldest call a slot; its other calls queue up behind all owners."""
         queue = self._waiting.pop(owner)
         while queue:
             granted = queue.popleft()
             self.num_waiting -= 1
-            if not granted.done():  # else it was cancelled, and has not run since
+            if not granted.done():  # otherwise it was cancelled, and its task has not run since
                 self._busy.add(owner)
                 granted.set_result(None)
                 break
         if queue:
             self._waiting[owner] = queue
 
-    def _forget(self, owner: str, granted: "asyncio.Future[None]") -> None:
+    def _remove_waiter(self, owner: str, granted: "asyncio.Future[None]") -> None:
         queue = self._waiting.get(owner)
         if queue is None or granted not in queue:
             return

@@ -1,4 +1,4 @@
-"""Work that must not be left behind half done."""
+"""Runs work in threads that a cancelled caller waits for."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,12 +8,13 @@ from typing import TypeVar
 T = TypeVar("T")
 
 RUN_INLINE: ContextVar[bool] = ContextVar("inline", default=False)
-"""In a simulation there are no threads, so that its seed replays it."""
+"""Whether to run the work in the event loop instead: simulations use no threads, so that a seed
+replays them."""
 
 
 async def run_in_thread(work: Callable[[], T]) -> T:
-    """Runs ``work`` off the event loop. A thread can't be interrupted, so a caller that is
-    cancelled waits for its end first: what it works on is not free before."""
+    """Run ``work`` off the event loop. A thread can't be interrupted, so a cancelled caller waits
+    for it to end first: the thread uses its buffers until then."""
     if RUN_INLINE.get():
         await asyncio.sleep(0)
         return work()

@@ -1,4 +1,5 @@
-"""``asyncio.timeout`` in a quarter of its time, for what is done several times for each request."""
+"""A timeout that costs a quarter of ``asyncio.timeout``, for code that runs several times per
+request."""
 
 import asyncio
 from types import TracebackType
@@ -6,8 +7,9 @@ from typing import Self
 
 
 class TimeLimit:
-    """``with TimeLimit(seconds):`` around awaits of one task: when the time is up, what it awaits
-    is cancelled, and TimeoutError comes out. ``expired`` tells it from another's. Once."""
+    """``with TimeLimit(seconds):`` around awaits of one task: when the time is up, the await is
+    cancelled, and TimeoutError raised. ``expired`` distinguishes it from other timeouts. Use an
+    instance once."""
 
     __slots__ = ("_being_cancelled", "_seconds", "_task", "_timer", "expired")
 

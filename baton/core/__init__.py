@@ -1,1 +1,1 @@
-"""The nouns that all rooms share: ids, requests, block keys, members. Standard library only."""
+"""Types that all packages share: ids, requests, block keys, members. Standard library only."""

@@ -1,34 +1,37 @@
-"""How long an answer will be, as far as its tenant's answers before tell."""
+"""Predicts the length of an answer from earlier answers of the same tenant."""
 
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
 MIN_ANSWERS = 4
-"""Of a tenant (else of all tenants together), before they are believed."""
+"""Predictions use a tenant's own answers once there are this many of them; until then, the answers
+of all tenants, from the same number on."""
 
 WEIGHT = 0.05
-"""Of the newest answer: the last few dozen count."""
+"""Weight of the newest answer in the moving averages, so that the last few dozen answers count."""
 
-DEVIATIONS = 0.85
-"""Above the mean of the logarithm: four of five log-normal answers are shorter. Who underestimates
-preempts, who overestimates leaves room unused."""
+NUM_STANDARD_DEVIATIONS = 0.85
+"""The prediction is this many standard deviations above the mean of the logarithm: four of five
+log-normal answers are shorter. Underestimates cause preemptions, overestimates leave memory
+unused."""
 
 OUTGROWN_FACTOR = 1.5
-"""An answer that outgrows its prediction is taken to become half as long again, and so on."""
+"""When an answer outgrows its prediction, the new prediction is its length times this."""
 
 MAX_TENANTS = 1024
 
 
 @dataclass(slots=True)
 class _LogNormalLength:
-    """Mean and variance of the logarithm: plain for the first ones, then fading."""
+    """Mean and variance of the logarithm of lengths: plain averages at first, then exponentially
+    weighted."""
 
     count: int = 0
     mean: float = 0.0
     variance: float = 0.0
 
-    def learn(self, value: float) -> None:
+    def update(self, value: float) -> None:
         self.count += 1
         weight = max(WEIGHT, 1 / self.count)
         distance = value - self.mean
@@ -37,21 +40,21 @@ class _LogNormalLength:
 
     @property
     def expected(self) -> float:
-        return math.exp(self.mean + DEVIATIONS * math.sqrt(self.variance))
+        return math.exp(self.mean + NUM_STANDARD_DEVIATIONS * math.sqrt(self.variance))
 
 
 class AnswerLengthPredictor:
-    """Of one model. ``unknown_tokens`` is what an answer is taken for while nothing is known;
-    None: the most that it may become."""
+    """Predicts answer lengths for one model. ``default_tokens`` is the prediction while nothing is
+    known; None: the maximum that the request allows."""
 
-    def __init__(self, unknown_tokens: int | None = None) -> None:
-        self._unknown_tokens = unknown_tokens
+    def __init__(self, default_tokens: int | None = None) -> None:
+        self._unknown_tokens = default_tokens
         self._all = _LogNormalLength()
         self._tenants: OrderedDict[bytes, _LogNormalLength] = OrderedDict()
 
-    def learn(self, tenant: bytes, num_tokens: int, *, cut: bool) -> None:
-        """An answer has ended. One that was ``cut`` at its limit would have become longer: it
-        counts only if it is longer than what was expected."""
+    def record_length(self, tenant: bytes, num_tokens: int, *, was_truncated: bool) -> None:
+        """Record the length of an answer that has ended. An answer that was truncated at its limit
+        would have become longer, so it counts only if it is longer than expected."""
         num_tokens = max(num_tokens, 1)
         lengths = self._tenants.get(tenant)
         if lengths is None:
@@ -60,11 +63,11 @@ class AnswerLengthPredictor:
                 self._tenants.popitem(last=False)
         self._tenants.move_to_end(tenant)
         for each in (lengths, self._all):
-            if not cut or each.count < MIN_ANSWERS or num_tokens > each.expected:
-                each.learn(math.log(num_tokens))
+            if not was_truncated or each.count < MIN_ANSWERS or num_tokens > each.expected:
+                each.update(math.log(num_tokens))
 
-    def expect(self, tenant: bytes, max_tokens: int) -> int:
-        """Tokens of an answer of at most ``max_tokens``, 1 at least."""
+    def predict_tokens(self, tenant: bytes, max_tokens: int) -> int:
+        """Predict the number of tokens of an answer, from 1 to ``max_tokens``."""
         lengths = self._tenants.get(tenant)
         if lengths is None or lengths.count < MIN_ANSWERS:
             lengths = self._all
@@ -74,8 +77,8 @@ class AnswerLengthPredictor:
         return max(1, min(max_tokens, unknown))
 
 
-def revised_prediction(expected: int, num_tokens: int, max_tokens: int) -> int:
-    """What to expect of an answer that has ``num_tokens`` already and isn't over."""
-    if expected <= num_tokens:
-        expected = math.ceil(max(num_tokens, 1) * OUTGROWN_FACTOR)
-    return min(expected, max_tokens)
+def revised_prediction(predicted_tokens: int, num_tokens: int, max_tokens: int) -> int:
+    """Revise the prediction for an answer that has ``num_tokens`` already and has not ended."""
+    if predicted_tokens <= num_tokens:
+        predicted_tokens = math.ceil(max(num_tokens, 1) * OUTGROWN_FACTOR)
+    return min(predicted_tokens, max_tokens)

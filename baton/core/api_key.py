@@ -1,8 +1,8 @@
-"""API keys: 256 random bits, kept as their digest.
+"""API keys: 256 random bits, stored as their digest.
 
-A slow, salted hash is for passwords, which can be guessed one by one. A key of 256 random bits
-can't be, so a plain SHA-256 of it gives nothing away; and a request is looked up by one digest, in
-a microsecond, instead of being tried against every tenant's salt.
+Slow, salted hashes protect passwords, which can be guessed. A key of 256 random bits can't be
+guessed, so a plain SHA-256 digest reveals nothing; and a key is looked up by its digest in a
+microsecond, instead of being tried against every tenant's salt.
 """
 
 import hashlib
@@ -12,7 +12,8 @@ from base64 import urlsafe_b64encode
 KEY_PREFIX = "sk-baton-"
 API_KEY_BYTES = 32
 MIN_KEY_CHARACTERS = 20
-"""Of keys that somebody brings along: what is shorter may be guessed from its digest."""
+"""Minimum length of keys that :func:`new_api_key` did not make: shorter ones might be guessed from
+their digest."""
 
 _SCHEME = "sha256:"
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
@@ -21,7 +22,7 @@ KeyDigest = bytes
 
 
 def new_api_key(random_bytes: bytes) -> str:
-    """A fresh key."""
+    """Make a key from random bytes."""
     assert len(random_bytes) >= API_KEY_BYTES, len(random_bytes)
     return KEY_PREFIX + urlsafe_b64encode(random_bytes).decode().rstrip("=")
 
@@ -31,11 +32,11 @@ def api_key_digest(key: str) -> KeyDigest:
 
 
 def hash_api_key(key: str) -> str:
-    """How a key stands in a tenants file."""
+    """The digest of a key as text, for a tenants file."""
     return _SCHEME + api_key_digest(key).hex()
 
 
 def parse_hashed_api_key(text: str) -> KeyDigest | None:
-    """The digest in ``sha256:HEX``; None for anything else."""
+    """Parse ``sha256:HEX`` to the digest; None for anything else."""
     match = _DIGEST.fullmatch(text)
     return bytes.fromhex(match[1]) if match is not None else None

@@ -4,8 +4,8 @@
     key_i = H(key_{i-1} || tokens of block i as little-endian uint32)
 
 H is BLAKE2b with a 128-bit digest and a personalisation string. Equal keys mean equal
-tokens from the first one on, so a key names a prefix, and a longest prefix can be searched
-for by bisection. Committed test vectors: tests/unit/test_block_key.py.
+tokens from the first one on, so a key identifies a prefix, and the longest prefix can be found
+by bisection. Test vectors: tests/unit/test_block_key.py.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _BIG_ENDIAN = struct.pack("=H", 1) == struct.pack(">H", 1)
 
 @dataclass(frozen=True, slots=True)
 class KeyRoot:
-    """What two blocks must agree on before equal tokens mean equal KV."""
+    """Everything besides the tokens that must be equal for two blocks to have equal KV."""
 
     model_digest: bytes
     kv_dtype: str
@@ -33,7 +33,8 @@ class KeyRoot:
     tenant_salt: bytes = b""
 
     def key(self) -> BlockKey:
-        """The chain's start. Fields are length-prefixed, so no two roots encode alike."""
+        """The key at the start of the chain. Fields are length-prefixed, so no two roots have the
+        same encoding."""
         fields = (
             self.model_digest,
             self.kv_dtype.encode(),
@@ -46,7 +47,7 @@ class KeyRoot:
 
 
 def next_key(previous: BlockKey, tokens: Sequence[int]) -> BlockKey:
-    """Key of the block with ``tokens`` that follows the prefix named by ``previous``."""
+    """Key of the block with ``tokens`` that follows the prefix with key ``previous``."""
     return BlockKey(_digest(previous + _packed(tokens)))
 
 
@@ -69,7 +70,7 @@ def _packed(tokens: Sequence[int]) -> bytes:
 
 
 def _digest(data: bytes) -> bytes:
-    """A copy of a fresh hash is made in half of the time that a new one takes."""
+    """BLAKE2b of ``data``. Copying a fresh hash object takes half as long as making one."""
     hash_ = _FRESH.copy()
     hash_.update(data)
     return hash_.digest()

@@ -1,18 +1,19 @@
-"""What work takes: the same two models for what is measured and for what is simulated."""
+"""Cost models of prefill and decode: what workers measure, and what the simulator computes with."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillCost:
-    """Matrix products are linear in tokens, attention in pairs of a new token and one before it."""
+    """Time of a prefill. Matrix products are linear in the number of tokens, attention in the
+    number of pairs of a new token and an earlier one."""
 
     fixed_seconds: float
     per_token_seconds: float
     per_pair_seconds: float
 
     def seconds(self, num_new: int, num_cached: int = 0) -> float:
-        """To read ``num_new`` tokens that follow on ``num_cached`` ones."""
+        """Time to compute ``num_new`` tokens that follow ``num_cached`` cached ones."""
         if num_new <= 0:
             return 0.0
         pairs = num_new * (num_cached + num_new / 2)
@@ -21,9 +22,9 @@ class PrefillCost:
 
 @dataclass(frozen=True, slots=True)
 class DecodeCost:
-    """A step reads the weights once and everybody's KV. Of a mixture of experts, a step reads the
-    experts that its batch chooses: ``expert_seconds`` for all ``num_experts``, of which each token
-    takes ``experts_per_token``."""
+    """Time of a decode step, which reads the weights once and the KV of all its requests. For a
+    mixture of experts, a step also reads the experts that its batch chooses: reading all
+    ``num_experts`` takes ``expert_seconds``, and each token chooses ``experts_per_token``."""
 
     fixed_seconds: float
     per_request_seconds: float
@@ -33,7 +34,7 @@ class DecodeCost:
     experts_per_token: int = 0
 
     def base_seconds(self, batch: int) -> float:
-        """Of one step, without the context."""
+        """Time of one step without reading the context's KV."""
         seconds = self.fixed_seconds + self.per_request_seconds * batch
         if self.num_experts:
             missed = (1 - self.experts_per_token / self.num_experts) ** batch
@@ -41,5 +42,6 @@ class DecodeCost:
         return seconds
 
     def seconds(self, batch: int, context_tokens: int) -> float:
-        """Of one step that makes ``batch`` tokens; ``context_tokens`` are those of all together."""
+        """Time of one step that generates ``batch`` tokens. ``context_tokens`` is the sum over all
+        requests of the batch."""
         return self.base_seconds(batch) + self.per_context_token_seconds * context_tokens

@@ -1,13 +1,13 @@
-"""What members of a cluster know each other by."""
+"""Credentials by which members of a cluster authenticate each other."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterCredentials:
-    """``secret`` is the cluster's; None: whoever reaches a member may ask it. ``certificate``,
-    ``key`` and ``authority`` are PEM files, all three or none: with them, members speak TLS, and
-    both sides show a certificate of the authority."""
+    """``secret`` is shared by the cluster; None means that members answer anyone who can reach
+    them. ``certificate``, ``key`` and ``authority`` are PEM files, all three or none: with them,
+    members use mutual TLS with certificates of the authority."""
 
     secret: str | None = field(default=None, repr=False)
     certificate: str = ""
@@ -19,6 +19,6 @@ class ClusterCredentials:
         return bool(self.authority)
 
 
-def as_credentials(given: ClusterCredentials | str | None) -> ClusterCredentials:
-    """A secret alone is trust enough."""
-    return given if isinstance(given, ClusterCredentials) else ClusterCredentials(given)
+def to_credentials(value: ClusterCredentials | str | None) -> ClusterCredentials:
+    """Turn a bare secret into credentials without TLS; leave credentials as they are."""
+    return value if isinstance(value, ClusterCredentials) else ClusterCredentials(value)

@@ -1,11 +1,11 @@
 """Fairness between tenants: virtual token counters (VTC; Sheng et al., OSDI '24, algorithm 2).
 
-Each tenant has a counter of what it was given, in weighted tokens, and who was given least goes
-first. A tenant that comes back to the queue is lifted to the least of those in it: what it didn't
-use while it was away, it can't make good on later. While two tenants have requests in the queue all
-the time, what they are given differs by no more than ``slack_tokens`` and what one step and the
-running answers give in between, however many requests either sends. A tenant of weight 2 is charged
-half of what it is given, and so given twice as much.
+Each tenant has a counter of the service that it has received, in weighted tokens, and the tenant
+with the lowest counter is served first. When a tenant returns to the queue, its counter is lifted
+to the lowest one in the queue, so that a tenant can't save up service while it is away. While two
+tenants always have requests in the queue, their service differs by no more than ``slack_tokens``
+plus what one step and the running answers consume, however many requests either sends. A tenant of
+weight 2 is charged half as much per token, and so receives twice the service.
 """
 
 from collections.abc import Iterable
@@ -15,31 +15,32 @@ OUTPUT_WEIGHT = 2
 """A token of an answer costs more than one of a prompt (the paper's weights)."""
 
 SLACK_TOKENS = 32_768
-"""Below it the order decides alone. About one long prompt: with less, each of them puts its tenant
-behind for a while, though nobody sent too much."""
+"""Differences below this are ignored: the queue's order decides alone. It is about one long prompt;
+with less, each long prompt would delay its tenant although no tenant sent too much."""
 
 MAX_TENANTS = 4096
-"""Counters kept, beside those of tenants in the queue; 100 bytes each. Who has been away longest
-is forgotten, which is what lifting would mostly do anyway."""
+"""Maximum number of counters, 100 bytes each. Beyond it, the tenant that has been out of the queue
+longest loses its counter; on its return, lifting mostly gives it the same value."""
 
 
 class VirtualTokenCounters:
-    """:meth:`join` and :meth:`leave` the queue, :meth:`charge` in between and after."""
+    """Counters of all tenants of a queue. Call :meth:`join` and :meth:`leave` for each request in
+    the queue, and :meth:`charge` for its service."""
 
     def __init__(self, slack_tokens: int = SLACK_TOKENS, max_tenants: int = MAX_TENANTS) -> None:
         assert slack_tokens > 0, slack_tokens
         self._slack_tokens = slack_tokens
         self._max_tenants = max_tenants
         self._counters: dict[bytes, float] = {}
-        """Who joined last is last."""
+        """In the order in which tenants last joined the queue."""
         self._queued: dict[bytes, int] = {}
-        """Requests in the queue, of those that have any."""
+        """Number of requests in the queue, for tenants that have any."""
         self._last_left = b""
 
     @property
-    def is_shared(self) -> bool:
-        """Whether there is anybody to be fair to. While there is one tenant nothing is counted,
-        since the second one is lifted to it."""
+    def has_several_tenants(self) -> bool:
+        """Whether there are several tenants. While there is only one, nothing is counted, since a
+        second one would be lifted to its counter."""
         return len(self._counters) > 1
 
     def join(self, tenant: bytes) -> None:
@@ -62,24 +63,26 @@ class VirtualTokenCounters:
     def charge(
         self, tenant: bytes, input_tokens: int, output_tokens: int, weight: float = 1.0
     ) -> None:
-        """The tenant was given these. Who never queued here isn't counted."""
+        """Charge the tenant for these tokens. A tenant that never queued here is ignored."""
         if tenant in self._counters:
-            given = INPUT_WEIGHT * input_tokens + OUTPUT_WEIGHT * output_tokens
-            self._counters[tenant] += given / weight
+            charged = INPUT_WEIGHT * input_tokens + OUTPUT_WEIGHT * output_tokens
+            self._counters[tenant] += charged / weight
 
-    def arrears(self, tenants: Iterable[bytes]) -> dict[bytes, int]:
-        """How far each was given more than the one that was given least, in whole slacks: those
-        with 0 go first, and among equals the order decides."""
+    def service_surpluses(self, tenants: Iterable[bytes]) -> dict[bytes, int]:
+        """How much more service each of ``tenants`` has received than the one with the least, in
+        whole multiples of ``slack_tokens``. Tenants with 0 are served first; among equal values the
+        queue's order decides."""
         counters = {tenant: self._counters.get(tenant, 0) for tenant in tenants}
         least = min(counters.values(), default=0)
         return {tenant: int((c - least) // self._slack_tokens) for tenant, c in counters.items()}
 
-    def count(self, tenant: bytes) -> float:
-        """What the tenant was given, in weighted tokens, lifts included."""
+    def counter(self, tenant: bytes) -> float:
+        """The tenant's counter, in weighted tokens, including lifts."""
         return self._counters.get(tenant, 0)
 
     def _lifted(self, tenant: bytes, count: float) -> float:
-        """To the least in the queue; into an empty queue, to whoever left it last."""
+        """``count``, lifted to the lowest counter in the queue, or, if the queue is empty, to that
+        of the tenant that left it last."""
         if self._queued:
             return max(count, min(self._counters[each] for each in self._queued))
         return max(count, self._counters.get(self._last_left, 0))

@@ -1,4 +1,4 @@
-"""What an answer must look like, as text that every worker compiles for itself."""
+"""Grammars that constrain an answer, as text that every worker compiles for itself."""
 
 import hashlib
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from enum import StrEnum
 
 
 class GrammarKind(StrEnum):
-    """What the text of a grammar is. JSON_OBJECT: nothing, any object will do. JSON_SCHEMA: a
-    schema, as JSON. REGEX: a pattern that the whole answer matches. CHOICE: a JSON list of
-    strings, one of which is the answer. LARK: a context-free grammar in Lark's notation, from its
+    """The kind of a grammar's text. JSON_OBJECT: no text, any object is valid. JSON_SCHEMA: a
+    schema, as JSON. REGEX: a pattern that the whole answer matches. CHOICE: a JSON list of strings,
+    one of which is the answer. LARK: a context-free grammar in Lark's notation, which starts at its
     rule ``start``."""
 
     JSON_OBJECT = "json_object"
@@ -20,14 +20,14 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """Where an answer is in its grammar is a function of its tokens alone, so whoever goes on with
-    one replays them. Checked where the request enters."""
+    """A grammar. The matcher's state depends on the answer's tokens alone, so a worker that
+    continues an answer replays them. The router validates it."""
 
     kind: GrammarKind
     text: str = ""
 
     def digest(self, owner: str) -> bytes:
-        """Names it among all grammars of all owners, in 32 bytes."""
+        """32 bytes that identify this grammar of ``owner`` among the grammars of all owners."""
         digest = hashlib.blake2b(digest_size=32)
         for part in (owner, self.kind.value, self.text):
             data = part.encode(errors="surrogatepass")

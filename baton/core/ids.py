@@ -1,20 +1,21 @@
-"""Identities. Each is a NewType, so that a checker catches one used for another."""
+"""Identifiers. Each is a NewType, so that the type checker notices when they are mixed up."""
 
 import re
 from typing import NewType
 
 RequestId = NewType("RequestId", str)
-"""One request of one client; unique in the cluster for as long as anything remembers it."""
+"""One request of one client; unique in the cluster for as long as any program remembers it."""
 
 WorkerId = NewType("WorkerId", str)
-"""A worker's name, e.g. ``prefill-0``. It outlives a restart; the generation does not. In
-Kubernetes it is ``POD.UID``: names of pods are used again."""
+"""A worker's name, e.g. ``prefill-0``. It survives a restart; the generation changes. In Kubernetes
+it is ``POD.UID``, since names of pods are reused."""
 
 Incarnation = NewType("Incarnation", int)
-"""Distinguishes the lives of one worker: nanoseconds since 1970 at its start."""
+"""A worker's generation: distinguishes processes that ran under one id. Nanoseconds since 1970 at
+the process's start."""
 
 Epoch = NewType("Epoch", int)
-"""Counts the placements of one request, from 1. What arrives with an older one is dropped."""
+"""Counts the placements of one request, from 1. Messages with an older epoch are dropped."""
 
 TenantId = NewType("TenantId", str)
 
@@ -22,7 +23,7 @@ BlockId = NewType("BlockId", int)
 """Index of a block in one pool: 0 <= id < num_blocks."""
 
 BlockKey = NewType("BlockKey", bytes)
-"""16 bytes that name the content of a full block and of everything before it."""
+"""16 bytes that identify the content of a full block and of all blocks before it."""
 
 TokenId = NewType("TokenId", int)
 
@@ -30,6 +31,6 @@ _POD_ID = re.compile(r"(.+)\.[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def display_name(worker_id: str) -> str:
-    """As people say it: a pod by its name."""
-    found = _POD_ID.fullmatch(worker_id)
-    return found[1] if found else worker_id
+    """The id as shown to people: for a pod, its name without the UID."""
+    match = _POD_ID.fullmatch(worker_id)
+    return match[1] if match else worker_id

@@ -1,4 +1,4 @@
-"""The nouns of a hand-off: what a source of KV blocks tells their reader, and back."""
+"""Messages of a KV transfer, between the worker that exports the blocks and their reader."""
 
 from dataclasses import dataclass, field
 
@@ -10,11 +10,11 @@ CHECKSUM_XXH3 = "xxh3"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What a peer needs to read a memory region.
+    """A memory region's description, which a peer needs to read the region.
 
-    Whoever holds one and reaches its owner may read the region, so it travels only between
-    members of the cluster. ``host`` is the boot id: equal hosts may share memory.
-    ``metadata`` is opaque to all but the backend named by ``transport``.
+    A process that has the endpoint and can reach its owner can read the region, so endpoints are
+    sent only between members of the cluster. ``host`` is the boot id and process namespace: equal
+    hosts may share memory. ``metadata`` is opaque to all but the backend named by ``transport``.
     """
 
     transport: str
@@ -27,10 +27,10 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class BlockRef:
-    """One block of a region, with what its reader checks before using it.
+    """One block of a region, with the key and checksum that its reader verifies before use.
 
-    ``key`` is the chain key of a full block, empty for a partial one. ``checksum`` is 64 bits
-    by the algorithm that is named where the block is offered.
+    ``key`` is the chain key of a full block, empty for a partial one. ``checksum`` has 64 bits; its
+    algorithm is named in the message that offers the block.
     """
 
     offset_bytes: int
@@ -41,17 +41,18 @@ class BlockRef:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRef:
-    """One life of one worker. ``line`` is how routers reach it without gRPC; empty: not at all."""
+    """One generation of one worker. ``framed_address`` is host:port of its framed connections, for
+    routers; empty if it has only gRPC."""
 
     id: WorkerId
     address: str
     generation: Incarnation
-    line: str = field(default="", compare=False)
+    framed_address: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class KvTransferOpen:
-    """A reader introduces itself. ``transports`` are those that it can use, best first."""
+    """The reader's first message. ``transports`` are those that it can use, best first."""
 
     request_id: RequestId
     epoch: Epoch
@@ -64,7 +65,7 @@ class KvTransferOpen:
 
 @dataclass(frozen=True, slots=True)
 class KvTransferScheduled:
-    """The prompt is nearly computed: the reader reserves its blocks now."""
+    """The prompt is nearly computed: the reader should reserve its blocks now."""
 
     endpoint: Endpoint
     num_tokens: int
@@ -73,7 +74,7 @@ class KvTransferScheduled:
 
 @dataclass(frozen=True, slots=True)
 class KvTransferChunk:
-    """Blocks [first_block, first_block + len(blocks)) are final, pinned until acknowledged."""
+    """Blocks [first_block, first_block + len(blocks)) are final, and pinned until acknowledged."""
 
     first_block: int
     blocks: tuple[BlockRef, ...]
@@ -81,10 +82,11 @@ class KvTransferChunk:
 
 @dataclass(frozen=True, slots=True)
 class KvTransferDone:
-    """The prompt is computed; ``token_id`` is the answer's next token, ``finished`` its last."""
+    """The prompt is computed; ``token_id`` is the answer's next token. ``is_finished``: the answer
+    ends with it."""
 
     token_id: TokenId
-    finished: bool
+    is_finished: bool
 
 
 KvTransferEvent = KvTransferScheduled | KvTransferChunk | KvTransferDone
@@ -92,8 +94,9 @@ KvTransferEvent = KvTransferScheduled | KvTransferChunk | KvTransferDone
 
 @dataclass(frozen=True, slots=True)
 class WorkerInspection:
-    """A worker's own account of its blocks and requests; ``violation`` is empty when sound.
-    ``drained``: it takes nothing new, and nothing is left that anybody could want of it."""
+    """A worker's report on its blocks and requests. ``violation`` is what its integrity check
+    found; empty if it passed. ``held_requests`` counts the requests on the worker in any phase.
+    ``drained``: the worker accepts no requests, none are left, and no exported KV is left."""
 
     worker_id: str
     state: str

@@ -1,4 +1,4 @@
-"""A member of the cluster, as the registry keeps it: who, where, in which state, how loaded."""
+"""A member of the cluster as stored in the registry: its id, address, state and load."""
 
 from dataclasses import dataclass, field
 
@@ -11,12 +11,12 @@ from baton.core.worker_load import WorkerLoad
 class Member:
     """``address`` is host:port of its gRPC server (for a router, of its HTTP server).
 
-    ``transports`` are the names of the KV transports that it can serve, best first. ``door`` is
-    a store node's Unix socket, for members of its host. ``line`` is host:port where routers
-    reach it without gRPC; empty where they can't.
-    ``model_digest`` is hex; members with different ones never share KV. ``device`` is what a worker
-    computes on, and ``kv_bytes_per_token`` what it remembers of a token. ``arithmetic`` is hex, and
-    equal on workers whose logits have the same bits; empty where that isn't promised.
+    ``transports`` are the names of the KV transports that it can serve, best first. ``door`` is the
+    Unix socket of a store node's local RPC, for members on its host. ``line`` is host:port of its
+    framed connections, for routers; empty if it has only gRPC. ``model_digest`` is hex; members
+    with different digests never share KV. ``device`` is what a worker computes on,
+    ``kv_bytes_per_token`` the size of its KV per token. ``arithmetic`` is hex, and equal on workers
+    with bit-identical logits; empty if the worker doesn't guarantee that.
     """
 
     id: WorkerId

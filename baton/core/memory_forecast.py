@@ -1,9 +1,11 @@
-"""Who may start to answer, so that memory suffices until all have finished, as far as predicted.
+"""Decides which requests may start decoding: those for which KV memory is predicted to suffice
+until all have finished.
 
-Answers grow by a token a step and give everything back at their end. So what is held together
-peaks just before somebody ends: memory suffices for all iff it does at each predicted end
+Each request grows by a token per step and frees all its memory at its end. So the memory in use
+peaks just before a request ends: memory suffices for all iff it suffices at each predicted end
 (Jaillet et al. 2025, "Online Scheduling for LLM Inference with KV Cache Constraints",
-arXiv 2502.07115). Of those that wait the shortest predicted answer starts first. Pure.
+arXiv 2502.07115). Among the waiting requests, the one with the shortest predicted answer starts
+first. Pure functions.
 """
 
 from bisect import bisect_left, insort
@@ -14,55 +16,58 @@ from operator import attrgetter
 
 @dataclass(frozen=True, slots=True)
 class KvDemand:
-    """Tokens of KV: ``held`` from the start (now, for who runs), ``to_come`` one a step."""
+    """A request's KV in tokens: ``current_tokens`` now (for a waiting request, at its start), and
+    ``remaining_tokens`` that are added, one per step."""
 
-    held: int
-    to_come: int
+    current_tokens: int
+    remaining_tokens: int
 
 
-_to_come = attrgetter("to_come")
+_remaining_tokens = attrgetter("remaining_tokens")
 
 
 class MemoryForecast:
-    """Those that run, by how much is to come. Each question costs one pass over them."""
+    """Predicts KV memory in use, from the running requests. Each query takes one pass over them."""
 
-    def __init__(self, running: Iterable[KvDemand], capacity: int) -> None:
-        self._running = sorted(running, key=_to_come)
-        self._capacity = capacity
+    def __init__(self, running: Iterable[KvDemand], capacity_tokens: int) -> None:
+        self._running = sorted(running, key=_remaining_tokens)
+        self._capacity = capacity_tokens
 
     def fits(self, candidate: KvDemand) -> bool:
-        """Whether all that run and the candidate find room at each end, to its own."""
+        """Whether memory suffices for the running requests and the candidate, at each predicted
+        end up to the candidate's own."""
         return self._suffices(candidate)
 
     def add(self, candidate: KvDemand) -> None:
-        """It runs from now on."""
-        insort(self._running, candidate, key=_to_come)
+        """Count the candidate as running from now on."""
+        insort(self._running, candidate, key=_remaining_tokens)
 
     def _suffices(self, candidate: KvDemand) -> bool:
-        """From the last end to the first: ``held`` and ``count`` are of all that run until then.
-        Ends after the candidate's are no concern of its: it holds nothing then."""
-        end = bisect_left(self._running, candidate.to_come, key=_to_come)
+        """Check each predicted end, from the candidate's back to the first one. ``count`` requests
+        still run at that end, and ``held`` is the sum of their current tokens. Later ends don't
+        matter: the candidate has freed its memory by then."""
+        end = bisect_left(self._running, candidate.remaining_tokens, key=_remaining_tokens)
         later = self._running[end:]
-        held = candidate.held + sum(each.held for each in later)
+        held = candidate.current_tokens + sum(each.current_tokens for each in later)
         count = 1 + len(later)
-        if held + count * candidate.to_come > self._capacity:
+        if held + count * candidate.remaining_tokens > self._capacity:
             return False
         for each in reversed(self._running[:end]):
-            held += each.held
+            held += each.current_tokens
             count += 1
-            if held + count * each.to_come > self._capacity:
+            if held + count * each.remaining_tokens > self._capacity:
                 return False
         return True
 
 
 def select_admissible(
-    running: Iterable[KvDemand], candidates: Sequence[KvDemand], capacity: int
+    running: Iterable[KvDemand], candidates: Sequence[KvDemand], capacity_tokens: int
 ) -> list[int]:
-    """Indexes of the candidates that may start now, in the order of their start: the shortest
-    answer first, and none after the first that doesn't fit, so that it isn't passed for ever."""
-    forecast = MemoryForecast(running, capacity)
+    """Indexes of the candidates that may start now, in the order of their start: shortest answer
+    first. It stops at the first that doesn't fit, so that no request is overtaken for ever."""
+    forecast = MemoryForecast(running, capacity_tokens)
     admitted: list[int] = []
-    for index in sorted(range(len(candidates)), key=lambda i: candidates[i].to_come):
+    for index in sorted(range(len(candidates)), key=lambda i: candidates[i].remaining_tokens):
         if not forecast.fits(candidates[index]):
             break
         forecast.add(candidates[index])
@@ -71,10 +76,10 @@ def select_admissible(
 
 
 def peak_tokens(running: Iterable[KvDemand]) -> int:
-    """The most that is held together at any time from now on."""
+    """Predicted maximum of the KV tokens in use at any time from now on."""
     held, peak = 0, 0
-    ordered = sorted(running, key=_to_come, reverse=True)
+    ordered = sorted(running, key=_remaining_tokens, reverse=True)
     for count, each in enumerate(ordered, 1):
-        held += each.held
-        peak = max(peak, held + count * each.to_come)
+        held += each.current_tokens
+        peak = max(peak, held + count * each.remaining_tokens)
     return peak

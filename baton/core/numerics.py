@@ -1,4 +1,5 @@
-"""Which workers compute alike, where that is promised (``deterministic``, docs/engine.md)."""
+"""Decides which workers compute bit-identical results, for clusters with the setting
+``deterministic`` (docs/engine.md)."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,8 +11,9 @@ WORKER_ROLES = (Role.PREFILL, Role.DECODE)
 
 
 def incompatible_workers(members: Iterable[Member]) -> frozenset[WorkerId]:
-    """Workers that get no requests: their logits might have other bits than those of the oldest
-    one. Nobody, while nobody promises anything. Who knows the same members says the same."""
+    """Workers that must get no requests, because their logits may differ in bits from those of the
+    oldest worker. Empty if no worker is deterministic. The result depends on ``members`` alone, so
+    that all programs agree on it."""
     workers = _workers(members)
     if not any(worker.arithmetic for worker in workers):
         return frozenset()
@@ -19,9 +21,12 @@ def incompatible_workers(members: Iterable[Member]) -> frozenset[WorkerId]:
     return frozenset(worker.id for worker in workers if worker.arithmetic != wanted)
 
 
-def incompatible_peer(members: Iterable[Member], own: WorkerId, arithmetic: str) -> Member | None:
-    """By whom worker ``own`` would be at odds, if it came with this arithmetic."""
-    others = [worker for worker in _workers(members) if worker.id != own]
+def incompatible_peer(
+    members: Iterable[Member], own_id: WorkerId, arithmetic: str
+) -> Member | None:
+    """The oldest other worker, if its arithmetic conflicts with ``arithmetic``, that of worker
+    ``own_id``, which wants to join; None if there is no conflict."""
+    others = [worker for worker in _workers(members) if worker.id != own_id]
     if not others or not (arithmetic or any(worker.arithmetic for worker in others)):
         return None
     oldest = _oldest(others)

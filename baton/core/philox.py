@@ -1,8 +1,8 @@
-"""Philox4x32-10 (Salmon et al., SC'11): a generator that is a pure function of (key, counter).
+"""Philox4x32-10 (Salmon et al., SC'11): random numbers as a pure function of (key, counter).
 
-So a request's draws depend on its seed and the token's position alone: not on its batch, its
-worker, or how often it was preempted. Standard library only; known answers of the authors'
-Random123 stand in tests/unit/test_philox.py.
+So a request's random draws depend on its seed and the token's position alone: not on its batch, its
+worker, or how often it was preempted. Standard library only; tests/unit/test_philox.py has known
+answers of the authors' Random123.
 """
 
 _ROUNDS = 10
@@ -30,7 +30,7 @@ def philox4x32(counter: Words4, key: tuple[int, int]) -> Words4:
 
 
 def uniform(seed: int, position: int) -> float:
-    """A draw in [0, 1) with 53 bits, for the token at ``position`` of a sequence."""
+    """A uniform draw in [0, 1) with 53 bits, for the token at ``position`` of a sequence."""
     key = (seed & _MASK, (seed >> 32) & _MASK)
     high, low, _, _ = philox4x32((position & _MASK, position >> 32, 0, 0), key)
     return ((high >> 5) * 67108864 + (low >> 6)) / 9007199254740992

@@ -1,4 +1,4 @@
-"""Where a request goes, and what else there was."""
+"""The placement of a request on workers, and the alternatives that were considered."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,15 +8,16 @@ from baton.core.kv_transfer import WorkerRef
 from baton.core.store import StoreHint
 
 MAX_ALTERNATIVES = 8
-"""Of each pool that a placement tells of: routers remember them of thousands of requests."""
+"""Maximum number of alternatives per pool in a placement, since routers keep those of thousands of
+requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementAlternative:
-    """A worker that was thought of: the lower the score, the better. The request would start there
-    after ``queue_seconds``; ``service_seconds`` is what a prompt takes to compute, or a step of
-    decoding. ``local_blocks`` are at hand there, ``fetched_blocks`` would come from a peer's store.
-    By ``late_seconds`` it would miss its deadline."""
+    """A worker that was considered; lower scores are better. The request would start there after
+    ``queue_seconds``; ``service_seconds`` is the time of the prefill, or of a decode step.
+    ``local_blocks`` are cached there, ``fetched_blocks`` would come from another node's store. The
+    request would miss its deadline by ``late_seconds``."""
 
     worker: WorkerId
     score: float
@@ -29,8 +30,9 @@ class PlacementAlternative:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Without ``prefill``, ``decode`` does the whole request. Predictions are None where nothing
-    was measured; alternatives are best first, the chosen one among them."""
+    """The workers of a request. Without ``prefill``, the ``decode`` worker also does the prefill.
+    Predictions are None if nothing has been measured. Alternatives are best first, and include the
+    chosen one."""
 
     prefill: WorkerRef | None
     decode: WorkerRef
@@ -38,7 +40,7 @@ class Placement:
     store_hint: StoreHint | None = None
     policy: str = ""
     ttft_seconds: float | None = None
-    tbt_seconds: float | None = None
+    itl_seconds: float | None = None
     prefill_alternatives: Sequence[PlacementAlternative] = ()
     decode_alternatives: Sequence[PlacementAlternative] = ()
 

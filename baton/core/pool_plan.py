@@ -1,15 +1,14 @@
-"""How many workers there should be, as a conductor sees it."""
+"""A conductor's plan of how many workers each pool should have."""
 
 from dataclasses import dataclass
 
 MAX_POOL_ALTERNATIVES = 16
-"""That a plan tells of."""
+"""Maximum number of alternatives in a plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolAlternative:
-    """With so many workers of a pool ("prefill" or "decode"), so much of their time would be used,
-    1 being all of it."""
+    """The predicted utilisation (0 to 1) of a pool ("prefill" or "decode") with ``num_workers``."""
 
     pool: str
     num_workers: int
@@ -18,9 +17,10 @@ class PoolAlternative:
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """``serving_prefill`` and ``serving_decode`` are those that the conductor knows to be there.
-    The load that it plans for: requests per second of the whole cluster, tokens of a prompt and of
-    an answer in the mean, and the share of prompts' tokens that needs no computing."""
+    """The planned sizes of both pools. ``serving_prefill`` and ``serving_decode`` are the numbers
+    of workers that serve now, as far as the conductor knows. The remaining numbers are the load
+    that it plans for: requests per second of the whole cluster, mean tokens of a prompt and of an
+    answer, and the fraction of prompt tokens that are cached."""
 
     prefill: int
     decode: int
@@ -30,5 +30,5 @@ class PoolPlan:
     requests_per_second: float
     prompt_tokens: float
     answer_tokens: float
-    cached_share: float
+    cached_fraction: float
     alternatives: tuple[PoolAlternative, ...] = ()

@@ -1,12 +1,12 @@
-"""Who goes behind whom: the classes of requests, and how long each stands back."""
+"""Priority classes of requests, and how long each class may be passed over."""
 
 import math
 from enum import IntEnum
 
 
 class Priority(IntEnum):
-    """The lower, the sooner, as vLLM counts. Between classes neither fairness nor order counts:
-    whoever is of a lower one gets what the others leave."""
+    """Lower values are served first, as in vLLM. Between classes neither fairness nor the prefill
+    order applies: a lower class gets what the higher ones leave."""
 
     HIGH = -1
     NORMAL = 0
@@ -20,15 +20,16 @@ STARVATION_LIMIT_SECONDS = {
     Priority.LOW: 600.0,
     Priority.BATCH: math.inf,
 }
-"""After so long a request gets some of each step, whoever else is there: no class starves but that
-of batches, for which nobody waits."""
+"""After waiting this long, a request gets a part of each step, whatever else is queued. No class
+starves except BATCH, for which no client waits."""
 
 
 MAX_PRIORITY_STEPS = Priority.BATCH - Priority.HIGH
-"""Steps that lead from any class to that of batches."""
+"""Number of steps from the highest class to BATCH."""
 
 
 def lower_priority(priority: Priority, steps: int) -> Priority:
-    """A request may stand behind others of its tenant (``steps`` from 0), never before them."""
+    """Lower the tenant's priority by ``steps`` (0 or more): a request may rank behind others of
+    its tenant, never before them."""
     assert steps >= 0, steps
     return Priority(min(priority + steps, Priority.BATCH))

@@ -1,4 +1,4 @@
-"""A request as every room sees it: token ids in, token ids out."""
+"""A request as all programs see it: token ids in, token ids out."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -10,21 +10,20 @@ from baton.core.store import StoreHint
 
 MAX_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 65_536
-"""Of the prompts of one request, alternatives included: each takes up to 11 bytes of a message,
-some 100 bytes of a router's memory, and 3 µs of its time."""
+"""Limit for the logprobs of all prompts of one request, alternatives included. Each logprob takes
+up to 11 bytes of a message, some 100 bytes of a router's memory, and 3 µs of its time."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen. Defaults mean: greedy is off, nothing is filtered.
+    """How the next token is chosen. By default, sampling is not greedy and nothing is filtered.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 filter nothing. ``logprobs`` is
-    the number of alternatives to report beside the chosen token, or None for no logprobs.
-    ``prompt_logprobs`` is the same for every token of the prompt but the first.
+    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 filter nothing. ``logprobs`` is the
+    number of alternatives to report besides the chosen token, or None for no logprobs.
+    ``prompt_logprobs`` is the same for every token of the prompt except the first.
     ``stop_token_ids`` end the answer like an EOS. With a ``grammar``, only tokens that it allows
-    are chosen from, and an EOS is one only where it is complete. Without one, neither an EOS nor a
-    stop token is chosen before ``min_tokens`` of the answer are there. Validated where the request
-    enters.
+    can be chosen; it allows an EOS only where it is complete. Without a grammar, neither an EOS nor
+    a stop token is chosen before the answer has ``min_tokens``. The router validates them.
     """
 
     max_tokens: int
@@ -45,12 +44,12 @@ class SamplingParams:
     min_tokens: int = 0
 
     @property
-    def greedy(self) -> bool:
+    def is_greedy(self) -> bool:
         return self.temperature == 0.0
 
     @property
     def needs_history(self) -> bool:
-        """Whether the choice depends on which tokens were seen before."""
+        """Whether the choice depends on earlier tokens (penalties)."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -64,13 +63,13 @@ class RequestSpec:
 
     ``token_ids`` are the prompt and, after a failover, the tokens emitted so far;
     ``num_prompt_tokens`` says where the prompt ends, so that penalties, ``max_tokens`` and
-    the generator's position count the same on every worker. ``tenant_salt`` enters the
-    block keys' root. ``store_hint`` says where the placement believes the prefix to be stored.
-    ``first_token_seconds`` is what the first token may take from the arrival at a worker, beside
-    what the prompt takes by itself; 0 when there is no such wish. ``tenant`` names whose it is: a
-    tenant may have several salts, or share one. ``weight`` is the tenant's share beside others.
-    ``trace`` names the span that this placement belongs to (:mod:`baton.core.trace_context`), and
-    is empty where none is wanted.
+    the random generator's position are the same on every worker. ``tenant_salt`` is part of the
+    block keys' root. ``store_hint`` says where the prefix is believed to be stored.
+    ``ttft_slo_seconds`` is the TTFT objective, from the arrival at a worker, on top of the time
+    that the prompt itself takes; 0 if there is none. ``tenant`` identifies the tenant, which may
+    have several salts, or share one. ``weight`` is the tenant's share relative to other tenants.
+    ``trace`` is the span that this placement belongs to (:mod:`baton.core.trace_context`), empty if
+    the request is not traced.
     """
 
     request_id: RequestId
@@ -80,7 +79,7 @@ class RequestSpec:
     sampling: SamplingParams
     tenant_salt: bytes = b""
     store_hint: StoreHint | None = None
-    first_token_seconds: float = 0.0
+    ttft_slo_seconds: float = 0.0
     tenant: bytes = b""
     priority: Priority = Priority.NORMAL
     weight: float = 1.0
@@ -88,7 +87,7 @@ class RequestSpec:
 
     @property
     def owner(self) -> bytes:
-        """Who is charged in queues, and whose quota its blocks count to."""
+        """The tenant that is charged in queues, and to whose quota the blocks count."""
         return self.tenant or self.tenant_salt
 
     @property
@@ -96,9 +95,9 @@ class RequestSpec:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
-    def scores_prompt(self) -> bool:
-        """Whether logprobs of the prompt are wanted and not told yet. Then every token of it is
-        computed, whatever is cached."""
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether logprobs of the prompt are wanted and not reported yet. If so, every token of
+        the prompt is computed, even if it is cached."""
         return self.sampling.prompt_logprobs is not None and self.num_emitted_tokens == 0
 
     @property
@@ -108,25 +107,26 @@ class RequestSpec:
 
 
 PROMPT_PREFILLED = "prompt_read"
-"""A detail of a failure: the prompt was computed before, but for its cached tokens."""
+"""Key in a failure's details: the prompt had been computed, except for its cached tokens."""
 
 
 class FinishReason(StrEnum):
-    """The last two end a placement, not the answer: its worker drains. MOVED: the KV of all tokens
-    but the last waits there for whoever decodes the request's next epoch. TURNED_AWAY: nothing
-    does; place it anew."""
+    """Why an answer ended. MIGRATED and REROUTED end only a placement, because its worker drains.
+    MIGRATED: the KV of all tokens except the last waits on that worker for the one that decodes the
+    request's next epoch. REROUTED: the worker has no KV of the request; place it again."""
 
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
     ERROR = "error"
-    MOVED = "moved"
-    TURNED_AWAY = "turned_away"
+    MIGRATED = "moved"
+    REROUTED = "turned_away"
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """``top`` holds the most likely tokens, best first; the chosen one need not be in it."""
+    """A token's logprob. ``top`` has the most likely tokens, best first; the chosen token need not
+    be among them."""
 
     token_id: TokenId
     logprob: float
@@ -135,15 +135,15 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """What one step gave one request.
+    """The output of one step for one request.
 
     ``first_index`` is the position of ``token_ids[0]`` in the answer, counted from 0 over all
-    placements: the router drops what it has and notices what is missing. ``cached_tokens``
-    counts prompt tokens that were not computed for this request, and is set with the first
-    output; so are ``prompt_logprobs``, of prompt tokens [1, num_prompt_tokens), where asked for.
-    The worker that its engine gives one to may name it anew; nobody changes one after that. It is
-    not frozen only because one is made for nearly each token, and a frozen one takes five times as
-    long to make.
+    placements: with it, the router drops duplicate tokens and notices missing ones.
+    ``cached_tokens`` counts prompt tokens that were not computed for this request, and is set in
+    the first output; so are ``prompt_logprobs``, of prompt tokens [1, num_prompt_tokens), if
+    requested. A worker may replace the request id that its engine has set; after that, an output is
+    never changed. The class is not frozen only because an output is made for nearly every token,
+    and making a frozen one takes five times as long.
     """
 
     request_id: RequestId

@@ -1,4 +1,4 @@
-"""States of things that live long enough to have some: one enum, one table each."""
+"""States and roles of members: an enum, and a table of its transitions."""
 
 from enum import StrEnum
 
@@ -13,7 +13,7 @@ class WorkerState(StrEnum):
 WORKER_TRANSITIONS: dict[WorkerState, frozenset[WorkerState]] = {
     WorkerState.JOINING: frozenset({WorkerState.READY, WorkerState.DRAINING, WorkerState.GONE}),
     WorkerState.READY: frozenset({WorkerState.DRAINING, WorkerState.GONE}),
-    # Who drained to take another role is ready again.
+    # A worker that drained to change its role is ready again afterwards.
     WorkerState.DRAINING: frozenset({WorkerState.READY, WorkerState.GONE}),
     WorkerState.GONE: frozenset(),
 }
@@ -27,4 +27,5 @@ class Role(StrEnum):
     KVSTORE = "kvstore"
     REDIS = "redis"
     MOCK = "mock"
-    """A process of mock workers; each of them is a member in a worker's role."""
+    """A process of mock workers. Each of its workers is a member of its own, with role PREFILL or
+    DECODE."""

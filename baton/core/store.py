@@ -1,4 +1,4 @@
-"""What workers, operators and store nodes tell each other."""
+"""Messages between workers, operators and store nodes."""
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -8,7 +8,7 @@ from baton.core.kv_transfer import BlockRef, Endpoint
 
 
 class Tier(IntEnum):
-    """Where a store node holds a block. The numbers travel."""
+    """The tier in which a store node has a block. The numbers are part of the protocol."""
 
     NONE = 0
     DRAM = 1
@@ -18,17 +18,18 @@ class Tier(IntEnum):
 @dataclass(frozen=True, slots=True)
 class PutRequest:
     """Consecutive blocks of one chain and one size, in the caller's region; the first of them
-    is ``first_block`` blocks from the chain's start. Checksums by ``checksum_algorithm``. Blocks
-    of ``head`` are not put, only used: they come before, and the node has them already.
+    is ``first_block`` blocks from the chain's start. Checksums are by ``checksum_algorithm``.
+    ``preceding_keys`` are the keys of blocks before them, which the node has already and only marks
+    as used.
 
-    ``tenant`` and ``model`` are tags of up to 16 bytes, for quotas and for the operator: what
-    the blocks mean is in their keys.
+    ``tenant`` and ``model`` are tags of up to 16 bytes, for quotas and for the operator. They do
+    not identify the blocks; the keys do.
     """
 
     source: Endpoint
     checksum_algorithm: str
     blocks: tuple[BlockRef, ...]
-    head: tuple[BlockKey, ...] = ()
+    preceding_keys: tuple[BlockKey, ...] = ()
     first_block: int = 0
     tenant: bytes = b""
     model: bytes = b""
@@ -36,38 +37,40 @@ class PutRequest:
 
 @dataclass(frozen=True, slots=True)
 class PutResult:
-    """``stored`` and ``already_present`` may add up to less than was put: then there was room
-    for that prefix only."""
+    """Numbers of blocks. If ``num_stored`` and ``num_already_present`` add up to fewer than were
+    put, the node had space for that prefix only."""
 
-    stored: int
-    already_present: int
+    num_stored: int
+    num_already_present: int
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """The longest prefix of ``keys``, as much of it as ``max_bytes`` take, for ``seconds``."""
+    """A request to lease the longest stored prefix of ``keys``, up to ``max_bytes``, for
+    ``lease_seconds``."""
 
     keys: tuple[BlockKey, ...]
-    seconds: float
+    lease_seconds: float
     max_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedBlocks:
-    """``blocks`` lie in DRAM until the lease ends; without a lease id there are none. The node
-    holds ``num_held`` of the asked keys, in whatever tier, and ``num_promoted`` of ``blocks``
-    came from the SSD."""
+    """``blocks`` stay in DRAM until the lease ends; if the lease id is empty, there are none. The
+    node has ``num_stored`` of the requested keys, in any tier; ``num_promoted`` of ``blocks`` were
+    read from the SSD."""
 
     lease_id: str
     checksum_algorithm: str
     blocks: tuple[BlockRef, ...]
-    num_held: int = 0
+    num_stored: int = 0
     num_promoted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """One block as the operator sees it. Seconds of ``stored_at`` are wall time."""
+    """One block as the operator sees it. ``depth`` is its index in its chain, ``stored_at`` wall
+    time in seconds."""
 
     key: BlockKey
     tier: Tier
@@ -81,7 +84,7 @@ class StoredBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockFilter:
-    """Which blocks are meant. Empty tags and None mean any; ``stored_before`` is wall time."""
+    """Selects blocks. Empty tags and None match any; ``stored_before`` is wall time."""
 
     tenant: bytes = b""
     model: bytes = b""
@@ -97,7 +100,7 @@ class BlockFilter:
 
 @dataclass(frozen=True, slots=True)
 class StoreChange:
-    """One numbered change of what a node holds: ``keys`` are now in ``tier`` (NONE: gone)."""
+    """One numbered change of a node's content: ``keys`` are now in ``tier`` (NONE: gone)."""
 
     number: int
     tier: Tier
@@ -106,24 +109,25 @@ class StoreChange:
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """What a watcher of a node is told: ``keys`` are in ``tier`` now (NONE: gone). A snapshot is
-    a ``reset`` page, followed by further ones while there are ``more``, all with the number of
-    the last change that it contains. Else ``number`` is the change's own."""
+    """One message to a watcher of a node: ``keys`` are in ``tier`` now (NONE: gone). A snapshot is
+    a page with ``is_reset``, then further pages while ``has_more`` is set, all with the number of
+    the last change that the snapshot contains. In other messages ``number`` is that of the
+    change."""
 
     generation: Incarnation
     number: int
     tier: Tier
     keys: tuple[BlockKey, ...]
-    reset: bool = False
-    more: bool = False
+    is_reset: bool = False
+    has_more: bool = False
 
-    def marked(self, *, reset: bool, more: bool) -> "WatchEvent":
-        return replace(self, reset=reset, more=more)
+    def with_page_flags(self, *, reset: bool, more: bool) -> "WatchEvent":
+        return replace(self, is_reset=reset, has_more=more)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreHint:
-    """Where the conductor believes the longest prefix of a prompt to be: the first
+    """Where the conductor believes the longest stored prefix of a prompt to be: the first
     ``num_blocks`` full blocks at store node ``node``."""
 
     node: WorkerId
@@ -132,10 +136,11 @@ class StoreHint:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Counters count from the node's start. ``violation`` is empty when its books balance.
+    """Statistics of a store node, counted from its start. ``violation`` is what the integrity check
+    found; empty if it passed.
 
-    ``hit_blocks_*`` and ``missed_blocks`` count what leases asked for; ``dropped_blocks``
-    left DRAM without having been written to the SSD, though there is one.
+    ``hit_blocks_*`` and ``missed_blocks`` count blocks that leases requested. ``dropped_blocks``
+    were evicted from DRAM without being written to the SSD, although there is one.
     """
 
     arena_bytes: int = 0

@@ -1,12 +1,12 @@
-"""What a worker is asked to do with a request."""
+"""A worker's task in the placement of a request."""
 
 from enum import StrEnum
 
 
 class Task(StrEnum):
-    """PREFILL: compute the prompt, answer the first token, hold the blocks for a reader.
-    DECODE: the blocks come from a source; go on from there. WHOLE: both, here."""
+    """PREFILL: compute the prompt, generate the first token, and export the blocks. DECODE: read
+    the blocks from a source, then decode. PREFILL_AND_DECODE: do both on this worker."""
 
     PREFILL = "prefill"
     DECODE = "decode"
-    WHOLE = "whole"
+    PREFILL_AND_DECODE = "whole"

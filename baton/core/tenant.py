@@ -1,4 +1,4 @@
-"""What keeps tenants' blocks apart, and what names a tenant where its name has no business."""
+"""Salts that keep tenants' blocks apart, and tags that identify a tenant without its name."""
 
 import hashlib
 
@@ -9,8 +9,8 @@ TAG_BYTES = 16
 
 
 def tenant_salt(secret: str | None, tenant: TenantId) -> bytes:
-    """Enters the root of a tenant's block keys. Nobody without ``secret`` can compute it, so
-    nobody can guess another tenant's keys."""
+    """The salt in the root of a tenant's block keys. It can't be computed without ``secret``, so
+    that tenants can't guess each other's keys."""
     key = hashlib.blake2b((secret or "").encode(), digest_size=32).digest()
     return hashlib.blake2b(
         tenant.encode(), digest_size=SALT_BYTES, key=key, person=b"baton.tenant.v1"
@@ -18,12 +18,14 @@ def tenant_salt(secret: str | None, tenant: TenantId) -> bytes:
 
 
 def tenant_tag(salt: bytes) -> bytes:
-    """Names a tenant in the store, for quotas and for the operator; tells nothing of the salt."""
+    """A tag that identifies a tenant in the store, for quotas and for the operator, and reveals
+    nothing about the salt."""
     return hashlib.blake2b(salt, digest_size=TAG_BYTES, person=b"baton.tag.v1").digest()
 
 
 def shared_salt(secret: str | None, name: str) -> bytes:
-    """Of tenants who share their prefixes under a name: never that of a tenant so called."""
+    """The salt of tenants that share their prefixes under ``name``. It differs from the salt of a
+    tenant of that name."""
     key = hashlib.blake2b((secret or "").encode(), digest_size=32).digest()
     return hashlib.blake2b(
         name.encode(), digest_size=SALT_BYTES, key=key, person=b"baton.shared.v1"
@@ -31,8 +33,8 @@ def shared_salt(secret: str | None, name: str) -> bytes:
 
 
 def client_salt(salt: bytes, cache_salt: str) -> bytes:
-    """What a client adds by itself keeps its prefixes apart within the tenant's; it can't lead out
-    of them, whatever it says."""
+    """The salt for a client's ``cache_salt``, which separates prefixes within a tenant. No value of
+    it gives access to another tenant's prefixes."""
     return hashlib.blake2b(
         cache_salt.encode(), digest_size=SALT_BYTES, key=salt, person=b"baton.client.v1"
     ).digest()

@@ -1,4 +1,4 @@
-"""Names of spans, as they travel between processes: W3C Trace Context, ``traceparent``."""
+"""Ids of spans as sent between processes: W3C Trace Context, ``traceparent``."""
 
 import hashlib
 import re
@@ -16,25 +16,25 @@ class TraceContext:
 
     trace_id: str
     span_id: str
-    sampled: bool = True
+    is_sampled: bool = True
 
     @property
     def traceparent(self) -> str:
-        return f"00-{self.trace_id}-{self.span_id}-{int(self.sampled):02x}"
+        return f"00-{self.trace_id}-{self.span_id}-{int(self.is_sampled):02x}"
 
     def child(self, *names: object) -> "TraceContext":
-        """The span of that name below this one. Equal names give equal ids in every process, so a
-        span can be named to others before it has begun, and be told of when it is over."""
+        """The child span with these names. Equal names give equal ids in every process, so a span's
+        id can be sent to others before the span begins, and the span reported after it ends."""
         text = "/".join((self.span_id, *map(str, names)))
         digest = hashlib.blake2b(
             text.encode(), digest_size=SPAN_ID_BYTES, key=self.trace_id.encode()
         )
-        return TraceContext(self.trace_id, digest.hexdigest(), self.sampled)
+        return TraceContext(self.trace_id, digest.hexdigest(), self.is_sampled)
 
 
 def parse_traceparent(text: str) -> TraceContext | None:
-    """None for what is none: whoever sends that begins no trace, and is not refused for it. A later
-    version of the format may have more at its end."""
+    """Parse a traceparent; None if it is malformed: the header is then ignored, and the request is
+    not refused. Later versions of the format may have more fields at the end."""
     match = _FORM.fullmatch(text)
     if match is None:
         return None

@@ -1,20 +1,20 @@
-"""What a worker says of itself: what it has to do, what it holds, and how fast it is."""
+"""A worker's load report: its queue, its KV memory, and its speed."""
 
 from dataclasses import dataclass
 
 from baton.core.cost import DecodeCost, PrefillCost
 
 MAX_QUEUED = 32
-"""Entries of a reported queue: what a heartbeat costs has a bound, and who comes after so many
-others is not placed by the least of them."""
+"""Entries of a reported queue. This bounds the size of heartbeats; behind this many prompts, the
+exact order no longer matters for placement."""
 
 REFERENCE_PROMPT_TOKENS = 1024
-"""Of a prompt, to compare workers' speeds by."""
+"""Length of the prompt by which workers' speeds are compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedWork:
-    """A prompt that waits, or several: seconds of computing, to be done ``deadline_seconds`` after
+    """One or several waiting prompts: ``work_seconds`` of computing, due ``deadline_seconds`` after
     the report; None where there is no deadline."""
 
     deadline_seconds: float | None
@@ -26,13 +26,14 @@ class WorkerLoad:
     """A worker's report, made at ``at_seconds`` (wall time; 0: nothing was measured yet), between
     two steps.
 
-    To read: ``queue`` by deadline, the last of :data:`MAX_QUEUED` entries standing for all others;
-    ``queued_tokens`` are those of the same prompts; it is empty while ``prefill_cost`` is unknown.
-    ``prefill_error`` is that cost's relative standard error for :data:`REFERENCE_PROMPT_TOKENS`
-    tokens. To write: ``decode_requests`` that are here or on their way, with ``context_tokens`` of
-    KV, and ``promised_tokens`` once their answers have grown as expected. ``answer_tokens`` is the
-    mean of recent answers, nine in ten were longer than ``short_answer_tokens``. None is what
-    nobody knows; ``link_bytes_per_second`` is that of other hosts.
+    Prefill: ``queue`` is ordered by deadline, and the last of :data:`MAX_QUEUED` entries stands for
+    all others; it is empty while ``prefill_cost`` is unknown. ``queued_tokens`` of the same prompts
+    are still to be computed. ``prefill_error`` is that cost's relative standard error for
+    :data:`REFERENCE_PROMPT_TOKENS` tokens. Decode: ``decode_requests`` are on this worker or being
+    imported; they have ``context_tokens`` of KV now, and ``promised_tokens`` once their answers
+    have the predicted lengths. ``answer_tokens`` is the mean of recent answers; nine in ten were
+    longer than ``short_answer_tokens``. ``link_bytes_per_second`` is the bandwidth from other
+    hosts. None means unknown.
     """
 
     running: int = 0

@@ -1,6 +1,6 @@
-"""Who may use which block of the device pool: states, references and the prefix cache.
+"""The allocator of KV blocks: block states, reference counts and the prefix cache.
 
-The pool knows nothing of memory: a block is a number. Every operation is O(1) per block.
+It does not touch memory: a block is a number. Every operation is O(1) per block.
 """
 
 from collections import OrderedDict, deque
@@ -30,15 +30,15 @@ class BlockCounts:
 class BlockPool:
     """Blocks 0 to ``num_blocks`` - 1, all FREE at first.
 
-    An owner gets blocks by :meth:`allocate` (FILLING, one reference) or by :meth:`find` and
-    :meth:`reference` (SEALED, shared), and gives each reference back by :meth:`release`. A
-    sealed block without references stays IDLE, findable by its key, until it is evicted: least
-    recently released first. A table is released tail first, so that of a cached prefix the
-    leaf goes before what it hangs on.
+    An owner gets blocks from :meth:`allocate` (FILLING, one reference) or from :meth:`find_cached`
+    and :meth:`reference` (SEALED, shared), and drops each reference with :meth:`release`. A sealed
+    block without references stays IDLE, and can be found by its key until it is evicted: least
+    recently released first. A table is released from its tail, so that the last block of a cached
+    prefix is evicted before the blocks that precede it.
 
-    Two owners may compute the same block. Both seal it; the first holds the key, the other's
-    block is a duplicate: usable by its owner, not findable, FREE when released (or, if the
-    first was evicted meanwhile, its heir).
+    Two owners may compute the same block. Both seal it, but only the first is found by the key.
+    The other is a duplicate: its owner can use it, nobody can find it, and it becomes FREE when
+    released (or, if the first was evicted in the meantime, takes its place in the cache).
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -46,13 +46,13 @@ class BlockPool:
         self._states = [BlockState.FREE] * num_blocks
         self._references = [0] * num_blocks
         self._keys: list[BlockKey | None] = [None] * num_blocks
-        self._holders: dict[BlockKey, BlockId] = {}
+        self._blocks_by_key: dict[BlockKey, BlockId] = {}
         self._free = deque(BlockId(index) for index in range(num_blocks))
         self._idle: OrderedDict[BlockId, None] = OrderedDict()
         self._counts = dict.fromkeys(BlockState, 0)
         self._counts[BlockState.FREE] = num_blocks
 
-    # Questions
+    # Queries
 
     @property
     def num_blocks(self) -> int:
@@ -78,26 +78,26 @@ class BlockPool:
         return num_blocks <= self.num_allocatable
 
     def can_extend(self, cached: Collection[BlockId], num_blocks: int) -> bool:
-        """Whether ``num_blocks`` can be allocated once ``cached`` (found, not yet referenced)
-        are referenced: these can't be evicted then."""
+        """Whether ``num_blocks`` can be allocated after ``cached`` (found, not yet referenced)
+        are referenced, and so can't be evicted any more."""
         num_idle = sum(block_id in self._idle for block_id in cached)
         return num_blocks <= self.num_allocatable - num_idle
 
-    def find(self, keys: Sequence[BlockKey], limit: int | None = None) -> list[BlockId]:
-        """Blocks of the longest cached prefix of ``keys[:limit]``. Changes nothing."""
+    def find_cached(self, keys: Sequence[BlockKey], limit: int | None = None) -> list[BlockId]:
+        """Return the blocks of the longest cached prefix of ``keys[:limit]``. Changes nothing."""
         found: list[BlockId] = []
         for key in islice(keys, limit):
-            block_id = self._holders.get(key)
+            block_id = self._blocks_by_key.get(key)
             if block_id is None:
                 break
             found.append(block_id)
         return found
 
     def count_cached(self, keys: Sequence[BlockKey], limit: int | None = None) -> int:
-        """Length of :meth:`find`'s answer."""
+        """Return the number of blocks that :meth:`find_cached` would return."""
         count = 0
         for key in islice(keys, limit):
-            if key not in self._holders:
+            if key not in self._blocks_by_key:
                 break
             count += 1
         return count
@@ -106,72 +106,75 @@ class BlockPool:
         return self._states[block_id]
 
     def key(self, block_id: BlockId) -> BlockKey | None:
-        """What a SEALED block was sealed under, else None."""
+        """Return the key of a SEALED block, else None."""
         return self._keys[block_id]
 
     def num_references(self, block_id: BlockId) -> int:
         return self._references[block_id]
 
-    # Deeds
+    # Changes
 
     def allocate(self, num_blocks: int) -> list[BlockId]:
-        """FREE → FILLING, evicting IDLE ones as needed. Ask :meth:`can_allocate` before."""
-        assert self.can_allocate(num_blocks), "ask can_allocate first"
+        """FREE → FILLING, evicting IDLE blocks as needed. Check :meth:`can_allocate` before."""
+        assert self.can_allocate(num_blocks), "check can_allocate first"
         while len(self._free) < num_blocks:
             self._evict_one()
         allocated = [self._free.popleft() for _ in range(num_blocks)]
         for block_id in allocated:
-            self._move(block_id, BlockState.FILLING)
+            self._set_state(block_id, BlockState.FILLING)
             self._references[block_id] = 1
         return allocated
 
     def seal(self, block_id: BlockId, key: BlockKey) -> bool:
-        """FILLING → REFERENCED: the block is full and named. False: it is a duplicate."""
-        self._move(block_id, BlockState.REFERENCED)
+        """FILLING → REFERENCED: the block is full and gets its key. Return False for a
+        duplicate."""
+        self._set_state(block_id, BlockState.REFERENCED)
         self._keys[block_id] = key
-        return self._holders.setdefault(key, block_id) == block_id
+        return self._blocks_by_key.setdefault(key, block_id) == block_id
 
     def reference(self, block_ids: Iterable[BlockId]) -> None:
-        """One more owner of each of these SEALED blocks."""
+        """Add a reference to each of these SEALED blocks."""
         for block_id in block_ids:
             if self._states[block_id] is BlockState.IDLE:
-                self._move(block_id, BlockState.REFERENCED)
+                self._set_state(block_id, BlockState.REFERENCED)
                 del self._idle[block_id]
-            assert self._states[block_id] is BlockState.REFERENCED, "only sealed ones are shared"
+            assert self._states[block_id] is BlockState.REFERENCED, "only sealed blocks are shared"
             self._references[block_id] += 1
 
     def release(self, block_ids: Sequence[BlockId]) -> None:
-        """One owner less of each; the table's tail becomes evictable before its head."""
+        """Drop a reference to each block, from the tail of the table to its head, so that the tail
+        is evicted first."""
         for block_id in reversed(block_ids):
             assert self._references[block_id] > 0, f"block {block_id} has no owner"
             self._references[block_id] -= 1
             if self._references[block_id] == 0:
-                self._retire(block_id)
+                self._handle_last_release(block_id)
 
     def quarantine(self, block_ids: Sequence[BlockId]) -> None:
-        """FILLING → QUARANTINED: given up by their owner, but still being written to."""
+        """FILLING → QUARANTINED: released by the owner, but a transfer may still write to them."""
         for block_id in block_ids:
-            self._move(block_id, BlockState.QUARANTINED)
+            self._set_state(block_id, BlockState.QUARANTINED)
             self._references[block_id] = 0
 
     def release_quarantine(self, block_ids: Sequence[BlockId]) -> None:
-        """QUARANTINED → FREE: nobody can write to them any more."""
+        """QUARANTINED → FREE: no transfer can write to them any more."""
         for block_id in block_ids:
             assert self._states[block_id] is BlockState.QUARANTINED, "was not in quarantine"
             self._set_free(block_id)
 
-    def _retire(self, block_id: BlockId) -> None:
-        """The last reference is gone: a key's holder stays IDLE, everything else is FREE."""
+    def _handle_last_release(self, block_id: BlockId) -> None:
+        """Handle a block whose last reference was dropped: it becomes IDLE if it is the one found
+        by its key, else FREE."""
         key = self._keys[block_id]
         if key is None:
             self._set_free(block_id)
             return
-        holder = self._holders.setdefault(key, block_id)
+        holder = self._blocks_by_key.setdefault(key, block_id)
         if holder == block_id:
-            self._move(block_id, BlockState.IDLE)
+            self._set_state(block_id, BlockState.IDLE)
             self._idle[block_id] = None
             return
-        if holder in self._idle:  # it was used just now, by way of its duplicate
+        if holder in self._idle:  # its duplicate was used just now, which counts as a use
             self._idle.move_to_end(holder)
         self._set_free(block_id)
 
@@ -179,25 +182,25 @@ class BlockPool:
         block_id, _ = self._idle.popitem(last=False)
         key = self._keys[block_id]
         assert key is not None
-        del self._holders[key]
+        del self._blocks_by_key[key]
         self._set_free(block_id)
 
     def _set_free(self, block_id: BlockId) -> None:
-        self._move(block_id, BlockState.FREE)
+        self._set_state(block_id, BlockState.FREE)
         self._keys[block_id] = None
         self._free.append(block_id)
 
-    def _move(self, block_id: BlockId, state: BlockState) -> None:
+    def _set_state(self, block_id: BlockId, state: BlockState) -> None:
         old = self._states[block_id]
         assert state in BLOCK_TRANSITIONS[old], f"block {block_id}: {old} → {state}"
         self._states[block_id] = state
         self._counts[old] -= 1
         self._counts[state] += 1
 
-    # Self-help
+    # Diagnostics
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless every block is in exactly one place. O(num_blocks)."""
+        """Raise AssertionError when states, lists, keys and counts disagree. O(num_blocks)."""
         for state in BlockState:
             assert self._counts[state] == self._states.count(state), f"count of {state}"
         assert sum(self._counts.values()) == self.num_blocks, "states don't add up"
@@ -209,8 +212,8 @@ class BlockPool:
             assert self._states[block_id] is BlockState.IDLE, f"block {block_id} in idle list"
         for index in range(self.num_blocks):
             self._check_block(BlockId(index))
-        for key, block_id in self._holders.items():
-            assert self._keys[block_id] == key, f"block {block_id} is not what its key says"
+        for key, block_id in self._blocks_by_key.items():
+            assert self._keys[block_id] == key, f"block {block_id} has another key"
 
     def _check_block(self, block_id: BlockId) -> None:
         state, key = self._states[block_id], self._keys[block_id]
@@ -223,12 +226,12 @@ class BlockPool:
                 f"block {block_id}: {state}, {references} owners"
             )
         if state is BlockState.IDLE:
-            assert key is not None and self._holders.get(key) == block_id, (
+            assert key is not None and self._blocks_by_key.get(key) == block_id, (
                 f"block {block_id} is idle and can't be found"
             )
 
     def describe(self) -> str:
-        """The counts, and one character per block."""
+        """Return the counts and one character per block, as text."""
         counts = " ".join(f"{self._counts[state]} {state}" for state in BlockState)
         legend = " ".join(f"{symbol}={state}" for state, symbol in SYMBOLS.items())
         lines = [f"{self.num_blocks} blocks: {counts}", legend]

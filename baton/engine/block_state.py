@@ -1,10 +1,10 @@
-"""The states of a block of the device pool, and the moves between them."""
+"""The states of a block of the device pool, and the transitions between them."""
 
 from enum import StrEnum
 
 
 class BlockState(StrEnum):
-    """SEALED is REFERENCED or IDLE: full, named by its key, never written again."""
+    """State of a block. SEALED means REFERENCED or IDLE: full, with a key, never written again."""
 
     FREE = "free"
     FILLING = "filling"
@@ -20,11 +20,11 @@ BLOCK_TRANSITIONS: dict[BlockState, frozenset[BlockState]] = {
     BlockState.FREE: frozenset({BlockState.FILLING}),
     # seal | release before it was full | quarantine
     BlockState.FILLING: frozenset({BlockState.REFERENCED, BlockState.FREE, BlockState.QUARANTINED}),
-    # last reference gone | the same, of a duplicate
+    # last reference dropped | last reference to a duplicate dropped
     BlockState.REFERENCED: frozenset({BlockState.IDLE, BlockState.FREE}),
     # prefix hit | evict
     BlockState.IDLE: frozenset({BlockState.REFERENCED, BlockState.FREE}),
-    # the transfer is known to be over
+    # the transfer is known to have ended
     BlockState.QUARANTINED: frozenset({BlockState.FREE}),
 }
 
@@ -35,4 +35,4 @@ SYMBOLS: dict[BlockState, str] = {
     BlockState.IDLE: "i",
     BlockState.QUARANTINED: "q",
 }
-"""How ``BlockPool.describe`` draws a block."""
+"""The character by which ``BlockPool.describe`` shows a block."""

@@ -1,4 +1,4 @@
-"""Blocks on their way in from the store, and out to it: whole blocks, of no request."""
+"""Transfers of cached blocks from and to the KV store; these blocks belong to no request."""
 
 from collections.abc import Sequence
 
@@ -8,62 +8,68 @@ from baton.engine.scheduler import Scheduler
 
 
 class CacheTransfers:
-    """Each import owns its FILLING blocks, and pins the cached prefix that it extends: else
-    making room for the tail could evict the head. Readers on behalf of the store pin, too."""
+    """Imports into the prefix cache, and pins on cached blocks while the store reads them.
+
+    An import owns its FILLING blocks and pins the cached prefix that it extends: otherwise, making
+    room for the new blocks could evict that prefix."""
 
     def __init__(self, pool: BlockPool, scheduler: Scheduler) -> None:
         self._pool = pool
         self._scheduler = scheduler
-        self._pinned: dict[tuple[BlockId, ...], list[BlockId]] = {}
-        self._read: list[list[BlockId]] = []
+        self._pinned_prefixes: dict[tuple[BlockId, ...], list[BlockId]] = {}
+        self._pinned_for_reading: list[list[BlockId]] = []
 
-    def begin(self, keys: Sequence[BlockKey], after: Sequence[BlockKey]) -> list[BlockId] | None:
-        """One FILLING block per key, or None when they don't fit beside what runs."""
+    def begin_import(
+        self, keys: Sequence[BlockKey], preceding_keys: Sequence[BlockKey]
+    ) -> list[BlockId] | None:
+        """Allocate one FILLING block per key; None when they don't fit beside the running
+        sequences."""
         if not keys:
             return []
-        prefix = self._pool.find(after)
-        if not self._scheduler.fits(prefix, len(keys)):
+        prefix = self._pool.find_cached(preceding_keys)
+        if not self._scheduler.can_allocate_new(prefix, len(keys)):
             return None
         self._pool.reference(prefix)
         block_ids = self._pool.allocate(len(keys))
-        self._pinned[tuple(block_ids)] = prefix
+        self._pinned_prefixes[tuple(block_ids)] = prefix
         return block_ids
 
-    def finish(
+    def finish_import(
         self,
         keys: Sequence[BlockKey],
         block_ids: Sequence[BlockId],
-        num_good: int,
+        num_valid: int,
         *,
         quarantine: bool,
     ) -> None:
-        """Seals the first ``num_good`` blocks, gives up the others."""
+        """Seal the first ``num_valid`` blocks, and release or quarantine the others."""
         if not block_ids:
             return
-        prefix = self._pinned.pop(tuple(block_ids))
-        for key, block_id in zip(keys[:num_good], block_ids[:num_good], strict=True):
+        prefix = self._pinned_prefixes.pop(tuple(block_ids))
+        for key, block_id in zip(keys[:num_valid], block_ids[:num_valid], strict=True):
             self._pool.seal(block_id, key)
         if quarantine:
-            self._pool.quarantine(block_ids[num_good:])
-            block_ids = block_ids[:num_good]
+            self._pool.quarantine(block_ids[num_valid:])
+            block_ids = block_ids[:num_valid]
         self._pool.release([*prefix, *block_ids])
-        self._scheduler.wake()
+        self._scheduler.retry_admission()
 
     def pin(self, block_ids: list[BlockId]) -> list[BlockId]:
-        """Whoever reads sealed blocks has a share in them."""
+        """Reference sealed blocks while they are being read."""
         self._pool.reference(block_ids)
-        self._read.append(block_ids)
+        self._pinned_for_reading.append(block_ids)
         return block_ids
 
     def unpin(self, block_ids: Sequence[BlockId]) -> None:
-        self._read.remove(list(block_ids))
+        self._pinned_for_reading.remove(list(block_ids))
         self._pool.release(block_ids)
-        self._scheduler.wake()
+        self._scheduler.retry_admission()
 
-    def owned(self) -> list[BlockId]:
-        """Every reference that imports hold, for the accounts of ``check_integrity``."""
+    def referenced_blocks(self) -> list[BlockId]:
+        """Return every block referenced by an import or a reader, once per reference, for
+        ``check_integrity``."""
         return [
             block_id
-            for block_ids, prefix in self._pinned.items()
+            for block_ids, prefix in self._pinned_prefixes.items()
             for block_id in (*prefix, *block_ids)
-        ] + [block_id for block_ids in self._read for block_id in block_ids]
+        ] + [block_id for block_ids in self._pinned_for_reading for block_id in block_ids]

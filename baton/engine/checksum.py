@@ -1,4 +1,4 @@
-"""What a reader of blocks checks before it uses them."""
+"""Checksums of KV blocks, which the receiver of a transfer verifies."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ from baton.core.kv_transfer import CHECKSUM_XXH3
 from baton.engine.kv_pool import KvPool
 
 CHECKSUM_WSUM = "wsum64"
-"""Sum of the block's 32-bit words, each times an odd weight of its position, modulo 2^64.
-For memory of a GPU, where it is one reduction; any changed word changes it."""
+"""Sum of the block's 32-bit words, each times an odd weight that depends on its position, modulo
+2^64. For GPU memory, where it is one reduction; any changed word changes the sum."""
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 
@@ -21,7 +21,7 @@ def checksum_algorithm(pool: KvPool) -> str:
 
 
 def block_checksums(pool: KvPool, block_ids: Sequence[BlockId]) -> list[int]:
-    """One 64-bit checksum per block. A partial block is summed whole."""
+    """Return one 64-bit checksum per block, over the whole block even if it is partly filled."""
     if pool.device == "cpu":
         flat = memoryview(pool.tensor.view(torch.uint8).view(-1).numpy())  # type: ignore[arg-type]
         size = pool.block_bytes
@@ -30,7 +30,8 @@ def block_checksums(pool: KvPool, block_ids: Sequence[BlockId]) -> list[int]:
 
 
 def weighted_sums(blocks: torch.Tensor) -> list[int]:
-    """wsum64 of each of ``blocks`` [num_blocks, ...]; bytes per block a multiple of 4."""
+    """Return the wsum64 of each of ``blocks`` [num_blocks, ...]. The bytes of a block must be a
+    multiple of 4."""
     words = blocks.reshape(blocks.shape[0], -1).view(torch.int32).to(torch.int64)
     weights = torch.arange(words.shape[1], device=words.device) * 2 + 1
     sums = (words * (weights * _GOLDEN)).sum(dim=1)

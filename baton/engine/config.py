@@ -1,4 +1,4 @@
-"""The engine's settings: every bound of a step, a queue and a request."""
+"""The engine's settings: the limits of steps, queues and requests."""
 
 from dataclasses import dataclass
 
@@ -9,38 +9,38 @@ from baton.errors import Invalid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Bounds of one engine. Tokens and blocks are counts; wrong values raise Invalid.
+    """Limits of one engine. Values in tokens or blocks are counts; invalid values raise Invalid.
 
-    ``max_step_tokens`` is the token budget of a step: it bounds the time between two tokens
-    of a decoding request. ``chunk_tokens`` is the most that one prompt gets of it (default:
-    all). ``max_running`` bounds the batch, reservations included, and is never above the
-    budget, so that every running request advances.
+    ``max_step_tokens`` is the token budget of a step: it bounds the inter-token latency. One prompt
+    gets at most ``chunk_tokens`` of it (default: all). ``max_running`` bounds the batch,
+    reservations included, and is never above the budget, so that every running request advances.
 
-    ``token_gap_seconds`` is what a step may take that reads prompts beside answers, if it can: they
-    get so much less of the budget then (:mod:`baton.engine.prefill_budget`). None: no limit.
+    ``target_inter_token_latency_seconds`` is the target inter-token latency. In a step with
+    decodes, prefill gets only as much of the budget as keeps the predicted time of the step below
+    it (:mod:`baton.engine.prefill_budget`). None: no limit.
 
-    ``watermark_blocks`` stay allocatable when a request is admitted beside others, so that it
-    isn't preempted at once. With ``forecast`` it is admitted beside others only if memory is
-    predicted to suffice until all have ended; ``growth_tokens`` are what an answer is taken for
-    while no answers are known.
+    ``watermark_blocks`` stay allocatable when a request is admitted while others run, so that it
+    isn't preempted at once. With ``forecasts_memory``, a request is admitted while others run only
+    if memory is predicted to suffice until all have ended; ``growth_tokens`` is the predicted
+    length of an answer before any answer was observed.
 
     Prompts are computed in the ``order`` (a name in ``baton.core.prefill_order.PREFILL_ORDERS``);
-    ``admission_window`` bounds how many of those that wait are looked at closely in one step
-    (each costs a walk along its cached prefix). With ``fairness``, a tenant that was given more
-    than another by ``fairness_slack_tokens`` goes behind it.
+    ``admission_window`` bounds how many waiting prompts are ranked with fresh estimates in one step
+    (each costs a walk along its cached prefix). With ``fairness``, a tenant that was served more
+    than another by ``fairness_slack_tokens`` ranks behind it.
 
-    Token ids of requests are below ``vocab_size``; None: not checked.
+    Token ids of requests must be below ``vocab_size``; None: not checked.
     """
 
     block_tokens: int
     max_model_tokens: int
     max_step_tokens: int = 512
     chunk_tokens: int | None = None
-    token_gap_seconds: float | None = None
+    target_inter_token_latency_seconds: float | None = None
     max_running: int = 64
     max_waiting: int = 1024
     watermark_blocks: int = 2
-    forecast: bool = True
+    forecasts_memory: bool = True
     growth_tokens: int = 256
     order: str = "deadline"
     fairness: bool = True
@@ -59,25 +59,31 @@ class EngineConfig:
                 f"({self.max_step_tokens})",
                 param="chunk_tokens",
             )
-        if self.token_gap_seconds is not None and not self.token_gap_seconds > 0:
-            told = f"token_gap_seconds is {self.token_gap_seconds}, and must be above 0"
-            raise Invalid(told, param="token_gap_seconds")
+        if (
+            self.target_inter_token_latency_seconds is not None
+            and not self.target_inter_token_latency_seconds > 0
+        ):
+            message = (
+                "target_inter_token_latency_seconds is "
+                f"{self.target_inter_token_latency_seconds}, and must be above 0"
+            )
+            raise Invalid(message, param="target_inter_token_latency_seconds")
         if self.order not in PREFILL_ORDERS:
             known = ", ".join(PREFILL_ORDERS)
             raise Invalid(f"order is {self.order!r}, and must be one of {known}", param="order")
 
     @property
-    def chunk_limit(self) -> int:
-        """The most tokens of one prompt in one step."""
+    def max_chunk_tokens(self) -> int:
+        """Maximum number of tokens of one prompt in one step."""
         return self.max_step_tokens if self.chunk_tokens is None else self.chunk_tokens
 
     @property
-    def running_limit(self) -> int:
-        """The most requests in a batch: each needs at least one token of the budget."""
+    def max_batch_requests(self) -> int:
+        """Maximum number of requests in a batch: each needs at least one token of the budget."""
         return min(self.max_running, self.max_step_tokens)
 
-    def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold the KV of ``num_tokens`` tokens."""
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Return the number of blocks needed for the KV of ``num_tokens`` tokens."""
         return -(-num_tokens // self.block_tokens)
 
 

@@ -1,4 +1,4 @@
-"""What an answer must look like, as the engine sees it: which tokens may come next."""
+"""Constraints on an answer, as the engine sees them: which tokens are allowed next."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -12,62 +12,65 @@ log = structlog.get_logger(__name__)
 
 
 class Constraint(Protocol):
-    """One answer's place in its grammar: a function of the grammar and of the answer's tokens. It
-    is handed in with the request, and used by the engine's thread alone."""
+    """One answer's grammar state, determined by the grammar and the answer's tokens. It is passed
+    in with the request, and used only by the engine's thread."""
 
     @property
     def error(self) -> str:
-        """Why no token may come next, once that is so; else empty."""
+        """Why no token is allowed next; empty while at least one is."""
         ...
 
     def mask(self) -> bytes:
-        """One bit for each token id, lowest first, whether the token may come next; an EOS may
-        where the answer is complete. Ids beyond its end may not. Empty: none may; see ``error``."""
+        """Return one bit per token id, lowest first: whether the token is allowed next. EOS tokens
+        are allowed where the answer is complete. Ids beyond the mask's end are not allowed; an
+        empty mask allows no token, see ``error``."""
         ...
 
     def accept(self, token_id: TokenId) -> None:
-        """The answer goes on with this token. Never raises: what may not come is an error of the
-        next :meth:`mask`."""
+        """Advance by the answer's next token. Never raises: a token that is not allowed is
+        reported as an error by the next :meth:`mask`."""
         ...
 
 
 class IsolatedConstraint:
-    """Another constraint, whose crash ends its own request: a step is many requests'."""
+    """Wraps a constraint so that its crash fails its own request, and not all requests of the
+    step."""
 
     def __init__(self, inner: Constraint) -> None:
         self._inner = inner
-        self._crash = ""
+        self._crash_message = ""
 
     @property
     def error(self) -> str:
-        return self._crash or self._inner.error
+        return self._crash_message or self._inner.error
 
     def mask(self) -> bytes:
-        if not self._crash:
+        if not self._crash_message:
             try:
                 return self._inner.mask()
-            except BaseException as error:  # a native library's panic is no Exception
-                self._note(error)
+            except BaseException as error:  # a native library's panic isn't an Exception
+                self._record_crash(error)
         return b""
 
     def accept(self, token_id: TokenId) -> None:
-        if not self._crash:
+        if not self._crash_message:
             try:
                 self._inner.accept(token_id)
             except BaseException as error:
-                self._note(error)
+                self._record_crash(error)
 
-    def _note(self, error: BaseException) -> None:
+    def _record_crash(self, error: BaseException) -> None:
         log.error("grammar_crashed", exc_info=error)
-        self._crash = f"the grammar can't be followed any more: {type(error).__name__}"
+        self._crash_message = f"the grammar can't be enforced any more: {type(error).__name__}"
 
 
 class ConstraintFactory(Protocol):
-    """Where constraints come from. Thread-safe."""
+    """Creates constraints. Thread-safe."""
 
-    def open(
-        self, grammar: Grammar, answered: Sequence[TokenId] = (), owner: bytes = b""
+    def create(
+        self, grammar: Grammar, token_ids: Sequence[TokenId] = (), owner: bytes = b""
     ) -> Constraint:
-        """A place in ``grammar``, after the tokens that the answer has already. Owners share
-        nothing. Takes up to a second. Raises Invalid when it can't be followed."""
+        """Return a constraint for ``grammar``, advanced over the tokens that the answer already
+        has. Nothing is shared between different owners (tenants). Takes up to a second. Raises
+        Invalid when the grammar is not supported."""
         ...

@@ -1,4 +1,4 @@
-"""How fast this worker writes: fitted to what its steps took."""
+"""The decode speed of this worker, fitted to the measured times of its steps."""
 
 from collections import deque
 
@@ -10,12 +10,13 @@ WINDOW_STEPS = 256
 MIN_STEPS = 16
 
 MIN_SPREAD = 2.0
-"""Between the largest and the smallest: what varied less can't be told from a step's fixed part,
-and a part that is guessed would be multiplied by batches that were never seen."""
+"""Least ratio of the largest to the smallest value of a variable that is fitted. A variable that
+varied less can't be separated from a step's fixed part, and a guessed coefficient would be
+multiplied by batch sizes that were never observed."""
 
 
 class DecodeCostModel:
-    """seconds = fixed + a · batch + b · context, over the last steps that only wrote."""
+    """Fits seconds = fixed + a · batch + b · context over the last decode-only steps."""
 
     def __init__(self) -> None:
         self._steps: deque[StepWork] = deque(maxlen=WINDOW_STEPS)
@@ -27,14 +28,14 @@ class DecodeCostModel:
             self._fitted = None
 
     def cost(self) -> DecodeCost | None:
-        """None before enough was measured."""
+        """Return the fitted cost; None before enough steps were measured."""
         if self._fitted is None and len(self._steps) >= MIN_STEPS:
             self._fitted = self._fit()
         return self._fitted
 
     def _fit(self) -> DecodeCost:
         batches = [float(step.num_tokens) for step in self._steps]
-        contexts = [float(step.num_attended) for step in self._steps]
+        contexts = [float(step.num_attended_tokens) for step in self._steps]
         columns = [[1.0] * len(self._steps)]
         columns += [each for each in (batches, contexts) if _varies(each)]
         parts = fit_nonnegative(list(zip(*columns, strict=True)), [s.seconds for s in self._steps])

@@ -1,7 +1,7 @@
-"""The promise that a request's logits have the same bits in whatever company, and wherever.
+"""The guarantee that a request's logits have the same bits in any batch and on any worker.
 
-Our kernels keep it (docs/engine.md). That is tried here once more, on this machine and with this
-model; and the bits that came out tell workers which compute alike from others.
+Our kernels are written to be batch-invariant (docs/engine.md). This module verifies it on this
+machine with this model. A hash of the resulting logits shows which workers compute the same bits.
 """
 
 import hashlib
@@ -20,63 +20,71 @@ from baton.engine.plan import Row
 from baton.errors import Invalid
 
 PROBE_TOKENS = 20
-"""Beyond a block of 16, and beyond a tile of six rows; more would only take longer."""
+"""Length of the probe prompt: more than a block of 16 tokens and a tile of six rows. More would
+only take longer."""
 
-STRIDE = 7919
-"""Between two tokens of the probe: a prime, so that they are anywhere in the vocabulary."""
+PROBE_STRIDE = 7919
+"""Distance between two token ids of the probe: a prime, so that they spread over the vocabulary."""
 
-CHUNKS = (7, 1, PROBE_TOKENS)
-"""Of the probe's second reading."""
+PROBE_CHUNKS = (7, 1, PROBE_TOKENS)
+"""Chunk sizes of the probe's second run."""
 
-GPU_PROBE_TOKENS, GPU_CHUNKS = 300, (7, 1, 130, 300)
-"""There tiles are larger, and time is short: beyond 64 rows of a product, and 128 of attention."""
+GPU_PROBE_TOKENS, GPU_PROBE_CHUNKS = 300, (7, 1, 130, 300)
+"""As above, for a GPU, where tiles are larger: more than 64 rows of a product, and 128 of
+attention."""
 
 UNVERIFIED_NOTE = (
-    "deterministic as Triton's interpreter is: not yet seen on any GPU but by its trial here"
+    "determinism was tested in Triton's interpreter; on a GPU only by the check at this start"
 )
-"""What is to be said of the promise where nobody has tried it at length (docs/cuda.md)."""
+"""Added to the backend's description on a GPU, where determinism was not tested at length
+(docs/cuda.md)."""
 
 NUM_PROBE_COPIES = 3
-"""Of the probe, each with blocks of its own: alone, in company, and the company."""
+"""Requests of the probe, each with its own blocks: the probe alone, the probe in a batch, and the
+other request of that batch."""
 
 _UNUSED = SamplingParams(max_tokens=1)
 
 
 def require_deterministic(choice: BackendChoice, device: torch.device) -> BackendChoice:
-    """``choice``, with what is to be said of its promise. Raises Invalid, with what would help,
-    where a model computes neither on our kernels nor on a GPU."""
+    """Return ``choice``, on a GPU with a note that determinism is unverified there. Raises Invalid
+    with a remedy if the model runs neither on our CPU kernels nor on a GPU."""
     if device.type != "cpu":
-        return replace(choice, told=f"{choice.told}; {UNVERIFIED_NOTE}", is_fallback=True)
-    if not choice.native:
+        return replace(
+            choice, description=f"{choice.description}; {UNVERIFIED_NOTE}", is_fallback=True
+        )
+    if not choice.is_native:
         raise Invalid(
-            f"deterministic is on, and would be computed by {choice.told}; its sums depend on what "
-            "else is in a batch. It needs our own kernels: a CPU with AVX2 and a C++ compiler, "
-            "device=cpu, dtype float32 or bfloat16, and cpu_kernels=auto (`baton doctor` says what "
-            "this machine lacks)",
+            f"deterministic is on, but the model would be computed by {choice.description}, whose "
+            "sums depend on the rest of a batch. It needs Baton's own kernels: a CPU with "
+            "AVX2 and a C++ compiler, device=cpu, dtype float32 or bfloat16, and cpu_kernels=auto "
+            "(`baton doctor` says what this machine lacks)",
             param="deterministic",
         )
     return choice
 
 
 def numerics_fingerprint(model: DecoderModel, pool: KvPool, vocab_size: int) -> str:
-    """Hex, equal on two workers iff the probe's logits have the same bits there: weights, format,
-    kernels and processor alike. Writes to the pool, so it comes before anything else does.
+    """Return a hash (hex) of the probe's logits, equal on two workers iff both compute the same
+    bits: same weights, format, kernels and kind of processor. Writes to the pool, so it must be
+    called before the pool is used.
 
-    Raises Invalid when they have other bits in chunks and beside another request.
+    Raises Invalid when the logits differ if the probe is computed in chunks and in a batch with
+    another request.
     """
     if pool.num_blocks < NUM_PROBE_COPIES:
         raise Invalid(
-            f"deterministic needs a pool of {NUM_PROBE_COPIES} blocks at least, "
+            f"deterministic needs a pool of at least {NUM_PROBE_COPIES} blocks, "
             f"not {pool.num_blocks}: "
             "raise pool_bytes or num_blocks",
             param="num_blocks",
         )
-    tokens = [n * STRIDE % vocab_size for n in range(_length(pool))]
-    alone = _read(model, pool, tokens, (len(tokens),), beside=False)
-    chunks = CHUNKS if pool.tensor.device.type == "cpu" else GPU_CHUNKS
-    if not torch.equal(alone, _read(model, pool, tokens, chunks, beside=True)):
+    tokens = [n * PROBE_STRIDE % vocab_size for n in range(_probe_length(pool))]
+    alone = _probe(model, pool, tokens, (len(tokens),), in_batch=False)
+    chunks = PROBE_CHUNKS if pool.tensor.device.type == "cpu" else GPU_PROBE_CHUNKS
+    if not torch.equal(alone, _probe(model, pool, tokens, chunks, in_batch=True)):
         raise Invalid(
-            "deterministic is on, and this machine's logits depend on how a step is put together: "
+            "deterministic is on, but this machine's logits depend on the batch and the chunks: "
             "that is a bug of the kernels on this processor or GPU; please report it with "
             "`baton doctor`'s output",
             param="deterministic",
@@ -84,41 +92,47 @@ def numerics_fingerprint(model: DecoderModel, pool: KvPool, vocab_size: int) -> 
     return hashlib.blake2b(alone.cpu().numpy().tobytes(), digest_size=8).hexdigest()
 
 
-def deterministic_digest(model_digest: bytes, arithmetic: str) -> bytes:
-    """Names a model and its arithmetic: who has another one shares no KV."""
-    told = model_digest + bytes.fromhex(arithmetic)
-    return hashlib.blake2b(told, digest_size=16, person=b"baton.exact.v1").digest()
+def deterministic_digest(model_digest: bytes, fingerprint: str) -> bytes:
+    """Return a digest of a model and its numerics fingerprint. Workers with different digests
+    don't share KV."""
+    data = model_digest + bytes.fromhex(fingerprint)
+    return hashlib.blake2b(data, digest_size=16, person=b"baton.exact.v1").digest()
 
 
-def _length(pool: KvPool) -> int:
-    """Of the probe, which is shorter where the pool is tiny."""
+def _probe_length(pool: KvPool) -> int:
+    """Return the probe's length, which is shorter if the pool is tiny."""
     wanted = PROBE_TOKENS if pool.tensor.device.type == "cpu" else GPU_PROBE_TOKENS
     return min(wanted, pool.num_blocks // NUM_PROBE_COPIES * pool.block_tokens)
 
 
-def _read(
-    model: DecoderModel, pool: KvPool, tokens: Sequence[int], chunks: Sequence[int], *, beside: bool
+def _probe(
+    model: DecoderModel,
+    pool: KvPool,
+    tokens: Sequence[int],
+    chunks: Sequence[int],
+    *,
+    in_batch: bool,
 ) -> torch.Tensor:
-    """Logits of all ``tokens``, read in chunks of these sizes; ``beside``: from other blocks, and
-    with another request in each step."""
-    told: list[torch.Tensor] = []
+    """Compute the logits of all ``tokens`` in chunks of these sizes. With ``in_batch``, other
+    blocks are used, and another request is in each step."""
+    logits: list[torch.Tensor] = []
     start = 0
     for size in chunks:
         part = tokens[start : start + size]
         if not part:
             break
-        rows = [_row(pool, part, start, 1 if beside else 0)]
-        if beside:
+        rows = [_row(pool, part, start, 1 if in_batch else 0)]
+        if in_batch:
             rows.append(_row(pool, tokens[::-1], 0, 2))
-        told.append(_logits(model, pool, rows)[: len(part)])
+        logits.append(_logits(model, pool, rows)[: len(part)])
         start += len(part)
-    return torch.cat(told)
+    return torch.cat(logits)
 
 
-def _row(pool: KvPool, tokens: Sequence[int], start: int, place: int) -> Row:
-    """In the ``place``-th part of the pool, of as many blocks as a probe takes at most."""
-    count = -(-_length(pool) // pool.block_tokens)
-    blocks = range(place * count, (place + 1) * count)
+def _row(pool: KvPool, tokens: Sequence[int], start: int, copy: int) -> Row:
+    """Return a row in the blocks of the probe's copy with index ``copy``."""
+    count = -(-_probe_length(pool) // pool.block_tokens)
+    blocks = range(copy * count, (copy + 1) * count)
     return Row(
         RequestId("probe"),
         tuple(TokenId(token) for token in tokens),

@@ -1,4 +1,4 @@
-"""The engine: one pool, one scheduler, one runner, and the requests between them."""
+"""The engine: runs the live requests with a block pool, a scheduler and a runner."""
 
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
@@ -46,20 +46,23 @@ from baton.errors import Invalid, NotFound, Overloaded
 __all__ = ["Engine", "EngineStats", "PrefillProgress", "Reservation", "SealedRun", "StepResult"]
 
 PUBLISH_INTERVAL_BLOCKS = 16
-"""A growing answer's blocks are worth keeping before it ends, in case its worker dies."""
+"""Number of new sealed blocks after which a running request reports them, so that the store can
+save them before the answer ends, in case the worker dies."""
 
 
 class Engine:
     """Single-threaded and synchronous: all calls come from one thread.
 
-    A WHOLE or PREFILL request enters by :meth:`add`. A DECODE request enters by
-    :meth:`reserve`, whose blocks the caller fills, and :meth:`start`. :meth:`step` while
-    :meth:`has_work`. A request leaves by its last output, or by :meth:`abort`; a PREFILL one
-    is HELD after its output, its blocks pinned, until :meth:`release`.
+    :meth:`add` queues a WHOLE or PREFILL request. A DECODE request first gets its blocks from
+    :meth:`reserve_blocks`; the caller fills them and then calls :meth:`start_decoding`. Call
+    :meth:`step` while :meth:`has_work`. A request is removed after its last output or by
+    :meth:`abort`; a PREFILL request stays in phase EXPORTED after its output, with its blocks
+    pinned, until :meth:`release_export`.
 
-    With a ``pipeline`` of its own, the step after the one that :meth:`step` tells of may be on its
-    way already: whatever its requests sample, they go on with it. Who turns out to have ended, or
-    is aborted, gets nothing of that step, and keeps its blocks until it is over.
+    With an ``executor``, scheduling is asynchronous: while :meth:`step` returns the result of one
+    step, the next step may already be running, planned before the sampled tokens were known. A
+    request that has ended or was aborted in the meantime gets no output from that step, and its
+    blocks are freed only when that step is complete.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class Engine:
         kv_dtype: str,
         eos_token_ids: frozenset[TokenId],
         clock: Clock,
-        pipeline: PlanExecutor | None = None,
+        executor: PlanExecutor | None = None,
     ) -> None:
         if runner.block_tokens != config.block_tokens:
             raise Invalid(
@@ -82,24 +85,28 @@ class Engine:
         self._eos_token_ids = eos_token_ids
         self._clock = clock
         self._pool = BlockPool(runner.num_blocks)
-        self._speed = PrefillCostModel()
-        self._decode_speed = DecodeCostModel()
-        self._lengths = AnswerLengthPredictor(config.growth_tokens)
-        self._budget = PrefillBudget(config.token_gap_seconds, self._decode_speed.cost)
-        self._scheduler = Scheduler(self._pool, config, self._prefill_seconds, self._budget.tokens)
-        self._imports = CacheTransfers(self._pool, self._scheduler)
-        self.keys = BlockKeyHasher(model_digest, kv_dtype, config.block_tokens)
+        self._prefill_cost_model = PrefillCostModel()
+        self._decode_cost_model = DecodeCostModel()
+        self._answer_lengths = AnswerLengthPredictor(config.growth_tokens)
+        self._prefill_budget = PrefillBudget(
+            config.target_inter_token_latency_seconds, self._decode_cost_model.cost
+        )
+        self._scheduler = Scheduler(
+            self._pool, config, self._prefill_seconds, self._prefill_budget.max_prefill_tokens
+        )
+        self._cache_transfers = CacheTransfers(self._pool, self._scheduler)
+        self.key_hasher = BlockKeyHasher(model_digest, kv_dtype, config.block_tokens)
         self._sequences: dict[RequestId, Sequence] = {}
         self._num_arrivals = 0
-        self._flights = InflightSteps(
+        self._inflight = InflightSteps(
             self._scheduler,
-            pipeline or SyncExecutor(runner),
+            executor or SyncExecutor(runner),
             clock,
             self._sequences,
-            looks_ahead=pipeline is not None,
+            schedules_ahead=executor is not None,
         )
 
-    # Requests come and go
+    # Adding and removing requests
 
     def add(
         self,
@@ -108,233 +115,255 @@ class Engine:
         constraint: Constraint | None = None,
         chain: BlockKeyChain | None = None,
     ) -> None:
-        """Queues a WHOLE or PREFILL request. ``constraint`` is that of its grammar, where the
-        answer is after ``spec.token_ids``, and ``chain`` that of ``self.keys`` if it was made
-        already; the engine owns it from now on. Raises Invalid when it could never be served or its
-        id is taken, Overloaded when the queue is full."""
-        assert task is not Task.DECODE, "a DECODE request enters by reserve()"
-        self._check(spec, task)
+        """Queue a WHOLE or PREFILL request.
+
+        ``constraint`` is the state of the request's grammar after ``spec.token_ids``. ``chain`` is
+        the request's key chain, if ``self.key_hasher`` has computed it already; the engine owns it
+        from now on. Raises Invalid when the request could never be served or its id is in use,
+        Overloaded when the queue is full.
+        """
+        assert task is not Task.DECODE, "a DECODE request is added by reserve_blocks()"
+        self._validate(spec, task)
         validate_tokens(spec.token_ids, self._config)
         constraint = isolate_constraint(spec, constraint)
-        num_waiting = len(self._scheduler.lineups[Phase.WAITING])
+        num_waiting = len(self._scheduler.queues[Phase.WAITING])
         if num_waiting >= self._config.max_waiting:
             raise Overloaded(f"{num_waiting} requests are waiting already")
         sequence = self._new_sequence(spec, task, Phase.WAITING, chain)
         sequence.constraint = constraint
-        self._enter(sequence)
+        self._register(sequence)
         self._scheduler.enqueue(sequence)
 
-    def reserve(self, spec: RequestSpec, chain: BlockKeyChain | None = None) -> Reservation | None:
-        """Blocks for the tokens of a DECODE request, once memory is predicted to suffice for its
-        answer, too.
+    def reserve_blocks(
+        self, spec: RequestSpec, chain: BlockKeyChain | None = None
+    ) -> Reservation | None:
+        """Allocate blocks for the known tokens of a DECODE request, if memory is predicted to
+        suffice for its answer, too.
 
-        None when it doesn't now: try again after a later step. ``chain`` and Invalid as in
-        :meth:`add`.
-        Ends with :meth:`start` or :meth:`abort`.
+        Return None when memory does not suffice now: try again after a later step. ``chain`` and
+        Invalid are as in :meth:`add`. Call :meth:`start_decoding` or :meth:`abort` afterwards.
         """
-        self._check(spec, Task.DECODE)
+        self._validate(spec, Task.DECODE)
         sequence = self._new_sequence(spec, Task.DECODE, Phase.RESERVED, chain)
         if not self._scheduler.reserve(sequence):
             return None
-        self._enter(sequence)
-        return Reservation(sequence.block_ids, sequence.num_sealed)
+        self._register(sequence)
+        return Reservation(sequence.block_ids, sequence.num_sealed_blocks)
 
-    def start(
+    def start_decoding(
         self, request_id: RequestId, token_id: TokenId, constraint: Constraint | None = None
     ) -> None:
-        """KV of all ``token_ids`` of the reservation has landed: join the batch.
+        """Add a reserved request to the batch, once KV of all its ``token_ids`` has arrived.
 
-        ``token_id`` is the answer's next token, known to the client already; ``constraint`` that of
-        :meth:`add`, before it. If the answer ends with it, the request ends here, without an
-        output. NotFound if there is no such reservation; Invalid without a needed constraint, or
-        for a token that the model does not have.
+        ``token_id`` is the answer's next token, which the client already has. ``constraint`` is as
+        in :meth:`add`, before that token. If the answer ends with ``token_id``, the request ends
+        here, without an output. Raises NotFound if there is no such reservation; Invalid if a
+        needed constraint is missing or the token is not in the vocabulary.
         """
         sequence = self._sequences.get(request_id)
         if sequence is None or sequence.phase is not Phase.RESERVED:
             raise NotFound(f"there is no reservation for request {request_id}")
         sequence.constraint = constraint = isolate_constraint(sequence.spec, constraint)
         validate_tokens((*sequence.spec.token_ids, token_id), self._config)
-        sequence.num_computed = sequence.num_known
+        sequence.num_computed_tokens = sequence.num_known_tokens
         self._scheduler.seal_computed(sequence)
-        sequence.first_start = 0  # here nothing is counted as cached: the source did that
-        sequence.num_published = sequence.num_sealed
-        sequence.append(token_id)
-        self._scheduler.transfer(sequence, Phase.RUNNING)
+        sequence.num_cached_at_admission = (
+            0  # the prefill worker has reported the cached tokens already
+        )
+        sequence.num_published_blocks = sequence.num_sealed_blocks
+        sequence.append_token(token_id)
+        self._scheduler.change_phase(sequence, Phase.RUNNING)
         if sequence.finish_reason(self._eos_token_ids) is not None:
             self._finish(sequence)
         elif constraint is not None:
             constraint.accept(token_id)
 
-    def release(self, request_id: RequestId) -> None:
-        """The hand-off of a PREFILL request is over: its blocks are unpinned, and stay cached.
+    def release_export(self, request_id: RequestId) -> None:
+        """Unpin the blocks of a PREFILL request after its KV transfer; they stay cached.
 
-        Before its output it is the same as :meth:`abort`. Idempotent."""
+        Before the request's output this is the same as :meth:`abort`. Idempotent."""
         sequence = self._sequences.get(request_id)
-        assert sequence is None or sequence.task is Task.PREFILL, f"{request_id} isn't held"
+        assert sequence is None or sequence.task is Task.PREFILL, f"{request_id} is not a prefill"
         self.abort(request_id)
 
     def abort(self, request_id: RequestId, *, quarantine: bool = False) -> bool:
-        """Ends a request in whatever phase, and frees its blocks. False when it is unknown.
+        """End a request in any phase and free its blocks. Return False when it is unknown.
 
-        With ``quarantine``, a reservation's blocks beyond the cached ones may still be written
-        to, and stay out of use until :meth:`release_quarantine` gets them, all of
-        ``reservation.block_ids[num_cached_blocks:]``.
+        Set ``quarantine`` when a KV transfer may still write to the blocks of a reservation. Its
+        uncached blocks (``reservation.block_ids[num_cached_blocks:]``) are then not reused until
+        :meth:`release_quarantine` is called with them.
         """
         sequence = self._sequences.get(request_id)
         if sequence is None:
             return False
         if quarantine and sequence.phase is Phase.RESERVED:
-            self._pool.quarantine(sequence.block_ids[sequence.num_sealed :])
-            sequence.block_ids = sequence.block_ids[: sequence.num_sealed]
+            self._pool.quarantine(sequence.block_ids[sequence.num_sealed_blocks :])
+            sequence.block_ids = sequence.block_ids[: sequence.num_sealed_blocks]
         self._finish(sequence)
         return True
 
     def is_waiting(self, request_id: RequestId) -> bool:
-        """Whether it is in the queue, with nothing of it computed."""
+        """Whether the request is queued, with none of its tokens computed."""
         sequence = self._sequences.get(request_id)
         return sequence is not None and sequence.phase is Phase.WAITING
 
-    def pass_on(self, request_id: RequestId, heir: RequestId) -> MigratedSequence | None:
-        """Takes an answer out of the batch, and holds its blocks under the name of ``heir`` for
-        another worker to read. None when no token of it was answered here yet, it is not running,
-        or a step of it is on its way: ask again after the next one. Ends with :meth:`abort` of
-        ``heir``."""
+    def begin_migration(
+        self, request_id: RequestId, export_id: RequestId
+    ) -> MigratedSequence | None:
+        """Take a running request out of the batch so that another worker can continue it, and pin
+        its blocks under the request id ``export_id`` for that worker to read.
+
+        Return None if the request is not running, has generated no token here yet, or is part of
+        a step in flight; try again after the next step. Call :meth:`abort` with ``export_id`` to
+        free the blocks."""
         sequence = self._sequences.get(request_id)
         if sequence is None or sequence.phase is not Phase.RUNNING:
             return None
-        if sequence.num_known == len(sequence.spec.token_ids) or sequence.num_remaining != 1:
+        if (
+            sequence.num_known_tokens == len(sequence.spec.token_ids)
+            or sequence.num_uncomputed_tokens != 1
+        ):
             return None
-        if self._flights.has(sequence):
-            sequence.is_leaving = True
+        if self._inflight.is_computing(sequence):
+            sequence.awaits_migration = True
             return None
         del self._sequences[request_id]
-        sequence.spec = replace(sequence.spec, request_id=heir)
-        self._sequences[heir] = sequence
-        self._scheduler.transfer(sequence, Phase.HELD)
-        sequence.constraint = None  # whoever goes on finds its place by the tokens
-        num_blocks = self._config.blocks_for(sequence.num_computed)
+        sequence.spec = replace(sequence.spec, request_id=export_id)
+        self._sequences[export_id] = sequence
+        self._scheduler.change_phase(sequence, Phase.EXPORTED)
+        sequence.constraint = None  # the next worker replays the tokens into its own grammar
+        num_blocks = self._config.num_blocks_for(sequence.num_computed_tokens)
         progress = PrefillProgress(
-            heir,
-            sequence.num_computed,
+            export_id,
+            sequence.num_computed_tokens,
             sequence.block_ids[:num_blocks],
-            keys=tuple(sequence.keys[: sequence.num_sealed]),
+            sealed_keys=tuple(sequence.block_keys[: sequence.num_sealed_blocks]),
             num_cached_tokens=0,
         )
-        runs = _sealed_run(sequence, sequence.num_sealed)
+        runs = _collect_sealed_run(sequence, sequence.num_sealed_blocks)
         return MigratedSequence(progress, sequence.token_ids[-1], tuple(runs))
 
     def release_quarantine(self, block_ids: Seq[BlockId]) -> None:
-        """Nobody can write to these blocks any more: they are free again."""
+        """Free quarantined blocks, once no transfer can write to them any more."""
         self._pool.release_quarantine(block_ids)
-        self._scheduler.wake()
+        self._scheduler.retry_admission()
 
     # The prefix cache
 
     def key_root(self, tenant_salt: bytes) -> BlockKey:
-        """The start of a tenant's key chains."""
-        return self.keys.root(tenant_salt)
+        """Return the root key of a tenant's key chains."""
+        return self.key_hasher.root_key(tenant_salt)
 
-    def num_cached_blocks(self, keys: Seq[BlockKey]) -> int:
-        """How many leading ones of ``keys`` the pool holds. Changes nothing."""
+    def count_cached_blocks(self, keys: Seq[BlockKey]) -> int:
+        """Return how many of the leading ``keys`` are cached in the pool. Changes nothing."""
         return self._pool.count_cached(keys)
 
     def begin_import(
-        self, keys: Seq[BlockKey], *, after: Seq[BlockKey] = ()
+        self, keys: Seq[BlockKey], *, preceding_keys: Seq[BlockKey] = ()
     ) -> list[BlockId] | None:
-        """Blocks to be filled from the store or a peer, one per key; None when there is no
-        room. ``after`` are the keys that precede them, whose cached blocks are pinned as long.
-        Ends with :meth:`finish_import`."""
-        return self._imports.begin(keys, after)
+        """Allocate blocks to be filled from the store or a peer, one per key; None when they don't
+        fit. ``preceding_keys`` are the keys that precede ``keys`` in the chain; their cached blocks
+        are pinned until :meth:`finish_import`, which must follow."""
+        return self._cache_transfers.begin_import(keys, preceding_keys)
 
     def finish_import(
         self,
         keys: Seq[BlockKey],
         block_ids: Seq[BlockId],
-        num_good: int,
+        num_valid: int,
         *,
         quarantine: bool = False,
     ) -> None:
-        """The first ``num_good`` blocks hold what their keys name, and join the cache, unless
-        it has got them meanwhile. The others are freed or, if they may still be written to,
-        quarantined."""
-        self._imports.finish(keys, block_ids, num_good, quarantine=quarantine)
+        """Add the first ``num_valid`` blocks to the cache, except those whose keys were cached in
+        the meantime. The others are freed or, with ``quarantine`` (a transfer may still write to
+        them), quarantined."""
+        self._cache_transfers.finish_import(keys, block_ids, num_valid, quarantine=quarantine)
 
     # One step
 
     def has_work(self) -> bool:
         """Whether :meth:`step` would do something."""
-        return self._flights.is_coming or self._scheduler.has_work
+        return self._inflight.has_step or self._scheduler.has_work
 
     def step(self) -> StepResult:
-        """Schedules, runs, applies. An empty result when nothing could be scheduled."""
-        flight, output = self._flights.land()
+        """Schedule, run and apply one step. The result is empty when nothing could be scheduled."""
+        flight, output = self._inflight.collect()
         if not flight.plan.rows:
             return StepResult(preempted=flight.preempted)
-        work = StepWork.of(flight.plan, flight.seconds)
-        self._speed.record(work)
-        self._decode_speed.record(work)
-        self._budget.record(work)
-        told = StepResult(work=work, admitted=flight.admitted, preempted=flight.preempted)
-        return self._apply(flight, output, told)
+        work = StepWork.from_plan(flight.plan, flight.duration_seconds)
+        self._prefill_cost_model.record(work)
+        self._decode_cost_model.record(work)
+        self._prefill_budget.record(work)
+        result = StepResult(work=work, admitted=flight.admitted, preempted=flight.preempted)
+        return self._apply(flight, output, result)
 
     def close(self) -> None:
-        """Returns once nothing is being computed. The last call."""
-        self._flights.close()
+        """Wait until nothing is being computed. Must be the last call."""
+        self._inflight.close()
 
-    def _apply(self, flight: InflightStep, output: StepOutput, told: StepResult) -> StepResult:
-        """Adds to ``told`` what becomes of the plan's requests, but for those that have ended."""
+    def _apply(self, flight: InflightStep, output: StepOutput, result: StepResult) -> StepResult:
+        """Apply the output to the plan's requests, except those that have ended, and add their
+        outputs, progress and sealed blocks to ``result``."""
         outputs: list[RequestOutput] = []
         progress: list[PrefillProgress] = []
         sealed: list[SealedRun] = []
         rows = flight.plan.rows
-        scores = output.scores or ((),) * len(rows)
-        shares = zip(rows, flight.sequences, output.sampled, scores, strict=True)
-        for row, sequence, sampled, scored in shares:
+        scores = output.prompt_logprobs or ((),) * len(rows)
+        row_results = zip(rows, flight.sequences, output.sampled, scores, strict=True)
+        for row, sequence, sampled, scored in row_results:
             if sequence.phase is Phase.FINISHED:
                 continue
-            sequence.num_computed = row.start + len(row.token_ids)
-            assert len(scored) == len(row.targets), f"scores of {row.request_id}"
-            if row.targets:
-                sequence.scores[row.start :] = scored
+            sequence.num_computed_tokens = row.start + len(row.token_ids)
+            assert len(scored) == len(row.prompt_logprob_targets), f"scores of {row.request_id}"
+            if row.prompt_logprob_targets:
+                sequence.prompt_logprobs[row.start :] = scored
             self._scheduler.seal_computed(sequence)
-            num_sealed = sequence.num_sealed
+            num_sealed = sequence.num_sealed_blocks
             if sequence.task is Task.PREFILL:
-                progress.append(self._progress(sequence, row))
+                progress.append(self._prefill_progress(sequence, row))
             assert (sampled is not None) == row.sample or row.mask, f"row of {row.request_id}"
             if sampled is not None:
-                outputs.append(self._accept(sequence, sampled))
+                outputs.append(self._apply_sampled_token(sequence, sampled))
             elif row.sample:
-                outputs.append(self._end_astray(sequence))
-            if num_sealed > sequence.num_published:
-                sealed += _sealed_run(sequence, num_sealed)
+                outputs.append(self._fail_without_allowed_token(sequence))
+            if num_sealed > sequence.num_published_blocks:
+                sealed += _collect_sealed_run(sequence, num_sealed)
         return StepResult(
-            tuple(outputs), tuple(progress), tuple(sealed), told.work, told.admitted, told.preempted
+            tuple(outputs),
+            tuple(progress),
+            tuple(sealed),
+            result.work,
+            result.admitted,
+            result.preempted,
         )
 
-    def _progress(self, sequence: Sequence, row: Row) -> PrefillProgress:
-        first_start = sequence.first_start
-        assert first_start is not None, "it was admitted"
+    def _prefill_progress(self, sequence: Sequence, row: Row) -> PrefillProgress:
+        first_start = sequence.num_cached_at_admission
+        assert first_start is not None, "the sequence was admitted"
         return PrefillProgress(
             sequence.request_id,
-            sequence.num_computed,
+            sequence.num_computed_tokens,
             sequence.block_ids,
-            keys=tuple(sequence.keys[: sequence.num_sealed]),
+            sealed_keys=tuple(sequence.block_keys[: sequence.num_sealed_blocks]),
             num_cached_tokens=first_start,
         )
 
-    def _accept(self, sequence: Sequence, sampled: SampledToken) -> RequestOutput:
-        """The sampled token becomes known; the request goes on, is held, or ends."""
+    def _apply_sampled_token(self, sequence: Sequence, sampled: SampledToken) -> RequestOutput:
+        """Append the sampled token. The request then continues, ends, or, if its task is PREFILL,
+        waits for its KV to be read."""
         spec = sequence.spec
-        num_known = sequence.num_known
+        num_known = sequence.num_known_tokens
         first_index = num_known - spec.num_prompt_tokens
-        sequence.append(sampled.token_id)
+        sequence.append_token(sampled.token_id)
         finish_reason = sequence.finish_reason(self._eos_token_ids)
         if sequence.task is Task.PREFILL:
-            sequence.constraint = None  # the reader finds its place by the tokens
-            self._scheduler.transfer(sequence, Phase.HELD)
+            sequence.constraint = None  # the decode worker replays the tokens into its own grammar
+            self._scheduler.change_phase(sequence, Phase.EXPORTED)
         elif finish_reason is not None:
-            cut = finish_reason is FinishReason.LENGTH
-            self._lengths.learn(spec.owner, first_index + 1, cut=cut)
+            is_truncated = finish_reason is FinishReason.LENGTH
+            self._answer_lengths.record_length(
+                spec.owner, first_index + 1, was_truncated=is_truncated
+            )
             self._finish(sequence)
         elif sequence.constraint is not None:
             sequence.constraint.accept(sampled.token_id)
@@ -347,76 +376,77 @@ class Engine:
             finish_reason=finish_reason,
         )
         if num_known == len(spec.token_ids):
-            output.cached_tokens = sequence.cached_tokens
+            output.cached_tokens = sequence.num_cached_tokens
             output.prompt_logprobs = _pop_prompt_logprobs(sequence)
         return output
 
-    def _end_astray(self, sequence: Sequence) -> RequestOutput:
-        """The grammar lets no token come next: the request ends here, and the engine goes on."""
+    def _fail_without_allowed_token(self, sequence: Sequence) -> RequestOutput:
+        """End a request whose grammar allows no next token. The engine itself goes on."""
         spec, constraint = sequence.spec, sequence.constraint
         assert constraint is not None, f"{spec.request_id} has no grammar"
         self._finish(sequence)
         return RequestOutput(
             spec.request_id,
             spec.epoch,
-            sequence.num_known - spec.num_prompt_tokens,
+            sequence.num_known_tokens - spec.num_prompt_tokens,
             (),
             finish_reason=FinishReason.ERROR,
             error=constraint.error or "the grammar allows no token here",
-            cached_tokens=sequence.cached_tokens,
+            cached_tokens=sequence.num_cached_tokens,
             details={"error_status": "INVALID_ARGUMENT", PROMPT_PREFILLED: "true"},
         )
 
-    def pin_cached(self, keys: Seq[BlockKey], first: int) -> list[BlockId]:
-        """References the cached blocks of ``keys[first:]``, as far as they go, for whoever reads
-        them. Ends with :meth:`unpin`."""
-        return self._imports.pin(self._pool.find(keys[first:]))
+    def pin_cached_blocks(self, keys: Seq[BlockKey], first: int) -> list[BlockId]:
+        """Pin the cached blocks of ``keys[first:]`` for a reader, up to the first key that is not
+        cached. Call :meth:`unpin_blocks` afterwards."""
+        return self._cache_transfers.pin(self._pool.find_cached(keys[first:]))
 
-    def unpin(self, block_ids: Seq[BlockId]) -> None:
-        self._imports.unpin(block_ids)
+    def unpin_blocks(self, block_ids: Seq[BlockId]) -> None:
+        self._cache_transfers.unpin(block_ids)
 
     def num_computed_tokens(self, request_id: RequestId) -> int | None:
-        """How far a request is; None when it is not here."""
+        """Return how many of a request's tokens are computed; None when it is unknown."""
         sequence = self._sequences.get(request_id)
-        return None if sequence is None else sequence.num_computed
+        return None if sequence is None else sequence.num_computed_tokens
 
-    def expected_tokens(self, spec: RequestSpec) -> int:
-        """Length of the answer, as far as those before it tell. Changes nothing."""
-        return self._lengths.expect(spec.owner, spec.sampling.max_tokens)
+    def predict_answer_tokens(self, spec: RequestSpec) -> int:
+        """Predict the length of the answer from earlier answers. Changes nothing."""
+        return self._answer_lengths.predict_tokens(spec.owner, spec.sampling.max_tokens)
 
-    # What it has to do, and how fast it is
+    # Load and speed
 
     @property
     def sequences(self) -> Collection[Sequence]:
-        """Every request that is here, to look at."""
+        """All live requests, for reading only."""
         return self._sequences.values()
 
     def prefill_cost(self) -> PrefillCost | None:
-        """None before enough was measured."""
-        return self._speed.cost(self._config.chunk_limit)
+        """Return the fitted cost; None before enough steps were measured."""
+        return self._prefill_cost_model.cost(self._config.max_chunk_tokens)
 
-    def prefill_error(self) -> float | None:
-        """How sure that is: see :class:`baton.core.worker_load.WorkerLoad`."""
-        return self._speed.error()
+    def prefill_cost_relative_error(self) -> float | None:
+        """Return the relative error of :meth:`prefill_cost`; see
+        :class:`baton.core.worker_load.WorkerLoad`."""
+        return self._prefill_cost_model.relative_error()
 
     def decode_cost(self) -> DecodeCost | None:
-        """None before enough was measured."""
-        return self._decode_speed.cost()
+        """Return the fitted cost; None before enough steps were measured."""
+        return self._decode_cost_model.cost()
 
-    # Self-help
+    # Diagnostics
 
     def stats(self) -> EngineStats:
-        lineups = self._scheduler.lineups
+        lineups = self._scheduler.queues
         unfinished = [*lineups[Phase.WAITING], *lineups[Phase.RUNNING]]
         return EngineStats(
             running=len(lineups[Phase.RUNNING]),
             waiting=len(lineups[Phase.WAITING]),
-            held=len(lineups[Phase.HELD]),
+            held=len(lineups[Phase.EXPORTED]),
             reserved=len(lineups[Phase.RESERVED]),
             queued_tokens=sum(
-                each.num_remaining
+                each.num_uncomputed_tokens
                 for each in unfinished
-                if each.phase is Phase.WAITING or each.num_remaining > 1
+                if each.phase is Phase.WAITING or each.num_uncomputed_tokens > 1
             ),
             num_steps=self._scheduler.num_steps,
             num_preemptions=self._scheduler.num_preemptions,
@@ -425,28 +455,27 @@ class Engine:
         )
 
     def check_integrity(self) -> None:
-        """Raises AssertionError when the books don't balance. Call it between steps."""
+        """Raise AssertionError when blocks, queues and sequences are inconsistent. Call it
+        between steps."""
         self._pool.check_integrity()
         check_queues(self._sequences, self._scheduler)
-        owners = [*self._sequences.values(), *self._flights.gone]
-        check_owners(owners, self._imports.owned(), self._pool)
+        owners = [*self._sequences.values(), *self._inflight.ended_sequences]
+        check_owners(owners, self._cache_transfers.referenced_blocks(), self._pool)
         for sequence in self._sequences.values():
             root = self.key_root(sequence.spec.tenant_salt)
             check_sequence(sequence, root, self._pool, self._config)
 
     def describe(self) -> str:
-        """The pool and every request, as text."""
+        """Return the pool and every request as text."""
         lines = [self._pool.describe()]
         lines += [
-            sequence.describe()
-            for lineup in self._scheduler.lineups.values()
-            for sequence in lineup
+            sequence.describe() for lineup in self._scheduler.queues.values() for sequence in lineup
         ]
         return "\n".join(lines)
 
-    def _check(self, spec: RequestSpec, task: Task) -> None:
+    def _validate(self, spec: RequestSpec, task: Task) -> None:
         if spec.request_id in self._sequences:
-            raise Invalid(f"request {spec.request_id} is here already", param="request_id")
+            raise Invalid(f"request id {spec.request_id} is already in use", param="request_id")
         validate_spec(spec, task, self._config, self._pool.num_blocks)
 
     def _new_sequence(
@@ -457,42 +486,47 @@ class Engine:
             spec,
             task,
             phase,
-            chain=chain or self.keys.chain(spec),
+            chain=chain or self.key_hasher.make_chain(spec),
             arrival=self._num_arrivals,
             arrival_seconds=self._clock.monotonic(),
             max_model_tokens=self._config.max_model_tokens,
         )
-        sequence.expected_tokens = self.expected_tokens(spec)
+        sequence.predicted_answer_tokens = self.predict_answer_tokens(spec)
         if spec.sampling.min_tokens:
-            sequence.endings = tuple(self._eos_token_ids.union(spec.sampling.stop_token_ids))
+            sequence.end_token_ids = tuple(self._eos_token_ids.union(spec.sampling.stop_token_ids))
         return sequence
 
     def _prefill_seconds(self, start: int, end: int) -> float | None:
-        return self._speed.seconds_alone(start, end, self._config.chunk_limit)
+        return self._prefill_cost_model.predict_seconds_alone(
+            start, end, self._config.max_chunk_tokens
+        )
 
-    def _enter(self, sequence: Sequence) -> None:
+    def _register(self, sequence: Sequence) -> None:
         self._sequences[sequence.request_id] = sequence
 
     def _finish(self, sequence: Sequence) -> None:
-        self._flights.finish(sequence)
+        self._inflight.finish(sequence)
         del self._sequences[sequence.request_id]
 
 
 def _pop_prompt_logprobs(sequence: Sequence) -> tuple[TokenLogprob, ...]:
-    """Told once, with the first output."""
-    scores, sequence.scores = tuple(sequence.scores), []
-    return scores
+    """Return the prompt logprobs and clear them: they are reported with the first output only."""
+    logprobs, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
+    return logprobs
 
 
-def _sealed_run(sequence: Sequence, num_sealed: int) -> list[SealedRun]:
-    """Once a prompt is computed, an answer has grown by some blocks, or has ended. A request that
-    has ended has given its blocks back; ``num_sealed`` were its own."""
-    grown = num_sealed - sequence.num_published
-    over = sequence.phase in (Phase.HELD, Phase.FINISHED)
-    ripe = grown >= PUBLISH_INTERVAL_BLOCKS and sequence.num_remaining == 1
-    if grown <= 0 or not (over or ripe):
+def _collect_sealed_run(sequence: Sequence, num_sealed: int) -> list[SealedRun]:
+    """Return the sealed blocks that were not reported yet, as a list of at most one run.
+
+    They are reported when the prompt is computed, when the answer has grown by
+    PUBLISH_INTERVAL_BLOCKS, and when the request has ended. ``num_sealed`` is passed in because a
+    request that has ended has released its blocks already."""
+    num_new = num_sealed - sequence.num_published_blocks
+    has_ended = sequence.phase in (Phase.EXPORTED, Phase.FINISHED)
+    is_due = num_new >= PUBLISH_INTERVAL_BLOCKS and sequence.num_uncomputed_tokens == 1
+    if num_new <= 0 or not (has_ended or is_due):
         return []
     tag = sequence.spec.tenant or tenant_tag(sequence.spec.tenant_salt)
-    run = SealedRun(tuple(sequence.keys[:num_sealed]), sequence.num_published, tag)
-    sequence.num_published = num_sealed
+    run = SealedRun(tuple(sequence.block_keys[:num_sealed]), sequence.num_published_blocks, tag)
+    sequence.num_published_blocks = num_sealed
     return [run]

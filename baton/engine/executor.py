@@ -1,4 +1,5 @@
-"""How plans get to a runner: one after another, or the next one before this one is done."""
+"""Executors, which pass plans to a runner: one at a time, or the next before the current one is
+done."""
 
 from collections import deque
 from collections.abc import Callable
@@ -9,27 +10,27 @@ from typing import Any, Protocol
 from baton.engine.plan import Plan, Runner, StepOutput, fill_sampled_tokens
 
 MAX_INFLIGHT_PLANS = 2
-"""One that is being computed, and the next."""
+"""The plan that is being computed, and the next."""
 
 
 class PlanExecutor(Protocol):
-    """Computes plans in the order in which they come, two at a time at most: rows of the second may
-    follow rows of the first. All calls come from one thread."""
+    """Computes plans in the order of submission. At most two may be submitted and not collected;
+    rows of the second may continue requests of the first. All calls come from one thread."""
 
     def submit(self, plan: Plan) -> None: ...
 
     def collect(self) -> StepOutput:
-        """Waits for the oldest plan's output. Raises what its run has raised, and is of no use
-        then."""
+        """Wait for the oldest plan's output. Raises the exception of that run; the executor can't
+        be used after that."""
         ...
 
     def close(self) -> None:
-        """Returns once nothing is being computed. The last call."""
+        """Wait until nothing is being computed. Must be the last call."""
         ...
 
 
 class SyncExecutor:
-    """Computes a plan when its output is asked for."""
+    """Computes a plan in :meth:`collect`, in the caller's thread."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -51,34 +52,35 @@ class SyncExecutor:
 
 
 class TwoStageRunner(Protocol):
-    """A runner whose run has two parts, of which the first can be done while another plan is being
-    computed: ``run(plan)`` is ``compute(prepare(plan))``."""
+    """A runner that splits ``run(plan)`` into ``compute(prepare(plan))``, where ``prepare`` can be
+    called while another plan is being computed."""
 
     def prepare(self, plan: Plan) -> Any:
-        """What of a plan's run depends on no token."""
+        """Do the part of a plan's run that does not depend on its token ids."""
         ...
 
     def compute(self, prepared: Any, on_start: Callable[[], None]) -> StepOutput:
-        """The rest, once :func:`fill_sampled_tokens` has told the plan's tokens. Calls ``on_start``
-        when the device is at work and this thread has nothing to do until it is done."""
+        """Do the rest, after :func:`fill_sampled_tokens` has filled in the plan's tokens. Calls
+        ``on_start`` when the device is computing and this thread only has to wait for it."""
         ...
 
 
 class ThreadedExecutor:
-    """Computes plans in a thread of its own, while the caller does what else there is to do.
+    """Computes plans in its own thread, so that the caller can work in the meantime.
 
-    An output is told once the step after it has started, if that is here: else the caller would do
-    its part, holding the interpreter's lock, before the device has anything to do.
+    If the next plan is already submitted, an output is delivered only after that plan has started
+    on the device. Otherwise the caller would process the output, holding the GIL, while the device
+    is idle.
     """
 
     def __init__(self, runner: TwoStageRunner) -> None:
         self._runner = runner
         self._num_plans = 0
-        # Bounded by MAX_PLANS: see submit().
+        # Bounded by MAX_INFLIGHT_PLANS: see submit().
         self._plans: SimpleQueue[tuple[Plan, Any] | None] = SimpleQueue()
         self._outputs: SimpleQueue[StepOutput | BaseException] = SimpleQueue()
         self._last = StepOutput(())
-        self._untold: StepOutput | None = None
+        self._undelivered: StepOutput | None = None
         self._thread = Thread(target=self._main, name="runner", daemon=True)
         self._thread.start()
 
@@ -101,22 +103,22 @@ class ThreadedExecutor:
 
     def _main(self) -> None:
         try:
-            while (next_one := self._plans.get()) is not None:
-                self._compute(*next_one)
+            while (submitted := self._plans.get()) is not None:
+                self._compute(*submitted)
         except BaseException as error:
-            self._tell()
+            self._deliver_output()
             self._outputs.put(error)
 
     def _compute(self, plan: Plan, prepared: Any) -> None:
         fill_sampled_tokens(plan, self._last)
-        self._last = self._runner.compute(prepared, self._tell)
-        self._tell()
-        self._untold = self._last
+        self._last = self._runner.compute(prepared, self._deliver_output)
+        self._deliver_output()
+        self._undelivered = self._last
         if self._plans.empty():
-            self._tell()
+            self._deliver_output()
 
-    def _tell(self) -> None:
-        """What is not told yet: the step's before."""
-        if self._untold is not None:
-            untold, self._untold = self._untold, None
-            self._outputs.put(untold)
+    def _deliver_output(self) -> None:
+        """Deliver the previous step's output, if it was not delivered yet."""
+        if self._undelivered is not None:
+            output, self._undelivered = self._undelivered, None
+            self._outputs.put(output)

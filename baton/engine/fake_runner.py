@@ -1,8 +1,8 @@
-"""The in-memory twin of the model: every token depends on all KV before it, read back.
+"""A fake runner without a model, in which every token depends on all KV before it.
 
-The KV of token p is 8 bytes, a hash of the KV of all tokens before p *as found through the
+The KV of token p is 8 bytes, a hash of the KV of all tokens before p *as read through the
 block table*, and of the token and p. The next token is a hash of all KV up to the last token.
-So a wrong block table, a stale block, or a block lost on its way changes the answer.
+So a wrong block table, a stale block, or a block lost in a transfer changes the answer.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ class FakeRunner:
         return self._block_tokens * SLOT_BYTES
 
     def run(self, plan: Plan) -> StepOutput:
-        """All rows read what was there before the step, then all write, then some sample."""
+        """Run a plan: all rows read their context, then all write their KV, then some sample."""
         self._check(plan)
         for source, target in plan.copies:
             self.import_block(target, self.export_block(source))
@@ -45,18 +45,18 @@ class FakeRunner:
         for row, context in zip(plan.rows, contexts, strict=True):
             self._write(row, compute_slots(context, row.token_ids, row.start))
         sampled = tuple(self._sample(row) if row.sample else None for row in plan.rows)
-        if not any(row.targets for row in plan.rows):
+        if not any(row.prompt_logprob_targets for row in plan.rows):
             return StepOutput(sampled)
         return StepOutput(sampled, tuple(map(self._score, plan.rows)))
 
     def export_block(self, block_id: BlockId) -> bytes:
-        """A block's content, as a transfer reads it."""
+        """Return a block's content, as a transfer reads it."""
         start = block_id * self.block_size_bytes
         return bytes(self.memory[start : start + self.block_size_bytes])
 
     def import_block(self, block_id: BlockId, data: bytes) -> None:
-        """Overwrites a block, as a transfer does."""
-        assert len(data) == self.block_size_bytes, f"{len(data)} bytes are no block"
+        """Overwrite a block, as a transfer does."""
+        assert len(data) == self.block_size_bytes, f"{len(data)} bytes are not one block"
         start = block_id * self.block_size_bytes
         self.memory[start : start + self.block_size_bytes] = data
 
@@ -82,16 +82,16 @@ class FakeRunner:
         return SampledToken(allowed[sampled.token_id % len(allowed)]) if allowed else None
 
     def _score(self, row: Row) -> tuple[TokenLogprob, ...]:
-        """A target's logprob is a hash of all KV before it."""
+        """Compute each target's logprob as a hash of all KV before it."""
         context = self._read(row.block_ids, row.context_tokens)
         scores = []
-        for position, target in enumerate(row.targets, row.start + 1):
+        for position, target in enumerate(row.prompt_logprob_targets, row.start + 1):
             seen = hashlib.blake2b(context[: position * SLOT_BYTES], digest_size=2).digest()
             scores.append(TokenLogprob(target, -1.0 - int.from_bytes(seen, "little") / 1024))
         return tuple(scores)
 
     def _check(self, plan: Plan) -> None:
-        """What a real runner would crash on, or silently get wrong."""
+        """Check for plans that a real runner would crash on or silently compute wrongly."""
         written: set[BlockId] = set()
         for row in plan.rows:
             assert row.token_ids and row.start >= 0, row
@@ -100,28 +100,28 @@ class FakeRunner:
             assert all(0 <= block_id < self._num_blocks for block_id in row.block_ids), row
             first = row.start // self._block_tokens
             last = (row.context_tokens - 1) // self._block_tokens
-            mine = set(row.block_ids[first : last + 1])
-            assert not mine & written, f"two rows write to {mine & written}"
-            written |= mine
+            targets = set(row.block_ids[first : last + 1])
+            assert not targets & written, f"two rows write to {targets & written}"
+            written |= targets
         lengths = [row.num_tokens > 1 for row in plan.rows]
         assert lengths == sorted(lengths), "decodes come first"
 
 
 def allowed_tokens(mask: bytes, vocab_size: int) -> list[TokenId]:
-    """The ids whose bits are set."""
+    """Return the ids whose bits are set."""
     bits = int.from_bytes(mask, "little")
     return [TokenId(token_id) for token_id in range(vocab_size) if bits >> token_id & 1]
 
 
 def compute_slots(context: bytes, token_ids: Sequence[TokenId], start: int) -> list[bytes]:
-    """KV of tokens that follow ``context``, the KV of tokens [0, start)."""
-    seen = hashlib.blake2b(context, digest_size=SLOT_BYTES)
+    """Compute the KV of tokens that follow ``context``, the KV of tokens [0, start)."""
+    context_hash = hashlib.blake2b(context, digest_size=SLOT_BYTES)
     slots: list[bytes] = []
     for position, token_id in enumerate(token_ids, start):
-        one = seen.copy()
-        one.update(token_id.to_bytes(4, "little") + position.to_bytes(4, "little"))
-        slots.append(one.digest())
-        seen.update(slots[-1])
+        slot_hash = context_hash.copy()
+        slot_hash.update(token_id.to_bytes(4, "little") + position.to_bytes(4, "little"))
+        slots.append(slot_hash.digest())
+        context_hash.update(slots[-1])
     return slots
 
 
@@ -132,12 +132,12 @@ def fake_sample(
     num_prompt_tokens: int,
     vocab_size: int,
 ) -> SampledToken:
-    """The token after ``context``: a hash of it and of whatever sampling depends on."""
+    """Return the token after ``context``: a hash of it and of all that sampling depends on."""
     position = len(context) // SLOT_BYTES
-    chance = 0 if sampling.greedy else sampling.seed
-    seen = hashlib.blake2b(context, digest_size=8)
-    seen.update(repr((position, chance, tuple(history), num_prompt_tokens)).encode())
-    number = int.from_bytes(seen.digest(), "little")
+    seed = 0 if sampling.is_greedy else sampling.seed
+    context_hash = hashlib.blake2b(context, digest_size=8)
+    context_hash.update(repr((position, seed, tuple(history), num_prompt_tokens)).encode())
+    number = int.from_bytes(context_hash.digest(), "little")
     token_id = TokenId(number % vocab_size)
     if sampling.logprobs is None:
         return SampledToken(token_id)
@@ -146,7 +146,7 @@ def fake_sample(
 
 
 def _logprob(token_id: TokenId, logprob: float, num_top: int, vocab_size: int) -> TokenLogprob:
-    """The chosen token is the likeliest; its successors in the vocabulary follow."""
+    """Make up logprobs: the chosen token is the likeliest, then its successors by id."""
     top = tuple(
         (TokenId((token_id + rank) % vocab_size), logprob - rank)
         for rank in range(min(num_top, vocab_size))
@@ -157,8 +157,8 @@ def _logprob(token_id: TokenId, logprob: float, num_top: int, vocab_size: int) -
 def reference_answer(
     spec: RequestSpec, *, vocab_size: int = 256, eos_token_ids: frozenset[TokenId] = frozenset()
 ) -> tuple[tuple[TokenId, ...], FinishReason]:
-    """What any engine over a :class:`FakeRunner` must answer from the end of ``token_ids``
-    on, computed alone, token by token, with no blocks. What ends an answer is told here a
+    """Return what any engine over a :class:`FakeRunner` must generate after ``token_ids``,
+    computed token by token without blocks. The rules for ending an answer are implemented here a
     second time, on purpose."""
     sampling, known = spec.sampling, list(spec.token_ids)
     context = b"".join(compute_slots(b"", known, 0))

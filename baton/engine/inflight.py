@@ -1,4 +1,4 @@
-"""Steps on their way: planned, and not applied yet."""
+"""Steps in flight: submitted to the executor, and not applied yet."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -16,83 +16,88 @@ from baton.engine.sequence import Sequence
 
 @dataclass(slots=True)
 class InflightStep:
-    """``sequences`` are those of the plan's rows. Of them, ``gone`` have ended since it was
-    planned: what is computed for them is nobody's, and written to their blocks until it is done."""
+    """A submitted step. ``sequences`` are those of the plan's rows. ``ended_sequences`` are the
+    ones that have ended since the submission: their results are dropped, and their blocks must be
+    kept until the step is complete, because it writes to them."""
 
     plan: Plan
     sequences: Seq[Sequence]
-    began: float
+    start_seconds: float
     admitted: tuple[ScheduledPrompt, ...] = ()
     preempted: tuple[RequestId, ...] = ()
-    gone: list[Sequence] = field(default_factory=list)
-    seconds: float = 0.0
-    """From the end of the step before, if that was on its way still, else from its plan on."""
+    ended_sequences: list[Sequence] = field(default_factory=list)
+    duration_seconds: float = 0.0
+    """Duration, from the end of the previous step if that was still in flight, else from the start
+    of planning."""
 
 
 class InflightSteps:
-    """At most two: with ``looks_ahead`` the second is planned while the first is computed, wherever
-    that can be told. Then, between two calls of :meth:`land`, that one is on its way; else none is.
-    ``sequences`` are the engine's."""
+    """The steps in flight, at most two.
+
+    With ``schedules_ahead`` (async scheduling), the second is planned while the first is computed,
+    wherever it can be planned without the sampled tokens; it is then in flight between two calls of
+    :meth:`collect`. Otherwise no step is in flight between them. ``sequences`` are the engine's."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        pipeline: PlanExecutor,
+        executor: PlanExecutor,
         clock: Clock,
         sequences: Mapping[RequestId, Sequence],
         *,
-        looks_ahead: bool,
+        schedules_ahead: bool,
     ) -> None:
         self._scheduler = scheduler
-        self._pipeline = pipeline
+        self._executor = executor
         self._clock = clock
         self._sequences = sequences
-        self._looks_ahead = looks_ahead
-        self._coming: InflightStep | None = None
-        self._landed = -inf
+        self._schedules_ahead = schedules_ahead
+        self._submitted: InflightStep | None = None
+        self._last_end_seconds = -inf
 
-    def has(self, sequence: Sequence) -> bool:
-        """Whether something is being computed for it."""
-        return self._coming is not None and sequence in self._coming.sequences
-
-    @property
-    def is_coming(self) -> bool:
-        """Whether a step is on its way."""
-        return self._coming is not None
+    def is_computing(self, sequence: Sequence) -> bool:
+        """Whether a step in flight computes tokens of this sequence."""
+        return self._submitted is not None and sequence in self._submitted.sequences
 
     @property
-    def gone(self) -> Seq[Sequence]:
-        """Who has ended, and still has blocks."""
-        return () if self._coming is None else self._coming.gone
+    def has_step(self) -> bool:
+        """Whether a step is in flight."""
+        return self._submitted is not None
 
-    def land(self) -> tuple[InflightStep, StepOutput]:
-        """The next step, once it is computed. Its plan is empty if nothing could be scheduled."""
-        flight = self._coming or self._set_out()
+    @property
+    def ended_sequences(self) -> Seq[Sequence]:
+        """Sequences that have ended but still have blocks."""
+        return () if self._submitted is None else self._submitted.ended_sequences
+
+    def collect(self) -> tuple[InflightStep, StepOutput]:
+        """Wait for the next step and return it with its output. Its plan is empty if nothing could
+        be scheduled."""
+        flight = self._submitted or self._submit_next()
         if not flight.plan.rows:
             return flight, StepOutput(())
-        self._coming = self._set_out_ahead(flight) if self._looks_ahead else None
-        output = self._pipeline.collect()
+        self._submitted = self._submit_ahead(flight) if self._schedules_ahead else None
+        output = self._executor.collect()
         now = self._clock.monotonic()
-        flight.seconds = now - max(flight.began, self._landed)
-        self._landed = now
-        for sequence in flight.gone:
-            self._scheduler.free(sequence)
+        flight.duration_seconds = now - max(flight.start_seconds, self._last_end_seconds)
+        self._last_end_seconds = now
+        for sequence in flight.ended_sequences:
+            self._scheduler.free_blocks(sequence)
         return flight, output
 
     def finish(self, sequence: Sequence) -> None:
-        """As :meth:`Scheduler.finish`, but that blocks are kept while something may be written to
-        them."""
-        if self._coming is not None and self.has(sequence):
-            self._scheduler.leave(sequence)
-            self._coming.gone.append(sequence)
+        """As :meth:`Scheduler.finish`, except that the blocks are kept while a step in flight may
+        write to them."""
+        if self._submitted is not None and self.is_computing(sequence):
+            self._scheduler.remove_keeping_blocks(sequence)
+            self._submitted.ended_sequences.append(sequence)
         else:
             self._scheduler.finish(sequence)
 
     def close(self) -> None:
-        """Returns once nothing is being computed. The last call."""
-        self._pipeline.close()
+        """Wait until nothing is being computed. Must be the last call."""
+        self._executor.close()
 
-    def _set_out(self) -> InflightStep:
+    def _submit_next(self) -> InflightStep:
         began = self._clock.monotonic()
         plan = self._scheduler.schedule(began)
         admitted = tuple(
@@ -101,17 +106,18 @@ class InflightSteps:
         )
         preempted = tuple(each.request_id for each in self._scheduler.preempted)
         if plan.rows:
-            self._pipeline.submit(plan)
-        return InflightStep(plan, self._owners(plan), began, admitted, preempted)
+            self._executor.submit(plan)
+        return InflightStep(plan, self._sequences_of(plan), began, admitted, preempted)
 
-    def _set_out_ahead(self, flight: InflightStep) -> InflightStep | None:
-        """The step after ``flight``, while that is being computed; None if it can't be told yet."""
+    def _submit_ahead(self, flight: InflightStep) -> InflightStep | None:
+        """Plan and submit the step after ``flight`` while that is being computed. None if it can't
+        be planned yet."""
         began = self._clock.monotonic()
         plan = self._scheduler.schedule_ahead(flight.plan, flight.sequences)
         if plan is None:
             return None
-        self._pipeline.submit(plan)
-        return InflightStep(plan, self._owners(plan), began)
+        self._executor.submit(plan)
+        return InflightStep(plan, self._sequences_of(plan), began)
 
-    def _owners(self, plan: Plan) -> Seq[Sequence]:
+    def _sequences_of(self, plan: Plan) -> Seq[Sequence]:
         return [self._sequences[row.request_id] for row in plan.rows]

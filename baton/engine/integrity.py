@@ -1,4 +1,4 @@
-"""The engine's books: every reference in the pool belongs to somebody, and the reverse."""
+"""Consistency checks between the engine's sequences, its queues and the block pool."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -13,20 +13,21 @@ from baton.engine.sequence import Phase, Sequence
 
 
 def check_queues(sequences: Mapping[RequestId, Sequence], scheduler: Scheduler) -> None:
-    """Every sequence stands in the lineup of its phase, once, and in no other."""
-    for phase, lineup in scheduler.lineups.items():
+    """Check that every sequence is in the queue of its phase, once, and in no other queue."""
+    for phase, lineup in scheduler.queues.items():
         for sequence in lineup:
-            assert sequence.phase is phase, f"{sequence.describe()} stands in {phase}"
+            assert sequence.phase is phase, f"{sequence.describe()} is in the queue of {phase}"
             assert sequences.get(sequence.request_id) is sequence, sequence.describe()
-    in_line = sum(len(lineup) for lineup in scheduler.lineups.values())
-    assert in_line == len(sequences), f"{in_line} in line, {len(sequences)} known"
-    assert scheduler.num_slots >= 0, "more slots taken than there are"
+    num_queued = sum(len(lineup) for lineup in scheduler.queues.values())
+    assert num_queued == len(sequences), f"{num_queued} in queues, {len(sequences)} known"
+    assert scheduler.num_free_slots >= 0, "more slots taken than there are"
 
 
 def check_owners(
     sequences: Iterable[Sequence], imported: Iterable[BlockId], pool: BlockPool
 ) -> None:
-    """A block has as many references as block tables and imports name it."""
+    """Check that each block has as many references as it has occurrences in block tables and
+    imports."""
     owners = Counter(imported)
     for sequence in sequences:
         owners.update(sequence.block_ids)
@@ -41,19 +42,22 @@ def check_owners(
 def check_sequence(
     sequence: Sequence, root: BlockKey, pool: BlockPool, config: EngineConfig
 ) -> None:
-    """The block table fits the counts, and its sealed blocks are what the tokens say."""
-    what = sequence.describe()
-    assert sequence.keys == block_keys(root, sequence.token_ids, config.block_tokens), what
-    assert sequence.num_remaining > 0, what
+    """Check that the block table matches the counts, and the keys of its sealed blocks the
+    tokens."""
+    text = sequence.describe()
+    assert sequence.block_keys == block_keys(root, sequence.token_ids, config.block_tokens), text
+    assert sequence.num_uncomputed_tokens > 0, text
     if sequence.phase is Phase.WAITING:
-        assert not sequence.block_ids and sequence.num_computed == 0, what
+        assert not sequence.block_ids and sequence.num_computed_tokens == 0, text
         return
-    assert len(set(sequence.block_ids)) == len(sequence.block_ids), what
-    assert config.blocks_for(sequence.num_computed) <= len(sequence.block_ids), what
+    assert len(set(sequence.block_ids)) == len(sequence.block_ids), text
+    assert config.num_blocks_for(sequence.num_computed_tokens) <= len(sequence.block_ids), text
     if sequence.phase is not Phase.RESERVED:
-        assert sequence.num_sealed == sequence.num_computed // config.block_tokens, what
+        assert sequence.num_sealed_blocks == sequence.num_computed_tokens // config.block_tokens, (
+            text
+        )
     for index, block_id in enumerate(sequence.block_ids):
-        if index < sequence.num_sealed:
-            assert pool.key(block_id) == sequence.keys[index], f"{what}: block {block_id}"
+        if index < sequence.num_sealed_blocks:
+            assert pool.key(block_id) == sequence.block_keys[index], f"{text}: block {block_id}"
         else:
-            assert pool.state(block_id) is BlockState.FILLING, f"{what}: block {block_id}"
+            assert pool.state(block_id) is BlockState.FILLING, f"{text}: block {block_id}"

@@ -9,7 +9,7 @@ from baton.core.request import RequestSpec
 
 
 class BlockKeyChain:
-    """Keys of the full blocks of a sequence of tokens that only ever grows."""
+    """Keys of the full blocks of a token sequence that only grows."""
 
     __slots__ = ("_block_tokens", "_root", "keys")
 
@@ -19,7 +19,8 @@ class BlockKeyChain:
         self.keys: list[BlockKey] = []
 
     def extend(self, token_ids: Sequence[TokenId]) -> None:
-        """Adds the keys of blocks that ``token_ids`` (the whole sequence) has filled since."""
+        """Add the keys of the blocks filled since the last call. ``token_ids`` is the whole
+        sequence."""
         size = self._block_tokens
         start = len(self.keys) * size
         if len(token_ids) - start >= size:
@@ -29,20 +30,20 @@ class BlockKeyChain:
 
 @dataclass(frozen=True, slots=True)
 class BlockKeyHasher:
-    """Makes the key chains of an engine's requests, in whatever thread: hashing a prompt of 128k
-    tokens takes 15 ms, which no step should wait for."""
+    """Makes the key chains of an engine's requests. Can be used in any thread: hashing a prompt of
+    128k tokens takes 15 ms, which no step should wait for."""
 
     model_digest: bytes
     kv_dtype: str
     block_tokens: int
 
-    def root(self, tenant_salt: bytes) -> BlockKey:
-        """The start of a tenant's key chains."""
+    def root_key(self, tenant_salt: bytes) -> BlockKey:
+        """Return the root key of a tenant's key chains."""
         root = KeyRoot(self.model_digest, self.kv_dtype, self.block_tokens, tenant_salt=tenant_salt)
         return root.key()
 
-    def chain(self, spec: RequestSpec) -> BlockKeyChain:
-        """The chain of ``spec.token_ids``."""
-        chain = BlockKeyChain(self.root(spec.tenant_salt), self.block_tokens)
+    def make_chain(self, spec: RequestSpec) -> BlockKeyChain:
+        """Return the key chain of ``spec.token_ids``."""
+        chain = BlockKeyChain(self.root_key(spec.tenant_salt), self.block_tokens)
         chain.extend(spec.token_ids)
         return chain

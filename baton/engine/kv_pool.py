@@ -1,8 +1,8 @@
 """The paged KV pool: ``[num_blocks, layers, 2, block_tokens, kv_heads, head_dim]``.
 
-A block is contiguous: one memcpy, one descriptor. On the CPU the pool lies in a memory file
-without a name, so that another process of this host can map it, and it is gone with its
-owner, however that ends.
+A block is contiguous, so that a transfer needs one memcpy or descriptor for it. On the CPU the pool
+is in an anonymous memory file: another process of this host can map it, and it disappears with its
+owner, even after a crash.
 """
 
 import mmap
@@ -18,7 +18,7 @@ from baton.system.memory_file import create_memory_file
 
 MEMINFO = Path("/proc/meminfo")
 HEADROOM_BYTES = 256 * 1024 * 1024
-"""Of host memory, left to everything else."""
+"""Bytes of host memory that the pool leaves to everything else."""
 
 
 def block_bytes(config: ModelConfig, dtype: torch.dtype, block_tokens: int) -> int:
@@ -26,11 +26,11 @@ def block_bytes(config: ModelConfig, dtype: torch.dtype, block_tokens: int) -> i
 
 
 class KvPool:
-    """``tensor`` is the whole pool; ``address`` and ``size_bytes`` tell where it lies. ``scales``:
-    what its numbers stand for, layer by layer (1, unless it is in FP8).
+    """The memory of all KV blocks: ``tensor``, ``size_bytes`` at ``address``. ``scales`` are the KV
+    scales of each layer (1, unless the pool is in FP8).
 
-    Host memory is taken when it is first touched; the size is checked against what is
-    available. Raises Invalid when there isn't enough. ``file_descriptor`` is -1 on a GPU.
+    Host memory is allocated when it is first touched; the size is checked beforehand against what
+    is available. Raises Invalid when there isn't enough memory. ``file_descriptor`` is -1 on a GPU.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class KvPool:
             available = _host_bytes() - HEADROOM_BYTES
         if self.num_blocks < 1:
             raise Invalid(
-                f"the KV pool has no room for one block of {self.block_bytes:,} bytes: raise "
+                f"the KV pool is too small for one block of {self.block_bytes:,} bytes: raise "
                 "pool_bytes or num_blocks",
                 param="pool_bytes",
             )
@@ -94,9 +94,9 @@ class KvPool:
 
 
 def _host_bytes() -> int:
-    """That processes can have without anybody's being swapped out."""
+    """Return the host memory that can be allocated without swapping."""
     for line in MEMINFO.read_text(encoding="ascii").splitlines():
         name, _, size = line.partition(":")
         if name == "MemAvailable":
             return int(size.removesuffix("kB")) * 1024
-    raise AssertionError(f"{MEMINFO} tells of no available memory")
+    raise AssertionError(f"{MEMINFO} has no MemAvailable")

@@ -1,4 +1,4 @@
-"""What a cost consists of: fitted to measurements, with no part of it negative."""
+"""Least squares with nonnegative coefficients, to fit the parts of a cost to measurements."""
 
 import math
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ import numpy as np
 
 
 def fit_nonnegative(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
-    """Least squares of ``columns · parts = seconds``, each relative to its own time, so that a
-    short step counts as much as a long one. What would be negative is left out, and the others
-    are fitted anew."""
+    """Solve ``columns · parts = seconds`` for ``parts`` by least squares of the relative errors,
+    so that a short step counts as much as a long one. A part that would be negative is set to 0,
+    and the others are fitted again."""
     times = np.array(seconds)
     scaled = np.array(columns) / times[:, None]
     parts = [0.0] * scaled.shape[1]
@@ -30,16 +30,17 @@ def relative_error(
     parts: Sequence[float],
     at: Sequence[float],
 ) -> float | None:
-    """Standard error of what the fit says of ``at``, relative to that; None where there are not
-    more measurements than parts. The farther ``at`` is from what was measured, the larger."""
+    """Return the standard error of the fit's prediction for ``at``, relative to that prediction.
+    It grows with the distance of ``at`` from the measurements. None where there are not more
+    measurements than parts."""
     times, fitted = np.array(seconds), np.array(parts)
     used = fitted > 0
     scaled = (np.array(columns) / times[:, None])[:, used]
     num_free = len(times) - int(used.sum())
     if num_free < 1 or not used.any():
         return None
-    misses = 1 - scaled @ fitted[used]
+    residuals = 1 - scaled @ fitted[used]
     row = np.array(at)[used]
     spread = row @ np.linalg.pinv(scaled.T @ scaled) @ row
-    variance = float(misses @ misses) / num_free * max(float(spread), 0.0)
+    variance = float(residuals @ residuals) / num_free * max(float(spread), 0.0)
     return math.sqrt(variance) / float(row @ fitted[used])

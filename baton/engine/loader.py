@@ -1,4 +1,4 @@
-"""A model's weights by their names in a checkpoint, where they lie or joined for torch."""
+"""Finds a model's weights in a checkpoint by name, as mapped file views or as torch tensors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,12 +18,13 @@ M = TypeVar("M")
 N = TypeVar("N")
 
 QUANTIZED_MATRICES = ("qkv", "output", "gate_up", "down", "expert_gate_up", "expert_down")
-"""Of a layer, those that are kept in fewer bits."""
+"""The matrices of a layer that are quantized."""
 
 
 @dataclass(slots=True)
 class LayerOf(Generic[M]):
-    """One decoder layer. Linear weights are [out, in]; ``qkv`` and ``gate_up`` are joined.
+    """The weights of one decoder layer. Linear weights are [out, in]; ``qkv`` and ``gate_up`` are
+    joined.
 
     A layer has either ``gate_up`` and ``down``, or ``router`` [num_experts, hidden] with
     ``expert_gate_up`` [num_experts, 2 * size, hidden], ``expert_down`` [.., hidden, size].
@@ -43,7 +44,7 @@ class LayerOf(Generic[M]):
     expert_down: M | None = None
 
     def map(self, change: Callable[[str, M], N]) -> "LayerOf[N]":
-        """With each weight changed, by its name here."""
+        """Return a layer with ``change(name, weight)`` applied to each weight."""
         weights = {name: getattr(self, name) for name in self.__slots__}
         changed: dict[str, Any] = {
             name: None if weight is None else change(name, weight)
@@ -54,7 +55,7 @@ class LayerOf(Generic[M]):
 
 @dataclass(slots=True)
 class WeightsOf(Generic[M]):
-    """``head`` is ``embedding`` itself where they are tied."""
+    """All weights of a model. ``head`` is the same object as ``embedding`` if they are tied."""
 
     embedding: M
     layers: list[LayerOf[M]]
@@ -67,20 +68,21 @@ Weights = WeightsOf[torch.Tensor]
 
 
 class CheckpointWeights(WeightsOf[StoredTensor]):
-    """Weights where they lie, checked, and read once they are used.
+    """Weights in the mapped checkpoint files: checked now, and read when they are used.
 
-    ``order``: indices of the layers, as they follow each other in the files; whoever takes them
-    like that reads the files from the beginning to the end. ``kv_scales``: each layer's, for keys
-    and values that are kept in FP8.
-    """
+    ``layer_order`` are the layer indices in the order of the files; loading layers in this order
+    reads the files sequentially. ``kv_scales`` are the layers' scales for a KV pool in FP8."""
 
     def __init__(self, path: Path, config: ModelConfig, progress: Progress | None = None) -> None:
-        """Raises Invalid that names the file and the tensor."""
+        """Map and check the files. Raises Invalid, naming the file and the tensor."""
         shards = CheckpointShards(path, progress, config.fp8)
         shape = (config.vocab_size,), config.hidden_size
         embedding = shards.stack(["model.embed_tokens.weight"], *shape)
-        if embedding.in_fp8:
-            raise Invalid(f"{path}: model.embed_tokens.weight is in FP8; only matrices may be")
+        if embedding.is_fp8:
+            raise Invalid(
+                f"{path}: model.embed_tokens.weight is in FP8, which only weights of linear layers "
+                "may be"
+            )
         tied = config.tie_word_embeddings
         super().__init__(
             embedding=embedding,
@@ -89,11 +91,14 @@ class CheckpointWeights(WeightsOf[StoredTensor]):
             head=embedding if tied else shards.stack(["lm_head.weight"], *shape),
         )
         self.kv_scales = [_kv_scale(shards, index) for index in range(config.num_layers)]
-        places = [shards.place(layer.input_norm) for layer in self.layers]
-        self.order = sorted(range(config.num_layers), key=places.__getitem__)
+        places = [shards.file_position(layer.input_norm) for layer in self.layers]
+        self.layer_order = sorted(range(config.num_layers), key=places.__getitem__)
 
-    def on(self, device: torch.device, dtype: torch.dtype, quantization: str = "none") -> Weights:
-        """All of them, for torch. Of one matrix at most both forms are in memory."""
+    def to_torch(
+        self, device: torch.device, dtype: torch.dtype, quantization: str = "none"
+    ) -> Weights:
+        """Load all weights as torch tensors. At most one matrix at a time is in memory both as
+        stored and as loaded."""
 
         def join(name: str, stack: StoredTensor) -> torch.Tensor:
             return load_matrix(
@@ -102,7 +107,7 @@ class CheckpointWeights(WeightsOf[StoredTensor]):
 
         head = load_matrix(self.head, device, dtype, head_quantization(quantization))
         is_tied = self.head is self.embedding
-        layers = {index: self.layers[index].map(join) for index in self.order}
+        layers = {index: self.layers[index].map(join) for index in self.layer_order}
         return WeightsOf(
             embedding=head if is_tied else self.embedding.join(device, dtype),
             layers=[layers[index] for index in range(len(layers))],
@@ -118,8 +123,8 @@ def load_weights(
     dtype: torch.dtype,
     progress: Progress | None = None,
 ) -> Weights:
-    """For torch. Raises Invalid that names the file and the tensor."""
-    return CheckpointWeights(path, config, progress).on(device, dtype)
+    """Load all weights as torch tensors. Raises Invalid, naming the file and the tensor."""
+    return CheckpointWeights(path, config, progress).to_torch(device, dtype)
 
 
 def _layer(shards: CheckpointShards, config: ModelConfig, index: int) -> LayerOf[StoredTensor]:
@@ -153,7 +158,7 @@ def _layer(shards: CheckpointShards, config: ModelConfig, index: int) -> LayerOf
 
 def _kv_scale(shards: CheckpointShards, index: int) -> KvScale:
     prefix = f"model.layers.{index}.self_attn."
-    return KvScale(*(shards.number(f"{prefix}{part}_scale", 1.0) for part in "kv"))
+    return KvScale(*(shards.scalar(f"{prefix}{part}_scale", 1.0) for part in "kv"))
 
 
 def _experts(
@@ -164,5 +169,7 @@ def _experts(
     each = [f"{prefix}experts.{expert}." for expert in range(config.moe.num_experts)]
     layer.router = shards.stack([prefix + "gate.weight"], [len(each)], hidden)
     pairs = [[f"{name}gate_proj.weight", f"{name}up_proj.weight"] for name in each]
-    layer.expert_gate_up = shards.many(pairs, 2 * size, hidden)
-    layer.expert_down = shards.many([[f"{name}down_proj.weight"] for name in each], hidden, size)
+    layer.expert_gate_up = shards.stack_experts(pairs, 2 * size, hidden)
+    layer.expert_down = shards.stack_experts(
+        [[f"{name}down_proj.weight"] for name in each], hidden, size
+    )

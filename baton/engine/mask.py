@@ -1,4 +1,4 @@
-"""Which tokens may come next, from bits to logits."""
+"""Applies the bit masks of allowed tokens to logits."""
 
 from collections.abc import Sequence
 
@@ -6,32 +6,33 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from baton.engine.plan import ReadMask
+from baton.engine.plan import TokenMaskFunction
 
 Bits = NDArray[np.uint8]
 
 
 def apply_masks(
-    logits: torch.Tensor, masks: Sequence[ReadMask | None]
+    logits: torch.Tensor, masks: Sequence[TokenMaskFunction | None]
 ) -> tuple[torch.Tensor, frozenset[int]]:
-    """``logits`` [num_rows, vocab], with minus infinity for what may not come, and the rows where
-    nothing may. What is given is not changed."""
-    given = {index: mask for index, mask in enumerate(masks) if mask is not None}
-    if not given:
+    """Return ``logits`` [num_rows, vocab] with minus infinity for each token that is not allowed,
+    and the indices of the rows whose mask allows no token. The input is not changed."""
+    present = {index: mask for index, mask in enumerate(masks) if mask is not None}
+    if not present:
         return logits, frozenset()
-    bits = _pack(list(given.values()), logits.shape[-1])
-    some: list[bool] = np.any(bits, axis=1).tolist()
-    barren = frozenset(index for index, any_ in zip(given, some, strict=True) if not any_)
+    bits = _pack(list(present.values()), logits.shape[-1])
+    has_allowed: list[bool] = np.any(bits, axis=1).tolist()
+    empty_rows = frozenset(i for i, any_ in zip(present, has_allowed, strict=True) if not any_)
     forbidden = _forbidden(bits, logits)
-    if len(given) == len(masks):
-        return logits.masked_fill(forbidden, -torch.inf), barren
-    lines = torch.tensor(list(given), device=logits.device)
-    held = logits[lines].masked_fill_(forbidden, -torch.inf)
-    return logits.index_copy(0, lines, held), barren
+    if len(present) == len(masks):
+        return logits.masked_fill(forbidden, -torch.inf), empty_rows
+    rows = torch.tensor(list(present), device=logits.device)
+    masked = logits[rows].masked_fill_(forbidden, -torch.inf)
+    return logits.index_copy(0, rows, masked), empty_rows
 
 
-def _pack(masks: Sequence[ReadMask], vocab_size: int) -> Bits:
-    """[num_masks, vocab / 8], lowest bit first, with none set beyond the vocabulary."""
+def _pack(masks: Sequence[TokenMaskFunction], vocab_size: int) -> Bits:
+    """Pack masks into [num_masks, vocab / 8], lowest bit first, with no bit set beyond the
+    vocabulary."""
     width = -(-vocab_size // 8)
     joined = b"".join(mask()[:width].ljust(width, b"\0") for mask in masks)
     packed = np.frombuffer(bytearray(joined), dtype=np.uint8).reshape(len(masks), width)
@@ -41,7 +42,8 @@ def _pack(masks: Sequence[ReadMask], vocab_size: int) -> Bits:
 
 
 def _forbidden(bits: Bits, logits: torch.Tensor) -> torch.Tensor:
-    """[num_masks, vocab] booleans where ``logits`` are; a device gets the bits, an eighth of it."""
+    """Return which tokens are forbidden, booleans [num_masks, vocab] on the device of ``logits``.
+    Packed bits are sent to a GPU, an eighth of the size."""
     vocab_size = logits.shape[-1]
     if logits.device.type == "cpu":
         flags = np.unpackbits(bits, axis=1, count=vocab_size, bitorder="little")

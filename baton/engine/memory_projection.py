@@ -1,4 +1,4 @@
-"""Whether memory suffices for one more answer beside those that run, until all have ended."""
+"""Predicts whether memory suffices for one more answer until all running ones have ended."""
 
 from collections.abc import Iterable
 
@@ -13,32 +13,36 @@ from baton.engine.sequence import Sequence
 def memory_suffices(
     pool: BlockPool, config: EngineConfig, running: Iterable[Sequence], candidate: Sequence
 ) -> bool:
-    """Whether ``candidate`` may join ``running``, who hold blocks already; ``num_shared`` of its
-    cached blocks are used by others anyway. True beside nobody whose answer grows here.
+    """Whether ``candidate``, whose ``num_shared_blocks`` are set, may join the ``running``
+    sequences, which have their blocks already. True if no answer grows on this worker, or
+    ``candidate`` is a PREFILL request.
 
-    Blocks that several share are taken to stay with the first of them, so the projection is
-    right but for sharing; and a request that is still being computed, or landing, is taken to
-    answer already. What it gets wrong, preemption mends. Who was preempted isn't asked for it
-    again: its client has waited enough.
+    The projection is exact except for shared blocks (each is assumed to stay with its first owner)
+    and for requests that are still being prefilled or transferred (they are assumed to decode
+    already). If memory runs short nevertheless, a request is preempted. The caller skips this check
+    for requests that were preempted before: their clients have waited enough.
     """
     growing = [each for each in running if each.task is not Task.PREFILL]
     if not growing or candidate.task is Task.PREFILL:
         return True
-    held_blocks = sum(len(each.block_ids) - each.num_shared for each in growing)
+    used_blocks = sum(len(each.block_ids) - each.num_shared_blocks for each in growing)
     spare_blocks = pool.num_allocatable - config.watermark_blocks
-    capacity = (spare_blocks + held_blocks) * config.block_tokens
+    capacity = (spare_blocks + used_blocks) * config.block_tokens
     demands = [_demand(each, config) for each in growing]
     return MemoryForecast(demands, capacity).fits(_demand(candidate, config))
 
 
 def _demand(sequence: Sequence, config: EngineConfig) -> KvDemand:
-    """A request's last block is full only now and then: each is taken to need one token less
-    than a whole block more. The last token of an answer needs no KV."""
+    """Return the memory a request will need. Its last block is rarely full, so it is rounded up
+    by one token less than a block. The last token of an answer needs no KV."""
     length = len(sequence.token_ids)
     num_prompt_tokens = sequence.spec.num_prompt_tokens
-    most = sequence.max_tokens - num_prompt_tokens
-    expected = revised_prediction(sequence.expected_tokens, length - num_prompt_tokens, most)
-    sequence.expected_tokens = expected
-    shared = sequence.num_shared * config.block_tokens
+    max_answer_tokens = sequence.max_total_tokens - num_prompt_tokens
+    num_answer_tokens = length - num_prompt_tokens
+    expected = revised_prediction(
+        sequence.predicted_answer_tokens, num_answer_tokens, max_answer_tokens
+    )
+    sequence.predicted_answer_tokens = expected
+    shared = sequence.num_shared_blocks * config.block_tokens
     rounding = config.block_tokens - 1
     return KvDemand(length + rounding - shared, max(0, num_prompt_tokens + expected - 1 - length))

@@ -1,4 +1,4 @@
-"""One decoder for every supported architecture; what differs is in its ModelConfig."""
+"""One decoder for all supported architectures; their differences are in ModelConfig."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -19,15 +19,15 @@ def no_op() -> None:
 
 
 class DecoderModel(Protocol):
-    """What a runner asks of a model, on whatever it computes."""
+    """The model as a runner sees it, on any backend."""
 
     def hidden(
         self, token_ids: torch.Tensor, batch: PackedBatch, on_start: OnStart = no_op
     ) -> torch.Tensor:
-        """What the last layer says of each token, [num_tokens, hidden_size].
+        """Compute the last layer's hidden states [num_tokens, hidden_size] and write the KV.
 
-        ``token_ids`` [num_tokens] are the packed rows of ``batch``, whose KV is written. Calls
-        ``on_start`` when nothing is left for the interpreter to do until the layers are computed.
+        ``token_ids`` [num_tokens] are the packed rows of ``batch``. Calls ``on_start`` once all
+        kernels are launched and the Python thread would only wait for the layers.
         """
         ...
 
@@ -35,22 +35,23 @@ class DecoderModel(Protocol):
 
 
 class StepGraphs(Protocol):
-    """Steps that were captured once, and are launched as a whole."""
+    """CUDA graphs of whole decode steps, captured once and replayed."""
 
     def logits(self, token_ids: Sequence[int], batch: PackedBatch) -> torch.Tensor | None:
-        """Logits [num_rows, vocab] in FP32 of each row's token, until the next call; its KV is
-        written. None when this batch was not captured. ``batch`` lies on the host."""
+        """Compute logits [num_rows, vocab] in FP32 of each row's token and write its KV. The result
+        is valid until the next call. None when there is no graph for this batch. ``batch`` is on
+        the host."""
         ...
 
-    def warm(self, num_rows: int) -> None:
-        """Captures what batches of up to ``num_rows`` need."""
+    def warm_up(self, num_rows: int) -> None:
+        """Capture the graphs for batches of up to ``num_rows``."""
         ...
 
 
 class Model:
     """Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE; pre-norm, rotary, grouped-query attention.
 
-    ``ops`` computes what a layer is made of, and so decides which device this runs on.
+    ``ops`` implements the operations of a layer and so determines the device.
     """
 
     def __init__(self, config: ModelConfig, weights: Weights, ops: LayerOps) -> None:
@@ -61,7 +62,7 @@ class Model:
     def forward(
         self, token_ids: torch.Tensor, batch: PackedBatch, wanted: torch.Tensor
     ) -> torch.Tensor:
-        """:meth:`logits` of :meth:`hidden`."""
+        """Return the :meth:`logits` of the :meth:`hidden` states."""
         return self.logits(self.hidden(token_ids, batch), wanted)
 
     def hidden(
@@ -70,11 +71,11 @@ class Model:
         """As :meth:`DecoderModel.hidden`."""
         self.ops.prepare(batch)
         hidden = self.layers(token_ids)
-        on_start()  # on a GPU all of it is launched, and on a CPU it is done
+        on_start()  # on a GPU all kernels are launched, and on a CPU the layers are done
         return hidden
 
     def layers(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """:meth:`hidden` of the batch that the ops were prepared for."""
+        """Compute :meth:`hidden` for the batch that ``self.ops`` were prepared for."""
         x = self._weights.embedding[token_ids]
         update: torch.Tensor | None = None
         for index, layer in enumerate(self._weights.layers):
@@ -84,13 +85,13 @@ class Model:
         return x if update is None else x + update
 
     def logits(self, hidden: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """Logits [num_wanted, vocab] in FP32 of the tokens with indices ``wanted``."""
+        """Return logits [num_wanted, vocab] in FP32 of the tokens with the indices ``wanted``."""
         if wanted.numel() == 0:
             return torch.empty((0, self._config.vocab_size), device=hidden.device)
         return self.head(hidden[wanted]).float()
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [num_tokens, vocab] of all tokens, in the run's dtype."""
+        """Return logits [num_tokens, vocab] of all tokens, in the dtype of the computation."""
         return self.ops.linear(self.ops.norm(hidden, self._weights.norm), self._weights.head)
 
     def _add_norm(
@@ -110,4 +111,4 @@ class Model:
             return moe_layer(x, layer, moe, self.ops)
         assert layer.gate_up is not None and layer.down is not None
         gate_up = self.ops.linear(x, layer.gate_up)
-        return self.ops.linear(self.ops.gated(gate_up), layer.down)
+        return self.ops.linear(self.ops.silu_and_mul(gate_up), layer.down)

@@ -1,4 +1,4 @@
-"""Who is computed in the next step, told while the tokens of this one are not known."""
+"""Determines the rows of the next step while the tokens of the current one are not known yet."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,35 +6,37 @@ from baton.engine.plan import Plan, Row
 from baton.engine.sequence import Sequence as Request
 
 ContinuingSequence = tuple[Request, int | None]
-"""A request of the next step, and its place in this one, if it has one."""
+"""A request of the next step, and the index of its row in the current plan, if it has one."""
 
 
 def continuing_sequences(
     running: Iterable[Request], plan: Plan, requests: Sequence[Request]
 ) -> list[ContinuingSequence] | None:
-    """Who goes on after ``plan``, which is being computed for ``requests``: all answers that are
-    running, but for those that end with their next token for sure. None where that is not known: a
-    prompt is being read, or a grammar has to see a token first; and where somebody waits for one of
-    them to be at rest."""
+    """Return the requests that continue after ``plan``, which is being computed for ``requests``:
+    all running answers except those that certainly end with their next token.
+
+    Return None when they can't be known yet: a prompt is being computed, or a grammar needs the
+    sampled token first. Also None while a migration waits until no step in flight computes its
+    request."""
     if not all(row.sample and row.mask is None for row in plan.rows):
         return None
     places = {request: place for place, request in enumerate(requests)}
-    going_on: list[ContinuingSequence] = []
+    continuing: list[ContinuingSequence] = []
     for request in running:
         place = places.get(request)
-        if request.is_leaving or (place is None and request.num_remaining > 1):
+        if request.awaits_migration or (place is None and request.num_uncomputed_tokens > 1):
             return None
-        if place is None or not request.ends_next:
-            going_on.append((request, place))
-    return going_on
+        if place is None or not request.leaves_after_next_token:
+            continuing.append((request, place))
+    return continuing
 
 
 def next_position(follower: ContinuingSequence, plan: Plan) -> int:
-    """Of the token that it is computed for."""
+    """Return the position of the token that is computed in the next step."""
     request, place = follower
-    return request.num_computed if place is None else plan.rows[place].context_tokens
+    return request.num_computed_tokens if place is None else plan.rows[place].context_tokens
 
 
 def next_row(follower: ContinuingSequence, plan: Plan) -> Row:
     request, place = follower
-    return request.row(1) if place is None else request.row_after(plan.rows[place], place)
+    return request.make_row(1) if place is None else request.make_next_row(plan.rows[place], place)

@@ -1,4 +1,4 @@
-"""What a decoder layer does, step by step; torch's way of it. ``baton.engine.cuda`` has another."""
+"""The operations of a decoder layer, implemented in torch. ``baton.engine.cuda`` has its own."""
 
 from typing import Protocol
 
@@ -8,49 +8,51 @@ from torch.nn import functional
 from baton.checkpoint import ModelConfig
 from baton.engine.attention.base import Attention, PackedBatch
 from baton.engine.loader import LayerWeights
-from baton.engine.rope import RotaryTable, rotate
+from baton.engine.rope import RotaryTable, apply_rotary
 
 
 class LayerOps(Protocol):
-    """Bound to one model and one pool. Tensors are [num_tokens, …] in the run's dtype.
+    """The operations of a decoder layer, bound to one model and one pool. Tensors are
+    [num_tokens, …] in the dtype of the computation.
 
-    All round where transformers does: a norm before its weight, a turn's two products before
-    their sum, SiLU(gate) before it is multiplied by up.
+    All implementations round where transformers does: a norm before its weight is applied, the two
+    products of a rotary embedding before their sum, SiLU(gate) before it is multiplied by up.
     """
 
     def prepare(self, batch: PackedBatch) -> None:
-        """Once per step, before the first layer."""
+        """Prepare for a batch. Must be called once per step, before the first layer."""
         ...
 
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """``weight`` [out, in]."""
+        """Compute ``x`` @ ``weight`` [out, in].T + ``bias``."""
         ...
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """RMSNorm over the last dimension, in FP32 (Zhang and Sennrich 2019)."""
+        """Compute RMSNorm over the last dimension, in FP32 (Zhang and Sennrich 2019)."""
         ...
 
     def add_norm(
         self, x: torch.Tensor, update: torch.Tensor, weight: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``x`` + ``update``, and the norm of that. ``x`` is used up: it may hold the sum."""
+        """Return ``x`` + ``update``, and the norm of the sum. ``x`` may be overwritten by the
+        sum."""
         ...
 
     def attend(self, index: int, qkv: torch.Tensor, weights: LayerWeights) -> torch.Tensor:
-        """``qkv`` [num_tokens, (heads + 2 * kv_heads) * head_dim]. Norms (where the layer has any)
-        and turns queries and keys, writes keys and values to the pool, attends: [num_tokens,
-        heads * head_dim]."""
+        """Normalize (if the layer does) and rotate queries and keys, write keys and values to the
+        pool, and compute attention. ``qkv`` is [num_tokens, (heads + 2 * kv_heads) * head_dim], the
+        result [num_tokens, heads * head_dim]."""
         ...
 
-    def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """SiLU(gate) * up, of [num_tokens, 2 * size]."""
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Return SiLU(gate) * up of ``gate_up`` [num_tokens, 2 * size]."""
         ...
 
 
 class TorchOps:
-    """With torch's own kernels, wherever those run."""
+    """Implements :class:`LayerOps` with torch's own kernels, on any device."""
 
     def __init__(self, config: ModelConfig, attention: Attention, rotary: RotaryTable) -> None:
         self._config = config
@@ -83,9 +85,9 @@ class TorchOps:
         q, k, v = torch.split(qkv.view(qkv.shape[0], -1, config.head_dim), heads, dim=1)
         if weights.q_norm is not None and weights.k_norm is not None:
             q, k = self.norm(q, weights.q_norm), self.norm(k, weights.k_norm)
-        q, k = (rotate(part, self._cos, self._sin) for part in (q, k))
+        q, k = (apply_rotary(part, self._cos, self._sin) for part in (q, k))
         return self._attention.attend(index, q, k, v).flatten(1)
 
-    def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate) * up

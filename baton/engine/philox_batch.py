@@ -1,4 +1,4 @@
-"""The generator's draws for a whole batch: ``baton.core.philox.uniform``, many at a time."""
+"""Random draws for a whole batch at once: a vectorized ``baton.core.philox.uniform``."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,8 @@ _HALF = np.uint64(32)
 
 
 def uniforms(seeds: list[int], positions: list[int]) -> NDArray[np.float64]:
-    """Draws in [0, 1) with 53 bits, of the token at ``positions[i]`` with ``seeds[i]``."""
+    """Return draws in [0, 1) with 53 bits, one for each pair of ``seeds[i]`` and
+    ``positions[i]``."""
     seed = np.array([value & 0xFFFFFFFFFFFFFFFF for value in seeds], dtype=np.uint64)
     position = np.array(positions, dtype=np.uint64)
     counter = (position & _MASK, position >> _HALF, np.zeros_like(seed), np.zeros_like(seed))
@@ -23,7 +24,7 @@ def uniforms(seeds: list[int], positions: list[int]) -> NDArray[np.float64]:
 
 
 def _philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> list[Words]:
-    """The first two words of Philox4x32-10, as in ``baton.core.philox``."""
+    """Return the first two words of Philox4x32-10, as in ``baton.core.philox``."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):

@@ -1,8 +1,8 @@
-"""The frozen, torch-free plan of one engine step: what the scheduler decided, for the runner.
+"""The plan of one engine step, which the scheduler makes and the runner runs. No torch.
 
-The step is three verbs: ``schedule() -> Plan``, ``run(plan) -> StepOutput``,
-``apply(plan, output)``. There is one rule, "computed tokens catch up with known tokens":
-a decode is a row with one token to compute, a prefill chunk a row with many.
+A step has three parts: ``schedule() -> Plan``, ``run(plan) -> StepOutput``,
+``apply(plan, output)``. Prefill and decode follow one rule, "computed tokens catch up with known
+tokens": a decode is a row with one token to compute, a prefill chunk a row with many.
 """
 
 from collections.abc import Callable
@@ -13,32 +13,33 @@ from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams, TokenLogprob
 
 UNKNOWN_TOKEN = TokenId(-1)
-"""A token that the step before has yet to sample."""
+"""Stands for a token that the previous step has not sampled yet."""
 
-ReadMask = Callable[[], bytes]
-"""Tells which tokens may come next, as ``baton.engine.constraint`` has it. It is asked once the
-logits are there, or on their way."""
+TokenMaskFunction = Callable[[], bytes]
+"""Returns the mask of allowed next tokens, as ``Constraint.mask`` in ``baton.engine.constraint``.
+It is called once the logits are computed, or launched on the device."""
 
 
 @dataclass(slots=True)
 class Row:
-    """One request's share of a step: computes tokens [start, start + len(token_ids)).
+    """One request's part of a step: computes tokens [start, start + len(token_ids)).
 
     ``block_ids`` is the request's block table, long enough for the last of these tokens:
-    token position p lives in block_ids[p // block_tokens] at p % block_tokens. If
-    ``sample`` is set, the last token's logits choose the next token, whose position in the
-    sequence is ``start + len(token_ids)`` (what the generator is keyed with). ``history`` are
+    token position p is in block_ids[p // block_tokens] at p % block_tokens. If
+    ``sample`` is set, the next token is sampled from the last token's logits; its position in the
+    sequence is ``start + len(token_ids)`` (which keys the random generator). ``history`` are
     all known tokens and ``num_prompt_tokens`` how many of them are the prompt; they are
-    given only when the sampling parameters need them (penalties), else empty and 0. ``mask`` is
-    None where every token may be sampled. ``targets`` are the tokens of the prompt that follow each
-    of ``token_ids``, where their logprobs were asked for: as many, or one less at its end.
-    ``too_early`` are tokens that would end the answer, where it may not end yet.
+    set only when the sampling parameters need them (penalties), else empty and 0. ``mask`` is
+    None where every token may be sampled. ``prompt_logprob_targets`` are set where prompt logprobs
+    are requested: the prompt tokens that follow each of ``token_ids``, one fewer at the end of the
+    prompt. ``suppressed_token_ids`` are the tokens that would end the answer, if it may not end
+    yet.
 
-    A row that ``follows`` one of the step before, by its place in that plan, has one token, which
-    is UNKNOWN, and missing in ``history``, until :func:`fill_sampled_tokens`. Else nobody changes a
-    row; it is not frozen only because there is one for each token of an answer, and a frozen one
-    takes three times as long to make.
-    """
+    ``previous_row_index`` is the index of this request's row in the previous step's plan, if the
+    row was planned before that step had sampled. Such a row has one token, which is UNKNOWN_TOKEN
+    and missing in ``history`` until :func:`fill_sampled_tokens` fills it in. Apart from that, rows
+    are never changed. The class is not frozen only because a row is made for each token of an
+    answer, and making a frozen one takes three times as long."""
 
     request_id: RequestId
     token_ids: tuple[TokenId, ...]
@@ -48,10 +49,10 @@ class Row:
     sampling: SamplingParams
     history: tuple[TokenId, ...] = ()
     num_prompt_tokens: int = 0
-    mask: ReadMask | None = field(default=None, repr=False)
-    targets: tuple[TokenId, ...] = ()
-    too_early: tuple[TokenId, ...] = ()
-    follows: int | None = None
+    mask: TokenMaskFunction | None = field(default=None, repr=False)
+    prompt_logprob_targets: tuple[TokenId, ...] = ()
+    suppressed_token_ids: tuple[TokenId, ...] = ()
+    previous_row_index: int | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -65,8 +66,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Rows in batch order: decodes first, then prefill chunks. Before any of them, ``copies`` are
-    made: whole blocks, (from, to), for requests that share the beginning of a block."""
+    """Rows in batch order: decodes first, then prefill chunks. ``copies`` (from, to) of whole
+    blocks are made before any row is computed, for requests that share the beginning of a block."""
 
     step: int
     rows: tuple[Row, ...]
@@ -79,7 +80,7 @@ class Plan:
 
 @dataclass(slots=True)
 class SampledToken:
-    """Nobody changes one: see :class:`Row`."""
+    """Never changed; not frozen for the same reason as :class:`Row`."""
 
     token_id: TokenId
     logprob: TokenLogprob | None = None
@@ -87,19 +88,20 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """One entry per row of the plan; None for a row that does not sample, or whose mask allows
-    nothing. ``scores`` are the logprobs of the rows' targets; empty when no row has any."""
+    """``sampled`` has one entry per row of the plan: None for a row that does not sample, or whose
+    mask allows no token. ``prompt_logprobs`` are the logprobs of the rows' targets; empty when no
+    row has targets."""
 
     sampled: tuple[SampledToken | None, ...]
-    scores: tuple[tuple[TokenLogprob, ...], ...] = ()
+    prompt_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
 
 
 def fill_sampled_tokens(plan: Plan, before: StepOutput) -> None:
-    """Tells the rows that follow others what the step ``before`` has sampled."""
+    """Fill the tokens that the step ``before`` has sampled into the rows that follow its rows."""
     for row in plan.rows:
-        if row.follows is None:
+        if row.previous_row_index is None:
             continue
-        sampled = before.sampled[row.follows]
+        sampled = before.sampled[row.previous_row_index]
         assert sampled is not None, f"{row.request_id} follows a row without a token"
         row.token_ids = (sampled.token_id,)
         if row.history:
@@ -107,10 +109,10 @@ def fill_sampled_tokens(plan: Plan, before: StepOutput) -> None:
 
 
 class Runner(Protocol):
-    """The device behind a small interface: :class:`ModelRunner` or a fake with no model.
+    """Runs plans on a device: :class:`ModelRunner`, or a fake without a model.
 
-    ``run`` computes KV for every token of the plan into the rows' blocks, samples where a
-    row asks for it, and returns when both are visible to a reader of the pool's memory.
+    ``run`` computes KV for every token of the plan into the rows' blocks, samples for the rows
+    with ``sample``, and returns when both are visible to a reader of the pool's memory.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""How much of prompts a step may read beside answers, so that their next tokens come in time."""
+"""Limits the prefill tokens of a step that also decodes, to keep the inter-token latency low."""
 
 import math
 from collections import deque
@@ -14,16 +14,16 @@ MIN_STEPS = 4
 INITIAL_PREFILL_TOKENS = 32
 
 MIN_PREFILL_TOKENS = 16
-"""Of prompts, in any step: a prompt goes on, however slow the machine is."""
+"""Prefill tokens allowed in any step, so that prompts advance however slow the machine is."""
 
 MAX_SLOWDOWN = 2.0
-"""A step beside prompts may take so many times what its answers take alone, even if that is longer
-than the gap: else a slow machine would read no prompts, for little gain."""
+"""A mixed step may always take this many times as long as its decodes alone, even if that exceeds
+the target: otherwise a slow machine would hardly prefill at all, for little gain."""
 
 MaxPrefillTokens = Callable[[int, int, int, int], int]
-"""As :meth:`PrefillBudget.tokens`."""
+"""The signature of :meth:`PrefillBudget.max_prefill_tokens`."""
 
-Parts = tuple[float, float, float]
+Coefficients = tuple[float, float, float]
 
 
 def unlimited_tokens(num_answers: int, context_tokens: int, start: int, limit: int) -> int:
@@ -31,54 +31,62 @@ def unlimited_tokens(num_answers: int, context_tokens: int, start: int, limit: i
 
 
 class PrefillBudget:
-    """Steps that do both are fitted as seconds = fixed + a · tokens + b · attended, with those of
-    the answers counted in. The first few read little, each twice as much as the one before."""
+    """Predicts how many prefill tokens fit into a step beside its decodes.
+
+    Mixed steps are fitted as seconds = fixed + a · tokens + b · attended, where decoded tokens
+    count, too. The first few mixed steps get few prefill tokens, each twice as many as the one
+    before."""
 
     def __init__(
-        self, gap_seconds: float | None, decode_cost: Callable[[], DecodeCost | None]
+        self,
+        target_inter_token_latency_seconds: float | None,
+        decode_cost: Callable[[], DecodeCost | None],
     ) -> None:
-        self._gap_seconds = gap_seconds
+        self._target_seconds = target_inter_token_latency_seconds
         self._decode_cost = decode_cost
         self._steps: deque[StepWork] = deque(maxlen=WINDOW_STEPS)
-        self._parts: Parts | None = None
+        self._coefficients: Coefficients | None = None
 
     def record(self, work: StepWork) -> None:
-        """Only steps that did both count."""
-        if self._gap_seconds is None or work.is_prefill or work.is_decode or work.seconds <= 0:
+        """Record a step; steps without both prefill and decode are ignored."""
+        if self._target_seconds is None or work.is_prefill or work.is_decode or work.seconds <= 0:
             return
         self._steps.append(work)
-        self._parts = None
+        self._coefficients = None
 
-    def tokens(self, num_answers: int, context_tokens: int, start: int, limit: int) -> int:
-        """How many tokens of prompts, ``limit`` at most, fit into a step beside ``num_answers``
-        with ``context_tokens`` together. ``start`` is how deep the deepest of the prompts is."""
-        if self._gap_seconds is None or not num_answers:
+    def max_prefill_tokens(
+        self, num_answers: int, context_tokens: int, start: int, limit: int
+    ) -> int:
+        """Return how many prefill tokens, at most ``limit``, fit into a step beside ``num_answers``
+        decodes with ``context_tokens`` in total. ``start`` is the number of computed tokens of the
+        prompt that has the most."""
+        if self._target_seconds is None or not num_answers:
             return limit
-        parts = self._fitted()
+        parts = self._fit()
         if parts is None:
             return min(limit, INITIAL_PREFILL_TOKENS << len(self._steps))
         fixed, linear, quadratic = parts
         spent = fixed + linear * num_answers + quadratic * context_tokens
-        left = self._allowed(num_answers, context_tokens) - spent
-        most = _solve(linear + quadratic * start, quadratic / 2, max(left, 0.0))
-        return min(limit, max(MIN_PREFILL_TOKENS, int(min(most, limit))))
+        remaining = self._allowed_seconds(num_answers, context_tokens) - spent
+        tokens = _solve(linear + quadratic * start, quadratic / 2, max(remaining, 0.0))
+        return min(limit, max(MIN_PREFILL_TOKENS, int(min(tokens, limit))))
 
-    def _allowed(self, num_answers: int, context_tokens: int) -> float:
-        assert self._gap_seconds is not None
+    def _allowed_seconds(self, num_answers: int, context_tokens: int) -> float:
+        assert self._target_seconds is not None
         cost = self._decode_cost()
         alone = 0.0 if cost is None else cost.seconds(num_answers, context_tokens)
-        return max(self._gap_seconds, MAX_SLOWDOWN * alone)
+        return max(self._target_seconds, MAX_SLOWDOWN * alone)
 
-    def _fitted(self) -> Parts | None:
-        if self._parts is None and len(self._steps) >= MIN_STEPS:
-            columns = [(1.0, step.num_tokens, step.num_attended) for step in self._steps]
+    def _fit(self) -> Coefficients | None:
+        if self._coefficients is None and len(self._steps) >= MIN_STEPS:
+            columns = [(1.0, step.num_tokens, step.num_attended_tokens) for step in self._steps]
             fixed, linear, quadratic = fit_nonnegative(columns, [s.seconds for s in self._steps])
-            self._parts = fixed, linear, quadratic
-        return self._parts
+            self._coefficients = fixed, linear, quadratic
+        return self._coefficients
 
 
 def _solve(linear: float, quadratic: float, right: float) -> float:
-    """The x of linear · x + quadratic · x² = right, none of them negative."""
+    """Solve linear · x + quadratic · x² = right for x >= 0; no coefficient is negative."""
     if right == 0.0:
         return 0.0
     if quadratic == 0.0:

@@ -1,4 +1,4 @@
-"""Who gets a step's budget for prompts, and in which order."""
+"""Ranks prompts, and divides a step's prefill budget between them."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -11,8 +11,8 @@ from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.sequence import Phase, Sequence
 
-PrefillSeconds = Callable[[int, int], float | None]
-"""What it takes to compute tokens [start, end) of a prompt; None while nobody knows."""
+PredictPrefillSeconds = Callable[[int, int], float | None]
+"""Predicts the time to compute tokens [start, end) of a prompt; None while it is unknown."""
 
 
 def unknown_seconds(start: int, end: int) -> float | None:
@@ -20,12 +20,14 @@ def unknown_seconds(start: int, end: int) -> float | None:
 
 
 class PrefillRanking:
-    """What an order needs to know of a sequence is kept in ``sequence.waiting``. It is looked up
-    when the sequence joins the queue, and again whenever it is among the first of it: each look
-    is a walk along its cached prefix."""
+    """Ranks the waiting and the partly computed prompts of an engine.
+
+    The estimates that an order ranks by are stored in ``sequence.waiting``. They are computed when
+    the sequence joins the queue, and again while it is among the first of the queue; each time
+    costs a walk along its cached prefix."""
 
     def __init__(
-        self, pool: BlockPool, config: EngineConfig, prefill_seconds: PrefillSeconds
+        self, pool: BlockPool, config: EngineConfig, prefill_seconds: PredictPrefillSeconds
     ) -> None:
         self.counters = VirtualTokenCounters(config.fairness_slack_tokens)
         self._pool = pool
@@ -33,130 +35,140 @@ class PrefillRanking:
         self._order = PREFILL_ORDERS[config.order]
         self._prefill_seconds = prefill_seconds
 
-    # The queue, and what tenants are given
+    # The queue, and the tokens charged to tenants
 
-    def join(self, sequence: Sequence) -> None:
-        """It waits from now on."""
-        self._look(sequence)
+    def add_waiting(self, sequence: Sequence) -> None:
+        """Register a sequence that waits from now on."""
+        self._update_estimates(sequence)
         if self._config.fairness:
             self.counters.join(sequence.spec.owner)
 
-    def leave(self, sequence: Sequence) -> None:
+    def remove_waiting(self, sequence: Sequence) -> None:
         if self._config.fairness:
             self.counters.leave(sequence.spec.owner)
 
     def charge_chunk(self, sequence: Sequence, num_tokens: int) -> None:
-        """What is computed again after a preemption is no gift."""
-        if self.counters.is_shared and not sequence.waiting.preempted:
+        """Charge a prefill chunk to its tenant, unless it is recomputed after a preemption."""
+        if self.counters.has_several_tenants and not sequence.waiting_prompt.was_preempted:
             spec = sequence.spec
             self.counters.charge(spec.owner, num_tokens, 0, spec.weight)
 
     def charge_decodes(self, sequences: Iterable[Sequence]) -> None:
-        if self.counters.is_shared:
+        if self.counters.has_several_tenants:
             for sequence in sequences:
                 self.counters.charge(sequence.spec.owner, 0, 1, sequence.spec.weight)
 
     # One step
 
-    def in_turn(
+    def allocate(
         self,
         computing: list[Sequence],
         waiting: Iterable[Sequence],
         budget: int,
         now_seconds: float,
     ) -> list[tuple[Sequence, int]]:
-        """All whose prompts are being computed, and the first of those that wait; each with the
-        most that it may get of ``budget``."""
-        first = self._first(list(waiting), now_seconds)
-        if not self._order.preemptive:
-            return [(each, budget) for each in computing + self._ranked(first, now_seconds)]
+        """Return the prompts to compute, in ranked order, each with the most tokens it may get of
+        ``budget``: all of ``computing``, and the first of ``waiting``."""
+        first = self._select_candidates(list(waiting), now_seconds)
+        if not self._order.is_preemptive:
+            return [(each, budget) for each in computing + self._sort(first, now_seconds)]
         if first or len(computing) > 1:
             for sequence in computing:
-                self._look(sequence)
-        return self._shared_out(self._ranked(computing + first, now_seconds), budget, now_seconds)
+                self._update_estimates(sequence)
+        return self._divide_budget(self._sort(computing + first, now_seconds), budget, now_seconds)
 
-    def _shared_out(
+    def _divide_budget(
         self, ranked: list[Sequence], budget: int, now_seconds: float
     ) -> list[tuple[Sequence, int]]:
-        """Those whose tenants were given most get what is left, however long they have waited for;
-        those of lower priority, until they have waited for as long as their class does."""
+        """Divide ``budget`` between prompts. Prompts of the tenants that were served most get only
+        what the others leave, however long they have waited. So do prompts of lower priority, until
+        they have waited for the time limit of their priority."""
         if len(ranked) < 2:
             return [(each, budget) for each in ranked]
         arrears = self._arrears(ranked)
 
         def is_behind(each: Sequence) -> bool:
-            return arrears.get(each.spec.owner, 0) > 0 and not each.waiting.resumes
+            return arrears.get(each.spec.owner, 0) > 0 and not each.waiting_prompt.goes_first
 
         fair = [each for each in ranked if not is_behind(each)]
-        given = allocate_step_tokens([each.waiting for each in fair], now_seconds, budget)
-        first = [(fair[index], limit) for index, limit in given]
-        together = first + [(each, budget) for each in ranked if is_behind(each)]
-        return sorted(together, key=lambda pair: _class_of(pair, budget))
+        allocated = allocate_step_tokens(
+            [each.waiting_prompt for each in fair], now_seconds, budget
+        )
+        first = [(fair[index], limit) for index, limit in allocated]
+        shares = first + [(each, budget) for each in ranked if is_behind(each)]
+        return sorted(shares, key=lambda share: _share_rank(share, budget))
 
-    def _first(self, waiting: list[Sequence], now_seconds: float) -> list[Sequence]:
-        """By what was known of them; then looked at again."""
+    def _select_candidates(self, waiting: list[Sequence], now_seconds: float) -> list[Sequence]:
+        """Select the first waiting prompts by their stored estimates, then update these."""
         window = self._config.admission_window
         if len(waiting) > window:
             oldest = waiting[0]
-            waiting = nsmallest(window, waiting, key=self._rank(waiting, now_seconds))
-            if oldest.waiting.priority > waiting[0].waiting.priority and oldest not in waiting:
-                waiting.append(oldest)  # however many come before it: its patience may be over
-        if len(waiting) > 1 or self._order.preemptive:
+            waiting = nsmallest(window, waiting, key=self._rank_key(waiting, now_seconds))
+            if (
+                oldest.waiting_prompt.priority > waiting[0].waiting_prompt.priority
+                and oldest not in waiting
+            ):
+                waiting.append(
+                    oldest
+                )  # it may have waited too long, and then gets tokens whatever ranks before it
+        if len(waiting) > 1 or self._order.is_preemptive:
             for sequence in waiting:
-                self._look(sequence)
+                self._update_estimates(sequence)
         return waiting
 
-    def _ranked(self, sequences: list[Sequence], now_seconds: float) -> list[Sequence]:
+    def _sort(self, sequences: list[Sequence], now_seconds: float) -> list[Sequence]:
         if len(sequences) < 2:
             return sequences
-        return sorted(sequences, key=self._rank(sequences, now_seconds))
+        return sorted(sequences, key=self._rank_key(sequences, now_seconds))
 
-    def _rank(
+    def _rank_key(
         self, sequences: list[Sequence], now_seconds: float
     ) -> Callable[[Sequence], tuple[float, Priority, int, float, int]]:
-        """Who was preempted goes first; then by priority; then whose tenant was given least; then
-        the order."""
+        """Return a sort key: preempted sequences first; then by priority; then those whose tenant
+        was served least; then by the order."""
         arrears, order = self._arrears(sequences), self._order
 
         def rank(sequence: Sequence) -> tuple[float, Priority, int, float, int]:
-            fresh, turn = order.rank(sequence.waiting, now_seconds)
+            fresh, turn = order.rank(sequence.waiting_prompt, now_seconds)
             behind = arrears.get(sequence.spec.owner, 0)
-            return fresh, sequence.waiting.priority, behind, turn, sequence.arrival
+            return fresh, sequence.waiting_prompt.priority, behind, turn, sequence.arrival_index
 
         return rank
 
     def _arrears(self, sequences: list[Sequence]) -> dict[bytes, int]:
-        """Of the tenants of these; none, while there is nobody to be fair to."""
-        if not self.counters.is_shared:
+        """Return how many more tokens each of these sequences' tenants was served than others;
+        empty while only one tenant has requests."""
+        if not self.counters.has_several_tenants:
             return {}
-        return self.counters.arrears({each.spec.owner for each in sequences})
+        return self.counters.service_surpluses({each.spec.owner for each in sequences})
 
-    def _look(self, sequence: Sequence) -> None:
-        waiting, end = sequence.waiting, sequence.num_known
+    def _update_estimates(self, sequence: Sequence) -> None:
+        waiting, end = sequence.waiting_prompt, sequence.num_known_tokens
         if sequence.phase is Phase.WAITING:
-            cached = self._pool.count_cached(sequence.keys) * self._config.block_tokens
+            cached = self._pool.count_cached(sequence.block_keys) * self._config.block_tokens
             waiting.cached_tokens = min(cached, end - 1)
         else:
-            waiting.cached_tokens = sequence.num_computed
+            waiting.cached_tokens = sequence.num_computed_tokens
         waiting.new_tokens = end - waiting.cached_tokens
         seconds = self._prefill_seconds(waiting.cached_tokens, end)
         if seconds is None:
             return
         waiting.remaining_seconds = seconds
-        if waiting.deadline_seconds == math.inf and sequence.spec.first_token_seconds:
+        if waiting.deadline_seconds == math.inf and sequence.spec.ttft_slo_seconds:
             self._set_deadline(sequence)
 
     def _set_deadline(self, sequence: Sequence) -> None:
-        """The budget, and what the whole prompt takes by itself: a long one may take longer."""
+        """Set the TTFT deadline: the request's budget plus the predicted time of the whole prompt
+        alone, because a long prompt may take longer."""
         own_seconds = self._prefill_seconds(0, len(sequence.spec.token_ids))
-        assert own_seconds is not None, "the speed was known just now"
-        waiting = sequence.waiting
-        budget = sequence.spec.first_token_seconds
+        assert own_seconds is not None, "the caller has checked that the prefill cost is known"
+        waiting = sequence.waiting_prompt
+        budget = sequence.spec.ttft_slo_seconds
         waiting.deadline_seconds = waiting.arrival_seconds + budget + own_seconds
 
 
-def _class_of(given: tuple[Sequence, int], budget: int) -> tuple[bool, bool, Priority]:
-    """Whoever has waited too long has a part of the budget, and goes first; then who was preempted;
-    then by priority."""
-    sequence, limit = given
-    return limit >= budget, not sequence.waiting.resumes, sequence.waiting.priority
+def _share_rank(share: tuple[Sequence, int], budget: int) -> tuple[bool, bool, Priority]:
+    """Sort sequences that have waited too long first (they are limited to a part of the budget);
+    then preempted ones; then by priority."""
+    sequence, limit = share
+    return limit >= budget, not sequence.waiting_prompt.goes_first, sequence.waiting_prompt.priority

@@ -1,4 +1,4 @@
-"""Logprobs of a prompt's own tokens: of each, after all those before it."""
+"""Prompt logprobs: the log-probability of each prompt token, given all tokens before it."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,8 @@ from baton.engine.model import DecoderModel
 from baton.engine.plan import Row
 
 LOGITS_CHUNK_TOKENS = 64
-"""Whose logits are in memory at once: 40 MB of a vocabulary of 150,000, and as much of logprobs."""
+"""Tokens whose logits are in memory at once: 40 MB with a vocabulary of 150,000, and as much for
+logprobs."""
 
 PromptLogprobs = tuple[TokenLogprob, ...]
 
@@ -18,10 +19,10 @@ PromptLogprobs = tuple[TokenLogprob, ...]
 def prompt_logprobs(
     model: DecoderModel, hidden: torch.Tensor, rows: Sequence[Row], offsets: Sequence[int]
 ) -> tuple[PromptLogprobs, ...]:
-    """One entry per row: the logprobs of its targets. Empty when no row has any.
+    """Return one entry per row: the logprobs of its targets. Empty when no row has targets.
 
-    Row i is ``hidden[offsets[i]:offsets[i + 1]]``, [num_tokens, hidden_size] in all."""
-    if not any(row.targets for row in rows):
+    Row i is ``hidden[offsets[i]:offsets[i + 1]]``; ``hidden`` is [num_tokens, hidden_size]."""
+    if not any(row.prompt_logprob_targets for row in rows):
         return ()
     return tuple(
         _score_row(model, hidden, row, first) for row, first in zip(rows, offsets, strict=False)
@@ -30,8 +31,8 @@ def prompt_logprobs(
 
 def _score_row(model: DecoderModel, hidden: torch.Tensor, row: Row, first: int) -> PromptLogprobs:
     scores: list[TokenLogprob] = []
-    for start in range(0, len(row.targets), LOGITS_CHUNK_TOKENS):
-        targets = row.targets[start : start + LOGITS_CHUNK_TOKENS]
+    for start in range(0, len(row.prompt_logprob_targets), LOGITS_CHUNK_TOKENS):
+        targets = row.prompt_logprob_targets[start : start + LOGITS_CHUNK_TOKENS]
         begin = first + start
         wanted = torch.arange(begin, begin + len(targets), device=hidden.device)
         num_top = row.sampling.prompt_logprobs or 0
@@ -42,7 +43,8 @@ def _score_row(model: DecoderModel, hidden: torch.Tensor, row: Row, first: int) 
 def token_logprobs(
     logits: torch.Tensor, tokens: Sequence[TokenId], num_top: int
 ) -> list[TokenLogprob]:
-    """Of one token per row of ``logits`` [num_tokens, vocab], with the ``num_top`` likeliest."""
+    """Return the logprob of one token per row of ``logits`` [num_tokens, vocab], with those of the
+    ``num_top`` likeliest tokens."""
     logprobs = logits.log_softmax(dim=-1)
     chosen = torch.tensor(tokens, device=logits.device).unsqueeze(-1)
     values = logprobs.gather(-1, chosen).squeeze(-1).tolist()

@@ -1,4 +1,4 @@
-"""Weights in fewer bits beside torch: decoded for each product, where nothing better is known."""
+"""Quantized weights for torch: decoded for each product, unless a kernel takes them as they are."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,31 +11,33 @@ from baton.engine.shards import StoredTensor
 
 
 class QuantizedMatrix(torch.Tensor):
-    """Linear weights [outs, ins], or [num_experts, outs, ins], which torch takes for a tensor.
+    """Quantized linear weights [outs, ins], or [num_experts, outs, ins], as a tensor subclass.
 
-    There are two things to do with it: to multiply (``functional.linear``), and to take some of its
-    rows, or one of its matrices, by index. Anything else is a mistake of ours.
+    It supports ``functional.linear`` and indexing (some of its rows, or one of its matrices). Any
+    other operation raises AssertionError.
     """
 
     codes: QuantizedCodes | PackedInt4Codes
 
     @staticmethod
-    def of(weight: torch.Tensor, name: str) -> "QuantizedMatrix":
-        """Of ``weight``, whose dtype is the run's. Raises Invalid if one is not finite."""
+    def quantize(weight: torch.Tensor, name: str) -> "QuantizedMatrix":
+        """Quantize ``weight``; its dtype is that of the computation. Raises Invalid if a weight is
+        not finite."""
         codes = quantize(weight.reshape(-1, weight.shape[-1]), name)
-        kept = PackedInt4Codes.of(codes) if name == "int4" else codes
-        return QuantizedMatrix.holding(kept, weight.shape, weight.dtype)
+        stored = PackedInt4Codes.pack(codes) if name == "int4" else codes
+        return QuantizedMatrix.from_codes(stored, weight.shape, weight.dtype)
 
     @staticmethod
-    def holding(
+    def from_codes(
         codes: QuantizedCodes | PackedInt4Codes, shape: Sequence[int], dtype: torch.dtype
     ) -> "QuantizedMatrix":
-        """``codes`` of all rows of ``shape``, one below the other; ``dtype`` is the run's."""
-        made: QuantizedMatrix = torch.Tensor._make_wrapper_subclass(
+        """Wrap ``codes`` of all rows of ``shape``, stacked; ``dtype`` is that of the
+        computation."""
+        matrix: QuantizedMatrix = torch.Tensor._make_wrapper_subclass(
             QuantizedMatrix, shape, dtype=dtype, device=codes.scales.device
         )
-        made.codes = codes
-        return made
+        matrix.codes = codes
+        return matrix
 
     @property
     def fp8(self) -> QuantizedCodes:
@@ -54,7 +56,7 @@ class QuantizedMatrix(torch.Tensor):
             x, weight, *bias = args
             return weight._linear(x, *bias)
         if func is torch.Tensor.__getitem__:
-            return args[0]._take(args[1])
+            return args[0]._select(args[1])
         return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
     @classmethod
@@ -65,30 +67,31 @@ class QuantizedMatrix(torch.Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        raise AssertionError(f"{func} of weights in fewer bits")
+        raise AssertionError(f"{func} is not supported for quantized weights")
 
     def _linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """A scale per output is applied to the sums, so that it need not be rounded as ``x`` is."""
+        """Compute the product. A scale per output is applied to the sums, so that it need not be
+        rounded to the dtype of ``x``."""
         codes = self.codes
         if isinstance(codes, PackedInt4Codes) or not codes.has_row_scales:
             return functional.linear(x, codes.decode().to(x.dtype), bias)
         sums = functional.linear(x, codes.values.to(x.dtype)).float() * codes.scales[:, 0]
         return (sums if bias is None else sums + bias).to(x.dtype)
 
-    def _take(self, index: Any) -> torch.Tensor:
+    def _select(self, index: Any) -> torch.Tensor:
         if self.dim() == 2:
-            return self.codes.take(index).decode().to(self.dtype)
+            return self.codes.select_rows(index).decode().to(self.dtype)
         outs, ins = self.shape[1:]
-        part = self.codes.take(slice(index * outs, (index + 1) * outs))
-        return QuantizedMatrix.holding(part, (outs, ins), self.dtype)
+        part = self.codes.select_rows(slice(index * outs, (index + 1) * outs))
+        return QuantizedMatrix.from_codes(part, (outs, ins), self.dtype)
 
 
 def load_matrix(
     stack: StoredTensor, device: torch.device, dtype: torch.dtype, name: str
 ) -> torch.Tensor:
-    """A matrix for torch, in the format ``name``, or as it is stored if that is FP8. Raises Invalid
-    if a weight is not finite."""
-    if stack.in_fp8:
-        return QuantizedMatrix.holding(stack.codes(device), stack.shape, dtype)
+    """Load a matrix for torch in the quantization format ``name``, or as it is stored if that is
+    FP8. Raises Invalid if a weight is not finite."""
+    if stack.is_fp8:
+        return QuantizedMatrix.from_codes(stack.load_codes(device), stack.shape, dtype)
     joined = stack.join(device, dtype)
-    return joined if name == "none" else QuantizedMatrix.of(joined, name)
+    return joined if name == "none" else QuantizedMatrix.quantize(joined, name)

@@ -1,4 +1,4 @@
-"""What an engine refuses at its door, because it could never be served."""
+"""Validation of requests: rejects those that an engine could never serve."""
 
 import math
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from baton.errors import Invalid
 
 
 def validate_spec(spec: RequestSpec, task: Task, config: EngineConfig, num_blocks: int) -> None:
-    """Raises Invalid when no amount of waiting would help."""
+    """Raise Invalid when the request could never be served."""
     num_tokens = len(spec.token_ids)
     if not 1 <= spec.num_prompt_tokens <= num_tokens:
         raise Invalid(
-            f"num_prompt_tokens is {spec.num_prompt_tokens}, and must be between 1 and the "
+            f"num_prompt_tokens is {spec.num_prompt_tokens}; it must be between 1 and the "
             f"number of token_ids ({num_tokens})",
             param="prompt",
         )
@@ -34,7 +34,7 @@ def validate_spec(spec: RequestSpec, task: Task, config: EngineConfig, num_block
             code="context_length_exceeded",
         )
     validate_sampling(spec.sampling, config)
-    needed = config.blocks_for(max_kv_tokens(spec, task))
+    needed = config.num_blocks_for(max_kv_tokens(spec, task))
     if needed > num_blocks:
         raise Invalid(
             f"the request needs {needed} KV blocks, and there are {num_blocks}",
@@ -44,14 +44,14 @@ def validate_spec(spec: RequestSpec, task: Task, config: EngineConfig, num_block
 
 
 def validate_tokens(token_ids: Sequence[TokenId], config: EngineConfig) -> None:
-    """Raises Invalid for one that the model does not have: to look it up would end the worker."""
+    """Raise Invalid for a token id outside the vocabulary, whose lookup would crash the worker."""
     size = config.vocab_size
     if size and token_ids and not 0 <= min(token_ids) <= max(token_ids) < size:
-        raise Invalid(f"token ids are between 0 and {size - 1}", param="token_ids")
+        raise Invalid(f"token ids must be between 0 and {size - 1}", param="token_ids")
 
 
 def validate_sampling(sampling: SamplingParams, config: EngineConfig) -> None:
-    """Raises Invalid for what no sampler can compute with; a router checks more closely."""
+    """Raise Invalid for values that no sampler can compute with. Routers check more strictly."""
     for name in _NUMBERS:
         if not math.isfinite(getattr(sampling, name)):
             raise Invalid(f"{name} is {getattr(sampling, name)}, and must be finite", param=name)
@@ -64,7 +64,9 @@ def validate_sampling(sampling: SamplingParams, config: EngineConfig) -> None:
     if not all(math.isfinite(bias) for _, bias in sampling.logit_bias):
         raise Invalid("every logit_bias must be finite", param="logit_bias")
     if (sampling.logprobs or 0) > MAX_LOGPROBS or (sampling.prompt_logprobs or 0) > MAX_LOGPROBS:
-        raise Invalid(f"there are at most {MAX_LOGPROBS} logprobs for a token", param="logprobs")
+        raise Invalid(
+            f"logprobs and prompt_logprobs must be at most {MAX_LOGPROBS}", param="logprobs"
+        )
     validate_tokens([token_id for token_id, _ in sampling.logit_bias], config)
     validate_tokens(sampling.stop_token_ids, config)
 
@@ -80,16 +82,17 @@ _NUMBERS = (
 
 
 def isolate_constraint(spec: RequestSpec, constraint: Constraint | None) -> Constraint | None:
-    """The constraint of an answer that has a grammar. Raises Invalid for a grammar that nobody
-    would hold the answer to."""
+    """Return the request's constraint, isolated; None if it has no grammar. Raises Invalid if it
+    has a grammar but no constraint to enforce it."""
     if constraint is not None:
         return IsolatedConstraint(constraint)
     if spec.sampling.grammar is not None:
-        raise Invalid("this worker can't follow grammars", param="response_format")
+        raise Invalid("this worker does not support grammars", param="response_format")
     return None
 
 
 def max_kv_tokens(spec: RequestSpec, task: Task) -> int:
-    """KV that the request may come to need; its last token is sampled and never computed."""
+    """Return the most tokens of KV that the request may need. Its last token is sampled but never
+    computed."""
     growth = 0 if task is Task.PREFILL else spec.max_new_tokens - 1
     return len(spec.token_ids) + growth

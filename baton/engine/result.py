@@ -1,4 +1,4 @@
-"""What an engine tells its worker."""
+"""The results that an engine returns to its worker."""
 
 from dataclasses import dataclass
 
@@ -10,59 +10,60 @@ from baton.engine.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
-    """How far the prompt of a PREFILL request is after a step that computed some of it.
+    """Progress of a PREFILL request after a step that computed some of its prompt.
 
-    KV of tokens [0, num_computed_tokens) is final; token p lies in
+    KV of tokens [0, num_computed_tokens) is final; token p is in
     ``block_ids[p // block_tokens]``, and ``block_ids`` is the table of the whole prompt.
-    ``keys`` are the chain keys of the full ones among the final blocks.
-    ``num_cached_tokens`` of them were found in the pool when the prompt was first scheduled.
+    ``sealed_keys`` are the chain keys of the full blocks among the final ones.
+    ``num_cached_tokens`` tokens were found in the pool when the prompt was first scheduled.
     """
 
     request_id: RequestId
     num_computed_tokens: int
     block_ids: tuple[BlockId, ...]
-    keys: tuple[BlockKey, ...]
+    sealed_keys: tuple[BlockKey, ...]
     num_cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class SealedRun:
-    """Blocks [first, len(keys)) of a chain were sealed since the last run of their request, and
-    are worth keeping. They are not pinned. ``tenant`` is the tag of whose quota they count to."""
+    """Blocks [first, len(keys)) of a chain, sealed since the request's previous SealedRun, which
+    the store may keep. They are not pinned. ``tenant_tag`` is the tag of the tenant whose quota
+    they count towards."""
 
     keys: tuple[BlockKey, ...]
-    first: int
-    tenant: bytes
+    first_new_block: int
+    tenant_tag: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class MigratedSequence:
-    """An answer that another worker goes on with, from ``token_id`` on, which its client has
-    already; ``progress`` is that of its KV, as after a prefill."""
+    """A running request that another worker continues after ``last_token_id``, which the client
+    already has. ``progress`` describes its KV, as after a prefill."""
 
     progress: PrefillProgress
-    token_id: TokenId
-    sealed: tuple[SealedRun, ...]
+    last_token_id: TokenId
+    sealed_runs: tuple[SealedRun, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledPrompt:
-    """A prompt of which a step computes the first chunk, at the step's beginning; it had waited for
-    ``waited_seconds`` by then."""
+    """A prompt whose first chunk is computed by a step that began at ``start_seconds``, after the
+    request had waited for ``waited_seconds``."""
 
     request_id: RequestId
-    at_seconds: float
+    start_seconds: float
     waited_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a step computed: ``num_tokens`` that attend to ``num_attended`` in all, in
-    ``seconds``. ``is_prefill`` when none of its rows was a decode, ``is_decode`` when all were:
-    ``num_decodes`` of ``num_rows``."""
+    """The work of one step: ``num_tokens`` tokens, which attend to ``num_attended_tokens`` tokens
+    in total, computed in ``seconds``. ``num_decodes`` of its ``num_rows`` rows were decodes;
+    ``is_prefill``: none of them was; ``is_decode``: all were."""
 
     num_tokens: int
-    num_attended: int
+    num_attended_tokens: int
     seconds: float
     is_prefill: bool
     is_decode: bool = False
@@ -70,7 +71,7 @@ class StepWork:
     num_decodes: int = 0
 
     @classmethod
-    def of(cls, plan: Plan, seconds: float) -> "StepWork":
+    def from_plan(cls, plan: Plan, seconds: float) -> "StepWork":
         num_tokens = [len(row.token_ids) for row in plan.rows]
         attended = sum(
             count * row.start + count * (count + 1) // 2
@@ -83,13 +84,13 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Outputs of WHOLE, DECODE and PREFILL requests in batch order; progress of PREFILL.
-    ``admitted`` are prompts that were begun; one that was preempted is not begun again. Those that
-    were ``preempted`` gave their blocks to earlier ones, and wait for their turn anew."""
+    """Outputs of all requests in batch order, and the progress of PREFILL requests. ``admitted``
+    are the prompts scheduled for the first time (not again after a preemption). ``preempted``
+    requests lost their blocks to earlier requests and are back in the queue."""
 
     outputs: tuple[RequestOutput, ...] = ()
     progress: tuple[PrefillProgress, ...] = ()
-    sealed: tuple[SealedRun, ...] = ()
+    sealed_runs: tuple[SealedRun, ...] = ()
     work: StepWork | None = None
     admitted: tuple[ScheduledPrompt, ...] = ()
     preempted: tuple[RequestId, ...] = ()
@@ -97,9 +98,9 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The block table of a hand-off's tokens. The answer gets its blocks as it grows.
+    """The block table for the tokens of a KV transfer. More blocks are added as the answer grows.
 
-    The first ``num_cached_blocks`` hold their KV already and must not be written to.
+    The first ``num_cached_blocks`` contain their KV already and must not be written to.
     """
 
     block_ids: tuple[BlockId, ...]
@@ -108,8 +109,9 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """``queued_tokens`` are known tokens of prompts, waiting or begun, yet to be computed. A pause
-    is a prompt that stood still for one whose turn came first."""
+    """``queued_tokens`` counts the uncomputed tokens of waiting and partly computed prompts.
+    ``num_pauses`` counts how often a partly computed prompt got no tokens in a step because others
+    ranked before it."""
 
     running: int
     waiting: int

@@ -1,4 +1,4 @@
-"""The model on its device: runs a plan, and nothing else."""
+"""The model runner: loads the model onto a device and runs plans there."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +11,7 @@ import torch
 from baton.checkpoint import ModelConfig, load_model_config, model_digest
 from baton.core.ids import TokenId
 from baton.engine.attention.base import Attention, PackedBatch, pack_batch
-from baton.engine.attention.block_tables import BlockTables
+from baton.engine.attention.block_tables import BlockTableCache
 from baton.engine.attention.cpu import CpuAttention
 from baton.engine.determinism import (
     deterministic_digest,
@@ -44,19 +44,20 @@ KV_DTYPES = ("auto", "fp8")
 HOST = torch.device("cpu")
 Sampler = Callable[[torch.Tensor, Sequence[Row]], list[SampledToken | None]]
 DEFAULT_POOL_BYTES = 512 * 1024 * 1024
-GPU_POOL_SHARE = 0.85
-"""Of the memory that is free once the weights are loaded; the rest is for activations."""
+GPU_POOL_FRACTION = 0.85
+"""Share of the memory free after loading the weights; the rest is for activations."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """A plan's rows as tensors on the host: ``sampling`` are the places of those that sample, and
-    ``wanted`` [num_sampling] their last tokens' in the batch."""
+    """A plan's rows as tensors on the host. ``sampling_rows`` are the indices of the rows that
+    sample, and ``last_token_indices`` [num_sampling] the indices of their last tokens in the packed
+    batch."""
 
     plan: Plan
     batch: PackedBatch
-    sampling: list[int]
-    wanted: torch.Tensor
+    sampling_rows: list[int]
+    last_token_indices: torch.Tensor
 
 
 class ModelRunner:
@@ -68,22 +69,22 @@ class ModelRunner:
         digest: bytes,
         model: DecoderModel,
         pool: KvPool,
-        choice: BackendChoice = TORCH_BACKEND,
-        arithmetic: str = "",
+        backend: BackendChoice = TORCH_BACKEND,
+        numerics_fingerprint: str = "",
         graphs: StepGraphs | None = None,
         quantization: str = "none",
     ) -> None:
         self.model_config = config
         self.model_digest = digest
         self.pool = pool
-        self.choice = choice
-        self.arithmetic = arithmetic
+        self.backend = backend
+        self.numerics_fingerprint = numerics_fingerprint
         self.quantization = quantization
         self._model = model
         self._graphs = graphs
         self._device = pool.tensor.device
         self._sample = make_sampler(self._device, model, config.vocab_size)
-        self._tables = BlockTables()
+        self._block_tables = BlockTableCache()
 
     @classmethod
     def load(
@@ -102,40 +103,43 @@ class ModelRunner:
         cuda_graphs: bool = True,
         progress: Progress | None = None,
     ) -> "ModelRunner":
-        """Loads a directory. Raises Invalid that names what is wrong with it, or says that
-        memory is short. ``num_blocks`` wins over ``pool_bytes``; ``cpu_kernels`` is a name in
-        ``baton.engine.native.backend_choice.MODES``, ``quantization`` one in
-        ``baton.engine.quantization.FORMATS``, ``kv_dtype`` one in ``KV_DTYPES``."""
+        """Load a model from a checkpoint directory.
+
+        Raises Invalid when the checkpoint is unsupported or memory does not suffice. ``num_blocks``
+        takes precedence over ``pool_bytes``; ``cpu_kernels`` is a name in
+        ``baton.engine.native.backend_choice.CPU_KERNEL_MODES``, ``quantization`` one in
+        ``baton.engine.quantization.QUANTIZATION_FORMATS``, ``kv_dtype`` one in ``KV_DTYPES``.
+        """
         config = load_model_config(path)
-        place = pick_device(device)
-        if place.type == "cuda":
-            torch.cuda.set_device(place)
-        kind = pick_dtype(dtype, place, config)
-        kept = resolve_quantization(quantization, config, place)
-        kv_kind = pick_kv_dtype(kv_dtype, place, kind)
-        choice = choose_backend(cpu_kernels, config, place, kind, kept, kv_kind)
+        target = pick_device(device)
+        if target.type == "cuda":
+            torch.cuda.set_device(target)
+        model_dtype = pick_dtype(dtype, target, config)
+        quantized = resolve_quantization(quantization, config, target)
+        pool_dtype = pick_kv_dtype(kv_dtype, target, model_dtype)
+        choice = choose_backend(cpu_kernels, config, target, model_dtype, quantized, pool_dtype)
         if deterministic:
-            choice = require_deterministic(choice, place)
+            choice = require_deterministic(choice, target)
         stored = CheckpointWeights(path, config, progress)
-        weights = stored if choice.native else stored.on(place, kind, kept)
-        size = block_bytes(config, kv_kind, block_tokens)
+        weights = stored if choice.is_native else stored.to_torch(target, model_dtype, quantized)
+        size = block_bytes(config, pool_dtype, block_tokens)
         pool = KvPool(
             config,
-            num_blocks=num_blocks or (pool_bytes or _default_pool_bytes(place)) // size,
+            num_blocks=num_blocks or (pool_bytes or _default_pool_bytes(target)) // size,
             block_tokens=block_tokens,
-            dtype=kv_kind,
-            device=place,
-            scales=stored.kv_scales if kv_kind is E4M3 else None,
+            dtype=pool_dtype,
+            device=target,
+            scales=stored.kv_scales if pool_dtype is E4M3 else None,
         )
-        model = make_model(config, weights, pool, kept, deterministic=deterministic)
-        digest = quantized_digest(model_digest(path), kept)
+        model = make_model(config, weights, pool, quantized, deterministic=deterministic)
+        digest = quantized_digest(model_digest(path), quantized)
         digest = kv_scaled_digest(digest, pool.scales)
         if not deterministic:
             graphs = make_graphs(config, model, pool) if cuda_graphs else None
-            return cls(config, digest, model, pool, choice, graphs=graphs, quantization=kept)
-        bits = numerics_fingerprint(model, pool, config.vocab_size)
-        digest = deterministic_digest(digest, bits)
-        return cls(config, digest, model, pool, choice, bits, quantization=kept)
+            return cls(config, digest, model, pool, choice, graphs=graphs, quantization=quantized)
+        fingerprint = numerics_fingerprint(model, pool, config.vocab_size)
+        digest = deterministic_digest(digest, fingerprint)
+        return cls(config, digest, model, pool, choice, fingerprint, quantization=quantized)
 
     @property
     def num_blocks(self) -> int:
@@ -151,29 +155,31 @@ class ModelRunner:
 
     @property
     def kv_layout(self) -> str:
-        """Equal on two workers iff their blocks mean the same bytes."""
+        """The byte layout of a block, as text; workers can exchange blocks iff theirs are equal."""
         return self.pool.layout
 
-    def leaves_free(self, num_cores: int) -> bool:
-        """Whether others can use the interpreter, and one of ``num_cores``, while it computes."""
+    def leaves_core_free(self, num_cores: int) -> bool:
+        """Whether computing a step leaves the GIL, and at least one of ``num_cores``, free for
+        other threads."""
         if self._device.type != "cpu":
             return True
-        return self.choice.native and torch.get_num_threads() < num_cores
+        return self.backend.is_native and torch.get_num_threads() < num_cores
 
-    def warm(self, num_rows: int) -> None:
-        """Prepares what steps of up to ``num_rows`` decodes need, or the first take longer."""
+    def warm_up(self, num_rows: int) -> None:
+        """Capture the CUDA graphs for steps of up to ``num_rows`` decodes. Otherwise the first such
+        steps take longer."""
         if self._graphs is not None:
             with self._on_device():
-                self._graphs.warm(num_rows)
+                self._graphs.warm_up(num_rows)
 
     def run(self, plan: Plan) -> StepOutput:
         return self.compute(self.prepare(plan), no_op)
 
     @torch.inference_mode()
     def prepare(self, plan: Plan) -> PreparedStep:
-        """Implements :class:`baton.engine.executor.TwoStageRunner`, as :meth:`compute` does. May be
+        """Implement :class:`baton.engine.executor.TwoStageRunner`, as :meth:`compute` does. May be
         called while another thread computes; nothing here is done on the device."""
-        batch = pack_batch(plan.rows, self.block_tokens, HOST, self._tables)
+        batch = pack_batch(plan.rows, self.block_tokens, HOST, self._block_tables)
         sampling = [index for index, row in enumerate(plan.rows) if row.sample]
         last = [batch.offsets[index + 1] - 1 for index in sampling]
         return PreparedStep(plan, batch, sampling, torch.tensor(last, dtype=torch.int64))
@@ -183,19 +189,20 @@ class ModelRunner:
             return self._compute(prepared, on_start)
 
     def _on_device(self) -> AbstractContextManager[object]:
-        """Triton launches on the device that is this thread's, wherever its tensors are."""
+        """Make the model's device this thread's current one: Triton launches kernels there,
+        whatever device their tensors are on."""
         return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
     def _compute(self, prepared: PreparedStep, on_start: OnStart) -> StepOutput:
-        plan, batch, sampling = prepared.plan, prepared.batch, prepared.sampling
+        plan, batch, sampling = prepared.plan, prepared.batch, prepared.sampling_rows
         for source, target in plan.copies:
             self.pool.tensor[target].copy_(self.pool.tensor[source])
         tokens = [token for row in plan.rows for token in row.token_ids]
-        logits, hidden = self._replayed(plan, tokens, batch), None
+        logits, hidden = self._replay_graph(plan, tokens, batch), None
         if logits is None:
             token_ids = torch.tensor(tokens, device=self._device)
             hidden = self._model.hidden(token_ids, batch, on_start)
-            logits = self._model.logits(hidden, prepared.wanted.to(self._device))
+            logits = self._model.logits(hidden, prepared.last_token_indices.to(self._device))
         else:
             on_start()
         sampled: list[SampledToken | None] = [None] * len(plan.rows)
@@ -208,14 +215,17 @@ class ModelRunner:
             else ()
         )
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # readers of the pool know nothing of streams
+            torch.cuda.synchronize(self._device)  # readers of the pool don't wait for CUDA streams
         return StepOutput(tuple(sampled), scores)
 
-    def _replayed(
+    def _replay_graph(
         self, plan: Plan, tokens: list[TokenId], batch: PackedBatch
     ) -> torch.Tensor | None:
-        """Logits of a step that has a graph: each row samples one token, and scores none."""
-        if self._graphs is None or not all(row.sample and not row.targets for row in plan.rows):
+        """Compute the logits by replaying a CUDA graph. None if the batch has no graph, or if not
+        every row samples, or any row needs prompt logprobs."""
+        if self._graphs is None or not all(
+            row.sample and not row.prompt_logprob_targets for row in plan.rows
+        ):
             return None
         return self._graphs.logits(tokens, batch)
 
@@ -228,8 +238,8 @@ def make_model(
     *,
     deterministic: bool = False,
 ) -> DecoderModel:
-    """On the kernels, which take weights from where they are stored and keep them in
-    ``quantization``, or on torch's tensors as they are."""
+    """Return a model on the native CPU kernels, if ``weights`` are still in the checkpoint (the
+    kernels read them from there and store them in ``quantization``), else one on torch tensors."""
     if isinstance(weights, CheckpointWeights):
         return NativeModel(
             config, weights, pool, KernelThreadPool(torch.get_num_threads()), quantization
@@ -241,7 +251,7 @@ def make_model(
 def make_ops(
     config: ModelConfig, pool: KvPool, dtype: torch.dtype, *, deterministic: bool = False
 ) -> LayerOps:
-    """Of one model that computes in ``dtype`` over ``pool``, where that lies."""
+    """Return the layer operations of a model that computes in ``dtype`` on ``pool``'s device."""
     rotary = RotaryTable(
         config.rope,
         config.head_dim,
@@ -257,7 +267,8 @@ def make_ops(
 
 
 def make_graphs(config: ModelConfig, model: DecoderModel, pool: KvPool) -> StepGraphs | None:
-    """On a GPU; a mixture of experts looks at its routing on the host, which no graph can."""
+    """Return CUDA graphs on a GPU, else None. Also None for a mixture of experts: its routing is
+    read on the host, which a graph can't do."""
     device = pool.tensor.device
     if device.type == "cpu" or config.moe is not None:
         return None
@@ -268,9 +279,10 @@ def make_graphs(config: ModelConfig, model: DecoderModel, pool: KvPool) -> StepG
 
 
 def make_sampler(device: torch.device, model: DecoderModel, vocab_size: int) -> Sampler:
-    """On a GPU, of a batch at a time, since each look at a result waits for the device."""
+    """Return the sampler. On a GPU it samples the whole batch at once, because each transfer of a
+    result waits for the device."""
     if isinstance(model, NativeModel):
-        return partial(sample, chooser=NativeTokenChooser(model.team, vocab_size))
+        return partial(sample, chooser=NativeTokenChooser(model.thread_pool, vocab_size))
     if device.type == "cpu":
         return sample
     from baton.engine.cuda.sampler import sample_batch
@@ -290,12 +302,13 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise Invalid("device is cuda, and torch sees no GPU", param="device")
+        raise Invalid("device is cuda, but torch finds no GPU", param="device")
     return torch.device(name)
 
 
 def pick_dtype(name: str, device: torch.device, config: ModelConfig) -> torch.dtype:
-    """By default FP32 on the CPU, where exactness can be seen, else the checkpoint's own."""
+    """Return the dtype to compute in. "auto" is FP32 on the CPU (so that results are exact enough
+    to compare) and the checkpoint's dtype on a GPU."""
     if name == "auto":
         name = "float32" if device.type == "cpu" else config.dtype
     if name not in DTYPES:
@@ -304,7 +317,7 @@ def pick_dtype(name: str, device: torch.device, config: ModelConfig) -> torch.dt
 
 
 def pick_kv_dtype(name: str, device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """By default the model's own."""
+    """Return the dtype of the KV pool; "auto" is the model's dtype."""
     if name not in KV_DTYPES:
         known = ", ".join(KV_DTYPES)
         raise Invalid(f"kv_dtype is {name!r}, and must be one of {known}", param="kv_dtype")
@@ -317,4 +330,4 @@ def pick_kv_dtype(name: str, device: torch.device, dtype: torch.dtype) -> torch.
 def _default_pool_bytes(device: torch.device) -> int:
     if device.type == "cpu":
         return DEFAULT_POOL_BYTES
-    return int(torch.cuda.mem_get_info(device)[0] * GPU_POOL_SHARE)
+    return int(torch.cuda.mem_get_info(device)[0] * GPU_POOL_FRACTION)

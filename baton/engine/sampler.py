@@ -1,4 +1,4 @@
-"""From logits to tokens. A row's result depends on its own logits, mask and parameters alone."""
+"""Samples tokens. A row's result depends only on its own logits, mask and parameters."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,30 +12,33 @@ from baton.engine.mask import apply_masks
 from baton.engine.plan import Row, SampledToken
 
 TokenChooser = Callable[[torch.Tensor, Sequence[Row]], list[int]]
-"""Chooses from scores [num_rows, vocab] in FP32, where what may not come is minus infinity."""
+"""Chooses one token per row of scores [num_rows, vocab] in FP32, where tokens that are not allowed
+are minus infinity."""
 
 
 def sample(
     logits: torch.Tensor, rows: Sequence[Row], chooser: TokenChooser | None = None
 ) -> list[SampledToken | None]:
-    """One token per row, or None where its mask allows none. ``logits`` [num_rows, vocab], FP32.
+    """Sample one token per row, or None where its mask allows none. ``logits`` [num_rows, vocab],
+    FP32.
 
-    Masks come before everything else. Reported logprobs are the model's own: before masks,
-    penalties, bias and temperature. ``chooser``: whoever does the rest, if not torch.
+    Masks are applied before everything else. Reported logprobs are the model's own: before masks,
+    penalties, bias and temperature. ``chooser`` replaces torch for everything after the masks.
     """
     if not rows:
         return []
-    scores, barren = apply_masks(logits, [row.mask for row in rows])
+    scores, empty_rows = apply_masks(logits, [row.mask for row in rows])
     scores = mask_early_ends(scores, rows)
     chosen = (chooser or _choose_all)(scores, rows)
     return [
-        None if index in barren else _sampled(logits, index, row.sampling.logprobs, token)
+        None if index in empty_rows else _sampled(logits, index, row.sampling.logprobs, token)
         for index, (row, token) in enumerate(zip(rows, chosen, strict=True))
     ]
 
 
 def _choose_all(scores: torch.Tensor, rows: Sequence[Row]) -> list[int]:
-    """The likeliest of each row in one go; those that want it otherwise choose one by one."""
+    """Choose the likeliest token of each row at once; rows that are not plain greedy are then
+    sampled one by one."""
     others = [index for index, row in enumerate(rows) if not is_plain_greedy(row.sampling)]
     if len(others) == len(rows):
         return [choose_token(scores[index], row) for index, row in enumerate(rows)]
@@ -46,7 +49,8 @@ def _choose_all(scores: torch.Tensor, rows: Sequence[Row]) -> list[int]:
 
 
 def _likeliest(scores: torch.Tensor) -> list[int]:
-    """Of equals the first. NumPy compares 16 numbers at once; torch does not on a CPU."""
+    """Return the argmax of each row, the first of equals. On a CPU it is computed by NumPy, which,
+    unlike torch, compares 16 numbers at once."""
     if scores.device.type == "cpu":
         best: list[int] = scores.numpy().argmax(axis=-1).tolist()
         return best
@@ -54,18 +58,21 @@ def _likeliest(scores: torch.Tensor) -> list[int]:
 
 
 def mask_early_ends(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
-    """With minus infinity for what would end an answer too early. What is given is not changed."""
-    if not any(row.too_early for row in rows):
+    """Return ``logits`` with minus infinity for tokens that would end an answer before its
+    ``min_tokens``. The input is not changed."""
+    if not any(row.suppressed_token_ids for row in rows):
         return logits
-    held, vocab_size = logits.clone(), logits.shape[-1]
+    masked, vocab_size = logits.clone(), logits.shape[-1]
     for index, row in enumerate(rows):
-        held[index, [token for token in row.too_early if token < vocab_size]] = -torch.inf
-    return held
+        masked[
+            index, [token for token in row.suppressed_token_ids if token < vocab_size]
+        ] = -torch.inf
+    return masked
 
 
 def is_plain_greedy(params: SamplingParams) -> bool:
-    """Whether the likeliest token as it stands is the answer."""
-    return params.greedy and not params.needs_history and not params.logit_bias
+    """Whether the sampled token is just the likeliest one, without penalties or biases."""
+    return params.is_greedy and not params.needs_history and not params.logit_bias
 
 
 def _sampled(logits: torch.Tensor, index: int, num_top: int | None, chosen: int) -> SampledToken:
@@ -75,8 +82,8 @@ def _sampled(logits: torch.Tensor, index: int, num_top: int | None, chosen: int)
 
 
 def choose_token(logits: torch.Tensor, row: Row) -> int:
-    """Penalties, bias, temperature, filters, then the inverse of the distribution function,
-    in the vocabulary's order and FP64, at the draw keyed by (seed, position)."""
+    """Apply penalties, bias, temperature and filters, then sample by inverting the cumulative
+    distribution, in the vocabulary's order and FP64, at the draw keyed by (seed, position)."""
     params = row.sampling
     scores = logits.double()
     if params.needs_history:
@@ -88,23 +95,24 @@ def choose_token(logits: torch.Tensor, row: Row) -> int:
             torch.tensor(tokens, device=scores.device),
             torch.tensor(biases, dtype=scores.dtype, device=scores.device),
         )
-    if params.greedy:
+    if params.is_greedy:
         return int(scores.argmax())
-    chances = _filtered((scores / params.temperature).softmax(dim=-1), params)
-    reached = chances.cumsum(dim=0)
-    draw = uniform(params.seed, row.context_tokens) * float(reached[-1])
-    token = int(torch.searchsorted(reached, draw, right=True))
-    return token if token < len(reached) else _last_possible(chances)
+    probs = _filtered((scores / params.temperature).softmax(dim=-1), params)
+    cumulative = probs.cumsum(dim=0)
+    draw = uniform(params.seed, row.context_tokens) * float(cumulative[-1])
+    token = int(torch.searchsorted(cumulative, draw, right=True))
+    return token if token < len(cumulative) else _last_possible(probs)
 
 
-def _last_possible(chances: torch.Tensor) -> int:
-    """A draw that rounding puts beyond the end means the last token that is possible."""
-    return int(chances.nonzero()[-1])
+def _last_possible(probs: torch.Tensor) -> int:
+    """Return the last token with a probability above 0, for a draw that rounding puts beyond the
+    end."""
+    return int(probs.nonzero()[-1])
 
 
 def _penalised(scores: torch.Tensor, row: Row) -> torch.Tensor:
-    """Repetition counts prompt and answer (Keskar et al. 2019), presence and frequency the
-    answer alone, as in OpenAI's API."""
+    """Apply the penalties. Repetition counts prompt and answer (Keskar et al. 2019); presence and
+    frequency count the answer only, as in OpenAI's API."""
     params, size = row.sampling, scores.shape[0]
     history = torch.tensor(row.history, device=scores.device)
     counts = torch.bincount(history[row.num_prompt_tokens :], minlength=size)
@@ -115,43 +123,45 @@ def _penalised(scores: torch.Tensor, row: Row) -> torch.Tensor:
     return scores - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
 
 
-def _filtered(chances: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Zero where top-k, top-p (Holtzman et al. 2019) or min-p forbids. Each takes what the one
-    before has left; of equally likely tokens at the border those with lower ids stay."""
+def _filtered(probs: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """Set to zero what min-p, top-k or top-p (Holtzman et al. 2019) excludes, each applied to the
+    result of the one before. Of equally likely tokens at the threshold, those with lower ids
+    stay."""
     if params.min_p > 0:
-        chances = torch.where(chances < params.min_p * chances.max(), 0.0, chances)
+        probs = torch.where(probs < params.min_p * probs.max(), 0.0, probs)
     if params.top_k == 0 and params.top_p >= 1:
-        return chances
-    ordered = _descending(chances, params)
+        return probs
+    ordered = _descending(probs, params)
     num_kept = min(params.top_k or len(ordered), len(ordered))
     if params.top_p >= 1:
-        return _best(chances, ordered, num_kept)
+        return _best(probs, ordered, num_kept)
     total = ordered.sum()
     parts = ordered / total
     before = parts.cumsum(dim=0) - parts
     num_kept = min(num_kept, int((before < params.top_p).sum()))
-    return _best(chances, ordered, num_kept) / total
+    return _best(probs, ordered, num_kept) / total
 
 
-def _descending(chances: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """The chances alone, the best first: whose they are costs ten times as much to sort, and is
-    seen at once where the border is known. Zero beyond ``top_k``."""
-    if 0 < params.top_k < len(chances):
-        ordered = torch.zeros_like(chances)
-        ordered[: params.top_k] = chances.topk(params.top_k).values
+def _descending(probs: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """Return the probabilities alone, sorted in descending order; zero beyond ``top_k``. Sorting
+    token ids with them takes ten times as long, and is not needed: once the threshold is known, it
+    tells which tokens are kept."""
+    if 0 < params.top_k < len(probs):
+        ordered = torch.zeros_like(probs)
+        ordered[: params.top_k] = probs.topk(params.top_k).values
         return ordered
-    if chances.device.type == "cpu":
-        return torch.from_numpy(np.sort(chances.numpy())).flip(0)
-    return chances.sort(descending=True).values
+    if probs.device.type == "cpu":
+        return torch.from_numpy(np.sort(probs.numpy())).flip(0)
+    return probs.sort(descending=True).values
 
 
-def _best(chances: torch.Tensor, ordered: torch.Tensor, num_kept: int) -> torch.Tensor:
-    """The ``num_kept`` best; zero for the others."""
-    border = ordered[num_kept - 1]
-    kept = chances > border
-    equals = (chances == border).nonzero().flatten()
+def _best(probs: torch.Tensor, ordered: torch.Tensor, num_kept: int) -> torch.Tensor:
+    """Keep the ``num_kept`` largest; sets the others to zero."""
+    threshold = ordered[num_kept - 1]
+    kept = probs > threshold
+    equals = (probs == threshold).nonzero().flatten()
     kept[equals[: num_kept - int(kept.sum())]] = True
-    return torch.where(kept, chances, 0.0)
+    return torch.where(kept, probs, 0.0)
 
 
 def _logprob(logits: torch.Tensor, chosen: int, num_top: int) -> TokenLogprob:

@@ -1,4 +1,4 @@
-"""Decides what the next step computes: decodes first, then chunks of prompts, in turn."""
+"""Decides what the next step computes: decodes first, then prefill chunks in ranked order."""
 
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
@@ -10,182 +10,199 @@ from baton.engine.memory_projection import memory_suffices
 from baton.engine.next_step import ContinuingSequence, continuing_sequences, next_position, next_row
 from baton.engine.plan import Plan, Row
 from baton.engine.prefill_budget import MaxPrefillTokens, unlimited_tokens
-from baton.engine.prefill_ranking import PrefillRanking, PrefillSeconds, unknown_seconds
+from baton.engine.prefill_ranking import PredictPrefillSeconds, PrefillRanking, unknown_seconds
 from baton.engine.sequence import Phase, Sequence
 from baton.engine.sequence_queue import SequenceQueue
 
-_ASK_AGAIN = -1
+_RETRY_EVERY_STEP = -1
+"""A value of ``Scheduler._allocatable_when_blocked`` below any number of allocatable blocks, so
+that admission is tried again in each step."""
 
 
 class Scheduler:
-    """Keeps every live sequence in the lineup of its phase, and its blocks with it.
+    """Keeps every live sequence in the queue of its phase, and manages its blocks.
 
     A sequence gets the blocks of all its known tokens when it is admitted, and one block at a
     time as its answer grows. So only a growing answer can lack a block, and then the
-    latest-arrived preemptable sequence goes back to the queue (perhaps itself): the earliest
-    always advances. A step's budget goes to prompts in turn, those that are being computed and
-    those that wait; with a preemptive order, a prompt pauses between two chunks and keeps its
-    blocks. Newcomers are admitted strictly in turn; the first that doesn't fit blocks those
-    behind it, so that a long prompt isn't starved by short ones.
+    latest-arrived preemptable sequence goes back to the waiting queue (perhaps the growing one
+    itself): the earliest always advances. A step's token budget goes to prompts in ranked order,
+    both those that are partly computed and those that wait; with a preemptive order, a prompt may
+    pause between two chunks and keeps its blocks. Waiting prompts are admitted strictly in ranked
+    order; the first that doesn't fit blocks those behind it, so that a long prompt isn't starved
+    by short ones.
     """
 
     def __init__(
         self,
         pool: BlockPool,
         config: EngineConfig,
-        prefill_seconds: PrefillSeconds = unknown_seconds,
-        prompt_tokens: MaxPrefillTokens = unlimited_tokens,
+        prefill_seconds: PredictPrefillSeconds = unknown_seconds,
+        max_prefill_tokens: MaxPrefillTokens = unlimited_tokens,
     ) -> None:
-        self.lineups: dict[Phase, SequenceQueue] = {
+        self.queues: dict[Phase, SequenceQueue] = {
             phase: SequenceQueue() for phase in Phase if phase is not Phase.FINISHED
         }
         self.num_preemptions = 0
         self.num_pauses = 0
         self.num_steps = 0
         self.admitted: list[Sequence] = []
-        """For the first time, by the last step's plan."""
+        """Sequences that the last plan admitted for the first time."""
         self.preempted: list[Sequence] = []
-        """By the last step's plan."""
+        """Sequences that the last plan preempted."""
         self._pool = pool
         self._config = config
-        self._prompt_tokens = prompt_tokens
-        self._turns = PrefillRanking(pool, config, prefill_seconds)
-        self._waiting = self.lineups[Phase.WAITING]
-        self._running = self.lineups[Phase.RUNNING]
-        self._reserved = self.lineups[Phase.RESERVED]
-        # Allocatable blocks when the first in the queue was found not to fit; _ASK_AGAIN if
-        # it was for another reason than blocks; None when the queue isn't blocked.
-        self._blocked_at: int | None = None
-        # A blocked queue and reservations take turns.
-        self._reserved_last = False
-        # Nothing can be scheduled until something changes.
+        self._max_prefill_tokens = max_prefill_tokens
+        self._prefill_ranking = PrefillRanking(pool, config, prefill_seconds)
+        self._waiting = self.queues[Phase.WAITING]
+        self._running = self.queues[Phase.RUNNING]
+        self._reserved = self.queues[Phase.RESERVED]
+        # Number of allocatable blocks when the first in the queue was found not to fit;
+        # _RETRY_EVERY_STEP if it was blocked for another reason; None when nothing blocks it.
+        self._allocatable_when_blocked: int | None = None
+        # Whether a reservation was the last to be admitted: a blocked queue and reservations
+        # alternate.
+        self._admitted_reservation_last = False
+        # Whether nothing can be scheduled until a sequence or a block changes its state.
         self._stalled = False
-        # Keys of the blocks that this step's chunks fill.
-        self._coming: set[BlockKey] = set()
-        # Blocks to be copied before this step's rows, (from, to).
-        self._copies: list[tuple[BlockId, BlockId]] = []
+        # Keys of the blocks that this step's prefill chunks fill.
+        self._keys_in_step: set[BlockKey] = set()
+        # Blocks to be copied before this step's rows are computed: (from, to).
+        self._pending_copies: list[tuple[BlockId, BlockId]] = []
         # Prompts that got a chunk in the last step.
-        self._chunked: set[Sequence] = set()
+        self._chunked_last_step: set[Sequence] = set()
 
-    # Sequences come, change phase and go
+    # Adding and removing sequences, and their phases
 
     @property
     def has_work(self) -> bool:
         return len(self._running) > 0 or (len(self._waiting) > 0 and not self._stalled)
 
     @property
-    def num_slots(self) -> int:
-        """How many more may join the batch."""
-        return self._config.running_limit - len(self._running) - len(self._reserved)
+    def num_free_slots(self) -> int:
+        """How many more sequences may join the batch."""
+        return self._config.max_batch_requests - len(self._running) - len(self._reserved)
 
-    def wake(self) -> None:
-        """Something changed outside of a step that may let a waiting sequence in."""
+    def retry_admission(self) -> None:
+        """Note that something changed outside of a step, so that a waiting sequence may now be
+        admitted."""
         self._stalled = False
 
     def enqueue(self, sequence: Sequence) -> None:
         assert sequence.phase is Phase.WAITING
         self._waiting.add(sequence)
-        self._turns.join(sequence)
-        if self._blocked_at is not None:
-            self._blocked_at = _ASK_AGAIN  # its turn may come before those that don't fit
-        self.wake()
+        self._prefill_ranking.add_waiting(sequence)
+        if self._allocatable_when_blocked is not None:
+            self._allocatable_when_blocked = (
+                _RETRY_EVERY_STEP  # it may rank above those that don't fit
+            )
+        self.retry_admission()
 
     def reserve(self, sequence: Sequence) -> bool:
-        """Gives a RESERVED sequence the blocks of its tokens and a slot, or no."""
+        """Give a RESERVED sequence a batch slot and the blocks of its tokens. Return False when
+        they are not available."""
         assert sequence.phase is Phase.RESERVED
-        queue_goes_first = self._blocked_at is not None and self._reserved_last
-        if self.num_slots <= 0 or queue_goes_first:
+        queue_goes_first = (
+            self._allocatable_when_blocked is not None and self._admitted_reservation_last
+        )
+        if self.num_free_slots <= 0 or queue_goes_first:
             return False
-        full_blocks = sequence.num_known // self._config.block_tokens
-        if not self._take_blocks(sequence, full_blocks):
+        full_blocks = sequence.num_known_tokens // self._config.block_tokens
+        if not self._allocate_table(sequence, full_blocks):
             return False
         self._reserved.add(sequence)
-        self._reserved_last = True
+        self._admitted_reservation_last = True
         return True
 
-    def transfer(self, sequence: Sequence, phase: Phase) -> None:
-        """Moves a sequence to another lineup. Its blocks stay what they are."""
-        self.lineups[sequence.phase].remove(sequence)
+    def change_phase(self, sequence: Sequence, phase: Phase) -> None:
+        """Change the phase of a sequence and move it to that phase's queue. Its blocks are not
+        touched."""
+        self.queues[sequence.phase].remove(sequence)
         if sequence.phase is Phase.WAITING:
-            self._turns.leave(sequence)
-            self._blocked_at = None
-        sequence.move(phase)
+            self._prefill_ranking.remove_waiting(sequence)
+            self._allocatable_when_blocked = None
+        sequence.set_phase(phase)
         if phase is not Phase.FINISHED:
-            self.lineups[phase].add(sequence)
+            self.queues[phase].add(sequence)
         if phase is Phase.WAITING:
-            self._turns.join(sequence)
-        self.wake()
+            self._prefill_ranking.add_waiting(sequence)
+        self.retry_admission()
 
     def finish(self, sequence: Sequence) -> None:
-        """Removes a sequence, in whatever phase, and releases its blocks."""
-        self.leave(sequence)
-        self.free(sequence)
+        """Remove a sequence in any phase and release its blocks."""
+        self.remove_keeping_blocks(sequence)
+        self.free_blocks(sequence)
 
-    def leave(self, sequence: Sequence) -> None:
-        """:meth:`finish`, for one that a step is being computed for: :meth:`free` comes later."""
-        self.transfer(sequence, Phase.FINISHED)
+    def remove_keeping_blocks(self, sequence: Sequence) -> None:
+        """Remove a sequence but keep its blocks, because a step in flight still writes to them.
+        :meth:`free_blocks` must follow."""
+        self.change_phase(sequence, Phase.FINISHED)
 
-    def free(self, sequence: Sequence) -> None:
-        """Nobody writes to the blocks of a finished sequence any more."""
+    def free_blocks(self, sequence: Sequence) -> None:
+        """Release the blocks of a finished sequence, once no step writes to them any more."""
         self._release_blocks(sequence)
-        self.wake()
+        self.retry_admission()
 
-    def fits(self, cached: Collection[BlockId], num_new: int) -> bool:
-        """Whether ``num_new`` blocks beside the ``cached`` ones leave those that run in peace."""
+    def can_allocate_new(self, cached: Collection[BlockId], num_new: int) -> bool:
+        """Whether ``num_new`` blocks can be allocated in addition to the ``cached`` ones, while the
+        watermark stays free for running sequences."""
         spare = self._config.watermark_blocks if self._running else 0
         return self._pool.can_extend(cached, num_new + spare)
 
     def seal_computed(self, sequence: Sequence) -> None:
-        """Seals the blocks that ``num_computed`` has filled, under their keys."""
-        num_full = sequence.num_computed // self._config.block_tokens
-        if num_full <= sequence.num_sealed:
+        """Seal the blocks that ``num_computed`` has filled, under their keys."""
+        num_full = sequence.num_computed_tokens // self._config.block_tokens
+        if num_full <= sequence.num_sealed_blocks:
             return
-        keys = sequence.keys
-        for index in range(sequence.num_sealed, num_full):
+        keys = sequence.block_keys
+        for index in range(sequence.num_sealed_blocks, num_full):
             self._pool.seal(sequence.block_ids[index], keys[index])
-        sequence.num_sealed = num_full
+        sequence.num_sealed_blocks = num_full
 
     # One step
 
     def schedule(self, now_seconds: float) -> Plan:
-        """The next step's plan; empty when nothing fits. The runner must run it."""
+        """Return the next step's plan; empty when nothing fits. The runner must run it."""
         self.admitted.clear()
         self.preempted.clear()
-        preempted = self._make_room()
+        preempted = self._allocate_or_preempt()
         rows = self._decode_rows()
         rows += self._chunk_rows(rows, preempted, now_seconds)
         self._stalled = not rows and not preempted
         rows.sort(key=_is_chunk)
         self.num_steps += 1
-        copies, self._copies = tuple(self._copies), []
+        copies, self._pending_copies = tuple(self._pending_copies), []
         return Plan(self.num_steps, tuple(rows), copies)
 
     def schedule_ahead(self, plan: Plan, sequences: Seq[Sequence]) -> Plan | None:
-        """The plan of the step after ``plan``, while that is being computed for ``sequences``: its
-        answers go on with whatever they sample. None where :meth:`schedule` would do more than let
-        answers grow, once it knows what."""
-        going_on = continuing_sequences(self._running, plan, sequences)
-        if not going_on or not self._queue_rests(len(going_on)):
-            return None
-        if not self._grow(going_on, plan):
-            return None
-        self._turns.charge_decodes([sequence for sequence, _ in going_on])
-        self._chunked.clear()
-        self.num_steps += 1
-        return Plan(self.num_steps, tuple(next_row(each, plan) for each in going_on))
+        """Plan the step after ``plan`` while ``plan`` is still being computed for ``sequences``,
+        before its sampled tokens are known.
 
-    def _queue_rests(self, num_going_on: int) -> bool:
-        """Whether nobody who waits could be admitted if ``num_going_on`` are all that run."""
+        Return None if :meth:`schedule` might do more than continue decodes; call it then, once the
+        tokens are known.
+        """
+        continuing = continuing_sequences(self._running, plan, sequences)
+        if not continuing or not self._is_admission_impossible(len(continuing)):
+            return None
+        if not self._allocate_next_blocks(continuing, plan):
+            return None
+        self._prefill_ranking.charge_decodes([sequence for sequence, _ in continuing])
+        self._chunked_last_step.clear()
+        self.num_steps += 1
+        return Plan(self.num_steps, tuple(next_row(each, plan) for each in continuing))
+
+    def _is_admission_impossible(self, num_continuing: int) -> bool:
+        """Whether no waiting sequence could be admitted while ``num_continuing`` sequences run."""
         if not self._waiting:
             return True
-        if num_going_on < len(self._running):
+        if num_continuing < len(self._running):
             return False
-        return self.num_slots <= 0 or self._is_blocked
+        return self.num_free_slots <= 0 or self._is_blocked
 
-    def _grow(self, going_on: list[ContinuingSequence], plan: Plan) -> bool:
-        """Gives each the block of its next token, if nobody has to be preempted for that."""
+    def _allocate_next_blocks(self, continuing: list[ContinuingSequence], plan: Plan) -> bool:
+        """Allocate the block of each sequence's next token. If that needs a preemption, allocate
+        nothing and return False."""
         lacking = [
-            each[0] for each in going_on if self._lacks_block(each[0], next_position(each, plan))
+            each[0] for each in continuing if self._lacks_block(each[0], next_position(each, plan))
         ]
         if not self._pool.can_allocate(len(lacking)):
             return False
@@ -193,12 +210,13 @@ class Scheduler:
             sequence.block_ids += tuple(self._pool.allocate(1))
         return True
 
-    def _make_room(self) -> bool:
-        """Gives each answer the block of its next token. Whether it took a preemption."""
+    def _allocate_or_preempt(self) -> bool:
+        """Allocate the block of each running sequence's next token, preempting others if needed.
+        Return whether any sequence was preempted."""
         preempted = False
         for sequence in list(self._running):
             while sequence.phase is Phase.RUNNING and self._lacks_block(
-                sequence, sequence.num_computed
+                sequence, sequence.num_computed_tokens
             ):
                 if self._pool.can_allocate(1):
                     sequence.block_ids += tuple(self._pool.allocate(1))
@@ -212,206 +230,236 @@ class Scheduler:
 
     def _preempt_latest(self) -> None:
         victim = self._running.latest_preemptable()
-        assert victim is not None, "who lacks a block is preemptable itself"
-        victim.waiting.preempted = True
+        assert victim is not None, "the sequence that lacks a block is itself preemptable"
+        victim.waiting_prompt.was_preempted = True
         self._release_blocks(victim)
-        self.transfer(victim, Phase.WAITING)
+        self.change_phase(victim, Phase.WAITING)
         self.preempted.append(victim)
         self.num_preemptions += 1
 
     def _decode_rows(self) -> list[Row]:
-        decoding = [each for each in self._running if each.num_remaining == 1]
-        self._turns.charge_decodes(decoding)
-        return [each.row(1) for each in decoding]
+        decoding = [each for each in self._running if each.num_uncomputed_tokens == 1]
+        self._prefill_ranking.charge_decodes(decoding)
+        return [each.make_row(1) for each in decoding]
 
     def _chunk_rows(self, decodes: list[Row], preempted: bool, now_seconds: float) -> list[Row]:
-        """Shares the budget out in turn; lets the waiting in until one doesn't fit."""
-        computing = [each for each in self._running if each.num_remaining > 1]
+        """Distribute the rest of the token budget to prompts in ranked order, and admit waiting
+        ones until one doesn't fit."""
+        computing = [each for each in self._running if each.num_uncomputed_tokens > 1]
         admitting = self._may_admit(preempted)
         waiting = self._waiting if admitting else ()
-        self._coming.clear()
+        self._keys_in_step.clear()
         budget = self._config.max_step_tokens - len(decodes)
         if computing or waiting:
-            budget = self._beside(decodes, computing, budget)
+            budget = self._limit_prefill_tokens(decodes, computing, budget)
         rows: list[Row] = []
         chunked: set[Sequence] = set()
-        for sequence, limit in self._turns.in_turn(computing, waiting, budget, now_seconds):
+        for sequence, limit in self._prefill_ranking.allocate(
+            computing, waiting, budget, now_seconds
+        ):
             if budget == 0:
                 break
             if sequence.phase is Phase.RUNNING:
-                self._adopt(sequence)
-                sequence.num_adopted += self._copy_tail(sequence)
+                self._adopt_cached_blocks(sequence)
+                sequence.num_adopted_tokens += self._copy_partial_block(sequence)
             else:
                 admitting = admitting and self._admit_one(sequence)
                 if not admitting:
                     continue
-            row = self._chunk(sequence, min(limit, budget))
+            row = self._chunk_row(sequence, min(limit, budget))
             if row is not None:
                 rows.append(row)
                 chunked.add(sequence)
                 budget -= row.num_tokens
-                self._turns.charge_chunk(sequence, row.num_tokens)
-        self._note_pauses(computing, chunked)
+                self._prefill_ranking.charge_chunk(sequence, row.num_tokens)
+        self._count_pauses(computing, chunked)
         return rows
 
-    def _beside(self, decodes: list[Row], computing: list[Sequence], budget: int) -> int:
-        """How much of ``budget`` prompts get beside these answers."""
+    def _limit_prefill_tokens(
+        self, decodes: list[Row], computing: list[Sequence], budget: int
+    ) -> int:
+        """Return how much of ``budget`` prefill may use in a step with these decodes."""
         if not decodes:
             return budget
         context_tokens = sum(row.context_tokens for row in decodes)
-        deepest = max((each.num_computed for each in computing), default=0)
-        return self._prompt_tokens(len(decodes), context_tokens, deepest, budget)
+        deepest = max((each.num_computed_tokens for each in computing), default=0)
+        return self._max_prefill_tokens(len(decodes), context_tokens, deepest, budget)
 
-    def _note_pauses(self, computing: list[Sequence], chunked: set[Sequence]) -> None:
-        """Counts who got a chunk in the last step, and in this one others did."""
+    def _count_pauses(self, computing: list[Sequence], chunked: set[Sequence]) -> None:
+        """Count the prompts that got a chunk in the last step but, unlike others, none in this
+        step."""
         self.num_pauses += sum(
-            each in self._chunked and each not in chunked and each.num_remaining > 1
+            each in self._chunked_last_step
+            and each not in chunked
+            and each.num_uncomputed_tokens > 1
             for each in computing
         )
-        self._chunked = chunked
+        self._chunked_last_step = chunked
 
-    def _adopt(self, sequence: Sequence) -> None:
-        """Takes over the blocks that follow and that others have sealed meanwhile: an import, or
-        a request with the same prompt. The last known token is always computed."""
-        if sequence.scores_prompt:
+    def _adopt_cached_blocks(self, sequence: Sequence) -> None:
+        """Replace the sequence's next blocks with cached ones that others have sealed in the
+        meantime (an import, or a request with the same prompt). The last known token is always
+        computed."""
+        if sequence.computes_prompt_logprobs:
             return
         block_tokens = self._config.block_tokens
-        first = sequence.num_sealed
-        limit = (sequence.num_known - 1) // block_tokens
-        found = self._pool.find(sequence.keys[first:limit])
+        first = sequence.num_sealed_blocks
+        limit = (sequence.num_known_tokens - 1) // block_tokens
+        found = self._pool.find_cached(sequence.block_keys[first:limit])
         if not found:
             return
         own = sequence.block_ids[first : first + len(found)]
-        sequence.num_shared += self._num_used(found)
+        sequence.num_shared_blocks += self._count_referenced(found)
         self._pool.reference(found)
         rest = sequence.block_ids[first + len(found) :]
         sequence.block_ids = (*sequence.block_ids[:first], *found, *rest)
         self._pool.release(own)
-        sequence.num_sealed += len(found)
-        end = sequence.num_sealed * block_tokens
-        sequence.num_adopted += end - sequence.num_computed
-        sequence.num_computed = end
+        sequence.num_sealed_blocks += len(found)
+        end = sequence.num_sealed_blocks * block_tokens
+        sequence.num_adopted_tokens += end - sequence.num_computed_tokens
+        sequence.num_computed_tokens = end
 
-    def _copy_tail(self, sequence: Sequence) -> int:
-        """Copy on write: a block that another request has begun with the same tokens, after the
-        same prefix, is copied as far as it goes. Returns how many tokens that spares; the last
-        known token is always computed, and so is a block's: it is sealed by whoever fills it."""
-        block_tokens, first = self._config.block_tokens, sequence.num_sealed
+    def _copy_partial_block(self, sequence: Sequence) -> int:
+        """Copy on write: if another request has partly filled a block with the same tokens after
+        the same prefix, copy that block instead of computing its tokens.
+
+        Return how many tokens need not be computed. The last known token is always computed, and
+        so is the last token of a block: a block is sealed by the sequence that fills it.
+        """
+        block_tokens, first = self._config.block_tokens, sequence.num_sealed_blocks
         start = first * block_tokens
-        end = min(start + block_tokens, sequence.num_known) - 1
+        end = min(start + block_tokens, sequence.num_known_tokens) - 1
         wanted = sequence.token_ids[start:end]
-        if sequence.num_computed != start or not wanted or sequence.scores_prompt:
+        if sequence.num_computed_tokens != start or not wanted or sequence.computes_prompt_logprobs:
             return 0
         best, length = None, 0
-        for other in (*self._running, *self.lineups[Phase.HELD]):
-            if other is not sequence and _same_head(other, sequence, first):
-                have = other.token_ids[start : min(start + block_tokens, other.num_computed)]
-                count = _common(wanted, have)
+        for other in (*self._running, *self.queues[Phase.EXPORTED]):
+            if other is not sequence and _has_same_prefix(other, sequence, first):
+                computed = other.token_ids[
+                    start : min(start + block_tokens, other.num_computed_tokens)
+                ]
+                count = _common_prefix_length(wanted, computed)
                 if count > length:
                     best, length = other, count
         if best is None:
             return 0
-        self._copies.append((best.block_ids[first], sequence.block_ids[first]))
-        sequence.num_computed += length
+        self._pending_copies.append((best.block_ids[first], sequence.block_ids[first]))
+        sequence.num_computed_tokens += length
         return length
 
-    def _chunk(self, sequence: Sequence, budget: int) -> Row | None:
-        """None while another computes in this very step what comes next: it is taken over then."""
-        first = sequence.num_sealed
-        comes = sequence.keys[first : first + 1] and sequence.keys[first] in self._coming
-        if comes and not sequence.scores_prompt:
+    def _chunk_row(self, sequence: Sequence, budget: int) -> Row | None:
+        """Return the sequence's next prefill chunk. None if another sequence computes its next
+        block in this same step: the sequence then adopts that block in a later step."""
+        first = sequence.num_sealed_blocks
+        is_coming = (
+            sequence.block_keys[first : first + 1]
+            and sequence.block_keys[first] in self._keys_in_step
+        )
+        if is_coming and not sequence.computes_prompt_logprobs:
             return None
-        row = sequence.row(min(sequence.num_remaining, self._config.chunk_limit, budget))
-        self._coming.update(sequence.keys[first : row.context_tokens // self._config.block_tokens])
+        row = sequence.make_row(
+            min(sequence.num_uncomputed_tokens, self._config.max_chunk_tokens, budget)
+        )
+        self._keys_in_step.update(
+            sequence.block_keys[first : row.context_tokens // self._config.block_tokens]
+        )
         return row
 
     # Admission
 
     def _may_admit(self, preempted: bool) -> bool:
-        """Cheap reasons not to look at the queue: it is empty, or blocked as it was before, or
-        somebody was sent back to it just now."""
+        """Whether to look at the queue at all: not if it is empty or still blocked, no slot is
+        free, or a sequence was just preempted."""
         if not self._waiting:
-            self._blocked_at = None
+            self._allocatable_when_blocked = None
             return False
         if preempted:
-            self._blocked_at = self._pool.num_allocatable
+            self._allocatable_when_blocked = self._pool.num_allocatable
             return False
-        if self.num_slots <= 0:
-            self._blocked_at = _ASK_AGAIN
+        if self.num_free_slots <= 0:
+            self._allocatable_when_blocked = _RETRY_EVERY_STEP
             return False
         return not (self._is_blocked and self._running)
 
     @property
     def _is_blocked(self) -> bool:
-        """The first in the queue did not fit, and nothing was freed since."""
-        return self._blocked_at is not None and self._pool.num_allocatable <= self._blocked_at
+        """Whether the first in the queue did not fit, and no block was freed since."""
+        return (
+            self._allocatable_when_blocked is not None
+            and self._pool.num_allocatable <= self._allocatable_when_blocked
+        )
 
     def _admit_one(self, sequence: Sequence) -> bool:
-        """WAITING → RUNNING if there is room. The last known token is always computed, and
-        never into a shared block, so a fully cached prompt recomputes its last one."""
-        if self.num_slots <= 0:
-            self._blocked_at = _ASK_AGAIN
+        """WAITING → RUNNING if a slot and the blocks are available. The last known token is always
+        computed, and never into a shared block, so a fully cached prompt recomputes its last
+        block."""
+        if self.num_free_slots <= 0:
+            self._allocatable_when_blocked = _RETRY_EVERY_STEP
             return False
-        limit = (sequence.num_known - 1) // self._config.block_tokens
-        if not self._take_blocks(sequence, limit):
+        limit = (sequence.num_known_tokens - 1) // self._config.block_tokens
+        if not self._allocate_table(sequence, limit):
             return False
-        sequence.num_computed = sequence.num_sealed * self._config.block_tokens
-        self._copy_tail(sequence)
-        if sequence.first_start is None:
-            sequence.first_start = sequence.num_computed
+        sequence.num_computed_tokens = sequence.num_sealed_blocks * self._config.block_tokens
+        self._copy_partial_block(sequence)
+        if sequence.num_cached_at_admission is None:
+            sequence.num_cached_at_admission = sequence.num_computed_tokens
             self.admitted.append(sequence)
-        self.transfer(sequence, Phase.RUNNING)
-        self._reserved_last = False
+        self.change_phase(sequence, Phase.RUNNING)
+        self._admitted_reservation_last = False
         return True
 
-    def _take_blocks(self, sequence: Sequence, cached_limit: int) -> bool:
-        """Fills the block table: cached blocks, ``cached_limit`` at most, then new ones. Else
-        ``_blocked_at`` says when to ask again."""
-        cached = self._pool.find(sequence.keys, 0 if sequence.scores_prompt else cached_limit)
-        num_new = self._config.blocks_for(sequence.num_known) - len(cached)
-        if not self.fits(cached, num_new):
-            self._note_blocked(sequence, self._pool.num_allocatable)
+    def _allocate_table(self, sequence: Sequence, cached_limit: int) -> bool:
+        """Fill the block table: at most ``cached_limit`` cached blocks, then new ones. Return
+        False if they don't fit; ``_allocatable_when_blocked`` then says when to retry."""
+        cached = self._pool.find_cached(
+            sequence.block_keys, 0 if sequence.computes_prompt_logprobs else cached_limit
+        )
+        num_new = self._config.num_blocks_for(sequence.num_known_tokens) - len(cached)
+        if not self.can_allocate_new(cached, num_new):
+            self._record_blocked(sequence, self._pool.num_allocatable)
             return False
-        sequence.num_shared = self._num_used(cached)
-        if self._config.forecast and not sequence.waiting.preempted:
+        sequence.num_shared_blocks = self._count_referenced(cached)
+        if self._config.forecasts_memory and not sequence.waiting_prompt.was_preempted:
             others = (*self._running, *self._reserved)
             if not memory_suffices(self._pool, self._config, others, sequence):
-                self._note_blocked(sequence, _ASK_AGAIN)  # it may do with nothing freed
+                # The prediction may change although no block is freed.
+                self._record_blocked(sequence, _RETRY_EVERY_STEP)
                 return False
         self._pool.reference(cached)
         sequence.block_ids = (*cached, *self._pool.allocate(num_new))
-        sequence.num_sealed = len(cached)
+        sequence.num_sealed_blocks = len(cached)
         return True
 
-    def _note_blocked(self, sequence: Sequence, blocked_at: int) -> None:
-        """Reservations ask by themselves."""
+    def _record_blocked(self, sequence: Sequence, blocked_at: int) -> None:
+        """Record why the queue is blocked. A reservation does not block it: its caller retries."""
         if sequence.phase is Phase.WAITING:
-            self._blocked_at = blocked_at
+            self._allocatable_when_blocked = blocked_at
 
-    def _num_used(self, block_ids: Collection[BlockId]) -> int:
-        """How many of these cached blocks somebody uses."""
+    def _count_referenced(self, block_ids: Collection[BlockId]) -> int:
+        """Return how many of these cached blocks are referenced."""
         return sum(self._pool.num_references(block_id) > 0 for block_id in block_ids)
 
     def _release_blocks(self, sequence: Sequence) -> None:
         self._pool.release(sequence.block_ids)
         sequence.block_ids = ()
-        sequence.num_shared = 0
-        sequence.num_computed = 0
-        sequence.num_sealed = 0
+        sequence.num_shared_blocks = 0
+        sequence.num_computed_tokens = 0
+        sequence.num_sealed_blocks = 0
 
 
 def _is_chunk(row: Row) -> bool:
     return len(row.token_ids) > 1
 
 
-def _same_head(one: Sequence, other: Sequence, num_blocks: int) -> bool:
-    """Whether both have the same first blocks, of the same tenant."""
+def _has_same_prefix(one: Sequence, other: Sequence, num_blocks: int) -> bool:
+    """Whether both have the same first ``num_blocks`` blocks and the same tenant."""
     if num_blocks == 0:
         return one.spec.tenant_salt == other.spec.tenant_salt
-    return one.keys[num_blocks - 1 : num_blocks] == other.keys[num_blocks - 1 : num_blocks]
+    return (
+        one.block_keys[num_blocks - 1 : num_blocks] == other.block_keys[num_blocks - 1 : num_blocks]
+    )
 
 
-def _common(one: list[TokenId], other: list[TokenId]) -> int:
-    """Length of the common beginning."""
+def _common_prefix_length(one: list[TokenId], other: list[TokenId]) -> int:
     pairs = zip(one, other, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -1,4 +1,4 @@
-"""One request inside the engine: what is known of it, what is computed, where that lies."""
+"""The state of one request inside the engine: its tokens, its blocks and its phase."""
 
 from enum import StrEnum
 
@@ -12,13 +12,12 @@ from baton.engine.plan import UNKNOWN_TOKEN, Row
 
 
 class Phase(StrEnum):
-    """HELD: the prompt (or an answer that is passed on) is computed, and its blocks wait for their
-    reader. RESERVED: blocks
-    wait to be filled by a hand-off."""
+    """EXPORTED: the KV of a prompt, or of a migrated answer, is computed and pinned until another
+    worker has read it. RESERVED: blocks are allocated, to be filled by a KV transfer."""
 
     WAITING = "waiting"
     RUNNING = "running"
-    HELD = "held"
+    EXPORTED = "held"
     RESERVED = "reserved"
     FINISHED = "finished"
 
@@ -26,10 +25,10 @@ class Phase(StrEnum):
 PHASE_TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     # admit | abort
     Phase.WAITING: frozenset({Phase.RUNNING, Phase.FINISHED}),
-    # preempt | prompt computed, passed on | answer complete, abort
-    Phase.RUNNING: frozenset({Phase.WAITING, Phase.HELD, Phase.FINISHED}),
+    # preempt | prompt computed, migrate | answer complete, abort
+    Phase.RUNNING: frozenset({Phase.WAITING, Phase.EXPORTED, Phase.FINISHED}),
     # release, abort
-    Phase.HELD: frozenset({Phase.FINISHED}),
+    Phase.EXPORTED: frozenset({Phase.FINISHED}),
     # start | abort
     Phase.RESERVED: frozenset({Phase.RUNNING, Phase.FINISHED}),
     Phase.FINISHED: frozenset(),
@@ -37,38 +36,38 @@ PHASE_TRANSITIONS: dict[Phase, frozenset[Phase]] = {
 
 
 class Sequence:
-    """The one rule: ``num_computed`` catches up with ``num_known``, then a token is sampled.
+    """One request. ``num_computed_tokens`` catches up with ``num_known_tokens``; then a token is
+    sampled.
 
-    ``block_ids`` is the block table: its first ``num_sealed`` blocks are full and sealed under
-    ``keys``, the others FILLING. It is empty while WAITING. ``arrival`` orders the requests
-    of an engine and is unique; a preempted request keeps its own. ``chain`` holds the keys
-    of ``spec.token_ids``, and is the sequence's own from its entry on.
-    """
+    ``block_ids`` is the block table: its first ``num_sealed_blocks`` blocks are full and sealed
+    under ``block_keys``, the others FILLING. It is empty while WAITING. ``arrival_index`` orders
+    the requests of an engine and is unique; a preempted request keeps its index. ``chain`` holds
+    the keys of ``spec.token_ids``; the sequence owns and extends it."""
 
     __slots__ = (
         "_chain",
         "_needs_history",
-        "_wants_scores",
-        "arrival",
+        "_wants_prompt_logprobs",
+        "arrival_index",
         "arrival_seconds",
+        "awaits_migration",
         "block_ids",
         "constraint",
-        "endings",
-        "expected_tokens",
-        "first_start",
-        "is_leaving",
-        "max_tokens",
-        "num_adopted",
-        "num_computed",
-        "num_published",
-        "num_sealed",
-        "num_shared",
+        "end_token_ids",
+        "max_total_tokens",
+        "num_adopted_tokens",
+        "num_cached_at_admission",
+        "num_computed_tokens",
+        "num_published_blocks",
+        "num_sealed_blocks",
+        "num_shared_blocks",
         "phase",
-        "scores",
+        "predicted_answer_tokens",
+        "prompt_logprobs",
         "spec",
         "task",
         "token_ids",
-        "waiting",
+        "waiting_prompt",
     )
 
     def __init__(
@@ -85,99 +84,109 @@ class Sequence:
         self.spec = spec
         self.task = task
         self.phase = phase
-        self.arrival = arrival
+        self.arrival_index = arrival
         self.arrival_seconds = arrival_seconds
         self.token_ids: list[TokenId] = list(spec.token_ids)
-        self.max_tokens = min(spec.num_prompt_tokens + spec.sampling.max_tokens, max_model_tokens)
-        """Length, prompt included, at which the answer ends."""
+        self.max_total_tokens = min(
+            spec.num_prompt_tokens + spec.sampling.max_tokens, max_model_tokens
+        )
+        """Length at which the answer ends, prompt included."""
         self.block_ids: tuple[BlockId, ...] = ()
-        self.num_computed = 0
-        self.num_sealed = 0
-        self.num_adopted = 0
-        """Prompt tokens that were taken over after it was first admitted, not computed."""
-        self.num_published = 0
-        """Blocks that a SealedRun has named."""
-        self.num_shared = 0
-        """Cached blocks of the table that others used already."""
-        self.expected_tokens = spec.sampling.max_tokens
-        """Length of the answer, as predicted."""
-        self.waiting = WaitingPrompt(arrival_seconds, tenant=spec.owner, priority=spec.priority)
-        """What orders know of it."""
-        self.first_start: int | None = None
-        """Tokens that were cached when it was first admitted; None before."""
+        self.num_computed_tokens = 0
+        self.num_sealed_blocks = 0
+        self.num_adopted_tokens = 0
+        """Prompt tokens that came from other requests' blocks after the first admission, instead of
+        being computed."""
+        self.num_published_blocks = 0
+        """Number of leading blocks that were already reported in a SealedRun."""
+        self.num_shared_blocks = 0
+        """Number of cached blocks in the table that other requests already referenced."""
+        self.predicted_answer_tokens = spec.sampling.max_tokens
+        """Predicted length of the answer."""
+        self.waiting_prompt = WaitingPrompt(
+            arrival_seconds, tenant=spec.owner, priority=spec.priority
+        )
+        """The estimates that the prefill order ranks this request by."""
+        self.num_cached_at_admission: int | None = None
+        """Number of tokens that were cached at the first admission; None before."""
         self.constraint: Constraint | None = None
-        """Where the answer is in its grammar, as long as it is written here."""
-        self.endings: tuple[TokenId, ...] = ()
-        """Tokens that may not be chosen before ``min_tokens``."""
-        self.scores: list[TokenLogprob] = []
+        """State of the answer's grammar, while the answer is generated here."""
+        self.end_token_ids: tuple[TokenId, ...] = ()
+        """Tokens that would end the answer, which are not allowed before ``min_tokens``."""
+        self.prompt_logprobs: list[TokenLogprob] = []
         """Logprobs of the prompt's tokens from the second on, as far as computed."""
-        self.is_leaving = False
-        """Somebody waits for it to be at rest, in no step that is being computed."""
+        self.awaits_migration = False
+        """Whether a migration waits until no step in flight computes this request."""
         self._chain = chain
-        # Asked at each token, and the same for all of them.
+        # Cached here because they are read for each token.
         self._needs_history = spec.sampling.needs_history
-        self._wants_scores = spec.scores_prompt and task is not Task.DECODE
+        self._wants_prompt_logprobs = spec.wants_prompt_logprobs and task is not Task.DECODE
 
     @property
     def request_id(self) -> RequestId:
         return self.spec.request_id
 
     @property
-    def num_known(self) -> int:
+    def num_known_tokens(self) -> int:
         return len(self.token_ids)
 
     @property
-    def num_answered(self) -> int:
+    def num_answer_tokens(self) -> int:
         """Tokens of the answer so far."""
         return len(self.token_ids) - self.spec.num_prompt_tokens
 
     @property
-    def is_too_short(self) -> bool:
+    def is_below_min_tokens(self) -> bool:
         """Whether the answer may not end yet."""
-        return self.num_answered < self.spec.sampling.min_tokens
+        return self.num_answer_tokens < self.spec.sampling.min_tokens
 
     @property
-    def ends_next(self) -> bool:
-        """Whether it leaves the batch with its next token, whatever that is."""
-        return self.task is Task.PREFILL or len(self.token_ids) + 1 >= self.max_tokens
+    def leaves_after_next_token(self) -> bool:
+        """Whether the request leaves the batch after its next token, whatever that is."""
+        return self.task is Task.PREFILL or len(self.token_ids) + 1 >= self.max_total_tokens
 
     @property
-    def num_remaining(self) -> int:
+    def num_uncomputed_tokens(self) -> int:
         """Tokens to compute before the next one can be sampled."""
-        return len(self.token_ids) - self.num_computed
+        return len(self.token_ids) - self.num_computed_tokens
 
     @property
-    def cached_tokens(self) -> int:
+    def num_cached_tokens(self) -> int:
         """Prompt tokens that were never computed for this request."""
-        return min((self.first_start or 0) + self.num_adopted, self.spec.num_prompt_tokens)
+        return min(
+            (self.num_cached_at_admission or 0) + self.num_adopted_tokens,
+            self.spec.num_prompt_tokens,
+        )
 
     @property
-    def keys(self) -> list[BlockKey]:
+    def block_keys(self) -> list[BlockKey]:
         """Chain keys of the full blocks of the known tokens, computed or not."""
         return self._chain.keys
 
     @property
-    def scores_prompt(self) -> bool:
-        """Whether logprobs of the prompt are to be computed here, each with its token's KV."""
-        return self._wants_scores and len(self.token_ids) == len(self.spec.token_ids)
+    def computes_prompt_logprobs(self) -> bool:
+        """Whether the prompt's logprobs are to be computed here. Then every token's KV is computed,
+        too, even if it is cached."""
+        return self._wants_prompt_logprobs and len(self.token_ids) == len(self.spec.token_ids)
 
     @property
-    def preemptable(self) -> bool:
-        """A prompt that is being handed over is not: its reader has a share in its blocks."""
+    def is_preemptable(self) -> bool:
+        """Whether the sequence is running and may be preempted. A PREFILL request may not: its KV
+        may be in transfer already."""
         return self.phase is Phase.RUNNING and self.task is not Task.PREFILL
 
-    def move(self, phase: Phase) -> None:
+    def set_phase(self, phase: Phase) -> None:
         assert phase in PHASE_TRANSITIONS[self.phase], f"{self.request_id}: {self.phase} → {phase}"
         self.phase = phase
 
-    def append(self, token_id: TokenId) -> None:
-        """One more known token, not computed yet."""
+    def append_token(self, token_id: TokenId) -> None:
+        """Append a token, whose KV is not computed yet."""
         self.token_ids.append(token_id)
         self._chain.extend(self.token_ids)
 
-    def row(self, num_tokens: int) -> Row:
-        """The next ``num_tokens`` tokens as a share of a step."""
-        start, end = self.num_computed, self.num_computed + num_tokens
+    def make_row(self, num_tokens: int) -> Row:
+        """Return a row that computes the next ``num_tokens`` tokens."""
+        start, end = self.num_computed_tokens, self.num_computed_tokens + num_tokens
         sampling = self.spec.sampling
         sample = end == len(self.token_ids)
         with_history = sample and self._needs_history
@@ -191,15 +200,17 @@ class Sequence:
             tuple(self.token_ids) if with_history else (),
             self.spec.num_prompt_tokens if with_history else 0,
             self.constraint.mask if sample and self.constraint is not None else None,
-            tuple(self.token_ids[start + 1 : end + 1]) if self.scores_prompt else (),
-            self.endings if sample and self.endings and self.is_too_short else (),
+            tuple(self.token_ids[start + 1 : end + 1]) if self.computes_prompt_logprobs else (),
+            self.end_token_ids
+            if sample and self.end_token_ids and self.is_below_min_tokens
+            else (),
         )
 
-    def row_after(self, before: Row, place: int) -> Row:
-        """The token that ``before`` will sample, as a share of the step after it; ``place`` is that
-        row's in its plan."""
+    def make_next_row(self, before: Row, place: int) -> Row:
+        """Return a row for the next step that computes the token which ``before`` will sample.
+        ``place`` is the index of ``before`` in its plan."""
         with_history = self._needs_history
-        too_short = self.num_answered + 1 < self.spec.sampling.min_tokens
+        too_short = self.num_answer_tokens + 1 < self.spec.sampling.min_tokens
         return Row(
             self.spec.request_id,
             (UNKNOWN_TOKEN,),
@@ -209,22 +220,23 @@ class Sequence:
             self.spec.sampling,
             tuple(self.token_ids) if with_history else (),
             self.spec.num_prompt_tokens if with_history else 0,
-            too_early=self.endings if too_short else (),
-            follows=place,
+            suppressed_token_ids=self.end_token_ids if too_short else (),
+            previous_row_index=place,
         )
 
     def finish_reason(self, eos_token_ids: frozenset[TokenId]) -> FinishReason | None:
-        """Whether the last known token, a token of the answer, ends it."""
+        """Return why the answer ends with its last token; None if it goes on."""
         token_id, sampling = self.token_ids[-1], self.spec.sampling
         ignored = sampling.ignore_eos and sampling.grammar is None
         if token_id in eos_token_ids and not ignored:
             return FinishReason.STOP
         if token_id in sampling.stop_token_ids:
             return FinishReason.STOP
-        return FinishReason.LENGTH if len(self.token_ids) >= self.max_tokens else None
+        return FinishReason.LENGTH if len(self.token_ids) >= self.max_total_tokens else None
 
     def describe(self) -> str:
         return (
-            f"{self.request_id} {self.task} {self.phase} arrival={self.arrival} "
-            f"tokens={self.num_computed}/{self.num_known} blocks={list(self.block_ids)}"
+            f"{self.request_id} {self.task} {self.phase} arrival={self.arrival_index} "
+            f"tokens={self.num_computed_tokens}/{self.num_known_tokens} "
+            f"blocks={list(self.block_ids)}"
         )

@@ -1,4 +1,4 @@
-"""Sequences in the order of their arrival, whatever order they joined in."""
+"""A queue of sequences in order of arrival, in whatever order they were added."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ from operator import attrgetter
 
 from baton.engine.sequence import Sequence
 
-_arrival = attrgetter("arrival")
-_priority = attrgetter("waiting.priority")
+_arrival = attrgetter("arrival_index")
+_priority = attrgetter("waiting_prompt.priority")
 
 
 class SequenceQueue:
-    """A list sorted by arrival. It holds at most some thousand, so shifting it is cheap."""
+    """A list sorted by arrival. It has at most some thousand elements, so inserting is cheap."""
 
     def __init__(self) -> None:
         self._sequences: list[Sequence] = []
@@ -21,16 +21,16 @@ class SequenceQueue:
         insort(self._sequences, sequence, key=_arrival)
 
     def remove(self, sequence: Sequence) -> None:
-        index = bisect_left(self._sequences, sequence.arrival, key=_arrival)
-        assert self._sequences[index] is sequence, f"{sequence.request_id} is not in line"
+        index = bisect_left(self._sequences, sequence.arrival_index, key=_arrival)
+        assert self._sequences[index] is sequence, f"{sequence.request_id} is not in the queue"
         del self._sequences[index]
 
-    def oldest(self, count: int) -> list[Sequence]:
+    def first_arrived(self, count: int) -> list[Sequence]:
         return list(islice(self._sequences, count))
 
     def latest_preemptable(self) -> Sequence | None:
-        """Of the lowest priority that there is."""
-        latest_first = (each for each in reversed(self._sequences) if each.preemptable)
+        """Return the latest-arrived preemptable sequence of the lowest priority."""
+        latest_first = (each for each in reversed(self._sequences) if each.is_preemptable)
         return max(latest_first, key=_priority, default=None)
 
     def __iter__(self) -> Iterator[Sequence]:

@@ -1,4 +1,4 @@
-"""A checkpoint's files, mapped: tensors are views of them, and read when they are used."""
+"""Memory-mapped checkpoint files. Tensors are views of them, and read when they are used."""
 
 import mmap
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from baton.engine.quantization import E4M3, QuantizedCodes
 from baton.errors import Invalid
 
 Progress = Callable[[int, int], None]
-"""Called with bytes done and bytes in all."""
+"""Called with the number of bytes done and the total number of bytes."""
 
 _FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _FORMATS = {**_FLOATS, "F8_E4M3": E4M3}
@@ -22,7 +22,7 @@ _FORMATS = {**_FLOATS, "F8_E4M3": E4M3}
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A safetensors file. What is written to ``map`` is never seen by anybody else; nobody does."""
+    """A mapped safetensors file. ``map`` is private (copy on write) and never written to."""
 
     path: Path
     map: mmap.mmap
@@ -32,16 +32,15 @@ class Shard:
 @dataclass(frozen=True, slots=True)
 class _Entry:
     shard: Shard
-    told: dict[str, Any]
+    fields: dict[str, Any]
 
 
 class StoredTensor:
-    """A tensor as the checkpoint has it, in its own format: ``parts`` one below the other.
+    """A tensor in the checkpoint's own format: ``parts``, stacked along the rows.
 
-    ``shape`` is the whole's; of ``[num_experts, rows, ins]`` the matrices lie below one another,
-    too. ``scales``: of each part that is in FP8, where they lie. Who has used it says so
-    (:meth:`used`), which counts it, and gives back its pages.
-    """
+    ``shape`` is that of the whole; the matrices of ``[num_experts, rows, ins]`` are stacked, too.
+    ``scales`` has one entry per part, if the parts are in FP8. Call :meth:`mark_used` after reading
+    the tensor: it counts the progress and releases the mapped pages."""
 
     def __init__(
         self,
@@ -63,28 +62,28 @@ class StoredTensor:
         return self.parts[0].dtype
 
     @property
-    def in_fp8(self) -> bool:
+    def is_fp8(self) -> bool:
         return self.dtype is E4M3
 
     def split(self) -> list["StoredTensor"]:
-        """The matrices of ``[count, rows, ins]``. Each of them has whole parts."""
+        """Split ``[count, rows, ins]`` into its matrices. Each matrix consists of whole parts."""
         count, rows, ins = self.shape
-        each = len(self.parts) // count
-        assert each * count == len(self.parts)
+        num_parts = len(self.parts) // count
+        assert num_parts * count == len(self.parts)
         return [
             StoredTensor(
-                self.parts[n * each : (n + 1) * each],
+                self.parts[n * num_parts : (n + 1) * num_parts],
                 (rows, ins),
                 self._on_used,
-                self.scales[n * each : (n + 1) * each],
+                self.scales[n * num_parts : (n + 1) * num_parts],
             )
             for n in range(count)
         ]
 
     def join(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-        """One tensor. Without anything to convert or to join it is the mapped file itself, which
-        processes of one host share."""
-        assert not self.in_fp8, "codes are not weights"
+        """Return the parts as one tensor. If there is nothing to convert or join, it is a view of
+        the mapped file, which the processes of a host share."""
+        assert not self.is_fp8, "FP8 codes are not weights"
         if len(self.parts) == 1:
             joined = self.parts[0].to(device=device, dtype=dtype)
         else:
@@ -95,41 +94,43 @@ class StoredTensor:
                 rows = part.numel() // width
                 joined[start : start + rows] = part.view(rows, width)
                 start += rows
-        self.used()
+        self.mark_used()
         return joined.view(self.shape)
 
-    def codes(self, device: torch.device) -> QuantizedCodes:
-        """Of one that is in FP8, all matrices below one another."""
+    def load_codes(self, device: torch.device) -> QuantizedCodes:
+        """Return the codes and scales of a tensor in FP8, all matrices stacked."""
         parts = [
-            scales.of(part, device) for part, scales in zip(self.parts, self.scales, strict=True)
+            scales.attach(part, device)
+            for part, scales in zip(self.parts, self.scales, strict=True)
         ]
         codes = QuantizedCodes.join(parts)
-        self.used()
+        self.mark_used()
         return codes
 
-    def used(self) -> None:
+    def mark_used(self) -> None:
         self._on_used(self)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredScales:
-    """``table`` [rows, groups], each of ``tall`` by ``group`` codes, as :class:`QuantizedCodes` has
-    them."""
+    """Scales ``table`` [rows, groups] in the checkpoint. Each applies to ``rows_per_scale`` by
+    ``columns_per_scale`` codes, as in :class:`QuantizedCodes`."""
 
     table: torch.Tensor
-    tall: int
-    group: int
+    rows_per_scale: int
+    columns_per_scale: int
 
-    def of(self, part: torch.Tensor, device: torch.device) -> QuantizedCodes:
+    def attach(self, part: torch.Tensor, device: torch.device) -> QuantizedCodes:
         table = self.table.to(device, torch.float32)
-        return QuantizedCodes(part.to(device), table, self.group, self.tall)
+        return QuantizedCodes(part.to(device), table, self.columns_per_scale, self.rows_per_scale)
 
 
 class CheckpointShards:
-    """All files of ``path``. Raises Invalid that names the file, and the tensor.
+    """All checkpoint files in the directory ``path``. Raises Invalid, naming the file and the
+    tensor.
 
-    ``fp8``: how the checkpoint keeps matrices in FP8, if it does. ``progress`` hears of what was
-    used, of all that was asked for until then.
+    ``fp8`` is the checkpoint's format of FP8 matrices, if it has any. ``progress`` is called with
+    the bytes used, and the bytes of all tensors requested so far.
     """
 
     def __init__(
@@ -145,83 +146,87 @@ class CheckpointShards:
         for file in list_shards(path):
             header, data_start = read_shard_header(file)
             shard = Shard(file, _map(file), data_start)
-            told = {name: entry for name, entry in header.items() if name != "__metadata__"}
-            self._entries |= {name: _Entry(shard, entry) for name, entry in told.items()}
+            tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+            self._entries |= {name: _Entry(shard, entry) for name, entry in tensors.items()}
 
     def stack(self, names: Sequence[str], rows: Sequence[int], *rest: int) -> StoredTensor:
-        """Tensors of ``rows[i]`` rows each. They are of one format."""
+        """Return the tensors ``names``, stacked; the i-th has ``rows[i]`` rows. They must have the
+        same dtype."""
         parts = [self._view(name, count, *rest) for name, count in zip(names, rows, strict=True)]
         formats = sorted({str(part.dtype) for part in parts})
         if len(formats) > 1:
             raise Invalid(f"{self.path}: {', '.join(names)} have different dtypes: {formats}")
-        return StoredTensor(parts, (sum(rows), *rest), self._used, self._scales(names, parts))
+        return StoredTensor(parts, (sum(rows), *rest), self._mark_used, self._scales(names, parts))
 
-    def many(self, names: Sequence[Sequence[str]], rows: int, ins: int) -> StoredTensor:
-        """[len(names), rows, ins]: the matrices of experts, each of as many tensors."""
+    def stack_experts(self, names: Sequence[Sequence[str]], rows: int, ins: int) -> StoredTensor:
+        """Return the matrices of experts, [len(names), rows, ins], each of the same number of
+        tensors."""
         flat = [name for each in names for name in each]
         parts = [self._view(name, rows // len(each), ins) for each in names for name in each]
         if len({part.dtype for part in parts}) > 1:
             raise Invalid(f"{self.path}: {names[0][0]} and others have different dtypes")
-        return StoredTensor(parts, (len(names), rows, ins), self._used, self._scales(flat, parts))
+        return StoredTensor(
+            parts, (len(names), rows, ins), self._mark_used, self._scales(flat, parts)
+        )
 
-    def number(self, name: str, default: float) -> float:
-        """A tensor of one number, or ``default`` where there is none."""
+    def scalar(self, name: str, default: float) -> float:
+        """Return the value of a tensor of one number, or ``default`` if there is none."""
         if name not in self._entries:
             return default
         view = self._view(name, *self._shape(name))
         if view.numel() != 1 or not 0 < float(view) < float("inf"):
             raise Invalid(f"{self.path}: {name} is {view.tolist()}, and must be a positive number")
-        self._used(StoredTensor([view.view(1)], [1]))
+        self._mark_used(StoredTensor([view.view(1)], [1]))
         return float(view)
 
     def _scales(
         self, names: Sequence[str], parts: Sequence[torch.Tensor]
     ) -> Sequence[StoredScales]:
-        """Of matrices that are in FP8."""
+        """Return the scales of the parts, if they are in FP8."""
         if parts[0].dtype is not E4M3:
             return ()
         if self._fp8 is None:
             raise Invalid(
                 f"{self.path}: {names[0]} is in FP8, and config.json has no quantization_config "
-                "that says how"
+                "with its scales' layout"
             )
         return [
             self._scales_of(name, part, self._fp8) for name, part in zip(names, parts, strict=True)
         ]
 
     def _scales_of(self, name: str, part: torch.Tensor, fp8: Fp8Format) -> StoredScales:
-        """One for all, or one for each row, or one for each block."""
+        """Find a matrix's scales: one for all, or one per row, or one per block."""
         wanted = [name + "_scale_inv", name + "_scale"]
         found = next((each for each in wanted if each in self._entries), None)
         if found is None:
             raise Invalid(f"{self.path}: no file has tensor {' or '.join(wanted)}")
-        told = self._view(found, *self._shape(found))
+        scales = self._view(found, *self._shape(found))
         rows, ins = part.shape
-        if told.numel() == 1:
-            return StoredScales(told.view(1, 1).expand(rows, 1), 1, ins)
-        if told.shape in ((rows,), (rows, 1)):
-            return StoredScales(told.view(rows, 1), 1, ins)
+        if scales.numel() == 1:
+            return StoredScales(scales.view(1, 1).expand(rows, 1), 1, ins)
+        if scales.shape in ((rows,), (rows, 1)):
+            return StoredScales(scales.view(rows, 1), 1, ins)
         tall, group = fp8.block or (1, ins)
-        if told.shape != (-(-rows // tall), -(-ins // group)):
+        if scales.shape != (-(-rows // tall), -(-ins // group)):
             raise Invalid(
-                f"{self.path}: {found} has shape {[*told.shape]}, which is not one for all, for "
-                f"each row, or for each block of {tall} x {group} of {[rows, ins]}"
+                f"{self.path}: {found} has shape {[*scales.shape]}, which is not one scale for "
+                f"all of {[rows, ins]}, one per row, or one per block of {tall} x {group}"
             )
-        return StoredScales(told, tall, group)
+        return StoredScales(scales, tall, group)
 
     def _shape(self, name: str) -> Sequence[int]:
-        shape: Sequence[int] = self._entries[name].told["shape"]
+        shape: Sequence[int] = self._entries[name].fields["shape"]
         return shape
 
-    def place(self, stack: StoredTensor) -> tuple[Path, int]:
-        """Where it begins, to read in the order of the files."""
+    def file_position(self, stack: StoredTensor) -> tuple[Path, int]:
+        """Return the file and offset where a tensor begins, to read in the order of the files."""
         shard, start, _ = self._places[stack.parts[0].data_ptr()]
         return shard.path, start
 
     def _view(self, name: str, *shape: int) -> torch.Tensor:
         if name not in self._entries:
             raise Invalid(f"{self.path}: no file has tensor {name}")
-        shard, entry = self._entries[name].shard, self._entries[name].told
+        shard, entry = self._entries[name].shard, self._entries[name].fields
         if tuple(entry["shape"]) != shape:
             raise Invalid(
                 f"{shard.path}: {name} has shape {entry['shape']}, and must have {[*shape]}"
@@ -234,8 +239,8 @@ class CheckpointShards:
         dtype, (start, end) = _FORMATS[entry["dtype"]], entry["data_offsets"]
         if not 0 <= start <= end or end - start != prod(shape) * dtype.itemsize:
             raise Invalid(
-                f"{shard.path}: {name} has bytes {start} to {end}, which is not what {[*shape]} of "
-                f"{entry['dtype']} take"
+                f"{shard.path}: {name} has bytes {start} to {end}, which is not the size "
+                f"of {[*shape]} numbers in {entry['dtype']}"
             )
         first = shard.data_start + start
         view = torch.frombuffer(shard.map, dtype=dtype, count=prod(shape), offset=first)
@@ -244,9 +249,9 @@ class CheckpointShards:
         self._total_bytes += end - start
         return view.view(shape)
 
-    def _used(self, stack: StoredTensor) -> None:
-        """Pages of the file that this process has mapped are not its own: but whoever looks at
-        its memory would take them for that, and a limit on it might."""
+    def _mark_used(self, stack: StoredTensor) -> None:
+        """Count the progress and unmap the pages that were read. They belong to the page cache, but
+        would be shown, and perhaps limited, as this process's memory."""
         for part in (*stack.parts, *(scales.table for scales in stack.scales)):
             place = part.data_ptr()
             shard, start, size = self._places[place]
@@ -261,7 +266,7 @@ class CheckpointShards:
 
 
 def _map(path: Path) -> mmap.mmap:
-    """Privately, since torch has no tensors that can't be written to."""
+    """Map a file privately, because torch has no read-only tensors."""
     try:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -1,1 +1,1 @@
-"""Clients of the KV store: the index of who holds which block, and the store nodes."""
+"""Clients of the KV store: the index of which node has which block, and the store nodes."""

@@ -1,35 +1,39 @@
-"""Keeps requests away from a node that is not well."""
+"""A circuit breaker that keeps requests away from a failing node."""
 
 MIN_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 30.0
 
 
 class CircuitBreaker:
-    """Closed: everybody may go. After a failure it is open for a while, twice as long each time;
-    then one may try, and his luck decides for the others."""
+    """While it is closed, all requests are allowed. After a failure it is open for a while, twice
+    as long each time, and allows none; then it allows one as a probe, whose result closes or opens
+    it."""
 
     def __init__(self) -> None:
-        self._rest_seconds = 0.0
+        self._backoff_seconds = 0.0
         self._open_until = float("-inf")
-        self._trying = False
+        self._is_probing = False
 
-    def allows(self, now: float) -> bool:
-        """Asks only; whoever goes says so by :meth:`enter`."""
-        return now >= self._open_until and not self._trying
+    def allows_request(self, now: float) -> bool:
+        """Whether a request may be sent now. Call :meth:`begin_request` before sending it."""
+        return now >= self._open_until and not self._is_probing
 
-    def enter(self) -> None:
-        self._trying = self._rest_seconds > 0
+    def begin_request(self) -> None:
+        """Record that a request is sent; after a failure, it is the probe."""
+        self._is_probing = self._backoff_seconds > 0
 
-    def succeed(self) -> None:
-        self._rest_seconds = 0.0
-        self._trying = False
+    def record_success(self) -> None:
+        """Close the breaker: the request succeeded."""
+        self._backoff_seconds = 0.0
+        self._is_probing = False
 
-    def fail(self, now: float) -> None:
-        longer = max(2 * self._rest_seconds, MIN_BACKOFF_SECONDS)
-        self._rest_seconds = min(longer, MAX_BACKOFF_SECONDS)
-        self._open_until = now + self._rest_seconds
-        self._trying = False
+    def record_failure(self, now: float) -> None:
+        """Open the breaker for twice as long as the last time: the request failed."""
+        longer = max(2 * self._backoff_seconds, MIN_BACKOFF_SECONDS)
+        self._backoff_seconds = min(longer, MAX_BACKOFF_SECONDS)
+        self._open_until = now + self._backoff_seconds
+        self._is_probing = False
 
-    def leave(self) -> None:
-        """It was neither: the caller was cancelled."""
-        self._trying = False
+    def record_cancellation(self) -> None:
+        """Record that a request neither succeeded nor failed: its caller was cancelled."""
+        self._is_probing = False

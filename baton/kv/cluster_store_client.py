@@ -1,4 +1,5 @@
-"""A worker's client of the cluster's store nodes: which one to ask, over what, and how long."""
+"""A worker's client of the cluster's store nodes. It chooses the node, the transport and the
+timeout."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -30,15 +31,14 @@ from baton.transport.selection import choose_transport
 
 LEASE_DURATION_SECONDS = 10.0
 PUT_TIMEOUT_SECONDS = 10.0
-"""In the background: nobody waits for a put."""
+"""Puts run in the background; no request waits for them."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLease:
-    """Blocks of one node, safe to read from ``peer`` until released. The node holds
-    ``num_held`` of the asked keys in all."""
+    """Blocks of one node, safe to read from ``peer`` until released."""
 
     node: Member
     transport: Transport
@@ -51,7 +51,7 @@ class StoreLease:
 
 
 class StoreNodeClient(Protocol):
-    """A connection to one node, as :class:`baton.rpc.kvstore_client.KvStoreClient` is one."""
+    """A client of one node, such as :class:`baton.rpc.kvstore_client.KvStoreClient`."""
 
     async def open(self, transports: Sequence[str], host: str) -> Endpoint: ...
 
@@ -61,7 +61,7 @@ class StoreNodeClient(Protocol):
 
     async def release(self, lease_id: str) -> None: ...
 
-    async def report(self, keys: Sequence[BlockKey]) -> int: ...
+    async def report_damaged(self, keys: Sequence[BlockKey]) -> int: ...
 
     async def close(self) -> None: ...
 
@@ -75,12 +75,13 @@ class _NodeEntry:
 
 
 class ClusterStoreClient:
-    """Every call that a request waits for takes ``call_seconds`` at most, and a node that failed
-    is left alone for a while. So a store that is sick costs a recompute, never a stall.
+    """Client of all store nodes. Every call that a request waits for takes ``call_seconds`` at
+    most, and a node that failed is avoided for a while (a circuit breaker). So a failing store
+    costs a recomputation, but no stall.
 
-    A prefix is looked for where the placement's hint says; without one, at the only node there
-    is, or where the index says; while the index can't be reached, at the node of this host. New
-    blocks go to the node of this host, or to the first there is.
+    A prefix is looked up at the node that the placement's hint names; without a hint, at the only
+    node, or at the one that the index names; while the index can't be reached, at the node of this
+    host. New blocks go to the node of this host, or else to the first node.
     """
 
     def __init__(
@@ -103,8 +104,8 @@ class ClusterStoreClient:
         self._nodes: dict[str, _NodeEntry] = {}
         self._retired: list[StoreNodeClient] = []
 
-    async def find(self, keys: Sequence[BlockKey], hint: StoreHint | None) -> Member | None:
-        """The node to lease ``keys`` from; None when there is none to ask."""
+    async def find_node(self, keys: Sequence[BlockKey], hint: StoreHint | None) -> Member | None:
+        """The node to lease ``keys`` from; None if there is none."""
         stores = self._usable()
         if hint is not None:
             named = [member for member in stores if member.id == hint.node]
@@ -112,26 +113,25 @@ class ClusterStoreClient:
                 return named[0]
         if len(stores) < 2:
             return stores[0] if stores else None
-        return await self._ask_index(keys, stores)
+        return await self._find_in_index(keys, stores)
 
     @property
-    def has_nodes(self) -> bool:
-        """Whether there is any node that may be asked now."""
+    def has_usable_nodes(self) -> bool:
+        """Whether there is any node that is usable now."""
         return bool(self._usable())
 
-    async def num_held(self, node: Member, keys: Sequence[BlockKey]) -> int:
-        """How many leading ones of ``keys`` the node holds; pins nothing. Raises as
-        :meth:`lease`."""
+    async def count_stored(self, node: Member, keys: Sequence[BlockKey]) -> int:
+        """How many leading ``keys`` the node has. Leases nothing. Raises as :meth:`lease`."""
         entry = self._node(node)
         async with self._guarded(entry):
             leased = await entry.client.lease(LeaseRequest(tuple(keys), LEASE_DURATION_SECONDS, 0))
-        return leased.num_held
+        return leased.num_stored
 
     async def lease(
         self, node: Member, keys: Sequence[BlockKey], max_bytes: int
     ) -> StoreLease | None:
-        """As much of the longest prefix as ``max_bytes`` take; None when the node has nothing.
-        Raises what the node does, Unavailable while it is left alone."""
+        """Lease the longest prefix of ``keys``, up to ``max_bytes``; None if the node has nothing.
+        Raises the node's errors, and Unavailable while its circuit breaker is open."""
         await self._close_retired()
         entry = self._node(node)
         async with self._guarded(entry):
@@ -144,49 +144,49 @@ class ClusterStoreClient:
         return StoreLease(node, transport, peer, leased)
 
     async def release(self, lease: StoreLease) -> None:
-        """A lease that can't be given back ends by itself."""
+        """Release a lease. Errors are ignored, since the lease expires by itself."""
         try:
             await self._node(lease.node).client.release(lease.leased.lease_id)
         except BatonError:
             return
 
-    async def report(self, lease: StoreLease, keys: Sequence[BlockKey]) -> None:
-        """These did not arrive as they should."""
+    async def report_damaged(self, lease: StoreLease, keys: Sequence[BlockKey]) -> None:
+        """Report blocks that arrived corrupted, so that the node verifies its copies."""
         try:
-            await self._node(lease.node).client.report(keys)
+            await self._node(lease.node).client.report_damaged(keys)
         except BatonError as error:
             log.info("report_failed", node=lease.node.id, error=str(error))
 
-    def blame(self, lease: StoreLease) -> None:
-        """A read from the node failed: it is left alone for a while."""
+    def record_read_failure(self, lease: StoreLease) -> None:
+        """Record that a read from the node failed, so that it is avoided for a while."""
         node = self._node(lease.node)
-        node.link = None  # the next lease connects anew
-        node.breaker.fail(self._clock.monotonic())
+        node.link = None  # the next lease reconnects
+        node.breaker.record_failure(self._clock.monotonic())
 
-    async def forget_hint(self, node: Member, keys: Sequence[BlockKey]) -> None:
-        """``node`` was named for blocks that it does not have: the index shall not again."""
+    async def remove_stale_hint(self, node: Member, keys: Sequence[BlockKey]) -> None:
+        """Remove blocks from the index for which ``node`` was named but that it does not have."""
         if len(self._usable()) < 2:
-            return  # nobody named it; it was the only one to ask
+            return  # the index was not used: it was the only node
         try:
             await self._index.remove(KvHolder(node.id, node.generation), keys)
         except BatonError as error:
             log.info("index_not_repaired", error=str(error))
 
-    async def count(self, keys: Sequence[BlockKey]) -> int:
-        """How many leading blocks are where a put would go. Raises as :meth:`put`."""
-        return await self.num_held(self._target().member, keys)
+    async def count_stored_at_put_target(self, keys: Sequence[BlockKey]) -> int:
+        """How many leading ``keys`` the node has to which a put would go. Raises as :meth:`put`."""
+        return await self.count_stored(self._target().member, keys)
 
     async def put(
         self,
         blocks: Sequence[BlockRef],
         checksum_algorithm: str,
         *,
-        head: Sequence[BlockKey],
+        preceding_keys: Sequence[BlockKey],
         tenant: bytes,
         model: bytes,
     ) -> None:
-        """Blocks that follow on ``head``, which is there already. Raises Unavailable when there
-        is no store that is well, and what it says."""
+        """Put blocks that follow ``preceding_keys``, which the node has already. Raises Unavailable
+        if no node is usable, and the node's errors."""
         entry = self._target()
         same_host = entry.member.host == self._host
         name = choose_transport(tuple(self._transports), entry.member.transports, same_host)
@@ -195,8 +195,8 @@ class ClusterStoreClient:
             source,
             checksum_algorithm,
             tuple(blocks),
-            head=tuple(head),
-            first_block=len(head),
+            preceding_keys=tuple(preceding_keys),
+            first_block=len(preceding_keys),
             tenant=tenant,
             model=model,
         )
@@ -217,44 +217,45 @@ class ClusterStoreClient:
         return self._node(stores[0])
 
     def _usable(self) -> list[Member]:
-        """Nodes that may be asked now, those of this host first."""
+        """Nodes that are ready and whose circuit breaker is closed, those of this host first."""
         now = self._clock.monotonic()
         stores = self._membership.ready(Role.KVSTORE)
-        well = [member for member in stores if self._node(member).breaker.allows(now)]
-        return sorted(well, key=lambda member: (member.host != self._host, member.id))
+        usable = [member for member in stores if self._node(member).breaker.allows_request(now)]
+        return sorted(usable, key=lambda member: (member.host != self._host, member.id))
 
-    async def _ask_index(self, keys: Sequence[BlockKey], stores: list[Member]) -> Member | None:
+    async def _find_in_index(self, keys: Sequence[BlockKey], stores: list[Member]) -> Member | None:
         try:
             async with asyncio.timeout(self._call_seconds):
                 hit = await self._index.longest_prefix(keys)
         except (Unavailable, TimeoutError):
             return stores[0]
-        held = {(holder.node, holder.generation) for holder in hit.holders}
-        return next((m for m in stores if (m.id, m.generation) in held), None)
+        holders = {(holder.node, holder.generation) for holder in hit.holders}
+        return next((m for m in stores if (m.id, m.generation) in holders), None)
 
     @asynccontextmanager
     async def _guarded(self, node: _NodeEntry) -> AsyncIterator[None]:
-        """One call, whose fate the breaker learns. A node that answers no is well."""
+        """Context of one call, whose result is recorded in the circuit breaker. A refusal by the
+        node (Invalid, Overloaded) counts as success."""
         breaker = node.breaker
-        if not breaker.allows(self._clock.monotonic()):
-            raise Unavailable(f"store node {node.member.id} failed lately")
-        breaker.enter()
+        if not breaker.allows_request(self._clock.monotonic()):
+            raise Unavailable(f"store node {node.member.id} has failed recently")
+        breaker.begin_request()
         try:
             yield
         except (Unavailable, DeadlineExceeded):
-            breaker.fail(self._clock.monotonic())
+            breaker.record_failure(self._clock.monotonic())
             raise
         except (Invalid, Overloaded):
-            breaker.succeed()
+            breaker.record_success()
             raise
         except BaseException:
-            breaker.leave()
+            breaker.record_cancellation()
             raise
         else:
-            breaker.succeed()
+            breaker.record_success()
 
     def _node(self, member: Member) -> _NodeEntry:
-        """One client per life of a node."""
+        """The entry of a node; each generation of the node has a client of its own."""
         present = self._nodes.get(member.id)
         if present is None or present.member.generation != member.generation:
             if present is not None:
@@ -263,7 +264,7 @@ class ClusterStoreClient:
         return present
 
     async def _close_retired(self) -> None:
-        """Closes the clients of lives that have ended, and of nodes that left the cluster."""
+        """Close the clients of earlier generations, and of nodes that left the cluster."""
         present = {member.id for member in self._membership.members}
         for node_id in self._nodes.keys() - present:
             self._retired.append(self._nodes.pop(node_id).client)
@@ -278,32 +279,32 @@ class ClusterStoreClient:
                 raise Unavailable(f"node chose {endpoint.transport!r}, which was not offered")
             if endpoint.owner != node.member.id:
                 raise Unavailable(f"{node.member.id} offers the memory of {endpoint.owner!r}")
-            node.link = (transport, await self._connected(transport, endpoint))
+            node.link = (transport, await self._connect_transport(transport, endpoint))
         return node.link
 
-    async def _connected(self, transport: Transport, endpoint: Endpoint) -> Peer:
-        """To connect may take long, and can't be interrupted: whoever waits longer than a call
-        goes on without it."""
+    async def _connect_transport(self, transport: Transport, endpoint: Endpoint) -> Peer:
+        """Connect in a thread. That may take long and can't be interrupted, so after the timeout of
+        a call the connection is left to complete unused."""
         connecting = asyncio.ensure_future(run_in_thread(lambda: transport.connect(endpoint)))
         done, _ = await asyncio.wait([connecting], timeout=self._call_seconds)
         if not done:
-            connecting.add_done_callback(_ignore)
+            connecting.add_done_callback(_consume_exception)
             raise DeadlineExceeded(f"can't connect to {endpoint.owner} in time")
         return connecting.result()
 
 
 def _check_leased(node: Member, keys: Sequence[BlockKey], leased: LeasedBlocks) -> None:
-    """Raises Unavailable, as of a node that is not well, for other blocks than were asked for."""
+    """Raises Unavailable, as for a failing node, if these are not the requested blocks."""
     blocks = leased.blocks
     if [block.key for block in blocks] != list(keys[: len(blocks)]):
-        raise Unavailable(f"store node {node.id} lends other blocks than it was asked for")
-    if not len(blocks) <= leased.num_held <= len(keys) or leased.num_promoted > len(blocks):
+        raise Unavailable(f"store node {node.id} leased other blocks than requested")
+    if not len(blocks) <= leased.num_stored <= len(keys) or leased.num_promoted > len(blocks):
         raise Unavailable(
-            f"store node {node.id} lends {len(blocks)} blocks, {leased.num_promoted} from disk, "
-            f"and holds {leased.num_held} of {len(keys)}"
+            f"store node {node.id} leased {len(blocks)} blocks, {leased.num_promoted} from disk, "
+            f"and claims to have {leased.num_stored} of {len(keys)}"
         )
 
 
-def _ignore(connecting: "asyncio.Future[Peer]") -> None:
+def _consume_exception(connecting: "asyncio.Future[Peer]") -> None:
     if not connecting.cancelled():
         connecting.exception()

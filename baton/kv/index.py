@@ -1,4 +1,4 @@
-"""Which store nodes hold which blocks. Only a hint: the holder has the last word."""
+"""The index of which store nodes have which blocks. It may be stale: only the node itself knows."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from baton.core.store import Tier
 
 @dataclass(frozen=True, slots=True)
 class KvHolder:
-    """One life of one store node; what its earlier lives held is gone."""
+    """One generation of one store node. Blocks of its earlier generations are gone."""
 
     node: WorkerId
     generation: Incarnation
@@ -18,7 +18,7 @@ class KvHolder:
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """The first ``num_blocks`` keys are held by each of ``holders``."""
+    """Each of ``holders`` has the first ``num_blocks`` keys."""
 
     num_blocks: int
     holders: tuple[KvHolder, ...]
@@ -28,25 +28,27 @@ class KvIndex(Protocol):
     """Methods raise Unavailable when the index can't be reached in time."""
 
     async def add(self, holder: KvHolder, keys: Sequence[BlockKey], tier: Tier) -> None:
-        """``holder`` has these in ``tier``. Replaces what it said before, also in earlier
-        lives."""
+        """Record that ``holder`` has the blocks ``keys`` in ``tier``. Replaces its earlier entries,
+        also those of earlier generations."""
         ...
 
     async def remove(self, holder: KvHolder, keys: Sequence[BlockKey]) -> None:
-        """``holder`` has these no more. An entry of another life stays."""
+        """Record that ``holder`` no longer has the blocks ``keys``. Entries of its other
+        generations stay."""
         ...
 
     async def longest_prefix(self, keys: Sequence[BlockKey]) -> PrefixHit:
-        """By bisection, since a node that holds a block holds, as a rule, all before it."""
+        """Find the longest prefix by bisection: nodes that have a block usually have all before
+        it."""
         ...
 
     async def holders(self, key: BlockKey) -> dict[KvHolder, Tier]:
-        """Who holds one block, and where."""
+        """The nodes that have one block, with its tier there."""
         ...
 
-    async def greet(self, holder: KvHolder) -> bool:
-        """Whether ``holder`` has greeted before, within a day: else the index has forgotten, or
-        never knew, what it holds."""
+    async def register_holder(self, holder: KvHolder) -> bool:
+        """Register ``holder``; returns whether it was registered before, within a day. If not, the
+        index has lost its entries, or never had them."""
         ...
 
     async def close(self) -> None: ...
@@ -56,7 +58,8 @@ FindHolders = Callable[[BlockKey], Awaitable[dict[KvHolder, Tier]]]
 
 
 async def bisect_prefix(keys: Sequence[BlockKey], holders_of: FindHolders) -> PrefixHit:
-    """Invariant: keys[:low] are held by ``best``, keys[high] by nobody."""
+    """Find the longest prefix by bisection. Invariant: the nodes ``best`` have keys[:low], and no
+    node has keys[high]."""
     low, high = 0, len(keys)
     best: tuple[KvHolder, ...] = ()
     while low < high:

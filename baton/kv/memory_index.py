@@ -1,4 +1,4 @@
-"""The index's in-memory twin."""
+"""In-memory implementation of the index, for tests and simulations."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,12 @@ from baton.kv.index import KvHolder, PrefixHit, bisect_prefix
 
 
 class MemoryKvIndex:
-    """``reachable`` False makes every call raise Unavailable."""
+    """An index in this process. With ``is_reachable`` False, every call raises Unavailable."""
 
     def __init__(self) -> None:
-        self.reachable = True
+        self.is_reachable = True
         self._entries: dict[BlockKey, dict[WorkerId, tuple[Incarnation, Tier]]] = {}
-        self._greeted: set[KvHolder] = set()
+        self._registered: set[KvHolder] = set()
 
     async def add(self, holder: KvHolder, keys: Sequence[BlockKey], tier: Tier) -> None:
         self._check()
@@ -39,20 +39,20 @@ class MemoryKvIndex:
         nodes = sorted(self._entries.get(key, {}).items())
         return {KvHolder(node, generation): tier for node, (generation, tier) in nodes}
 
-    async def greet(self, holder: KvHolder) -> bool:
+    async def register_holder(self, holder: KvHolder) -> bool:
         self._check()
-        known = holder in self._greeted
-        self._greeted.add(holder)
+        known = holder in self._registered
+        self._registered.add(holder)
         return known
 
     def flush(self) -> None:
-        """As Redis is flushed."""
+        """Lose all entries, as if Redis was flushed."""
         self._entries.clear()
-        self._greeted.clear()
+        self._registered.clear()
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to close."""
 
     def _check(self) -> None:
-        if not self.reachable:
+        if not self.is_reachable:
             raise Unavailable("the index can't be reached")

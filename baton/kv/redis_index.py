@@ -1,7 +1,6 @@
 """The index in Redis: a hash per block, node → generation and tier.
 
-An entry expires a while after it was last added, so that what a dead node left behind goes by
-itself.
+An entry expires 24 hours after it was last added, so that entries of dead nodes disappear.
 """
 
 import re
@@ -18,7 +17,7 @@ ENTRY_SECONDS = 24 * 3600
 BATCH_KEYS = 1024
 
 _PLACE = re.compile(rb"([0-9]{1,20}) ([12])")
-"""Generation (64 bits) and tier; what looks otherwise is not ours."""
+"""Generation (64 bits) and tier; entries of any other form are ignored."""
 
 # KEYS: entries. ARGV: node, generation and a space.
 _REMOVE = """
@@ -49,8 +48,8 @@ class RedisKvIndex:
     async def remove(self, holder: KvHolder, keys: Sequence[BlockKey]) -> None:
         for start in range(0, len(keys), BATCH_KEYS):
             entries = [self._entry(key) for key in keys[start : start + BATCH_KEYS]]
-            life = f"{holder.generation} "
-            await self._call(self._redis.eval(_REMOVE, len(entries), *entries, holder.node, life))
+            prefix = f"{holder.generation} "
+            await self._call(self._redis.eval(_REMOVE, len(entries), *entries, holder.node, prefix))
 
     async def longest_prefix(self, keys: Sequence[BlockKey]) -> PrefixHit:
         return await bisect_prefix(keys, self.holders)
@@ -59,7 +58,7 @@ class RedisKvIndex:
         try:
             raw = await self._call(self._redis.hgetall(self._entry(key)))
         except Unavailable as error:
-            if "WRONGTYPE" in str(error):  # somebody else's; as good as nothing
+            if "WRONGTYPE" in str(error):  # the key was written by another program
                 return {}
             raise
         holders = {}
@@ -70,7 +69,7 @@ class RedisKvIndex:
                 holders[KvHolder(name, Incarnation(int(match[1])))] = Tier(int(match[2]))
         return holders
 
-    async def greet(self, holder: KvHolder) -> bool:
+    async def register_holder(self, holder: KvHolder) -> bool:
         name = f"{self._greetings}{holder.node}:{holder.generation}"
         return not await self._call(self._redis.set(name, 1, nx=True, ex=ENTRY_SECONDS))
 

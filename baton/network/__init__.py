@@ -1,1 +1,1 @@
-"""Trust on the network: signed calls, TLS, limits of gRPC servers, every listening socket."""
+"""Network security: signed calls, TLS, limits of gRPC servers, and a table of listening sockets."""

@@ -1,6 +1,6 @@
-"""Addresses as members tell them to each other: HOST:PORT."""
+"""Addresses in the form HOST:PORT."""
 
 
 def host_port(host: str, port: int) -> str:
-    """With brackets around an address of IPv6, whose colons would be taken for the port's."""
+    """Format HOST:PORT, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

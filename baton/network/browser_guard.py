@@ -1,10 +1,10 @@
-"""Whether a request may come from the web page that a browser sends it for.
+"""Refuses requests that a browser sends on behalf of other sites' web pages.
 
-Where nobody shows a key, whoever can reach a port is trusted, and a browser on a trusted machine
-reaches it for every page that it shows. It tells two things that no page can change: the page's
-``Origin``, on whatever has effects or is to be read by the page, and ``Host``, the name by which
-the page knows us. A page whose own name was made to point here (DNS rebinding) is of one origin
-with us, and only its name gives it away.
+Without keys, any client that can reach a port is trusted, and a browser on a trusted machine can
+reach it for every page that it shows. The browser sends two headers that no page can change:
+``Origin``, the page's origin, on every request that has effects or whose answer the page may read;
+and ``Host``, the name under which the page addresses this server. A page whose own name was made to
+resolve to this host (DNS rebinding) has the same origin as this server; only ``Host`` reveals it.
 """
 
 import ipaddress
@@ -12,51 +12,54 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-MAX_VERDICTS = 256
-"""Remembered: clients send the same few hosts and origins again and again."""
+MAX_CACHED_DECISIONS = 256
+"""Decisions that are cached: clients send the same few hosts and origins again and again."""
 
-CROSS_SITE = (
-    "a web page of another site asks: open the address itself, or add the page's origin to the "
-    "setting cors_origins"
+CROSS_SITE_ERROR = (
+    "the request comes from a web page of another site: open the address itself, or add the page's "
+    "origin to the setting cors_origins"
 )
 
 _ORIGIN = re.compile(rb"(https?)://([^/?#@\s]+)")
 _PORT = re.compile(rb":[0-9]*\Z")
-_USUAL_PORTS = {b"http": b":80", b"https": b":443"}
+_DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
 
 
 class BrowserGuard:
-    """``origins`` are of the pages that may ask, or ``*`` for all. ``hosts`` are the names by which
-    we are known beside those of loopback; None: by any."""
+    """``origins`` are the origins of pages that may send requests, or ``*`` for all. ``hosts`` are
+    the host names that are accepted besides those of loopback; None accepts any."""
 
     def __init__(self, origins: Sequence[str] = (), hosts: Sequence[str] | None = None) -> None:
         self._all_origins = "*" in origins
         self._origins = frozenset(origin.encode() for origin in origins)
         self._hosts = None if hosts is None else frozenset(host.lower().encode() for host in hosts)
-        self.refusal = lru_cache(maxsize=MAX_VERDICTS)(self._refusal)
-        """Why a request with these headers is refused; empty: it is not. Takes Host, Origin and
-        Sec-Fetch-Site as they came, None for those that did not."""
+        self.refusal = lru_cache(maxsize=MAX_CACHED_DECISIONS)(self._refusal)
+        """Why a request with these headers is refused; empty if it is allowed. The arguments are
+        the values of Host, Origin and Sec-Fetch-Site, None for missing ones."""
 
     def _refusal(self, host: bytes | None, origin: bytes | None, site: bytes | None) -> str:
-        if host is not None and not self._knows(host):
-            name = _text(host_name(host))
+        if host is not None and not self._accepts_host(host):
+            name = _text(normalized_host(host))
             return f"the host {name} is not allowed here: add it to the setting allowed_hosts"
         if self._all_origins:
             return ""
         if origin is None:
             is_foreign = site is not None and site.lower() == b"cross-site"
-            return CROSS_SITE if is_foreign else ""
+            return CROSS_SITE_ERROR if is_foreign else ""
         if origin in self._origins or _is_own(origin, host):
             return ""
-        return f"web pages of {_text(origin)} may not ask: add it to the setting cors_origins"
+        return (
+            f"web pages of {_text(origin)} may not send requests: add it to the setting "
+            "cors_origins"
+        )
 
-    def _knows(self, host: bytes) -> bool:
-        name = host_name(host)
+    def _accepts_host(self, host: bytes) -> bool:
+        name = normalized_host(host)
         return self._hosts is None or name in self._hosts or is_loopback_name(name)
 
 
-def host_name(authority: bytes) -> bytes:
-    """In lower case, without port, brackets, and the dot that ends a full name."""
+def normalized_host(authority: bytes) -> bytes:
+    """The host of ``authority`` in lower case, without port, brackets, and a trailing dot."""
     return _PORT.sub(b"", authority).lower().strip(b"[]").removesuffix(b".")
 
 
@@ -71,21 +74,23 @@ def is_loopback_name(name: bytes) -> bool:
 
 
 def _is_own(origin: bytes, host: bytes | None) -> bool:
-    """A page of ours, or of another server on this machine."""
+    """Whether the page is from this server, or from another server on this machine."""
     parts = _ORIGIN.fullmatch(origin)
     if parts is None:
         return False
     scheme, authority = parts.groups()
-    if is_loopback_name(host_name(authority)):
+    if is_loopback_name(normalized_host(authority)):
         return True
-    usual = _USUAL_PORTS[scheme]
-    return host is not None and _whole(authority, usual) == _whole(host, usual)
+    default_port = _DEFAULT_PORTS[scheme]
+    return host is not None and (
+        _with_port(authority, default_port) == _with_port(host, default_port)
+    )
 
 
-def _whole(authority: bytes, usual_port: bytes) -> bytes:
-    port = _PORT.search(authority)
-    named = port[0] if port is not None and len(port[0]) > 1 else usual_port
-    return host_name(authority) + named
+def _with_port(authority: bytes, default_port: bytes) -> bytes:
+    match = _PORT.search(authority)
+    port = match[0] if match is not None and len(match[0]) > 1 else default_port
+    return normalized_host(authority) + port
 
 
 def _text(value: bytes) -> str:

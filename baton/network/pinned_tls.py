@@ -1,11 +1,11 @@
-"""TLS between programs of one cluster, and to the router of this machine."""
+"""TLS with a pinned certificate, to routers of the same cluster or machine."""
 
 import ssl
 
 
 def pinned_tls_context(certificate: str | None) -> ssl.SSLContext | None:
-    """Trusts the very certificate in this PEM file, by whatever name its holder is reached; None
-    where there is no TLS."""
+    """A context that trusts exactly the certificate in this PEM file, for any host name; None
+    without a certificate."""
     if certificate is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -1,8 +1,9 @@
-"""TLS between members, gRPC and lines: both sides show a certificate of the cluster's authority.
+"""Mutual TLS between members, for gRPC and framed connections, with certificates of the cluster's
+authority.
 
-Members come and go under any address, so certificates name none of them: they all have the DNS
-name ``baton``. Files are read again when they have changed: new connections get what is there then,
-those that there are stay as they are.
+Members come and go under any address, so certificates contain no addresses: they all have the DNS
+name ``baton``. Files are read again when they have changed; new connections use the new files,
+existing connections stay as they are.
 """
 
 import ssl
@@ -17,30 +18,30 @@ from baton.core.credentials import ClusterCredentials
 from baton.errors import Invalid
 
 TLS_NAME = "baton"
-"""A subject alternative name (DNS) of every certificate."""
+"""The subject alternative name (DNS) that every certificate must have."""
 
 log = structlog.get_logger(__name__)
 
 FileStamps = tuple[int, ...]
-"""Tells one state of the files from another."""
+"""Modification times and inodes of the files, which change when the files change."""
 
 
 def client_context(trust: ClusterCredentials) -> ssl.SSLContext | None:
-    """None without TLS. Raises Invalid."""
-    return _context(trust, _look(trust), is_server=False) if trust.has_tls else None
+    """The context for a client; None without TLS. Raises Invalid."""
+    return _context(trust, _file_stamps(trust), is_server=False) if trust.has_tls else None
 
 
 def server_context(trust: ClusterCredentials) -> ssl.SSLContext | None:
-    """Each handshake gets the files as they are then; ones that can't be read change nothing. None
-    without TLS. Raises Invalid."""
+    """The context for a server; None without TLS. Each handshake uses the current files; if they
+    can't be read, it uses the last good ones. Raises Invalid."""
     if not trust.has_tls:
         return None
-    first = latest = _context(trust, _look(trust), is_server=True)
+    first = latest = _context(trust, _file_stamps(trust), is_server=True)
 
     def renew(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         nonlocal latest
         try:
-            latest = _context(trust, _look(trust), is_server=True)
+            latest = _context(trust, _file_stamps(trust), is_server=True)
         except Invalid as error:
             log.warning("certificate_unchanged", error=str(error))
         connection.context = latest
@@ -50,19 +51,20 @@ def server_context(trust: ClusterCredentials) -> ssl.SSLContext | None:
 
 
 def channel_credentials(trust: ClusterCredentials) -> grpc.ChannelCredentials:
-    """Raises Invalid."""
+    """The credentials of a gRPC channel. Raises Invalid."""
     authority, key, certificate = _read(trust)
     return grpc.ssl_channel_credentials(authority, key, certificate)
 
 
 def server_credentials(trust: ClusterCredentials) -> grpc.ServerCredentials:
-    """As :func:`server_context`. Raises Invalid."""
-    _context(trust, _look(trust), is_server=True)  # says what is wrong
-    seen = _look(trust)
+    """The credentials of a gRPC server, which renew as :func:`server_context` does. Raises
+    Invalid."""
+    _context(trust, _file_stamps(trust), is_server=True)  # raises Invalid for bad files
+    seen = _file_stamps(trust)
 
     def renew() -> Any:
         nonlocal seen
-        now = _look(trust)
+        now = _file_stamps(trust)
         if now == seen:
             return None
         try:
@@ -90,13 +92,13 @@ def _read(trust: ClusterCredentials) -> tuple[bytes, bytes, bytes]:
             Path(path).read_bytes() for path in (trust.authority, trust.key, trust.certificate)
         )
     except OSError as error:
-        raise Invalid(f"{_named(trust)}: {error}") from error
+        raise Invalid(f"{_settings_text(trust)}: {error}") from error
     return authority, key, certificate
 
 
 @lru_cache(maxsize=8)
 def _context(trust: ClusterCredentials, seen: FileStamps, *, is_server: bool) -> ssl.SSLContext:
-    """Of the files as they were when they looked like ``seen``."""
+    """The context for the files. ``seen`` is only a part of the cache key."""
     side = ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -105,19 +107,19 @@ def _context(trust: ClusterCredentials, seen: FileStamps, *, is_server: bool) ->
         context.load_verify_locations(trust.authority)
         context.load_cert_chain(trust.certificate, trust.key)
     except (OSError, ssl.SSLError) as error:
-        raise Invalid(f"{_named(trust)}: {error}") from error
+        raise Invalid(f"{_settings_text(trust)}: {error}") from error
     return context
 
 
-def _look(trust: ClusterCredentials) -> FileStamps:
+def _file_stamps(trust: ClusterCredentials) -> FileStamps:
     try:
         stats = [Path(path).stat() for path in (trust.certificate, trust.key, trust.authority)]
     except OSError as error:
-        raise Invalid(f"{_named(trust)}: {error}") from error
+        raise Invalid(f"{_settings_text(trust)}: {error}") from error
     return tuple(value for stat in stats for value in (stat.st_mtime_ns, stat.st_ino))
 
 
-def _named(trust: ClusterCredentials) -> str:
+def _settings_text(trust: ClusterCredentials) -> str:
     return (
         f"rpc_tls_certificate {trust.certificate}, rpc_tls_key {trust.key}, "
         f"rpc_tls_ca {trust.authority}"

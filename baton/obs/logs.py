@@ -1,6 +1,6 @@
-"""Logs: one line per event, to stderr, as text or JSON. Never a prompt, never an answer.
+"""Logs: one line per event, to stderr, as text or JSON, without prompts and answers.
 
-Events and their fields are listed in docs/logs.md. What other libraries say comes in the same form.
+docs/logs.md lists the events and their fields. Messages of other libraries have the same format.
 """
 
 import logging
@@ -11,7 +11,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 
 def configure_logging(level: str, style: str, **fields: str) -> None:
-    """Once per process. ``fields`` stand on every line, from whatever thread it comes."""
+    """Configure logging; call it once per process. Every line has ``fields``, from any thread."""
     number = getattr(logging, level.upper())
 
     def describe(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
@@ -38,13 +38,13 @@ def configure_logging(level: str, style: str, **fields: str) -> None:
 def _renderers(style: str) -> list[Processor]:
     if style == "json":
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-    # Without the values of locals, which are requests' texts, and may be megabytes.
+    # Without the values of local variables: they contain texts of requests, and may be megabytes.
     plain = structlog.dev.plain_traceback
     return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
 
 
 def _set_up_others(number: int, common: list[Processor], last: list[Processor]) -> None:
-    """Libraries that use Python's own logging: only their warnings matter to us."""
+    """Configure the log of libraries that use Python's own logging: only warnings and above."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

@@ -1,4 +1,4 @@
-"""Spans to a collector, over OTLP/gRPC, by OpenTelemetry's own SDK."""
+"""Exports spans to a collector over OTLP/gRPC, with OpenTelemetry's own SDK."""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -21,15 +21,15 @@ from baton.clock import Clock
 from baton.obs.span import Span, SpanKind
 
 MAX_WAITING = 8192
-"""Spans that no collector has taken yet, some kilobytes each; of more, the oldest are dropped."""
+"""Spans not yet sent, some kilobytes each; beyond this, the oldest are dropped."""
 
 BATCH_SPANS = 512
 BATCH_SECONDS = 1.0
 SEND_SECONDS = 5.0
-"""For a collector to take a batch, retries included."""
+"""Timeout for the collector to accept a batch, retries included."""
 
 CLOSE_SECONDS = 2.0
-"""For the last spans to get out when the program ends."""
+"""Time to send the last spans when the program ends."""
 
 _KINDS = {
     SpanKind.INTERNAL: api.SpanKind.INTERNAL,
@@ -39,9 +39,9 @@ _KINDS = {
 
 
 class OtlpSpanSink:
-    """Implements :class:`baton.obs.span.SpanSink`. Spans are sent by a thread of the SDK; a
-    collector that is slow or gone costs spans, never a request. ``endpoint`` is a URL: http is
-    plain text, https is TLS. ``resource`` describes the process."""
+    """Implements :class:`baton.obs.span.SpanSink`. A thread of the SDK sends the spans; if the
+    collector is slow or down, spans are lost, but requests are not affected. ``endpoint`` is a URL:
+    http is plain text, https is TLS. ``resource`` describes the process."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class OtlpSpanSink:
         registry: CollectorRegistry | None = None,
     ) -> None:
         self._clock = clock
-        self._ids = _GivenIds()
+        self._ids = _PresetIds()
         self._counter = Counter(
             "baton_trace_spans_total",
             "Spans, by what became of them: made here, sent, or failed to be sent.",
@@ -68,23 +68,23 @@ class OtlpSpanSink:
             max_export_batch_size=BATCH_SPANS,
         )
         provider = TracerProvider(
-            sampler=ALWAYS_ON,  # what gets here was chosen where its trace began
+            sampler=ALWAYS_ON,  # sampling was decided where the trace began
             resource=Resource.create(dict(resource)),
             id_generator=self._ids,
             shutdown_on_exit=False,
         )
         provider.add_span_processor(self._processor)
         self._tracer = provider.get_tracer("baton")
-        self._made = self._counter.labels("made")
+        self._made_counter = self._counter.labels("made")
 
     def emit(self, spans: Iterable[Span]) -> None:
         offset = self._clock.wall_nanoseconds() - int(self._clock.monotonic() * 1e9)
         for span in spans:
             self._emit(span, offset)
-            self._made.inc()
+            self._made_counter.inc()
 
     def close(self) -> None:
-        """Sends what is left, as far as there is time. Blocks for CLOSE_SECONDS at most."""
+        """Send the remaining spans, as far as time permits. Blocks for CLOSE_SECONDS at most."""
         closing = threading.Thread(target=self._processor.shutdown, name="spans", daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)
@@ -94,7 +94,7 @@ class OtlpSpanSink:
         self._ids.next_span = int(span.context.span_id, 16)
         made = self._tracer.start_span(
             span.name,
-            context=_below(span),
+            context=_parent_context(span),
             kind=_KINDS[span.kind],
             attributes=span.attributes,
             start_time=offset + int(span.begin_seconds * 1e9),
@@ -106,8 +106,8 @@ class OtlpSpanSink:
         made.end(offset + int(span.end_seconds * 1e9))
 
 
-class _GivenIds(IdGenerator):
-    """Spans have their ids before they are made."""
+class _PresetIds(IdGenerator):
+    """Gives the SDK the ids that the spans already have."""
 
     def __init__(self) -> None:
         self.next_trace = 0
@@ -128,16 +128,17 @@ class _CountedExporter(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = self._exporter.export(spans)
-        told = self._sent if result is SpanExportResult.SUCCESS else self._failed
-        told.inc(len(spans))
+        counter = self._sent if result is SpanExportResult.SUCCESS else self._failed
+        counter.inc(len(spans))
         return result
 
     def shutdown(self) -> None:
         self._exporter.shutdown()
 
 
-def _below(span: Span) -> Context:
-    """A context of its own in any case: without one the SDK would look for one in the thread."""
+def _parent_context(span: Span) -> Context:
+    """The context of the span's parent. It is never None: the SDK would then use the thread's
+    current context."""
     if not span.parent_id:
         return Context()
     parent = api.SpanContext(

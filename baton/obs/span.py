@@ -1,7 +1,7 @@
-"""A stage of a request, once it is over: made from what was written down anyway.
+"""Spans: stages of a request, made after it has ended from timestamps that are recorded anyway.
 
-Nothing is traced while a request runs. Whoever knows when its stages began and ended tells of them
-afterwards, so that a request that is not traced costs nothing.
+Nothing is traced while a request runs. The code that knows when its stages began and ended emits
+spans afterwards, so that requests that are not traced cost nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ Value = str | int | float | bool
 
 
 class SpanKind(StrEnum):
-    """SERVER answers a CLIENT span of another process."""
+    """OpenTelemetry's kinds. A SERVER span answers a CLIENT span of another process."""
 
     INTERNAL = "internal"
     SERVER = "server"
@@ -31,8 +31,8 @@ class SpanEvent:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """``parent_id`` is empty for the root of a tree. Times are those of the process's monotonic
-    clock. ``error`` says what went wrong, and is empty when nothing did."""
+    """One stage. ``parent_id`` is empty for the root of a trace. Times are from the process's
+    monotonic clock. ``error`` says what went wrong; it is empty if nothing did."""
 
     context: TraceContext
     parent_id: str
@@ -46,13 +46,13 @@ class Span:
 
 
 class SpanSink(Protocol):
-    """Where spans go. Called from the event loop; never waits, never raises."""
+    """Receives spans. Called from the event loop; never blocks, never raises."""
 
     def emit(self, spans: Iterable[Span]) -> None: ...
 
 
 class MemorySpanSink:
-    """The twin: keeps what it is told."""
+    """Keeps spans in memory, for tests."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []

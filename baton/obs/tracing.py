@@ -1,4 +1,4 @@
-"""Opens the way of spans to a collector, where there is one."""
+"""Opens and closes the sink that exports spans to a collector, if one is configured."""
 
 import asyncio
 from typing import Protocol
@@ -11,7 +11,7 @@ from baton.obs.span import SpanSink
 
 class ClosableSpanSink(SpanSink, Protocol):
     def close(self) -> None:
-        """Sends what is left; blocks for some seconds at most."""
+        """Send the remaining spans. Blocks for a few seconds at most."""
         ...
 
 
@@ -24,7 +24,7 @@ def open_span_sink(
     process: str,
     cluster: str,
 ) -> ClosableSpanSink | None:
-    """None without an ``endpoint``: then OpenTelemetry is not even imported."""
+    """Open a sink; None without an ``endpoint``, and then OpenTelemetry is not even imported."""
     if endpoint is None:
         return None
     from baton.obs.otlp_sink import OtlpSpanSink
@@ -38,6 +38,6 @@ def open_span_sink(
 
 
 async def close_span_sink(spans: ClosableSpanSink | None) -> None:
-    """When a program ends."""
+    """Close the sink, if there is one, when a program ends."""
     if spans is not None:
         await asyncio.to_thread(spans.close)

@@ -1,1 +1,1 @@
-"""Where the workers of the pools run: local processes, Ray, Kubernetes."""
+"""Worker pools and their autoscaling, on local processes, Ray or Kubernetes."""

@@ -1,4 +1,4 @@
-"""Keeps the pools as large as a conductor plans them, or only says what it would do."""
+"""Resizes the pools to a conductor's plan, or only logs what it would do (dry run)."""
 
 from collections.abc import Awaitable, Callable
 
@@ -23,94 +23,96 @@ log = structlog.get_logger(__name__)
 FetchPlan = Callable[[], Awaitable[PoolPlan | None]]
 
 
-def log_decision(told: str) -> None:
-    log.warning("autoscaler", said=told)
+def log_decision(text: str) -> None:
+    log.warning("autoscaler", said=text)
 
 
 class Autoscaler:
-    """Looks every ``look_seconds``, while it ``leads``; a look that fails changes nothing.
-    Restarting it loses nothing but the time for which a change was wanted already."""
+    """Checks the pools every ``check_seconds``, while it is the leader (``is_leader``). A check
+    that fails changes nothing. A restart loses only the record of how long a change has been
+    wanted."""
 
     def __init__(
         self,
         pools: Pools,
-        ask_plan: FetchPlan,
+        fetch_plan: FetchPlan,
         clock: Clock,
         config: ScalingConfig,
         *,
         dry_run: bool = False,
-        look_seconds: float = 5.0,
-        say: Callable[[str], None] = log_decision,
-        leads: Callable[[], bool] = lambda: True,
+        check_seconds: float = 5.0,
+        log_message: Callable[[str], None] = log_decision,
+        is_leader: Callable[[], bool] = lambda: True,
     ) -> None:
         self._pools = pools
-        self._ask_plan = ask_plan
+        self._fetch_plan = fetch_plan
         self._clock = clock
         self._config = config
         self._dry_run = dry_run
-        self._look_seconds = look_seconds
-        self._say = say
-        self._leads = leads
-        self._past = ScalingHistory()
-        self._failing = ""
+        self._check_seconds = check_seconds
+        self._log_message = log_message
+        self._is_leader = is_leader
+        self._history = ScalingHistory()
+        self._last_failure = ""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Check the pools until cancelled."""
         while True:
-            await self._clock.sleep(self._look_seconds)
-            await self.look()
+            await self._clock.sleep(self._check_seconds)
+            await self.check_pools()
 
-    async def look(self) -> ScalingStep | None:
-        """The step that was taken, or would have been. What somebody else has done since is
-        nothing to be taken back: who leads again begins anew."""
-        if not self._leads():
-            self._past = ScalingHistory()
+    async def check_pools(self) -> ScalingStep | None:
+        """Check the pools once, and return the step that was taken (in a dry run, the step that
+        would have been). A process that is not the leader drops its history, so that it won't take
+        back changes of another leader later."""
+        if not self._is_leader():
+            self._history = ScalingHistory()
             return None
         try:
-            sight = await self._sight()
+            observation = await self._observe()
         except BatonError as error:
-            self._fail(f"can't see the pools: {error}")
+            self._log_failure(f"can't see the pools: {error}")
             return None
-        step, past = decide_scaling(sight, self._past, self._config)
+        step, history = decide_scaling(observation, self._history, self._config)
         if step is None:
-            self._past = past
+            self._history = history
             return None
         if self._dry_run:
-            self._say(f"would change {step}")
-            # Nothing comes of it, so there is nothing to be taken back.
-            self._past = ScalingHistory(past.changed_seconds)
+            self._log_message(f"would change {step}")
+            # The pools don't change, so no growth is pending that might be taken back.
+            self._history = ScalingHistory(history.last_change_seconds)
             return step
-        await self._take(step)
-        self._past = past
+        await self._apply(step)
+        self._history = history
         return step
 
-    async def _take(self, step: ScalingStep) -> None:
-        """One that fails is tried again after the cool-down, if it is wanted then."""
-        self._say(f"changes {step}")
+    async def _apply(self, step: ScalingStep) -> None:
+        """Resize the pools. A failed step is tried again after the cool-down, if still wanted."""
+        self._log_message(f"changes {step}")
         try:
             await self._pools.scale(step.sizes)
         except BatonError as error:
             roles = " and ".join(role.value for role in step.sizes)
-            self._fail(f"could not change {roles}: {error}")
+            self._log_failure(f"could not change {roles}: {error}")
 
-    async def _sight(self) -> PoolObservation:
+    async def _observe(self) -> PoolObservation:
         sizes, workers = await self._pools.sizes(), await self._pools.workers()
         return PoolObservation(self._clock.monotonic(), await self._plan(), sizes, workers)
 
     async def _plan(self) -> PoolPlan | None:
         try:
-            plan = await self._ask_plan()
+            plan = await self._fetch_plan()
         except BatonError as error:
-            self._fail(f"no conductor tells a plan: {error}")
+            self._log_failure(f"can't get a plan from a conductor: {error}")
             return None
-        self._failing = ""
+        self._last_failure = ""
         return plan
 
-    def _fail(self, told: str) -> None:
-        """Once, and not at every look."""
-        if told != self._failing:
-            self._failing = told
-            self._say(told)
+    def _log_failure(self, text: str) -> None:
+        """Log a failure, unless it is the same as at the last check."""
+        if text != self._last_failure:
+            self._last_failure = text
+            self._log_message(text)
 
 
 def scaling_config(settings: Settings, can_convert: bool = False) -> ScalingConfig:
@@ -118,7 +120,7 @@ def scaling_config(settings: Settings, can_convert: bool = False) -> ScalingConf
         prefill=PoolBounds(settings.min_prefill, settings.max_prefill),
         decode=PoolBounds(settings.min_decode, settings.max_decode),
         max_workers=settings.max_workers,
-        step=settings.autoscale_step,
+        max_step_workers=settings.autoscale_step,
         stable_seconds=settings.autoscale_stable_seconds,
         cooldown_seconds=settings.autoscale_cooldown_seconds,
         pending_seconds=settings.autoscale_pending_seconds,
@@ -129,22 +131,23 @@ def scaling_config(settings: Settings, can_convert: bool = False) -> ScalingConf
 async def run_autoscaler(
     settings: Settings,
     pools: Pools,
-    ask_plan: FetchPlan,
+    fetch_plan: FetchPlan,
     clock: Clock,
     can_convert: bool = False,
-    leads: Callable[[], bool] = lambda: True,
+    is_leader: Callable[[], bool] = lambda: True,
 ) -> None:
-    """As the settings say, until cancelled; returns at once when it is off. ``can_convert``:
-    workers of these pools can change from one to the other. ``leads``: whether this one may act."""
+    """Run an autoscaler according to the settings, until cancelled; return at once if it is off.
+    ``can_convert``: workers can move between these pools by changing their role. ``is_leader``:
+    whether this process is the leader."""
     if settings.autoscale == "off":
         return
     scaler = Autoscaler(
         pools,
-        ask_plan,
+        fetch_plan,
         clock,
         scaling_config(settings, can_convert),
         dry_run=settings.autoscale == "dry_run",
-        look_seconds=settings.autoscale_seconds,
-        leads=leads,
+        check_seconds=settings.autoscale_seconds,
+        is_leader=is_leader,
     )
     await scaler.run()

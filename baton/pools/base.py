@@ -1,8 +1,8 @@
 """The pools of workers, wherever they run, as ``baton scale`` and the autoscaler see them.
 
-Growing and shrinking begin at once and take their time: what has become of it is in
-:meth:`Pools.workers`. Whoever leaves is drained first, in every backend: it takes nothing new,
-what it has moves or ends, and then it goes.
+Growing and shrinking begin at once and take some time; :meth:`Pools.workers` shows the progress. In
+every backend, a worker that is removed is drained first: it accepts no new requests, its requests
+migrate or end, and then it stops.
 """
 
 from collections.abc import Mapping
@@ -20,9 +20,9 @@ MAX_POOL = 256
 @dataclass(frozen=True, slots=True)
 class PoolWorker:
     """``state`` is starting, serving, converting, draining, restarting, pending, stopped or failed.
-    One that is converting has ``role`` next, and drains from the other. The id is a name: a worker
-    keeps it when its role changes. ``node`` is the machine, empty for this one. ``message`` is for
-    people: why it waits, how far it is."""
+    ``role`` of a converting worker is its new role; it still drains in its old role. The id is only
+    a name: a worker keeps it when its role changes. ``node`` is the machine, empty for this one.
+    ``message`` tells people what the worker waits for, or its progress."""
 
     id: WorkerId
     role: Role
@@ -31,36 +31,37 @@ class PoolWorker:
     message: str = ""
 
     @property
-    def stays(self) -> bool:
+    def is_staying(self) -> bool:
         return self.state not in ("draining", "stopped", "failed")
 
 
 class Pools(Protocol):
-    """Sizes are of workers that stay. All methods raise Unavailable when the backend can't be
-    reached."""
+    """Sizes count only workers that are to stay. All methods raise Unavailable when the backend
+    can't be reached."""
 
     async def sizes(self) -> Mapping[Role, int]:
-        """What was wanted last."""
+        """The sizes that were requested last."""
         ...
 
     async def workers(self) -> list[PoolWorker]:
-        """Those that are there, those that come, and those that leave."""
+        """All workers, including those that are starting or being removed."""
         ...
 
     async def scale(self, wanted: Mapping[Role, int]) -> None:
-        """Begins to start workers, or to drain those that are least missed. Raises Invalid for a
-        role without a pool or a size out of bounds, Overloaded when somebody else is changing the
-        same pool at this moment."""
+        """Begin to start workers, or to drain those with the least load. Raises Invalid for a role
+        without a pool or a size out of bounds, Overloaded while another caller is changing the same
+        pool."""
         ...
 
     async def remove(self, worker_id: WorkerId) -> None:
-        """Begins to drain this one; its pool is one smaller from now on. Idempotent. Raises
-        NotFound; Invalid for the last of its pool."""
+        """Begin to drain this worker; its pool is one smaller from now on. Idempotent. Raises
+        NotFound; Invalid for the last worker of its pool."""
         ...
 
 
 def parse_pool_sizes(wanted: Mapping[str, int] | Mapping[Role, int]) -> dict[Role, int]:
-    """Sizes by role from sizes by name. Raises Invalid."""
+    """Convert pool sizes keyed by the role's name to sizes keyed by :class:`Role`. Raises
+    Invalid."""
     for name, count in wanted.items():
         if name not in [role.value for role in WORKER_ROLES] or not 0 < count <= MAX_POOL:
             raise Invalid(

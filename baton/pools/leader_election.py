@@ -1,9 +1,10 @@
-"""Who of several leads: whoever holds a lease that all can see, and has renewed it in time.
+"""Leader election with a shared lease: the leader is the process that holds it and renews it in
+time.
 
-No clock of another machine is believed. Who holds the lease counts from the moment before it asked
-for the renewal, and stops leading after two thirds of the lease's time; who waits counts from the
-moment when it first saw that renewal, and takes the lease over after its whole time. So two never
-lead at once, as long as their clocks run about equally fast, whatever they show.
+Clocks of other machines are not trusted. The holder measures time from just before it requested a
+renewal, and stops leading after two thirds of the lease's duration. A candidate measures from when
+it first saw that renewal, and takes the lease over after its whole duration. So two processes never
+lead at once, as long as their clocks run about equally fast, whatever time they show.
 """
 
 from collections.abc import Callable
@@ -17,10 +18,11 @@ from baton.errors import BatonError
 
 LEASE_SECONDS = 15
 RENEW_SECONDS = 5.0
-"""Between two looks, of those who wait, too."""
+"""Interval between two checks, of the holder and of candidates."""
 
-LEADING_SHARE = 2 / 3
-"""Of the lease's time, that its holder counts on after a renewal: it may miss one."""
+LEADING_FRACTION = 2 / 3
+"""Fraction of the lease's duration for which its holder leads after a renewal: it may miss one
+renewal."""
 
 NO_HOLDER = ""
 
@@ -29,8 +31,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """``holder`` is :data:`NO_HOLDER` for one that was given back. ``renewals`` tells one renewal
-    from the next. ``version`` is the store's, and empty for a record that is new to it."""
+    """``holder`` is :data:`NO_HOLDER` after a resignation. ``renewals`` changes with each renewal.
+    ``version`` is assigned by the store; it is empty in a record that is to be created."""
 
     holder: str
     renewals: str = ""
@@ -39,34 +41,34 @@ class LeaseRecord:
 
 
 class LeaseStore(Protocol):
-    """Where the lease is kept. All methods raise Unavailable and Unauthorized."""
+    """Stores the lease. All methods raise Unavailable and Unauthorized."""
 
     async def read(self) -> LeaseRecord | None:
-        """None when there is none yet."""
+        """The lease; None if it does not exist yet."""
         ...
 
     async def write(self, record: LeaseRecord) -> LeaseRecord:
-        """As it is then: renewed now. Raises Overloaded when it has changed since ``version`` was
-        read, or is there already."""
+        """Write and renew the lease; returns the new record. Raises Overloaded when it has changed
+        since ``version`` was read, or exists already."""
         ...
 
 
 class LeaderElection:
-    """``me`` is unique among those that want the lease. ``on_lead`` is called when it begins to
-    lead; whoever is about to act asks :attr:`leads`."""
+    """One candidate. ``candidate_id`` is unique among the candidates. ``on_lead`` is called when
+    this one becomes the leader; check :attr:`is_leader` before each action of a leader."""
 
     def __init__(
         self,
         store: LeaseStore,
-        me: str,
+        candidate_id: str,
         clock: Clock,
         on_lead: Callable[[], None] = lambda: None,
         lease_seconds: float = LEASE_SECONDS,
         renew_seconds: float = RENEW_SECONDS,
     ) -> None:
-        assert me != NO_HOLDER
+        assert candidate_id != NO_HOLDER
         self._store = store
-        self._me = me
+        self._candidate_id = candidate_id
         self._clock = clock
         self._on_lead = on_lead
         self._lease_seconds = lease_seconds
@@ -74,71 +76,71 @@ class LeaderElection:
         self._seen: LeaseRecord | None = None
         self._seen_at = 0.0
         self._leads_until = float("-inf")
-        self._told = ""
+        self._last_failure = ""
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         return self._clock.monotonic() < self._leads_until
 
     async def run(self) -> None:
-        """Until cancelled. Whoever leaves calls :meth:`resign` then."""
+        """Take part in the election until cancelled. Call :meth:`resign` after that."""
         while True:
-            await self.look()
+            await self.check_lease()
             await self._clock.sleep(self._renew_seconds)
 
-    async def look(self) -> None:
-        """Renews the lease, or takes it when nobody holds it. A store that can't be reached is no
-        reason to fail: leadership ends by itself."""
+    async def check_lease(self) -> None:
+        """Renew the lease, or take it if it is free. If the store can't be reached, nothing is
+        raised: leadership then ends by itself."""
         try:
             record = await self._store.read()
-            self._note(record)
-            if record is None or self._may_have(record):
-                await self._take(record)
+            self._observe(record)
+            if record is None or self._may_take(record):
+                await self._take_or_renew(record)
         except BatonError as error:
-            self._tell(str(error))
+            self._log_failure(str(error))
         else:
-            self._told = ""
+            self._last_failure = ""
 
     async def resign(self) -> None:
-        """Gives the lease back, so that nobody waits for its end."""
-        seen, was_leading = self._seen, self.leads
+        """Release the lease, so that no candidate has to wait for its expiry."""
+        seen, was_leading = self._seen, self.is_leader
         self._leads_until = float("-inf")
         if seen is None or not was_leading:
             return
         try:
             self._seen = await self._store.write(replace(seen, holder=NO_HOLDER))
         except BatonError as error:
-            self._tell(f"the lease ends by itself: {error}")
+            self._log_failure(f"the lease is not released and will expire: {error}")
 
-    def _note(self, record: LeaseRecord | None) -> None:
-        """When a renewal was first seen."""
+    def _observe(self, record: LeaseRecord | None) -> None:
+        """Remember when a renewal was first seen."""
         if record is None or self._seen is None or _renewal(record) != _renewal(self._seen):
             self._seen_at = self._clock.monotonic()
         self._seen = record
 
-    def _may_have(self, record: LeaseRecord) -> bool:
-        if record.holder in (self._me, NO_HOLDER):
+    def _may_take(self, record: LeaseRecord) -> bool:
+        if record.holder in (self._candidate_id, NO_HOLDER):
             return True
         return self._clock.monotonic() - self._seen_at > self._lease_seconds
 
-    async def _take(self, record: LeaseRecord | None) -> None:
-        led, began = self.leads, self._clock.monotonic()
-        was_mine = record is not None and record.holder == self._me
+    async def _take_or_renew(self, record: LeaseRecord | None) -> None:
+        was_leading, began = self.is_leader, self._clock.monotonic()
+        was_mine = record is not None and record.holder == self._candidate_id
         transitions = record.transitions + (not was_mine) if record is not None else 0
         version = record.version if record is not None else ""
-        wanted = LeaseRecord(self._me, transitions=transitions, version=version)
+        wanted = LeaseRecord(self._candidate_id, transitions=transitions, version=version)
         self._seen = await self._store.write(wanted)
         self._seen_at = began
-        self._leads_until = began + LEADING_SHARE * self._lease_seconds
-        if not led:
-            log.info("leads", holder=self._me)
+        self._leads_until = began + LEADING_FRACTION * self._lease_seconds
+        if not was_leading:
+            log.info("leads", holder=self._candidate_id)
             self._on_lead()
 
-    def _tell(self, failure: str) -> None:
-        """Once, until all is well again."""
-        if failure != self._told:
+    def _log_failure(self, failure: str) -> None:
+        """Log a failure, unless it is the same as the last one."""
+        if failure != self._last_failure:
             log.warning("election", failure=failure)
-        self._told = failure
+        self._last_failure = failure
 
 
 def _renewal(record: LeaseRecord) -> tuple[str, str, int]:

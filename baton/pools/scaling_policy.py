@@ -1,5 +1,5 @@
-"""What the autoscaler does next: one pure decision from what is there, what is planned, and what
-was done before."""
+"""The autoscaler's policy: a pure function from the pools' state, the plan and the history to the
+next step."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,24 +15,25 @@ ENDED_STATES = ("stopped", "failed")
 
 @dataclass(frozen=True, slots=True)
 class PoolBounds:
-    least: int = 1
-    most: int = 64
+    minimum: int = 1
+    maximum: int = 64
 
     def clamp(self, count: int) -> int:
-        return min(max(count, self.least), self.most)
+        return min(max(count, self.minimum), self.maximum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingConfig:
-    """``max_workers`` is the budget of both pools, those included that are leaving. A change must
-    have been wanted for ``stable_seconds``, comes ``cooldown_seconds`` after the last one, and is
-    of ``step`` workers at most. Growth that does not serve after ``pending_seconds`` is taken back,
-    and not tried again for as long. ``can_convert``: a worker can change from pool to pool."""
+    """``max_workers`` is the budget of both pools, including workers that are being removed. A
+    change must have been wanted for ``stable_seconds``, comes ``cooldown_seconds`` after the last
+    one, and is of ``max_step_workers`` workers at most. New workers that do not serve after
+    ``pending_seconds`` are taken back, and the pool does not grow again for as long.
+    ``can_convert``: a worker can move from pool to pool."""
 
     prefill: PoolBounds = PoolBounds()
     decode: PoolBounds = PoolBounds()
     max_workers: int = 128
-    step: int = 1
+    max_step_workers: int = 1
     stable_seconds: float = 10.0
     cooldown_seconds: float = 30.0
     pending_seconds: float = 900.0
@@ -44,244 +45,277 @@ class ScalingConfig:
 
 @dataclass(frozen=True, slots=True)
 class PoolObservation:
-    """One look. ``sizes`` were wanted last; ``plan`` is None while nobody tells."""
+    """The state of the pools at one check. ``sizes`` were requested last; ``plan`` is None while no
+    conductor has one."""
 
     now_seconds: float
     plan: PoolPlan | None
     sizes: Mapping[Role, int]
     workers: Sequence[PoolWorker]
 
-    def serving(self, role: Role) -> int:
+    def num_serving(self, role: Role) -> int:
         return sum(each.role is role and each.state == "serving" for each in self.workers)
 
-    def coming(self, role: Role) -> int:
-        """Asked for, and not serving yet."""
+    def num_not_serving_yet(self, role: Role) -> int:
+        """Number of workers that were requested and do not serve yet."""
         mine = [each for each in self.workers if each.role is role]
-        staying = sum(each.stays for each in mine)
+        staying = sum(each.is_staying for each in mine)
         starting = sum(each.state in STARTING_STATES for each in mine)
         return max(self.sizes[role] - staying, 0) + starting
 
     @property
-    def occupied(self) -> int:
-        """Places that are taken: by those that leave, too."""
-        there = Counter(each.role for each in self.workers if each.state not in ENDED_STATES)
+    def num_budgeted_workers(self) -> int:
+        """Number of workers that count against the budget, including draining ones."""
+        present = Counter(each.role for each in self.workers if each.state not in ENDED_STATES)
         leaving = Counter(each.role for each in self.workers if each.state == "draining")
-        return sum(max(there[role], self.sizes[role] + leaving[role]) for role in self.sizes)
+        return sum(max(present[role], self.sizes[role] + leaving[role]) for role in self.sizes)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingChange:
-    """A change of one pool has been wanted since then; never less than to ``nearest``."""
+    """A change of one pool that has been wanted since ``since_seconds``. In that time, the wanted
+    size was never closer to the current one than ``nearest_size``."""
 
     since_seconds: float
-    grows: bool
-    nearest: int
+    is_growth: bool
+    nearest_size: int
 
 
 @dataclass(frozen=True, slots=True)
 class PendingGrowth:
-    """What was asked for, and does not serve yet."""
+    """A growth whose new workers do not all serve yet."""
 
     role: Role
-    old: int
-    new: int
+    old_size: int
+    new_size: int
     at_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingHistory:
-    """What is remembered between two looks."""
+    """The state that the autoscaler keeps from one check to the next."""
 
-    changed_seconds: float = float("-inf")
-    wishes: Mapping[Role, PendingChange] = field(default_factory=dict)
-    growths: tuple[PendingGrowth, ...] = ()
-    held_until: Mapping[Role, float] = field(default_factory=dict)
-    """Who is not to grow before."""
+    last_change_seconds: float = float("-inf")
+    pending_changes: Mapping[Role, PendingChange] = field(default_factory=dict)
+    pending_growths: tuple[PendingGrowth, ...] = ()
+    growth_blocked_until: Mapping[Role, float] = field(default_factory=dict)
+    """For each pool, when it may grow again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingStep:
-    """``other`` is at the same time: who leaves the one pool goes to the other."""
+    """A change of one pool. ``simultaneous_step`` is a simultaneous change of the other pool:
+    workers move from one to the other."""
 
     role: Role
-    old: int
-    new: int
+    old_size: int
+    new_size: int
     reason: str
-    other: "ScalingStep | None" = None
+    simultaneous_step: "ScalingStep | None" = None
 
     @property
     def sizes(self) -> dict[Role, int]:
-        return {self.role: self.new} | (self.other.sizes if self.other else {})
+        return {self.role: self.new_size} | (
+            self.simultaneous_step.sizes if self.simultaneous_step else {}
+        )
 
     def __str__(self) -> str:
-        own = f"{self.role.value} {self.old} to {self.new}: {self.reason}"
-        return f"{own}; {self.other}" if self.other else own
+        own = f"{self.role.value} {self.old_size} to {self.new_size}: {self.reason}"
+        return f"{own}; {self.simultaneous_step}" if self.simultaneous_step else own
 
 
 def decide_scaling(
-    sight: PoolObservation, past: ScalingHistory, config: ScalingConfig
+    observation: PoolObservation, history: ScalingHistory, config: ScalingConfig
 ) -> tuple[ScalingStep | None, ScalingHistory]:
-    """The next step, if any, and what is to be remembered once it was taken."""
-    wanted = wanted_sizes(sight, config)
-    past = _observed(sight, past, wanted)
-    taken_back = _take_back(sight, past, config)
+    """The next step, if any, and the history to keep once that step has been taken."""
+    wanted = wanted_sizes(observation, config)
+    history = _updated_history(observation, history, wanted)
+    taken_back = _take_back(observation, history, config)
     if taken_back is not None:
-        return taken_back, _after_taking_back(sight, past, taken_back, config)
-    if sight.now_seconds - past.changed_seconds < config.cooldown_seconds:
-        return None, past
+        return taken_back, _after_taking_back(observation, history, taken_back, config)
+    if observation.now_seconds - history.last_change_seconds < config.cooldown_seconds:
+        return None, history
     step = (
-        _exchange(sight, past, config)
-        or _growth(sight, past, config)
-        or _shrinkage(sight, past, config)
+        _exchange(observation, history, config)
+        or _growth(observation, history, config)
+        or _shrinkage(observation, history, config)
     )
     if step is None:
-        return None, past
-    return step, _after(sight, past, step)
+        return None, history
+    return step, _after(observation, history, step)
 
 
-def wanted_sizes(sight: PoolObservation, config: ScalingConfig) -> dict[Role, int]:
-    """The plan, within all bounds; when it is beyond the budget, each pool gets its share."""
-    if sight.plan is None:
+def wanted_sizes(observation: PoolObservation, config: ScalingConfig) -> dict[Role, int]:
+    """The plan's sizes, clamped to all bounds. If they exceed the budget, it is divided in
+    proportion."""
+    if observation.plan is None:
         return {}
-    asked = {Role.PREFILL: sight.plan.prefill, Role.DECODE: sight.plan.decode}
+    asked = {Role.PREFILL: observation.plan.prefill, Role.DECODE: observation.plan.decode}
     sizes = {
-        role: config.bounds(role).clamp(asked[role]) for role in WORKER_ROLES if role in sight.sizes
+        role: config.bounds(role).clamp(asked[role])
+        for role in WORKER_ROLES
+        if role in observation.sizes
     }
     total = sum(sizes.values())
     if len(sizes) < 2 or total <= config.max_workers:
         return sizes
     share = round(config.max_workers * sizes[Role.PREFILL] / total)
-    least = max(config.prefill.least, config.max_workers - sizes[Role.DECODE])
-    most = min(sizes[Role.PREFILL], config.max_workers - config.decode.least)
+    least = max(config.prefill.minimum, config.max_workers - sizes[Role.DECODE])
+    most = min(sizes[Role.PREFILL], config.max_workers - config.decode.minimum)
     prefill = max(min(share, most), least)
     return {Role.PREFILL: prefill, Role.DECODE: config.max_workers - prefill}
 
 
-def _observed(
-    sight: PoolObservation, past: ScalingHistory, wanted: Mapping[Role, int]
+def _updated_history(
+    observation: PoolObservation, history: ScalingHistory, wanted: Mapping[Role, int]
 ) -> ScalingHistory:
-    """A wish ends when it is no more wanted, or the opposite is. Growth has ended when all serve,
-    or somebody else has changed the pool."""
+    """Update pending changes and growths. A pending change ends when it is no longer wanted, or its
+    opposite is. A growth ends when all workers serve, or another caller has changed the pool."""
     wishes = {}
     for role, count in wanted.items():
-        size, before = sight.sizes[role], past.wishes.get(role)
+        size, before = observation.sizes[role], history.pending_changes.get(role)
         if count == size:
             continue
         grows = count > size
-        wish = PendingChange(sight.now_seconds, grows, count)
-        if before is not None and before.grows is grows:
-            nearest = min(before.nearest, count) if grows else max(before.nearest, count)
+        wish = PendingChange(observation.now_seconds, grows, count)
+        if before is not None and before.is_growth is grows:
+            nearest = min(before.nearest_size, count) if grows else max(before.nearest_size, count)
             wish = PendingChange(before.since_seconds, grows, nearest)
         wishes[role] = wish
     growths = tuple(
         each
-        for each in past.growths
-        if sight.sizes.get(each.role, 0) >= each.new > sight.serving(each.role)
+        for each in history.pending_growths
+        if observation.sizes.get(each.role, 0) >= each.new_size > observation.num_serving(each.role)
     )
-    return replace(past, wishes=wishes, growths=growths)
+    return replace(history, pending_changes=wishes, pending_growths=growths)
 
 
 def _take_back(
-    sight: PoolObservation, past: ScalingHistory, config: ScalingConfig
+    observation: PoolObservation, history: ScalingHistory, config: ScalingConfig
 ) -> ScalingStep | None:
-    for growth in past.growths:
-        waited = sight.now_seconds - growth.at_seconds
-        size, serving = sight.sizes[growth.role], sight.serving(growth.role)
-        kept = max(growth.old, serving, config.bounds(growth.role).least)
+    for growth in history.pending_growths:
+        waited = observation.now_seconds - growth.at_seconds
+        size, serving = observation.sizes[growth.role], observation.num_serving(growth.role)
+        kept = max(growth.old_size, serving, config.bounds(growth.role).minimum)
         if waited >= config.pending_seconds and kept < size:
-            why = f"taken back, {size - serving} do not serve after {waited:.0f} s"
-            return ScalingStep(growth.role, size, kept, why + _waits_for(sight, growth.role))
+            why = f"taken back, {size - serving} not serving after {waited:.0f} s"
+            return ScalingStep(growth.role, size, kept, why + _waits_for(observation, growth.role))
     return None
 
 
-def _waits_for(sight: PoolObservation, role: Role) -> str:
-    """What one of those that come says, if any does."""
-    coming = [each for each in sight.workers if each.role is role and each.state != "serving"]
-    told = [each.message for each in coming if each.stays and each.message]
-    return f": {told[0]}" if told else ""
+def _waits_for(observation: PoolObservation, role: Role) -> str:
+    """The message of a worker that does not serve yet, if any has one."""
+    coming = [each for each in observation.workers if each.role is role and each.state != "serving"]
+    messages = [each.message for each in coming if each.is_staying and each.message]
+    return f": {messages[0]}" if messages else ""
 
 
 def _after_taking_back(
-    sight: PoolObservation, past: ScalingHistory, step: ScalingStep, config: ScalingConfig
+    observation: PoolObservation, history: ScalingHistory, step: ScalingStep, config: ScalingConfig
 ) -> ScalingHistory:
-    until = sight.now_seconds + config.pending_seconds
-    growths = tuple(each for each in past.growths if each.role is not step.role)
-    held = {**past.held_until, step.role: until}
-    return replace(_after(sight, past, step), growths=growths, held_until=held)
+    until = observation.now_seconds + config.pending_seconds
+    growths = tuple(each for each in history.pending_growths if each.role is not step.role)
+    held = {**history.growth_blocked_until, step.role: until}
+    return replace(
+        _after(observation, history, step), pending_growths=growths, growth_blocked_until=held
+    )
 
 
-def _after(sight: PoolObservation, past: ScalingHistory, step: ScalingStep) -> ScalingHistory:
-    wishes = {role: wish for role, wish in past.wishes.items() if role not in step.sizes}
-    growths = past.growths
-    for each in (step, step.other):
-        if each is not None and each.new > each.old:
-            growths = (*growths, PendingGrowth(each.role, each.old, each.new, sight.now_seconds))
-    return replace(past, changed_seconds=sight.now_seconds, wishes=wishes, growths=growths)
+def _after(
+    observation: PoolObservation, history: ScalingHistory, step: ScalingStep
+) -> ScalingHistory:
+    wishes = {
+        role: wish for role, wish in history.pending_changes.items() if role not in step.sizes
+    }
+    growths = history.pending_growths
+    for each in (step, step.simultaneous_step):
+        if each is not None and each.new_size > each.old_size:
+            growths = (
+                *growths,
+                PendingGrowth(each.role, each.old_size, each.new_size, observation.now_seconds),
+            )
+    return replace(
+        history,
+        last_change_seconds=observation.now_seconds,
+        pending_changes=wishes,
+        pending_growths=growths,
+    )
 
 
 def _exchange(
-    sight: PoolObservation, past: ScalingHistory, config: ScalingConfig
+    observation: PoolObservation, history: ScalingHistory, config: ScalingConfig
 ) -> ScalingStep | None:
-    """One pool gives the other what that lacks. It needs no place, even at the budget."""
-    given = _shrinkage(sight, past, config) if config.can_convert else None
-    lacking = _lacking(sight, past, config)
-    if given is None or not lacking:
+    """Move workers from a pool that shrinks to one that grows. This needs no budget."""
+    shrinking = _shrinkage(observation, history, config) if config.can_convert else None
+    lacking = _growing_roles(observation, history, config)
+    if shrinking is None or not lacking:
         return None
-    role, size = lacking[0], sight.sizes[lacking[0]]
-    count = min(given.old - given.new, past.wishes[role].nearest - size)
-    taken = ScalingStep(role, size, size + count, _why(sight, role))
-    return replace(given, new=given.old - count, other=taken)
+    role, size = lacking[0], observation.sizes[lacking[0]]
+    count = min(
+        shrinking.old_size - shrinking.new_size, history.pending_changes[role].nearest_size - size
+    )
+    growing = ScalingStep(role, size, size + count, _plan_reason(observation, role))
+    return replace(shrinking, new_size=shrinking.old_size - count, simultaneous_step=growing)
 
 
 def _growth(
-    sight: PoolObservation, past: ScalingHistory, config: ScalingConfig
+    observation: PoolObservation, history: ScalingHistory, config: ScalingConfig
 ) -> ScalingStep | None:
-    """Of the pool that lacks most; where there is no place for it, another must leave first."""
-    room = config.max_workers - sight.occupied
-    lacking = _lacking(sight, past, config)
-    if not lacking or room <= 0:
+    """Grow the pool that lacks most workers in proportion, as far as the budget allows."""
+    budget = config.max_workers - observation.num_budgeted_workers
+    lacking = _growing_roles(observation, history, config)
+    if not lacking or budget <= 0:
         return None
-    role = max(lacking, key=lambda role: past.wishes[role].nearest / max(sight.sizes[role], 1))
-    size = sight.sizes[role]
-    count = min(past.wishes[role].nearest - size, config.step, room)
-    return ScalingStep(role, size, size + count, _why(sight, role))
+    role = max(
+        lacking,
+        key=lambda role: (
+            history.pending_changes[role].nearest_size / max(observation.sizes[role], 1)
+        ),
+    )
+    size = observation.sizes[role]
+    count = min(history.pending_changes[role].nearest_size - size, config.max_step_workers, budget)
+    return ScalingStep(role, size, size + count, _plan_reason(observation, role))
 
 
-def _lacking(sight: PoolObservation, past: ScalingHistory, config: ScalingConfig) -> list[Role]:
-    """Who is to grow, and may."""
-    due, now = _due(sight, past, config, grows=True), sight.now_seconds
-    return [role for role in due if now >= past.held_until.get(role, float("-inf"))]
+def _growing_roles(
+    observation: PoolObservation, history: ScalingHistory, config: ScalingConfig
+) -> list[Role]:
+    """Pools whose growth is due and not blocked."""
+    due, now = _due(observation, history, config, grows=True), observation.now_seconds
+    return [role for role in due if now >= history.growth_blocked_until.get(role, float("-inf"))]
 
 
 def _shrinkage(
-    sight: PoolObservation, past: ScalingHistory, config: ScalingConfig
+    observation: PoolObservation, history: ScalingHistory, config: ScalingConfig
 ) -> ScalingStep | None:
-    """Nobody goes while somebody is still to come: the plan counts only on those that serve. Nor
-    from a pool of which no more serve than are needed: of one that is down, a plan says little."""
-    if any(sight.coming(role) for role in sight.sizes):
+    """Shrink a pool. None shrinks while workers are still starting, since the plan counts only
+    those that serve; nor does a pool that has no more serving workers than it needs, since a plan
+    says little about a pool that is down."""
+    if any(observation.num_not_serving_yet(role) for role in observation.sizes):
         return None
-    for role in _due(sight, past, config, grows=False):
-        size = sight.sizes[role]
-        if past.wishes[role].nearest >= sight.serving(role):
+    for role in _due(observation, history, config, grows=False):
+        size = observation.sizes[role]
+        if history.pending_changes[role].nearest_size >= observation.num_serving(role):
             continue
-        count = min(size - past.wishes[role].nearest, config.step)
-        return ScalingStep(role, size, size - count, _why(sight, role))
+        count = min(size - history.pending_changes[role].nearest_size, config.max_step_workers)
+        return ScalingStep(role, size, size - count, _plan_reason(observation, role))
     return None
 
 
 def _due(
-    sight: PoolObservation, past: ScalingHistory, config: ScalingConfig, grows: bool
+    observation: PoolObservation, history: ScalingHistory, config: ScalingConfig, grows: bool
 ) -> list[Role]:
-    """Whose change has been wanted for long enough."""
+    """Pools whose change has been wanted for long enough."""
     return [
         role
-        for role, wish in past.wishes.items()
-        if wish.grows is grows and sight.now_seconds - wish.since_seconds >= config.stable_seconds
+        for role, wish in history.pending_changes.items()
+        if wish.is_growth is grows
+        and observation.now_seconds - wish.since_seconds >= config.stable_seconds
     ]
 
 
-def _why(sight: PoolObservation, role: Role) -> str:
-    """What the plan says of this pool, beside the sizes."""
-    reason = sight.plan.reason if sight.plan is not None else ""
+def _plan_reason(observation: PoolObservation, role: Role) -> str:
+    """The part of the plan's reason that concerns this pool."""
+    reason = observation.plan.reason if observation.plan is not None else ""
     own = [part for part in reason.split("; ") if part.startswith(role.value)]
     return own[0].partition(": ")[2] if own else reason

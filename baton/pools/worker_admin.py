@@ -1,4 +1,5 @@
-"""How a backend that does not own its workers' processes reaches them: by the registry."""
+"""Drains workers through their RPCs, for backends that don't own the workers' processes. Their
+addresses come from the registry."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -14,20 +15,21 @@ from baton.rpc.worker_client import convert_worker, drain_worker, inspect_worker
 
 class WorkerAdmin(Protocol):
     async def loads(self) -> Mapping[WorkerId, float]:
-        """How much each has to do; to be compared within one pool. Raises Unavailable."""
+        """The load of each worker, for comparison within one pool. Raises Unavailable."""
         ...
 
     async def drain(self, worker_id: WorkerId) -> None:
-        """Tells it to take nothing new. Raises NotFound when nobody knows it, Unavailable when it
-        does not answer. So do the others."""
+        """Make a worker drain. Like the methods below, it raises NotFound when the worker is not in
+        the registry, Unavailable when it does not answer."""
         ...
 
     async def is_drained(self, worker_id: WorkerId) -> bool:
-        """Whether nothing is left there, neither to do nor to hand over."""
+        """Whether the worker has no requests left, and no KV that others still need."""
         ...
 
-    async def stay(self, worker_id: WorkerId) -> None:
-        """Ends its drain: it serves again. Raises Unavailable when its process is to end, too."""
+    async def end_drain(self, worker_id: WorkerId) -> None:
+        """End the drain, so that the worker serves again. Raises Unavailable also when its process
+        is shutting down."""
         ...
 
 
@@ -46,7 +48,7 @@ class RegistryWorkerAdmin:
         member = await self._member(worker_id)
         return (await inspect_worker(member.address, self._trust)).drained
 
-    async def stay(self, worker_id: WorkerId) -> None:
+    async def end_drain(self, worker_id: WorkerId) -> None:
         member = await self._member(worker_id)
         await convert_worker(member.address, member.role, self._trust)
 
@@ -58,13 +60,15 @@ class RegistryWorkerAdmin:
 
 
 def scalar_load(member: Member) -> float:
-    """Tokens that wait to be read, or tokens of KV that were promised."""
+    """For a prefill worker, the queued prompt tokens; for a decode worker, the KV tokens that its
+    requests are expected to need."""
     load = member.load
     return load.queued_tokens if member.role is Role.PREFILL else load.promised_tokens
 
 
 class UnavailableWorkerAdmin:
-    """Nobody knows where the registry is: workers drain when their process is told to end."""
+    """Used when no registry is configured. Every call fails, so that workers drain only when their
+    process gets SIGTERM."""
 
     async def loads(self) -> Mapping[WorkerId, float]:
         raise Unavailable("redis_url is not set")
@@ -75,5 +79,5 @@ class UnavailableWorkerAdmin:
     async def is_drained(self, worker_id: WorkerId) -> bool:
         raise Unavailable("redis_url is not set")
 
-    async def stay(self, worker_id: WorkerId) -> None:
+    async def end_drain(self, worker_id: WorkerId) -> None:
         raise Unavailable("redis_url is not set")

@@ -1,1 +1,1 @@
-"""Who is in the cluster: Redis, and an in-memory registry for tests and simulations."""
+"""The registry of the cluster's members: in Redis, or in memory for tests and simulations."""

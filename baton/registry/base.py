@@ -1,4 +1,5 @@
-"""Who is in the cluster: each member announces itself under a lease, and is gone with it."""
+"""The registry of the cluster's members. Each member announces itself under a lease, and is removed
+when the lease expires."""
 
 from typing import Protocol
 
@@ -9,22 +10,23 @@ MAX_MEMBERS = 4096
 
 
 class Registry(Protocol):
-    """Methods raise Unavailable when the registry can't be reached in time. ``incarnation`` names
-    the memory that the last answer of :meth:`members` came from: another one knows nobody at
-    first."""
+    """Methods raise Unavailable when the registry can't be reached in time. ``database_id``
+    identifies the database that the last answer of :meth:`members` came from. It changes when the
+    registry has lost its data; then it knows no members at first."""
 
-    incarnation: str
+    database_id: str
 
     async def announce(self, member: Member, ttl_seconds: float) -> bool:
-        """Writes or renews. False: a newer generation of that id is there; give up."""
+        """Write the member, and start or renew its lease. False: a newer generation of that id is
+        registered, so the caller must stop."""
         ...
 
     async def withdraw(self, member_id: WorkerId, generation: Incarnation) -> None:
-        """Removes it at once, unless a newer generation is there. Idempotent."""
+        """Remove the member at once, unless a newer generation is registered. Idempotent."""
         ...
 
     async def members(self) -> list[Member]:
-        """All whose lease holds, by id."""
+        """All members with a valid lease, ordered by id."""
         ...
 
     async def ping(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Keeps a member's lease alive, through outages of the registry."""
+"""Renews a member's lease in the registry, and keeps trying during outages."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,14 +11,15 @@ from baton.errors import BatonError, Unavailable
 from baton.registry.base import Registry
 
 TTL_HEARTBEATS = 3
-"""A member that misses so many beats is gone."""
+"""A member's lease lasts for this many heartbeats."""
 
 log = structlog.get_logger(__name__)
 
 
 class Heartbeat:
-    """Announces what ``describe`` says, every ``interval_seconds``, and at once on
-    :meth:`hurry`. Ends with Unavailable when a newer life of the same member has taken over."""
+    """Announces the member that ``describe`` returns, every ``interval_seconds``, and at once on
+    :meth:`announce_now`. Raises Unavailable when a newer generation of the same member has taken
+    over."""
 
     def __init__(
         self,
@@ -31,28 +32,30 @@ class Heartbeat:
         self._describe = describe
         self._clock = clock
         self._interval_seconds = interval_seconds
-        self._hurry = asyncio.Event()
+        self._announce_requested = asyncio.Event()
 
-    def hurry(self) -> None:
-        """What ``describe`` says has changed in a way that others should know now."""
-        self._hurry.set()
+    def announce_now(self) -> None:
+        """Announce the member now, since a change must be known soon."""
+        self._announce_requested.set()
 
     async def run(self) -> None:
-        """Until cancelled; withdraws at the end."""
+        """Send heartbeats until cancelled; withdraw the member at the end."""
         try:
             while True:
-                self._hurry.clear()  # before: what changes during a beat asks for another
-                await self.beat()
+                # Cleared first, so that a change during a heartbeat causes another one.
+                self._announce_requested.clear()
+                await self.announce()
                 try:
                     async with asyncio.timeout(self._interval_seconds):
-                        await self._hurry.wait()
+                        await self._announce_requested.wait()
                 except TimeoutError:
                     pass
         finally:
             await self._withdraw()
 
-    async def beat(self) -> None:
-        """One announcement; an unreachable registry is logged, and tried again next time."""
+    async def announce(self) -> None:
+        """Announce the member once. If the registry can't be reached, log it; the next heartbeat
+        tries again."""
         member = self._describe()
         try:
             kept = await self._registry.announce(member, TTL_HEARTBEATS * self._interval_seconds)
@@ -60,7 +63,7 @@ class Heartbeat:
             log.warning("heartbeat_failed", error=str(error))
             return
         if not kept:
-            raise Unavailable(f"a newer {member.id} has taken over")
+            raise Unavailable(f"a newer process of {member.id} has taken over")
 
     async def _withdraw(self) -> None:
         member = self._describe()

@@ -1,4 +1,4 @@
-"""A member as JSON, checked when it comes back: Redis may hold anything."""
+"""Members as JSON. They are validated when read, since Redis may contain anything."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -16,8 +16,8 @@ from baton.errors import Invalid
 MAX_MEMBER_BYTES = 64 * 1024
 
 MAX_NUMBER = 1e15
-"""Of any number that a member tells, whether seconds, tokens or bytes a second: a thousand of them
-are still added and multiplied without an overflow, whatever a broken member says."""
+"""Limit for any number in a member, be it seconds, tokens or bytes per second. A thousand of them
+can be added and multiplied without an overflow, whatever a broken member reports."""
 
 MAX_GENERATION = 2**63 - 1
 """Nanoseconds since 1970."""
@@ -32,9 +32,9 @@ def member_to_json(member: Member) -> bytes:
 
 
 def member_from_json(data: bytes) -> Member:
-    """Raises Invalid for anything that is not a member."""
+    """Parse a member. Raises Invalid for anything else."""
     if len(data) > MAX_MEMBER_BYTES:
-        raise Invalid(f"a member has at most {MAX_MEMBER_BYTES} bytes, not {len(data)}")
+        raise Invalid(f"a member's record has at most {MAX_MEMBER_BYTES} bytes, not {len(data)}")
     try:
         raw = orjson.loads(data)
         return Member(
@@ -85,7 +85,7 @@ def _load(raw: Any) -> WorkerLoad:
 
 def _queue(raw: Any) -> tuple[QueuedWork, ...]:
     if not isinstance(raw, list) or len(raw) > MAX_QUEUED:
-        raise ValueError(f"queue must be a list of at most {MAX_QUEUED}")
+        raise ValueError(f"queue must be a list of at most {MAX_QUEUED} entries")
     return tuple(
         QueuedWork(_optional(entry, "deadline_seconds", _finite), _amount(entry, "work_seconds"))
         for entry in raw
@@ -102,7 +102,7 @@ def _prefill_cost(raw: Any, key: str) -> PrefillCost:
 
 
 def _decode_cost(raw: Any, key: str) -> DecodeCost:
-    """Of a measured one; what is simulated has experts, too, and never travels."""
+    """Parse a measured cost. The fields for experts are for simulations only, and never sent."""
     cost = raw[key]
     return DecodeCost(
         fixed_seconds=_amount(cost, "fixed_seconds"),
@@ -112,7 +112,7 @@ def _decode_cost(raw: Any, key: str) -> DecodeCost:
 
 
 def _rate(raw: Any, key: str) -> float:
-    """What others divide by."""
+    """Parse a rate. It is used as a divisor, so it must not be close to 0."""
     value = _finite(raw, key)
     if value < MIN_RATE:
         raise ValueError(f"{key} is {value!r}, and must be at least {MIN_RATE:g}")

@@ -1,4 +1,4 @@
-"""A mirror of the registry that outlives its outages."""
+"""A local copy of the registry that survives the registry's outages."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,25 +13,25 @@ from baton.core.states import Role, WorkerState
 from baton.errors import BatonError
 
 REJOIN_SECONDS = 6.0
-"""What members may take to announce themselves to a registry that forgot them."""
+"""Time for members to announce themselves again to a registry that has lost its data."""
 
 log = structlog.get_logger(__name__)
 
 
 class MemberSource(Protocol):
-    """The part of a registry that is read."""
+    """The read-only part of a registry."""
 
-    incarnation: str
+    database_id: str
 
     async def members(self) -> list[Member]: ...
 
 
 class Membership:
     """Polls the registry. While it can't be reached, the last known members stay for
-    ``grace_seconds``. After it could not be reached, when it has another memory than before, or has
-    lost most of them at once (leases that ended while nobody could renew them), they stay for
-    ``REJOIN_SECONDS`` in which it answers, to announce themselves again. Losing Redis costs
-    freshness, not service."""
+    ``grace_seconds``. After an outage, when the registry's ``database_id`` has changed, or when it
+    has lost most members at once (leases that expired while they could not be renewed), missing
+    members stay for ``REJOIN_SECONDS``, so that they can announce themselves again. An outage of
+    Redis makes the data stale, but doesn't interrupt service."""
 
     def __init__(
         self,
@@ -47,15 +47,15 @@ class Membership:
         self._members: list[Member] = []
         self._ready_of: list[Member] = self._members
         self._ready: dict[Role, list[Member]] = {}
-        self._found: list[Member] = []
-        self._odd: frozenset[WorkerId] = frozenset()
-        self._fresh_at = float("-inf")
-        self._doubt_until = float("-inf")
-        self._incarnation = ""
-        self._lost = False
+        self._last_found: list[Member] = []
+        self._incompatible_ids: frozenset[WorkerId] = frozenset()
+        self._last_answer_seconds = float("-inf")
+        self._rejoin_until = float("-inf")
+        self._database_id = ""
+        self._had_outage = False
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Poll the registry until cancelled."""
         while True:
             await self.refresh()
             await self._clock.sleep(self._interval_seconds)
@@ -66,57 +66,59 @@ class Membership:
             found = sorted(await self._registry.members(), key=lambda member: member.id)
         except BatonError as error:
             log.warning("membership_stale", error=str(error))
-            if now - self._fresh_at > self._grace_seconds:
+            if now - self._last_answer_seconds > self._grace_seconds:
                 self._members = []
-            self._lost = True
+            self._had_outage = True
             return
-        self._fresh_at = now
-        self._members = self._believed(found, now)
-        self._tell_odd(incompatible_workers(self._members))
+        self._last_answer_seconds = now
+        self._members = self._with_missing(found, now)
+        self._set_incompatible_ids(incompatible_workers(self._members))
 
-    def _tell_odd(self, odd: frozenset[WorkerId]) -> None:
-        if odd - self._odd:
+    def _set_incompatible_ids(self, odd: frozenset[WorkerId]) -> None:
+        if odd - self._incompatible_ids:
             log.warning("workers_compute_otherwise", left_out=sorted(odd))
-        self._odd = odd
+        self._incompatible_ids = odd
 
-    def _believed(self, found: list[Member], now: float) -> list[Member]:
+    def _with_missing(self, found: list[Member], now: float) -> list[Member]:
+        """``found``, and during the rejoin period also the known members that are missing in it."""
         present = {member.id for member in found}
-        before, self._found = self._found, found
+        before, self._last_found = self._last_found, found
         staying = [member for member in before if member.state is not WorkerState.DRAINING]
-        incarnation, self._incarnation = self._incarnation, self._registry.incarnation
-        is_another = incarnation not in ("", self._incarnation)
+        incarnation, self._database_id = self._database_id, self._registry.database_id
+        has_changed = incarnation not in ("", self._database_id)
         has_lost_most = 2 * sum(member.id not in present for member in staying) > len(staying)
-        if self._lost or is_another or has_lost_most:
-            self._doubt_until = now + REJOIN_SECONDS
+        if self._had_outage or has_changed or has_lost_most:
+            self._rejoin_until = now + REJOIN_SECONDS
             log.warning("registry_doubted", missing=sorted({m.id for m in before} - present))
-        self._lost = False
-        if now >= self._doubt_until:
+        self._had_outage = False
+        if now >= self._rejoin_until:
             return found
         missing = [member for member in self._members if member.id not in present]
         return sorted([*found, *missing], key=lambda member: member.id)
 
     @property
-    def fresh_at(self) -> float:
-        """When the registry last answered, by the clock's monotonic time."""
-        return self._fresh_at
+    def last_answer_seconds(self) -> float:
+        """The monotonic time when the registry last answered."""
+        return self._last_answer_seconds
 
     @property
     def members(self) -> list[Member]:
-        """In the order of their ids."""
+        """All members, ordered by id."""
         return self._members
 
     def ready(self, role: Role) -> Sequence[Member]:
-        """Those of ``role`` that take requests, in the order of their ids."""
-        if self._ready_of is not self._members:  # it is asked several times for each request
+        """Members of ``role`` that accept requests, ordered by id."""
+        if self._ready_of is not self._members:  # cached: this is called several times per request
             self._ready_of, self._ready = self._members, {}
         known = self._ready.get(role)
         if known is None:
-            odd = self.odd
+            odd = self.incompatible_ids
             members = (m for m in self._members if m.role is role and m.id not in odd)
             known = self._ready[role] = [m for m in members if m.state is WorkerState.READY]
         return known
 
     @property
-    def odd(self) -> frozenset[WorkerId]:
-        """Workers that are not to be used, whatever they say: :mod:`baton.core.numerics`."""
-        return self._odd
+    def incompatible_ids(self) -> frozenset[WorkerId]:
+        """Workers that must not be used, whatever their state, because of their arithmetic
+        (:mod:`baton.core.numerics`)."""
+        return self._incompatible_ids

@@ -1,4 +1,4 @@
-"""The registry's in-memory twin: the leases of one process, by its clock."""
+"""In-memory implementation of the registry, for one process, with its clock."""
 
 from itertools import count
 
@@ -9,13 +9,14 @@ from baton.errors import Unavailable
 
 
 class MemoryRegistry:
-    """``reachable`` False makes every call raise Unavailable, as when Redis is gone."""
+    """A registry in this process. With ``is_reachable`` False, every call raises Unavailable, as in
+    an outage of Redis."""
 
-    _incarnations = count(1)
+    _database_ids = count(1)
 
     def __init__(self, clock: Clock) -> None:
-        self.reachable = True
-        self.incarnation = str(next(self._incarnations))
+        self.is_reachable = True
+        self.database_id = str(next(self._database_ids))
         self._clock = clock
         self._leases: dict[WorkerId, tuple[Member, float]] = {}
 
@@ -42,12 +43,12 @@ class MemoryRegistry:
         self._check()
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to close."""
 
     def _current(self, member_id: WorkerId) -> Member | None:
         member, until = self._leases.get(member_id, (None, 0.0))
         return member if until > self._clock.monotonic() else None
 
     def _check(self) -> None:
-        if not self.reachable:
+        if not self.is_reachable:
             raise Unavailable("the registry can't be reached")

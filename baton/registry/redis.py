@@ -1,4 +1,4 @@
-"""The registry in Redis: one key per member that expires with its lease, and a set of ids."""
+"""The registry in Redis: one key per member, which expires with its lease, and a set of ids."""
 
 import secrets
 from typing import Any, cast
@@ -16,8 +16,8 @@ from baton.registry.redis_client import call_redis, connect_redis
 
 MAX_ENTRY_BYTES = MAX_MEMBER_BYTES + 128
 
-# What is no member, or has no generation that could be (64 bits), is older than any. Of a sealed
-# entry the first line is the member.
+# A value that is not a member, or has an impossible generation (over 64 bits), counts as older than
+# any. The first line of a signed entry is the member.
 _IS_NEWER = f"""
 local function is_newer(present, generation)
   if type(present) ~= 'string' or #present > {MAX_ENTRY_BYTES} then return false end
@@ -28,7 +28,7 @@ end
 local present = redis.pcall('GET', KEYS[1])
 """
 # KEYS: the member, the set of ids. ARGV: the entry, generation, ttl in ms, id, an entry that is to
-# be written over whatever it says. Answers the newer one that is there.
+# be overwritten whatever its generation is. Returns the newer entry, if there is one.
 _ANNOUNCE = f"""{_IS_NEWER}
 if is_newer(present, ARGV[2]) and present ~= ARGV[5] then return present end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[3])
@@ -44,29 +44,29 @@ return 1
 """
 
 ATTEMPTS = 3
-"""To write over what somebody keeps writing there who is no member."""
+"""Attempts to overwrite an entry that another program, which is not a member, keeps writing."""
 
 log = structlog.get_logger(__name__)
 
 
 class RedisRegistry:
-    """Over Redis or Valkey, in the namespace ``cluster``. With a ``secret``, members are believed
-    that know it, and no others."""
+    """A registry in Redis or Valkey, in the namespace ``cluster``. With a ``secret``, only members
+    that know it are accepted."""
 
     def __init__(
         self, url: str, cluster: str, secret: str | None = None, clock: Clock | None = None
     ) -> None:
-        self._seal = EntrySigner(secret, cluster, clock or SystemClock())
-        self._ignored: set[str] = set()  # ids, of which that was said
+        self._signer = EntrySigner(secret, cluster, clock or SystemClock())
+        self._ignored: set[str] = set()  # ids of rejected entries, which have been logged
         self._url = url
         self._redis = connect_redis(url)
         self._prefix = f"baton:{cluster}:member:"
         self._ids = f"baton:{cluster}:members"
-        self._memory = f"baton:{cluster}:memory"
-        self.incarnation = ""
+        self._database_id_key = f"baton:{cluster}:memory"
+        self.database_id = ""
 
     async def announce(self, member: Member, ttl_seconds: float) -> bool:
-        entry, forged = self._seal.close(member_to_json(member), ttl_seconds), b""
+        entry, forged = self._signer.sign(member_to_json(member), ttl_seconds), b""
         generation, ttl_ms = str(member.generation), str(round(ttl_seconds * 1000))
         for _ in range(ATTEMPTS):
             arguments = [entry, generation, ttl_ms, member.id, forged]
@@ -76,7 +76,7 @@ class RedisRegistry:
             if self._member(member.id, newer) is not None:
                 return False
             forged = newer
-        raise Unavailable(f"somebody who is no member keeps writing the entry of {member.id}")
+        raise Unavailable(f"a program that is not a member keeps writing the entry of {member.id}")
 
     async def withdraw(self, member_id: WorkerId, generation: Incarnation) -> None:
         await self._script(_WITHDRAW, member_id, [str(generation), member_id])
@@ -85,8 +85,8 @@ class RedisRegistry:
         ids = sorted(await self._call(self._redis.smembers(self._ids)))[:MAX_MEMBERS]
         names = [member_id.decode("utf-8", "replace") for member_id in ids]
         keys = [self._prefix + name for name in names]
-        *values, memory = await self._call(self._redis.mget([*keys, self._memory]))
-        self.incarnation = (memory or await self._name_memory()).decode("utf-8", "replace")
+        *values, name = await self._call(self._redis.mget([*keys, self._database_id_key]))
+        self.database_id = (name or await self._new_database_id()).decode("utf-8", "replace")
         gone = [member_id for member_id, value in zip(ids, values, strict=True) if value is None]
         if gone:
             await self._call(self._redis.srem(self._ids, *gone))
@@ -95,10 +95,10 @@ class RedisRegistry:
         return [member for member in found if member is not None]
 
     def _member(self, name: str, entry: bytes | None) -> Member | None:
-        """None for what is not the member of that name; the first time, the log says why."""
+        """Parse an entry; None if it is not the member of that name, which is logged once."""
         is_known = name in self._ignored
         try:
-            member = _parsed(name, self._seal.open(entry)) if entry else None
+            member = _parsed(name, self._signer.verify(entry)) if entry else None
             self._ignored.discard(name)
             return member
         except Unauthorized as refused:
@@ -110,10 +110,10 @@ class RedisRegistry:
         self._ignored.add(name)
         return None
 
-    async def _name_memory(self) -> bytes:
-        """The first one that asks names it."""
-        await self._call(self._redis.set(self._memory, secrets.token_hex(8), nx=True))
-        name: bytes | None = await self._call(self._redis.get(self._memory))
+    async def _new_database_id(self) -> bytes:
+        """Give the database an id, unless another member has just done so; returns its id."""
+        await self._call(self._redis.set(self._database_id_key, secrets.token_hex(8), nx=True))
+        name: bytes | None = await self._call(self._redis.get(self._database_id_key))
         return name or b""
 
     async def ping(self) -> None:
@@ -131,8 +131,8 @@ class RedisRegistry:
 
 
 def _parsed(name: str, content: bytes) -> Member:
-    """Raises Invalid for what is not the member of that name."""
+    """Raises Invalid for anything but the member of that name."""
     member = member_from_json(content)
     if member.id != name:
-        raise Invalid(f"it says that it is {member.id}")
+        raise Invalid(f"the entry is of another member, {member.id}")
     return member

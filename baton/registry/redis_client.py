@@ -1,4 +1,4 @@
-"""One way to connect to Redis or Valkey, with time-outs on everything."""
+"""Connects to Redis or Valkey, with timeouts on everything."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -17,15 +17,15 @@ T = TypeVar("T")
 TIMEOUT_SECONDS = 2.0
 
 MAX_CONNECTIONS = 64
-"""Of one client; whoever comes next waits for one."""
+"""Connections of one client; further calls wait for a free one."""
 
 RETRIES = 1
-"""At once, on a new connection: a pooled one may have gone with a restart of the server. More,
-with pauses between, would make every caller wait for a Redis that is down."""
+"""One immediate retry on a new connection, since a restart of the server breaks pooled ones. More
+retries, with pauses, would make every caller wait for a Redis that is down."""
 
 
 def connect_redis(url: str) -> "redis.asyncio.Redis":
-    """Connects on first use. Raises Invalid for what is no Redis URL."""
+    """A client that connects on first use. Raises Invalid if ``url`` is not a Redis URL."""
     try:
         pool = redis.asyncio.BlockingConnectionPool.from_url(
             url,
@@ -44,8 +44,8 @@ def connect_redis(url: str) -> "redis.asyncio.Redis":
 
 
 async def call_redis(url: str, call: Awaitable[T], seconds: float = 2 * TIMEOUT_SECONDS) -> T:
-    """Awaits a Redis call. Raises Unavailable when it fails or takes too long. The client now and
-    then answers although it was cancelled meanwhile; whoever waits is cancelled all the same."""
+    """Await a Redis call. Raises Unavailable when it fails or takes too long. The client sometimes
+    returns an answer although it was cancelled; the caller is cancelled in that case, too."""
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
     try:
@@ -56,10 +56,10 @@ async def call_redis(url: str, call: Awaitable[T], seconds: float = 2 * TIMEOUT_
         return answer
     except (RedisError, OSError, TimeoutError) as error:
         reason = str(error) or type(error).__name__
-        raise Unavailable(f"Redis at {_place(url)} can't be asked: {reason}") from error
+        raise Unavailable(f"the call to Redis at {_address(url)} failed: {reason}") from error
 
 
-def _place(url: str) -> str:
-    """Host and port: the rest may hold a password, and errors travel."""
+def _address(url: str) -> str:
+    """Host and port. The rest of the URL may contain a password, and errors are sent to others."""
     parts = urlsplit(url)
     return f"{parts.hostname}:{parts.port}" if parts.hostname else parts.path

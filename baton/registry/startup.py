@@ -1,4 +1,4 @@
-"""The registry, when a program starts: it may be starting, too."""
+"""Waits for the registry when a program starts: both may be starting at once."""
 
 from typing import Protocol
 
@@ -14,20 +14,21 @@ log = structlog.get_logger(__name__)
 
 class Pingable(Protocol):
     async def ping(self) -> None:
-        """Raises Unavailable."""
+        """Raises Unavailable if it does not answer."""
         ...
 
 
 async def wait_for_registry(registry: Pingable, clock: Clock, patience_seconds: float) -> None:
-    """Returns once it answers. Raises Unavailable, with the last reason, when that takes longer."""
-    until, told = clock.monotonic() + patience_seconds, False
+    """Wait until the registry answers. Raises Unavailable, with the reason of the last failure,
+    after ``patience_seconds``."""
+    until, was_logged = clock.monotonic() + patience_seconds, False
     while True:
         try:
             return await registry.ping()
         except Unavailable as error:
             if clock.monotonic() >= until:
                 raise
-            if not told:
+            if not was_logged:
                 log.warning("waits_for_registry", seconds=patience_seconds, error=str(error))
-            told = True
+            was_logged = True
         await clock.sleep(POLL_SECONDS)

@@ -1,1 +1,1 @@
-"""Calls between the programs: gRPC, framed connections, local sockets."""
+"""Calls between the programs, over gRPC, framed TCP connections and Unix sockets."""

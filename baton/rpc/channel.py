@@ -1,4 +1,4 @@
-"""Client side of a gRPC connection: options, a proof in each call, error translation."""
+"""Client side of gRPC: channel options, signed calls, error translation."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
-from baton.core.credentials import ClusterCredentials, as_credentials
+from baton.core.credentials import ClusterCredentials, to_credentials
 from baton.errors import BatonError, Overloaded, Unavailable, error_from_grpc_status
 from baton.network.call_signing import CallSigner
 from baton.network.tls import TLS_NAME, channel_credentials
@@ -20,16 +20,17 @@ RETRY_AFTER_KEY = "retry-after-seconds"
 CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # A peer that vanished without a word, or stands still, is noticed within two seconds. Its
-    # network threads answer, so one that is only busy is not taken for gone.
-    ("grpc.keepalive_time_ms", 500),  # it is at least a second between two pings
+    # A peer that has vanished without closing the connection, or is frozen, is noticed within two
+    # seconds. Pings are answered by the peer's network threads, so a busy peer is not taken for
+    # dead.
+    ("grpc.keepalive_time_ms", 500),  # gRPC waits at least a second between two pings
     ("grpc.keepalive_timeout_ms", 900),
-    ("grpc.http2.ping_timeout_ms", 900),  # without it the above waits for a minute
+    ("grpc.http2.ping_timeout_ms", 900),  # else gRPC waits a minute, despite keepalive_timeout_ms
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # Two channels to a worker that was reborn on the same port must not share a dead socket.
+    # A channel to a worker that has restarted on the same port must not reuse the dead socket.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
@@ -39,9 +40,9 @@ TLS_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", TLS_NAME))
 
 
 def open_channel(address: str, trust: ClusterCredentials | str | None = None) -> grpc.aio.Channel:
-    """A channel to ``address`` (host:port); it connects on the first call. Raises Invalid for
-    certificates that can't be read."""
-    trust = as_credentials(trust)
+    """Open a channel to ``address`` (host:port), which connects on the first call. Raises Invalid
+    for certificates that can't be read."""
+    trust = to_credentials(trust)
     if trust.has_tls:
         credentials = channel_credentials(trust)
         channel = grpc.aio.secure_channel(address, credentials, options=TLS_OPTIONS)
@@ -53,7 +54,7 @@ def open_channel(address: str, trust: ClusterCredentials | str | None = None) ->
 
 
 def translate_rpc_error(error: grpc.aio.AioRpcError) -> BatonError:
-    """The error of ours that a peer's status stands for."""
+    """Return the BatonError for a peer's status."""
     message = error.details() or error.code().name
     translated = error_from_grpc_status(error.code().name, message)
     if isinstance(translated, Overloaded):
@@ -65,18 +66,18 @@ def translate_rpc_error(error: grpc.aio.AioRpcError) -> BatonError:
 
 @contextmanager
 def translated_rpc_errors() -> Iterator[None]:
-    """Turns a peer's status into an error of ours."""
+    """Context that raises gRPC errors as BatonErrors."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
         raise translate_rpc_error(error) from error
-    except asyncio.InvalidStateError as error:  # what is written to a call that has ended
+    except asyncio.InvalidStateError as error:  # a write to a call that has ended
         raise Unavailable("the call is over") from error
 
 
 class _SigningChannel:
-    """Each call of it proves that the caller knows the cluster secret. gRPC's interceptors could do
-    it, too, but theirs leave tasks behind when a stream breaks."""
+    """A channel that signs each call with the cluster secret. gRPC's interceptors could do that,
+    too, but they leak tasks when a stream breaks."""
 
     def __init__(self, channel: grpc.aio.Channel, signer: CallSigner) -> None:
         self._channel = channel
@@ -89,20 +90,20 @@ class _SigningChannel:
         await self._channel.close()
 
     def __getattr__(self, name: str) -> Any:
-        """What is no kind of call is the channel's own."""
+        """Delegate everything except calls to the channel."""
         return getattr(self._channel, name)
 
     def unary_unary(self, method: str, *arguments: Any, **options: Any) -> Any:
-        return self._proving(method, self._channel.unary_unary(method, *arguments, **options))
+        return self._signed(method, self._channel.unary_unary(method, *arguments, **options))
 
     def unary_stream(self, method: str, *arguments: Any, **options: Any) -> Any:
-        return self._proving(method, self._channel.unary_stream(method, *arguments, **options))
+        return self._signed(method, self._channel.unary_stream(method, *arguments, **options))
 
     def stream_stream(self, method: str, *arguments: Any, **options: Any) -> Any:
-        return self._proving(method, self._channel.stream_stream(method, *arguments, **options))
+        return self._signed(method, self._channel.stream_stream(method, *arguments, **options))
 
-    def _proving(self, method: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def proved(*arguments: Any, **options: Any) -> Any:
+    def _signed(self, method: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def signed_call(*arguments: Any, **options: Any) -> Any:
             return call(*arguments, metadata=self._signer.metadata(method), **options)
 
-        return proved
+        return signed_call

@@ -32,8 +32,8 @@ async def request_placement(
     session: str = "",
     stream: PlacementStream | None = None,
 ) -> Placement:
-    """Over ``stream``, if there is one, else by a call of its own over ``channel``. Raises what the
-    conductor does, Unavailable for an answer without a worker."""
+    """Request a placement over ``stream``, if there is one, else by a separate call over
+    ``channel``. Raises the conductor's errors, and Unavailable for an answer without a worker."""
     request = pb.PlaceRequest(
         request_id=request_id,
         epoch=epoch,
@@ -47,7 +47,7 @@ async def request_placement(
         session=session,
     )
     if stream is not None:
-        return await stream.ask(request, timeout_seconds)
+        return await stream.request_placement(request, timeout_seconds)
     assert channel is not None, "there is a stream or a channel"
     with translated_rpc_errors():
         answer = await pb_grpc.ConductorStub(channel).Place(request, timeout=timeout_seconds)
@@ -57,7 +57,7 @@ async def request_placement(
 async def fetch_pool_plan(
     address: str, trust: ClusterCredentials | str | None = None, timeout_seconds: float = 5.0
 ) -> PoolPlan | None:
-    """None: it has seen no request yet. Raises Unavailable."""
+    """Fetch a conductor's plan; None if it has seen no request yet. Raises Unavailable."""
     async with open_channel(address, trust) as channel:
         with translated_rpc_errors():
             stub = pb_grpc.ConductorStub(channel)

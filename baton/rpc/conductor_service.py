@@ -37,15 +37,16 @@ class ConductorCore(Protocol):
         trace: str = "",
         session: str = "",
     ) -> Placement:
-        """``trace`` names the span of the question. Raises Unavailable, Overloaded, Invalid."""
+        """Place one request. ``trace`` is the span of this call. Raises Unavailable, Overloaded,
+        Invalid."""
         ...
 
     def describe(self) -> tuple[Sequence[str], str]:
-        """Members as JSON, and the ring as text."""
+        """The members as JSON, and the hash ring as text."""
         ...
 
     def pool_plan(self) -> PoolPlan | None:
-        """The last one; None before there was a request."""
+        """The latest plan; None before the first request."""
         ...
 
 
@@ -72,7 +73,7 @@ class ConductorService(pb_grpc.ConductorServicer):
 
 
 def place_all(core: ConductorCore, batch: pb.PlaceRequests) -> pb.PlaceAnswers:
-    """To each its own, in their order."""
+    """Place all requests of a batch; the answers are in the same order."""
     return pb.PlaceAnswers(answers=[_answer(core, request) for request in batch.requests])
 
 
@@ -81,7 +82,7 @@ def _answer(core: ConductorCore, request: pb.PlaceRequest) -> pb.PlaceAnswer:
         return pb.PlaceAnswer(placement=_place(core, request))
     except BatonError as error:
         return pb.PlaceAnswer(refusal=error_to_proto(error))
-    except Exception:  # a bug, which must not take others' placements with it
+    except Exception:  # a bug, which must not fail the other placements of the batch
         log.exception("placement_crashed", request_id=request.request_id)
         return pb.PlaceAnswer(refusal=error_to_proto(BatonError("internal error")))
 
@@ -106,5 +107,5 @@ def add_conductor_service(server: grpc.aio.Server, core: ConductorCore) -> None:
 
 def _keys(raw: Sequence[bytes]) -> tuple[BlockKey, ...]:
     if len(raw) > MAX_KEYS or any(len(key) != BLOCK_KEY_BYTES for key in raw):
-        raise Invalid(f"block_keys are at most {MAX_KEYS} of {BLOCK_KEY_BYTES} bytes each")
+        raise Invalid(f"block_keys must be at most {MAX_KEYS}, of {BLOCK_KEY_BYTES} bytes each")
     return tuple(BlockKey(key) for key in raw)

@@ -1,4 +1,4 @@
-"""The worker's service over a core that encodes its outputs itself."""
+"""The worker's gRPC service for a core that encodes its outputs itself."""
 
 from typing import Any, Protocol, cast
 
@@ -17,7 +17,7 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["Worker"].full_name
 
 
 class EncodedStream(Protocol):
-    """A :class:`baton.rpc.worker_service.RouterStream` but for what it gives."""
+    """As :class:`baton.rpc.worker_service.RouterStream`, but with encoded outputs."""
 
     def submit(self, spec: RequestSpec, task: Task, source: WorkerRef | None) -> None: ...
 
@@ -25,8 +25,8 @@ class EncodedStream(Protocol):
 
     def refuse(self, output: RequestOutput) -> None: ...
 
-    async def message(self) -> bytes:
-        """Waits for outputs and takes all that are there, as one ``WorkerMessage``. Raises
+    async def next_message(self) -> bytes:
+        """Wait for outputs, and return all that are there as one ``WorkerMessage``. Raises
         Overloaded when the router has left too many unread."""
         ...
 
@@ -34,20 +34,20 @@ class EncodedStream(Protocol):
 
 
 class EncodedCore(Protocol):
-    """A :class:`baton.rpc.worker_service.WorkerCore` without blocks to pull."""
+    """As :class:`baton.rpc.worker_service.WorkerCore`, but without KV export."""
 
     def open_stream(self) -> EncodedStream: ...
 
     async def inspect(self) -> WorkerInspection: ...
 
-    def start_drain(self, for_good: bool = True) -> None: ...
+    def start_drain(self, permanent: bool = True) -> None: ...
 
     def convert(self, role: Role) -> None: ...
 
 
 async def _write_messages(stream: EncodedStream, context: Context) -> None:
     while True:
-        await context.write(await stream.message())
+        await context.write(await stream.next_message())
 
 
 class EncodedWorkerService(WorkerService):
@@ -58,7 +58,8 @@ class EncodedWorkerService(WorkerService):
 
 
 def add_encoded_worker_service(server: grpc.aio.Server, core: EncodedCore) -> None:
-    """Of Run, what goes out is bytes already, so that the generated code is of no use."""
+    """Add the service. The responses of Run are bytes already, so that the generated code, which
+    would serialize them, can't be used."""
     service, unary = EncodedWorkerService(core), grpc.unary_unary_rpc_method_handler
     handlers: dict[str, Any] = {
         "Run": grpc.stream_stream_rpc_method_handler(service.Run, pb.RouterMessage.FromString),

@@ -1,7 +1,8 @@
-"""Bytes of a connection, cut into frames: for what is too frequent for gRPC.
+"""Splits the bytes of a connection into frames, for messages that are too frequent for gRPC.
 
-A frame is (payload bytes: u32, number: u32, kind: u8), little-endian, then the payload. What number
-and kind mean is a matter of whoever speaks: the store's door (``door.py``) or a line (``line.py``).
+A frame is (payload bytes: u32, number: u32, kind: u8), little-endian, then the payload. The meaning
+of number and kind depends on the protocol: the store's local RPC (``local_rpc.py``) or framed
+connections (``framed/connection.py``).
 """
 
 import asyncio
@@ -9,23 +10,23 @@ import struct
 from typing import cast
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""A Submit of a million tokens is 5 MB; nothing of ours comes near this cap."""
+"""A Submit of a million tokens is 5 MB; no message of Baton comes near this limit."""
 
 MAX_UNSENT_BYTES = 2 * MAX_MESSAGE_BYTES
-"""A peer that leaves so much unread is closed."""
+"""A connection whose peer leaves this much unread is closed."""
 
 FRAME_HEADER = struct.Struct("<IIB")
 
 
 class FrameProtocol(asyncio.Protocol):
-    """One end of a connection. It holds a frame that is not whole, and no more."""
+    """One end of a connection. It buffers at most one incomplete frame."""
 
     max_payload_bytes = MAX_MESSAGE_BYTES
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
-        self._rest = bytearray()  # of a frame that is not whole
-        self._wanted = 0  # bytes of it, as far as known
+        self._rest = bytearray()  # the beginning of an incomplete frame
+        self._wanted = 0  # its total size, as far as known
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -36,9 +37,9 @@ class FrameProtocol(asyncio.Protocol):
             if len(self._rest) < self._wanted:
                 return
             data, self._rest = bytes(self._rest), bytearray()
-        self._cut(data)
+        self._split(data)
 
-    def _cut(self, data: bytes) -> None:
+    def _split(self, data: bytes) -> None:
         begin, end = 0, len(data)
         self._wanted = FRAME_HEADER.size
         while end - begin >= FRAME_HEADER.size:
@@ -62,16 +63,16 @@ class FrameProtocol(asyncio.Protocol):
         return self.transport is None or self.transport.is_closing()
 
     def send(self, number: int, kind: int, payload: bytes) -> None:
-        """Dropped once the other side has gone."""
+        """Send a frame; it is dropped if the connection has ended."""
         transport = self.transport
         if transport is None or transport.is_closing():
             return
         transport.write(FRAME_HEADER.pack(len(payload), number, kind) + payload)
         if transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
-            self.on_unread()
+            self.on_write_buffer_full()
 
     def close(self) -> None:
-        """At once; what was not sent is lost."""
+        """Close at once; unsent data is lost."""
         if self.transport is not None:
             self.transport.abort()
 
@@ -79,9 +80,9 @@ class FrameProtocol(asyncio.Protocol):
         raise NotImplementedError
 
     def on_too_large(self, size_bytes: int) -> None:
-        """The peer sends a larger frame than it may."""
+        """The peer has sent a frame that exceeds the limit."""
         self.close()
 
-    def on_unread(self) -> None:
-        """The peer leaves too much unread."""
+    def on_write_buffer_full(self) -> None:
+        """The peer has left more than MAX_UNSENT_BYTES unread."""
         self.close()

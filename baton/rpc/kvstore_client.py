@@ -1,4 +1,4 @@
-"""Client of one store node: over its local door where there is one, else over gRPC."""
+"""Client of one store node, over its local RPC socket if it is on the same host, else over gRPC."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -35,24 +35,24 @@ from baton.rpc.v1 import kvstore_pb2 as pb
 from baton.rpc.v1 import kvstore_pb2_grpc as pb_grpc
 
 OPERATOR_TIMEOUT_SECONDS = 10.0
-"""For what no request waits for."""
+"""Timeout of calls that no request waits for."""
 
 
 class KvStoreClient:
-    """Methods raise Unavailable, DeadlineExceeded, and what the node says. ``call_seconds``
-    bounds what a request waits for."""
+    """Methods raise Unavailable, DeadlineExceeded, and the node's errors. ``call_seconds`` is the
+    timeout of calls that a request waits for."""
 
     def __init__(
         self,
         address: str,
         trust: ClusterCredentials | str | None,
-        door: str = "",
+        local_rpc_path: str = "",
         call_seconds: float = 2.0,
     ) -> None:
         self._channel = open_channel(address, trust)
         self._stub = pb_grpc.KvStoreStub(self._channel)
-        self._door_path = door
-        self._door: LocalRpcClient | None = None
+        self._socket_path = local_rpc_path
+        self._local_rpc: LocalRpcClient | None = None
         self._call_seconds = call_seconds
 
     async def open(self, transports: Sequence[str], host: str) -> Endpoint:
@@ -69,21 +69,23 @@ class KvStoreClient:
 
     async def lease(self, query: LeaseRequest) -> LeasedBlocks:
         request = pb.LeaseRequest(
-            keys=keys_to_bytes(query.keys), lease_seconds=query.seconds, max_bytes=query.max_bytes
+            keys=keys_to_bytes(query.keys),
+            lease_seconds=query.lease_seconds,
+            max_bytes=query.max_bytes,
         )
         answer: pb.LeaseResponse = await self._call(request, self._stub.Lease)
         return leased_from_proto(answer)
 
     async def release(self, lease_id: str) -> None:
-        """Over the door, nobody waits for the answer."""
+        """Release a lease. Over local RPC, it does not wait for the answer."""
         request = pb.ReleaseRequest(lease_id=lease_id)
-        door = await self._open_door()
-        if door is not None:
-            door.tell(request)
+        local = await self._open_local_rpc()
+        if local is not None:
+            local.notify(request)
         else:
             await self._call(request, self._stub.Release)
 
-    async def report(self, keys: Sequence[BlockKey]) -> int:
+    async def report_damaged(self, keys: Sequence[BlockKey]) -> int:
         request = pb.ReportRequest(keys=keys_to_bytes(keys))
         answer: pb.ReportResponse = await self._call(request, self._stub.Report)
         return answer.dropped
@@ -94,7 +96,7 @@ class KvStoreClient:
         return answer.pinned
 
     async def watch(self, generation: Incarnation, number: int) -> AsyncIterator[WatchEvent]:
-        """Until the node goes: then it raises Unavailable."""
+        """Yield changes until the node ends the stream; then raise Unavailable."""
         request = pb.WatchRequest(generation=generation, number=number)
         with translated_rpc_errors():
             async for event in self._stub.Watch(request):
@@ -121,28 +123,29 @@ class KvStoreClient:
         return StoreStats(**{name: getattr(answer, name) for name in STATS_FIELDS})
 
     async def close(self) -> None:
-        if self._door is not None:
-            self._door.close()
+        if self._local_rpc is not None:
+            self._local_rpc.close()
         await self._channel.close()
 
     async def _call(
         self, request: Message, over_grpc: Any, timeout_seconds: float | None = None
     ) -> Any:
         seconds = timeout_seconds or self._call_seconds
-        door = await self._open_door()
-        if door is not None:
-            return await door.call(request, seconds)
+        local = await self._open_local_rpc()
+        if local is not None:
+            return await local.call(request, seconds)
         with translated_rpc_errors():
             return await over_grpc(request, timeout=seconds)
 
-    async def _open_door(self) -> LocalRpcClient | None:
-        """A door that doesn't open (another container, say) is not tried again."""
-        if self._door is None and self._door_path:
+    async def _open_local_rpc(self) -> LocalRpcClient | None:
+        """The local client; None if there is none. A socket that can't be reached (from another
+        container, say) is not tried again."""
+        if self._local_rpc is None and self._socket_path:
             try:
-                self._door = await LocalRpcClient.connect(self._door_path)
+                self._local_rpc = await LocalRpcClient.connect(self._socket_path)
             except Unavailable:
-                self._door_path = ""
-        return self._door
+                self._socket_path = ""
+        return self._local_rpc
 
 
 async def fetch_store_stats(

@@ -1,5 +1,5 @@
-"""The unary calls of a store node: decode, call the core, encode. gRPC and the local door carry
-the same ones."""
+"""The unary calls of a store node: decode, call the core, encode. They are the same over gRPC and
+over local RPC."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Protocol
@@ -41,13 +41,13 @@ class KvStoreCore(Protocol):
 
     async def lease(self, query: LeaseRequest) -> LeasedBlocks: ...
 
-    def lease_at_once(self, query: LeaseRequest) -> LeasedBlocks | None: ...
+    def lease_from_dram(self, query: LeaseRequest) -> LeasedBlocks | None: ...
 
     def release(self, lease_id: str) -> None: ...
 
-    async def report(self, keys: Sequence[BlockKey]) -> int: ...
+    async def report_damaged(self, keys: Sequence[BlockKey]) -> int: ...
 
-    async def pin_all(self, keys: Sequence[BlockKey], seconds: float) -> int: ...
+    async def pin_with_promotion(self, keys: Sequence[BlockKey], seconds: float) -> int: ...
 
     def watch(self, generation: Incarnation, number: int) -> AsyncGenerator[WatchEvent]: ...
 
@@ -61,15 +61,16 @@ class KvStoreCore(Protocol):
 
 
 class KvStoreMethods:
-    """Each method raises what the core does, and Invalid for a malformed request."""
+    """Each method raises the core's errors, and Invalid for a malformed request."""
 
     def __init__(self, core: KvStoreCore) -> None:
         self._core = core
 
-    def at_once(self, name: str, request: Any) -> Message | None:
-        """The answer of a call that need not wait for anything; None for any other."""
+    def call_inline(self, name: str, request: Any) -> Message | None:
+        """Run a call that never blocks, and return its response; None if the call may block, and
+        must be run asynchronously."""
         if name == "lease":
-            leased = self._core.lease_at_once(lease_query_from_proto(request))
+            leased = self._core.lease_from_dram(lease_query_from_proto(request))
             return None if leased is None else leased_to_proto(leased)
         if name == "release":
             self._core.release(request.lease_id)
@@ -82,7 +83,7 @@ class KvStoreMethods:
 
     async def put(self, request: pb.PutRequest) -> pb.PutResponse:
         result = await self._core.put(put_from_proto(request))
-        return pb.PutResponse(stored=result.stored, already_present=result.already_present)
+        return pb.PutResponse(stored=result.num_stored, already_present=result.num_already_present)
 
     async def lease(self, request: pb.LeaseRequest) -> pb.LeaseResponse:
         return leased_to_proto(await self._core.lease(lease_query_from_proto(request)))
@@ -92,11 +93,13 @@ class KvStoreMethods:
         return pb.ReleaseResponse()
 
     async def report(self, request: pb.ReportRequest) -> pb.ReportResponse:
-        return pb.ReportResponse(dropped=await self._core.report(keys_from_bytes(request.keys)))
+        return pb.ReportResponse(
+            dropped=await self._core.report_damaged(keys_from_bytes(request.keys))
+        )
 
     async def pin(self, request: pb.PinRequest) -> pb.PinResponse:
         seconds = checked_seconds(request.seconds, "seconds")
-        pinned = await self._core.pin_all(keys_from_bytes(request.keys), seconds)
+        pinned = await self._core.pin_with_promotion(keys_from_bytes(request.keys), seconds)
         return pb.PinResponse(pinned=pinned)
 
     async def list(self, request: pb.ListRequest) -> pb.ListResponse:
@@ -125,4 +128,4 @@ LOCAL_RPC_METHODS: tuple[tuple[type[Message], type[Message], str], ...] = (
     (pb.ReportRequest, pb.ReportResponse, "report"),
     (pb.PinRequest, pb.PinResponse, "pin"),
 )
-"""What goes over the local door; a method's number there is its place here."""
+"""The methods of the local RPC. A method's number in the protocol is its index here."""

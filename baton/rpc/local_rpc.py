@@ -1,8 +1,8 @@
-"""The local door: a node's calls over a Unix socket, ten times faster than gRPC on one host.
+"""Local RPC: a store node's calls over a Unix socket, ten times faster than gRPC on one host.
 
-A frame's number is the call's, its kind the method or the status, and its payload a message of
-``kvstore.proto``. Calls of one connection run side by side and are answered as they end. Who may
-connect is a matter of the socket's folder, which is its owner's alone, and of the peer's user.
+A frame's number identifies the call, its kind is the method or the status, and its payload a
+message of ``kvstore.proto``. Calls of one connection run concurrently and are answered as they end.
+Access is limited by the permissions of the socket's folder, and to processes of the same user.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ from baton.rpc.kvstore_methods import LOCAL_RPC_METHODS, KvStoreMethods
 from baton.rpc.v1 import kvstore_pb2 as pb
 
 MAX_CALLS = 256
-"""Of one connection at a time."""
+"""Concurrent calls of one connection."""
 
 MAX_PATH_BYTES = 100
-"""A Unix socket's address has 108 bytes."""
+"""The address of a Unix socket has at most 108 bytes."""
 
 NOTIFICATION, MAX_CALL_NUMBER = 0, (1 << 32) - 1
-"""A call of number 0 is not answered."""
+"""A call with number NOTIFICATION (0) is not answered."""
 
 _OK, _ERROR = 0, 255
 _UCRED = struct.Struct("3i")
@@ -43,8 +43,8 @@ _NUMBERS = {request: number for number, (request, _, _) in enumerate(LOCAL_RPC_M
 
 
 def local_rpc_socket_path(folder: Path, name: str) -> Path | None:
-    """A socket in ``folder``, made for us alone; None when the address would be too long or the
-    folder is not ours."""
+    """The path of a socket in ``folder``, which is created for this user alone. None if the path
+    would be too long, or the folder belongs to another user or is open to others."""
     path = folder / f"{name}.sock"
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         return None
@@ -57,20 +57,20 @@ def local_rpc_socket_path(folder: Path, name: str) -> Path | None:
 
 
 class LocalRpcServer:
-    """Serves ``calls`` at ``path`` until closed."""
+    """Serves ``methods`` at the socket ``path`` until closed."""
 
-    def __init__(self, calls: KvStoreMethods, path: Path) -> None:
-        self._calls = calls
+    def __init__(self, methods: KvStoreMethods, path: Path) -> None:
+        self._methods = methods
         self._path = path
         self._server: asyncio.Server | None = None
-        self._visitors: set[_LocalRpcConnection] = set()
+        self._connections: set[_LocalRpcConnection] = set()
 
     async def start(self) -> None:
-        """Raises Unavailable."""
+        """Start to listen. Raises Unavailable."""
         try:
-            self._path.unlink(missing_ok=True)  # of an earlier life
+            self._path.unlink(missing_ok=True)  # left by an earlier process
             loop = asyncio.get_running_loop()
-            self._server = await loop.create_unix_server(self._visit, str(self._path))
+            self._server = await loop.create_unix_server(self._new_connection, str(self._path))
             self._path.chmod(0o600)
             announce_listener("local_rpc", str(self._path), FILE_PERMISSIONS)
         except OSError as error:
@@ -79,39 +79,39 @@ class LocalRpcServer:
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
-            for visitor in list(self._visitors):
-                visitor.close()
+            for connection in list(self._connections):
+                connection.close()
             self._path.unlink(missing_ok=True)
 
-    def _visit(self) -> "_LocalRpcConnection":
-        return _LocalRpcConnection(self._calls, self._visitors)
+    def _new_connection(self) -> "_LocalRpcConnection":
+        return _LocalRpcConnection(self._methods, self._connections)
 
 
 class _LocalRpcConnection(FrameProtocol):
-    """One client's connection, seen from the node."""
+    """One client's connection, on the node's side."""
 
-    def __init__(self, calls: KvStoreMethods, visitors: "set[_LocalRpcConnection]") -> None:
+    def __init__(self, calls: KvStoreMethods, connections: "set[_LocalRpcConnection]") -> None:
         super().__init__()
         self._calls = calls
-        self._visitors = visitors
+        self._connections = connections
         self._tasks: set[asyncio.Task[None]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._visitors.add(self)
+        self._connections.add(self)
         if _peer_user(transport) != os.getuid():
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._visitors.discard(self)
+        self._connections.discard(self)
         for task in self._tasks:
             task.cancel()
 
     def on_frame(self, call: int, code: int, payload: bytes) -> None:
-        """What need not wait is answered at once; the rest gets a task."""
+        """Answer the calls that never block immediately; run the others in tasks."""
         try:
             name, request = _parse(code, payload)
-            response = self._calls.at_once(name, request)
+            response = self._calls.call_inline(name, request)
             if response is None and len(self._tasks) >= MAX_CALLS:
                 raise Overloaded(f"{MAX_CALLS} calls are running")
         except BatonError as error:
@@ -148,27 +148,28 @@ class _LocalRpcConnection(FrameProtocol):
 
 
 class LocalRpcClient(FrameProtocol):
-    """A client's connection; made by :meth:`connect`, usable until ``closed``."""
+    """The client's side of a connection; opened by :meth:`connect`, usable until ``is_closed``."""
 
     def __init__(self) -> None:
         super().__init__()
         self._waiting: dict[int, tuple[asyncio.Future[Message], type[Message]]] = {}
         self._num_calls = 0
-        self.closed = False
+        self.is_closed = False
 
     @classmethod
     async def connect(cls, path: str) -> "LocalRpcClient":
-        """Raises Unavailable."""
+        """Connect to the socket ``path``. Raises Unavailable."""
         loop = asyncio.get_running_loop()
         try:
-            _, door = await loop.create_unix_connection(cls, path)
+            _, client = await loop.create_unix_connection(cls, path)
         except OSError as error:
-            raise Unavailable(f"nobody answers at {path}: {error}") from error
-        return door
+            raise Unavailable(f"can't connect to {path}: {error}") from error
+        return client
 
     async def call(self, request: Message, timeout_seconds: float) -> Message:
-        """Raises what the node says, Unavailable when it is gone, DeadlineExceeded."""
-        if self.closed:
+        """Make a call. Raises the node's errors, Unavailable when it has disconnected, and
+        DeadlineExceeded."""
+        if self.is_closed:
             raise Unavailable("the store node has gone")
         number = _NUMBERS[type(request)]
         self._num_calls = self._num_calls % MAX_CALL_NUMBER + 1
@@ -177,15 +178,15 @@ class LocalRpcClient(FrameProtocol):
         future: asyncio.Future[Message] = loop.create_future()
         self._waiting[call] = (future, LOCAL_RPC_METHODS[number][1])
         self.send(call, number, request.SerializeToString())
-        timer = loop.call_later(timeout_seconds, _give_up, future, timeout_seconds)
+        timer = loop.call_later(timeout_seconds, _time_out, future, timeout_seconds)
         try:
             return await future
         finally:
             timer.cancel()
             self._waiting.pop(call, None)
 
-    def tell(self, request: Message) -> None:
-        """The same without an answer; a node that is gone does not hear it."""
+    def notify(self, request: Message) -> None:
+        """Send a call without waiting for an answer; dropped if the node has disconnected."""
         self.send(NOTIFICATION, _NUMBERS[type(request)], request.SerializeToString())
 
     def on_frame(self, call: int, code: int, payload: bytes) -> None:
@@ -198,24 +199,24 @@ class LocalRpcClient(FrameProtocol):
             else:
                 future.set_exception(error_from_proto(pb.DoorError.FromString(payload)))
         except DecodeError:
-            future.set_exception(Unavailable("the store node answered nonsense"))
+            future.set_exception(Unavailable("the store node sent a malformed answer"))
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.closed = True
+        self.is_closed = True
         for future, _ in self._waiting.values():
             if not future.done():
                 future.set_exception(Unavailable("the store node has gone"))
 
 
-def _give_up(future: "asyncio.Future[Message]", seconds: float) -> None:
+def _time_out(future: "asyncio.Future[Message]", seconds: float) -> None:
     if not future.done():
-        future.set_exception(DeadlineExceeded(f"the store node was silent for {seconds:g} s"))
+        future.set_exception(DeadlineExceeded(f"the store node did not answer in {seconds:g} s"))
 
 
 def _parse(code: int, payload: bytes) -> tuple[str, Message]:
-    """Raises Invalid."""
+    """The method's name and the request. Raises Invalid."""
     if code >= len(LOCAL_RPC_METHODS):
-        raise Invalid(f"the door has no method {code}")
+        raise Invalid(f"there is no method {code}")
     request_type, _, name = LOCAL_RPC_METHODS[code]
     try:
         return name, request_type.FromString(payload)

@@ -1,5 +1,5 @@
-"""Outputs as they travel, for a worker that has no model to wait for: what does not change of an
-answer is encoded once, and a step of many answers is one run of bytes."""
+"""Encodes outputs for mock workers, which have no model to wait for. The fields of a request that
+don't change are encoded once, and the outputs of a step are concatenated bytes."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -10,15 +10,15 @@ from baton.core.request import FinishReason, RequestOutput
 from baton.rpc.convert.common import output_to_proto
 from baton.rpc.v1 import worker_pb2 as pb
 
-MAX_KNOWN = 1 << 16
-"""Encoded numbers that are remembered, some 100 bytes each."""
+MAX_CACHED_NUMBERS = 1 << 16
+"""Encoded numbers that are cached, some 100 bytes each."""
 
 _NOTHING = RequestOutput(RequestId(""), Epoch(0), 0, ())
 
 
 class OutputEncoder:
-    """One placement's outputs. Each method gives a whole ``WorkerMessage``; several, one behind the
-    other, are one message with all their outputs."""
+    """Encodes the outputs of one placement. Each method returns a whole ``WorkerMessage``; several
+    of them concatenated are one message with all their outputs."""
 
     __slots__ = ("_head", "_head_size")
 
@@ -26,17 +26,17 @@ class OutputEncoder:
         self._head = _part(request_id=request_id, epoch=epoch)
         self._head_size = len(self._head)
 
-    def token(self, index: int, token_id: TokenId) -> bytes:
+    def encode_token(self, index: int, token_id: TokenId) -> bytes:
         at, token = _index(index), _token(token_id)
         size = encode_varint(self._head_size + len(at) + len(token))
         return b"".join((_TAG, size, self._head, at, token))
 
-    def last(self, index: int, token_id: TokenId, reason: FinishReason) -> bytes:
+    def encode_last_token(self, index: int, token_id: TokenId, reason: FinishReason) -> bytes:
         return _framed(self._head + _index(index) + _token(token_id) + _reason(reason))
 
 
 def encode_output(output: RequestOutput) -> bytes:
-    """Any output, as a ``WorkerMessage`` of its own."""
+    """Encode any output as a ``WorkerMessage`` of its own."""
     return _framed(output_to_proto(output).SerializeToString())
 
 
@@ -45,19 +45,19 @@ def _framed(body: bytes) -> bytes:
 
 
 def _part(**fields: Any) -> bytes:
-    """Some fields of an output. Parts behind one another are the message with all their fields."""
+    """Encode some fields of an output. Concatenated parts are a message with all their fields."""
     return output_to_proto(replace(_NOTHING, **fields)).SerializeToString()
 
 
 _TAG = pb.WorkerMessage(outputs=[output_to_proto(_NOTHING)]).SerializeToString()[:1]
 
 
-@lru_cache(MAX_KNOWN)
+@lru_cache(MAX_CACHED_NUMBERS)
 def _index(index: int) -> bytes:
     return _part(first_index=index)
 
 
-@lru_cache(MAX_KNOWN)
+@lru_cache(MAX_CACHED_NUMBERS)
 def _token(token_id: TokenId) -> bytes:
     return _part(token_ids=(token_id,))
 
@@ -67,10 +67,10 @@ def _reason(reason: FinishReason) -> bytes:
     return _part(finish_reason=reason)
 
 
-@lru_cache(MAX_KNOWN)
+@lru_cache(MAX_CACHED_NUMBERS)
 def encode_varint(value: int) -> bytes:
-    """As protobuf writes numbers: seven bits a byte, the lowest first; all but the last byte have
-    their highest bit set."""
+    """Encode a number as protobuf does: seven bits per byte, lowest first; all bytes but the last
+    have their highest bit set."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)

@@ -1,6 +1,7 @@
-"""A router's stream to a conductor: many questions at a time, one message for all that wait.
+"""A router's stream of placement requests to a conductor. All waiting requests are sent in one
+message.
 
-A call of its own for each placement costs the router several times as much.
+A separate call for each placement would cost the router several times as much.
 """
 
 import asyncio
@@ -23,11 +24,12 @@ from baton.rpc.v1 import conductor_pb2 as pb
 from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
 
 MAX_WAITING = 16_384
-"""Questions without an answer, some kilobytes each; a conductor that leaves so many is gone."""
+"""Unanswered requests, some kilobytes each. A conductor that leaves this many unanswered is taken
+for dead."""
 
 BATCH_BYTES = 4 * 1024 * 1024
-"""Of questions in one message, and one more: a question of a million tokens has 1 MB of keys, and a
-message at most 16."""
+"""Once a message has this many bytes of requests, no more are added. A request of a million tokens
+has 1 MB of keys, and a message may have 16."""
 
 CONNECT_SECONDS = 2.0
 
@@ -37,46 +39,48 @@ log = structlog.get_logger(__name__)
 
 
 class PlacementStream(ABC):
-    """:meth:`ask` while :meth:`run` runs; once that has ended, it is dead."""
+    """:meth:`request_placement` can be called while :meth:`run` runs; after that, the stream is
+    dead."""
 
     def __init__(self) -> None:
         self._unsent: deque[tuple[pb.PlaceRequest, PlacementFuture]] = deque()
         self._sent: deque[list[PlacementFuture]] = deque()
-        self._num_open = 0  # neither answered nor given up with the stream
-        self.alive = True
+        self._num_open = 0  # unanswered requests, including those that nobody waits for any more
+        self.is_alive = True
 
     @abstractmethod
-    async def converse(self) -> None:
-        """Carries questions and answers until the stream is over. Raises what ends it."""
+    async def exchange(self) -> None:
+        """Exchange requests and answers until the stream is over. Raises the error that ends it."""
 
     @abstractmethod
-    def wake(self) -> None:
-        """There is something to send."""
+    def notify_unsent(self) -> None:
+        """Notify the stream that there is something to send."""
 
     async def run(self) -> None:
-        """Returns when the stream is over, whatever ended it."""
+        """Run the stream; returns when it is over, whatever ended it."""
         failure: BatonError = Unavailable("the stream ended")
         try:
-            await self.converse()
+            await self.exchange()
         except BatonError as error:
             failure = error
-        except Exception:  # a bug: this stream ends, and nothing else does
+        except Exception:  # a bug, which must end only this stream
             log.exception("placement_stream_crashed")
         finally:
             self._end(failure)
 
-    async def ask(self, request: pb.PlaceRequest, seconds: float) -> Placement:
-        """Raises what the conductor does, DeadlineExceeded, Unavailable when the stream breaks."""
-        if not self.alive:
+    async def request_placement(self, request: pb.PlaceRequest, seconds: float) -> Placement:
+        """Request a placement. Raises the conductor's errors, DeadlineExceeded, and Unavailable
+        when the stream breaks."""
+        if not self.is_alive:
             raise Unavailable("the stream has ended")
         if self._num_open >= MAX_WAITING:
-            raise Unavailable("the conductor leaves too much unanswered")
+            raise Unavailable("the conductor leaves too many requests unanswered")
         loop = asyncio.get_running_loop()
         answer: PlacementFuture = loop.create_future()
         timer = loop.call_later(seconds, _expire, answer)
         self._num_open += 1
         self._unsent.append((request, answer))
-        self.wake()
+        self.notify_unsent()
         try:
             return await answer
         finally:
@@ -87,7 +91,7 @@ class PlacementStream(ABC):
         return bool(self._unsent)
 
     def next_batch(self) -> pb.PlaceRequests:
-        """What is to be sent, in one message; only while there is something."""
+        """The waiting requests as one message. Call it only while :attr:`has_unsent`."""
         batch, size = pb.PlaceRequests(), 0
         answers: list[PlacementFuture] = []
         while self._unsent and size < BATCH_BYTES:
@@ -98,27 +102,27 @@ class PlacementStream(ABC):
         self._sent.append(answers)
         return batch
 
-    def settle(self, message: pb.PlaceAnswers) -> None:
-        """Raises Unavailable for answers that nobody asked for."""
+    def deliver_answers(self, message: pb.PlaceAnswers) -> None:
+        """Deliver the answers to the oldest batch. Raises Unavailable if they don't match it."""
         answers = self._sent[0] if self._sent else []
         if len(answers) != len(message.answers) or not answers:
-            raise Unavailable("the conductor answered what it was not asked")
+            raise Unavailable("the conductor's answers do not match the requests")
         self._sent.popleft()
         self._num_open -= len(answers)
-        for answer, told in zip(answers, message.answers, strict=True):
+        for answer, proto in zip(answers, message.answers, strict=True):
             if answer.done():
-                continue  # nobody waits any more
+                continue  # the caller has stopped waiting
             try:
-                answer.set_result(place_answer_from_proto(told))
+                answer.set_result(place_answer_from_proto(proto))
             except BatonError as error:
                 answer.set_exception(error)
-            except Exception as error:  # this answer's own end, and not that of the others
+            except Exception as error:  # fails this placement only
                 flaw = Unavailable(f"an answer can't be read: {type(error).__name__} {error}")
                 log.warning("placement_unreadable", error=str(flaw))
                 answer.set_exception(flaw)
 
     def _end(self, failure: BatonError) -> None:
-        self.alive = False
+        self.is_alive = False
         waiting = [answer for answers in self._sent for answer in answers]
         waiting += [answer for _, answer in self._unsent]
         for answer in waiting:
@@ -132,63 +136,64 @@ class GrpcPlacementStream(PlacementStream):
     def __init__(self, channel: grpc.aio.Channel) -> None:
         super().__init__()
         self._channel = channel
-        self._something = asyncio.Event()
+        self._has_unsent_event = asyncio.Event()
 
-    async def converse(self) -> None:
+    async def exchange(self) -> None:
         call = pb_grpc.ConductorStub(self._channel).PlaceMany(self._batches())
         try:
             with translated_rpc_errors():
                 async for message in call:
-                    self.settle(message)
+                    self.deliver_answers(message)
         finally:
             call.cancel()
 
-    def wake(self) -> None:
-        self._something.set()
+    def notify_unsent(self) -> None:
+        self._has_unsent_event.set()
 
     async def _batches(self) -> AsyncIterator[pb.PlaceRequests]:
         while True:
-            await self._something.wait()
+            await self._has_unsent_event.wait()
             batch = self.next_batch()
             if not self.has_unsent:
-                self._something.clear()
+                self._has_unsent_event.clear()
             yield batch
 
 
 class FramedPlacementStream(PlacementStream):
-    """What is asked in one turn of the event loop goes out together."""
+    """Placements over a framed connection. All requests made in one iteration of the event loop are
+    sent together."""
 
     def __init__(self, address: str, trust: ClusterCredentials) -> None:
         super().__init__()
         self._address = address
         self._trust = trust
-        self._line: FramedClientConnection | None = None
-        self.reached = False
-        self._is_due = False
+        self._connection: FramedClientConnection | None = None
+        self.was_connected = False
+        self._is_flush_scheduled = False
 
-    async def converse(self) -> None:
-        line = await open_framed_connection(
+    async def exchange(self) -> None:
+        connection = await open_framed_connection(
             self._address, CONDUCTOR_SERVICE, self._trust, self._receive, CONNECT_SECONDS
         )
-        self._line, self.reached = line, True
+        self._connection, self.was_connected = connection, True
         try:
             self._flush()
-            raise await line.ended()
+            raise await connection.wait_until_ended()
         finally:
-            line.close()
+            connection.close()
 
-    def wake(self) -> None:
-        if not self._is_due:
-            self._is_due = True
+    def notify_unsent(self) -> None:
+        if not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        self._is_due = False
-        while self._line is not None and self.has_unsent:
-            self._line.send_message(self.next_batch().SerializeToString())
+        self._is_flush_scheduled = False
+        while self._connection is not None and self.has_unsent:
+            self._connection.send_message(self.next_batch().SerializeToString())
 
     def _receive(self, payload: bytes) -> None:
-        self.settle(parse_message(pb.PlaceAnswers, payload))
+        self.deliver_answers(parse_message(pb.PlaceAnswers, payload))
 
 
 def _expire(answer: PlacementFuture) -> None:

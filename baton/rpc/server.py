@@ -1,4 +1,4 @@
-"""Server side of gRPC: options, who is let in, errors of ours to status codes."""
+"""Server side of gRPC: options, authentication, mapping of errors to status codes."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -6,7 +6,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
-from baton.core.credentials import ClusterCredentials, as_credentials
+from baton.core.credentials import ClusterCredentials, to_credentials
 from baton.errors import BatonError, Overloaded, Unavailable, error_mapping
 from baton.network.address import host_port
 from baton.network.call_signing import CallVerifier
@@ -22,7 +22,7 @@ SERVER_OPTIONS = (
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Ours ping much more often than gRPC's defaults take for polite.
+    # Members ping much more often than gRPC's defaults allow.
     ("grpc.http2.min_ping_interval_without_data_ms", 100),
     ("grpc.http2.max_ping_strikes", 0),
     *SERVER_LIMITS,
@@ -30,9 +30,9 @@ SERVER_OPTIONS = (
 
 
 def build_server(trust: ClusterCredentials | str | None = None) -> grpc.aio.Server:
-    """A server without services yet. With a secret, calls that don't prove that the caller knows it
-    get UNAUTHENTICATED, and nothing of what they send is read."""
-    secret = as_credentials(trust).secret
+    """Build a server without services. With a secret, calls that are not signed with it get
+    UNAUTHENTICATED, and their messages are not read."""
+    secret = to_credentials(trust).secret
     if not secret:
         return grpc.aio.server(options=SERVER_OPTIONS)
     checker = CallVerifier(secret)
@@ -49,10 +49,10 @@ async def listen(
     trust: ClusterCredentials | str | None = None,
     advertised: str | None = None,
 ) -> int:
-    """Binds and starts; returns the port. Others reach it at ``advertised``, or else ``host``:
-    calls for another address are not let in. Raises Unavailable when it can't be bound, Invalid
-    for certificates that can't be read."""
-    trust, address = as_credentials(trust), host_port(host, port)
+    """Bind and start the server; returns the port. Clients reach it at the host ``advertised``, or
+    else ``host``: signed calls for another address are refused. Raises Unavailable when it can't be
+    bound, Invalid for certificates that can't be read."""
+    trust, address = to_credentials(trust), host_port(host, port)
     raise_open_file_limit()
     try:
         if trust.has_tls:
@@ -62,14 +62,14 @@ async def listen(
     except RuntimeError as error:
         raise Unavailable(f"can't listen on {address}: is the port in use?") from error
     if isinstance(server, _AuthenticatedServer):
-        server.checker.names.add(host_port(advertised or host, int(bound)))
+        server.checker.own_addresses.add(host_port(advertised or host, int(bound)))
     await server.start()
     announce_listener("grpc", host_port(host, int(bound)), member_authentication(trust))
     return int(bound)
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> None:
-    """Ends the call with the status that stands for ``error``. Always raises."""
+    """End the call with the status for ``error``. Always raises."""
     status = getattr(grpc.StatusCode, error_mapping(error).grpc_status)
     trailing: tuple[tuple[str, str], ...] = ()
     if isinstance(error, Overloaded):
@@ -80,7 +80,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseExceptio
 async def answer_call(
     context: grpc.aio.ServicerContext[Any, Any], call: Callable[[], Awaitable[Any]]
 ) -> Any:
-    """Runs ``call`` and answers its value; an error of ours becomes its status."""
+    """Run ``call`` and return its value; a BatonError becomes the call's status."""
     try:
         return await call()
     except BatonError as error:
@@ -88,19 +88,19 @@ async def answer_call(
 
 
 class _AuthenticatedServer:
-    """A server whose gate can be told by which addresses it goes."""
+    """A server together with its verifier, which must know the server's addresses."""
 
     def __init__(self, server: grpc.aio.Server, checker: CallVerifier) -> None:
         self._server = server
         self.checker = checker
 
     def __getattr__(self, name: str) -> Any:
-        """All else is the server's own."""
+        """Delegate everything else to the server."""
         return getattr(self._server, name)
 
 
 class _AuthenticationInterceptor(grpc.aio.ServerInterceptor):
-    """Lets in whoever proves in a call that it knows the cluster secret."""
+    """Refuses calls that are not signed with the cluster secret."""
 
     def __init__(self, checker: CallVerifier) -> None:
         self._checker = checker
@@ -111,8 +111,8 @@ class _AuthenticationInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _refusing(reason: str) -> Any:
-    """A handler that reads nothing: a handler of one message would get it before it is asked, and a
-    stranger's 16 MiB with it."""
+    """A handler that refuses a call without reading it. It is a stream handler, since gRPC reads
+    the message of a unary call, up to 16 MiB, before it calls the handler."""
 
     async def refuse(_requests: Any, context: Any) -> None:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)

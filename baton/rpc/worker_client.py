@@ -1,4 +1,4 @@
-"""Client of a worker: pulls of other workers, and administration."""
+"""Client of a worker, for KV imports of other workers and for administration."""
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -23,30 +23,31 @@ from baton.rpc.v1 import worker_pb2_grpc as pb_grpc
 _ROLES = {Role.PREFILL: pb.WORKER_ROLE_PREFILL, Role.DECODE: pb.WORKER_ROLE_DECODE}
 
 MAX_CHANNELS = 1024
-"""Peers of one worker; beyond, the channel that was used longest ago is closed."""
+"""Open channels to peers; beyond this, the least recently used one is closed."""
 
 
 class KvImportStream(Protocol):
-    """The reader's side of one hand-off."""
+    """The reader's side of one KV transfer."""
 
     async def next_event(self) -> KvTransferEvent:
-        """Raises Unavailable when the source ended the stream without PullDone."""
+        """Wait for the next event. Raises Unavailable when the source ended the stream without
+        KvTransferDone."""
         ...
 
     async def acknowledge(self, num_blocks: int) -> None: ...
 
     async def ended(self) -> None:
-        """Returns once the source's stream is over, whatever is left to be read of it."""
+        """Wait until the source has ended the stream; events may still be left to be read."""
         ...
 
 
 class KvImportConnector(Protocol):
-    """Where readers come from: gRPC, or a twin in memory."""
+    """Opens the reader's side of KV transfers, over gRPC or in memory."""
 
-    def pull(
+    def open_kv_import(
         self, address: str, opening: KvTransferOpen
     ) -> AbstractAsyncContextManager[KvImportStream]:
-        """Leaving the context ends the stream, and with it the source's lease."""
+        """Open a stream. Leaving the context ends it, and with it the export at the source."""
         ...
 
 
@@ -58,7 +59,7 @@ class GrpcKvImportStream:
         with translated_rpc_errors():
             event = await self._call.read()
         if not isinstance(event, pb.PullEvent):
-            raise Unavailable("the prefill worker ended the hand-off early")
+            raise Unavailable("the prefill worker ended the KV transfer early")
         return transfer_event_from_proto(event)
 
     async def acknowledge(self, num_blocks: int) -> None:
@@ -70,14 +71,16 @@ class GrpcKvImportStream:
 
 
 class GrpcKvImportConnector:
-    """Keeps one channel per peer address."""
+    """Opens KV transfers over gRPC, with one channel per peer address."""
 
     def __init__(self, trust: ClusterCredentials | str | None = None) -> None:
         self._trust = trust
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     @asynccontextmanager
-    async def pull(self, address: str, opening: KvTransferOpen) -> AsyncIterator[KvImportStream]:
+    async def open_kv_import(
+        self, address: str, opening: KvTransferOpen
+    ) -> AsyncIterator[KvImportStream]:
         call = pb_grpc.WorkerStub(await self._channel(address)).Pull()
         try:
             with translated_rpc_errors():

@@ -29,71 +29,75 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 log = structlog.get_logger(__name__)
 
-_TASKS = {pb.TASK_PREFILL: Task.PREFILL, pb.TASK_DECODE: Task.DECODE, pb.TASK_WHOLE: Task.WHOLE}
+_TASKS = {
+    pb.TASK_PREFILL: Task.PREFILL,
+    pb.TASK_DECODE: Task.DECODE,
+    pb.TASK_WHOLE: Task.PREFILL_AND_DECODE,
+}
 _ROLES = {pb.WORKER_ROLE_PREFILL: Role.PREFILL, pb.WORKER_ROLE_DECODE: Role.DECODE}
 
 
 class RouterStream(Protocol):
-    """One router's stream: the lease of everything that came over it."""
+    """One router's stream. Its requests live only as long as the stream."""
 
     def refuse(self, output: RequestOutput) -> None:
-        """Tells the end of a request that could not be taken."""
+        """Send the failure of a request that could not be accepted."""
         ...
 
     def submit(self, spec: RequestSpec, task: Task, source: WorkerRef | None) -> None:
-        """Takes the request; what is wrong with it comes as an output. Never raises."""
+        """Accept the request. Never raises: errors are reported in an output."""
         ...
 
     def cancel(self, request_id: RequestId, epoch: Epoch) -> None: ...
 
-    async def outputs(self) -> Sequence[RequestOutput]:
-        """Waits for outputs and takes all that are there. Raises Overloaded when the router
-        has left too many unread."""
+    async def next_outputs(self) -> Sequence[RequestOutput]:
+        """Wait for outputs, and return all that are there. Raises Overloaded when the router has
+        left too many unread."""
         ...
 
     def close(self) -> None:
-        """Cancels all that came over this stream. Idempotent."""
+        """Cancel all requests of this stream. Idempotent."""
         ...
 
 
 class KvExportStream(Protocol):
-    """One reader's lease on one request's blocks."""
+    """The source's side of one KV transfer: it exports one request's blocks to one reader."""
 
     def events(self) -> AsyncGenerator[KvTransferEvent]: ...
 
     def acknowledge(self, num_blocks: int) -> None: ...
 
     def close(self) -> None:
-        """The reader left, or is done. Idempotent."""
+        """End the export: the reader has read everything, or has disconnected. Idempotent."""
         ...
 
 
 class WorkerCore(Protocol):
     def open_stream(self) -> RouterStream: ...
 
-    async def open_pull(self, opening: KvTransferOpen) -> KvExportStream:
-        """Raises NotFound or Invalid."""
+    async def open_kv_export(self, opening: KvTransferOpen) -> KvExportStream:
+        """Open an export for a reader. Raises NotFound or Invalid."""
         ...
 
     async def inspect(self) -> WorkerInspection: ...
 
-    def start_drain(self, for_good: bool = True) -> None: ...
+    def start_drain(self, permanent: bool = True) -> None: ...
 
     def convert(self, role: Role) -> None:
-        """Raises Unavailable when it leaves."""
+        """Begin to change the role. Raises Unavailable when the worker is shutting down."""
         ...
 
 
 async def _write_outputs(stream: Any, context: Context) -> None:
     while True:
-        await context.write(outputs_to_proto(await stream.outputs()))
+        await context.write(outputs_to_proto(await stream.next_outputs()))
 
 
 class WorkerService(pb_grpc.WorkerServicer):
     write_outputs: Callable[[Any, Context], Coroutine[Any, Any, None]] = staticmethod(
         _write_outputs
     )
-    """Writes what comes of a stream's requests, until cancelled."""
+    """Writes the outputs of a stream's requests, until cancelled."""
 
     def __init__(self, core: WorkerCore) -> None:
         self._core = core
@@ -101,7 +105,9 @@ class WorkerService(pb_grpc.WorkerServicer):
     async def Run(self, requests: AsyncIterator[pb.RouterMessage], context: Context) -> None:
         stream = self._core.open_stream()
         try:
-            await _until_either(_take_all(stream, requests), self.write_outputs(stream, context))
+            await _until_either(
+                _dispatch_all(stream, requests), self.write_outputs(stream, context)
+            )
         except BatonError as error:
             await abort(context, error)
         finally:
@@ -109,11 +115,11 @@ class WorkerService(pb_grpc.WorkerServicer):
 
     async def Pull(self, requests: AsyncIterator[pb.PullRequest], context: Context) -> None:
         try:
-            lease = await self._core.open_pull(await _opening(requests))
+            lease = await self._core.open_kv_export(await _opening(requests))
         except BatonError as error:
             await abort(context, error)
         try:
-            await _until_either(_take_acks(lease, requests), _write_events(lease, context))
+            await _until_either(_read_acks(lease, requests), _write_events(lease, context))
         except BatonError as error:
             await abort(context, error)
         finally:
@@ -123,7 +129,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         return inspection_to_proto(await answer_call(context, self._core.inspect))
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
-        self._core.start_drain(for_good=False)
+        self._core.start_drain(permanent=False)
         return pb.DrainResponse()
 
     async def Convert(self, request: pb.ConvertRequest, context: Context) -> pb.ConvertResponse:
@@ -141,8 +147,8 @@ def add_worker_service(server: grpc.aio.Server, core: WorkerCore) -> None:
 
 
 def dispatch_message(stream: RouterStream, message: pb.RouterMessage) -> None:
-    """Hands one message of the router to the core. A request that can't be read is refused by its
-    name; raises Invalid for one that has none, which ends the stream."""
+    """Pass one message of the router to the core. A request that can't be parsed is refused; if it
+    has no id, Invalid is raised, which ends the stream."""
     match message.WhichOneof("message"):
         case "submit":
             _submit(stream, message.submit)
@@ -151,8 +157,7 @@ def dispatch_message(stream: RouterStream, message: pb.RouterMessage) -> None:
 
 
 def _submit(stream: RouterStream, submit: pb.Submit) -> None:
-    """An exception that one request raises is its own end, and not that of the others that came
-    over the stream."""
+    """Submit one request. An exception fails only this request, not the others of the stream."""
     name, epoch = submit.spec.request_id, submit.spec.epoch
     try:
         source = ref_from_proto(submit.source) if submit.HasField("source") else None
@@ -161,7 +166,7 @@ def _submit(stream: RouterStream, submit: pb.Submit) -> None:
         stream.submit(spec_from_proto(submit.spec), _TASKS[submit.task], source)
     except Exception as error:
         if not 0 < len(name) <= MAX_ID_BYTES:
-            raise Invalid("a request has a name", param="request_id") from error
+            raise Invalid("the request has no valid request_id", param="request_id") from error
         if not isinstance(error, BatonError):
             log.exception("submit_crashed", request_id=name, epoch=epoch)
             stream.cancel(RequestId(name), Epoch(epoch))
@@ -169,7 +174,7 @@ def _submit(stream: RouterStream, submit: pb.Submit) -> None:
         stream.refuse(failed_output(name, epoch, error))
 
 
-async def _take_all(stream: RouterStream, requests: AsyncIterator[pb.RouterMessage]) -> None:
+async def _dispatch_all(stream: RouterStream, requests: AsyncIterator[pb.RouterMessage]) -> None:
     async for message in requests:
         dispatch_message(stream, message)
 
@@ -179,10 +184,10 @@ async def _opening(requests: AsyncIterator[pb.PullRequest]) -> KvTransferOpen:
         if message.WhichOneof("message") == "open":
             return transfer_open_from_proto(message.open)
         break
-    raise Invalid("a pull begins with `open`")
+    raise Invalid("a KV transfer must begin with `open`")
 
 
-async def _take_acks(lease: KvExportStream, requests: AsyncIterator[pb.PullRequest]) -> None:
+async def _read_acks(lease: KvExportStream, requests: AsyncIterator[pb.PullRequest]) -> None:
     async for message in requests:
         lease.acknowledge(message.ack.num_blocks)
 
@@ -195,7 +200,8 @@ async def _write_events(lease: KvExportStream, context: Context) -> None:
 async def _until_either(
     first: Coroutine[Any, Any, None], second: Coroutine[Any, Any, None]
 ) -> None:
-    """Runs both until one ends, then cancels the other. Raises what the one raised, bare."""
+    """Run both coroutines until one ends, then cancel the other. Raises the error of the one that
+    ended, not as an exception group."""
     failure: BatonError | None = None
     try:
         async with asyncio.TaskGroup() as tasks:

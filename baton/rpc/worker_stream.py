@@ -1,4 +1,4 @@
-"""The router's side of its stream to a worker: messages out, outputs in."""
+"""The router's side of its stream to a worker: it sends messages and receives outputs."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 
@@ -17,20 +17,24 @@ from baton.rpc.v1 import common_pb2 as common
 from baton.rpc.v1 import worker_pb2 as pb
 from baton.rpc.v1 import worker_pb2_grpc as pb_grpc
 
-_TASKS = {Task.PREFILL: pb.TASK_PREFILL, Task.DECODE: pb.TASK_DECODE, Task.WHOLE: pb.TASK_WHOLE}
+_TASKS = {
+    Task.PREFILL: pb.TASK_PREFILL,
+    Task.DECODE: pb.TASK_DECODE,
+    Task.PREFILL_AND_DECODE: pb.TASK_WHOLE,
+}
 
 RouterMessage = pb.RouterMessage
 
 
 class SubmitEncoder:
-    """Submissions as they travel: each a whole ``RouterMessage``. What goes to two workers, one
-    right after the other, is encoded once."""
+    """Encodes submissions, each as a whole ``RouterMessage``. A spec that is sent to two workers in
+    a row is encoded once."""
 
     def __init__(self) -> None:
         self._spec: RequestSpec | None = None
         self._encoded = b""
 
-    def submit(self, spec: RequestSpec, task: Task, source: WorkerRef | None) -> bytes:
+    def encode(self, spec: RequestSpec, task: Task, source: WorkerRef | None) -> bytes:
         if spec is not self._spec:
             self._spec, self._encoded = spec, _field(_SPEC, spec_to_proto(spec).SerializeToString())
         rest = pb.Submit(task=_TASKS[task], source=ref_to_proto(source) if source else None)
@@ -42,7 +46,7 @@ def encode_cancel(request_id: RequestId, epoch: Epoch) -> bytes:
 
 
 def _field(tag: bytes, body: bytes) -> bytes:
-    """A field that is a message. Fields behind one another are the message that has them all."""
+    """Encode a field that is a message. Concatenated fields are a message with all of them."""
     return tag + encode_varint(len(body)) + body
 
 
@@ -55,8 +59,8 @@ async def run_worker_stream(
     messages: AsyncIterator[RouterMessage],
     deliver: Callable[[RequestOutput], None],
 ) -> None:
-    """Over gRPC: sends ``messages`` and delivers outputs until the worker ends the stream. Raises
-    what breaks it."""
+    """Run a stream over gRPC: send ``messages`` and deliver outputs until the worker ends it.
+    Raises the error that breaks it."""
     call = pb_grpc.WorkerStub(channel).Run(messages)
     try:
         with translated_rpc_errors():
@@ -68,5 +72,5 @@ async def run_worker_stream(
 
 
 def decode_outputs(payload: bytes) -> Sequence[RequestOutput]:
-    """Reads a ``WorkerMessage``. Raises Invalid for one that is none."""
+    """Parse a ``WorkerMessage``. Raises Invalid if it is malformed."""
     return outputs_from_proto(parse_message(pb.WorkerMessage, payload))

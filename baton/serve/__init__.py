@@ -1,1 +1,1 @@
-"""The life of a program: start, serve, drain, stop; probes and metrics."""
+"""The lifecycle of a program (start, serve, drain, stop), its probes and its metrics."""

@@ -1,4 +1,4 @@
-"""A program's life: start, serve, drain, stop."""
+"""A program's lifecycle: start, serve, drain, stop."""
 
 import asyncio
 from enum import StrEnum
@@ -13,18 +13,19 @@ from baton.serve.status_pipe import HEARTBEAT_SECONDS, STATUS, StatusReport
 log = structlog.get_logger(__name__)
 
 STOP_SECONDS = 10.0
-"""For a program to let go of everything, once it has drained."""
+"""Time for a program to free its resources, once it has drained."""
 
 CRASH_DRAIN_SECONDS = 1.0
-"""For what a crash has left working. The rest can't end, and its clients wait for a failover."""
+"""Drain time after a crash, for the parts that still work. The other requests can't end, and their
+clients wait for a failover."""
 
 
 class LoadStalled(Unavailable):
-    """A load stands still. The thread that waits for it can't be told to stop."""
+    """Loading the weights has stalled. The thread that loads them can't be stopped."""
 
 
 class Program(Protocol):
-    """What :func:`serve` runs. ``start`` returns once requests can be taken."""
+    """A program for :func:`serve` to run. ``start`` returns once it can accept requests."""
 
     @property
     def address(self) -> str:
@@ -33,24 +34,24 @@ class Program(Protocol):
 
     @property
     def metrics(self) -> Collector:
-        """What ``GET /metrics`` of the ops server tells: a CollectorRegistry of the program's own,
-        in which its parts register what they count, or one collector. It is there from the
-        beginning, and collected from a thread of the ops server, at any time: a collector reads
-        what is replaced as a whole, and neither waits nor awaits."""
+        """The metrics for ``GET /metrics`` of the ops server: the program's own CollectorRegistry,
+        or one collector. It exists from the beginning, and a thread of the ops server may collect
+        it at any time: so a collector reads only objects that are replaced as a whole, and never
+        blocks or awaits."""
         ...
 
     async def start(self) -> None: ...
 
     async def run(self) -> None:
-        """Serves until cancelled; raises if it can't go on."""
+        """Serve until cancelled. Raises if the program can't go on."""
         ...
 
     async def drain(self) -> None:
-        """Takes nothing new, and returns when what was taken is done."""
+        """Accept nothing new, and return when all accepted work is done."""
         ...
 
     async def stop(self) -> None:
-        """Lets go of everything. Called in whatever way the program ends."""
+        """Free all resources. Called however the program ends."""
         ...
 
 
@@ -74,8 +75,9 @@ PROGRAM_TRANSITIONS: dict[ProgramState, frozenset[ProgramState]] = {
 
 
 class Lifecycle:
-    """Runs one program through its states, and reports each. Told to leave, it drains: by
-    :meth:`ask_to_stop` it ends then, by :meth:`ask_to_drain` it waits to be asked to stop."""
+    """Runs one program through its states, and reports each. Both :meth:`request_stop` and
+    :meth:`request_drain` make it drain. After :meth:`request_stop` the program then ends; after
+    :meth:`request_drain` it waits for :meth:`request_stop`."""
 
     def __init__(self, program: Program, drain_seconds: float, ops_address: str = "") -> None:
         self.state = ProgramState.STARTING
@@ -83,37 +85,37 @@ class Lifecycle:
         self._program = program
         self._drain_seconds = drain_seconds
         self._ops_address = ops_address
-        self._leave = asyncio.Event()
-        self._asked = asyncio.Event()
-        self._asked_twice = asyncio.Event()
+        self._drain_requested = asyncio.Event()
+        self._stop_requested = asyncio.Event()
+        self._stop_now_requested = asyncio.Event()
 
-    def ask_to_stop(self) -> None:
-        """Once: drain. Twice: at once."""
-        (self._asked_twice if self._asked.is_set() else self._asked).set()
-        self._leave.set()
+    def request_stop(self) -> None:
+        """Drain and stop. A second call stops at once."""
+        (self._stop_now_requested if self._stop_requested.is_set() else self._stop_requested).set()
+        self._drain_requested.set()
 
-    def ask_to_drain(self) -> None:
-        """Idempotent. Whoever has drained when it is asked to stop ends at once; who has not has
-        the rest of its time."""
-        self._leave.set()
+    def request_drain(self) -> None:
+        """Drain. Idempotent. If the program has drained when it is asked to stop, it ends at once;
+        otherwise it has the rest of its drain time."""
+        self._drain_requested.set()
 
     async def run(self) -> None:
-        """Until asked to stop. Raises what ended the program otherwise."""
-        STATUS.vitals.begin()
+        """Run the program until it is asked to stop. Raises the error that ended it otherwise."""
+        STATUS.health.start()
         self._report(ProgramState.STARTING)
-        beating: asyncio.Future[object] = asyncio.ensure_future(_beat())
+        heartbeat: asyncio.Future[object] = asyncio.ensure_future(_send_heartbeats())
         try:
             if await self._start():
                 await self._serve()
             else:
-                await self._wait_to_be_stopped()
+                await self._wait_for_stop_request()
         except BaseException as error:
             self._move(ProgramState.FAILED, message=str(error) or type(error).__name__)
             raise
         finally:
             await self._stop()
-            beating.cancel()
-            await asyncio.wait([beating])
+            heartbeat.cancel()
+            await asyncio.wait([heartbeat])
         self._move(ProgramState.STOPPED)
 
     async def _stop(self) -> None:
@@ -124,56 +126,56 @@ class Lifecycle:
             log.warning("stop_took_too_long", seconds=STOP_SECONDS)
 
     async def _start(self) -> bool:
-        """False when it was told to leave meanwhile. Raises Stalled for a load that stands
-        still."""
+        """Start the program. False if it was asked to drain or stop meanwhile. Raises LoadStalled
+        if loading the weights stalls."""
         starting: asyncio.Future[object] = asyncio.ensure_future(self._program.start())
-        stalling: asyncio.Future[object] = asyncio.ensure_future(_until_stalled())
+        stalling: asyncio.Future[object] = asyncio.ensure_future(_raise_when_stalled())
         try:
-            await _first(starting, stalling, self._leave)
+            await _wait_for_first(starting, stalling, self._drain_requested)
             for ended in (starting, stalling):
                 if ended.done():
                     ended.result()
-            return not self._leave.is_set()
+            return not self._drain_requested.is_set()
         finally:
-            await _end(starting, stalling)
+            await _cancel(starting, stalling)
 
     async def _serve(self) -> None:
         running: asyncio.Future[object] = asyncio.ensure_future(self._program.run())
         try:
             self.has_served = True
             self._move(ProgramState.SERVING, address=self._program.address)
-            await _first(running, self._leave)
+            await _wait_for_first(running, self._drain_requested)
             self._move(ProgramState.DRAINING)
             await self._drain(running)
             if running.done():
                 running.result()
         finally:
-            await _end(running)
+            await _cancel(running)
 
     async def _drain(self, running: "asyncio.Future[object]") -> None:
-        """Until it is done, or asked twice, or the program crashes; and, for who is to stop, for
-        ``drain_seconds`` since it began at most."""
+        """Drain until all work is done, a second stop request comes, or the program crashes. Once a
+        stop is requested, the drain ends ``drain_seconds`` after it began at the latest."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._drain_seconds
         draining: asyncio.Future[object] = asyncio.ensure_future(self._program.drain())
         try:
             if running.done():
                 seconds = min(self._drain_seconds, CRASH_DRAIN_SECONDS)
-                await _first(draining, self._asked_twice, timeout=seconds)
+                await _wait_for_first(draining, self._stop_now_requested, timeout=seconds)
                 return
-            await _first(draining, running, self._asked)
-            left = max(until - loop.time(), 0.0)
-            await _first(draining, running, self._asked_twice, timeout=left)
+            await _wait_for_first(draining, running, self._stop_requested)
+            remaining = max(until - loop.time(), 0.0)
+            await _wait_for_first(draining, running, self._stop_now_requested, timeout=remaining)
         finally:
-            await _end(draining)
+            await _cancel(draining)
             if not draining.cancelled() and draining.exception() is not None:
                 log.warning("drain_failed", error=repr(draining.exception()))
-        await self._wait_to_be_stopped(running)
+        await self._wait_for_stop_request(running)
 
-    async def _wait_to_be_stopped(self, *running: "asyncio.Future[object]") -> None:
-        """Nothing is left to do."""
-        STATUS.vitals.drained = True
-        await _first(self._asked, *running)
+    async def _wait_for_stop_request(self, *running: "asyncio.Future[object]") -> None:
+        """Report that the program has drained, and wait until it is asked to stop."""
+        STATUS.health.is_drained = True
+        await _wait_for_first(self._stop_requested, *running)
 
     def _move(self, state: ProgramState, *, address: str = "", message: str = "") -> None:
         assert state in PROGRAM_TRANSITIONS[self.state], f"{self.state} → {state}"
@@ -182,46 +184,46 @@ class Lifecycle:
         log.info("program", state=state.value, address=address, message=message)
 
     def _report(self, state: ProgramState, *, address: str = "", message: str = "") -> None:
-        STATUS.vitals.move(state.value)
+        STATUS.health.set_state(state.value)
         STATUS.send(
             StatusReport(state.value, address=address, message=message, ops=self._ops_address)
         )
 
 
-async def _first(
+async def _wait_for_first(
     *waits: "asyncio.Event | asyncio.Future[object]", timeout: float | None = None
 ) -> None:
-    """Returns when one of them has happened, or time is up. What is under way goes on."""
+    """Return when one of ``waits`` is set or done, or after ``timeout``. Cancels none of them."""
     events = [asyncio.ensure_future(w.wait()) for w in waits if isinstance(w, asyncio.Event)]
     all_waits: list[asyncio.Future[Any]] = [*events]
     all_waits += [wait for wait in waits if not isinstance(wait, asyncio.Event)]
     try:
         await asyncio.wait(all_waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await _end(*events)
+        await _cancel(*events)
 
 
-async def _end(*tasks: "asyncio.Future[Any]") -> None:
+async def _cancel(*tasks: "asyncio.Future[Any]") -> None:
     for task in tasks:
         task.cancel()
     if tasks:
         await asyncio.wait(tasks)
 
 
-async def _until_stalled() -> None:
-    """Raises Stalled when what is being loaded stands still."""
+async def _raise_when_stalled() -> None:
+    """Run until loading the weights stalls, then raise LoadStalled."""
     while True:
         await asyncio.sleep(HEARTBEAT_SECONDS)
-        stall = STATUS.vitals.stall()
+        stall = STATUS.health.describe_stalled_load()
         if stall:
             raise LoadStalled(stall)
 
 
-async def _beat() -> None:
-    """From the event loop: who can't take its turn there can't serve either; nor can who waits for
-    a device that never answers."""
+async def _send_heartbeats() -> None:
+    """Send heartbeats from the event loop. A process whose event loop is blocked, or that waits for
+    a device that never answers, sends none, since it can't serve either."""
     while True:
-        STATUS.vitals.beat()
-        if not STATUS.vitals.silence():
-            STATUS.beat()
+        STATUS.health.record_heartbeat()
+        if not STATUS.health.describe_unanswered_wait():
+            STATUS.send_heartbeat()
         await asyncio.sleep(HEARTBEAT_SECONDS)

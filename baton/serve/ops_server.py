@@ -1,18 +1,18 @@
-"""The ops server: what kubelet, Prometheus and an operator ask of any process of ours.
+"""The ops server: an HTTP server in each process for kubelet, Prometheus and the operator.
 
 | request | answer |
 |---|---|
-| ``GET /startupz`` | 200 once it has served; until then 503, and how far it is |
-| ``GET /readyz`` | 200 while it serves, and is not to leave |
-| ``GET /livez`` | 200 unless its event loop, or a load, stands still |
+| ``GET /startupz`` | 200 once the program has served; until then 503, with its progress |
+| ``GET /readyz`` | 200 while it serves and is not draining |
+| ``GET /livez`` | 200 unless its event loop, or loading the weights, has stalled |
 | ``GET /metrics`` | Prometheus text |
-| ``POST /drain`` | 200 once nothing is left to do, 202 until then; of this host only |
+| ``POST /drain`` | 200 once it has drained, 202 until then; from this host only |
 
-A drain begins as it does on SIGTERM, but the process stays, not ready, until SIGTERM comes: then it
-ends at once. Asking again changes nothing, so that who waits for the end may ask until it is there.
+A drain begins as on SIGTERM, but the process stays, not ready, until SIGTERM comes; then it ends at
+once. The request is idempotent, so a caller can repeat it until the drain has finished.
 
-It answers from threads of its own, and is there before anything is loaded. A call into the
-interpreter that never ends stops these threads, too: no answer is an answer, then.
+The server runs in threads of its own, and starts before anything is loaded. A native call that
+never releases the GIL stops these threads, too; then there is no answer at all.
 """
 
 import sys
@@ -41,14 +41,14 @@ from baton.serve.process_health import ProcessHealth
 log = structlog.get_logger(__name__)
 
 MAX_REQUESTS = 16
-"""At once: three probes, some scrapes, somebody who waits for a drain. Who comes beyond is hung up
-on, so that nobody can have us start threads."""
+"""Concurrent requests: three probes, some scrapes, a caller that waits for a drain. Further
+connections are closed at once, to bound the number of threads."""
 
-REQUEST_SECONDS = 5.0
-"""For a peer to send its request, and to take the answer."""
+REQUEST_TIMEOUT_SECONDS = 5.0
+"""Timeout for a peer to send its request, and to read the answer."""
 
-LOOK_SECONDS = 0.1
-"""Between two looks whether it was closed."""
+CLOSE_POLL_SECONDS = 0.1
+"""Interval at which the server checks whether it was closed."""
 
 TEXT = "text/plain; charset=utf-8"
 
@@ -56,44 +56,46 @@ OpsResponse = tuple[HTTPStatus, str, bytes]
 
 
 class OpsServer:
-    """:meth:`open`, then :meth:`watch` a program, :meth:`close` in the end."""
+    """Call :meth:`open`, then :meth:`attach_program` with the program, and :meth:`close` at the
+    end."""
 
     def __init__(
-        self, vitals: ProcessHealth, hung_seconds: float, guard: BrowserGuard | None = None
+        self, health: ProcessHealth, hung_seconds: float, guard: BrowserGuard | None = None
     ) -> None:
-        """``guard`` knows the names that it is asked by; None: any."""
-        self.vitals = vitals
+        """``guard`` checks the Host header; None accepts any."""
+        self.health = health
         self.guard = guard or BrowserGuard()
         self._hung_seconds = hung_seconds
         self._registry = CollectorRegistry()
-        self._registry.register(HealthCollector(vitals))
+        self._registry.register(HealthCollector(health))
         ProcessCollector(registry=self._registry)
         self._server: _Server | None = None
         self._lock = threading.Lock()
         self._on_drain: Callable[[], None] | None = None
-        self._drain_asked = False
+        self._drain_requested = False
         self._hang = ""
 
     def open(self, host: str, port: int) -> str:
-        """Answers from now on; returns host:port. Raises Unavailable when the port can't be had."""
+        """Start to listen; returns host:port. Raises Unavailable when it can't listen there."""
         try:
             self._server = _Server(self, host, port)
         except OSError as error:
             reason = error.strerror or error
             raise Unavailable(f"ops_port: can't listen on {host}:{port}: {reason}") from error
-        serve = partial(self._server.serve_forever, poll_interval=LOOK_SECONDS)
+        serve = partial(self._server.serve_forever, poll_interval=CLOSE_POLL_SECONDS)
         threading.Thread(target=serve, name="ops", daemon=True).start()
         address = host_port(host, self._server.server_address[1])
         announce_listener("ops", address, NO_AUTHENTICATION)
         return address
 
-    def watch(self, metrics: Collector, on_drain: Callable[[], None]) -> None:
-        """``on_drain`` is called from a thread, once; at once when somebody has asked already."""
+    def attach_program(self, metrics: Collector, on_drain: Callable[[], None]) -> None:
+        """Serve the program's ``metrics``, and call ``on_drain`` once, from any thread, when a
+        drain is requested; at once if it was requested already."""
         self._registry.register(metrics)
         with self._lock:
             self._on_drain = on_drain
-            asked = self._drain_asked
-        if asked:
+            requested = self._drain_requested
+        if requested:
             on_drain()
 
     def close(self) -> None:
@@ -105,9 +107,9 @@ class OpsServer:
 
     def get(self, path: str) -> OpsResponse:
         if path == "/startupz":
-            return self._told(self.vitals.has_served)
+            return self._status(self.health.has_served)
         if path == "/readyz":
-            return self._told(self.vitals.ready)
+            return self._status(self.health.is_ready)
         if path == "/livez":
             return self._live()
         if path == "/metrics":
@@ -115,51 +117,51 @@ class OpsServer:
         return _not_found(path)
 
     def post(self, path: str, peer: str, here: str) -> OpsResponse:
-        """``here`` is our own end of the connection."""
+        """``peer`` and ``here`` are the remote and the local address of the connection."""
         if path != "/drain":
             return _not_found(path)
         if peer != here and not is_loopback(peer):
-            return HTTPStatus.FORBIDDEN, TEXT, b"only from this host\n"
+            return HTTPStatus.FORBIDDEN, TEXT, b"POST /drain is accepted from this host only\n"
         self._drain()
-        return self._told(self.vitals.drained, waiting=HTTPStatus.ACCEPTED)
+        return self._status(self.health.is_drained, otherwise=HTTPStatus.ACCEPTED)
 
     def _drain(self) -> None:
         with self._lock:
-            if self._drain_asked:
+            if self._drain_requested:
                 return
-            self._drain_asked, on_drain = True, self._on_drain
+            self._drain_requested, on_drain = True, self._on_drain
         if on_drain is not None:
             on_drain()
 
     def _live(self) -> OpsResponse:
-        hang = self.vitals.hang(self._hung_seconds)
+        hang = self.health.describe_hang(self._hung_seconds)
         if hang and not self._hang:
             log.error("hang", what=hang)
         self._hang = hang
         if hang:
             return HTTPStatus.SERVICE_UNAVAILABLE, TEXT, f"{hang}\n".encode()
-        return self._told(True)
+        return self._status(True)
 
-    def _told(
-        self, good: bool, waiting: HTTPStatus = HTTPStatus.SERVICE_UNAVAILABLE
+    def _status(
+        self, ok: bool, otherwise: HTTPStatus = HTTPStatus.SERVICE_UNAVAILABLE
     ) -> tuple[HTTPStatus, str, bytes]:
-        return HTTPStatus.OK if good else waiting, TEXT, f"{self.vitals.describe()}\n".encode()
+        return HTTPStatus.OK if ok else otherwise, TEXT, f"{self.health.describe()}\n".encode()
 
 
 class HealthCollector(Collector):
-    def __init__(self, vitals: ProcessHealth) -> None:
-        self._vitals = vitals
+    def __init__(self, health: ProcessHealth) -> None:
+        self._health = health
 
     def collect(self) -> Iterator[Metric]:
-        vitals = self._vitals
+        vitals = self._health
         state = GaugeMetricFamily(
             "baton_program_state", "1 for the state that the program is in.", labels=["state"]
         )
         state.add_metric([vitals.state], 1)
         yield state
         loading = vitals.loading
-        loaded = GaugeMetricFamily("baton_loaded_bytes", "Of the weights, so far.")
-        loaded.add_metric([], loading.done if loading is not None else 0)
+        loaded = GaugeMetricFamily("baton_loaded_bytes", "Bytes of the weights that are loaded.")
+        loaded.add_metric([], loading.done_bytes if loading is not None else 0)
         yield loaded
 
 
@@ -185,31 +187,32 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, ops: OpsServer, host: str, port: int) -> None:
         self.ops = ops
         self.address_family = AF_INET6 if ":" in host else AF_INET
-        self._places = threading.BoundedSemaphore(MAX_REQUESTS)
+        self._slots = threading.BoundedSemaphore(MAX_REQUESTS)
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        """Without asking the DNS for our own name, which HTTPServer does."""
+        """Bind without the DNS query for this host's name that HTTPServer makes."""
         TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False):
+        if not self._slots.acquire(blocking=False):
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:  # no thread was to be had
-            self._places.release()
+        except BaseException:  # the thread could not be started
+            self._slots.release()
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A peer that has left, or a bug in what collects metrics. The server goes on."""
+        """Log the error, for example a bug in a metrics collector, unless the peer just
+        disconnected."""
         if not isinstance(sys.exception(), OSError):
             log.error("ops_request_failed", exc_info=True)
 
@@ -217,7 +220,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     connection: socket
-    timeout = REQUEST_SECONDS
+    timeout = REQUEST_TIMEOUT_SECONDS
     server_version, sys_version = "baton", ""
 
     def do_GET(self) -> None:
@@ -230,7 +233,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         here = self.connection.getsockname()[0]
         if "origin" in self.headers or self._refusal():
-            self._send(HTTPStatus.FORBIDDEN, TEXT, b"not for web pages\n")
+            self._send(HTTPStatus.FORBIDDEN, TEXT, b"requests from web pages are refused\n")
         else:
             self._send(*self.server.ops.post(self.path, self.client_address[0], here))
 
@@ -249,4 +252,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Probes come every few seconds: nobody wants a line each."""
+        """Log nothing: probes come every few seconds."""

@@ -1,4 +1,4 @@
-"""One way to run a program: in a process of its own, with signals and an ops server."""
+"""Runs a program in its own process, with signal handlers and an ops server."""
 
 import asyncio
 import contextlib
@@ -18,12 +18,12 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
 GC_THRESHOLD = 50_000
-"""Objects made and not freed; some ten megabytes."""
+"""Objects allocated and not freed that trigger a garbage collection; some ten megabytes."""
 
 
 def serve(program: Program, drain_seconds: float, ops: OpsServer, ops_address: str = "") -> None:
-    """Runs ``program`` in an event loop of its own until SIGTERM or SIGINT. ``ops`` tells others
-    how it is. Raises BatonError for what the world does, anything else for a bug."""
+    """Run ``program`` in its own event loop until SIGTERM or SIGINT. ``ops`` serves its probes and
+    metrics. Raises BatonError for expected errors; any other exception is a bug."""
     import uvloop
 
     lifecycle = Lifecycle(program, drain_seconds, ops_address)
@@ -31,21 +31,21 @@ def serve(program: Program, drain_seconds: float, ops: OpsServer, ops_address: s
     async def main() -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, lifecycle.ask_to_stop)
+            loop.add_signal_handler(number, lifecycle.request_stop)
 
         def drain() -> None:
-            loop.call_soon_threadsafe(lifecycle.ask_to_drain)
+            loop.call_soon_threadsafe(lifecycle.request_drain)
 
-        ops.watch(program.metrics, drain)
+        ops.attach_program(program.metrics, drain)
         try:
             await lifecycle.run()
         except LoadStalled as error:
             report_fatal_error(error)
-            _leave_threads(1)
+            _exit_without_joining_threads(1)
         if not lifecycle.has_served:
-            _leave_threads(0)
+            _exit_without_joining_threads(0)
 
-    _calm_collector()
+    _tune_garbage_collector()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(main())
@@ -55,25 +55,26 @@ def serve(program: Program, drain_seconds: float, ops: OpsServer, ops_address: s
             raise
         raise error from group
     finally:
-        STATUS.vitals.end()
+        STATUS.health.stop_heartbeats()
 
 
-def _leave_threads(code: int) -> None:
-    """A thread may be loading weights still, and can't be told to stop."""
+def _exit_without_joining_threads(code: int) -> None:
+    """Exit at once: a thread may still be loading weights, and can't be stopped."""
     sys.stderr.flush()
     os._exit(code)
 
 
-def _calm_collector() -> None:
-    """What was imported is never garbage, and is not looked at again; the rest is looked at less
-    often: a busy router spent a quarter of its time on it."""
+def _tune_garbage_collector() -> None:
+    """Exclude imported objects from garbage collection, and collect the others less often. With
+    Python's defaults, a busy router spent a quarter of its time on garbage collection."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 50)
 
 
 def single_error(group: BaseExceptionGroup[BaseException]) -> BatonError | None:
-    """The first error of ours, if nothing else is in the group: a bug is never hidden."""
+    """The first BatonError of the group, if there are no other exceptions in it; else None, so that
+    bugs are never hidden."""
     ours, bugs = group.split(BatonError)
     if ours is None or bugs is not None:
         return None
@@ -85,7 +86,7 @@ def single_error(group: BaseExceptionGroup[BaseException]) -> BatonError | None:
 
 
 def die_with_parent() -> None:
-    """The kernel kills this process when the thread that started it ends, however that ends.
-    For between fork and exec: it imports nothing and takes no lock."""
+    """Have the kernel kill this process when the thread that started it ends, for whatever reason.
+    Safe between fork and exec: it imports nothing and takes no lock."""
     with contextlib.suppress(AttributeError):
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

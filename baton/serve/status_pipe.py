@@ -1,6 +1,7 @@
-"""What a program tells whoever started it: lines of JSON over a pipe.
+"""A program's status reports to the process that started it: lines of JSON over a pipe.
 
-The supervisor passes the pipe's number as ``--status-fd``; without one, reports go nowhere.
+The supervisor passes the pipe's file descriptor as ``--status-fd``; without one, reports are
+dropped.
 """
 
 import json
@@ -13,18 +14,18 @@ from baton.serve.process_health import ProcessHealth
 
 MAX_LINE_BYTES = 16 * 1024
 HEARTBEAT_SECONDS = 1.0
-"""Between two signs of life of a program that serves."""
+"""Interval between two heartbeats of a program that serves."""
 
 MAX_MESSAGE_LENGTH = 1024
-"""In characters; escaped for JSON, one of them takes 12 bytes at most."""
+"""In characters. Escaped for JSON, a character takes at most 12 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatusReport:
-    """``state`` is starting, serving, draining, stopped or failed. ``done`` of ``total``
-    bytes of ``what`` are loaded, while starting. ``address`` is set from serving on. A worker that
-    has changed its role says in ``what`` as what it serves. ``ops`` is host:port of the ops server,
-    where there is one."""
+    """``state`` is starting, serving, draining, stopped or failed. While starting, ``done`` of
+    ``total`` bytes of ``what`` are loaded. ``address`` is set from serving on. A worker that has
+    changed its role reports the new role in ``what``. ``ops`` is host:port of the ops server, if
+    there is one."""
 
     state: str
     what: str = ""
@@ -36,11 +37,11 @@ class StatusReport:
 
 
 class StatusPipe:
-    """The program's end. A supervisor that has gone is no reason to fail. Who looks from elsewhere
-    (the ops server) finds in ``vitals`` what was told."""
+    """The program's end of the pipe. If the supervisor is gone, reports are dropped. ``health`` has
+    the same information for other readers (the ops server)."""
 
-    def __init__(self, file_descriptor: int = -1, vitals: ProcessHealth | None = None) -> None:
-        self.vitals = vitals or ProcessHealth()
+    def __init__(self, file_descriptor: int = -1, health: ProcessHealth | None = None) -> None:
+        self.health = health or ProcessHealth()
         self._file_descriptor = file_descriptor
         self._last_percent = -1
 
@@ -48,13 +49,13 @@ class StatusPipe:
         short = replace(report, message=report.message[:MAX_MESSAGE_LENGTH])
         self._write(json.dumps(asdict(short)) + "\n")
 
-    def beat(self) -> None:
-        """An empty line: the program lives. Small enough for the pipe to take hours of them."""
+    def send_heartbeat(self) -> None:
+        """Send a heartbeat: an empty line, so small that the pipe's buffer holds hours of them."""
         self._write("\n")
 
-    def progress(self, what: str, done: int, total: int) -> None:
-        """At most one line per percent."""
-        self.vitals.load(what, done, total)
+    def send_load_progress(self, what: str, done: int, total: int) -> None:
+        """Report progress, with at most one line per percent."""
+        self.health.record_load_progress(what, done, total)
         percent = 100 * done // max(total, 1)
         if percent != self._last_percent:
             self._last_percent = percent
@@ -68,8 +69,8 @@ class StatusPipe:
         except OSError:
             self._file_descriptor = -1
 
-    def listening(self, socket: OpenListener) -> None:
-        """The program has opened a socket."""
+    def send_listener(self, socket: OpenListener) -> None:
+        """Report that the program has opened a listening socket."""
         self._write(json.dumps({"listening": asdict(socket)}) + "\n")
 
 
@@ -77,22 +78,22 @@ STATUS = StatusPipe()
 
 
 def report_progress(what: str, done: int, total: int) -> None:
-    """From anywhere in the process, also from a thread."""
-    STATUS.progress(what, done, total)
+    """Report progress; may be called from any thread of the process."""
+    STATUS.send_load_progress(what, done, total)
 
 
 def report_role(role: str, address: str) -> None:
-    """A program serves in this role from now on."""
+    """Report that the program serves in this role from now on."""
     STATUS.send(StatusReport("serving", role, address=address))
 
 
-def open_status(file_descriptor: int) -> None:
+def open_status_pipe(file_descriptor: int) -> None:
     STATUS.__init__(file_descriptor)  # type: ignore[misc]
-    set_listener_hook(STATUS.listening)
+    set_listener_hook(STATUS.send_listener)
 
 
 def parse_listener(line: str) -> OpenListener | None:
-    """None for a line that is none."""
+    """Parse a report of a listening socket; None for any other line."""
     try:
         raw: Any = json.loads(line)["listening"]
         return OpenListener(**{name: str(raw[name]) for name in OpenListener.__dataclass_fields__})
@@ -101,7 +102,7 @@ def parse_listener(line: str) -> OpenListener | None:
 
 
 def parse_report(line: str) -> StatusReport | None:
-    """None for a line that is none."""
+    """Parse a status report; None for any other line."""
     try:
         raw: Any = json.loads(line)
         return StatusReport(**{name: raw[name] for name in StatusReport.__dataclass_fields__})

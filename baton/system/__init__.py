@@ -1,1 +1,1 @@
-"""The process and its machine: heap, memory files."""
+"""Operating-system facilities: the heap, memory files."""

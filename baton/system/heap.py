@@ -1,26 +1,26 @@
-"""The process's heap."""
+"""Tuning of the process's heap (glibc's malloc)."""
 
 import ctypes
 from typing import Any
 
 M_TRIM_THRESHOLD = -1
-"""In malloc.h, of glibc."""
+"""From glibc's malloc.h."""
 
-KEPT_BYTES = 1 << 20
+MAX_FREE_BYTES = 1 << 20
 
 
 def trim_heap() -> None:
-    """Gives free memory in the midst of the heap back to the system, where the C library can: up to
-    20 ms for some 100 MB, during which other threads' allocations wait."""
+    """Return free memory inside the heap to the system, where the C library can. It takes up to 20
+    ms for some 100 MB, during which other threads' allocations wait."""
     trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
-def keep_little_free_memory() -> None:
-    """What is free at the end of an arena goes back to the system beyond a mebibyte, where the C
-    library can. Else it keeps twice the largest buffer that there ever was, for each arena, and
-    ``trim_heap`` leaves it alone everywhere but in the first one."""
+def limit_free_heap() -> None:
+    """Return free memory at the end of an arena to the system when it exceeds a mebibyte, where the
+    C library can. Otherwise each arena would keep twice the largest buffer that there ever was, and
+    ``trim_heap`` would free that only in the first arena."""
     set_option: Any = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
-        set_option(M_TRIM_THRESHOLD, KEPT_BYTES)
+        set_option(M_TRIM_THRESHOLD, MAX_FREE_BYTES)

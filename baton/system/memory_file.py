@@ -1,4 +1,4 @@
-"""Memory files without a name: host memory that another process of the host may map."""
+"""Anonymous memory files (memfd): host memory that another process of the host may map."""
 
 import fcntl
 import mmap
@@ -9,8 +9,8 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def create_memory_file(name: str, size_bytes: int) -> int:
-    """A descriptor of ``size_bytes`` of zeroed memory, taken when touched. Its size is sealed: a
-    file that shrinks ends whoever reads its mapping (SIGBUS)."""
+    """Create ``size_bytes`` of zeroed memory, allocated when touched; returns its file descriptor.
+    The size is sealed: if a file shrank, processes that read its mapping would die of SIGBUS."""
     file = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(file, size_bytes)
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
@@ -18,8 +18,8 @@ def create_memory_file(name: str, size_bytes: int) -> int:
 
 
 def memory_file_problem(file: int, size_bytes: int) -> str:
-    """Why it is not safe to read a mapping of ``file``, which another says to be a memory file
-    of ``size_bytes``; empty if it is."""
+    """Why it is not safe to read a mapping of ``file``, which a peer claims to be a memory file
+    of ``size_bytes``; empty if it is safe."""
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode):
         return "it is no file"

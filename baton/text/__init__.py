@@ -1,1 +1,1 @@
-"""Tokenizer, chat templates, incremental detokenizing, stop strings, grammars. No torch."""
+"""Tokenizer, chat templates, incremental detokenization, stop strings, grammars. No torch."""

@@ -1,4 +1,4 @@
-"""A model's chat template, rendered in a sandbox, with what Hugging Face templates may use."""
+"""Renders a model's chat template in a sandbox, with the extensions of Hugging Face templates."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,12 @@ Message = Mapping[str, Any]
 
 
 class ChatTemplate:
-    """``named`` maps a template's name to its source; ``default`` is the one without tools, or
-    with, unless there is a ``tool_use``. ``variables`` are the special tokens."""
+    """The chat templates of a model. ``named`` maps a template's name to its source; ``tool_use``
+    is used with tools, if there is one, and ``default`` otherwise. ``variables`` are the special
+    tokens."""
 
     def __init__(self, named: Mapping[str, str], variables: Mapping[str, Any], clock: Clock):
-        """Raises Invalid for a template that does not compile."""
+        """Raise Invalid for a template that does not compile."""
         self._variables = dict(variables)
         self._sources = dict(named)
         self.source = "\n".join(named.values())
@@ -39,9 +40,9 @@ class ChatTemplate:
         add_generation_prompt: bool,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """``variables`` are what the template's author lets its users choose; what has a meaning of
-        its own is not theirs. Raises Invalid when the template refuses the messages, or fails on
-        them."""
+        """Render messages. ``variables`` are options that the template defines for its users; they
+        can't override the standard variables. Raises Invalid when the template rejects the
+        messages, or fails on them."""
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if "developer" not in self._sources[name]:
             messages = [_as_system(message) for message in messages]
@@ -56,14 +57,15 @@ class ChatTemplate:
                     **self._variables,
                 }
             )
-        # A template is a program of the model's author: on messages that it did not expect, it
-        # may fail with anything (TemplateError, TypeError, IndexError, …).
+        # A template is a program by the model's author. With unexpected messages it may raise
+        # anything (TemplateError, TypeError, IndexError, …).
         except Exception as error:
             raise Invalid(f"the chat template failed: {error}", param="messages") from error
 
 
 def _as_system(message: Message) -> Message:
-    """`developer` is OpenAI's newer word for `system`; most templates know only the older."""
+    """Rename the role `developer`, OpenAI's newer name for `system`, which most templates don't
+    know."""
     return {**message, "role": "system"} if message["role"] == "developer" else message
 
 
@@ -80,7 +82,7 @@ def _environment(clock: Clock) -> jinja2.Environment:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks what an assistant wrote, for training; here it is transparent."""
+    """`{% generation %}` marks an assistant's text for training; here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -104,7 +106,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Without HTML escapes, unlike Jinja's own."""
+    """Render JSON without HTML escapes, unlike Jinja's own filter."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -1,4 +1,4 @@
-"""Token ids to text, one by one: never half a character, never another text than ``decode``."""
+"""Incremental detokenization: never half a character, and always the same text as ``decode``."""
 
 import codecs
 import re
@@ -8,8 +8,9 @@ from typing import Protocol
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 REPLACEMENT = "�"
 
-MAX_HELD_TOKENS = 8
-"""A character has at most 4 bytes. Past this many tokens a replacement character is real."""
+MAX_PENDING_TOKENS = 8
+"""A character has at most 4 bytes. A replacement character that remains after this many tokens is
+part of the text."""
 
 
 _Utf8Decoder: type[codecs.BufferedIncrementalDecoder] = codecs.getincrementaldecoder(  # type: ignore[assignment]
@@ -18,7 +19,7 @@ _Utf8Decoder: type[codecs.BufferedIncrementalDecoder] = codecs.getincrementaldec
 
 
 class Vocabulary(Protocol):
-    """What an incremental detokeniser asks of a tokenizer."""
+    """The methods of a tokenizer that an incremental detokenizer needs."""
 
     def is_hidden(self, token_id: int) -> bool:
         """Whether decoding skips the token: special or unknown."""
@@ -29,15 +30,15 @@ class Vocabulary(Protocol):
     def token_bytes(self, token_id: int) -> bytes: ...
 
     def visible_bytes(self, token_id: int) -> bytes:
-        """Empty for a hidden token."""
+        """Return the token's bytes; empty for a hidden token."""
         ...
 
     def decode_visible(self, token_ids: Sequence[int]) -> str: ...
 
 
 class IncrementalDetokenizer(Protocol):
-    """The pieces from :meth:`push` and the last one from :meth:`flush` together equal
-    ``Tokenizer.decode`` of all ids. Amortised O(1) per token."""
+    """Converts token ids to text incrementally. The pieces from :meth:`push` and the last one from
+    :meth:`flush` together equal ``Tokenizer.decode`` of all ids. Amortised O(1) per token."""
 
     def push(self, token_ids: Iterable[int]) -> str: ...
 
@@ -45,23 +46,25 @@ class IncrementalDetokenizer(Protocol):
 
 
 class ByteLevelDetokenizer:
-    """For byte-level BPE, where every token is a string of bytes.
+    """A detokenizer for byte-level BPE, where every token is a string of bytes.
 
     An invalid byte sequence becomes one replacement character per maximal invalid part, in
     Python as in Rust (the practice recommended in Unicode 15, section 3.9).
 
-    Tokens in ``shown`` are not skipped although they are hidden."""
+    Tokens in ``visible_special_ids`` are not skipped although they are hidden."""
 
-    def __init__(self, vocabulary: Vocabulary, shown: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, visible_special_ids: frozenset[int] = frozenset()
+    ) -> None:
         self._vocabulary = vocabulary
-        self._shown = shown
-        self._bytes_of = self._bytes_or_shown if shown else vocabulary.visible_bytes
+        self._shown = visible_special_ids
+        self._bytes_of = self._bytes_or_shown if visible_special_ids else vocabulary.visible_bytes
         self._decoder = _Utf8Decoder("replace")
 
     def push(self, token_ids: Iterable[int]) -> str:
         data = b"".join(map(self._bytes_of, token_ids))
         if not self._decoder.buffer and data.isascii():
-            return data.decode("ascii")  # as most text is, and much faster
+            return data.decode("ascii")  # the most common case, and much faster
         return self._decoder.decode(data)
 
     def _bytes_or_shown(self, token_id: int) -> bytes:
@@ -73,26 +76,30 @@ class ByteLevelDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any other decoder: the text of a token is what it adds to that of the token before.
+    """A detokenizer for all other decoders. The text of a token is what it adds to the text of the
+    previous token.
 
-    A run of byte tokens (``<0xE4>``) is held until it ends, because an invalid byte turns the
-    whole run into replacement characters. Tokens in ``shown`` are not skipped although they are
-    hidden: they stand for themselves, and what follows begins anew."""
+    A run of byte tokens (``<0xE4>``) is held back until it ends, because an invalid byte turns the
+    whole run into replacement characters. Tokens in ``visible_special_ids`` are not skipped
+    although they are hidden: they are shown in the vocabulary's spelling, and the text after them
+    is decoded without context."""
 
-    def __init__(self, vocabulary: Vocabulary, shown: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, visible_special_ids: frozenset[int] = frozenset()
+    ) -> None:
         self._vocabulary = vocabulary
-        self._shown = shown
+        self._shown = visible_special_ids
         self._context: list[int] = []
-        self._held: list[int] = []
+        self._pending: list[int] = []
 
     def push(self, token_ids: Iterable[int]) -> str:
         return "".join(self._push_one(token_id) for token_id in token_ids)
 
     def flush(self) -> str:
-        if not self._held:
+        if not self._pending:
             return ""
-        text = self._added()
-        self._held.clear()
+        text = self._decode_pending()
+        self._pending.clear()
         return text
 
     def _push_one(self, token_id: int) -> str:
@@ -102,24 +109,25 @@ class WindowDetokenizer:
             return text
         if self._vocabulary.is_hidden(token_id):
             return ""
-        self._held.append(token_id)
+        self._pending.append(token_id)
         if _BYTE_TOKEN.fullmatch(self._vocabulary.token(token_id)):
             return ""
-        text = self._added()
-        if text.endswith(REPLACEMENT) and len(self._held) < MAX_HELD_TOKENS:
+        text = self._decode_pending()
+        if text.endswith(REPLACEMENT) and len(self._pending) < MAX_PENDING_TOKENS:
             return ""
-        self._context, self._held = [token_id], []
+        self._context, self._pending = [token_id], []
         return text
 
-    def _added(self) -> str:
+    def _decode_pending(self) -> str:
         before = self._vocabulary.decode_visible(self._context)
-        whole = self._vocabulary.decode_visible(self._context + self._held)
+        whole = self._vocabulary.decode_visible(self._context + self._pending)
         return whole[len(before) :]
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """The characters that byte-level BPE writes for bytes: printable ones stand for themselves,
-    the other bytes, in order, for the code points from 256 on (GPT-2's ``bytes_to_unicode``)."""
+    """Return the byte of each character that byte-level BPE writes: printable bytes are written as
+    themselves, the others, in order, as the code points from 256 on (GPT-2's
+    ``bytes_to_unicode``)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {
@@ -128,7 +136,8 @@ def byte_level_alphabet() -> dict[str, int]:
 
 
 def byte_level_bytes(alphabet: dict[str, int]) -> Callable[[str], bytes]:
-    """The bytes of a token; one with characters outside of the alphabet is plain text."""
+    """Return a function from a token to its bytes. A token with characters outside of the alphabet
+    is encoded as plain UTF-8 text."""
 
     def to_bytes(token: str) -> bytes:
         try:

@@ -1,12 +1,13 @@
-"""Text to token ids some twenty times as fast as ``tokenizers``, where it gives the same ids.
+"""An encoder some twenty times as fast as ``tokenizers``, used for models for which it gives the
+same ids.
 
-``fastokens`` reads the same ``tokenizer.json``, but not every kind of it. It is used for a model
-only if it gives the reference's ids for texts that tokenizers have been seen to differ on, with
-and without the special tokens that open and close a text.
+``fastokens`` reads the same ``tokenizer.json``, but does not support every kind. It is used for a
+model only if it gives the same ids as the reference for texts that tokenizers are known to differ
+on, with and without the special tokens that begin and end a text.
 
-It never frees the working memory that its longest word needed: 45 bytes a character, 370 MB for
-8 MB of spaces. So a text that may have a word of more than 2 * WINDOW_CHARACTERS is left to the
-reference.
+``fastokens`` never frees the working memory that its longest word needed: 45 bytes per character,
+370 MB for 8 MB of spaces. So a text that may have a word of more than 2 * WINDOW_CHARACTERS is left
+to the reference.
 """
 
 import re
@@ -36,23 +37,23 @@ SAMPLES = (
 
 
 WINDOW_CHARACTERS = 2048
-"""A word ends for certain in each window of a text that is encoded here."""
+"""A text is encoded by ``fastokens`` only if a word certainly ends in each window of this size."""
 
 WORD_ENDS = ' \n\t,.;:!?()[]{}"、。，；：！？（）「」'
 """Most tokenizers end a word between a letter or digit and any of these."""
 
 
 class FastEncoder:
-    """Thread-safe. ``word_end`` matches the end of a word, wherever it stands; None when no place
-    in a text is certain to be one."""
+    """Wraps ``fastokens``. Thread-safe. ``word_end`` matches places where a word certainly ends;
+    None when there is no such pattern."""
 
     def __init__(self, tokenizer: FastTokenizer, word_end: re.Pattern[str] | None) -> None:
         self._tokenizer = tokenizer
         self._word_end = word_end
 
-    def ids(self, text: str, add_special_tokens: bool) -> list[int] | None:
-        """None for a text that may have a very long word, and for one that the library's regular
-        expressions give up on."""
+    def encode(self, text: str, add_special_tokens: bool) -> list[int] | None:
+        """Encode a text. Return None if it may have a very long word, or if the library's regular
+        expressions fail on it."""
         if self._may_have_long_word(text):
             return None
         try:
@@ -74,13 +75,14 @@ class FastEncoder:
         )
 
 
-def fast_encoder(reference: tokenizers.Tokenizer) -> FastEncoder | None:
-    """None where it can't read the tokenizer, or differs from it."""
+def make_fast_encoder(reference: tokenizers.Tokenizer) -> FastEncoder | None:
+    """Return a fast encoder; None if it can't read the tokenizer, or gives different ids."""
     try:
         tokenizer = FastTokenizer.from_json_str(reference.to_str())
-        encoder = FastEncoder(tokenizer, word_end_of(reference))
+        encoder = FastEncoder(tokenizer, word_end_pattern(reference))
         differs = next(
-            (text for text in _samples(reference) if not _agree(encoder, reference, text)), None
+            (text for text in _samples(reference) if not _gives_same_ids(encoder, reference, text)),
+            None,
         )
     # The library raises bare errors for what it does not know.
     except Exception as error:
@@ -92,15 +94,16 @@ def fast_encoder(reference: tokenizers.Tokenizer) -> FastEncoder | None:
     return encoder
 
 
-def word_end_of(reference: tokenizers.Tokenizer) -> re.Pattern[str] | None:
-    """Where the tokenizer surely ends a word: after a letter or digit, before one of those in
-    WORD_ENDS that it has been seen to part words at."""
-    parts = [end for end in WORD_ENDS if all(_is_cut(reference, f"{a}{end}{a}") for a in "a7")]
-    return re.compile(rf"[^\W_][{re.escape(''.join(parts))}]") if parts else None
+def word_end_pattern(reference: tokenizers.Tokenizer) -> re.Pattern[str] | None:
+    """Return a pattern for places where the tokenizer certainly ends a word: between a letter or
+    digit and one of the WORD_ENDS at which it is found to split."""
+    ends = [end for end in WORD_ENDS if all(_is_cut(reference, f"{a}{end}{a}") for a in "a7")]
+    return re.compile(rf"[^\W_][{re.escape(''.join(ends))}]") if ends else None
 
 
 def _is_cut(reference: tokenizers.Tokenizer, text: str) -> bool:
-    """Whether the text's first and last characters, which are the same, are in different words."""
+    """Whether the tokenizer puts the text's first and last characters, which must be equal, into
+    different words."""
     letter, normalizer, splitter = text[0], reference.normalizer, reference.pre_tokenizer
     text = normalizer.normalize_str(text) if normalizer is not None else text
     words = splitter.pre_tokenize_str(text) if splitter is not None else [(text, (0, 0))]
@@ -108,14 +111,14 @@ def _is_cut(reference: tokenizers.Tokenizer, text: str) -> bool:
 
 
 def _samples(reference: tokenizers.Tokenizer) -> list[str]:
-    """The texts above, all of them as one, and one around each added token."""
+    """Return SAMPLES, all of them joined, and a text for each added token."""
     added = [token.content for token in reference.get_added_tokens_decoder().values()][:256]
     around = [f"a{token}b {token} c{token}{token}\n{token}" for token in added]
     return [*SAMPLES, "\n".join(SAMPLES), *around]
 
 
-def _agree(encoder: FastEncoder, reference: tokenizers.Tokenizer, text: str) -> bool:
+def _gives_same_ids(encoder: FastEncoder, reference: tokenizers.Tokenizer, text: str) -> bool:
     return all(
-        encoder.ids(text, special) == reference.encode(text, add_special_tokens=special).ids
+        encoder.encode(text, special) == reference.encode(text, add_special_tokens=special).ids
         for special in (False, True)
     )

@@ -1,14 +1,14 @@
-"""Stop strings in a text that arrives in pieces."""
+"""Finds stop strings in streamed text."""
 
 from collections.abc import Sequence
 from functools import lru_cache
 
 
 class StopStrings:
-    """Cuts a text before the first stop string that completes in it.
+    """Cuts a streamed text before the first stop string that is completed in it.
 
-    What may still become a stop string is held back, and nothing else is. Of stop strings that
-    complete at the same character the longest counts. The result does not depend on how the text
+    Only text that may still become a stop string is held back. If several stop strings are
+    completed by the same character, the longest counts. The result does not depend on how the text
     is split. One automaton per stop string (Knuth, Morris and Pratt, 1977): O(1) amortised per
     character and stop string.
     """
@@ -16,38 +16,38 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         assert all(stops), "an empty stop string would match everywhere"
         self._automata = [_Automaton(stop) for stop in stops]
-        self._held = ""
+        self._pending = ""
         self.matched: str | None = None
 
     @property
-    def watches(self) -> bool:
-        """Whether there is any."""
+    def has_stops(self) -> bool:
+        """Whether there are any stop strings."""
         return bool(self._automata)
 
     def push(self, text: str) -> str:
-        """What of the text so far is safe to show now. Nothing after a match."""
+        """Append ``text`` and return the text that may be shown now: none after a match."""
         if self.matched is not None:
             return ""
         if not self._automata:
             return text
-        pending = self._held + text
-        for position in range(len(self._held), len(pending)):
+        pending = self._pending + text
+        for position in range(len(self._pending), len(pending)):
             stop = self._step(pending[position])
             if stop is not None:
-                self.matched, self._held = stop, ""
+                self.matched, self._pending = stop, ""
                 return pending[: position + 1 - len(stop)]
         num_held = max(automaton.num_matched for automaton in self._automata)
         split = len(pending) - num_held
-        self._held = pending[split:]
+        self._pending = pending[split:]
         return pending[:split]
 
     def flush(self) -> str:
-        """The text has ended: what was held back."""
-        held, self._held = self._held, ""
-        return held
+        """Return the text that was held back, once the stream has ended."""
+        pending, self._pending = self._pending, ""
+        return pending
 
     def _step(self, character: str) -> str | None:
-        """Feeds one character; the longest stop string that it completes."""
+        """Feed one character and return the longest stop string that it completes, if any."""
         completed: str | None = None
         for automaton in self._automata:
             if automaton.step(character) and len(automaton.stop) > len(completed or ""):
@@ -56,7 +56,8 @@ class StopStrings:
 
 
 class _Automaton:
-    """``num_matched`` characters of ``stop`` are a suffix of what was fed; the most possible."""
+    """A KMP automaton. ``num_matched`` is the length of the longest prefix of ``stop`` that is a
+    suffix of the text so far."""
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
@@ -75,7 +76,7 @@ class _Automaton:
 
 @lru_cache(maxsize=1024)
 def _borders(stop: str) -> Sequence[int]:
-    """Per prefix, the length of its longest proper suffix that is also its prefix."""
+    """Return for each prefix the length of its longest proper suffix that is also its prefix."""
     borders = [0] * len(stop)
     length = 0
     for position in range(1, len(stop)):

@@ -1,4 +1,4 @@
-"""A model's tokenizer and chat template, as they lie in its directory."""
+"""A model's tokenizer and chat template, loaded from the model's directory."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,17 +18,19 @@ from baton.text.detokenizer import (
     byte_level_alphabet,
     byte_level_bytes,
 )
-from baton.text.fast_encoder import fast_encoder
+from baton.text.fast_encoder import make_fast_encoder
 
 SPECIAL_TOKEN_NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
 
-EASY_CHARACTERS_PER_TOKEN = 4
-"""Texts of most languages have about as many, so those that may fit are encoded once."""
+TYPICAL_CHARACTERS_PER_TOKEN = 4
+"""An average in most languages. :meth:`Tokenizer.exceeds_tokens` does not check a text in pieces
+that has fewer characters than this per allowed token."""
 
-CUT_TOKENS = 64
-"""More tokens than one cut adds to a text: the two halves of a word take a few more than it."""
+MAX_TOKENS_PER_CUT = 64
+"""Upper bound of the tokens that one cut adds to a text: the two halves of a word take a few more
+tokens than the whole word."""
 
 PIECE_CHARACTERS = 64 * 1024
 
@@ -36,8 +38,9 @@ _BYTE_LEVEL_BYTES = byte_level_bytes(byte_level_alphabet())
 
 
 class Tokenizer:
-    """Text to token ids and back. Thread-safe; nothing in it changes after loading. For who
-    ``encodes_much``, a fast encoder is made: of a large vocabulary that takes most of a second."""
+    """Converts text to token ids and back. Thread-safe; immutable after loading. With
+    ``uses_fast_encoder``, a fast encoder is built, which takes most of a second for a large
+    vocabulary."""
 
     def __init__(
         self,
@@ -45,10 +48,10 @@ class Tokenizer:
         chat_template: ChatTemplate | None,
         *,
         byte_level: bool,
-        encodes_much: bool = True,
+        uses_fast_encoder: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
-        self._fast = fast_encoder(tokenizer) if encodes_much else None
+        self._fast = make_fast_encoder(tokenizer) if uses_fast_encoder else None
         self._chat_template = chat_template
         self._byte_level = byte_level
         ids = set(tokenizer.get_vocab(with_added_tokens=True).values())
@@ -62,9 +65,9 @@ class Tokenizer:
 
     @classmethod
     def load(
-        cls, model_dir: Path, clock: Clock | None = None, *, encodes_much: bool = True
+        cls, model_dir: Path, clock: Clock | None = None, *, uses_fast_encoder: bool = True
     ) -> "Tokenizer":
-        """Reads ``tokenizer.json`` and, where they are, ``tokenizer_config.json``,
+        """Read ``tokenizer.json`` and, where they are, ``tokenizer_config.json``,
         ``special_tokens_map.json`` and ``chat_template.jinja``.
 
         Raises Invalid, naming the file, for one that is missing or malformed, and for a
@@ -74,39 +77,45 @@ class Tokenizer:
         tokenizer = load_tokenizer(path)
         template = _load_chat_template(model_dir, clock or SystemClock())
         is_byte_level = _is_byte_level(tokenizer)
-        loaded = cls(tokenizer, template, byte_level=is_byte_level, encodes_much=encodes_much)
+        loaded = cls(
+            tokenizer, template, byte_level=is_byte_level, uses_fast_encoder=uses_fast_encoder
+        )
         limit = _model_vocab_size(model_dir)
         if limit is not None and loaded.vocab_size > limit:
             raise Invalid(f"{path}: {loaded.vocab_size} tokens, but the model has {limit}")
         return loaded
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        ids = self._fast.ids(text, add_special_tokens) if self._fast is not None else None
+        ids = self._fast.encode(text, add_special_tokens) if self._fast is not None else None
         if ids is None:
-            # Other than ``encode``, lets other threads run, and notes no offsets.
-            given = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-            ids = given[0].ids
+            # Unlike ``encode``, it releases the GIL and does not compute offsets.
+            encodings = self._tokenizer.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+            ids = encodings[0].ids
         return ids
 
-    def exceeds(self, text: str, max_tokens: int) -> bool:
-        """Whether ``text`` has more tokens than that, as far as is known without encoding all of
-        it: False says that encoding it takes memory and time in proportion to ``max_tokens``.
+    def exceeds_tokens(self, text: str, max_tokens: int) -> bool:
+        """Whether ``text`` certainly has more than ``max_tokens`` tokens, without encoding all of
+        it. False only guarantees that encoding it takes memory and time in proportion to
+        ``max_tokens``.
 
-        Its pieces are encoded until they have so many more that the cuts can't be the reason: where
-        a text is cut changes the tokens around the cut.
+        It encodes piece after piece until they have more tokens than the cuts between the pieces
+        can explain: a cut changes the tokens around it.
         """
-        if len(text) <= EASY_CHARACTERS_PER_TOKEN * max_tokens:
+        if len(text) <= TYPICAL_CHARACTERS_PER_TOKEN * max_tokens:
             return False
         counted = 0
         for start in range(0, len(text), PIECE_CHARACTERS):
             piece = text[start : start + PIECE_CHARACTERS]
-            counted += len(self.encode(piece, add_special_tokens=False)) - CUT_TOKENS
+            counted += len(self.encode(piece, add_special_tokens=False)) - MAX_TOKENS_PER_CUT
             if counted > max_tokens:
                 return True
         return False
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Ids that the vocabulary does not have (padding of the model's) are skipped."""
+        """Decode token ids. Ids outside of the tokenizer's vocabulary (the model's may be padded)
+        are skipped."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
@@ -116,7 +125,7 @@ class Tokenizer:
 
     @property
     def chat_template_source(self) -> str:
-        """What its template is written as, all of them if there are several; empty for none."""
+        """The source of the chat template, of all of them if there are several; empty for none."""
         return self._chat_template.source if self._chat_template is not None else ""
 
     def apply_chat_template(
@@ -126,36 +135,40 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Raises Invalid when the model has no template, or its template fails."""
+        """Render messages to a prompt. Raises Invalid when the model has no template, or its
+        template fails."""
         if self._chat_template is None:
             raise Invalid("the model has no chat template; use /v1/completions", param="messages")
         return self._chat_template.render(messages, tools, add_generation_prompt, variables)
 
-    def detokenizer(self, shown: frozenset[int] = frozenset()) -> IncrementalDetokenizer:
-        """A fresh one, that skips special tokens, but for those in ``shown``."""
+    def make_detokenizer(
+        self, visible_special_ids: frozenset[int] = frozenset()
+    ) -> IncrementalDetokenizer:
+        """Return a new detokenizer, which skips special tokens, except those in
+        ``visible_special_ids``."""
         if self._byte_level:
-            return ByteLevelDetokenizer(self, shown)
-        return WindowDetokenizer(self, shown)
+            return ByteLevelDetokenizer(self, visible_special_ids)
+        return WindowDetokenizer(self, visible_special_ids)
 
     def token_id(self, token: str) -> int | None:
-        """Of a token as the vocabulary spells it."""
+        """Return the id of a token in the vocabulary's spelling."""
         token_id: int | None = self._tokenizer.token_to_id(token)
         return token_id
 
-    # What detokenisers and logprobs ask of single tokens
+    # Single tokens, for detokenizers and logprobs
 
     def is_hidden(self, token_id: int) -> bool:
         return token_id in self._hidden or token_id >= self.vocab_size
 
     def token(self, token_id: int) -> str:
-        """As the vocabulary spells it; empty for an id that it does not have."""
+        """Return a token in the vocabulary's spelling; empty for an unknown id."""
         return self._tokenizer.id_to_token(token_id) or ""
 
     def decode_visible(self, token_ids: Sequence[int]) -> str:
         return self.decode(token_ids, skip_special_tokens=True)
 
     def _token_bytes(self, token_id: int) -> bytes:
-        """The token's own bytes, which need not be whole characters."""
+        """Return the token's bytes, which need not be whole characters."""
         if self._byte_level:
             return _BYTE_LEVEL_BYTES(self.token(token_id))
         token = self.token(token_id)
@@ -181,7 +194,8 @@ def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
 
 
 def _is_byte_level(tokenizer: tokenizers.Tokenizer) -> bool:
-    """By its decoder alone: all of a large vocabulary takes a fifth of a second to write out."""
+    """Whether it is byte-level BPE. Only the decoder is looked at: serializing a large vocabulary
+    takes a fifth of a second."""
     if tokenizer.decoder is None:
         return False
     decoder = json.loads(tokenizer.decoder.__getstate__())
@@ -204,7 +218,8 @@ def _load_chat_template(model_dir: Path, clock: Clock) -> ChatTemplate | None:
 
 
 def _named_templates(model_dir: Path, config: dict[str, Any]) -> dict[str, str]:
-    """The file beside the config wins, as it does in transformers."""
+    """Return the templates by name. A separate file takes precedence over the config, as in
+    transformers."""
     path = model_dir / "chat_template.jinja"
     if path.is_file():
         try:
@@ -224,7 +239,7 @@ def _named_templates(model_dir: Path, config: dict[str, Any]) -> dict[str, str]:
 
 
 def _content(token: Any) -> str:
-    """A special token is written as a string, or as an object with its ``content``."""
+    """Return a special token's text, which is a string, or an object with ``content``."""
     return str(token["content"]) if isinstance(token, dict) else str(token)
 
 
@@ -235,7 +250,7 @@ def _model_vocab_size(model_dir: Path) -> int | None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Empty when there is no such file."""
+    """Read a JSON object; empty when there is no such file."""
     if not path.is_file():
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Arrivals whose rate rises and falls like that of a day."""
+"""Arrivals whose rate rises and falls over a day."""
 
 import math
 from dataclasses import dataclass, replace
@@ -11,8 +11,8 @@ from baton.traces.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class DiurnalRate:
-    """From ``low_per_second`` at night to ``high_per_second`` at noon and back, along a cosine,
-    each ``period_seconds``. It begins at midnight."""
+    """A request rate that follows a cosine with period ``period_seconds``: from ``low_per_second``
+    at midnight, where it begins, to ``high_per_second`` at noon and back."""
 
     low_per_second: float
     high_per_second: float
@@ -22,29 +22,31 @@ class DiurnalRate:
     def mean_per_second(self) -> float:
         return (self.low_per_second + self.high_per_second) / 2
 
-    def expected(self, seconds: float) -> float:
-        """How many have arrived until then, in the mean."""
-        turn = 2 * math.pi / self.period_seconds
-        swing = (self.high_per_second - self.low_per_second) / 2
-        return self.mean_per_second * seconds - swing * math.sin(turn * seconds) / turn
+    def expected_arrivals(self, seconds: float) -> float:
+        """Return the expected number of arrivals in the first ``seconds``."""
+        frequency = 2 * math.pi / self.period_seconds
+        amplitude = (self.high_per_second - self.low_per_second) / 2
+        sine = math.sin(frequency * seconds)
+        return self.mean_per_second * seconds - amplitude * sine / frequency
 
 
-GRID_SECONDS = 1.0
-"""Between two points, a line is drawn."""
+INTERPOLATION_SECONDS = 1.0
+"""Seconds between the points between which arrival times are interpolated linearly."""
 
 
-def with_diurnal_rate(trace: Trace, tide: DiurnalRate) -> Trace:
-    """The same requests in the same order, and as random: what takes one mean gap in ``trace``
-    takes one of that moment. Raises Invalid for rates that are not positive."""
-    if not 0 < tide.low_per_second <= tide.high_per_second or tide.period_seconds <= 0:
-        raise Invalid(f"{tide}: rates must be positive, the low one no higher than the high one")
-    arrivals = trace.arrivals
-    times = np.array([arrival.at_seconds for arrival in arrivals])
+def with_diurnal_rate(trace: Trace, rate: DiurnalRate) -> Trace:
+    """Return a trace of the same requests in the same order, equally random, but at a varying
+    rate: intervals are scaled by the mean interval at that time of day. Raises Invalid for rates
+    that are not positive."""
+    if not 0 < rate.low_per_second <= rate.high_per_second or rate.period_seconds <= 0:
+        raise Invalid(f"{rate}: rates must be positive, the low one no higher than the high one")
+    arrivals = trace.requests
+    times = np.array([arrival.arrival_seconds for arrival in arrivals])
     counts = times * (len(arrivals) / max(times[-1], 1e-9))
-    end = len(arrivals) / tide.low_per_second
-    grid = np.arange(0.0, end + GRID_SECONDS, GRID_SECONDS)
-    expected = [tide.expected(second) for second in grid.tolist()]
-    moved = np.interp(counts, expected, grid).tolist()
-    pairs = zip(arrivals, moved, strict=True)
-    made = tuple(replace(arrival, at_seconds=at) for arrival, at in pairs)
-    return replace(trace, name=f"{trace.name} in tides", arrivals=made)
+    end = len(arrivals) / rate.low_per_second
+    grid = np.arange(0.0, end + INTERPOLATION_SECONDS, INTERPOLATION_SECONDS)
+    expected = [rate.expected_arrivals(second) for second in grid.tolist()]
+    new_times = np.interp(counts, expected, grid).tolist()
+    pairs = zip(arrivals, new_times, strict=True)
+    scaled = tuple(replace(arrival, arrival_seconds=at) for arrival, at in pairs)
+    return replace(trace, name=f"{trace.name} with diurnal rate", requests=scaled)

@@ -1,4 +1,4 @@
-"""Traces from and to files, in three formats that are told apart by their first line."""
+"""Reads and writes trace files, in three formats that are distinguished by their first line."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -17,20 +17,22 @@ from baton.traces.trace import Trace, TraceRequest
 FORMAT = "baton-trace-1"
 
 MOONCAKE_BLOCK_TOKENS = 512
-"""Fixed by the format."""
+"""Fixed by Mooncake's format."""
 
 AZURE_BLOCK_TOKENS = 512
-"""Ours: the format has no blocks, and nobody shares what we give."""
+"""Our choice: Azure's format has no blocks, and no two requests share the blocks we assign."""
 
 MAX_TOKENS = 1 << 24
-"""Of a prompt or an answer: more than any model reads, and little enough to list its blocks."""
+"""Maximum length of a prompt or an answer: more than any model supports, and small enough to list
+the blocks."""
 
 Line = tuple[str, str]
-"""Where it stands (``file:line``), and its text without the end of line."""
+"""A line's location (``file:line``), and its text without the newline."""
 
 
 def read_trace(path: Path) -> Trace:
-    """The trace at ``path``, its first arrival moved to 0 s. The first line tells the format:
+    """Read the trace at ``path`` and move its first arrival to 0 s. The first line determines the
+    format:
 
     - Mooncake's JSONL (FAST '25 release): ``timestamp`` (ms), ``input_length``, ``output_length``
       (tokens), ``hash_ids``, one per 512 tokens of the prompt, the last perhaps partial;
@@ -38,58 +40,61 @@ def read_trace(path: Path) -> Trace:
       each request's blocks are its own;
     - Baton's own JSONL, as :func:`write_trace` writes it.
 
-    Raises Invalid, naming file and line, for what is none of these."""
+    Raises Invalid with file and line for any other content."""
     lines = _lines(path)
     first = next(lines, None)
     if first is None:
-        raise Invalid(f"{path}: empty; a trace has at least one request")
+        raise Invalid(f"{path}: the file is empty; a trace has at least one request")
     trace = _reader(first)(path.stem, first, lines)
-    if not trace.arrivals:
-        raise Invalid(f"{path}: a header and no request; a trace has at least one")
+    if not trace.requests:
+        raise Invalid(f"{path}: the trace has a header but no requests; at least one is required")
     return trace
 
 
 def write_trace(trace: Trace, path: Path) -> None:
-    """Baton's own JSONL: a header, then a line per arrival. Raises Invalid when ``path`` cannot be
-    written."""
+    """Write Baton's own JSONL: a header, then a line per arrival. Raises Invalid when ``path``
+    cannot be written."""
     header = {"format": FORMAT, "name": trace.name, "block_tokens": trace.block_tokens}
     try:
         with path.open("w", encoding="utf-8") as file:
             file.write(json.dumps(header) + "\n")
-            file.writelines(json.dumps(_entry(arrival)) + "\n" for arrival in trace.arrivals)
+            file.writelines(json.dumps(_entry(arrival)) + "\n" for arrival in trace.requests)
     except OSError as error:
         raise Invalid(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def scale_rate(trace: Trace, rate_factor: float) -> Trace:
-    """The same requests ``rate_factor`` times as fast. Raises Invalid unless it is above 0."""
+    """Return the same requests at ``rate_factor`` times the rate. Raises Invalid unless it is
+    above 0."""
     if not 0 < rate_factor < float("inf"):
         raise Invalid(f"the rate factor is {rate_factor}; it must be above 0", param="rate_factor")
-    times = [arrival.at_seconds / rate_factor for arrival in trace.arrivals]
-    return _at(trace, times)
+    times = [arrival.arrival_seconds / rate_factor for arrival in trace.requests]
+    return _with_times(trace, times)
 
 
 def add_jitter(trace: Trace, seed: int, granularity_seconds: float = 3.0) -> Trace:
-    """For a trace whose clock ticks every ``granularity_seconds``, as Mooncake's does: each arrival
-    moves later by uniformly less than a tick. The requests keep their order, so that whoever
-    reuses a prefix still comes after whoever began it."""
+    """Add jitter to a trace with coarse timestamps, such as Mooncake's: each arrival is delayed by
+    a uniformly random part of ``granularity_seconds``. The requests keep their order, so that a
+    request that reuses a prefix still comes after the one that created it."""
     if not 0 <= granularity_seconds < float("inf"):
         raise Invalid(
-            f"the granularity is {granularity_seconds} s; it must not be negative",
+            f"granularity_seconds is {granularity_seconds}; it must not be negative",
             param="granularity_seconds",
         )
-    times = np.array([arrival.at_seconds for arrival in trace.arrivals])
-    moved = times + seeded_generator(seed).uniform(0.0, granularity_seconds, len(times))
-    return _at(trace, np.sort(moved).tolist())
+    times = np.array([arrival.arrival_seconds for arrival in trace.requests])
+    delayed = times + seeded_generator(seed).uniform(0.0, granularity_seconds, len(times))
+    return _with_times(trace, np.sort(delayed).tolist())
 
 
-def _at(trace: Trace, times: list[float]) -> Trace:
-    pairs = zip(trace.arrivals, times, strict=True)
-    return replace(trace, arrivals=tuple(replace(arrival, at_seconds=at) for arrival, at in pairs))
+def _with_times(trace: Trace, times: list[float]) -> Trace:
+    pairs = zip(trace.requests, times, strict=True)
+    return replace(
+        trace, requests=tuple(replace(arrival, arrival_seconds=at) for arrival, at in pairs)
+    )
 
 
 def _lines(path: Path) -> Iterator[Line]:
-    """Without the blank ones."""
+    """Yield the lines that are not blank."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, start=1):
@@ -98,7 +103,7 @@ def _lines(path: Path) -> Iterator[Line]:
     except OSError as error:
         raise Invalid(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise Invalid(f"{path}: not UTF-8 text ({error.reason}); a trace is") from error
+        raise Invalid(f"{path}: not UTF-8 text ({error.reason})") from error
 
 
 _Reader = Callable[[str, Line, Iterator[Line]], Trace]
@@ -130,8 +135,8 @@ def _read_mooncake(name: str, first: Line, lines: Iterator[Line]) -> Trace:
 def _mooncake_arrival(line: Line, clock: "_MonotonicTimes") -> TraceRequest:
     fields = parse_fields(line[1], line[0])
     at_ms = clock.since_first(fields.where, "timestamp", fields.number("timestamp"))
-    num_tokens = fields.count("input_length", 1, MAX_TOKENS)
-    num_answer_tokens = fields.count("output_length", 0, MAX_TOKENS)
+    num_tokens = fields.integer("input_length", 1, MAX_TOKENS)
+    num_answer_tokens = fields.integer("output_length", 0, MAX_TOKENS)
     blocks = _blocks(fields, "hash_ids", num_tokens, MOONCAKE_BLOCK_TOKENS)
     return TraceRequest(at_ms / 1000, num_tokens, num_answer_tokens, blocks)
 
@@ -139,8 +144,8 @@ def _mooncake_arrival(line: Line, clock: "_MonotonicTimes") -> TraceRequest:
 def _read_own(name: str, first: Line, lines: Iterator[Line]) -> Trace:
     header = parse_fields(first[1], first[0])
     if header.text("format") != FORMAT:
-        raise header.wrong("format", f"{FORMAT!r}")
-    block_tokens = header.count("block_tokens", 1, MAX_TOKENS)
+        raise header.invalid_field("format", f"{FORMAT!r}")
+    block_tokens = header.integer("block_tokens", 1, MAX_TOKENS)
     clock = _MonotonicTimes()
     arrivals = tuple(_own_arrival(line, clock, block_tokens) for line in lines)
     return Trace(header.text("name"), block_tokens, arrivals)
@@ -148,11 +153,11 @@ def _read_own(name: str, first: Line, lines: Iterator[Line]) -> Trace:
 
 def _own_arrival(line: Line, clock: "_MonotonicTimes", block_tokens: int) -> TraceRequest:
     fields = parse_fields(line[1], line[0])
-    num_tokens = fields.count("prompt_tokens", 1, MAX_TOKENS)
+    num_tokens = fields.integer("prompt_tokens", 1, MAX_TOKENS)
     return TraceRequest(
         clock.since_first(fields.where, "at_seconds", fields.number("at_seconds")),
         num_tokens,
-        fields.count("answer_tokens", 0, MAX_TOKENS),
+        fields.integer("answer_tokens", 0, MAX_TOKENS),
         _blocks(fields, "blocks", num_tokens, block_tokens),
         fields.text("session", ""),
         fields.text("tenant", ""),
@@ -161,10 +166,10 @@ def _own_arrival(line: Line, clock: "_MonotonicTimes", block_tokens: int) -> Tra
 
 def _entry(arrival: TraceRequest) -> dict[str, object]:
     entry: dict[str, object] = {
-        "at_seconds": arrival.at_seconds,
+        "at_seconds": arrival.arrival_seconds,
         "prompt_tokens": arrival.num_prompt_tokens,
         "answer_tokens": arrival.num_answer_tokens,
-        "blocks": arrival.blocks,
+        "blocks": arrival.block_ids,
     }
     if arrival.session:
         entry["session"] = arrival.session
@@ -174,16 +179,16 @@ def _entry(arrival: TraceRequest) -> dict[str, object]:
 
 
 def _blocks(fields: JsonFields, name: str, num_tokens: int, block_tokens: int) -> tuple[int, ...]:
-    blocks = fields.ids(name)
+    blocks = fields.integers(name)
     needed = -(-num_tokens // block_tokens)
     if len(blocks) != needed:
         raise Invalid(
             f"{fields.where}: {len(blocks)} {name} for {num_tokens:,} tokens; "
-            f"blocks of {block_tokens} tokens make {needed}"
+            f"{needed} blocks of {block_tokens} tokens are needed"
         )
     if len(set(blocks)) != needed:
         raise Invalid(
-            f"{fields.where}: an id is twice in {name}; one stands for a block and all before it"
+            f"{fields.where}: {name} has an id twice; an id stands for a block and all before it"
         )
     return blocks
 
@@ -208,11 +213,11 @@ def _azure_arrival(
 ) -> TraceRequest:
     fields = _azure_fields(header, line)
     microseconds = clock.since_first(fields.where, "TIMESTAMP", _azure_microseconds(fields))
-    num_tokens = fields.count("ContextTokens", 1, MAX_TOKENS)
+    num_tokens = fields.integer("ContextTokens", 1, MAX_TOKENS)
     return TraceRequest(
         microseconds / 1e6,
         num_tokens,
-        fields.count("GeneratedTokens", 0, MAX_TOKENS),
+        fields.integer("GeneratedTokens", 0, MAX_TOKENS),
         tuple(next(ids) for _ in range(-(-num_tokens // AZURE_BLOCK_TOKENS))),
     )
 
@@ -226,22 +231,24 @@ def _azure_fields(header: list[str], line: Line) -> JsonFields:
 
 
 def _cell(text: str) -> int | str:
-    """A whole number where it is one: of a CSV, the text has no types."""
+    """Convert a CSV cell to an int if it is one: CSV has no types."""
     return int(text) if text.removeprefix("-").isdecimal() and len(text) < 20 else text
 
 
 def _azure_microseconds(fields: JsonFields) -> int:
-    """Since 1970; finer digits are dropped. UTC where no zone is given."""
+    """Return microseconds since 1970; finer digits are dropped. UTC if there is no time zone."""
     try:
         at = datetime.fromisoformat(fields.text("TIMESTAMP"))
     except ValueError as error:
-        raise fields.wrong("TIMESTAMP", "a time like 2023-11-16 18:15:46.6805900") from error
+        raise fields.invalid_field(
+            "TIMESTAMP", "a time like 2023-11-16 18:15:46.6805900"
+        ) from error
     zoned = at if at.tzinfo else at.replace(tzinfo=UTC)
     return (zoned - _EPOCH) // timedelta(microseconds=1)
 
 
 class _MonotonicTimes:
-    """The times of one file: none before its predecessor, all since the first."""
+    """Checks that the times of a file don't decrease, and makes them relative to the first."""
 
     def __init__(self) -> None:
         self._first: float | None = None
@@ -252,7 +259,7 @@ class _MonotonicTimes:
             self._first = self._last = at
         if at < self._last:
             raise Invalid(
-                f"{where}: {name} is before the one of the line above; times must not fall"
+                f"{where}: {name} is before that of the previous line; times must not decrease"
             )
         self._last = at
         return at - self._first

@@ -1,4 +1,4 @@
-"""Randomness comes in as a seed."""
+"""Random generators that are determined by a seed."""
 
 import numpy as np
 
@@ -6,7 +6,8 @@ from baton.errors import Invalid
 
 
 def seeded_generator(seed: int) -> np.random.Generator:
-    """The same numbers for the same seed. Raises Invalid for a negative one."""
+    """Return a generator, with the same numbers for the same seed. Raises Invalid for a negative
+    seed."""
     if seed < 0:
         raise Invalid(f"the seed is {seed}; it must not be negative", param="seed")
     return np.random.default_rng(seed)

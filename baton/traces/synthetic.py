@@ -1,4 +1,4 @@
-"""Traces that are made up, from a seed: the same arguments give the same trace."""
+"""Synthetic traces, generated from a seed: the same arguments give the same trace."""
 
 import heapq
 from collections.abc import Iterator
@@ -18,31 +18,32 @@ from baton.traces.trace import Trace, TraceRequest
 BLOCK_TOKENS = 64
 
 ANSWER_TOKENS_PER_SECOND = 50.0
-"""A turn comes a pause after the answer before it has ended. When that is, only a replay knows;
-this is a usual speed of reading along."""
+"""A turn arrives one pause after the end of the previous answer. When that is depends on the
+replay; traces assume this speed, a typical reading speed."""
 
 MAX_CONTEXT_TOKENS = 131_072
 """A session ends before a turn whose prompt and answer would be longer: the window of Llama 3.1."""
 
 MAX_REQUESTS = 10_000_000
-"""All arrivals are in memory."""
+"""Limited because all arrivals are kept in memory."""
 
 MAX_REQUESTS_PER_SECOND = 10_000.0
-"""The load of thousands of GPUs; what comes before the trace begins is made, too."""
+"""Limited because the warm-up before the trace is generated, too. It is the load of thousands of
+GPUs."""
 
 MAX_BURSTINESS = 10.0
-"""Beyond it a trace of any usual length is one burst, or none."""
+"""Maximum burstiness; above it, a trace of any usual length is one burst, or none."""
 
 WARM_UP_SESSIONS = 4.0
-"""Sessions begin so many mean durations before the trace, which then has its rate from the start.
-Of exponential durations it misses 2 %."""
+"""Sessions begin this many mean durations before the trace, so that the trace has its full rate
+from the start. With exponential durations, 2 % of it are missing."""
 
 
 class TraceGenerator(Protocol):
-    """Makes a trace of ``num_requests`` arrivals, ``rate_per_second`` in the mean, those of all
-    turns counted. Sessions begin as a renewal process whose gaps are Gamma-distributed with
-    ``burstiness`` as coefficient of variation: 1 is Poisson, more is bursty (BurstGPT, Wang et
-    al., KDD '25, fits such to a real service). Raises Invalid for arguments out of their range."""
+    """Generates a trace of ``num_requests`` arrivals (turns), ``rate_per_second`` on average.
+    Sessions begin as a renewal process whose intervals are Gamma-distributed with ``burstiness`` as
+    coefficient of variation: 1 is Poisson, more is bursty (BurstGPT, Wang et al., KDD '25, fits
+    such a process to a real service). Raises Invalid for arguments that are out of range."""
 
     def __call__(
         self, num_requests: int, rate_per_second: float, seed: int, burstiness: float = 1.0
@@ -56,34 +57,34 @@ def _generate(
     generator = seeded_generator(seed)
     ids = count()
     names = [kind] if kind in WORKLOADS else list(WORKLOADS)
-    desks = [_SessionGenerator(name, WORKLOADS[name], generator, ids) for name in names]
-    sessions = _sessions(desks, rate_per_second, burstiness, generator)
-    arrivals = dropwhile(lambda arrival: arrival.at_seconds < 0, _merged(sessions))
+    sources = [_SessionGenerator(name, WORKLOADS[name], generator, ids) for name in names]
+    sessions = _sessions(sources, rate_per_second, burstiness, generator)
+    arrivals = dropwhile(lambda arrival: arrival.arrival_seconds < 0, _merged(sessions))
     return Trace(f"{kind}-{seed}", BLOCK_TOKENS, _from_zero(islice(arrivals, num_requests)))
 
 
 def _check(num_requests: int, rate_per_second: float, burstiness: float) -> None:
     if not 1 <= num_requests <= MAX_REQUESTS:
         raise Invalid(
-            f"{num_requests:,} requests; it must be from 1 to {MAX_REQUESTS:,}",
+            f"num_requests is {num_requests:,}; it must be from 1 to {MAX_REQUESTS:,}",
             param="num_requests",
         )
     if not 0 < rate_per_second <= MAX_REQUESTS_PER_SECOND:
         raise Invalid(
-            f"{rate_per_second} requests per second; it must be above 0 and at most "
+            f"rate_per_second is {rate_per_second}; it must be above 0 and at most "
             f"{MAX_REQUESTS_PER_SECOND:,.0f}",
             param="rate_per_second",
         )
     if not 0 < burstiness <= MAX_BURSTINESS:
         raise Invalid(
-            f"burstiness {burstiness}; it must be above 0 (1 is Poisson) and at most "
+            f"burstiness is {burstiness}; it must be above 0 (1 is Poisson) and at most "
             f"{MAX_BURSTINESS:g}",
             param="burstiness",
         )
 
 
 class _SessionGenerator:
-    """Sessions of one kind."""
+    """Generates sessions of one kind."""
 
     def __init__(
         self,
@@ -95,12 +96,12 @@ class _SessionGenerator:
         self._name = name
         self._workload = workload
         self._generator = generator
-        self._numbers = count()
+        self._session_numbers = count()
         self._common = PromptContext(ids, BLOCK_TOKENS)
-        self._common.extend(workload.heads.common_tokens)
-        self._heads: dict[int, PromptContext] = {}
-        ranks = range(1, workload.heads.count + 1)
-        self._popularity = list(accumulate(rank**-workload.heads.zipf for rank in ranks))
+        self._common.extend(workload.prefixes.common_tokens)
+        self._prefixes: dict[int, PromptContext] = {}
+        ranks = range(1, workload.prefixes.count + 1)
+        self._popularity = list(accumulate(rank**-workload.prefixes.zipf for rank in ranks))
 
     @property
     def mean_turns(self) -> float:
@@ -108,79 +109,84 @@ class _SessionGenerator:
 
     @property
     def mean_seconds(self) -> float:
-        """From a session's first turn to its last."""
+        """Mean time from a session's first turn to its last."""
         workload = self._workload
-        gap = workload.mean_pause_seconds + workload.answer.mean / ANSWER_TOKENS_PER_SECOND
-        return (workload.mean_turns - 1) * gap
+        interval = workload.mean_pause_seconds + workload.answer.mean / ANSWER_TOKENS_PER_SECOND
+        return (workload.mean_turns - 1) * interval
 
-    def session(self, start_seconds: float) -> list[TraceRequest]:
-        """The turns of one more, at least the first."""
+    def generate(self, start_seconds: float) -> list[TraceRequest]:
+        """Generate a session and return its turns, at least one."""
         workload, generator = self._workload, self._generator
-        session = f"{self._name}-{next(self._numbers)}"
-        context, at, turns = self._head().fork(), start_seconds, list[TraceRequest]()
+        session = f"{self._name}-{next(self._session_numbers)}"
+        context, at, turns = self._draw_prefix().fork(), start_seconds, list[TraceRequest]()
         for turn in range(generator.geometric(1 / workload.mean_turns)):
-            context.extend((workload.message if turn else workload.opening).draw(generator))
+            context.extend((workload.message if turn else workload.first_message).draw(generator))
             answer = workload.answer.draw(generator)
             if turns and context.num_tokens + answer > MAX_CONTEXT_TOKENS:
                 break
             prompt = context.num_tokens
-            turns.append(TraceRequest(at, prompt, answer, context.blocks(), session, self._name))
+            turns.append(TraceRequest(at, prompt, answer, context.block_ids(), session, self._name))
             context.extend(answer)
             at += answer / ANSWER_TOKENS_PER_SECOND
             at += generator.exponential(workload.mean_pause_seconds)
         return turns
 
-    def _head(self) -> PromptContext:
-        """Written when it is first asked for."""
+    def _draw_prefix(self) -> PromptContext:
+        """Draw a shared prefix, which is generated when it is first used."""
         rank = _drawn(self._popularity, self._generator)
-        if rank not in self._heads:
+        if rank not in self._prefixes:
             head = self._common.fork()
-            head.extend(self._workload.heads.lengths.draw(self._generator))
-            self._heads[rank] = head
-        return self._heads[rank]
+            head.extend(self._workload.prefixes.lengths.draw(self._generator))
+            self._prefixes[rank] = head
+        return self._prefixes[rank]
 
 
 def _drawn(cumulated: list[float], generator: np.random.Generator) -> int:
-    """An index, by the weights whose running sums these are."""
-    found = np.searchsorted(cumulated, generator.random() * cumulated[-1], side="right")
-    return min(int(found), len(cumulated) - 1)
+    """Draw an index by weights, given their cumulative sums."""
+    index = np.searchsorted(cumulated, generator.random() * cumulated[-1], side="right")
+    return min(int(index), len(cumulated) - 1)
 
 
 def _sessions(
-    desks: list[_SessionGenerator],
+    sources: list[_SessionGenerator],
     rate_per_second: float,
     burstiness: float,
     generator: np.random.Generator,
 ) -> Iterator[list[TraceRequest]]:
-    """Without end, by their first turns. Each desk makes the same number of requests."""
-    per_request = [1 / desk.mean_turns for desk in desks]
-    mean_gap = len(desks) / (rate_per_second * sum(per_request))
+    """Yield sessions without end, ordered by their first turns. All kinds have the same number of
+    requests on average."""
+    per_request = [1 / source.mean_turns for source in sources]
+    mean_gap = len(sources) / (rate_per_second * sum(per_request))
     weights = list(accumulate(per_request))
     shape = burstiness**-2
-    start = -WARM_UP_SESSIONS * max(desk.mean_seconds for desk in desks)
+    start = -WARM_UP_SESSIONS * max(source.mean_seconds for source in sources)
     while True:
         start += generator.gamma(shape, mean_gap / shape)
-        yield desks[_drawn(weights, generator)].session(start)
+        yield sources[_drawn(weights, generator)].generate(start)
 
 
 def _merged(sessions: Iterator[list[TraceRequest]]) -> Iterator[TraceRequest]:
-    """In the order of time: no session has a turn before its first, nor has any later session."""
+    """Merge the turns of all sessions in order of time. Sessions are ordered by their first turn,
+    so nothing before that can follow."""
     pending: list[tuple[float, int, TraceRequest]] = []
     numbers = count()
     for turns in sessions:
-        while pending and pending[0][0] <= turns[0].at_seconds:
+        while pending and pending[0][0] <= turns[0].arrival_seconds:
             yield heapq.heappop(pending)[2]
         for arrival in turns:
-            heapq.heappush(pending, (arrival.at_seconds, next(numbers), arrival))
+            heapq.heappush(pending, (arrival.arrival_seconds, next(numbers), arrival))
 
 
 def _from_zero(arrivals: Iterator[TraceRequest]) -> tuple[TraceRequest, ...]:
-    found = list(arrivals)
-    first = found[0].at_seconds
-    return tuple(replace(arrival, at_seconds=arrival.at_seconds - first) for arrival in found)
+    collected = list(arrivals)
+    first = collected[0].arrival_seconds
+    return tuple(
+        replace(arrival, arrival_seconds=arrival.arrival_seconds - first) for arrival in collected
+    )
 
 
 TRACE_GENERATORS: dict[str, TraceGenerator] = {
     kind: partial(_generate, kind) for kind in (*WORKLOADS, "mixed")
 }
-"""By name. What each is like is told in workload.py; ``mixed`` has as many requests of each."""
+"""Generators by name. The kinds are described in session_workload.py; ``mixed`` has equally many
+requests of each."""

@@ -1,25 +1,26 @@
-"""A request of a trace: when, how long, and which blocks its prompt consists of."""
+"""A trace: the arrival times, lengths and prompt blocks of requests."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """``blocks`` are ids of the prompt's blocks, each standing for itself and all before it, the
-    last one perhaps partial. ``session`` names the conversation; empty when nobody knows it."""
+    """A request of a trace. ``block_ids`` are the ids of the prompt's blocks; an id stands for the
+    block and all before it, and the last block may be partial. ``session`` is the name of the
+    conversation; empty if unknown."""
 
-    at_seconds: float
+    arrival_seconds: float
     num_prompt_tokens: int
     num_answer_tokens: int
-    blocks: tuple[int, ...]
+    block_ids: tuple[int, ...]
     session: str = ""
     tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Arrivals in the order of time, from 0 s on."""
+    """The requests of a trace in order of arrival, the first at 0 s."""
 
     name: str
     block_tokens: int
-    arrivals: tuple[TraceRequest, ...]
+    requests: tuple[TraceRequest, ...]

@@ -1,1 +1,1 @@
-"""Moves KV blocks between processes: shared memory, NIXL, gRPC. No torch."""
+"""KV transports between processes, over shared memory, NIXL or gRPC. They don't need torch."""

@@ -1,27 +1,27 @@
-"""KV movement between processes: one interface, batch-first, and the receiver pulls.
+"""The interface of KV transports between processes: batches of reads, made by the receiver.
 
 A source *registers* the memory that its blocks live in and *describes* it to a peer in an
 :class:`Endpoint`. The peer *connects*, *prepares* a batch of reads, *posts* it, *polls* it
 until it is done or its deadline passes, and *releases* it.
 
-Why reads only (DESIGN §7): a one-sided write can't be fenced. A sender that was frozen and
-comes back would write into blocks that belong to another request by then. A read can only
-hurt its reader, who checks what it got (key, size, checksum, generation) before using it.
+Why reads only: a one-sided write can't be fenced. A sender that was frozen and comes back would
+write into blocks that belong to another request by then. A read can only harm its reader, which
+checks the data (key, size, checksum, generation) before using it.
 
 Guarantees of every backend:
 
-- After ``poll`` returned DONE the bytes of every span lie in the local region.
-- After ``release`` returned, whether the transfer was done or not, the backend will not
-  write to the local region on its behalf any more. A backend that cannot promise this for
-  an unfinished transfer returns False, and the caller must quarantine the local blocks.
-- A transfer that is not DONE at its deadline is FAILED; no peer can keep one pending.
+- After ``poll`` has returned DONE, the bytes of every range are in the local region.
+- After ``release`` has returned True, whether the transfer was done or not, the backend does not
+  write to the local region for it any more. If it can't guarantee this for an unfinished
+  transfer, it returns False, and the caller must quarantine the local blocks.
+- A transfer that is not DONE at its deadline is FAILED; no peer can keep it pending.
 - DONE says nothing about *which* bytes arrived: a dead peer's memory may read as anything.
-  Only a matching checksum, announced by a live peer, makes a block good.
+  Only a block with a matching checksum, announced by a live peer, may be used.
 
 Legal order: register -> export; connect -> prepare -> post -> poll* -> release;
 disconnect; close. ``release`` is legal in every state after ``prepare`` and idempotent.
 Methods may be called from any one thread at a time per transfer. ``post`` may take as long as
-the copy (see ``copies_in_post``); nothing else waits, neither for a peer nor for a ``post``.
+the copy (see ``copies_in_post``); no other method blocks, neither on a peer nor on a ``post``.
 """
 
 from collections.abc import Sequence
@@ -32,15 +32,15 @@ from typing import Protocol
 from baton.core.kv_transfer import Endpoint as Endpoint
 
 MAX_RANGES = 65_536
-"""Spans of one transfer; a batch that is larger is a bug of the caller (64 Ki blocks)."""
+"""Ranges of one transfer; a larger batch is a bug of the caller (64 Ki blocks)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Memory of this process that blocks live in; it must outlive the transport.
+    """Memory of this process that contains the blocks; it must outlive the transport.
 
-    ``file_descriptor`` names the memory file behind host memory (``-1``: none), so that
-    another process of the same host can map it. ``device`` is ``cpu`` or ``cuda:<i>``.
+    ``file_descriptor`` is the memory file behind host memory (``-1``: none), so that another
+    process of the same host can map it. ``device`` is ``cpu`` or ``cuda:<i>``.
     """
 
     address: int
@@ -51,7 +51,8 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class TransferRange:
-    """``size_bytes`` from ``remote_offset`` of the peer's region to ``local_offset`` of ours."""
+    """``size_bytes`` from ``remote_offset`` of the peer's region to ``local_offset`` of the local
+    one."""
 
     remote_offset: int
     local_offset: int
@@ -68,10 +69,10 @@ class TransferState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """``local_only``: both sides must be on one host. ``devices``: which memory it can read
-    and write. ``copies_in_post``: whether ``post`` may take as long as copying the bytes, so
-    that an event loop leaves it to a thread. ``waits_in_post``: whether it may also wait for
-    another ``post`` to end, so that an event loop leaves even a small one to a thread.
+    """What a backend can do. ``local_only``: both sides must be on one host. ``devices``: the kinds
+    of memory that it can read and write. ``copies_in_post``: whether ``post`` may take as long as
+    copying the bytes, so that an event loop must call it in a thread. ``waits_in_post``: whether it
+    may also wait for another ``post`` to end, so that even small transfers need a thread.
     """
 
     local_only: bool
@@ -88,7 +89,7 @@ class Peer(Protocol):
 
 
 class Transfer(Protocol):
-    """One batch of reads; opaque but for these."""
+    """One batch of reads; opaque except for these properties."""
 
     @property
     def size_bytes(self) -> int: ...
@@ -108,7 +109,7 @@ class Transport(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     def register(self, region: Region) -> None:
-        """Makes ``region`` readable by peers and writable by our own reads. Once.
+        """Make ``region`` readable by peers and writable by this transport's reads. Call it once.
 
         Raises Invalid when the backend cannot serve that kind of memory, Unavailable when
         the backend itself cannot start.
@@ -116,11 +117,11 @@ class Transport(Protocol):
         ...
 
     def export(self) -> Endpoint:
-        """What peers connect with. After ``register``."""
+        """The endpoint for peers to connect with. Call it after ``register``."""
         ...
 
     def connect(self, endpoint: Endpoint) -> Peer:
-        """Connects, or returns the peer that is connected already (same owner, generation).
+        """Connect, or return the peer that is connected already (same owner, generation).
 
         Raises Unavailable when the peer can't be reached, Invalid for another backend's
         or a malformed endpoint.
@@ -128,43 +129,46 @@ class Transport(Protocol):
         ...
 
     def disconnect(self, peer: Peer) -> None:
-        """Forgets the peer and what was cached for it. Unfinished transfers FAIL."""
+        """Drop the peer and everything that is cached for it. Unfinished transfers become
+        FAILED."""
         ...
 
     def idle_peers(self) -> Sequence[Peer]:
-        """The connected peers from which no read is under way."""
+        """The connected peers without unfinished reads."""
         ...
 
     def prepare(
-        self, peer: Peer, spans: Sequence[TransferRange], timeout_seconds: float
+        self, peer: Peer, ranges: Sequence[TransferRange], timeout_seconds: float
     ) -> Transfer:
-        """A batch of reads. Neighbouring spans are coalesced.
+        """Prepare a batch of reads. Adjacent ranges are coalesced.
 
-        Raises Invalid for no span, more than MAX_SPANS, or one outside either region.
+        Raises Invalid for no range, more than MAX_RANGES, or one outside either region.
         """
         ...
 
     def post(self, transfer: Transfer) -> None:
-        """Starts it; the deadline counts from here. Failure shows in ``poll``."""
+        """Start the transfer and its timeout. ``poll`` reports failures."""
         ...
 
     def poll(self, transfer: Transfer) -> TransferState: ...
 
     def release(self, transfer: Transfer) -> bool:
-        """Ends it in whatever state. False: the local blocks must be quarantined."""
+        """End the transfer in any state. False: it may still write, so quarantine the local
+        blocks."""
         ...
 
     def estimate_seconds(self, peer: Peer, size_bytes: int) -> float:
-        """From a moving average of what was measured on this link, or a stated prior."""
+        """Predict the time of a transfer, from a moving average of measurements on this link, or
+        from a fixed prior."""
         ...
 
     def close(self) -> None: ...
 
 
-def coalesce(spans: Sequence[TransferRange]) -> list[TransferRange]:
-    """Joins spans that are neighbours on both sides; keeps the order of the rest."""
+def coalesce(ranges: Sequence[TransferRange]) -> list[TransferRange]:
+    """Join ranges that are adjacent on both sides; keep their order."""
     joined: list[TransferRange] = []
-    for span in spans:
+    for span in ranges:
         last = joined[-1] if joined else None
         if (
             last is not None

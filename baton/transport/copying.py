@@ -1,4 +1,4 @@
-"""What the backends share that read a peer's memory by copying it: shm, and memory."""
+"""Base class of the backends that read a peer's memory by copying it: shm and memory."""
 
 import contextlib
 import ctypes
@@ -16,17 +16,18 @@ from baton.transport.ranges import expect_transport, validated_ranges
 
 @dataclass(eq=False, slots=True)
 class CopyPeer:
-    """``num_copies`` are under way; its memory is let go with the last of them."""
+    """A peer with ``num_copies`` in progress. After a disconnect, its memory is detached when the
+    last copy ends."""
 
     endpoint: Endpoint
-    connected: bool = True
+    is_connected: bool = True
     num_copies: int = 0
 
 
 @dataclass(eq=False, slots=True)
 class CopyTransfer:
     peer: CopyPeer
-    spans: list[TransferRange]
+    ranges: list[TransferRange]
     size_bytes: int
     state: TransferState = TransferState.PREPARED
     error: str = ""
@@ -34,8 +35,8 @@ class CopyTransfer:
 
 @dataclass(eq=False)
 class CopyTransport:
-    """``post`` copies, so a posted transfer is DONE or FAILED and never PENDING, and release
-    always leaves the local region alone. A backend says how memory is found and copied."""
+    """``post`` copies, so a posted transfer is DONE or FAILED and never PENDING, and ``release``
+    always succeeds. A backend implements how memory is attached and copied."""
 
     owner: str
     generation: int
@@ -73,7 +74,7 @@ class CopyTransport:
         with self._lock:
             key = (peer.endpoint.owner, peer.endpoint.generation)
             if self._peers.pop(key, None) is not None:
-                peer.connected = False
+                peer.is_connected = False
                 if peer.num_copies == 0:
                     self.detach(peer.endpoint)
 
@@ -82,9 +83,9 @@ class CopyTransport:
             return [peer for peer in self._peers.values() if peer.num_copies == 0]
 
     def prepare(
-        self, peer: CopyPeer, spans: Sequence[TransferRange], timeout_seconds: float
+        self, peer: CopyPeer, ranges: Sequence[TransferRange], timeout_seconds: float
     ) -> CopyTransfer:
-        joined = validated_ranges(spans, self.region, peer.endpoint)
+        joined = validated_ranges(ranges, self.region, peer.endpoint)
         return CopyTransfer(peer, joined, sum(span.size_bytes for span in joined))
 
     def post(self, transfer: CopyTransfer) -> None:
@@ -92,7 +93,7 @@ class CopyTransport:
         began = self.clock.monotonic()
         try:
             with self._copying(transfer.peer):
-                for span in transfer.spans:
+                for span in transfer.ranges:
                     self.copy(transfer.peer.endpoint, span)
         except BatonError as error:
             transfer.state, transfer.error = TransferState.FAILED, str(error)
@@ -103,9 +104,10 @@ class CopyTransport:
 
     @contextlib.contextmanager
     def _copying(self, peer: CopyPeer) -> Iterator[None]:
-        """Keeps the peer's memory, whoever disconnects it meanwhile."""
+        """Context of a copy: keeps the peer's memory attached, even if it is disconnected
+        meanwhile."""
         with self._lock:
-            if not peer.connected:
+            if not peer.is_connected:
                 raise Unavailable(f"peer {peer.endpoint.owner} was disconnected")
             peer.num_copies += 1
         try:
@@ -113,7 +115,7 @@ class CopyTransport:
         finally:
             with self._lock:
                 peer.num_copies -= 1
-                if not peer.connected and peer.num_copies == 0:
+                if not peer.is_connected and peer.num_copies == 0:
                     self.detach(peer.endpoint)
 
     def poll(self, transfer: CopyTransfer) -> TransferState:
@@ -130,20 +132,20 @@ class CopyTransport:
         for peer in list(self._peers.values()):
             self.disconnect(peer)
 
-    # -- what a backend adds --------------------------------------------------------------
+    # -- implemented by each backend ------------------------------------------------------
 
     def attach(self, endpoint: Endpoint) -> None:
-        """Finds the peer's memory. Raises Unavailable, Invalid."""
+        """Open or map the peer's memory. Raises Unavailable, Invalid."""
         raise AssertionError("a backend's own")
 
     def detach(self, endpoint: Endpoint) -> None:
         raise AssertionError("a backend's own")
 
     def copy(self, endpoint: Endpoint, span: TransferRange) -> None:
-        """Raises Unavailable when the peer's memory is gone."""
+        """Copy one range. Raises Unavailable when the peer's memory is gone."""
         raise AssertionError("a backend's own")
 
 
 def copy_memory(target: int, source: int, size_bytes: int) -> None:
-    """memmove between addresses; other threads run meanwhile."""
+    """memmove between addresses; other threads can run meanwhile."""
     ctypes.memmove(target, source, size_bytes)

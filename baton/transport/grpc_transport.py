@@ -1,7 +1,7 @@
-"""KV over gRPC: works wherever there is a TCP connection, at the price of two copies more.
+"""KV over gRPC: works over any TCP connection, at the price of two more copies.
 
 Each transport runs a small server of its own with one raw-bytes method, so that KV never
-queues behind control messages. A request is a packed list of spans, the response their bytes
+queues behind control messages. A request is a packed list of ranges, the response their bytes
 in order.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from baton.clock import Clock
-from baton.core.credentials import ClusterCredentials, as_credentials
+from baton.core.credentials import ClusterCredentials, to_credentials
 from baton.core.kv_transfer import Endpoint
 from baton.errors import Invalid, Unavailable
 from baton.network.address import host_port
@@ -33,13 +33,14 @@ NAME = "grpc"
 PATH = "/baton.KvData/Read"
 MESSAGE_BYTES = 2 * 1024 * 1024
 REQUEST_BYTES = 2 * 1024 * 1024
-"""131,000 spans; nothing of ours comes near it."""
+"""131,000 ranges; no request of Baton comes near it."""
 
 MAX_READERS = 8
-"""Streams served or read at a time; more wait in gRPC's own queue until their deadline."""
+"""Streams that are served concurrently, and streams that are read concurrently; more wait in a
+queue until their deadline."""
 
 MAX_WAITING = 1024
-"""Streams, being served or waiting for it; the next ones are refused."""
+"""Streams that are served or wait to be served; further ones are refused."""
 
 _HEADER = struct.Struct("<QI")
 _SPAN = struct.Struct("<QQ")
@@ -69,10 +70,10 @@ class GrpcPeer:
 
 @dataclass(eq=False, slots=True)
 class GrpcTransfer:
-    """``future`` is the thread that reads; once it has ended nothing writes locally."""
+    """``future`` is the reading thread's; once it is done, nothing writes to the local region."""
 
     peer: GrpcPeer
-    spans: list[TransferRange]
+    ranges: list[TransferRange]
     size_bytes: int
     timeout_seconds: float
     error: str = ""
@@ -101,7 +102,7 @@ class GrpcTransport:
         self._host_id = host_id
         self._listen_host = listen_host
         self._advertise_host = advertise_host or listen_host
-        self._trust = as_credentials(trust)
+        self._trust = to_credentials(trust)
         secret = self._trust.secret
         self._checker = CallVerifier(secret, clock) if secret else None
         self._region: Region | None = None
@@ -132,7 +133,7 @@ class GrpcTransport:
         except RuntimeError as error:
             raise Unavailable(f"transport grpc can't listen: {error}") from error
         if self._checker is not None:
-            self._checker.names.add(host_port(self._advertise_host, self._port))
+            self._checker.own_addresses.add(host_port(self._advertise_host, self._port))
         self._server.start()
         announce_listener(
             "kv", host_port(self._listen_host, self._port), member_authentication(self._trust)
@@ -172,10 +173,10 @@ class GrpcTransport:
             return [peer for peer in self._peers.values() if not peer.transfers]
 
     def prepare(
-        self, peer: GrpcPeer, spans: Sequence[TransferRange], timeout_seconds: float
+        self, peer: GrpcPeer, ranges: Sequence[TransferRange], timeout_seconds: float
     ) -> GrpcTransfer:
         assert self._region is not None, "register() comes first"
-        joined = validated_ranges(spans, self._region, peer.endpoint)
+        joined = validated_ranges(ranges, self._region, peer.endpoint)
         size = sum(span.size_bytes for span in joined)
         return GrpcTransfer(peer, joined, size, timeout_seconds)
 
@@ -187,7 +188,7 @@ class GrpcTransport:
         metadata = signer.metadata(PATH) if signer is not None else None
         try:
             transfer.call = transfer.peer.read(
-                _pack(transfer.peer.endpoint.generation, transfer.spans),
+                _pack(transfer.peer.endpoint.generation, transfer.ranges),
                 timeout=transfer.timeout_seconds,
                 metadata=metadata,
             )
@@ -204,7 +205,7 @@ class GrpcTransport:
         return transfer.state
 
     def release(self, transfer: GrpcTransfer) -> bool:
-        """Waits for at most one message's copy."""
+        """End the transfer. It blocks for the copy of one message at most."""
         transfer.peer.transfers.discard(transfer)
         if transfer.call is not None:
             transfer.call.cancel()
@@ -225,16 +226,16 @@ class GrpcTransport:
             stopped.wait()
 
     def _read(self, transfer: GrpcTransfer) -> None:
-        """In a thread of its own: every message goes where the spans say."""
+        """Runs in a thread: write the bytes of every message to the local ranges."""
         assert self._region is not None
         began = self._clock.monotonic()
-        writer = _RangeWriter(self._region.address, transfer.spans, self._copies)
+        writer = _RangeWriter(self._region.address, transfer.ranges, self._copies)
         try:
             for message in transfer.call:
                 writer.write(message)
         except grpc.RpcError as error:
             transfer.error = f"{error.code().name}: {error.details()}"
-        except Exception as error:  # more bytes than were asked for, or a bug: never DONE
+        except Exception as error:  # more bytes than requested, or a bug: never DONE
             transfer.error = str(error) or repr(error)
         else:
             if writer.missing_bytes:
@@ -243,7 +244,7 @@ class GrpcTransport:
             self._meter.record(transfer.peer.endpoint.owner, transfer.size_bytes, seconds)
 
     def _serve(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """The server's side: the bytes of the spans, in order. Of the requests there is one."""
+        """The server's side: yield the bytes of the ranges, in order. There is one request."""
         assert self._region is not None
         try:
             spans = _unpack(next(requests, b""), self._generation, self._region.size_bytes)
@@ -255,52 +256,52 @@ class GrpcTransport:
 def _messages(
     address: int, spans: Sequence[tuple[int, int]], copies: MemoryCopier
 ) -> Iterator[bytes]:
-    """The bytes of the spans in order, cut into full messages wherever that falls."""
+    """The bytes of the ranges in order, split into full messages at any position."""
     parts: list[bytes] = []
-    room = MESSAGE_BYTES
+    free = MESSAGE_BYTES
     for offset, size in spans:
         end = offset + size
         while offset < end:
-            length = min(room, end - offset)
+            length = min(free, end - offset)
             parts.append(copies.read(address + offset, length))
-            offset, room = offset + length, room - length
-            if room == 0:
+            offset, free = offset + length, free - length
+            if free == 0:
                 yield b"".join(parts)
-                parts, room = [], MESSAGE_BYTES
+                parts, free = [], MESSAGE_BYTES
     if parts:
         yield b"".join(parts)
 
 
 class _RangeWriter:
-    """Writes a row of messages into spans, one after the other."""
+    """Writes the bytes of a sequence of messages into ranges, one after the other."""
 
     def __init__(self, address: int, spans: Sequence[TransferRange], copies: MemoryCopier) -> None:
         self._copies = copies
-        self._places = [(address + span.local_offset, span.size_bytes) for span in spans]
-        self._places.reverse()
+        self._targets = [(address + span.local_offset, span.size_bytes) for span in spans]
+        self._targets.reverse()
 
     @property
     def missing_bytes(self) -> int:
-        return sum(size for _, size in self._places)
+        return sum(size for _, size in self._targets)
 
     def write(self, message: bytes) -> None:
-        """Raises Invalid for more bytes than were asked for."""
+        """Write the next bytes. Raises Invalid for more bytes than were requested."""
         source = ctypes.cast(ctypes.c_char_p(message), ctypes.c_void_p).value or 0
         start = 0
         while start < len(message):
-            if not self._places:
+            if not self._targets:
                 raise Invalid("the peer sent more bytes than were asked for")
-            target, size = self._places.pop()
+            target, size = self._targets.pop()
             length = min(size, len(message) - start)
             self._copies.write(target, source + start, length)
             if length < size:
-                self._places.append((target + length, size - length))
+                self._targets.append((target + length, size - length))
             start += length
 
 
 class _AuthenticatedHandler(grpc.GenericRpcHandler):
-    """Lets in whoever proves that it knows the cluster secret, if there is one. Nobody else is read
-    from, nor do they wait for the threads that serve."""
+    """Serves only calls that are signed with the cluster secret, if there is one. Other calls are
+    not read, and do not occupy the serving threads."""
 
     def __init__(
         self,
@@ -324,13 +325,13 @@ class _AuthenticatedHandler(grpc.GenericRpcHandler):
         def refuse(_requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
 
-        # gRPC looks for a handler's own threads here.
+        # gRPC runs a handler with this attribute in the handler's own thread pool.
         refuse.experimental_thread_pool = self._refusing  # type: ignore[attr-defined]
         return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 def _open(endpoint: Endpoint, trust: ClusterCredentials, clock: Clock) -> GrpcPeer:
-    """Raises Invalid, also for certificates that can't be read."""
+    """Connect to a peer. Raises Invalid, also for certificates that can't be read."""
     try:
         address = endpoint.metadata.decode("ascii")
     except UnicodeDecodeError as error:
@@ -356,12 +357,12 @@ def _unpack(request: bytes, generation: int, region_size_bytes: int) -> list[tup
         raise Invalid("malformed read request")
     wanted, count = _HEADER.unpack_from(request)
     if wanted != generation:
-        raise Invalid("the region is another generation's")
+        raise Invalid("the region belongs to another generation")
     spans = list(_SPAN.iter_unpack(request[_HEADER.size :]))
     if len(spans) != count:
         raise Invalid("malformed read request")
     if any(offset + size > region_size_bytes for offset, size in spans):
-        raise Invalid("a span lies outside the region")
+        raise Invalid("a range lies outside the region")
     if sum(size for _, size in spans) > region_size_bytes:
-        raise Invalid("the spans are larger than the region, all together")
+        raise Invalid("all ranges together are larger than the region")
     return spans

@@ -1,4 +1,4 @@
-"""Host memory in a memory file: what shared memory can map, and all else can read."""
+"""Host memory in a memory file, which other processes of the host can map."""
 
 import ctypes
 import mmap
@@ -10,8 +10,8 @@ from baton.transport.base import Region
 
 
 class HostMemory:
-    """``size_bytes`` of zeroed memory, taken when touched, gone with its owner. ``view`` is a
-    writable window on it."""
+    """``size_bytes`` of zeroed memory, allocated when touched, and freed with this object. ``view``
+    is a writable view of it."""
 
     def __init__(self, name: str, size_bytes: int) -> None:
         self.file_descriptor = create_memory_file(name, size_bytes)
@@ -24,7 +24,7 @@ class HostMemory:
         )
 
     def close(self) -> None:
-        """After every transport that knows the region was closed."""
+        """Free the memory. Call it after every transport with this region was closed."""
         self.view.release()
         del self._pin
         self._map.close()

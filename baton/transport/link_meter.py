@@ -1,4 +1,4 @@
-"""How fast each link has been, the basis of every estimate; and which links have ended."""
+"""Measures the speed of each link, for estimates of transfer times."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -10,20 +10,21 @@ from baton.core.kv_transfer import Endpoint
 PRIOR_BYTES_PER_SECOND = 2e9
 PRIOR_LATENCY_SECONDS = 0.5e-3
 WEIGHT = 0.2
-"""Of the newest measurement in the moving average."""
+"""Weight of the newest measurement in the moving average."""
 
 MIN_SIZE_BYTES = 64 * 1024
-"""Smaller transfers say more about latency than about bandwidth."""
+"""Minimum size for measuring bandwidth: smaller transfers say more about latency."""
 
 TYPICAL_SIZE_BYTES = 256 * 1024
-"""What is much larger counts less in proportion, so that the error is relative."""
+"""Much larger transfers get a proportionally lower weight, so that the fit minimizes the relative
+error."""
 
 MAX_UNMEASURED_ESTIMATES = 16
-"""Estimates in a row after which no transfer was measured: whoever was judged too slow to be used
-is tried once more then, since it may have been a bad moment."""
+"""After this many estimates without a transfer the measurements are dropped, so that a link that
+was judged too slow is tried again: it may have been slow only for a moment."""
 
-LEAST_SPREAD = 0.01
-"""Of measured sizes, relative to their mean square."""
+MIN_SPREAD = 0.01
+"""Minimum spread of measured sizes, relative to their mean square, for estimating the latency."""
 
 MAX_LINKS = 4096
 
@@ -31,16 +32,16 @@ P = TypeVar("P")
 
 
 def earlier_generations(peers: Mapping[tuple[str, int], P], endpoint: Endpoint) -> list[P]:
-    """Peers, by owner and generation, whose owner has been born again as ``endpoint`` says.
-    They are dead, and what is held of them (a mapped pool, for one) would never be let go."""
+    """Peers, by owner and generation, that are earlier generations of ``endpoint``'s owner. They
+    are dead, and must be disconnected to free their resources (a mapped pool, for example)."""
     owner, generation = endpoint.owner, endpoint.generation
-    return [peer for (name, life), peer in peers.items() if name == owner and life < generation]
+    return [peer for (name, other), peer in peers.items() if name == owner and other < generation]
 
 
 @dataclass(slots=True)
 class _LinearFit:
-    """Seconds against bytes: sums of a weighted least squares, the newest counting most, and small
-    transfers about as much as large ones."""
+    """A linear fit of seconds against bytes: the sums of a weighted least-squares fit, in which
+    newer transfers count more, and small ones about as much as large ones."""
 
     rate: float = 0.0
     ones: float = 0.0
@@ -48,10 +49,10 @@ class _LinearFit:
     squares: float = 0.0
     times: float = 0.0
     products: float = 0.0
-    num_unchecked: int = 0
+    num_estimates: int = 0
 
     def add(self, size_bytes: int, seconds: float) -> None:
-        self.num_unchecked = 0
+        self.num_estimates = 0
         weight = (size_bytes + TYPICAL_SIZE_BYTES) ** -2
         for name, value in (
             ("ones", 1.0),
@@ -63,11 +64,11 @@ class _LinearFit:
             setattr(self, name, (1 - WEIGHT) * getattr(self, name) + weight * value)
 
     def parts(self) -> tuple[float, float]:
-        """Latency in seconds and seconds per byte, none of them negative. Sizes that hardly differ
-        say nothing about latency."""
+        """Latency in seconds, and seconds per byte; both are at least 0. If the sizes hardly
+        differ, the latency can't be determined and is 0."""
         per_byte = self.products / self.squares
         spread = self.ones * self.squares - self.sizes**2
-        if spread < LEAST_SPREAD * self.ones * self.squares:
+        if spread < MIN_SPREAD * self.ones * self.squares:
             return 0.0, per_byte
         latency = (self.squares * self.times - self.sizes * self.products) / spread
         slope = (self.ones * self.products - self.sizes * self.times) / spread
@@ -77,36 +78,36 @@ class _LinearFit:
 
 
 class LinkMeter:
-    """What transfers took, per peer; the least recently used are forgotten."""
+    """Records transfer times per peer; the least recently measured peers are dropped."""
 
     def __init__(self) -> None:
-        self._lines: OrderedDict[str, _LinearFit] = OrderedDict()
+        self._fits: OrderedDict[str, _LinearFit] = OrderedDict()
 
     def record(self, owner: str, size_bytes: int, seconds: float) -> None:
         if size_bytes <= 0 or seconds <= 0:
             return
-        line = self._lines.pop(owner, None) or _LinearFit()
-        line.add(size_bytes, seconds)
+        fit = self._fits.pop(owner, None) or _LinearFit()
+        fit.add(size_bytes, seconds)
         if size_bytes >= MIN_SIZE_BYTES:
             rate = size_bytes / seconds
-            line.rate += (WEIGHT if line.rate else 1.0) * (rate - line.rate)
-        self._lines[owner] = line
-        if len(self._lines) > MAX_LINKS:
-            self._lines.popitem(last=False)
+            fit.rate += (WEIGHT if fit.rate else 1.0) * (rate - fit.rate)
+        self._fits[owner] = fit
+        if len(self._fits) > MAX_LINKS:
+            self._fits.popitem(last=False)
 
     def bytes_per_second(self, owner: str) -> float | None:
-        """A moving average, latency included; None before anything was measured."""
-        line = self._lines.get(owner)
-        return line.rate if line is not None and line.rate else None
+        """A moving average that includes latency; None before the first measurement."""
+        fit = self._fits.get(owner)
+        return fit.rate if fit is not None and fit.rate else None
 
     def estimate_seconds(self, owner: str, size_bytes: int) -> float:
-        line = self._lines.get(owner)
-        if line is not None:
-            line.num_unchecked += 1
-            if line.num_unchecked > MAX_UNMEASURED_ESTIMATES:
-                del self._lines[owner]
-                line = None
-        if line is None:
+        fit = self._fits.get(owner)
+        if fit is not None:
+            fit.num_estimates += 1
+            if fit.num_estimates > MAX_UNMEASURED_ESTIMATES:
+                del self._fits[owner]
+                fit = None
+        if fit is None:
             return PRIOR_LATENCY_SECONDS + size_bytes / PRIOR_BYTES_PER_SECOND
-        latency, per_byte = line.parts()
+        latency, per_byte = fit.parts()
         return latency + size_bytes * per_byte

@@ -1,4 +1,4 @@
-"""The in-memory twin: regions of one process, with faults on demand, for simulations."""
+"""In-memory transport between regions of one process, with fault injection, for simulations."""
 
 import ctypes
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from baton.transport.copying import CopyTransport, copy_memory
 
 NAME = "memory"
 Fault = Callable[[Endpoint, TransferRange], str]
-"""Asked before each copy: "" to go on, "lost" to fail it, "corrupt" to damage one byte."""
+"""Called before each copy; returns "" to go on, "lost" to fail it, "corrupt" to damage one byte."""
 
 
 @dataclass(eq=False)
 class MemoryFabric:
-    """What connects the transports of one simulated cluster. A dead owner is taken out."""
+    """Connects the transports of one simulated cluster. Regions of killed owners are removed."""
 
     regions: dict[tuple[str, int], Region] = field(default_factory=dict)
     fault: Fault | None = None
@@ -28,7 +28,7 @@ class MemoryFabric:
 
 
 class MemoryTransport(CopyTransport):
-    """Reads any region of its fabric."""
+    """A transport that can read any region of its fabric."""
 
     def __init__(
         self, fabric: MemoryFabric, owner: str, generation: int, clock: Clock, host: str = "here"
@@ -53,7 +53,7 @@ class MemoryTransport(CopyTransport):
             raise Invalid(f"region of {endpoint.owner} has {region.size_bytes} bytes")
 
     def detach(self, endpoint: Endpoint) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is attached."""
 
     def copy(self, endpoint: Endpoint, span: TransferRange) -> None:
         source = self._find(endpoint)

@@ -1,7 +1,7 @@
-"""Copies between host memory and a region: memory of this process, or a GPU's, by CUDA's driver.
+"""Copies between host memory and a region in host or GPU memory, the latter with CUDA's driver API.
 
-The driver's own library is asked, since no other is known to be there without torch. It shares the
-primary context, and so the addresses, with whoever else uses that GPU in this process.
+It uses the driver's own library, since no other is certain to be installed without torch. It shares
+the primary context, and so the addresses, with other users of that GPU in this process.
 """
 
 import ctypes
@@ -12,16 +12,17 @@ from baton.errors import Unavailable
 
 DRIVER = "libcuda.so.1"
 _NON_BLOCKING = 1
-"""A stream that waits for no other: what is copied is final, or reserved (base.py)."""
+"""Flag of a CUDA stream that synchronizes with no other stream. That is safe: blocks that are read
+are final, and blocks that are written are reserved for the reader."""
 
 
 class MemoryCopier(Protocol):
-    """From and to addresses within one region, from any thread."""
+    """Copies from and to addresses within one region, from any thread."""
 
     def read(self, address: int, size_bytes: int) -> bytes: ...
 
     def write(self, address: int, source: int, size_bytes: int) -> None:
-        """From host memory at ``source``. It has arrived when this returns."""
+        """Copy from host memory at ``source``. The copy is complete when this returns."""
         ...
 
 
@@ -34,7 +35,8 @@ class HostMemoryCopier:
 
 
 class CudaMemoryCopier:
-    """Raises Unavailable, also from every copy, with what the driver says."""
+    """Copies from and to a GPU. The constructor and every copy raise Unavailable with the driver's
+    error."""
 
     def __init__(self, device: int, driver: Any) -> None:
         self._driver = driver
@@ -68,19 +70,19 @@ class CudaMemoryCopier:
         if code != 0:
             text = ctypes.c_char_p()
             self._driver.cuGetErrorString(code, ctypes.byref(text))
-            told = (text.value or b"unknown").decode()
-            raise Unavailable(f"CUDA's driver: {name} failed: {told} ({code})")
+            message = (text.value or b"unknown").decode()
+            raise Unavailable(f"CUDA's driver: {name} failed: {message} ({code})")
 
 
 def open_memory_copier(device: str) -> MemoryCopier:
-    """For a region on ``cpu`` or ``cuda:<i>``. Raises Unavailable."""
+    """The copier for a region on ``cpu`` or ``cuda:<i>``. Raises Unavailable."""
     if device == "cpu":
         return HostMemoryCopier()
     return CudaMemoryCopier(int(device.partition(":")[2] or 0), load_driver())
 
 
 def load_driver() -> Any:
-    """Raises Unavailable."""
+    """Load the driver's library. Raises Unavailable."""
     try:
         return ctypes.CDLL(DRIVER)
     except OSError as error:

@@ -1,16 +1,16 @@
-"""NIXL: shared memory, and RDMA or TCP where an operator names a network, through UCX, from host or
-device memory.
+"""NIXL with UCX, from host or device memory: over shared memory, and over RDMA or TCP if the
+operator has named a network.
 
-UCX authenticates nobody: whoever reaches one of its sockets, or an RDMA device that it opened, can
-read and write this process's memory. So it opens no network device by itself. Within a host it
-speaks through memory files and process_vm_readv, which the kernel keeps to processes of one user.
+UCX does not authenticate: any program that reaches one of its sockets, or an RDMA device that it
+opened, can read and write this process's memory. So it opens no network device by default. Within a
+host it uses memory files and process_vm_readv, which the kernel restricts to processes of one user.
 
-As tried with 1.5.1 on host memory: a dead peer raises nixlRemoteDisconnectError at the next
-post or check; a frozen one leaves a TCP transfer in PROC for ever, so deadlines are ours; over
-shared memory a dead peer's transfer may report DONE, so only checksums count. Nothing fences a
-read that is under way: after release_xfer_handle, which reports success, and even after
-remove_remote_agent, a frozen peer that comes back still fills the local blocks. So a transfer is
-let go only when NIXL has seen its end.
+Behaviour of 1.5.1 on host memory, as tested: a dead peer raises nixlRemoteDisconnectError at the
+next post or check; a frozen one leaves a TCP transfer in PROC for ever, so this module has its own
+deadlines; over shared memory a dead peer's transfer may report DONE, so only checksums count. A
+read that is in progress can't be fenced: after release_xfer_handle, which reports success, and even
+after remove_remote_agent, a frozen peer that comes back still writes to the local blocks. So a
+transfer is released only when NIXL has reported its end.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from baton.transport.ranges import expect_transport, validated_ranges
 
 NAME = "nixl"
 LOCAL_NAME = "nixl_local"
-"""Without a network: a name of its own, so that no member on another host tries to use it."""
+"""The transport's name without a network, so that members on other hosts don't try to use it."""
 
 LOCAL_TLS = ("posix", "cma", "self")
 """UCX's transports for host memory on one host. ``sysv`` is left out: its segments can be attached
@@ -54,22 +54,22 @@ WHEELS = ("nixl_cu13", "nixl_cu12")
 """The top-level package ``nixl`` only chooses between these, and imports torch to do so."""
 
 PROGRESS_WAIT_MICROS = 100_000
-"""Of the progress thread, unless something arrives."""
+"""How long the progress thread waits, unless an event arrives."""
 
 HOST_LANES = 2
-"""Within a host UCX copies in ``post``, and two cores copy 1.4 times as fast as one. A GPU's own
-engines copy its memory, so there one lane will do."""
+"""Agents for host memory. Within a host UCX copies in ``post``, and two cores copy 1.4 times as
+fast as one. For GPU memory one agent suffices, since the GPU's own engines copy it."""
 
 log = structlog.get_logger(__name__)
 
 _HEADER = struct.Struct("<QHB")
-"""Address of the region, its device's number, and whether it is device memory."""
+"""The region's address, its device number, and whether it is device memory."""
 
 
 @dataclass(eq=False, slots=True)
 class _Lane:
-    """One agent of NIXL's, with its own connections. Its calls are not safe beside each other, so
-    the lock orders them."""
+    """One NIXL agent, with its own connections. An agent is not thread-safe, so each call holds the
+    lock."""
 
     agent: Any
     registered: Any
@@ -78,16 +78,16 @@ class _Lane:
 
 @dataclass(eq=False, slots=True)
 class NixlPeer:
-    """``agents``: its name in each lane. ``handles``: in each lane, how many reads from it NIXL has
-    not let go; changed under the lane's lock."""
+    """A connected peer. ``agents``: its agent name in each lane. ``num_unreleased``: for each lane,
+    the number of reads that NIXL has not released; changed under the lane's lock."""
 
     endpoint: Endpoint
     agents: list[str]
     address: int
     device: int
     memory: str
-    handles: list[int]
-    connected: bool = True
+    num_unreleased: list[int]
+    is_connected: bool = True
 
 
 @dataclass(eq=False, slots=True)
@@ -99,7 +99,7 @@ class NixlTransfer:
     timeout_seconds: float
     lane: _Lane | None = None
     handle: Any = None
-    under_way: bool = False
+    is_in_progress: bool = False
     error: str = ""
     began: float = 0.0
     state: TransferState = TransferState.PREPARED
@@ -107,13 +107,13 @@ class NixlTransfer:
 
 @dataclass(eq=False)
 class NixlTransport:
-    """Reads through a few lanes; peers read what the first one exports. ``post`` holds its lane
-    for as long as UCX copies, which within a host it may do at once; so ``prepare`` leaves the
-    agents alone, and ``poll`` and ``release`` come back later when the lane is taken. Progress
-    threads of NIXL's own serve the peers' reads.
+    """Reads through a few lanes (agents); peers read from the first one. ``post`` holds its lane's
+    lock for as long as UCX copies, which within a host may be the whole transfer; so ``prepare``
+    does not use the agents, and ``poll`` and ``release`` return without a result while the lane is
+    locked. NIXL's own progress threads serve the peers' reads.
 
-    ``interfaces`` are the network devices that UCX may use, as it calls them (``eth1``,
-    ``mlx5_0:1``). Without one, it reaches its own host only, and listens on no network."""
+    ``interfaces`` are the network devices that UCX may use, by their UCX names (``eth1``,
+    ``mlx5_0:1``). Without one, it reaches only its own host, and listens on no network."""
 
     owner: str
     generation: int
@@ -126,7 +126,7 @@ class NixlTransport:
     _peers_lock: threading.RLock = field(default_factory=threading.RLock)
     _region: Region | None = None
     _lanes: list[_Lane] = field(default_factory=list)
-    _turn: int = 0
+    _next_lane: int = 0
 
     def __post_init__(self) -> None:
         self.name = NAME if self.interfaces else LOCAL_NAME
@@ -142,8 +142,8 @@ class NixlTransport:
     def register(self, region: Region) -> None:
         self._region = region
         memory, device = _memory(region.device)
-        before = _listening_at() if self.interfaces else set()
-        with _foreign("start"):
+        before = _tcp_listeners() if self.interfaces else set()
+        with _translated_errors("start"):
             for number in range(HOST_LANES if memory == "DRAM" else 1):
                 name = f"{self.owner}-{self.generation}-{number}"
                 agent = new_agent(name, self.interfaces, on_device=memory == "VRAM")
@@ -151,7 +151,7 @@ class NixlTransport:
                     [(region.address, region.size_bytes, device, "")], memory
                 )
                 self._lanes.append(_Lane(agent, registered))
-        for address in (_listening_at() if self.interfaces else set()) - before:
+        for address in (_tcp_listeners() if self.interfaces else set()) - before:
             announce_listener("ucx", address, NO_AUTHENTICATION)
 
     def export(self) -> Endpoint:
@@ -159,7 +159,7 @@ class NixlTransport:
         memory, device = _memory(self._region.device)
         header = _HEADER.pack(self._region.address, device, memory == "VRAM")
         lane = self._lanes[0]
-        with lane.lock, _foreign("export"):
+        with lane.lock, _translated_errors("export"):
             metadata = header + lane.agent.get_agent_metadata()
         size = self._region.size_bytes
         return Endpoint(self.name, self.owner, self.generation, self.host_id, size, metadata)
@@ -181,7 +181,7 @@ class NixlTransport:
         address, device, on_device = _HEADER.unpack_from(endpoint.metadata)
         names = []
         for lane in self._lanes:
-            with lane.lock, _foreign("connect"):
+            with lane.lock, _translated_errors("connect"):
                 name = lane.agent.add_remote_agent(endpoint.metadata[_HEADER.size :])
             names.append(name.decode() if isinstance(name, bytes) else str(name))
         memory = "VRAM" if on_device else "DRAM"
@@ -192,22 +192,23 @@ class NixlTransport:
             key = (peer.endpoint.owner, peer.endpoint.generation)
             if self._peers.pop(key, None) is None:
                 return
-            peer.connected = False
+            peer.is_connected = False
             for lane, name in zip(self._lanes, peer.agents, strict=True):
-                with lane.lock, contextlib.suppress(Unavailable), _foreign("disconnect"):
+                with lane.lock, contextlib.suppress(Unavailable), _translated_errors("disconnect"):
                     lane.agent.remove_remote_agent(name)
 
     def idle_peers(self) -> list[NixlPeer]:
-        """A frozen peer that comes back still fills the blocks of its unfinished reads, and only
-        NIXL can tell their end: it must know the peer until then."""
+        """Peers without unreleased reads. A frozen peer that comes back still writes to the blocks
+        of its unfinished reads, and only NIXL can report their end: the peer must stay connected
+        until then."""
         with self._peers_lock:
-            return [peer for peer in self._peers.values() if not any(peer.handles)]
+            return [peer for peer in self._peers.values() if not any(peer.num_unreleased)]
 
     def prepare(
-        self, peer: NixlPeer, spans: Sequence[TransferRange], timeout_seconds: float
+        self, peer: NixlPeer, ranges: Sequence[TransferRange], timeout_seconds: float
     ) -> NixlTransfer:
         assert self._region is not None, "register() comes first"
-        joined = validated_ranges(spans, self._region, peer.endpoint)
+        joined = validated_ranges(ranges, self._region, peer.endpoint)
         _, device = _memory(self._region.device)
         base = self._region.address
         local = [(base + span.local_offset, span.size_bytes, device) for span in joined]
@@ -223,23 +224,23 @@ class NixlTransport:
         transfer.lane = lane
         transfer.state, transfer.began = TransferState.PENDING, self.clock.monotonic()
         try:
-            self._advance(transfer, self._begin)
+            self._update_state(transfer, self._begin)
         finally:
             lane.lock.release()
 
     def _free_lane(self) -> _Lane:
-        """Locked. One that copies nothing just now, or else the next in turn."""
+        """Lock and return a lane: one that is free now, or else the next one in turn."""
         for lane in self._lanes:
             if lane.lock.acquire(blocking=False):
                 return lane
-        self._turn += 1
-        lane = self._lanes[self._turn % len(self._lanes)]
+        self._next_lane += 1
+        lane = self._lanes[self._next_lane % len(self._lanes)]
         lane.lock.acquire()
         return lane
 
     def _begin(self, transfer: NixlTransfer) -> str:
         peer, lane = transfer.peer, transfer.lane
-        if not peer.connected:
+        if not peer.is_connected:
             raise Unavailable(f"peer {peer.endpoint.owner} was disconnected")
         assert self._region is not None and lane is not None
         memory, _ = _memory(self._region.device)
@@ -250,8 +251,8 @@ class NixlTransport:
             lane.agent.get_xfer_descs(transfer.remote, peer.memory),
             peer.agents[number],
         )
-        peer.handles[number] += 1
-        transfer.under_way = True
+        peer.num_unreleased[number] += 1
+        transfer.is_in_progress = True
         return str(lane.agent.transfer(transfer.handle))
 
     def poll(self, transfer: NixlTransfer) -> TransferState:
@@ -261,33 +262,35 @@ class NixlTransport:
         if lane.lock.acquire(blocking=False):
             try:
                 if transfer.state is TransferState.PENDING:
-                    self._advance(transfer, _look)
+                    self._update_state(transfer, _check_status)
             finally:
                 lane.lock.release()
         return transfer.state
 
-    def _advance(self, transfer: NixlTransfer, ask: Callable[[NixlTransfer], str]) -> None:
-        """Takes NIXL's word on how far it is. Under its lane's lock."""
+    def _update_state(
+        self, transfer: NixlTransfer, get_status: Callable[[NixlTransfer], str]
+    ) -> None:
+        """Set the transfer's state from NIXL's status. The caller holds the lane's lock."""
         try:
-            with _foreign("read"):
-                answer = ask(transfer)
+            with _translated_errors("read"):
+                status = get_status(transfer)
         except Unavailable as error:
             transfer.state, transfer.error = TransferState.FAILED, str(error)
-            transfer.under_way = False
+            transfer.is_in_progress = False
             return
         seconds = self.clock.monotonic() - transfer.began
-        transfer.under_way = answer == "PROC"
-        if answer == "DONE":
+        transfer.is_in_progress = status == "PROC"
+        if status == "DONE":
             transfer.state = TransferState.DONE
             self._meter.record(transfer.peer.endpoint.owner, transfer.size_bytes, seconds)
-        elif answer != "PROC":
-            transfer.state, transfer.error = TransferState.FAILED, f"nixl says {answer}"
-        elif seconds > transfer.timeout_seconds or not transfer.peer.connected:
+        elif status != "PROC":
+            transfer.state, transfer.error = TransferState.FAILED, f"nixl reports {status}"
+        elif seconds > transfer.timeout_seconds or not transfer.peer.is_connected:
             transfer.state = TransferState.FAILED
             transfer.error = f"not done after {seconds:.3f} s"
 
     def release(self, transfer: NixlTransfer) -> bool:
-        """False while the read may still be under way; ask again later."""
+        """End the transfer. False while the read may still be in progress; then try again later."""
         lane = transfer.lane
         if lane is None or transfer.state is TransferState.RELEASED:
             transfer.state = TransferState.RELEASED
@@ -298,7 +301,7 @@ class NixlTransport:
             if not (_has_ended(transfer) and _free(transfer, lane)):
                 return False
             if transfer.handle is not None:
-                transfer.peer.handles[self._lanes.index(lane)] -= 1
+                transfer.peer.num_unreleased[self._lanes.index(lane)] -= 1
             return True
         finally:
             lane.lock.release()
@@ -310,30 +313,30 @@ class NixlTransport:
         for peer in list(self._peers.values()):
             self.disconnect(peer)
         for lane in self._lanes:
-            with lane.lock, contextlib.suppress(Unavailable), _foreign("close"):
+            with lane.lock, contextlib.suppress(Unavailable), _translated_errors("close"):
                 lane.agent.deregister_memory(lane.registered)
         self._lanes.clear()
 
 
-def _look(transfer: NixlTransfer) -> str:
+def _check_status(transfer: NixlTransfer) -> str:
     assert transfer.lane is not None
     return str(transfer.lane.agent.check_xfer_state(transfer.handle))
 
 
 def _has_ended(transfer: NixlTransfer) -> bool:
-    if transfer.under_way:
+    if transfer.is_in_progress:
         try:
-            with _foreign("read"):
-                transfer.under_way = _look(transfer) == "PROC"
+            with _translated_errors("read"):
+                transfer.is_in_progress = _check_status(transfer) == "PROC"
         except Unavailable:
-            transfer.under_way = False  # the connection broke, and the read with it
-    return not transfer.under_way
+            transfer.is_in_progress = False  # the connection broke, and the read with it
+    return not transfer.is_in_progress
 
 
 def _free(transfer: NixlTransfer, lane: _Lane) -> bool:
     if transfer.handle is not None:
         try:
-            with _foreign("release"):
+            with _translated_errors("release"):
                 lane.agent.release_xfer_handle(transfer.handle)
         except Unavailable as error:
             transfer.error = str(error)
@@ -343,7 +346,7 @@ def _free(transfer: NixlTransfer, lane: _Lane) -> bool:
 
 
 def new_agent(name: str, interfaces: Sequence[str] = (), *, on_device: bool = False) -> Any:
-    """An agent of NIXL with UCX behind it, which opens ``interfaces`` and no other network device.
+    """Create a NIXL agent with UCX, which opens ``interfaces`` and no other network device.
 
     Raises Invalid for an interface that this host doesn't have, Unavailable when no wheel can be
     imported or UCX doesn't start."""
@@ -357,10 +360,11 @@ def new_agent(name: str, interfaces: Sequence[str] = (), *, on_device: bool = Fa
             continue
         logging.getLogger("nixl").setLevel(logging.ERROR)
         logging.getLogger(wheel).setLevel(logging.ERROR)
-        _leave_at_exit()
-        with _patient_progress(api.nixlBind), _environment(_ucx_settings(interfaces, on_device)):
+        _skip_destructors_at_exit()
+        variables = _ucx_settings(interfaces, on_device)
+        with _waiting_progress_thread(api.nixlBind), _environment(variables):
             agent = api.nixl_agent(name, api.nixl_agent_config(backends=[]))
-            # Shared memory can't tell UCX that a peer has died; checksums and deadlines do (above).
+            # Over shared memory UCX can't detect a dead peer; checksums and deadlines do (above).
             agent.create_backend(
                 "UCX", {"ucx_error_handling_mode": "peer" if interfaces else "none"}
             )
@@ -369,20 +373,20 @@ def new_agent(name: str, interfaces: Sequence[str] = (), *, on_device: bool = Fa
 
 
 def check_interfaces(interfaces: Sequence[str]) -> None:
-    """Raises Invalid for a device that this host doesn't have; UCX would go on without it."""
-    there = sorted({path.name for folder in DEVICE_FOLDERS for path in folder.glob("*")})
+    """Raises Invalid for a device that this host doesn't have; UCX would silently ignore it."""
+    present = sorted({path.name for folder in DEVICE_FOLDERS for path in folder.glob("*")})
     for interface in interfaces:
-        if interface.partition(":")[0] not in there:
+        if interface.partition(":")[0] not in present:
             raise Invalid(
                 f"nixl_interfaces: this host has no network device {interface!r}; it has "
-                f"{', '.join(there)}",
+                f"{', '.join(present)}",
                 param="nixl_interfaces",
             )
 
 
 def _ucx_settings(interfaces: Sequence[str], on_device: bool) -> dict[str, str]:
-    """UCX's variables. Which of its transports use the named interfaces is up to the operator
-    (``UCX_TLS``); without any, nothing that an environment says can open a network."""
+    """Environment variables for UCX. With interfaces, the operator's ``UCX_TLS`` chooses the UCX
+    transports; without any, it is overridden, so that UCX never opens a network."""
     if interfaces:
         return {"UCX_NET_DEVICES": ",".join(interfaces)}
     wanted = os.environ.get("UCX_TLS")
@@ -392,8 +396,8 @@ def _ucx_settings(interfaces: Sequence[str], on_device: bool) -> dict[str, str]:
     return {"UCX_TLS": local}
 
 
-def _listening_at() -> set[str]:
-    """Where this process listens for TCP: UCX does not say."""
+def _tcp_listeners() -> set[str]:
+    """Addresses at which this process listens for TCP, since UCX does not report its own."""
     sockets = psutil.Process().net_connections("tcp")
     return {
         host_port(each.laddr.ip, each.laddr.port)
@@ -404,7 +408,7 @@ def _listening_at() -> set[str]:
 
 @contextlib.contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Sets variables for a C library that reads them within, and puts back what was there."""
+    """Context in which environment variables are set, for a C library that reads them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -418,25 +422,25 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 @functools.cache
-def _leave_at_exit() -> None:
-    """The process shall end without the destructors of C libraries, with its exit status. Where
-    RDMA drivers are installed, they bring the system's libnl beside the wheel's own, and one
-    crashes in the destructors of the other (status 139 instead of 0)."""
+def _skip_destructors_at_exit() -> None:
+    """Make the process exit, with its exit status, without running destructors of C libraries.
+    Installed RDMA drivers load the system's libnl besides the wheel's own, and one of them crashes
+    in the destructors of the other (status 139 instead of 0)."""
     libc = ctypes.CDLL(None)
     libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
 
 
 @contextlib.contextmanager
-def _patient_progress(bindings: Any) -> Iterator[None]:
-    """Agents made within wait for events in their progress thread. NIXL's Python wrapper sets
-    that wait to zero, with no way to say otherwise, and the thread burns a whole core."""
+def _waiting_progress_thread(bindings: Any) -> Iterator[None]:
+    """Context in which new agents get a progress thread that waits for events. NIXL's Python
+    wrapper hardcodes that wait as zero, so that the thread would use a whole core."""
     original = bindings.nixlAgentConfig
 
-    class Patient(original):  # type: ignore[misc, valid-type]
+    class WithDelay(original):  # type: ignore[misc, valid-type]
         def __setattr__(self, name: str, value: object) -> None:
             super().__setattr__(name, PROGRESS_WAIT_MICROS if name == "pthrDelay" else value)
 
-    bindings.nixlAgentConfig = Patient
+    bindings.nixlAgentConfig = WithDelay
     try:
         yield
     finally:
@@ -444,15 +448,15 @@ def _patient_progress(bindings: Any) -> Iterator[None]:
 
 
 def _memory(device: str) -> tuple[str, int]:
-    """NIXL's name of the kind of memory, and the device's number."""
+    """NIXL's name for the kind of memory, and the device's number."""
     if device == "cpu":
         return "DRAM", 0
     return "VRAM", int(device.partition(":")[2] or 0)
 
 
 @contextlib.contextmanager
-def _foreign(what: str) -> Iterator[None]:
-    """NIXL's exceptions, which have no common base, as Unavailable."""
+def _translated_errors(what: str) -> Iterator[None]:
+    """Context that raises NIXL's exceptions, which have no common base, as Unavailable."""
     try:
         yield
     except (Unavailable, Invalid):

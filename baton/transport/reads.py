@@ -1,4 +1,4 @@
-"""Batches of reads from beginning to end, in an event loop, safe to cancel."""
+"""Runs batches of reads to completion in an event loop; they can be cancelled safely."""
 
 import asyncio
 from collections import deque
@@ -15,19 +15,19 @@ from baton.transport.base import Peer, Transfer, TransferRange, TransferState, T
 FIRST_POLL_SECONDS = 50e-6
 LONGEST_POLL_SECONDS = 1e-3
 RELEASE_TIMEOUT_SECONDS = 1.0
-"""How long an ended transfer may take to let go of the local blocks before the caller is told
-that they are unsafe."""
+"""How long the release of a transfer may take before the transfer is reported as unfinished, with
+unsafe local blocks."""
 
 INLINE_BYTES = 1024 * 1024
-"""To copy or to sum fewer takes less than the way to a thread and back."""
+"""Copying or checksumming less than this is cheaper than switching to a thread and back."""
 
 GROUP_BYTES = 4 * 1024 * 1024
 MAX_CONCURRENT_GROUPS = 2
-"""Groups under way at a time: one is checked while the next one is read, and two cores copy
+"""Groups in progress at a time: one is verified while the next one is read, and two cores copy
 faster than one."""
 
 VerifyBlocks = Callable[[int, int], Sequence[bool]]
-"""Whether each block of [first, last) holds what it should. Called off the event loop."""
+"""Checks whether each block of [first, last) has the right content. Called off the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +38,25 @@ class ReadResult:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedReadResult:
-    """``num_good`` leading blocks hold what they should."""
+    """The first ``num_verified`` blocks passed the verification."""
 
     size_bytes: int
     seconds: float
-    num_good: int
+    num_verified: int
 
 
 class TransferFailed(Unavailable):
-    """The bytes did not arrive. The transfers of ``strays`` may still write to the local blocks:
-    quarantine them until ``transport.release(stray)`` says True for each."""
+    """The data did not arrive. ``unfinished_transfers`` may still write to the local blocks:
+    quarantine these until ``transport.release`` has returned True for each."""
 
-    def __init__(self, message: str, strays: Sequence[Transfer] = ()) -> None:
+    def __init__(self, message: str, unfinished_transfers: Sequence[Transfer] = ()) -> None:
         super().__init__(message)
-        self.strays = tuple(strays)
+        self.unfinished_transfers = tuple(unfinished_transfers)
 
 
 def raise_if_cancelled() -> None:
-    """A stray hides that its caller was cancelled: whoever would go on after one asks here."""
+    """Raises CancelledError if the current task was cancelled. Call it before going on after a
+    TransferFailed with unfinished transfers, which may have replaced the CancelledError."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
@@ -64,66 +65,71 @@ def raise_if_cancelled() -> None:
 async def read_ranges(
     transport: Transport,
     peer: Peer,
-    spans: Sequence[TransferRange],
+    ranges: Sequence[TransferRange],
     timeout_seconds: float,
     clock: Clock,
-    settle_seconds: float = RELEASE_TIMEOUT_SECONDS,
+    release_timeout_seconds: float = RELEASE_TIMEOUT_SECONDS,
 ) -> ReadResult:
-    """Reads ``spans`` from ``peer``. Raises TransferFailed; Invalid for spans out of range.
+    """Read ``ranges`` from ``peer``. Raises TransferFailed, and Invalid for ranges outside the
+    regions.
 
-    Cancelled, it returns once nothing writes to the local blocks any more, or raises
-    TransferFailed with a stray.
+    When cancelled, it ends once nothing writes to the local blocks any more, or raises
+    TransferFailed with an unfinished transfer.
     """
-    return await _transfer(transport, peer, spans, timeout_seconds, clock, settle_seconds, None)
+    return await _transfer(
+        transport, peer, ranges, timeout_seconds, clock, release_timeout_seconds, None
+    )
 
 
 async def read_and_verify(
     transport: Transport,
     peer: Peer,
-    spans: Sequence[TransferRange],
-    check: VerifyBlocks,
+    ranges: Sequence[TransferRange],
+    verify_blocks: VerifyBlocks,
     timeout_seconds: float,
     clock: Clock,
-    settle_seconds: float = RELEASE_TIMEOUT_SECONDS,
+    release_timeout_seconds: float = RELEASE_TIMEOUT_SECONDS,
 ) -> VerifiedReadResult:
-    """Reads one block per span, group by group, and checks each group as soon as it is there.
+    """Read one block per range, group by group, and verify each group as soon as it has arrived.
 
-    Raises and is cancelled as :func:`read_ranges`; the deadline is that of each group.
+    Errors and cancellation are as in :func:`read_ranges`. The timeout applies to each group.
     """
     began = clock.monotonic()
-    waiting = deque(_groups(spans))
-    good = [False] * len(spans)
+    waiting = deque(_groups(ranges))
+    good = [False] * len(ranges)
     failures: list[TransferFailed] = []
 
     async def lane() -> None:
         while waiting and not failures:
             first, last = waiting.popleft()
-            group = spans[first:last]
-            look = partial(note, first, last)
+            group = ranges[first:last]
+            after = partial(verify, first, last)
             try:
                 await _transfer(
-                    transport, peer, group, timeout_seconds, clock, settle_seconds, look
+                    transport, peer, group, timeout_seconds, clock, release_timeout_seconds, after
                 )
             except TransferFailed as error:
                 failures.append(error)
 
-    def note(first: int, last: int) -> None:
-        good[first:last] = check(first, last)
+    def verify(first: int, last: int) -> None:
+        good[first:last] = verify_blocks(first, last)
 
     try:
-        await _side_by_side(lane, min(MAX_CONCURRENT_GROUPS, len(waiting)))
-    except BaseException:  # cancelled, or a bug in ``check``: nothing may hide a stray
-        if any(failure.strays for failure in failures):
-            raise _joined(failures) from None
+        await _run_concurrently(lane, min(MAX_CONCURRENT_GROUPS, len(waiting)))
+    except (
+        BaseException
+    ):  # cancelled, or a bug in ``verify_blocks``: still report unfinished transfers
+        if any(failure.unfinished_transfers for failure in failures):
+            raise _combined(failures) from None
         raise
     if failures:
-        raise _joined(failures)
+        raise _combined(failures)
     num_good = good.index(False) if False in good else len(good)
-    size = sum(span.size_bytes for span in spans)
+    size = sum(span.size_bytes for span in ranges)
     return VerifiedReadResult(size, clock.monotonic() - began, num_good)
 
 
-async def _side_by_side(lane: Callable[[], Coroutine[Any, Any, None]], num_lanes: int) -> None:
+async def _run_concurrently(lane: Callable[[], Coroutine[Any, Any, None]], num_lanes: int) -> None:
     if num_lanes == 1:
         await lane()
         return
@@ -132,13 +138,13 @@ async def _side_by_side(lane: Callable[[], Coroutine[Any, Any, None]], num_lanes
             tasks.create_task(lane())
 
 
-def _joined(failures: Sequence[TransferFailed]) -> TransferFailed:
-    strays = [stray for failure in failures for stray in failure.strays]
+def _combined(failures: Sequence[TransferFailed]) -> TransferFailed:
+    strays = [stray for failure in failures for stray in failure.unfinished_transfers]
     return TransferFailed(str(failures[0]), strays)
 
 
 def _groups(spans: Sequence[TransferRange]) -> list[tuple[int, int]]:
-    """Half-open ranges of at most GROUP_BYTES, or of one span."""
+    """Half-open index ranges, each of at most GROUP_BYTES, or of one block."""
     groups: list[tuple[int, int]] = []
     first, size = 0, 0
     for index, span in enumerate(spans):
@@ -158,12 +164,12 @@ async def _transfer(
     settle_seconds: float,
     after: Callable[[], None] | None,
 ) -> ReadResult:
-    """Calls ``after`` once everything has arrived: in the thread that copied, if one did, since
-    what it looks at is in that core's cache."""
+    """Run one transfer, and call ``after`` once all data has arrived: in the thread that copied it,
+    if any, since the data is in that core's cache."""
     began = clock.monotonic()
     batch = transport.prepare(peer, spans, timeout_seconds)
 
-    def post_and_look() -> None:
+    def post_and_verify() -> None:
         nonlocal after
         transport.post(batch)
         if after is not None and transport.poll(batch) is TransferState.DONE:
@@ -175,15 +181,15 @@ async def _transfer(
         if not can.copies_in_post:
             transport.post(batch)
         elif can.local_only and not can.waits_in_post and batch.size_bytes <= INLINE_BYTES:
-            post_and_look()
+            post_and_verify()
         else:
-            await run_in_thread(post_and_look)
-        await _arrival(transport, batch, clock)
+            await run_in_thread(post_and_verify)
+        await _wait_until_done(transport, batch, clock)
         state, error = transport.poll(batch), batch.error
     except asyncio.CancelledError:
-        await _let_go(transport, batch, clock, settle_seconds)
+        await _release(transport, batch, clock, settle_seconds)
         raise
-    await _let_go(transport, batch, clock, settle_seconds)
+    await _release(transport, batch, clock, settle_seconds)
     if state is not TransferState.DONE:
         raise TransferFailed(f"{transport.name} read from {peer.endpoint.owner}: {error}")
     if after is not None:
@@ -191,18 +197,18 @@ async def _transfer(
     return ReadResult(batch.size_bytes, clock.monotonic() - began)
 
 
-async def _arrival(transport: Transport, batch: Transfer, clock: Clock) -> None:
+async def _wait_until_done(transport: Transport, batch: Transfer, clock: Clock) -> None:
     pause = FIRST_POLL_SECONDS
     while transport.poll(batch) is TransferState.PENDING:
         await clock.sleep(pause)
         pause = min(2 * pause, LONGEST_POLL_SECONDS)
 
 
-async def _let_go(
+async def _release(
     transport: Transport, batch: Transfer, clock: Clock, settle_seconds: float
 ) -> None:
-    """Raises TransferFailed if it can't be ended. Whoever is cancelled here (once more, maybe)
-    still waits: nobody else would learn that the local blocks are unsafe."""
+    """Release the transfer. Raises TransferFailed if it can't be ended in time. It waits even if
+    cancelled (again): otherwise the caller wouldn't learn that the local blocks are unsafe."""
     began = clock.monotonic()
     cancelled: asyncio.CancelledError | None = None
     while not transport.release(batch):

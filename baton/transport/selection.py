@@ -1,4 +1,4 @@
-"""Which transports this process can serve, and which one a pair uses."""
+"""Opens the transports that this process can serve, and chooses the one that two processes use."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,14 +16,14 @@ from baton.transport.shm import ShmTransport
 
 TRANSPORT_PREFERENCE = ("shm", "nixl", "grpc")
 LOCAL_ONLY = frozenset({"shm", "memory", LOCAL_NAME})
-"""Names of transports whose both sides must be on one host."""
+"""Names of transports that work only within a host."""
 
 log = structlog.get_logger(__name__)
 
 
 def host_id() -> str:
-    """Equal in two processes iff they may map each other's memory: one boot of one kernel,
-    and one namespace of process ids."""
+    """An id that is equal in two processes iff they may map each other's memory: in the same boot
+    of a kernel, and in the same PID namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
 
@@ -40,10 +40,10 @@ def open_transports(
     trust: ClusterCredentials | str | None = None,
     nixl_interfaces: Sequence[str] = (),
 ) -> dict[str, Transport]:
-    """Opened and registered, best first, by the names that peers know them by. ``names`` is empty
-    for all that can start; one that is named and can't start is an error, one that isn't is left
-    out with a log line. NIXL uses ``nixl_interfaces`` and no other network device; without one it
-    is called ``nixl_local``."""
+    """Open transports and register the region; returns them best first, by the names by which peers
+    know them. If ``names`` is empty, all that can start are opened, and the others logged; if not,
+    a transport that can't start is an error. NIXL uses ``nixl_interfaces`` and no other network
+    device; without one its name is ``nixl_local``."""
     wanted = names or [
         name for name in TRANSPORT_PREFERENCE if region.device == "cpu" or name != "shm"
     ]
@@ -97,9 +97,14 @@ def _new_nixl(owner: str, generation: int, clock: Clock, interfaces: Sequence[st
     return cast(Transport, transport)
 
 
-def choose_transport(ours: Sequence[str], readers: Sequence[str], same_host: bool) -> str:
-    """The reader's best that the source serves too. Raises Invalid when there is none."""
-    for name in readers:
-        if name in ours and (same_host or name not in LOCAL_ONLY):
+def choose_transport(
+    source_transports: Sequence[str], reader_transports: Sequence[str], same_host: bool
+) -> str:
+    """The reader's most preferred transport that the source serves, too. Raises Invalid when there
+    is none."""
+    for name in reader_transports:
+        if name in source_transports and (same_host or name not in LOCAL_ONLY):
             return name
-    raise Invalid(f"no common transport: source has {[*ours]}, reader {[*readers]}")
+    raise Invalid(
+        f"no common transport: source has {[*source_transports]}, reader {[*reader_transports]}"
+    )

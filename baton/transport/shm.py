@@ -1,9 +1,9 @@
-"""Shared memory: the reader maps the peer's memory file, and copies. One host only.
+"""Shared memory: the reader maps the peer's memory file, and copies from it. Within one host only.
 
-A region lives in a memory file without a name, which a peer of the same user opens as
-``/proc/<pid>/fd/<fd>``. The kernel frees it when the last of both lets go, however they end.
-A process id that was given to someone else meanwhile is told by the process's start time. What a
-peer says of its file is checked: only a memory file of that size which can't shrink is mapped.
+A region is in an anonymous memory file, which a peer of the same user opens as
+``/proc/<pid>/fd/<fd>``. The kernel frees it when both processes have closed it, or ended in any
+way. A reused process id is detected by the process's start time. The peer's claims about its file
+are checked: only a memory file of the right size that can't shrink is mapped.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ from baton.transport.copying import CopyTransport, copy_memory
 
 NAME = "shm"
 _METADATA = struct.Struct("<IIQ")
-"""Process id, file descriptor, and the process's start in clock ticks since boot."""
+"""Process id, file descriptor, and the process's start time in clock ticks since boot."""
 
 
 @dataclass(slots=True)
@@ -63,8 +63,8 @@ class ShmTransport(CopyTransport):
         pid, descriptor, started = _METADATA.unpack(endpoint.metadata)
         path = Path(f"/proc/{pid}/fd/{descriptor}")
         try:
-            if not stat.S_ISREG(path.stat().st_mode):  # not even opened: that may do something
-                raise Invalid(f"{endpoint.owner} offers what is no memory file")
+            if not stat.S_ISREG(path.stat().st_mode):  # don't open it: that may have side effects
+                raise Invalid(f"the file that {endpoint.owner} offers is not a memory file")
             file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError as error:
             raise Unavailable(f"can't open the memory of {endpoint.owner}: {error}") from error
@@ -74,14 +74,14 @@ class ShmTransport(CopyTransport):
             os.close(file)
 
     def _map(self, endpoint: Endpoint, file: int, pid: int, started: int) -> None:
-        """Maps the file, once it is certain whose it is. Writable, since ctypes takes the
-        address of no other map; nothing here ever writes to it."""
+        """Map the file, after checking that it belongs to the peer. The map is writable, since
+        ctypes can't take the address of a read-only one; nothing here ever writes to it."""
         if start_ticks(pid) != started:
-            raise Unavailable(f"{endpoint.owner} is gone; its process id is another's")
+            raise Unavailable(f"{endpoint.owner} is gone; another process has its process id")
         size = endpoint.region_size_bytes
-        flaw = memory_file_problem(file, size)
-        if flaw:
-            raise Invalid(f"the memory that {endpoint.owner} offers can't be mapped: {flaw}")
+        problem = memory_file_problem(file, size)
+        if problem:
+            raise Invalid(f"the memory that {endpoint.owner} offers can't be mapped: {problem}")
         try:
             memory = mmap.mmap(file, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         except (OSError, OverflowError) as error:
@@ -102,7 +102,7 @@ class ShmTransport(CopyTransport):
 
 
 def start_ticks(pid: int) -> int:
-    """When the process began, in clock ticks since boot; 0 when there is none."""
+    """A process's start time in clock ticks since boot; 0 if it does not exist."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,4 +1,5 @@
-"""Lets go of peers that have left the cluster: a mapped pool is memory until its last user ends."""
+"""Disconnects peers that have left the cluster: a mapped pool takes memory until its last user
+unmaps it."""
 
 from collections.abc import Collection, Iterable
 from typing import Protocol
@@ -13,8 +14,8 @@ from baton.transport.base import Peer, Transport
 SWEEP_SECONDS = 5.0
 
 GRACE_SECONDS = 60.0
-"""From the first look at which a peer is missing. Longer than any read may take, and longer than a
-registry that has forgotten everybody needs to know them again."""
+"""How long a peer must be missing. Longer than any read may take, and longer than members need to
+announce themselves again to a registry that has lost its data."""
 
 PeerName = tuple[str, int]
 """A peer's owner and generation."""
@@ -23,20 +24,21 @@ log = structlog.get_logger(__name__)
 
 
 class MemberView(Protocol):
-    """Who is in the cluster: :class:`baton.registry.membership.Membership`."""
+    """The members of the cluster, as :class:`baton.registry.membership.Membership` has them."""
 
     @property
-    def fresh_at(self) -> float: ...
+    def last_answer_seconds(self) -> float: ...
 
     @property
     def members(self) -> Collection[Member]: ...
 
 
 class StalePeerSweeper:
-    """Disconnects every peer whose life has been missing from the registry for ``GRACE_SECONDS``.
+    """Disconnects every peer whose generation has been missing from the registry for
+    ``GRACE_SECONDS``.
 
-    A peer from which a read is under way stays until the read has ended, and a registry that
-    doesn't answer says nothing about anybody."""
+    A peer with unfinished reads stays until they have ended. While the registry doesn't answer, no
+    peer counts as missing."""
 
     def __init__(self, transports: Iterable[Transport], members: MemberView, clock: Clock) -> None:
         self._transports = list(transports)
@@ -45,15 +47,16 @@ class StalePeerSweeper:
         self._missing_since: dict[PeerName, float] = {}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Disconnect stale peers every ``SWEEP_SECONDS``, until cancelled."""
         while True:
             await self._clock.sleep(SWEEP_SECONDS)
             await run_in_thread(self.sweep)
 
     def sweep(self) -> None:
-        """Looks once. May wait for a transport, so it is called off the event loop."""
+        """Disconnect the peers that are stale now. It may wait for a transport's lock, so call it
+        off the event loop."""
         now = self._clock.monotonic()
-        if now - self._members.fresh_at > SWEEP_SECONDS:
+        if now - self._members.last_answer_seconds > SWEEP_SECONDS:
             self._missing_since.clear()
             return
         present = {(str(member.id), int(member.generation)) for member in self._members.members}

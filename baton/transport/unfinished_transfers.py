@@ -1,4 +1,4 @@
-"""Reads that could not be ended, and what becomes free once they have."""
+"""Transfers that could not be ended, and the blocks that are freed once they have ended."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,25 +6,26 @@ from baton.transport.base import Transfer, Transport
 
 
 class UnfinishedTransfers:
-    """Whoever can't end a read leaves it here, with what to do when it has ended."""
+    """Keeps transfers that could not be released, with a callback for when they have ended."""
 
     def __init__(self) -> None:
-        self._under_way: list[tuple[Transport, list[Transfer], Callable[[], object]]] = []
+        self._entries: list[tuple[Transport, list[Transfer], Callable[[], object]]] = []
 
     def __len__(self) -> int:
-        return len(self._under_way)
+        return len(self._entries)
 
-    def keep(
+    def add(
         self, transport: Transport, transfers: Sequence[Transfer], on_end: Callable[[], object]
     ) -> None:
-        """``on_end`` is called by a later :meth:`sweep`, once, after the last of them ended."""
-        self._under_way.append((transport, list(transfers), on_end))
+        """Keep ``transfers``. A later :meth:`sweep` calls ``on_end`` once, after the last of them
+        has ended."""
+        self._entries.append((transport, list(transfers), on_end))
 
     def sweep(self) -> None:
-        """Looks again; cheap when there are none."""
-        for stray in list(self._under_way):
-            transport, transfers, on_end = stray
+        """Try to release the transfers again. Cheap when there are none."""
+        for entry in list(self._entries):
+            transport, transfers, on_end = entry
             transfers[:] = [each for each in transfers if not transport.release(each)]
             if not transfers:
-                self._under_way.remove(stray)
+                self._entries.remove(entry)
                 on_end()

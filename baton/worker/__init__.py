@@ -1,1 +1,1 @@
-"""What prefill and decode workers share: jobs, the engine's thread, KV transfer, load reports."""
+"""The worker, for prefill and decode: jobs, the engine's thread, KV transfer, load reports."""

@@ -1,4 +1,4 @@
-"""How long the answers were that this worker has ended."""
+"""Statistics of the lengths of the answers that this worker has finished."""
 
 from collections import deque
 
@@ -10,7 +10,8 @@ LOW_PERCENTILE = 10
 
 
 class AnswerLengthStats:
-    """Of the last ones; None before there were :data:`MIN_ANSWERS`."""
+    """Statistics, in tokens, of the last :data:`WINDOW_ANSWERS` answers; None until there are
+    :data:`MIN_ANSWERS` answers."""
 
     def __init__(self) -> None:
         self._lengths: deque[int] = deque(maxlen=WINDOW_ANSWERS)
@@ -24,7 +25,7 @@ class AnswerLengthStats:
 
     @property
     def short(self) -> float | None:
-        """Nine in ten were longer."""
+        """The 10th percentile."""
         if len(self._lengths) < MIN_ANSWERS:
             return None
         return float(np.percentile(self._lengths, LOW_PERCENTILE))

@@ -1,4 +1,4 @@
-"""The one thread that owns an engine; everything else asks it through this door."""
+"""The thread that owns an engine, and the handle through which other code runs commands in it."""
 
 import asyncio
 import threading
@@ -11,35 +11,37 @@ from baton.errors import BatonError, Overloaded, Unavailable
 
 T = TypeVar("T")
 MAX_COMMANDS = 8192
-"""Commands that wait for a step to end, beyond which :meth:`EngineThread.call` refuses; each
-request costs about three."""
+"""Commands that wait for a step to end; beyond it, :meth:`EngineThread.call` raises Overloaded. A
+request takes about three commands."""
 
 
 class EngineHandle(Protocol):
-    """What the rest of a worker may do with its engine. The twin runs it in line."""
+    """Runs commands on the engine for the rest of the worker. The in-memory implementation for
+    tests runs them inline."""
 
     async def call(self, command: Callable[[Engine], T]) -> T:
-        """Runs ``command`` between two steps and returns its value. A caller that is
-        cancelled does not stop its command. Raises what the command raises, Overloaded when
-        too many wait, Unavailable when the engine has stopped. A bug in a command is its caller's
-        concern, unless it has damaged the engine's books: then it ends the engine, too."""
+        """Run ``command`` between two steps and return its value. Cancelling the caller does not
+        stop the command. Raises what the command raises, Overloaded when too many commands wait,
+        Unavailable when the engine has stopped. An unexpected exception in a command only reaches
+        the caller, unless the engine's integrity check then fails: that also ends the engine."""
         ...
 
     def send(self, command: Callable[[Engine], object]) -> None:
-        """Runs ``command``, which gives something back and must not raise, between two steps.
+        """Run ``command``, which releases resources and must not raise, between two steps.
 
-        It is never refused, or else blocks would leak: the number of these is bounded by what calls
-        were let in. Once the engine has stopped, which frees everything, it does nothing.
+        The command is never refused, since blocks would leak otherwise. The number of these
+        commands is bounded by that of accepted calls. Once the engine has stopped, which frees
+        everything, this does nothing.
         """
         ...
 
 
 class EngineThread:
-    """Runs commands in order, and steps whenever the engine has work; closes it at the end.
+    """Runs commands in order, steps the engine while it has work, and closes it at the end.
 
-    ``on_step`` is called in the event loop with each step's result, ``on_crash`` with the
-    exception that ended the thread: a bug of ours or of the device, after which the worker
-    must stop, since nobody can say what the pool holds.
+    ``on_step`` is called in the event loop with each step's result. ``on_crash`` is called with the
+    exception that ended the thread, from a bug or the device; the worker must then stop, since the
+    contents of the KV pool are unknown.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class EngineThread:
         self._thread.start()
 
     async def stop(self) -> None:
-        """Ends after the step that is running; later calls raise Unavailable."""
+        """Stop after the current step; later calls raise Unavailable."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -108,7 +110,7 @@ class EngineThread:
             self._engine.close()
 
     def _await_work(self) -> bool:
-        """Blocks until there is something to do; False once stopping."""
+        """Block until there is work; return False once stopping."""
         with self._wake:
             while not (self._stopping or self._commands or self._engine.has_work()):
                 self._wake.wait()

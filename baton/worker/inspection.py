@@ -1,4 +1,4 @@
-"""A worker's own account of its blocks and requests, taken between two steps."""
+"""A snapshot of a worker's blocks and requests, taken between two steps."""
 
 from baton.core.ids import WorkerId
 from baton.core.kv_transfer import WorkerInspection
@@ -9,7 +9,8 @@ from baton.engine.engine import Engine
 def inspect_engine(
     engine: Engine, worker: WorkerId, state: WorkerState, num_jobs: int, *, drained: bool
 ) -> WorkerInspection:
-    """In the engine's thread: it walks over all blocks."""
+    """Inspect the engine and check its integrity. Call it in the engine's thread: it visits all
+    blocks."""
     stats = engine.stats()
     return WorkerInspection(
         worker_id=worker,
@@ -23,13 +24,13 @@ def inspect_engine(
         running_requests=stats.running,
         waiting_requests=stats.waiting,
         held_requests=num_jobs,
-        violation=_violation(engine),
+        violation=_integrity_error(engine),
         description=engine.describe(),
         drained=drained,
     )
 
 
-def _violation(engine: Engine) -> str:
+def _integrity_error(engine: Engine) -> str:
     try:
         engine.check_integrity()
     except AssertionError as error:

@@ -1,4 +1,4 @@
-"""One placement of one request at a worker, and the outputs that end it early."""
+"""A job, which is one placement of a request on a worker, and the outputs that end it early."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,37 +16,39 @@ from baton.worker.prefix_fetch import PrefixFetch
 
 
 class JobOutcome(StrEnum):
-    """DONE: answered, or handed over. DROPPED: its router cancelled it, or left."""
+    """How a job ended. DONE: it finished, or its KV was exported. MIGRATED: its answer continues on
+    another worker. REROUTED: it had not started, and must be placed on another worker. CANCELLED:
+    its router cancelled it or disconnected."""
 
     DONE = "done"
-    MOVED = "moved"
-    TURNED_AWAY = "turned_away"
+    MIGRATED = "moved"
+    REROUTED = "turned_away"
     FAILED = "failed"
-    DROPPED = "dropped"
+    CANCELLED = "dropped"
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One placement of one request, from its submission until nothing of it is left here.
+    """One placement of a request, from its submission until its resources are freed.
 
-    ``spec`` carries an id of its own, made of the request's id and its epoch: a placement that
-    is on its way out and its successor never meet under one name, neither in the engine nor
-    between workers. ``keys`` are those of its prompt's full blocks, once they are hashed. ``error``
-    is why it failed; ``times`` are kept where it is traced.
+    ``spec.request_id`` is the placement's id, made of the request's id and its epoch: so a
+    placement that is being ended and its successor never have the same id, neither in the engine
+    nor between workers. ``keys`` are those of the prompt's full blocks, once they are hashed.
+    ``error`` is the reason of a failure; ``trace`` is set only if the request is traced.
     """
 
     request_id: RequestId
     spec: RequestSpec
     task: Task
     stream: OutputStream
-    runner: asyncio.Task[None] | None = None
-    hold: KvExport | None = None
+    admission_task: asyncio.Task[None] | None = None
+    kv_export: KvExport | None = None
     prefilled_at: float | None = None
     keys: Sequence[BlockKey] = ()
-    extension: PrefixFetch | None = None
+    prefix_fetch: PrefixFetch | None = None
     details: dict[str, str] = field(default_factory=dict)
     error: str = ""
-    times: JobTrace | None = None
+    trace: JobTrace | None = None
 
 
 def placement_id(spec: RequestSpec) -> RequestId:
@@ -59,16 +61,17 @@ def rerouted_output(spec: RequestSpec) -> RequestOutput:
         epoch=spec.epoch,
         first_index=spec.num_emitted_tokens,
         token_ids=(),
-        finish_reason=FinishReason.TURNED_AWAY,
+        finish_reason=FinishReason.REROUTED,
     )
 
 
 def migrated_output(spec: RequestSpec, num_tokens: int) -> RequestOutput:
-    """``num_tokens`` are known, those of the prompt included."""
+    """Build the output that ends a migrated answer. ``num_tokens`` counts its prompt and answer
+    tokens so far."""
     return replace(
         rerouted_output(spec),
         first_index=num_tokens - spec.num_prompt_tokens,
-        finish_reason=FinishReason.MOVED,
+        finish_reason=FinishReason.MIGRATED,
     )
 
 

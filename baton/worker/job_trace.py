@@ -1,4 +1,4 @@
-"""When the stages of a traced job were, and the spans that they make."""
+"""The times of a traced job's stages, and the trace spans made from them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,111 +11,123 @@ from baton.worker.kv_import import KvTransferStats
 from baton.worker.prefix_fetch import PrefixFetch
 
 MAX_CHUNKS = 128
-"""Events of one span, as many as OpenTelemetry keeps; of a longer prompt, the first ones."""
+"""Maximum number of chunk events per span, which is OpenTelemetry's limit; the first ones are
+kept."""
 
 
 @dataclass(slots=True)
 class JobTrace:
-    """Seconds of the clock; None is what has not come (yet). ``above`` is the router's span."""
+    """Times in seconds of the monotonic clock; None for events that have not happened. ``parent``
+    is the router's span."""
 
-    above: TraceContext
-    began_at: float
-    extension: PrefixFetch | None = None
-    admitted: ScheduledPrompt | None = None
-    shipment: KvTransferStats | None = None
-    first_at: float | None = None
-    num_tokens: int = 0
+    parent: TraceContext
+    started_at: float
+    prefix_fetch: PrefixFetch | None = None
+    scheduled_prompt: ScheduledPrompt | None = None
+    kv_transfer: KvTransferStats | None = None
+    first_output_at: float | None = None
+    num_answer_tokens: int = 0
     chunks: list[SpanEvent] = field(default_factory=list)
 
-    def note_chunk(self, now: float, num_computed: int) -> None:
+    def record_chunk(self, now: float, num_computed: int) -> None:
         if len(self.chunks) < MAX_CHUNKS:
             self.chunks.append(SpanEvent("chunk", now, {"baton.computed_tokens": num_computed}))
 
 
 def job_spans(
-    times: JobTrace,
+    trace: JobTrace,
     task: Task,
     name: str,
     ended_at: float,
     attributes: dict[str, Value],
     error: str,
 ) -> Iterator[Span]:
-    """The job, and below it a span for each stage that it came to. ``name`` tells this job from all
-    others of its trace."""
-    job = times.above.child(name)
+    """Yield the job's span and a child span for each stage that it reached. ``name`` must be unique
+    within the trace."""
+    job = trace.parent.child(name)
     yield Span(
         job,
-        times.above.span_id,
+        trace.parent.span_id,
         f"{task.value} job",
-        times.began_at,
+        trace.started_at,
         ended_at,
         attributes,
         error=error,
         kind=SpanKind.SERVER,
     )
-    for stage, began, ended, told, events in _stages(times, task, ended_at):
+    for stage, start, end, stage_attributes, events in _stages(trace, task, ended_at):
         context = job.child(stage)
-        yield Span(context, job.span_id, stage, began, ended, told, events)
+        yield Span(context, job.span_id, stage, start, end, stage_attributes, events)
 
 
 _Stage = tuple[str, float, float, dict[str, Value], tuple[SpanEvent, ...]]
+"""Name, start, end, attributes, events."""
 
 
 def _stages(times: JobTrace, task: Task, ended_at: float) -> Iterator[_Stage]:
     if task is Task.DECODE:
-        yield from _intake(times, ended_at)
+        yield from _import_stages(times, ended_at)
         return
-    yield from _fetch(times)
-    yield from _prompt(times, ended_at)
-    if times.first_at is not None:
-        name = "hand-off" if task is Task.PREFILL else "decode"
-        told: dict[str, Value] = {} if task is Task.PREFILL else {"baton.tokens": times.num_tokens}
-        yield name, times.first_at, ended_at, told, ()
+    yield from _fetch_stages(times)
+    yield from _prefill_stages(times, ended_at)
+    if times.first_output_at is None:
+        return
+    if task is Task.PREFILL:
+        yield "hand-off", times.first_output_at, ended_at, {}, ()
+    else:
+        yield (
+            "decode",
+            times.first_output_at,
+            ended_at,
+            {"baton.tokens": times.num_answer_tokens},
+            (),
+        )
 
 
-def _fetch(times: JobTrace) -> Iterator[_Stage]:
-    extension = times.extension
-    if extension is not None and extension.seconds > 0:
-        told: dict[str, Value] = {
-            "baton.way": extension.way or "none",
-            "baton.dram_tokens": extension.dram_tokens,
-            "baton.disk_tokens": extension.disk_tokens,
+def _fetch_stages(times: JobTrace) -> Iterator[_Stage]:
+    fetch = times.prefix_fetch
+    if fetch is not None and fetch.wait_seconds > 0:
+        attributes: dict[str, Value] = {
+            "baton.way": fetch.mode or "none",
+            "baton.dram_tokens": fetch.dram_tokens,
+            "baton.disk_tokens": fetch.disk_tokens,
         }
-        if extension.error:
-            told["baton.error"] = extension.error
-        began = extension.began_at
-        yield "store fetch", began, began + extension.seconds, told, ()
+        if fetch.error:
+            attributes["baton.error"] = fetch.error
+        start = fetch.started_at
+        yield "store fetch", start, start + fetch.wait_seconds, attributes, ()
 
 
-def _prompt(times: JobTrace, ended_at: float) -> Iterator[_Stage]:
-    admitted = times.admitted
+def _prefill_stages(times: JobTrace, ended_at: float) -> Iterator[_Stage]:
+    admitted = times.scheduled_prompt
     if admitted is None:
         return
-    at = admitted.at_seconds
+    at = admitted.start_seconds
     yield "queue", at - admitted.waited_seconds, at, {}, ()
-    computed_at = ended_at if times.first_at is None else times.first_at
+    computed_at = ended_at if times.first_output_at is None else times.first_output_at
     yield "prefill", at, computed_at, {}, tuple(times.chunks)
 
 
-def _intake(times: JobTrace, ended_at: float) -> Iterator[_Stage]:
-    """What a decode worker waits for: that the prompt is nearly computed, room, and the KV."""
-    shipment = times.shipment
+def _import_stages(times: JobTrace, ended_at: float) -> Iterator[_Stage]:
+    """Yield the stages of a decode job: waiting until the prompt is nearly prefilled, waiting for
+    free blocks, importing the KV, decoding."""
+    shipment = times.kv_transfer
     if shipment is None or shipment.scheduled_at is None:
-        yield "hand-off wait", times.began_at, ended_at, {}, ()
+        yield "hand-off wait", times.started_at, ended_at, {}, ()
         return
     scheduled_at = shipment.scheduled_at
-    yield "hand-off wait", times.began_at, scheduled_at, {}, ()
+    yield "hand-off wait", times.started_at, scheduled_at, {}, ()
     reserved_at = ended_at if shipment.reserved_at is None else shipment.reserved_at
     yield "queue", scheduled_at, reserved_at, {}, ()
     if shipment.reserved_at is None:
         return
-    told: dict[str, Value] = {
+    attributes: dict[str, Value] = {
         "baton.transport": shipment.transport,
         "baton.bytes": shipment.size_bytes,
-        "baton.read_seconds": shipment.reading_seconds,
+        "baton.read_seconds": shipment.read_seconds,
         "baton.cached_blocks": shipment.num_cached_blocks,
     }
-    landed_at = ended_at if shipment.landed_at is None else shipment.landed_at
-    yield "pull", reserved_at, landed_at, told, ()
-    if shipment.landed_at is not None:
-        yield "decode", landed_at, ended_at, {"baton.tokens": times.num_tokens}, ()
+    landed_at = ended_at if shipment.completed_at is None else shipment.completed_at
+    yield "pull", reserved_at, landed_at, attributes, ()
+    if shipment.completed_at is not None:
+        yield "decode", landed_at, ended_at, {"baton.tokens": times.num_answer_tokens}, ()

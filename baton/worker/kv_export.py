@@ -1,4 +1,4 @@
-"""The source's side of a hand-off: blocks of one request, pinned until they were read."""
+"""The source side of a KV transfer: the blocks of one request, pinned until they have been read."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -18,12 +18,16 @@ from baton.worker.kv_layout import KvLayout
 
 
 class KvExport:
-    """Grows while the prompt is computed, and ends when its reader has read everything,
-    leaves, or the request is cancelled. ``on_close(complete)`` is called once. The reader is
-    asked to make room when ``late_tokens`` of the prompt are left: that is time enough to read
-    what was computed before, and a long prompt does not hold memory twice for seconds.
+    """Exports the KV of one request to the worker that imports it (the reader).
 
-    At most one reader: a second one gets Unavailable, since the first holds the lease.
+    It grows while the prompt is prefilled. It ends when the reader has read everything or
+    disconnects, or when the request is cancelled; ``on_close(complete)`` is then called once.
+
+    The reader is told to reserve blocks when ``reserve_ahead_tokens`` of the prompt are left to
+    compute: that leaves enough time to read the earlier blocks, and a long prompt does not occupy
+    memory on both workers for seconds.
+
+    There is at most one reader; :meth:`attach_reader` raises Unavailable for a second one.
     """
 
     def __init__(
@@ -31,13 +35,13 @@ class KvExport:
         layout: KvLayout,
         num_tokens: int,
         block_tokens: int,
-        late_tokens: int,
+        reserve_ahead_tokens: int,
         on_close: Callable[[bool], None],
     ) -> None:
         self._layout = layout
         self._num_tokens = num_tokens
         self._block_tokens = block_tokens
-        self._late_tokens = late_tokens
+        self._reserve_ahead_tokens = reserve_ahead_tokens
         self._on_close = on_close
         self._changed = asyncio.Event()
         self._endpoint: Endpoint | None = None
@@ -46,7 +50,7 @@ class KvExport:
         self._num_acknowledged = 0
         self._block_ids: tuple[BlockId, ...] = ()
         self._keys: tuple[BlockKey, ...] = ()
-        self._refs: list[BlockRef] = []
+        self._announced_blocks: list[BlockRef] = []
         self._done: KvTransferDone | None = None
         self._closed = False
 
@@ -55,76 +59,83 @@ class KvExport:
         return self._endpoint is not None
 
     @property
-    def complete(self) -> bool:
-        """Everything was computed, read and acknowledged."""
+    def is_complete(self) -> bool:
+        """Whether all blocks were computed, read and acknowledged."""
         return self._done is not None and (
-            self._done.finished or self._num_acknowledged >= len(self._block_ids)
+            self._done.is_finished or self._num_acknowledged >= len(self._block_ids)
         )
 
-    def advance(self, progress: PrefillProgress) -> None:
-        """A step computed more of the prompt."""
-        self._nearly_done = progress.num_computed_tokens + self._late_tokens >= self._num_tokens
+    def record_progress(self, progress: PrefillProgress) -> None:
+        """Record how much of the prompt is computed after a step."""
+        self._nearly_done = (
+            progress.num_computed_tokens + self._reserve_ahead_tokens >= self._num_tokens
+        )
         self._block_ids = tuple(progress.block_ids)
-        self._keys = tuple(progress.keys)
+        self._keys = tuple(progress.sealed_keys)
         if progress.num_computed_tokens >= self._num_tokens:
             self._num_ready = len(self._block_ids)
         else:
             self._num_ready = progress.num_computed_tokens // self._block_tokens
         self._changed.set()
 
-    def finish(self, token_id: TokenId, finished: bool) -> None:
-        """The prompt is computed; ``token_id`` follows it."""
+    def finish_prefill(self, token_id: TokenId, finished: bool) -> None:
+        """Record that the prompt is prefilled. ``token_id`` is the answer's first token;
+        ``finished`` says whether the answer ended with it."""
         self._done = KvTransferDone(token_id, finished)
         self._changed.set()
 
-    def attach(self, endpoint: Endpoint) -> None:
-        """A reader has come, and will read over ``endpoint``."""
+    def attach_reader(self, endpoint: Endpoint) -> None:
+        """Attach the reader, which will read over ``endpoint``. Raises Unavailable if there is one
+        already, or the export is closed."""
         if self._endpoint is not None or self._closed:
-            raise Unavailable("the request's blocks have a reader already")
+            raise Unavailable("another worker is already importing the request's KV")
         self._endpoint = endpoint
 
     def acknowledge(self, num_blocks: int) -> None:
-        """The reader has the first ``num_blocks``; what it was not told of, it can't have."""
-        told = min(num_blocks, len(self._refs))
-        self._num_acknowledged = max(self._num_acknowledged, told)
+        """Record that the reader has the first ``num_blocks``, capped at the blocks that were
+        announced to it."""
+        acknowledged = min(num_blocks, len(self._announced_blocks))
+        self._num_acknowledged = max(self._num_acknowledged, acknowledged)
         self._changed.set()
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self._changed.set()
-            self._on_close(self.complete)
+            self._on_close(self.is_complete)
 
     async def events(self) -> AsyncGenerator[KvTransferEvent]:
-        """What the reader is told, in order; ends when the last acknowledgement is in."""
-        assert self._endpoint is not None, "attach() comes first"
-        await self._until(lambda: self._nearly_done)
+        """Yield the events for the reader, in order; end after the last acknowledgement."""
+        assert self._endpoint is not None, "call attach_reader() first"
+        await self._wait_until(lambda: self._nearly_done)
         yield KvTransferScheduled(self._endpoint, self._num_tokens, self._layout.checksum_algorithm)
-        while self._done is None or len(self._refs) < len(self._block_ids):
-            await self._until(lambda: self._num_ready > len(self._refs) or self._done is not None)
-            if self._num_ready > len(self._refs):
+        while self._done is None or len(self._announced_blocks) < len(self._block_ids):
+            await self._wait_until(
+                lambda: self._num_ready > len(self._announced_blocks) or self._done is not None
+            )
+            if self._num_ready > len(self._announced_blocks):
                 yield await self._next_chunk()
         yield self._done
-        await self._until(lambda: self.complete)
+        await self._wait_until(lambda: self.is_complete)
 
     async def _next_chunk(self) -> KvTransferChunk:
-        start, end = len(self._refs), self._num_ready
-        refs = await self._layout.refs(self._block_ids[start:end], self._keys[start:end])
-        self._refs.extend(refs)
+        start, end = len(self._announced_blocks), self._num_ready
+        refs = await self._layout.block_refs(self._block_ids[start:end], self._keys[start:end])
+        self._announced_blocks.extend(refs)
         return KvTransferChunk(start, refs)
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
         while not condition():
             if self._closed:
-                raise Unavailable("the prefill worker gave up the request")
+                raise Unavailable("the prefill worker aborted the request")
             self._changed.clear()
             await self._changed.wait()
 
 
 class LocalKvExportStream:
-    """What a reader's stream holds on to."""
+    """The part of a :class:`KvExport` that the reader's event stream uses."""
 
-    def __init__(self, hold: KvExport) -> None:
-        self.events = hold.events
-        self.acknowledge = hold.acknowledge
-        self.close = hold.close
+    def __init__(self, kv_export: KvExport) -> None:
+        self.events = kv_export.events
+        self.acknowledge = kv_export.acknowledge
+        self.close = kv_export.close

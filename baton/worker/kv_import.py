@@ -1,4 +1,4 @@
-"""The reader's side of a hand-off: reserve, read, verify, acknowledge, start."""
+"""The receiving side of a KV transfer: reserve blocks, read, verify, acknowledge."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -32,31 +32,34 @@ from baton.worker.kv_layout import KvLayout
 from baton.worker.reservation_queue import ReservationQueue
 
 READ_ATTEMPTS = 2
-"""A read that failed or arrived damaged is repeated once; then the request moves on."""
+"""A read that failed or arrived damaged is repeated once; then the import fails and the request is
+placed again."""
 
 
 @dataclass(slots=True)
 class KvTransferStats:
-    """What the hand-off of one request took. Seconds; ``exposed`` counts from the arrival of
-    the last chunk, announced when the prompt was computed, to the start of decoding: what
-    shipping adds to the wait for the second token. The prompt was nearly computed, there was room,
-    and all had landed at ``scheduled_at``, ``reserved_at`` and ``landed_at``."""
+    """Timings of one request's KV transfer, in seconds.
+
+    ``exposed_seconds`` is how long the transfer delays the second token: from ``last_chunk_at``,
+    when the prompt was prefilled and its last chunk announced, to ``completed_at``, when all KV had
+    arrived. ``scheduled_at`` is when the prompt was nearly prefilled, ``reserved_at`` when blocks
+    were reserved on this worker. All ``…_at`` are monotonic times."""
 
     transport: str = ""
     size_bytes: int = 0
-    reading_seconds: float = 0.0
+    read_seconds: float = 0.0
     exposed_seconds: float = 0.0
     last_chunk_at: float = 0.0
     num_cached_blocks: int = 0
     scheduled_at: float | None = None
     reserved_at: float | None = None
-    landed_at: float | None = None
+    completed_at: float | None = None
 
     def details(self) -> dict[str, str]:
         return {
             "transport": self.transport,
             "bytes_shipped": str(self.size_bytes),
-            "ship_seconds": f"{self.reading_seconds:.6f}",
+            "ship_seconds": f"{self.read_seconds:.6f}",
             "ship_exposed_seconds": f"{self.exposed_seconds:.6f}",
             "decode_cached_blocks": str(self.num_cached_blocks),
         }
@@ -64,22 +67,22 @@ class KvTransferStats:
 
 @dataclass(slots=True)
 class KvImport:
-    """One request's way in. ``strays`` are transfers that could not be ended: the reservation's
-    blocks must be quarantined until they can."""
+    """The state of one request's import. ``unfinished_transfers`` could not be stopped: until they
+    have ended, the reservation's blocks must be quarantined."""
 
     reservation: Reservation | None = None
     transport: Transport | None = None
     peer: Peer | None = None
-    num_read: int = 0
-    strays: tuple[Transfer, ...] = ()
-    shipment: KvTransferStats = field(default_factory=KvTransferStats)
+    num_read_blocks: int = 0
+    unfinished_transfers: tuple[Transfer, ...] = ()
+    stats: KvTransferStats = field(default_factory=KvTransferStats)
 
 
 @dataclass(frozen=True, slots=True)
 class KvImportTimeouts:
-    """Seconds. ``queue_seconds`` bounds the wait until the prompt is nearly computed,
-    ``chunk_seconds`` for each later event (a prompt may pause for others), ``read_seconds`` one
-    read, ``reserve_seconds`` the wait for room."""
+    """``queue_seconds`` bounds the wait until the prompt is nearly prefilled, ``chunk_seconds`` the
+    wait for each later event (a prefill may be paused for other prompts), ``read_seconds`` one
+    read, ``reserve_seconds`` the wait for free blocks."""
 
     queue_seconds: float = 240.0
     chunk_seconds: float = 120.0
@@ -88,63 +91,69 @@ class KvImportTimeouts:
 
 
 class KvImporter:
-    """Brings requests in, side by side."""
+    """Imports the KV of requests from other workers; any number of imports run concurrently."""
 
     def __init__(
         self,
         engine: EngineHandle,
-        peers: KvImportConnector,
+        connector: KvImportConnector,
         transports: dict[str, Transport],
         layout: KvLayout,
         model_digest: str,
         host: str,
         clock: Clock,
-        config: KvImportTimeouts,
+        timeouts: KvImportTimeouts,
     ) -> None:
         self._engine = engine
-        self._peers = peers
+        self._connector = connector
         self._transports = transports
         self._layout = layout
         self._model_digest = model_digest
         self._host = host
         self._clock = clock
-        self._config = config
-        self._room = ReservationQueue()
+        self._timeouts = timeouts
+        self._reservation_queue = ReservationQueue()
 
-    def notice_room(self) -> None:
-        """Blocks may have become free: who waits asks again."""
-        self._room.notice()
+    def notify_blocks_freed(self) -> None:
+        """Retry the waiting reservations: blocks may have become free."""
+        self._reservation_queue.notify_blocks_freed()
 
-    async def bring_in(
-        self, spec: RequestSpec, chain: BlockKeyChain, source: WorkerRef, landing: KvImport
+    async def import_kv(
+        self, spec: RequestSpec, chain: BlockKeyChain, source: WorkerRef, kv_import: KvImport
     ) -> TokenId | None:
-        """Runs one hand-off until all KV has landed; returns the token to start from, or None
-        when the answer ended with it.
+        """Import a request's KV from ``source``. Returns the first token of the answer, or None if
+        the answer ended with it.
 
-        What it holds is in ``landing``; the caller starts the request at the engine, or aborts
-        it if this raises (Unavailable, DeadlineExceeded, Invalid, NotFound; Corrupt for what a
-        sound source would not say, which another one may mend) or is cancelled.
+        The resources taken are recorded in the :class:`KvImport`. The caller starts the request in
+        the engine, or aborts it if this raises or is cancelled. Raises Unavailable,
+        DeadlineExceeded, Invalid, NotFound; and Corrupt if the source breaks the protocol, in which
+        case another source may succeed.
         """
-        async with self._peers.pull(source.address, self._opening(spec, source)) as reader:
-            scheduled = await self._next(reader, self._config.queue_seconds)
+        async with self._connector.open_kv_import(
+            source.address, self._build_open_message(spec, source)
+        ) as reader:
+            scheduled = await self._next_event(reader, self._timeouts.queue_seconds)
             if not isinstance(scheduled, KvTransferScheduled):
-                raise Corrupt(f"a hand-off begins with `scheduled`, not {type(scheduled).__name__}")
-            await self._prepare(spec, chain, source, scheduled, landing)
+                raise Corrupt(
+                    f"a KV transfer must begin with `scheduled`, not {type(scheduled).__name__}"
+                )
+            await self._connect_and_reserve(spec, chain, source, scheduled, kv_import)
             while not isinstance(
-                event := await self._next(reader, self._config.chunk_seconds), KvTransferDone
+                event := await self._next_event(reader, self._timeouts.chunk_seconds),
+                KvTransferDone,
             ):
                 if not isinstance(event, KvTransferChunk):
-                    raise Corrupt(f"unexpected {type(event).__name__} in a hand-off")
-                await self._take_chunk(reader, event, landing)
-            if event.finished:
+                    raise Corrupt(f"unexpected {type(event).__name__} in a KV transfer")
+                await self._read_chunk(reader, event, kv_import)
+            if event.is_finished:
                 return None
-            _check_whole(landing)
-            shipment = landing.shipment
-            shipment.landed_at = self._clock.monotonic()
-            shipment.exposed_seconds = shipment.landed_at - shipment.last_chunk_at
+            _check_complete(kv_import)
+            stats = kv_import.stats
+            stats.completed_at = self._clock.monotonic()
+            stats.exposed_seconds = stats.completed_at - stats.last_chunk_at
             return event.token_id
 
-    def _opening(self, spec: RequestSpec, source: WorkerRef) -> KvTransferOpen:
+    def _build_open_message(self, spec: RequestSpec, source: WorkerRef) -> KvTransferOpen:
         return KvTransferOpen(
             request_id=spec.request_id,
             epoch=spec.epoch,
@@ -155,19 +164,19 @@ class KvImporter:
             host=self._host,
         )
 
-    async def _next(self, reader: KvImportStream, seconds: float) -> KvTransferEvent:
-        async with _deadline(seconds, "the prefill worker was silent"):
+    async def _next_event(self, reader: KvImportStream, seconds: float) -> KvTransferEvent:
+        async with _deadline(seconds, "the prefill worker sent no event"):
             return await reader.next_event()
 
-    async def _prepare(
+    async def _connect_and_reserve(
         self,
         spec: RequestSpec,
         chain: BlockKeyChain,
         source: WorkerRef,
         scheduled: KvTransferScheduled,
-        landing: KvImport,
+        kv_import: KvImport,
     ) -> None:
-        """Connects and reserves."""
+        """Check the source's offer, connect to its memory and reserve blocks."""
         endpoint = scheduled.endpoint
         if scheduled.num_tokens != len(spec.token_ids):
             raise Corrupt(f"source has {scheduled.num_tokens} tokens, not {len(spec.token_ids)}")
@@ -175,95 +184,110 @@ class KvImporter:
             raise Corrupt(f"unknown checksum algorithm {scheduled.checksum_algorithm!r}")
         if (endpoint.owner, endpoint.generation) != (source.id, source.generation):
             raise Corrupt(
-                f"{source.id} of life {source.generation} offers the memory of {endpoint.owner!r} "
-                f"of life {endpoint.generation}"
+                f"{source.id} (generation {source.generation}) offers the memory of "
+                f"{endpoint.owner!r} (generation {endpoint.generation})"
             )
         transport = self._transports.get(endpoint.transport)
         if transport is None:
-            raise Corrupt(f"source chose {endpoint.transport!r}, which was not offered")
-        landing.transport = transport
-        landing.shipment.transport = transport.name
-        landing.shipment.scheduled_at = self._clock.monotonic()
-        landing.peer = await _connected(transport, endpoint)
-        landing.reservation = await self._reserve(spec, chain)
-        landing.shipment.reserved_at = self._clock.monotonic()
-        landing.num_read = landing.reservation.num_cached_blocks
-        landing.shipment.num_cached_blocks = landing.num_read
+            raise Corrupt(f"source chose transport {endpoint.transport!r}, which was not offered")
+        kv_import.transport = transport
+        kv_import.stats.transport = transport.name
+        kv_import.stats.scheduled_at = self._clock.monotonic()
+        kv_import.peer = await _connect(transport, endpoint)
+        kv_import.reservation = await self._reserve(spec, chain)
+        kv_import.stats.reserved_at = self._clock.monotonic()
+        kv_import.num_read_blocks = kv_import.reservation.num_cached_blocks
+        kv_import.stats.num_cached_blocks = kv_import.num_read_blocks
 
     async def _reserve(self, spec: RequestSpec, chain: BlockKeyChain) -> Reservation:
-        async def ask() -> Reservation | None:
-            return await self._engine.call(lambda engine: engine.reserve(spec, chain))
+        async def try_reserve() -> Reservation | None:
+            return await self._engine.call(lambda engine: engine.reserve_blocks(spec, chain))
 
-        async with _deadline(self._config.reserve_seconds, "no room on the decode worker"):
-            if not self._room and (reservation := await ask()) is not None:
+        async with _deadline(self._timeouts.reserve_seconds, "no free blocks on the decode worker"):
+            if not self._reservation_queue and (reservation := await try_reserve()) is not None:
                 return reservation
-            tokens = await self._engine.call(lambda engine: engine.expected_tokens(spec))
-            return await self._room.get(self._clock.monotonic(), tokens, ask, spec.priority)
+            tokens = await self._engine.call(lambda engine: engine.predict_answer_tokens(spec))
+            return await self._reservation_queue.reserve(
+                self._clock.monotonic(), tokens, try_reserve, spec.priority
+            )
 
-    async def _take_chunk(
-        self, reader: KvImportStream, chunk: KvTransferChunk, landing: KvImport
+    async def _read_chunk(
+        self, reader: KvImportStream, chunk: KvTransferChunk, kv_import: KvImport
     ) -> None:
-        """Reads what of the chunk is not here yet, and acknowledges."""
-        assert landing.reservation is not None
-        landing.shipment.last_chunk_at = self._clock.monotonic()
+        """Read those blocks of the chunk that this worker does not have yet, then acknowledge the
+        chunk."""
+        assert kv_import.reservation is not None
+        kv_import.stats.last_chunk_at = self._clock.monotonic()
         end = chunk.first_block + len(chunk.blocks)
-        fits = 0 <= chunk.first_block < end <= len(landing.reservation.block_ids)
-        if not fits or chunk.first_block > landing.num_read:
-            raise Corrupt(f"blocks [{chunk.first_block}, {end}) do not follow {landing.num_read}")
-        if end > landing.num_read:
-            blocks = chunk.blocks[landing.num_read - chunk.first_block :]
-            block_ids = landing.reservation.block_ids[landing.num_read : end]
-            await _read_while_exported(reader, self._read(blocks, block_ids, landing))
-            landing.num_read = end
+        fits = 0 <= chunk.first_block < end <= len(kv_import.reservation.block_ids)
+        if not fits or chunk.first_block > kv_import.num_read_blocks:
+            raise Corrupt(
+                f"blocks [{chunk.first_block}, {end}) do not follow the first "
+                f"{kv_import.num_read_blocks}"
+            )
+        if end > kv_import.num_read_blocks:
+            blocks = chunk.blocks[kv_import.num_read_blocks - chunk.first_block :]
+            block_ids = kv_import.reservation.block_ids[kv_import.num_read_blocks : end]
+            await _read_while_exported(reader, self._read_blocks(blocks, block_ids, kv_import))
+            kv_import.num_read_blocks = end
         await reader.acknowledge(end)
 
-    async def _read(
-        self, blocks: Sequence[BlockRef], block_ids: Sequence[BlockId], landing: KvImport
+    async def _read_blocks(
+        self, blocks: Sequence[BlockRef], block_ids: Sequence[BlockId], kv_import: KvImport
     ) -> None:
-        """Raises Corrupt or Unavailable after the last attempt."""
+        """Read and verify blocks. Raises Corrupt or Unavailable after the last attempt."""
         if any(block.size_bytes != self._layout.block_bytes for block in blocks):
-            raise Corrupt(f"a block has {self._layout.block_bytes} bytes here")
+            raise Corrupt(f"the source's blocks do not have {self._layout.block_bytes} bytes")
         for attempt in range(READ_ATTEMPTS):
             try:
-                if await self._read_once(blocks, block_ids, landing):
+                if await self._read_once(blocks, block_ids, kv_import):
                     return
             except Unavailable:
-                if attempt + 1 == READ_ATTEMPTS or landing.strays:
+                if attempt + 1 == READ_ATTEMPTS or kv_import.unfinished_transfers:
                     raise
-        raise Corrupt(f"blocks arrived damaged over {landing.shipment.transport}")
+        raise Corrupt(f"blocks arrived damaged over {kv_import.stats.transport}")
 
     async def _read_once(
-        self, blocks: Sequence[BlockRef], block_ids: Sequence[BlockId], landing: KvImport
+        self, blocks: Sequence[BlockRef], block_ids: Sequence[BlockId], kv_import: KvImport
     ) -> bool:
-        """Whether all that arrived is what was announced."""
-        assert landing.transport is not None and landing.peer is not None
-        spans = self._layout.spans(blocks, block_ids)
-        good = partial(self._layout.good, self._layout.checksum_algorithm, blocks, block_ids)
+        """Read the blocks once. Returns whether all of them match their announced checksums."""
+        assert kv_import.transport is not None and kv_import.peer is not None
+        spans = self._layout.transfer_ranges(blocks, block_ids)
+        verify = partial(
+            self._layout.verify_blocks, self._layout.checksum_algorithm, blocks, block_ids
+        )
         try:
             result = await read_and_verify(
-                landing.transport, landing.peer, spans, good, self._config.read_seconds, self._clock
+                kv_import.transport,
+                kv_import.peer,
+                spans,
+                verify,
+                self._timeouts.read_seconds,
+                self._clock,
             )
         except TransferFailed as error:
-            landing.strays = error.strays
+            kv_import.unfinished_transfers = error.unfinished_transfers
             raise
-        except Invalid as error:  # blocks that lie outside of the source's memory
-            raise Corrupt(f"source {landing.peer.endpoint.owner}: {error}") from error
-        landing.shipment.size_bytes += result.size_bytes
-        landing.shipment.reading_seconds += result.seconds
-        return result.num_good == len(blocks)
+        except Invalid as error:  # the source announced blocks outside of its memory
+            raise Corrupt(f"source {kv_import.peer.endpoint.owner}: {error}") from error
+        kv_import.stats.size_bytes += result.size_bytes
+        kv_import.stats.read_seconds += result.seconds
+        return result.num_verified == len(blocks)
 
 
-def _check_whole(landing: KvImport) -> None:
-    """Raises Corrupt unless every block of the reservation was shipped: what was never written must
-    not be answered from."""
-    assert landing.reservation is not None
-    num_blocks = len(landing.reservation.block_ids)
-    if landing.num_read < num_blocks:
-        raise Corrupt(f"source shipped {landing.num_read} of {num_blocks} blocks and said it's all")
+def _check_complete(kv_import: KvImport) -> None:
+    """Raise Corrupt unless every reserved block was transferred: a request must not be decoded from
+    blocks that were never written."""
+    assert kv_import.reservation is not None
+    num_blocks = len(kv_import.reservation.block_ids)
+    if kv_import.num_read_blocks < num_blocks:
+        raise Corrupt(
+            f"source reported done after {kv_import.num_read_blocks} of {num_blocks} blocks"
+        )
 
 
-async def _connected(transport: Transport, endpoint: Endpoint) -> Peer:
-    """Raises Corrupt for a descriptor that is none of the transport's."""
+async def _connect(transport: Transport, endpoint: Endpoint) -> Peer:
+    """Connect to the source's memory. Raises Corrupt for an invalid endpoint descriptor."""
     try:
         return await run_in_thread(lambda: transport.connect(endpoint))
     except Invalid as error:
@@ -271,12 +295,12 @@ async def _connected(transport: Transport, endpoint: Endpoint) -> Peer:
 
 
 async def _read_while_exported(reader: KvImportStream, reading: Coroutine[Any, Any, None]) -> None:
-    """Ends the read with the stream: a source that stands still may never end it. Raises
-    Unavailable then."""
+    """Run ``reading``, but cancel it and raise Unavailable if the source ends its event stream: a
+    source that has stalled may never end the read itself."""
 
     async def watch() -> None:
         await reader.ended()
-        raise Unavailable("the prefill worker ended the hand-off early")
+        raise Unavailable("the prefill worker ended the KV transfer early")
 
     failure: BatonError | None = None
     try:

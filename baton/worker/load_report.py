@@ -1,4 +1,4 @@
-"""Measures an engine's load, between two of its steps: then nothing is half done."""
+"""Measures a worker's load between two engine steps, when the engine's state is consistent."""
 
 import math
 from collections.abc import Sequence as Seq
@@ -15,13 +15,13 @@ from baton.engine.engine import Engine
 from baton.engine.sequence import Phase, Sequence
 
 UNKNOWN_ANSWER_TOKENS = 256.0
-"""What an answer is taken for before any has ended here."""
+"""The assumed length of an answer before any has finished on this worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class IncomingRequest:
-    """A request that this worker has, and its engine may not have yet: its prefix is being
-    fetched, or its KV read. ``keys`` are those of its prompt's blocks, once they are known."""
+    """A request on this worker that may not be in the engine yet: its prefix is being fetched, or
+    its KV imported. ``keys`` are those of its prompt's blocks, once they are hashed."""
 
     spec: RequestSpec
     task: Task
@@ -30,7 +30,9 @@ class IncomingRequest:
 
 @dataclass(frozen=True, slots=True)
 class _UnfinishedPrompt:
-    """What is left of one; ``deadline_seconds`` from now on, infinite without one."""
+    """A prompt that is not fully computed: ``num_tokens`` are still to be computed; the
+    ``num_cached`` tokens before them are computed or cached. ``deadline_seconds`` is relative to
+    now; infinite without a deadline."""
 
     deadline_seconds: float
     num_tokens: int
@@ -38,11 +40,12 @@ class _UnfinishedPrompt:
 
 
 def measure_load(
-    engine: Engine, coming: Seq[IncomingRequest], clock: Clock, answer_tokens: float | None
+    engine: Engine, incoming: Seq[IncomingRequest], clock: Clock, answer_tokens: float | None
 ) -> WorkerLoad:
-    """All but what the engine does not know: answers, links."""
-    here = {sequence.request_id for sequence in engine.sequences}
-    coming = [each for each in coming if each.spec.request_id not in here]
+    """Measure the load, except for the values that the engine does not know (answer lengths, link
+    speeds). Call it in the engine's thread."""
+    in_engine = {sequence.request_id for sequence in engine.sequences}
+    incoming = [each for each in incoming if each.spec.request_id not in in_engine]
     stats, cost = engine.stats(), engine.prefill_cost()
     load = WorkerLoad(
         running=stats.running,
@@ -52,45 +55,46 @@ def measure_load(
         num_blocks=stats.pool.num_blocks,
         at_seconds=clock.wall_nanoseconds() / 1e9,
         prefill_cost=cost,
-        prefill_error=engine.prefill_error(),
+        prefill_error=engine.prefill_cost_relative_error(),
         decode_cost=engine.decode_cost(),
     )
-    prompts = _prompts(engine, coming, clock.monotonic(), cost)
+    prompts = _prompts(engine, incoming, clock.monotonic(), cost)
     load = replace(load, queued_tokens=sum(prompt.num_tokens for prompt in prompts))
     if cost is not None:
         load = replace(load, queue=_reported_queue(prompts, cost))
-    return _with_answers(load, engine, coming, answer_tokens or UNKNOWN_ANSWER_TOKENS)
+    return _with_answers(load, engine, incoming, answer_tokens or UNKNOWN_ANSWER_TOKENS)
 
 
 def _prompts(
-    engine: Engine, coming: Seq[IncomingRequest], now: float, cost: PrefillCost | None
+    engine: Engine, incoming: Seq[IncomingRequest], now: float, cost: PrefillCost | None
 ) -> list[_UnfinishedPrompt]:
     prompts = []
     for sequence in engine.sequences:
         if sequence.phase is Phase.WAITING:
-            cached = sequence.waiting.cached_tokens
-        elif sequence.phase is Phase.RUNNING and sequence.num_remaining > 1:
-            cached = sequence.num_computed
+            cached = sequence.waiting_prompt.cached_tokens
+        elif sequence.phase is Phase.RUNNING and sequence.num_uncomputed_tokens > 1:
+            cached = sequence.num_computed_tokens
         else:
             continue
-        deadline = sequence.waiting.deadline_seconds - now
-        prompts.append(_UnfinishedPrompt(deadline, sequence.num_known - cached, cached))
-    for each in coming:
+        deadline = sequence.waiting_prompt.deadline_seconds - now
+        prompts.append(_UnfinishedPrompt(deadline, sequence.num_known_tokens - cached, cached))
+    for each in incoming:
         if each.task is not Task.DECODE:
-            prompts.append(_coming_prompt(engine, each, cost))
+            prompts.append(_incoming_prompt(engine, each, cost))
     return prompts
 
 
-def _coming_prompt(
-    engine: Engine, coming: IncomingRequest, cost: PrefillCost | None
+def _incoming_prompt(
+    engine: Engine, incoming: IncomingRequest, cost: PrefillCost | None
 ) -> _UnfinishedPrompt:
-    """As if it had arrived now; it will have what is cached now, at least."""
-    spec, deadline = coming.spec, math.inf
+    """Describe the prompt of a request that is not in the engine yet. Its deadline counts from now,
+    and its cached tokens are those that the device has now."""
+    spec, deadline = incoming.spec, math.inf
     length = len(spec.token_ids)
-    cached = engine.num_cached_blocks(coming.keys) * engine.keys.block_tokens
+    cached = engine.count_cached_blocks(incoming.keys) * engine.key_hasher.block_tokens
     cached = min(cached, length - 1)
-    if spec.first_token_seconds and cost is not None:
-        deadline = spec.first_token_seconds + cost.seconds(length)
+    if spec.ttft_slo_seconds and cost is not None:
+        deadline = spec.ttft_slo_seconds + cost.seconds(length)
     return _UnfinishedPrompt(deadline, length - cached, cached)
 
 
@@ -110,15 +114,15 @@ def _reported_queue(prompts: list[_UnfinishedPrompt], cost: PrefillCost) -> tupl
 
 
 def _with_answers(
-    load: WorkerLoad, engine: Engine, coming: Seq[IncomingRequest], answer_tokens: float
+    load: WorkerLoad, engine: Engine, incoming: Seq[IncomingRequest], answer_tokens: float
 ) -> WorkerLoad:
     requests = context = promised = 0
     for sequence in engine.sequences:
         if sequence.task is not Task.PREFILL:
             requests += 1
-            context += sequence.num_known
+            context += sequence.num_known_tokens
             promised += _expected_length(sequence, answer_tokens)
-    for each in coming:
+    for each in incoming:
         if each.task is not Task.PREFILL:
             requests += 1
             context += len(each.spec.token_ids)
@@ -127,10 +131,10 @@ def _with_answers(
 
 
 def _expected_length(sequence: Sequence, answer_tokens: float) -> int:
-    """Its length in the end, if it gets as long as others do."""
+    """Predict the sequence's final length, assuming an average answer."""
     num_prompt = sequence.spec.num_prompt_tokens
-    most = sequence.max_tokens - num_prompt
+    most = sequence.max_total_tokens - num_prompt
     expected = revised_prediction(
-        min(int(answer_tokens), most), sequence.num_known - num_prompt, most
+        min(int(answer_tokens), most), sequence.num_known_tokens - num_prompt, most
     )
-    return max(sequence.num_known, num_prompt + expected)
+    return max(sequence.num_known_tokens, num_prompt + expected)

@@ -1,4 +1,5 @@
-"""The in-memory twin of pulls over gRPC: readers call the source's worker directly."""
+"""In-memory implementation of KV transfers, without gRPC: the importing worker calls the source
+worker directly."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,39 +12,42 @@ from baton.rpc.worker_service import KvExportStream, WorkerCore
 
 
 class MemoryKvImportStream:
-    def __init__(self, lease: KvExportStream, events: AsyncIterator[KvTransferEvent]) -> None:
-        self._lease = lease
+    def __init__(self, stream: KvExportStream, events: AsyncIterator[KvTransferEvent]) -> None:
+        self._export_stream = stream
         self._events = events
 
     async def next_event(self) -> KvTransferEvent:
         try:
             return await anext(self._events)
         except StopAsyncIteration as error:
-            raise Unavailable("the prefill worker ended the hand-off early") from error
+            raise Unavailable("the prefill worker ended the KV transfer early") from error
 
     async def acknowledge(self, num_blocks: int) -> None:
-        self._lease.acknowledge(num_blocks)
+        self._export_stream.acknowledge(num_blocks)
 
     async def ended(self) -> None:
-        """Never by itself: whoever is taken out of :class:`MemoryKvTransferClient` ends its
-        leases."""
+        """Never returns: a worker that is removed from :class:`MemoryKvTransferClient` must end its
+        exports itself."""
         await asyncio.get_running_loop().create_future()
 
 
 class MemoryKvTransferClient:
-    """Workers of one process by address. Remove one, and it is as good as dead."""
+    """Connects workers of one process. ``workers`` are keyed by address; removing one simulates its
+    crash."""
 
     def __init__(self) -> None:
         self.workers: dict[str, WorkerCore] = {}
 
     @asynccontextmanager
-    async def pull(self, address: str, opening: KvTransferOpen) -> AsyncIterator[KvImportStream]:
+    async def open_kv_import(
+        self, address: str, opening: KvTransferOpen
+    ) -> AsyncIterator[KvImportStream]:
         source = self.workers.get(address)
         if source is None:
             raise Unavailable(f"no worker at {address}")
-        lease = await source.open_pull(opening)
+        stream = await source.open_kv_export(opening)
         try:
-            async with aclosing(lease.events()) as events:
-                yield MemoryKvImportStream(lease, events)
+            async with aclosing(stream.events()) as events:
+                yield MemoryKvImportStream(stream, events)
         finally:
-            lease.close()
+            stream.close()

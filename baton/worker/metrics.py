@@ -1,6 +1,6 @@
-"""What a worker tells Prometheus: what its steps computed, and what became of its requests.
+"""A worker's Prometheus metrics, of its steps and its requests.
 
-Nothing here has a cost per token: a step costs a few microseconds, whatever its batch.
+Nothing here has a cost per token: a step costs a few microseconds, whatever its batch size.
 """
 
 from collections.abc import Iterator
@@ -22,48 +22,48 @@ BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class WorkerMetrics:
-    """Counted in the event loop as things happen."""
+    """Metrics that are updated in the event loop as events happen."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._count_steps(registry)
-        self._count_jobs(registry)
-        self._count_handoffs(registry)
-        self._count_store(registry)
+        self._register_step_metrics(registry)
+        self._register_request_metrics(registry)
+        self._register_kv_transfer_metrics(registry)
+        self._register_store_metrics(registry)
 
-    def _count_steps(self, registry: CollectorRegistry) -> None:
+    def _register_step_metrics(self, registry: CollectorRegistry) -> None:
         seconds = Histogram(
             "baton_worker_step_seconds",
-            "What a step takes on the device, by what it computes: prompts, answers, or both.",
+            "Duration of a step on the device, by what it computes: prefill, decode, or mixed.",
             ["kind"],
             buckets=STEP_SECONDS_BUCKETS,
             registry=registry,
         )
         self._prefill, self._decode = seconds.labels("prefill"), seconds.labels("decode")
         self._mixed = seconds.labels("mixed")
-        self._rows = Histogram(
+        self._batch_sizes = Histogram(
             "baton_worker_batch_requests",
-            "Requests of which a step computes something.",
+            "Requests in a step's batch.",
             buckets=BATCH_SIZE_BUCKETS,
             registry=registry,
         )
         tokens = Counter(
             "baton_worker_computed_tokens_total",
-            "Tokens that were computed, of prompts and of answers.",
+            "Tokens computed, by phase: prefill or decode.",
             ["phase"],
             registry=registry,
         )
         self._prompt_tokens, self._answer_tokens = tokens.labels("prefill"), tokens.labels("decode")
         self._queue_seconds = Histogram(
             "baton_worker_queue_seconds",
-            "That prompts wait for the first step that computes something of them.",
+            "Time that prompts wait for the first step that computes a part of them.",
             buckets=WAIT_SECONDS_BUCKETS,
             registry=registry,
         )
 
-    def _count_jobs(self, registry: CollectorRegistry) -> None:
+    def _register_request_metrics(self, registry: CollectorRegistry) -> None:
         jobs = Counter(
             "baton_worker_requests_total",
-            "Requests that are over here, by what was asked and what became of them.",
+            "Requests that have ended on this worker, by task and outcome.",
             ["task", "outcome"],
             registry=registry,
         )
@@ -76,58 +76,58 @@ class WorkerMetrics:
         )
         prefix = Counter(
             "baton_worker_prefix_tokens_total",
-            "Tokens of prompts that were begun here, by where their KV came from: computed, this "
-            "worker's own cache, or the store's DRAM or SSD.",
+            "Tokens of prompts started on this worker, by where their KV came from: computed, this "
+            "worker's own prefix cache, or the store's DRAM or SSD.",
             ["source"],
             registry=registry,
         )
         sources = ("computed", "device", "dram", "disk")
-        self._prefix = {source: prefix.labels(source) for source in sources}
+        self._prefix_tokens = {source: prefix.labels(source) for source in sources}
 
-    def _count_handoffs(self, registry: CollectorRegistry) -> None:
-        self._handoff_bytes = Counter(
+    def _register_kv_transfer_metrics(self, registry: CollectorRegistry) -> None:
+        self._transfer_bytes = Counter(
             "baton_worker_handoff_bytes_total",
-            "KV that was read from other workers.",
+            "Bytes of KV read from other workers.",
             ["transport"],
             registry=registry,
         )
-        self._handoff_reads = Counter(
+        self._transfer_read_seconds = Counter(
             "baton_worker_handoff_read_seconds_total",
-            "What reading it took; bytes by seconds is the speed of the link.",
+            "Time spent on reading KV from other workers; bytes divided by it is the link's speed.",
             ["transport"],
             registry=registry,
         )
-        self._handoff_exposed = Histogram(
+        self._transfer_exposed_seconds = Histogram(
             "baton_worker_handoff_exposed_seconds",
-            "What shipping adds to the wait for the second token.",
+            "Time that the KV transfer adds to the wait for the second token.",
             buckets=KV_TRANSFER_SECONDS_BUCKETS,
             registry=registry,
         )
-        self._handoff_held = Histogram(
+        self._export_seconds = Histogram(
             "baton_worker_handoff_held_seconds",
-            "That a computed prompt was held until its reader had it.",
+            "Time that a prefilled prompt's KV was pinned until another worker had imported it.",
             buckets=WAIT_SECONDS_BUCKETS,
             registry=registry,
         )
 
-    def _count_store(self, registry: CollectorRegistry) -> None:
-        self._store_ways = Counter(
+    def _register_store_metrics(self, registry: CollectorRegistry) -> None:
+        self._store_lookups = Counter(
             "baton_worker_store_lookups_total",
-            "Prompts of which the store was asked for more, by what was done: fetch, recompute, "
-            "split (both), none (it had no more), or error.",
+            "Prompts whose prefix was looked up in the store, by what was done: fetch, recompute, "
+            "split (both), none (it had no more blocks), or error.",
             ["way"],
             registry=registry,
         )
         self._store_seconds = Histogram(
             "baton_worker_store_wait_seconds",
-            "That prompts waited for the store before they were queued.",
+            "Time that prompts waited for the store before they were queued.",
             buckets=KV_TRANSFER_SECONDS_BUCKETS,
             registry=registry,
         )
 
-    # -- what happens ----------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------
 
-    def note_step(self, work: StepWork, admitted: tuple[ScheduledPrompt, ...]) -> None:
+    def record_step(self, work: StepWork, admitted: tuple[ScheduledPrompt, ...]) -> None:
         if work.is_decode:
             self._decode.observe(work.seconds)
         else:
@@ -135,33 +135,33 @@ class WorkerMetrics:
             self._prompt_tokens.inc(work.num_tokens - work.num_decodes)
         if work.num_decodes:
             self._answer_tokens.inc(work.num_decodes)
-        self._rows.observe(work.num_rows)
+        self._batch_sizes.observe(work.num_rows)
         for each in admitted:
             self._queue_seconds.observe(each.waited_seconds)
 
-    def note_prompt(self, num_tokens: int, cached_tokens: int, extension: PrefixFetch) -> None:
-        """Once its first token is there."""
-        tiers = extension.tiers(cached_tokens)
-        self._prefix["computed"].inc(max(num_tokens - cached_tokens, 0))
+    def record_prompt(self, num_tokens: int, cached_tokens: int, fetch: PrefixFetch) -> None:
+        """Record a prompt when its first token has been computed."""
+        tiers = fetch.tokens_by_tier(cached_tokens)
+        self._prefix_tokens["computed"].inc(max(num_tokens - cached_tokens, 0))
         for source, tokens in tiers.items():
-            self._prefix[source].inc(tokens)
-        if extension.seconds > 0:
-            self._store_seconds.observe(extension.seconds)
-            way = "error" if extension.error else extension.way or "none"
-            self._store_ways.labels(way).inc()
+            self._prefix_tokens[source].inc(tokens)
+        if fetch.wait_seconds > 0:
+            self._store_seconds.observe(fetch.wait_seconds)
+            mode = "error" if fetch.error else fetch.mode or "none"
+            self._store_lookups.labels(mode).inc()
 
-    def note_pull(self, shipment: KvTransferStats) -> None:
-        self._handoff_bytes.labels(shipment.transport).inc(shipment.size_bytes)
-        self._handoff_reads.labels(shipment.transport).inc(shipment.reading_seconds)
-        self._handoff_exposed.observe(shipment.exposed_seconds)
+    def record_kv_import(self, stats: KvTransferStats) -> None:
+        self._transfer_bytes.labels(stats.transport).inc(stats.size_bytes)
+        self._transfer_read_seconds.labels(stats.transport).inc(stats.read_seconds)
+        self._transfer_exposed_seconds.observe(stats.exposed_seconds)
 
-    def note_held(self, seconds: float) -> None:
-        self._handoff_held.observe(seconds)
+    def record_export_duration(self, seconds: float) -> None:
+        self._export_seconds.observe(seconds)
 
-    def note_end(self, task: Task, outcome: JobOutcome) -> None:
+    def record_ended(self, task: Task, outcome: JobOutcome) -> None:
         self._jobs[task, outcome].inc()
 
-    def note_failure(self, status: str) -> None:
+    def record_failure(self, status: str) -> None:
         self._failures.labels(status).inc()
 
 
@@ -170,8 +170,9 @@ _REQUESTS = ("running", "waiting", "held", "reserved")
 
 
 class EngineGauges(Collector):
-    """The engine as of its worker's last sweep: ``stats`` is replaced as a whole, and read by the
-    thread that answers Prometheus. ``labels`` describe the worker; its role may change."""
+    """Gauges of the engine's state as of the last sweep. ``stats`` is replaced as a whole, since
+    the thread that serves Prometheus reads it. ``labels`` describe the worker; its role may
+    change."""
 
     def __init__(self) -> None:
         self.stats: EngineStats | None = None
@@ -181,20 +182,20 @@ class EngineGauges(Collector):
     def collect(self) -> Iterator[Metric]:
         info = GaugeMetricFamily(
             "baton_worker_info",
-            "1; what the worker is, in labels.",
+            "Always 1; the labels describe the worker.",
             labels=list(self.labels),
         )
         info.add_metric(list(self.labels.values()), 1)
         yield info
         stats = self.stats
         if stats is not None:
-            yield from self._of_engine(stats)
+            yield from self._engine_metrics(stats)
 
-    def _of_engine(self, stats: EngineStats) -> Iterator[Metric]:
+    def _engine_metrics(self, stats: EngineStats) -> Iterator[Metric]:
         requests = GaugeMetricFamily(
             "baton_worker_sequences",
-            "Requests in the engine: waiting, running (prompts and answers), held for their "
-            "reader, or with room reserved for what is being read.",
+            "Requests in the engine: waiting, running (prefill and decode), held until their KV is "
+            "imported by another worker, or with blocks reserved for KV that is being imported.",
             labels=["state"],
         )
         for state in _REQUESTS:
@@ -202,7 +203,7 @@ class EngineGauges(Collector):
         yield requests
         blocks = GaugeMetricFamily(
             "baton_worker_blocks",
-            "Blocks of KV on the device by state; idle ones are cache, and room.",
+            "KV blocks on the device by state; idle ones are cached and evictable.",
             labels=["state"],
         )
         for state in _BLOCKS:
@@ -210,21 +211,21 @@ class EngineGauges(Collector):
         yield blocks
         yield GaugeMetricFamily(
             "baton_worker_pool_bytes",
-            "Memory for KV on the device.",
+            "Bytes of the KV pool on the device.",
             stats.pool.num_blocks * self.block_bytes,
         )
         yield GaugeMetricFamily(
             "baton_worker_queued_tokens",
-            "Tokens of prompts that are here and not computed.",
+            "Prompt tokens that are not computed yet.",
             stats.queued_tokens,
         )
         yield CounterMetricFamily(
             "baton_worker_preemptions",
-            "Answers that lost their memory to earlier ones, and are computed again.",
+            "Answers preempted for lack of free blocks; their KV is recomputed.",
             stats.num_preemptions,
         )
         yield CounterMetricFamily(
             "baton_worker_pauses",
-            "Prompts that stood still for one whose turn came first.",
+            "Prefills paused in favour of a prompt with higher rank.",
             stats.num_pauses,
         )

@@ -1,4 +1,4 @@
-"""A worker whose logits would have other bits than its cluster's does not join it."""
+"""Checks at startup that a worker computes bitwise the same logits as the rest of its cluster."""
 
 from collections.abc import Iterable
 
@@ -9,22 +9,22 @@ from baton.errors import Invalid
 
 
 def check_same_numerics(members: Iterable[Member], own: WorkerId, arithmetic: str) -> None:
-    """``arithmetic`` is this worker's, empty where it promises nothing. Raises Invalid that says
-    what would help."""
+    """Raise Invalid, with advice, if the cluster has a worker with other numerics. ``arithmetic``
+    identifies this worker's numerics; it is empty if it does not guarantee determinism."""
     other = incompatible_peer(members, own, arithmetic)
     if other is None:
         return
     if not arithmetic:
-        told = "which promises determinism: start this one with deterministic=true, too"
+        advice = "which is deterministic: start this one with deterministic=true, too"
     elif not other.arithmetic:
-        told = "which doesn't promise determinism: start that one with deterministic=true first"
+        advice = "which is not deterministic: start that one with deterministic=true first"
     else:
-        told = (
-            f"which computes the same with other bits (in {other.kv_dtype}): start this one with "
+        advice = (
+            f"which computes bitwise different results (in {other.kv_dtype}): start this one with "
             "the same dtype, model and version of Baton"
         )
     raise Invalid(
-        f"this cluster has worker {other.id}, {told}; or give this one a cluster of its own "
+        f"this cluster has worker {other.id}, {advice}; or give this one a cluster of its own "
         "(cluster=NAME)",
         param="deterministic",
     )

@@ -1,4 +1,4 @@
-"""A router's stream, seen from the worker: what came over it, and what goes back."""
+"""A router's stream on the worker side: requests and cancellations in, outputs back."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -10,17 +10,17 @@ from baton.core.task import Task
 from baton.errors import Overloaded
 
 MAX_UNREAD_OUTPUTS = 65_536
-"""About 20 MB; a router that has left so many unread is gone or hopelessly behind."""
+"""About 20 MB; a router with so many unread outputs is gone or hopelessly behind."""
 
 MAX_UNREAD_PROMPT_LOGPROBS = 16 * MAX_PROMPT_LOGPROBS
-"""Tokens of prompts, with some hundred bytes of logprobs each."""
+"""Prompt tokens with unread logprobs, which take some hundred bytes each."""
 
 OnSubmit = Callable[["OutputStream", RequestSpec, Task, WorkerRef | None], None]
 OnCancel = Callable[[RequestId, Epoch], None]
 
 
 class OutputStream:
-    """Collects a step's outputs into one message, and more while the writer is busy."""
+    """Batches outputs into messages: those of one step, or of several while the writer is busy."""
 
     def __init__(
         self, submit: OnSubmit, cancel: OnCancel, on_close: Callable[["OutputStream"], None]
@@ -29,7 +29,7 @@ class OutputStream:
         self._cancel = cancel
         self._on_close = on_close
         self._unread: list[RequestOutput] = []
-        self._num_scores = 0
+        self._num_unread_logprobs = 0
         self._ready = asyncio.Event()
         self.closed = False
 
@@ -40,26 +40,30 @@ class OutputStream:
         self._cancel(request_id, epoch)
 
     def refuse(self, output: RequestOutput) -> None:
-        """Tells the end of a request that could not be taken."""
+        """Send the final output of a request that could not be accepted."""
         self.put(output)
 
     def put(self, output: RequestOutput) -> None:
-        """Dropped once closed; a router that leaves too much unread is closed."""
+        """Queue an output; dropped if the stream is closed. Closes the stream if too many outputs
+        are unread."""
         if self.closed:
             return
         self._unread.append(output)
-        self._num_scores += len(output.prompt_logprobs)
+        self._num_unread_logprobs += len(output.prompt_logprobs)
         self._ready.set()
-        if len(self._unread) > MAX_UNREAD_OUTPUTS or self._num_scores > MAX_UNREAD_PROMPT_LOGPROBS:
+        if (
+            len(self._unread) > MAX_UNREAD_OUTPUTS
+            or self._num_unread_logprobs > MAX_UNREAD_PROMPT_LOGPROBS
+        ):
             self.close()
 
-    async def outputs(self) -> Sequence[RequestOutput]:
+    async def next_outputs(self) -> Sequence[RequestOutput]:
         await self._ready.wait()
         if self.closed:
             raise Overloaded("the router left too many outputs unread")
-        count = _fitting(self._unread)
+        count = _num_fitting(self._unread)
         unread, self._unread = self._unread[:count], self._unread[count:]
-        self._num_scores -= sum(len(output.prompt_logprobs) for output in unread)
+        self._num_unread_logprobs -= sum(len(output.prompt_logprobs) for output in unread)
         if not self._unread:
             self._ready.clear()
         return unread
@@ -71,8 +75,9 @@ class OutputStream:
             self._on_close(self)
 
 
-def _fitting(outputs: Sequence[RequestOutput]) -> int:
-    """How many go into one message: all, but for prompts that were scored. At least one."""
+def _num_fitting(outputs: Sequence[RequestOutput]) -> int:
+    """Return how many outputs fit one message: all, unless they have many prompt logprobs; at least
+    one."""
     total = 0
     for index, output in enumerate(outputs):
         if output.prompt_logprobs:

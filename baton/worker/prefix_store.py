@@ -1,4 +1,4 @@
-"""What a worker asks of a KV store: prefixes come in before a prompt, and go out after it."""
+"""A worker's interface to the KV store: fetch prefixes before prefill, publish blocks after it."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,36 +10,38 @@ from baton.worker.prefix_fetch import PrefixFetch
 
 
 class PrefixStore(Protocol):
-    async def find(self, spec: RequestSpec, keys: Sequence[BlockKey]) -> PrefixFetch:
-        """Asks how much of the prefix of ``spec`` the store holds. ``keys`` are those of its full
-        blocks. Does not wait for the engine, and never raises for what the store does: a miss is a
-        miss."""
+    """Fetches prefixes from the KV store, and publishes computed blocks to it."""
+
+    async def find_prefix(self, spec: RequestSpec, keys: Sequence[BlockKey]) -> PrefixFetch:
+        """Look up how much of the prefix of ``spec`` the store has. ``keys`` are those of its full
+        blocks. Does not wait for the engine. A store failure counts as a miss and never raises."""
         ...
 
-    async def extend(self, extension: PrefixFetch, num_cached: int) -> None:
-        """Brings what :meth:`find` found, and this worker doesn't hold, into the device's prefix
-        cache, as far as that is faster than to compute it. The device has ``num_cached`` blocks.
-        Never raises for what the store does."""
+    async def fetch_prefix(self, fetch: PrefixFetch, num_cached: int) -> None:
+        """Fetch the blocks found by :meth:`find_prefix` into the device's prefix cache, as far as
+        that is faster than computing them. The device already has the first ``num_cached`` blocks.
+        Store failures never raise."""
         ...
 
-    def follow(self, extension: PrefixFetch) -> None:
-        """The request is in the engine: what is better fetched beside its computation is."""
+    def start_split_fetch(self, fetch: PrefixFetch) -> None:
+        """Start fetching the blocks that are to be fetched while the prompt is prefilled, now that
+        the request is in the engine."""
         ...
 
-    def note_step(self, result: StepResult) -> None:
-        """Learns from what the step took, and offers what it sealed to the store."""
+    def record_step(self, result: StepResult) -> None:
+        """Update the prefill cost model from a step, and publish the blocks that it completed."""
         ...
 
-    async def hand_over(self) -> None:
-        """Of what this worker still holds, what the store does not is offered to it once more: this
-        worker leaves. Never raises for what the store does."""
+    async def publish_remaining(self) -> None:
+        """Publish the blocks on this worker that the store does not have, because the worker is
+        leaving. Store failures never raise."""
         ...
 
     @property
     def bytes_per_second(self) -> float | None:
-        """Of what came from other hosts lately; None before anything did."""
+        """The recent transfer rate from other hosts; None before the first transfer."""
         ...
 
     async def run(self) -> None:
-        """Works in the background until cancelled."""
+        """Run the background work until cancelled."""
         ...

@@ -1,4 +1,4 @@
-"""The program of both kinds of worker: loads the model, opens the sockets, joins, serves."""
+"""The program of prefill and decode workers: load the model, listen, register, serve."""
 
 import asyncio
 import os
@@ -37,6 +37,7 @@ from baton.rpc.server import build_server, listen
 from baton.rpc.worker_client import GrpcKvImportConnector
 from baton.rpc.worker_service import add_worker_service
 from baton.serve.status_pipe import STATUS, report_progress, report_role
+from baton.system.heap import trim_heap
 from baton.text.grammar.checker import GrammarChecker
 from baton.text.grammar.matcher import GrammarCompiler
 from baton.transport.base import Region, Transport
@@ -54,12 +55,16 @@ from baton.worker.worker import Worker, WorkerConfig
 
 log = structlog.get_logger(__name__)
 
+GRAMMAR_IDLE_SECONDS = 30.0
+"""After this time without a request, a compiled grammar (about 1 MB) is dropped. Compiling it again
+takes milliseconds."""
+
 ENGINE_PROBE_SECONDS = 5.0
-"""Between two questions to the engine's thread whether it still answers."""
+"""Interval between checks that the engine's thread still responds."""
 
 RESERVE_AHEAD_STEPS = 2
-"""Of a prompt are left when the decode worker is asked to make room: one would do if the other
-worker and the link never kept it waiting."""
+"""The decode worker is told to reserve blocks when this many steps of a prompt are left to compute.
+One would be enough if the decode worker and the link never caused a delay."""
 
 
 class WorkerProgram:
@@ -72,26 +77,28 @@ class WorkerProgram:
         self.metrics = CollectorRegistry()
         self._generation = Incarnation(self._clock.wall_nanoseconds())
         self._id = WorkerId(settings.id or f"{role.value}-{os.getpid()}")
-        url = settings.needs_redis_url
+        url = settings.required_redis_url
         self._registry = RedisRegistry(url, settings.cluster, settings.cluster_secret, self._clock)
         self._membership = Membership(self._registry, self._clock)
         self._index = RedisKvIndex(url, settings.cluster)
         self._peers = GrpcKvImportConnector(settings.trust)
         self._server: grpc.aio.Server | None = None
         self._spans: ClosableSpanSink | None = None
-        self._lines: FramedServer | None = None
-        self._checker: GrammarChecker | None = None
+        self._framed_server: FramedServer | None = None
+        self._grammar_checker: GrammarChecker | None = None
         self._crashed: asyncio.Future[None] | None = None
-        self._address, self._line = "", ""
+        self._address, self._framed_address = "", ""
 
     # -- Program ------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Returns when the worker can serve. Raises Invalid, Unavailable."""
+        """Start the worker; return when it can serve. Raises Invalid, Unavailable."""
         self._crashed = asyncio.get_running_loop().create_future()
         await wait_for_registry(self._registry, self._clock, self._settings.redis_wait_seconds)
-        self._runner = await asyncio.to_thread(self._load)
-        check_same_numerics(await self._registry.members(), self._id, self._runner.arithmetic)
+        self._runner = await asyncio.to_thread(self._load_model)
+        check_same_numerics(
+            await self._registry.members(), self._id, self._runner.numerics_fingerprint
+        )
         self._engine = Engine(
             self._runner,
             self._engine_config(),
@@ -99,10 +106,10 @@ class WorkerProgram:
             kv_dtype=self._runner.kv_dtype,
             eos_token_ids=frozenset(TokenId(t) for t in self._runner.model_config.eos_token_ids),
             clock=self._clock,
-            pipeline=ThreadedExecutor(self._runner) if self._overlaps() else None,
+            executor=ThreadedExecutor(self._runner) if self._uses_async_scheduling() else None,
         )
         self._transports = self._open_transports()
-        self._departures = StalePeerSweeper(
+        self._stale_peer_sweeper = StalePeerSweeper(
             self._transports.values(), self._membership, self._clock
         )
         self._worker = self._build_worker()
@@ -112,30 +119,32 @@ class WorkerProgram:
         self._server = await self._listen()
 
     async def run(self) -> None:
-        """Serves until cancelled; ends with the engine's crash if that comes first."""
+        """Serve until cancelled. If the engine crashes, raise its exception."""
         assert self._crashed is not None
         self._thread.start()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._worker.run())
             tasks.create_task(self._store.run())
             tasks.create_task(self._membership.run())
-            tasks.create_task(self._departures.run())
+            tasks.create_task(self._stale_peer_sweeper.run())
             tasks.create_task(self._heartbeat.run())
-            tasks.create_task(self._ask_engine())
+            tasks.create_task(self._probe_engine())
+            tasks.create_task(self._drop_unused_grammars())
             await self._crashed
 
     async def drain(self) -> None:
-        """Takes nothing new, and returns when nothing is left, neither to do nor to hand over."""
+        """Stop accepting requests; return when no requests are left and the computed blocks are
+        published."""
         self._worker.start_drain()
-        self._heartbeat.hurry()
-        while not self._worker.drained:
+        self._heartbeat.announce_now()
+        while not self._worker.is_drained:
             await self._clock.sleep(0.05)
 
     async def stop(self) -> None:
-        if self._checker is not None:
-            self._checker.close()
-        if self._lines is not None:
-            await self._lines.close()
+        if self._grammar_checker is not None:
+            self._grammar_checker.close()
+        if self._framed_server is not None:
+            await self._framed_server.close()
         if self._server is not None:
             await self._server.stop(grace=1.0)
             await self._thread.stop()
@@ -151,31 +160,40 @@ class WorkerProgram:
     def address(self) -> str:
         return self._address
 
-    async def _ask_engine(self) -> None:
-        """A device that hangs raises nothing: the engine's thread waits for it, for ever."""
+    async def _probe_engine(self) -> None:
+        """Check regularly that the engine's thread responds: a hanging device raises no error, but
+        blocks the thread forever."""
         while True:
-            with STATUS.vitals.waiting("the engine"):
+            with STATUS.health.waiting_for("the engine"):
                 await self._thread.call(lambda engine: None)
             await self._clock.sleep(ENGINE_PROBE_SECONDS)
 
+    async def _drop_unused_grammars(self) -> None:
+        """Drop compiled grammars once they are idle, and return their memory to the system."""
+        while self._grammars is not None:
+            await self._clock.sleep(GRAMMAR_IDLE_SECONDS / 2)
+            if self._grammars.drop_unused(GRAMMAR_IDLE_SECONDS):
+                await asyncio.to_thread(trim_heap)
+
     # -- parts ----------------------------------------------------------------------------
 
-    def _load(self) -> ModelRunner:
-        """The vocabulary is read while the weights are: it takes a second if it is large."""
+    def _load_model(self) -> ModelRunner:
+        """Load the weights and, concurrently, the vocabulary for grammars, which takes a second if
+        it is large."""
         with ThreadPoolExecutor(1) as pool:
             grammars = pool.submit(self._load_grammars)
             runner = self._load_runner()
             self._grammars = grammars.result()
         if self._grammars is not None:
-            self._checker = self._start_checker()
+            self._grammar_checker = self._start_checker()
         return runner
 
     def _start_checker(self) -> GrammarChecker:
-        """Grammars are tried in helper processes before they are followed in this one."""
+        """Start the helper processes that try to compile a grammar before this process does."""
         path = resolve_model(self._settings.model)
         model = load_model_config(path)
-        checker = GrammarChecker.of_model(path, model.vocab_size, model.eos_token_ids)
-        checker.start()
+        checker = GrammarChecker.for_model(path, model.vocab_size, model.eos_token_ids)
+        checker.start_helper()
         return checker
 
     def _load_runner(self) -> ModelRunner:
@@ -194,19 +212,23 @@ class WorkerProgram:
             cuda_graphs=settings.cuda_graphs,
             progress=partial(report_progress, "weights"),
         )
-        runner.warm(settings.max_running)
-        tell = log.warning if runner.choice.is_fallback else log.info
-        tell("model_loaded", computed_by=runner.choice.told, quantization=runner.quantization)
+        runner.warm_up(settings.max_running)
+        log_level = log.warning if runner.backend.is_fallback else log.info
+        log_level(
+            "model_loaded", computed_by=runner.backend.description, quantization=runner.quantization
+        )
         return runner
 
-    def _overlaps(self) -> bool:
-        """Whether the model has a thread of its own, where the next step waits for this one."""
+    def _uses_async_scheduling(self) -> bool:
+        """Whether to use async scheduling: the model runs in its own thread while the engine
+        schedules the next step."""
         if self._settings.overlap == "auto":
-            return self._runner.leaves_free(os.cpu_count() or 1)
+            return self._runner.leaves_core_free(os.cpu_count() or 1)
         return self._settings.overlap == "on"
 
     def _load_grammars(self) -> GrammarCompiler | None:
-        """None where they can't be followed: requests that have one are refused then."""
+        """Load the grammar compiler; None if the tokenizer does not support grammars, in which case
+        requests with a grammar are rejected."""
         path = resolve_model(self._settings.model)
         model = load_model_config(path)
         tokens = [TokenId(token) for token in model.eos_token_ids]
@@ -224,7 +246,7 @@ class WorkerProgram:
             block_tokens=settings.block_tokens,
             max_step_tokens=settings.max_step_tokens,
             chunk_tokens=settings.chunk_tokens or settings.max_step_tokens,
-            token_gap_seconds=settings.slo_token_gap_seconds,
+            target_inter_token_latency_seconds=settings.slo_token_gap_seconds,
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,
             order=settings.prefill_order,
@@ -250,16 +272,16 @@ class WorkerProgram:
 
     def _build_worker(self) -> Worker:
         runner, host = self._runner, host_id()
-        self._witness = self._build_witness()
+        self._telemetry = self._build_telemetry()
         layout = KvLayout(
             name=runner.kv_layout,
             block_bytes=runner.pool.block_bytes,
             checksum_algorithm=checksum_algorithm(runner.pool),
-            checksums=partial(block_checksums, runner.pool),
+            compute_checksums=partial(block_checksums, runner.pool),
         )
         digest = runner.model_digest.hex()
         self._thread = EngineThread(self._engine, self._on_step, self._on_crash)
-        intake = KvImporter(
+        kv_importer = KvImporter(
             self._thread,
             self._peers,
             self._transports,
@@ -273,25 +295,25 @@ class WorkerProgram:
         return Worker(
             self._id,
             self._generation,
-            WorkerConfig(late_tokens=RESERVE_AHEAD_STEPS * self._settings.max_step_tokens),
+            WorkerConfig(reserve_ahead_tokens=RESERVE_AHEAD_STEPS * self._settings.max_step_tokens),
             self._thread,
-            intake,
+            kv_importer,
             self._store,
             layout,
             self._transports,
-            self._engine.keys,
+            self._engine.key_hasher,
             digest,
             host,
             self._clock,
-            self._has_heirs,
+            self._has_other_ready_workers,
             self._role,
-            self._on_change,
+            self._on_state_or_role_change,
             self._grammars,
-            self._witness,
-            self._checker.check if self._checker is not None else None,
+            self._telemetry,
+            self._grammar_checker.check if self._grammar_checker is not None else None,
         )
 
-    def _build_witness(self) -> WorkerTelemetry:
+    def _build_telemetry(self) -> WorkerTelemetry:
         settings = self._settings
         self._spans = open_span_sink(
             settings.trace_endpoint,
@@ -301,10 +323,10 @@ class WorkerProgram:
             process=self._id,
             cluster=settings.cluster,
         )
-        witness = WorkerTelemetry(self._id, self.metrics, self._clock, self._spans)
-        witness.gauges.block_bytes = self._runner.pool.block_bytes
-        witness.gauges.labels = self._labels(self._role)
-        return witness
+        telemetry = WorkerTelemetry(self._id, self.metrics, self._clock, self._spans)
+        telemetry.gauges.block_bytes = self._runner.pool.block_bytes
+        telemetry.gauges.labels = self._labels(self._role)
+        return telemetry
 
     def _labels(self, role: Role) -> dict[str, str]:
         runner = self._runner
@@ -317,8 +339,8 @@ class WorkerProgram:
             "transports": ",".join(self._transports),
         }
 
-    def _has_heirs(self) -> bool:
-        """Whether another worker could go on with what this one has."""
+    def _has_other_ready_workers(self) -> bool:
+        """Whether another worker is ready, so that requests can be rerouted or migrated."""
         ready = [m for role in WORKER_ROLES for m in self._membership.ready(role)]
         return any(member.id != self._id for member in ready)
 
@@ -328,7 +350,7 @@ class WorkerProgram:
             self._membership,
             self._index,
             self._transports,
-            self._store_link,
+            self._connect_store_node,
             host,
             self._clock,
             settings.store_seconds,
@@ -339,21 +361,21 @@ class WorkerProgram:
             StorePublisher(self._thread, client, layout, runner.model_digest[:16]),
             layout,
             runner.block_tokens,
-            self._engine_config().chunk_limit,
+            self._engine_config().max_chunk_tokens,
             self._clock,
             settings.store_seconds,
             None if settings.store_reload == "auto" else ReloadMode(settings.store_reload),
         )
 
-    def _store_link(self, node: Member) -> KvStoreClient:
+    def _connect_store_node(self, node: Member) -> KvStoreClient:
         settings = self._settings
-        door = node.door if node.host == host_id() else ""
-        return KvStoreClient(node.address, settings.trust, door, settings.store_seconds)
+        socket_path = node.door if node.host == host_id() else ""
+        return KvStoreClient(node.address, settings.trust, socket_path, settings.store_seconds)
 
-    def _on_change(self) -> None:
-        """Its state, or its role."""
-        self._heartbeat.hurry()
-        self._witness.gauges.labels = self._labels(self._worker.role)
+    def _on_state_or_role_change(self) -> None:
+        """Announce a change of the worker's state or role."""
+        self._heartbeat.announce_now()
+        self._telemetry.gauges.labels = self._labels(self._worker.role)
         if self._worker.state is not WorkerState.DRAINING:
             report_role(self._worker.role.value, self._address)
 
@@ -379,9 +401,9 @@ class WorkerProgram:
         )
         host = settings.advertise_address or settings.grpc_host
         self._address = host_port(host, port)
-        self._lines = FramedServer(settings.trust, framed_worker_services(self._worker))
-        line_port = await self._lines.listen(settings.grpc_host, settings.line_port)
-        self._line = host_port(host, line_port)
+        self._framed_server = FramedServer(settings.trust, framed_worker_services(self._worker))
+        framed_port = await self._framed_server.listen(settings.grpc_host, settings.line_port)
+        self._framed_address = host_port(host, framed_port)
         return server
 
     def _member(self) -> Member:
@@ -402,7 +424,7 @@ class WorkerProgram:
             device=runner.pool.device,
             max_model_tokens=self._engine_config().max_model_tokens,
             transports=tuple(self._transports),
-            line=self._line,
-            arithmetic=runner.arithmetic,
+            line=self._framed_address,
+            arithmetic=runner.numerics_fingerprint,
             load=self._worker.load,
         )

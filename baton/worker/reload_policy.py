@@ -1,11 +1,12 @@
-"""Reload a prefix from the store, recompute it, or both from both ends: decided by what either
-takes."""
+"""Decides whether to fetch a prefix from the store, recompute it, or split it: recompute from the
+front while fetching from the back. The predicted times decide."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 SPLIT_MIN_RATIO, SPLIT_MAX_RATIO = 0.4, 2.5
-"""Fetch time over compute time: between them, either alone is far from what both can do."""
+"""Bounds of fetch time divided by compute time between which a split is clearly faster than either
+alone."""
 
 
 class ReloadMode(StrEnum):
@@ -16,25 +17,26 @@ class ReloadMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReloadDecision:
-    """``num_blocks`` of the store's are worth it: fetched before the prompt starts (FETCH), or
-    from the back while it is computed from the front (SPLIT)."""
+    """FETCH: fetch the blocks before the prefill starts. SPLIT: fetch them from the back while the
+    prompt is computed from the front."""
 
-    way: ReloadMode
+    mode: ReloadMode
     reason: str
 
 
-def choose_way(
+def choose_reload_mode(
     num_blocks: int,
     fetch_seconds: float,
     compute_seconds: float | None,
     chunk_blocks: int,
-    prefer: ReloadMode | None = None,
+    preferred_mode: ReloadMode | None = None,
 ) -> ReloadDecision:
-    """``compute_seconds`` is None while nobody knows; then the store is believed to be faster,
-    which it is for all but the smallest models. What one step computes (``chunk_blocks``) is not
-    worth a split. ``prefer`` is an operator's order."""
-    if prefer is not None:
-        return ReloadDecision(prefer, "as configured")
+    """Choose the mode for ``num_blocks`` stored blocks. ``compute_seconds`` is None while the
+    prefill speed is unknown; then the store is assumed to be faster, as it is for all but the
+    smallest models. A prefix that one step can compute (``chunk_blocks``) is not worth a split.
+    ``preferred_mode`` is the operator's choice, which overrides all."""
+    if preferred_mode is not None:
+        return ReloadDecision(preferred_mode, "as configured")
     if compute_seconds is None:
         return ReloadDecision(ReloadMode.FETCH, "prefill speed is not known yet")
     ratio = fetch_seconds / max(compute_seconds, 1e-9)

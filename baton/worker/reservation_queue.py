@@ -1,4 +1,4 @@
-"""Who asks the engine for room next: of those that wait, the shortest predicted answer first."""
+"""The queue of requests that wait for free KV blocks, shortest predicted answer first."""
 
 import asyncio
 from bisect import insort
@@ -12,10 +12,11 @@ from baton.core.priority import Priority
 T = TypeVar("T")
 
 TOKENS_PER_WAITED_SECOND = 200.0
-"""How many tokens less outweigh a second of waiting."""
+"""An answer that is predicted to be this many tokens shorter is worth one second of waiting."""
 
 PATIENCE_SECONDS = 15.0
-"""Nobody is passed by who asks later than this after it: well below what may be waited in all."""
+"""A request is never overtaken by one of the same priority that arrives more than this much later.
+The value is well below the timeout of a reservation."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,39 +29,40 @@ _turn = attrgetter("turn_seconds")
 
 
 class ReservationQueue:
-    """One asks at a time, the first in line; who gets nothing blocks those behind it."""
+    """Only the first waiter tries to reserve; while it fails, it blocks those behind it."""
 
     def __init__(self) -> None:
-        self._asks: list[_Waiter] = []
+        self._waiters: list[_Waiter] = []
 
     def __len__(self) -> int:
-        return len(self._asks)
+        return len(self._waiters)
 
-    def notice(self) -> None:
-        """There may be more room than there was."""
-        if self._asks:
-            self._asks[0].woken.set()
+    def notify_blocks_freed(self) -> None:
+        """Let the first waiter try again: blocks may have become free."""
+        if self._waiters:
+            self._waiters[0].woken.set()
 
-    async def get(
+    async def reserve(
         self,
         now_seconds: float,
         answer_tokens: int,
-        ask: Callable[[], Awaitable[T | None]],
+        try_reserve: Callable[[], Awaitable[T | None]],
         priority: Priority = Priority.NORMAL,
     ) -> T:
-        """Calls ``ask`` when it is its turn and there may be room, until it gives something. Each
-        step of priority is worth as much as the patience."""
-        own = min(answer_tokens / TOKENS_PER_WAITED_SECOND, PATIENCE_SECONDS)
-        mine = _Waiter(now_seconds + own + priority * PATIENCE_SECONDS)
-        insort(self._asks, mine, key=_turn)
+        """Wait for a reservation: call ``try_reserve`` whenever this waiter is the first and blocks
+        may be free, until it returns a reservation. Each level of priority is worth
+        :data:`PATIENCE_SECONDS`."""
+        delay = min(answer_tokens / TOKENS_PER_WAITED_SECOND, PATIENCE_SECONDS)
+        waiter = _Waiter(now_seconds + delay + priority * PATIENCE_SECONDS)
+        insort(self._waiters, waiter, key=_turn)
         try:
             while True:
-                mine.woken.clear()
-                if self._asks[0] is mine:
-                    got = await ask()
-                    if got is not None:
-                        return got
-                await mine.woken.wait()
+                waiter.woken.clear()
+                if self._waiters[0] is waiter:
+                    reserved = await try_reserve()
+                    if reserved is not None:
+                        return reserved
+                await waiter.woken.wait()
         finally:
-            self._asks.remove(mine)
-            self.notice()
+            self._waiters.remove(waiter)
+            self.notify_blocks_freed()

@@ -1,4 +1,4 @@
-"""Offers what this worker has computed to the store, in the background."""
+"""Publishes the blocks that this worker has computed to the KV store, in the background."""
 
 import asyncio
 from functools import partial
@@ -15,17 +15,18 @@ from baton.worker.engine_thread import EngineHandle
 from baton.worker.kv_layout import KvLayout
 
 MAX_UNPUBLISHED = 256
-"""Runs of blocks that wait to be stored; a further one is forgotten (it is only a cache)."""
+"""Runs of blocks that wait to be published; a further one is dropped: the store is only a cache."""
 
 MAX_PUT_BYTES = 64 * 1024 * 1024
-"""Pinned at a time for the store to read."""
+"""Bytes pinned at a time for the store to read."""
 
 log = structlog.get_logger(__name__)
 
 
 class StorePublisher:
-    """One run at a time. Blocks are pinned while the store reads them; what was evicted before
-    its turn is left out. Whoever leaves calls :meth:`hand_over`."""
+    """Publishes one run of blocks at a time. Blocks are pinned while the store reads them; blocks
+    that were evicted before are left out. A worker that leaves calls
+    :meth:`publish_remaining`."""
 
     def __init__(
         self, engine: EngineHandle, client: ClusterStoreClient, layout: KvLayout, model_tag: bytes
@@ -36,75 +37,74 @@ class StorePublisher:
         self._model_tag = model_tag
         self._runs: asyncio.Queue[SealedRun] = asyncio.Queue(MAX_UNPUBLISHED)
         self._chains = ComputedChains()
-        self._told = ""
+        self._last_failure = ""
 
-    def offer(self, run: SealedRun) -> None:
+    def enqueue(self, run: SealedRun) -> None:
         self._chains.add(run)
         if not self._runs.full():
             self._runs.put_nowait(run)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Publish the runs of blocks that were enqueued, until cancelled."""
         while True:
             run = await self._runs.get()
             try:
                 await self._publish(run)
             except BatonError as error:
-                self._tell(str(error))
-            except Exception:  # a bug: these blocks are not kept
+                self._log_failure_once(str(error))
+            except Exception:  # a bug: these blocks are not published
                 log.exception("store_put_crashed")
             else:
-                self._told = ""
+                self._last_failure = ""
             finally:
                 self._runs.task_done()
 
-    async def hand_over(self) -> None:
-        """What the store did not take when it was offered, or has lost since, and this worker still
-        holds, is offered once more, newest first; until the store can't be reached. Beside
-        :meth:`run`, and after the last :meth:`offer`."""
+    async def publish_remaining(self) -> None:
+        """Publish the blocks on this worker that the store does not have, newest first, until the
+        store can't be reached. Call it while :meth:`run` runs, after the last run was enqueued."""
         await self._runs.join()
         num_blocks = 0
         for chain in self._chains.newest_first():
             try:
-                num_blocks += await self._publish(chain, names_known=False)
+                num_blocks += await self._publish(chain, touch_stored=False)
             except BatonError as error:
-                self._tell(str(error))
+                self._log_failure_once(str(error))
                 break
         log.info("handed_over", num_chains=len(self._chains), num_blocks=num_blocks)
 
-    def _tell(self, failure: str) -> None:
-        """Once, until it is another one or all is well again."""
-        if failure != self._told:
+    def _log_failure_once(self, failure: str) -> None:
+        """Log a failure unless it is the same as the last one and no put succeeded since."""
+        if failure != self._last_failure:
             log.warning("store_put_failed", error=failure)
-        self._told = failure
+        self._last_failure = failure
 
-    async def _publish(self, run: SealedRun, *, names_known: bool = True) -> int:
-        """How many blocks the store took. What it has already is only named, so that it counts as
-        used."""
+    async def _publish(self, run: SealedRun, *, touch_stored: bool = True) -> int:
+        """Publish a run; return how many blocks the store accepted. With ``touch_stored``, a run
+        that is stored already is still put by its keys, so that the store counts it as used."""
         per_put = max(MAX_PUT_BYTES // self._layout.block_bytes, 1)
-        first = max(run.first, await self._client.count(run.keys))
-        if first >= len(run.keys) and names_known:
+        first = max(run.first_new_block, await self._client.count_stored_at_put_target(run.keys))
+        if first >= len(run.keys) and touch_stored:
             await self._put(run, len(run.keys), [])
-        num_taken = 0
+        num_published = 0
         while first < len(run.keys):
-            pin = partial(Engine.pin_cached, keys=run.keys[: first + per_put], first=first)
+            pin = partial(Engine.pin_cached_blocks, keys=run.keys[: first + per_put], first=first)
             block_ids = await self._engine.call(pin)
             if not block_ids:
                 break
             try:
                 await self._put(run, first, block_ids)
             finally:
-                self._engine.send(partial(Engine.unpin, block_ids=block_ids))
+                self._engine.send(partial(Engine.unpin_blocks, block_ids=block_ids))
             first += len(block_ids)
-            num_taken += len(block_ids)
-        return num_taken
+            num_published += len(block_ids)
+        return num_published
 
     async def _put(self, run: SealedRun, first: int, block_ids: list[BlockId]) -> None:
         keys = run.keys[first : first + len(block_ids)]
         await self._client.put(
-            await self._layout.refs(block_ids, keys),
+            await self._layout.block_refs(block_ids, keys),
             self._layout.checksum_algorithm,
-            head=run.keys[:first],
-            tenant=run.tenant,
+            preceding_keys=run.keys[:first],
+            tenant=run.tenant_tag,
             model=self._model_tag,
         )

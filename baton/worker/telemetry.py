@@ -1,4 +1,4 @@
-"""Sees what becomes of each request at a worker, and tells of it: metrics, spans, the log."""
+"""A worker's telemetry: metrics, trace spans and log lines for each request."""
 
 from collections.abc import Mapping
 
@@ -22,8 +22,8 @@ log = structlog.get_logger(__name__)
 
 
 class WorkerTelemetry:
-    """``name`` is the worker's; without ``spans`` nothing is traced. What happens once per token is
-    not seen here."""
+    """Records the events of a worker's requests. ``name`` is the worker's; without ``spans``
+    nothing is traced. There is no call per token, for speed."""
 
     def __init__(
         self, name: str, registry: CollectorRegistry, clock: Clock, spans: SpanSink | None = None
@@ -35,91 +35,93 @@ class WorkerTelemetry:
         self._clock = clock
         self._spans = spans
 
-    def began(self, job: Job) -> None:
+    def record_started(self, job: Job) -> None:
         context = parse_traceparent(job.spec.trace) if self._spans and job.spec.trace else None
         if context is not None:
-            job.times = JobTrace(context, self._clock.monotonic())
+            job.trace = JobTrace(context, self._clock.monotonic())
 
-    def stepped(self, result: StepResult, jobs: Mapping[RequestId, Job]) -> None:
-        """``jobs`` by placement."""
+    def record_step(self, result: StepResult, jobs: Mapping[RequestId, Job]) -> None:
+        """Record a step. ``jobs`` are keyed by placement id."""
         if result.work is not None:
-            self.metrics.note_step(result.work, result.admitted)
+            self.metrics.record_step(result.work, result.admitted)
         for request_id in result.preempted:
             job = jobs.get(request_id)
             if job is not None:
-                log.info("request_preempted", **_named(job))
+                log.info("request_preempted", **_log_fields(job))
         if self._spans is None:
             return
         for admitted in result.admitted:
             job = jobs.get(admitted.request_id)
-            if job is not None and job.times is not None:
-                job.times.admitted = admitted
+            if job is not None and job.trace is not None:
+                job.trace.scheduled_prompt = admitted
         for progress in result.progress:
             job = jobs.get(progress.request_id)
-            if job is not None and job.times is not None:
-                job.times.note_chunk(self._clock.monotonic(), progress.num_computed_tokens)
+            if job is not None and job.trace is not None:
+                job.trace.record_chunk(self._clock.monotonic(), progress.num_computed_tokens)
 
-    def answered(self, job: Job, output: RequestOutput, extension: PrefixFetch) -> None:
-        """The first output of a prompt."""
+    def record_first_output(self, job: Job, output: RequestOutput, fetch: PrefixFetch) -> None:
+        """Record the first output of a request."""
         num_tokens = len(job.spec.token_ids)
-        self.metrics.note_prompt(num_tokens, output.cached_tokens, extension)
-        if job.times is not None:
-            job.times.extension = extension
-            job.times.first_at = self._clock.monotonic()
+        self.metrics.record_prompt(num_tokens, output.cached_tokens, fetch)
+        if job.trace is not None:
+            job.trace.prefix_fetch = fetch
+            job.trace.first_output_at = self._clock.monotonic()
 
-    def finished(self, job: Job, output: RequestOutput) -> None:
-        """The last output of an answer."""
-        if job.times is not None:
+    def record_answer_finished(self, job: Job, output: RequestOutput) -> None:
+        """Record the last output of an answer."""
+        if job.trace is not None:
             answered = output.first_index + len(output.token_ids)
-            job.times.num_tokens = answered - job.spec.num_emitted_tokens
+            job.trace.num_answer_tokens = answered - job.spec.num_emitted_tokens
 
-    def pulls(self, job: Job, shipment: KvTransferStats) -> None:
-        """Its hand-off begins; ``shipment`` is filled as it goes on."""
-        if job.times is not None:
-            job.times.shipment = shipment
+    def record_import_started(self, job: Job, stats: KvTransferStats) -> None:
+        """Record the start of a KV import; ``stats`` are updated as it progresses."""
+        if job.trace is not None:
+            job.trace.kv_transfer = stats
 
-    def pulled(self, shipment: KvTransferStats) -> None:
-        self.metrics.note_pull(shipment)
+    def record_import_finished(self, stats: KvTransferStats) -> None:
+        self.metrics.record_kv_import(stats)
 
-    def refused(self, request_id: str, error: BatonError) -> None:
-        """Before it became a job."""
+    def record_rejected(self, request_id: str, error: BatonError) -> None:
+        """Record a request that was rejected before it became a job."""
         status = error_mapping(error).grpc_status
-        self.metrics.note_failure(status)
+        self.metrics.record_failure(status)
         log.info("request_refused", request_id=request_id, status=status, error=str(error))
 
-    def failed(self, job: Job, error: BatonError) -> None:
+    def record_failed(self, job: Job, error: BatonError) -> None:
         status = error_mapping(error).grpc_status
         job.error = str(error) or status
-        self.metrics.note_failure(status)
-        log.warning("request_failed", status=status, error=job.error, **_named(job))
+        self.metrics.record_failure(status)
+        log.warning("request_failed", status=status, error=job.error, **_log_fields(job))
 
-    def ended(self, job: Job, outcome: JobOutcome) -> None:
-        """Once for each job."""
+    def record_ended(self, job: Job, outcome: JobOutcome) -> None:
+        """Record the end of a job; called once for each job."""
         now = self._clock.monotonic()
-        self.metrics.note_end(job.task, outcome)
+        self.metrics.record_ended(job.task, outcome)
         if job.prefilled_at is not None:
-            self.metrics.note_held(now - job.prefilled_at)
-        if outcome in (JobOutcome.MOVED, JobOutcome.TURNED_AWAY):
-            log.info(f"request_{outcome.value}", **_named(job))
+            self.metrics.record_export_duration(now - job.prefilled_at)
+        if outcome in (JobOutcome.MIGRATED, JobOutcome.REROUTED):
+            log.info(f"request_{outcome.value}", **_log_fields(job))
         else:
-            log.debug("request_ended", outcome=outcome.value, **_named(job))
-        if job.times is not None and self._spans is not None:
-            if job.times.first_at is None and job.prefilled_at is not None:
-                job.times.first_at = job.times.began_at  # it is passed on, and was computed before
+            log.debug("request_ended", outcome=outcome.value, **_log_fields(job))
+        if job.trace is not None and self._spans is not None:
+            if job.trace.first_output_at is None and job.prefilled_at is not None:
+                job.trace.first_output_at = (
+                    job.trace.started_at
+                )  # a migrated answer: computed before
             name = f"{self._name}/{job.spec.request_id}/{job.task.value}"
-            told = _attributes(job, outcome)
-            self._spans.emit(job_spans(job.times, job.task, name, now, told, job.error))
+            attributes = _attributes(job, outcome)
+            self._spans.emit(job_spans(job.trace, job.task, name, now, attributes, job.error))
 
 
-def _named(job: Job) -> dict[str, object]:
-    named: dict[str, object] = {
+def _log_fields(job: Job) -> dict[str, object]:
+    fields: dict[str, object] = {
         "request_id": job.request_id,
         "epoch": job.spec.epoch,
         "task": job.task.value,
     }
-    if job.times is not None:
-        named["trace_id"] = job.times.above.trace_id
-    return named
+    if job.trace is not None:
+        fields["trace_id"] = job.trace.parent.trace_id
+    return fields
 
 
 def _attributes(job: Job, outcome: JobOutcome) -> dict[str, Value]:

@@ -1,7 +1,7 @@
-"""A worker: takes requests from routers, runs them on its engine, hands their KV on.
+"""A worker: takes requests from routers, runs them on its engine, and exports their KV.
 
-Prefill and decode workers differ in what they are asked for, not in what they can do: either
-may be asked for a whole request when the other pool is gone.
+Prefill and decode workers run the same code and differ only in the tasks they are sent. Either can
+serve a whole request when the other pool is gone.
 """
 
 import asyncio
@@ -52,22 +52,23 @@ from baton.worker.role_state import RoleState
 from baton.worker.telemetry import WorkerTelemetry
 
 SWEEP_SECONDS = 0.25
-"""Also how old the load is at most, but for a step, that a heartbeat tells."""
+"""Interval of the worker's periodic checks. The load in a heartbeat is at most this old, plus one
+step."""
 
 MAX_CONCURRENT_GRAMMARS = 2
-"""Threads that compile grammars, of one tenant one: others' requests need some, too."""
+"""Threads that compile grammars; one tenant uses at most one, so that it cannot block others."""
 
 MAX_WAITING_GRAMMARS = 1024
 
 GrammarCheck = Callable[[Grammar, str], Awaitable[None]]
-"""Tries a grammar of a tenant where it can do no harm: :mod:`baton.text.grammar.checker`."""
+"""Tries to compile a tenant's grammar in a separate process: :mod:`baton.text.grammar.checker`."""
 
 MAX_INLINE_HASH_TOKENS = 4096
-"""Tokens of a prompt whose keys are made in the event loop, in half a millisecond; those of a
-longer one are made in a thread."""
+"""The block keys of prompts up to this length are hashed in the event loop, which takes half a
+millisecond; longer prompts are hashed in a thread."""
 
 REMOTE_KV_IMPORTS = "pulls"
-"""The name of all links to other hosts' workers together."""
+"""The link meter's name for all links to workers on other hosts together."""
 
 
 log = structlog.get_logger(__name__)
@@ -75,21 +76,23 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """``max_jobs`` bounds requests in whatever phase. Seconds: ``hold_seconds`` is how long
-    a computed prompt waits for its reader, ``arrival_seconds`` how long a reader waits for the
-    request that it came for (the two messages race), ``finish_seconds`` how long answers may go on
-    while the worker drains, before others go on with them. ``late_tokens``: see
+    """``max_jobs`` bounds the requests on this worker in any phase.
+
+    ``export_timeout_seconds`` is how long a prefilled request waits for a decode worker to import
+    its KV. ``arrival_timeout_seconds`` is how long an importing worker waits for the request to
+    arrive here (the two messages race). ``drain_grace_seconds`` is how long answers may continue
+    while the worker drains before they are migrated. ``reserve_ahead_tokens``: see
     :class:`KvExport`."""
 
     max_jobs: int = 4096
-    hold_seconds: float = 30.0
-    finish_seconds: float = 2.0
-    arrival_seconds: float = 5.0
-    late_tokens: int = 1024
+    export_timeout_seconds: float = 30.0
+    drain_grace_seconds: float = 2.0
+    arrival_timeout_seconds: float = 5.0
+    reserve_ahead_tokens: int = 1024
 
 
 class Worker:
-    """Everything but the sockets. All methods run in the event loop."""
+    """A worker without its sockets. All methods run in the event loop."""
 
     def __init__(
         self,
@@ -97,106 +100,112 @@ class Worker:
         generation: Incarnation,
         config: WorkerConfig,
         engine: EngineHandle,
-        intake: KvImporter,
+        kv_importer: KvImporter,
         store: PrefixStore,
         layout: KvLayout,
         transports: dict[str, Transport],
-        key_maker: BlockKeyHasher,
+        key_hasher: BlockKeyHasher,
         model_digest: str,
         host: str,
         clock: Clock,
-        has_heirs: Callable[[], bool] = lambda: True,
+        has_other_ready_workers: Callable[[], bool] = lambda: True,
         role: Role = Role.PREFILL,
         on_change: Callable[[], None] = lambda: None,
-        constraints: ConstraintFactory | None = None,
-        witness: WorkerTelemetry | None = None,
+        constraint_factory: ConstraintFactory | None = None,
+        telemetry: WorkerTelemetry | None = None,
         grammar_check: GrammarCheck | None = None,
     ) -> None:
         self._id = worker_id
         self._generation = generation
         self._config = config
         self._engine = engine
-        self._intake = intake
+        self._kv_importer = kv_importer
         self._store = store
         self._layout = layout
         self._transports = transports
-        self._key_maker = key_maker
+        self._key_hasher = key_hasher
         self._model_digest = model_digest
         self._host = host
         self._clock = clock
-        self._has_heirs = has_heirs
-        self._constraints = constraints
-        self._witness = witness or WorkerTelemetry(worker_id, CollectorRegistry(), clock)
+        self._has_other_ready_workers = has_other_ready_workers
+        self._constraint_factory = constraint_factory
+        self._telemetry = telemetry or WorkerTelemetry(worker_id, CollectorRegistry(), clock)
         self._grammar_check = grammar_check
-        self._compiling = FairSlots(MAX_CONCURRENT_GRAMMARS, MAX_WAITING_GRAMMARS, "grammars")
-        self._duty = RoleState(role, on_change)
-        self._jobs: dict[RequestId, Job] = {}  # by placement
-        self._current: dict[RequestId, Job] = {}  # by request: its latest placement
-        self._strays = UnfinishedTransfers()
-        self._arrived = asyncio.Event()
+        self._grammar_compile_slots = FairSlots(
+            MAX_CONCURRENT_GRAMMARS, MAX_WAITING_GRAMMARS, "grammars"
+        )
+        self._role_state = RoleState(role, on_change)
+        self._jobs: dict[RequestId, Job] = {}  # by placement id
+        self._latest_jobs: dict[RequestId, Job] = {}  # by request id: the latest placement
+        self._unfinished_transfers = UnfinishedTransfers()
+        self._export_added = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
-        self._handover: asyncio.Task[None] | None = None
-        self._step_bug = ""
+        self._final_publish_task: asyncio.Task[None] | None = None
+        self._last_step_error = ""
         self._load = WorkerLoad()
-        self._answers = AnswerLengthStats()
-        self._links = LinkMeter()
+        self._answer_lengths = AnswerLengthStats()
+        self._link_meter = LinkMeter()
 
-    # -- life ---------------------------------------------------------------------------
+    # -- lifecycle ----------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Serves until cancelled. A bug in what all requests share ends it."""
+        """Serve until cancelled. A bug outside of a single request's handling ends the worker."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            self._duty.begin()
+            self._role_state.mark_ready()
             while True:
                 await self._refresh_load()
-                self._drop_unread()
-                self._strays.sweep()
-                since = self._duty.drains_since
-                if since is not None and self._has_heirs():
-                    await self._part(since)
-                if self.idle:
-                    self._duty.settle()
-                    self._hand_over(tasks)
+                self._fail_unread_exports()
+                self._unfinished_transfers.sweep()
+                since = self._role_state.draining_since_seconds
+                if since is not None and self._has_other_ready_workers():
+                    await self._drain_jobs(since)
+                if self.is_idle:
+                    self._role_state.finish_role_change()
+                    self._publish_remaining_blocks(tasks)
                 await self._clock.sleep(SWEEP_SECONDS)
 
-    def start_drain(self, for_good: bool = True) -> None:
-        """Takes nothing new. While there are others, what has not begun is turned away, and answers
-        that take longer go on elsewhere. Then what only this worker holds is offered to the store.
-        Idempotent. Unless it is ``for_good``, :meth:`convert` to its role ends it."""
-        self._duty.leave(self._clock.monotonic(), for_good)
+    def start_drain(self, permanent: bool = True) -> None:
+        """Stop accepting requests. Idempotent.
+
+        While other workers are ready, requests that have not started are rerouted and answers that
+        take longer are migrated. Then blocks that only this worker has are published to the store.
+        Unless the drain is permanent, :meth:`convert` to the current role ends it."""
+        self._role_state.start_drain(self._clock.monotonic(), permanent)
 
     def convert(self, role: Role) -> None:
-        """Drains, and is ready again in that role once nothing is left:
+        """Drain, then become ready in ``role`` once no request is left: see
         :meth:`RoleState.convert`."""
-        self._duty.convert(role, self._clock.monotonic())
+        self._role_state.convert(role, self._clock.monotonic())
 
     @property
     def state(self) -> WorkerState:
-        return self._duty.state
+        return self._role_state.state
 
     @property
     def role(self) -> Role:
-        return self._duty.role
+        return self._role_state.role
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         return not self._jobs
 
     @property
-    def drained(self) -> bool:
-        """It leaves, and nothing is left that anybody could want of it."""
-        handed_over = self._handover is not None and self._handover.done()
-        return self._duty.leaves and self.idle and handed_over
+    def is_drained(self) -> bool:
+        """Whether the worker is leaving, has no requests, and has published its blocks."""
+        handed_over = self._final_publish_task is not None and self._final_publish_task.done()
+        return self._role_state.is_leaving and self.is_idle and handed_over
 
     @property
     def load(self) -> WorkerLoad:
-        """As of the last step or sweep."""
+        """The load as of the last step or sweep."""
         return self._load
 
     async def inspect(self) -> WorkerInspection:
-        look = partial(inspect_engine, worker=self._id, state=self.state, drained=self.drained)
-        return await self._engine.call(lambda engine: look(engine, num_jobs=len(self._jobs)))
+        inspect = partial(
+            inspect_engine, worker=self._id, state=self.state, drained=self.is_drained
+        )
+        return await self._engine.call(lambda engine: inspect(engine, num_jobs=len(self._jobs)))
 
     # -- requests -------------------------------------------------------------------------
 
@@ -209,249 +218,255 @@ class Worker:
         try:
             self._admit(spec)
             if task is Task.DECODE and source is None:
-                raise Invalid("a decode task names its source", param="source")
+                raise Invalid("a decode task must name its source worker", param="source")
         except BatonError as error:
             draining = self.state is WorkerState.DRAINING
             stream.put(rerouted_output(spec) if draining else failed_output(spec, error))
-            self._witness.refused(spec.request_id, error)
+            self._telemetry.record_rejected(spec.request_id, error)
             return
         job = Job(spec.request_id, replace(spec, request_id=placement_id(spec)), task, stream)
         self._jobs[job.spec.request_id] = job
-        self._current[job.request_id] = job
-        self._witness.began(job)
+        self._latest_jobs[job.request_id] = job
+        self._telemetry.record_started(job)
         spec = job.spec
         if task is Task.PREFILL:
-            job.hold = self._new_hold(job, len(spec.token_ids))
-            self._arrived.set()
+            job.kv_export = self._new_export(job, len(spec.token_ids))
+            self._export_added.set()
         if task is Task.DECODE:
             assert source is not None
-            self._spawn(job, partial(self._receive, job, source))
+            self._spawn(job, partial(self._import_kv, job, source))
         else:
-            self._spawn(job, partial(self._compute, job))
+            self._spawn(job, partial(self._add_to_engine, job))
 
-    def _new_hold(self, job: Job, num_tokens: int) -> KvExport:
+    def _new_export(self, job: Job, num_tokens: int) -> KvExport:
         return KvExport(
             self._layout,
             num_tokens,
-            self._key_maker.block_tokens,
-            self._config.late_tokens,
-            lambda complete: self._hold_closed(job, complete),
+            self._key_hasher.block_tokens,
+            self._config.reserve_ahead_tokens,
+            lambda complete: self._on_export_closed(job, complete),
         )
 
     def _admit(self, spec: RequestSpec) -> None:
-        """Raises what forbids the request; ends its older placement if that is still here."""
+        """Raise an error if the request can't be accepted; end its older placement, if any."""
         if self.state is not WorkerState.READY:
             raise Unavailable(f"worker {self._id} is {self.state.value}")
-        older = self._current.get(spec.request_id)
+        older = self._latest_jobs.get(spec.request_id)
         if older is not None and older.spec.epoch >= spec.epoch:
-            raise Invalid(f"request {spec.request_id} is here in epoch {older.spec.epoch}")
+            raise Invalid(f"request {spec.request_id} is already here in epoch {older.spec.epoch}")
         if older is not None:
-            self._end(older)
+            self._end_job(older)
         if len(self._jobs) >= self._config.max_jobs:
-            raise Overloaded(f"worker {self._id} has {len(self._jobs)} requests")
+            raise Overloaded(f"worker {self._id} has {len(self._jobs)} requests, the maximum")
 
     def _spawn(self, job: Job, work: Callable[[], Awaitable[None]]) -> None:
         assert self._tasks is not None, "run() comes first"
-        job.runner = self._tasks.create_task(self._guard(job, work))
+        job.admission_task = self._tasks.create_task(self._run_guarded(job, work))
 
-    async def _guard(self, job: Job, work: Callable[[], Awaitable[None]]) -> None:
-        """Runs a job's way into the engine. Whatever ends it early frees what it holds; also a bug
-        is the end of this job alone."""
+    async def _run_guarded(self, job: Job, work: Callable[[], Awaitable[None]]) -> None:
+        """Run the coroutine that brings a job into the engine. If it fails or is cancelled, free
+        the job's resources; an unexpected exception fails only this job."""
         try:
             await work()
         except Exception as error:
-            job.runner = None
-            self._fail(job, self._own_error(job, error))
+            job.admission_task = None
+            self._fail_job(job, self._to_baton_error(job, error))
             self._abort_in_engine(job)
         except asyncio.CancelledError:
-            job.runner = None
+            job.admission_task = None
             self._abort_in_engine(job)
             raise
-        job.runner = None
+        job.admission_task = None
 
-    async def _compute(self, job: Job) -> None:
+    async def _add_to_engine(self, job: Job) -> None:
         spec = job.spec
         constraint = await self._open_constraint(spec)
-        if spec.scores_prompt:
-            job.extension = PrefixFetch(spec.request_id)
+        if spec.wants_prompt_logprobs:
+            job.prefix_fetch = PrefixFetch(spec.request_id)
             await self._engine.call(lambda engine: engine.add(spec, job.task, constraint))
             return
-        chain = await self._hash(job)
-        job.extension = extension = await self._store.find(spec, chain.keys)
+        chain = await self._hash_blocks(job)
+        job.prefix_fetch = fetch = await self._store.find_prefix(spec, chain.keys)
 
         def add(engine: Engine) -> int | None:
-            """None, or the cached blocks where the store holds more: it is fetched first."""
-            cached = engine.num_cached_blocks(chain.keys)
-            if extension.num_stored > cached and not extension.is_fetched:
+            """Add the request to the engine and return None; or, if the store has more of the
+            prefix than the device, only return the number of blocks cached on the device."""
+            cached = engine.count_cached_blocks(chain.keys)
+            if fetch.num_stored_blocks > cached and not fetch.is_fetched:
                 return cached
             engine.add(spec, job.task, constraint, chain)
             return None
 
         cached = await self._engine.call(add)
         if cached is not None:
-            await self._store.extend(extension, cached)
-            extension.is_fetched = True
+            await self._store.fetch_prefix(fetch, cached)
+            fetch.is_fetched = True
             await self._engine.call(add)
-            self._store.follow(extension)
+            self._store.start_split_fetch(fetch)
 
-    async def _hash(self, job: Job) -> BlockKeyChain:
-        """The keys of its blocks, made once: nothing of it is hashed between two steps."""
+    async def _hash_blocks(self, job: Job) -> BlockKeyChain:
+        """Hash the job's block keys once, so that the engine does not hash between two steps."""
         spec = job.spec
         if len(spec.token_ids) > MAX_INLINE_HASH_TOKENS:
-            chain = await run_in_thread(lambda: self._key_maker.chain(spec))
+            chain = await run_in_thread(lambda: self._key_hasher.make_chain(spec))
         else:
-            chain = self._key_maker.chain(spec)
+            chain = self._key_hasher.make_chain(spec)
         job.keys = tuple(chain.keys)
         return chain
 
     async def _open_constraint(self, spec: RequestSpec) -> Constraint | None:
-        """Where the answer is in its grammar, if it has one. Raises Invalid for one that can't be
-        followed, Overloaded or Unavailable when that can't be found out."""
-        grammar, constraints = spec.sampling.grammar, self._constraints
+        """Return the answer's grammar constraint, or None if it has no grammar. Raises Invalid for
+        a grammar that can't be enforced, Overloaded or Unavailable if it could not be compiled."""
+        grammar, constraints = spec.sampling.grammar, self._constraint_factory
         if grammar is None or constraints is None:
             return None
         answered = spec.token_ids[spec.num_prompt_tokens :]
         owner = spec.owner
         if self._grammar_check is not None:
             await self._grammar_check(grammar, owner.hex())
-        async with self._compiling.turn(owner.hex()):
-            return await run_in_thread(lambda: constraints.open(grammar, answered, owner))
+        async with self._grammar_compile_slots.slot(owner.hex()):
+            return await run_in_thread(lambda: constraints.create(grammar, answered, owner))
 
-    async def _receive(self, job: Job, source: WorkerRef) -> None:
+    async def _import_kv(self, job: Job, source: WorkerRef) -> None:
         constraint = await self._open_constraint(job.spec)
-        chain = await self._hash(job)
-        landing = KvImport()
-        self._witness.pulls(job, landing.shipment)
+        chain = await self._hash_blocks(job)
+        kv_import = KvImport()
+        self._telemetry.record_import_started(job, kv_import.stats)
         try:
-            token_id = await self._intake.bring_in(job.spec, chain, source, landing)
+            token_id = await self._kv_importer.import_kv(job.spec, chain, source, kv_import)
         finally:
-            if landing.strays:
-                self._quarantine(job, landing)
-        self._note_pull(landing.shipment)
-        self._witness.pulled(landing.shipment)
-        job.details.update(landing.shipment.details())
+            if kv_import.unfinished_transfers:
+                self._quarantine(job, kv_import)
+        self._record_link_speed(kv_import.stats)
+        self._telemetry.record_import_finished(kv_import.stats)
+        job.details.update(kv_import.stats.details())
         if token_id is None:
-            self._end(job, JobOutcome.DONE)
+            self._end_job(job, JobOutcome.DONE)
             return
         request_id = job.spec.request_id
         try:
-            await self._engine.call(lambda engine: engine.start(request_id, token_id, constraint))
-        except Invalid as error:  # of a request that was taken, only the source's token is new
-            raise Corrupt(f"source {source.id} ended with token {token_id}: {error}") from error
+            await self._engine.call(
+                lambda engine: engine.start_decoding(request_id, token_id, constraint)
+            )
+        except Invalid as error:  # the request was validated before; only the token is new
+            raise Corrupt(f"source {source.id} sent token {token_id}: {error}") from error
 
-    def _note_pull(self, shipment: KvTransferStats) -> None:
-        """Of what came from another host."""
-        if shipment.transport not in LOCAL_ONLY:
-            self._links.record(REMOTE_KV_IMPORTS, shipment.size_bytes, shipment.reading_seconds)
+    def _record_link_speed(self, stats: KvTransferStats) -> None:
+        """Record the link speed if the KV came from another host."""
+        if stats.transport not in LOCAL_ONLY:
+            self._link_meter.record(REMOTE_KV_IMPORTS, stats.size_bytes, stats.read_seconds)
 
-    def _quarantine(self, job: Job, landing: KvImport) -> None:
-        """Nobody gets the blocks until the stray transfer has ended; the sweeper sees to it."""
-        assert landing.transport is not None and landing.reservation is not None
-        request_id, reservation = job.spec.request_id, landing.reservation
+    def _quarantine(self, job: Job, kv_import: KvImport) -> None:
+        """Quarantine the blocks until the unfinished transfer has ended; a sweep releases them."""
+        assert kv_import.transport is not None and kv_import.reservation is not None
+        request_id, reservation = job.spec.request_id, kv_import.reservation
         blocks = reservation.block_ids[reservation.num_cached_blocks :]
 
         def quarantine(engine: Engine) -> None:
-            assert engine.abort(request_id, quarantine=True), "only its way in ends a reservation"
+            assert engine.abort(request_id, quarantine=True), "only the import ends a reservation"
 
         self._engine.send(quarantine)
         release = partial(Engine.release_quarantine, block_ids=blocks)
-        self._strays.keep(landing.transport, landing.strays, lambda: self._engine.send(release))
+        self._unfinished_transfers.add(
+            kv_import.transport, kv_import.unfinished_transfers, lambda: self._engine.send(release)
+        )
 
     def _cancel(self, request_id: RequestId, epoch: Epoch) -> None:
-        job = self._current.get(request_id)
+        job = self._latest_jobs.get(request_id)
         if job is not None and job.spec.epoch <= epoch:
-            self._end(job)
+            self._end_job(job)
 
     def _cancel_stream(self, stream: OutputStream) -> None:
         for job in [job for job in self._jobs.values() if job.stream is stream]:
-            self._end(job)
+            self._end_job(job)
 
-    def _fail(self, job: Job, error: BatonError) -> None:
+    def _fail_job(self, job: Job, error: BatonError) -> None:
         if job.spec.request_id in self._jobs:
             job.stream.put(failed_output(replace(job.spec, request_id=job.request_id), error))
-            self._witness.failed(job, error)
-            self._end(job, JobOutcome.FAILED)
+            self._telemetry.record_failed(job, error)
+            self._end_job(job, JobOutcome.FAILED)
 
-    def _own_error(self, job: Job, error: Exception) -> BatonError:
-        """What its router is told of ``error``; a bug is logged with its traceback."""
+    def _to_baton_error(self, job: Job, error: Exception) -> BatonError:
+        """Return the error to report to the router; log an unexpected one with its traceback."""
         if isinstance(error, BatonError):
             return error
         log.error("request_crashed", request_id=job.request_id, exc_info=error)
         return BatonError("internal error")
 
-    def _end(self, job: Job, outcome: JobOutcome = JobOutcome.DROPPED) -> None:
-        """Forgets the job and frees what it holds. While its way in is still running, that
-        frees it, after the transfers that write to its blocks have ended."""
+    def _end_job(self, job: Job, outcome: JobOutcome = JobOutcome.CANCELLED) -> None:
+        """Remove the job and free its resources. If the job is still on its way into the engine,
+        cancel that task, which frees them once the transfers into its blocks have ended."""
         if job.spec.request_id not in self._jobs:
             return
-        self._forget(job, outcome)
-        if job.hold is not None:
-            job.hold.close()
-        if job.runner is not None and job.runner is not asyncio.current_task():
-            job.runner.cancel()
+        self._remove_job(job, outcome)
+        if job.kv_export is not None:
+            job.kv_export.close()
+        if job.admission_task is not None and job.admission_task is not asyncio.current_task():
+            job.admission_task.cancel()
         else:
             self._abort_in_engine(job)
 
-    def _forget(self, job: Job, outcome: JobOutcome) -> None:
+    def _remove_job(self, job: Job, outcome: JobOutcome) -> None:
         del self._jobs[job.spec.request_id]
-        if self._current.get(job.request_id) is job:
-            del self._current[job.request_id]
-        self._witness.ended(job, outcome)
+        if self._latest_jobs.get(job.request_id) is job:
+            del self._latest_jobs[job.request_id]
+        self._telemetry.record_ended(job, outcome)
 
     def _abort_in_engine(self, job: Job) -> None:
         request_id = job.spec.request_id
         self._engine.send(lambda engine: engine.abort(request_id))
-        self._intake.notice_room()
+        self._kv_importer.notify_blocks_freed()
 
     # -- draining ---------------------------------------------------------------------------
 
-    def _hand_over(self, tasks: asyncio.TaskGroup) -> None:
-        """Once, when it leaves; again, if it was told to stay meanwhile."""
-        if not self._duty.leaves:
-            self._handover = None
-        elif self._handover is None:
-            self._handover = tasks.create_task(self._store.hand_over())
+    def _publish_remaining_blocks(self, tasks: asyncio.TaskGroup) -> None:
+        """Start to publish the remaining blocks when leaving, once per drain."""
+        if not self._role_state.is_leaving:
+            self._final_publish_task = None
+        elif self._final_publish_task is None:
+            self._final_publish_task = tasks.create_task(self._store.publish_remaining())
 
-    async def _part(self, since: float) -> None:
-        """From what can go now. What is on its way in is seen to once it is here."""
-        patient = self._clock.monotonic() < since + self._config.finish_seconds
+    async def _drain_jobs(self, since: float) -> None:
+        """Reroute or migrate the jobs that can leave now. Jobs that are still on their way into the
+        engine follow once they are there."""
+        in_grace_period = self._clock.monotonic() < since + self._config.drain_grace_seconds
         for job in list(self._jobs.values()):
             request_id = job.spec.request_id
-            if job.runner is not None:
+            if job.admission_task is not None:
                 continue
             if await self._engine.call(partial(Engine.is_waiting, request_id=request_id)):
-                self._turn_away(job)
-            elif job.hold is None and not patient:
-                await self._move(job)
+                self._reroute(job)
+            elif job.kv_export is None and not in_grace_period:
+                await self._migrate(job)
 
-    def _turn_away(self, job: Job) -> None:
+    def _reroute(self, job: Job) -> None:
         if job.spec.request_id in self._jobs:
             job.stream.put(rerouted_output(replace(job.spec, request_id=job.request_id)))
-            self._end(job, JobOutcome.TURNED_AWAY)
+            self._end_job(job, JobOutcome.REROUTED)
 
-    async def _move(self, job: Job) -> None:
-        """An answer becomes a hold for its next epoch, as if it had been a prompt."""
+    async def _migrate(self, job: Job) -> None:
+        """Stop an answer and export its KV for the next epoch, as if it had been a prompt."""
         epoch = Epoch(job.spec.epoch + 1)
-        heir = replace(job.spec, request_id=job.request_id, epoch=epoch)
-        heir = replace(heir, request_id=placement_id(heir))
-        ours, theirs = job.spec.request_id, heir.request_id
-        passed = await self._engine.call(lambda engine: engine.pass_on(ours, theirs))
-        if passed is None:
+        next_spec = replace(job.spec, request_id=job.request_id, epoch=epoch)
+        next_spec = replace(next_spec, request_id=placement_id(next_spec))
+        old_id, new_id = job.spec.request_id, next_spec.request_id
+        migrated = await self._engine.call(lambda engine: engine.begin_migration(old_id, new_id))
+        if migrated is None:
             return
-        if ours not in self._jobs:  # cancelled meanwhile
-            self._engine.send(lambda engine: engine.abort(theirs))
+        if old_id not in self._jobs:  # cancelled meanwhile
+            self._engine.send(lambda engine: engine.abort(new_id))
             return
-        self._forget(job, JobOutcome.MOVED)
-        held = Job(job.request_id, heir, Task.PREFILL, job.stream)
-        num_tokens = passed.progress.num_computed_tokens
-        held.hold = self._new_hold(held, num_tokens)
-        held.prefilled_at = self._clock.monotonic()
-        self._jobs[theirs] = self._current[job.request_id] = held
-        self._witness.began(held)
-        held.hold.advance(passed.progress)
-        held.hold.finish(passed.token_id, finished=False)
-        self._store.note_step(StepResult(sealed=passed.sealed))
-        self._arrived.set()
+        self._remove_job(job, JobOutcome.MIGRATED)
+        export_job = Job(job.request_id, next_spec, Task.PREFILL, job.stream)
+        num_tokens = migrated.progress.num_computed_tokens
+        export_job.kv_export = self._new_export(export_job, num_tokens)
+        export_job.prefilled_at = self._clock.monotonic()
+        self._jobs[new_id] = self._latest_jobs[job.request_id] = export_job
+        self._telemetry.record_started(export_job)
+        export_job.kv_export.record_progress(migrated.progress)
+        export_job.kv_export.finish_prefill(migrated.last_token_id, finished=False)
+        self._store.record_step(StepResult(sealed_runs=migrated.sealed_runs))
+        self._export_added.set()
         job.stream.put(
             migrated_output(replace(job.spec, request_id=job.request_id), num_tokens + 1)
         )
@@ -459,13 +474,13 @@ class Worker:
     # -- steps ------------------------------------------------------------------------------
 
     def on_step(self, result: StepResult) -> None:
-        """Called with each step's result, in order. A step is many requests': an exception in what
-        one of them gets ends that one."""
-        self._note_step(result)
+        """Handle a step's result; called in order for every step. A step covers many requests, so
+        an exception while delivering one request's output fails only that request."""
+        self._record_step(result)
         for progress in result.progress:
             job = self._jobs.get(progress.request_id)
-            if job is not None and job.hold is not None:
-                job.hold.advance(progress)
+            if job is not None and job.kv_export is not None:
+                job.kv_export.record_progress(progress)
         for output in result.outputs:
             job = self._jobs.get(output.request_id)
             if job is None:
@@ -473,107 +488,111 @@ class Worker:
             try:
                 self._deliver(job, output)
             except Exception as error:
-                self._fail(job, self._own_error(job, error))
-        self._intake.notice_room()
+                self._fail_job(job, self._to_baton_error(job, error))
+        self._kv_importer.notify_blocks_freed()
 
-    def _note_step(self, result: StepResult) -> None:
-        """For metrics and the store, for want of which no answer fails. A bug is told once, not
-        with every step."""
+    def _record_step(self, result: StepResult) -> None:
+        """Update the store and the metrics. A failure here must not fail any answer; the same
+        exception is logged once, not with every step."""
         try:
-            self._store.note_step(result)
-            self._witness.stepped(result, self._jobs)
+            self._store.record_step(result)
+            self._telemetry.record_step(result, self._jobs)
         except Exception as error:
-            if repr(error) != self._step_bug:
+            if repr(error) != self._last_step_error:
                 log.exception("step_not_noted")
-            self._step_bug = repr(error)
+            self._last_step_error = repr(error)
 
     def _deliver(self, job: Job, output: RequestOutput) -> None:
-        if job.extension is not None:
-            job.details.update(job.extension.details(output.cached_tokens))
-            self._witness.answered(job, output, job.extension)
-            job.extension = None  # told once, with the first output
+        if job.prefix_fetch is not None:
+            job.details.update(job.prefix_fetch.details(output.cached_tokens))
+            self._telemetry.record_first_output(job, output, job.prefix_fetch)
+            job.prefix_fetch = None  # reported once, with the first output
         if output.finish_reason is not None:
-            self._answers.record(output.first_index + len(output.token_ids))
-        output.request_id = job.request_id  # the engine knows the placement's
+            self._answer_lengths.record(output.first_index + len(output.token_ids))
+        output.request_id = job.request_id  # the engine uses the placement's id
         if job.details:
             output.details = {**output.details, **job.details}
             job.details = {}
         job.stream.put(output)
         if output.finish_reason is FinishReason.ERROR:
-            self._witness.failed(job, Invalid(output.error))
-            self._end(job, JobOutcome.FAILED)
-        elif job.hold is not None:
+            self._telemetry.record_failed(job, Invalid(output.error))
+            self._end_job(job, JobOutcome.FAILED)
+        elif job.kv_export is not None:
             job.prefilled_at = self._clock.monotonic()
-            job.hold.finish(output.token_ids[-1], output.finish_reason is not None)
+            job.kv_export.finish_prefill(output.token_ids[-1], output.finish_reason is not None)
             if output.finish_reason is not None:
-                self._end(job, JobOutcome.DONE)
+                self._end_job(job, JobOutcome.DONE)
         elif output.finish_reason is not None:
-            self._witness.finished(job, output)
-            self._forget(job, JobOutcome.DONE)
+            self._telemetry.record_answer_finished(job, output)
+            self._remove_job(job, JobOutcome.DONE)
 
-    # -- hand-off, source side -----------------------------------------------------------
+    # -- KV transfer, source side ---------------------------------------------------------
 
-    async def open_pull(self, opening: KvTransferOpen) -> LocalKvExportStream:
+    async def open_kv_export(self, opening: KvTransferOpen) -> LocalKvExportStream:
         if opening.source_generation != self._generation:
-            raise NotFound(f"worker {self._id} was reborn since the request was placed")
+            raise NotFound(f"worker {self._id} has restarted since the request was placed")
         if opening.model_digest != self._model_digest:
             raise Invalid(
-                "reader and source have different models, or keep one in different formats "
-                "(quantization): all workers of a cluster must have the same",
+                "the prefill and the decode worker have different models, or different "
+                "quantization: all workers of a cluster must have the same",
                 param="model_digest",
             )
         if opening.kv_layout != self._layout.name:
             raise Invalid(
-                f"source has layout {self._layout.name}, reader {opening.kv_layout}: all workers "
-                "of a cluster must have the same model, dtype, kv_dtype and block_tokens",
+                f"the prefill worker has KV layout {self._layout.name}, the decode worker "
+                f"{opening.kv_layout}: all workers of a cluster must have the same model, dtype, "
+                "kv_dtype and block_tokens",
                 param="kv_layout",
             )
         name = choose_transport(
             tuple(self._transports), opening.transports, self._host == opening.host
         )
-        hold = await self._hold_of(opening.request_id)
-        hold.attach(self._transports[name].export())
-        return LocalKvExportStream(hold)
+        kv_export = await self._wait_for_export(opening.request_id)
+        kv_export.attach_reader(self._transports[name].export())
+        return LocalKvExportStream(kv_export)
 
-    async def _hold_of(self, placement: RequestId) -> KvExport:
-        """The reader may come before the request does."""
+    async def _wait_for_export(self, placement: RequestId) -> KvExport:
+        """Return the placement's export. Waits for it, since the importing worker may ask before
+        the request has arrived."""
         try:
-            async with asyncio.timeout(self._config.arrival_seconds):
+            async with asyncio.timeout(self._config.arrival_timeout_seconds):
                 while True:
                     job = self._jobs.get(placement)
-                    if job is not None and job.hold is not None:
-                        return job.hold
-                    self._arrived.clear()
-                    await self._arrived.wait()
+                    if job is not None and job.kv_export is not None:
+                        return job.kv_export
+                    self._export_added.clear()
+                    await self._export_added.wait()
         except TimeoutError as error:
-            raise NotFound(f"request {placement} is not here") from error
+            raise NotFound(f"request {placement} is not on this worker") from error
 
-    def _hold_closed(self, job: Job, complete: bool) -> None:
-        """The reader has everything, or left."""
+    def _on_export_closed(self, job: Job, complete: bool) -> None:
+        """End the job: the importing worker has read everything, or disconnected."""
         if job.spec.request_id not in self._jobs:
             return
         if complete:
-            self._end(job, JobOutcome.DONE)
+            self._end_job(job, JobOutcome.DONE)
         else:
-            self._fail(job, Unavailable("the decode worker left the hand-off"))
+            self._fail_job(job, Unavailable("the decode worker ended the KV transfer early"))
 
-    def _drop_unread(self) -> None:
-        """Ends computed prompts that no reader came for in time."""
-        oldest = self._clock.monotonic() - self._config.hold_seconds
+    def _fail_unread_exports(self) -> None:
+        """Fail prefilled requests whose KV no worker has started to import in time."""
+        oldest = self._clock.monotonic() - self._config.export_timeout_seconds
         for job in list(self._jobs.values()):
-            waits = job.hold is not None and not job.hold.has_reader
-            if waits and job.prefilled_at is not None and job.prefilled_at < oldest:
-                self._fail(job, Unavailable("no decode worker came for the request"))
+            is_unread = job.kv_export is not None and not job.kv_export.has_reader
+            if is_unread and job.prefilled_at is not None and job.prefilled_at < oldest:
+                self._fail_job(
+                    job, Unavailable("no decode worker imported the request's KV in time")
+                )
 
     async def _refresh_load(self) -> None:
-        jobs = [job for job in self._jobs.values() if job.runner]
-        coming = [IncomingRequest(job.spec, job.task, job.keys) for job in jobs]
-        answers, clock = self._answers, self._clock
+        jobs = [job for job in self._jobs.values() if job.admission_task]
+        incoming = [IncomingRequest(job.spec, job.task, job.keys) for job in jobs]
+        answers, clock = self._answer_lengths, self._clock
         mean = answers.mean
-        load, self._witness.gauges.stats = await self._engine.call(
-            lambda engine: (measure_load(engine, coming, clock, mean), engine.stats())
+        load, self._telemetry.gauges.stats = await self._engine.call(
+            lambda engine: (measure_load(engine, incoming, clock, mean), engine.stats())
         )
-        rate = self._store.bytes_per_second or self._links.bytes_per_second(REMOTE_KV_IMPORTS)
+        rate = self._store.bytes_per_second or self._link_meter.bytes_per_second(REMOTE_KV_IMPORTS)
         self._load = replace(
             load,
             answer_tokens=mean,

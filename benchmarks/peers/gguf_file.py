@@ -1,6 +1,7 @@
-"""A Qwen3 checkpoint as llama.cpp reads it: the same numbers in a GGUF file. Needs gguf and numpy.
+"""Converts a Qwen3 checkpoint to a GGUF file for llama.cpp, with the same numbers. Needs gguf and
+numpy.
 
-The vocabulary has no words: tokens go in and out as numbers.
+The vocabulary is empty: tokens are passed as numbers.
 """
 
 import json
@@ -27,11 +28,11 @@ NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-"""By what each is called in safetensors, a layer's without its number."""
+"""The names in GGUF by those in safetensors, without the number of the layer."""
 
 
 def write(model: Path, to: Path) -> None:
-    """``model`` is a directory with one safetensors file, in BF16 or FP32."""
+    """Write the GGUF file. ``model`` is a directory with one safetensors file, in BF16 or FP32."""
     config = json.loads((model / "config.json").read_text())
     writer = gguf.GGUFWriter(str(to), "qwen3")
     _describe(writer, config)
@@ -61,13 +62,14 @@ def _describe(writer: Any, config: dict[str, Any]) -> None:
 
 
 def _theta(config: dict[str, Any]) -> float:
-    """Its place has changed over the versions of transformers."""
+    """Return the RoPE theta, which different versions of transformers keep at different places."""
     rope = config.get("rope_parameters") or config
     return float(rope["rope_theta"])
 
 
 def _translated(name: str) -> str:
-    """``model.layers.3.mlp.up_proj.weight`` is ``blk.3.ffn_up.weight``."""
+    """Translate a tensor's name: ``model.layers.3.mlp.up_proj.weight`` becomes
+    ``blk.3.ffn_up.weight``."""
     stem = name.removesuffix(".weight")
     if not stem.startswith("model.layers."):
         return f"{NAMES[stem]}.weight"
@@ -76,7 +78,7 @@ def _translated(name: str) -> str:
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, str, list[int], Any]]:
-    """Name, format, shape, and bytes as they lie there."""
+    """Yield the name, format, shape and raw bytes of each tensor in the file."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -88,7 +90,8 @@ def _tensors(path: Path) -> Iterator[tuple[str, str, list[int], Any]]:
 
 
 def _add(writer: Any, name: str, kind: str, shape: list[int], raw: Any) -> None:
-    """Matrices as they are; norms in FP32, which is all that llama.cpp multiplies them in."""
+    """Add a tensor: a matrix as it is, a norm in FP32, the only format that llama.cpp supports for
+    norms."""
     if kind == "F32":
         writer.add_tensor(name, raw.view(np.float32).reshape(shape))
     elif len(shape) == 1:

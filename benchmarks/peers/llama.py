@@ -1,20 +1,21 @@
-"""llama.cpp as a peer of the engine: the same weights, the same work, in a process of its own.
+"""llama.cpp as a peer of the engine: the same weights and the same work, in its own process.
 
     python benchmarks/peers/llama.py MODEL_DIR --threads N
 
-Runs in an environment of its own and needs nothing of Baton's:
+Runs in its own environment and needs nothing of Baton's:
 
     python3 -m venv peer
     CMAKE_ARGS=-DGGML_NATIVE=ON peer/bin/pip install llama-cpp-python gguf numpy
 
-Asked in lines of JSON on stdin, it answers in lines of JSON on stdout; its first line says what it
-is. Requests: ``{"logits": [token, …]}``, of the last token; ``{"prepare": {"kind", "batch",
-"context"}}``, which makes whatever the work needs ready, does it once in each of llama.cpp's
-ways, and keeps the fastest; ``{"step": N}``, which does it N times and says how many seconds of
-wall-clock and of CPU one took; ``{"drop": true}``.
+Requests are lines of JSON on stdin, responses lines of JSON on stdout; the first line describes the
+program. Requests: ``{"logits": [token, …]}`` returns those of the last token; ``{"prepare":
+{"kind", "batch", "context"}}`` prepares a case, runs it once with each of llama.cpp's methods, and
+keeps the fastest; ``{"step": N}`` runs it N times and returns the wall-clock and CPU seconds of
+one; ``{"drop": true}`` frees it.
 
-A decode's KV is that of one prompt, computed and copied to every sequence: each has memory of its
-own. Its step is one token of each sequence, and what it wrote is removed outside of the time.
+A decode's KV is that of one prompt, computed once and copied to every sequence, each with its own
+memory. A step decodes one token of each sequence; the KV it wrote is removed outside of the
+measured time.
 """
 
 import argparse
@@ -34,15 +35,15 @@ import llama_cpp
 import numpy as np
 
 PADDING = 256
-"""llama.cpp's contexts are multiples of it."""
+"""llama.cpp's context sizes are multiples of this."""
 
 VOCABULARY = 1000
-"""Of the tokens that are asked for; what they are takes no time."""
+"""The range of the token ids that are computed; their values do not affect the time."""
 
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """How llama.cpp can be told to compute."""
+    """A method of computation that llama.cpp can be configured to use."""
 
     flash: bool
     ubatch: int
@@ -53,16 +54,16 @@ class AttentionConfig:
 
 
 FILL = AttentionConfig(flash=True, ubatch=512, kv="f16")
-"""By which a decode's KV is computed: whatever is done with it afterwards has the same format."""
+"""The method by which a decode's KV is filled: all methods use the same KV format afterwards."""
 
 BF16 = 30
-"""ggml's number of the format, which its Python binding does not name."""
+"""ggml's number of the BF16 format, for which its Python binding has no name."""
 
 KV_TYPES = {"f16": llama_cpp.GGML_TYPE_F16, "bf16": BF16}
 
 
 class Session:
-    """One context of llama.cpp's, with room for a work."""
+    """One context of llama.cpp, large enough for a case."""
 
     def __init__(
         self, model: Any, threads: int, way: AttentionConfig, batch: int, context: int, tokens: int
@@ -88,7 +89,7 @@ class Session:
         llama_cpp.llama_free(self._context)
 
     def decode(self, tokens: list[int], sequences: list[int], positions: list[int]) -> None:
-        """Logits of the last token of each sequence are asked for."""
+        """Compute the tokens, and the logits of the last token of each sequence."""
         batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
         last = {sequence: index for index, sequence in enumerate(sequences)}
         for index, token in enumerate(tokens):
@@ -98,22 +99,22 @@ class Session:
             batch.seq_id[index][0] = sequences[index]
             batch.logits[index] = last[sequences[index]] == index
         batch.n_tokens = len(tokens)
-        told = llama_cpp.llama_decode(self._context, batch)
+        status = llama_cpp.llama_decode(self._context, batch)
         llama_cpp.llama_batch_free(batch)
-        if told:
-            raise RuntimeError(f"llama_decode says {told}")
+        if status:
+            raise RuntimeError(f"llama_decode says {status}")
 
     def logits(self, rows: int) -> Any:
-        """[rows, vocabulary], in the order of the tokens that asked for them."""
+        """Return the logits [rows, vocabulary], in the order of the tokens."""
         address = llama_cpp.llama_get_logits(self._context)
         return np.ctypeslib.as_array(address, shape=(rows * self._vocabulary,)).reshape(rows, -1)
 
     def forget(self, first: int = 0) -> None:
-        """What all sequences have from a position on."""
+        """Remove the KV of all sequences from a position on."""
         llama_cpp.llama_memory_seq_rm(self._memory, -1, first, -1)
 
     def copy(self, to: int) -> None:
-        """All of sequence 0."""
+        """Copy the KV of sequence 0 to sequence ``to``."""
         llama_cpp.llama_memory_seq_cp(self._memory, 0, to, -1, -1)
 
 
@@ -123,7 +124,7 @@ class LlamaCppEngine:
         parameters.n_gpu_layers = 0
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), parameters)
         if not self._model:
-            raise RuntimeError("llama.cpp can't load what was written for it")
+            raise RuntimeError("llama.cpp can't load the GGUF file")
         self._threads = threads
         self._session: Session | None = None
         self._step: Callable[[], None] = lambda: None
@@ -138,7 +139,7 @@ class LlamaCppEngine:
         return found
 
     def prepare(self, work: dict[str, Any]) -> str:
-        """The way that was the fastest; ``step`` goes it."""
+        """Prepare a case; return its fastest method, which ``step`` will use."""
         best = min(_ways(512), key=lambda way: self._try(work, way))
         if work["kind"] == "prefill" and work["context"] > 512:
             large = replace(best, ubatch=min(2048, work["context"]))
@@ -164,7 +165,7 @@ class LlamaCppEngine:
         self._session = None
 
     def _try(self, work: dict[str, Any], way: AttentionConfig) -> float:
-        """Seconds. Each is tried once in a run, and what was tried is remembered."""
+        """Return the seconds of a case with one method; each is tried once per run."""
         key = (work["kind"], work["batch"], work["context"], way)
         if key not in self._tried:
             self._ready(work, way)
@@ -189,7 +190,7 @@ class LlamaCppEngine:
 
 
 def _ways(ubatch: int) -> list[AttentionConfig]:
-    """With both kinds of attention."""
+    """Return the methods with both kinds of attention."""
     return [AttentionConfig(flash, ubatch, "f16") for flash in (True, False)]
 
 
@@ -213,7 +214,7 @@ def _decode(session: Session, batch: int, position: int) -> Callable[[], None]:
 
 
 def _fill(session: Session, batch: int, context: int) -> None:
-    """``context`` tokens in every sequence."""
+    """Fill every sequence with ``context`` tokens."""
     for first in range(0, context, FILL.ubatch):
         places = list(range(first, min(context, first + FILL.ubatch)))
         tokens = [1 + position % VOCABULARY for position in places]
@@ -223,7 +224,7 @@ def _fill(session: Session, batch: int, context: int) -> None:
 
 
 def _set_flash(parameters: Any, wanted: bool) -> None:
-    """The field's name has changed over the years."""
+    """Enable or disable flash attention; the field's name differs between versions."""
     if hasattr(parameters, "flash_attn_type"):
         parameters.flash_attn_type = int(wanted)
     else:
@@ -241,7 +242,7 @@ def _answer(peer: LlamaCppEngine, asked: dict[str, Any]) -> Any:
 
 
 def _quiet(level: int, text: bytes, data: ctypes.c_void_p) -> None:
-    """Warnings and errors alone, where they don't stand among answers."""
+    """Log only warnings and errors, and not to stdout, where the responses go."""
     if level in (3, 4):
         sys.stderr.write(text.decode(errors="replace"))
 
@@ -251,7 +252,7 @@ def main() -> int:
     parser.add_argument("model", type=Path)
     parser.add_argument("--threads", type=int, required=True)
     options = parser.parse_args()
-    quiet = llama_cpp.llama_log_callback(_quiet)  # lives as long as llama.cpp may call it
+    quiet = llama_cpp.llama_log_callback(_quiet)  # must live as long as llama.cpp may call it
     llama_cpp.llama_log_set(quiet, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
     with tempfile.TemporaryDirectory(dir=options.model) as folder:

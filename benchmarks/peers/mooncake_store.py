@@ -1,18 +1,18 @@
-"""Mooncake's store as a peer: put and get of one value through its Python API, over loopback's TCP.
+"""Mooncake's store as a peer: put and get of one value with its Python API, over TCP on loopback.
 
     python benchmarks/peers/mooncake_store.py [--rounds N] [--sizes 4096,1048576,16777216]
 
-Runs in an environment of its own and needs nothing of Baton's:
+Runs in its own environment and needs nothing of Baton's:
 
     python3.11 -m venv peer && peer/bin/pip install mooncake-transfer-engine-non-cuda
 
-which wants libibverbs.so.1, libnuma.so.1 and libcurl.so.4 of the system, though TCP is all it uses.
+which needs the system's libibverbs.so.1, libnuma.so.1 and libcurl.so.4, although it uses only TCP.
 
-``across``: one process owns the memory, another, which brings none, puts and gets. ``embedded``:
-one process does both, and Mooncake copies where it would send. ``bytes`` is put() and get(),
-``zero_copy`` is put_from() and get_into() with registered buffers. Every value has a key of its
-own, comes from and goes to places that no cache holds, and is got right after it was put; what
-came back is compared. Pages are touched before. Mooncake's settings are its defaults; its
+``across``: one process owns the memory, and another one, which provides none, puts and gets.
+``embedded``: one process does both, and Mooncake copies locally instead of sending. ``bytes`` is
+put() and get(), ``zero_copy`` is put_from() and get_into() with registered buffers. Every value has
+its own key, is copied between addresses that are not in a cache, is got right after it was put, and
+is then compared. Pages are touched before. Mooncake's settings are its defaults; its
 environment variables (MC_TCP_SLICE_SIZE and the like) pass through. Its data ports listen on all
 interfaces while this runs, whatever MC_TCP_BIND_ADDRESS says. Prints a table, and JSON as the
 last line.
@@ -51,8 +51,8 @@ PR_SET_PDEATHSIG = 1
 Row = dict[str, Any]
 
 
-# The parent: starts the others and never loads Mooncake, whose handlers of signals would be in the
-# way of ending them.
+# The parent: starts the others and never loads Mooncake, whose signal handlers would interfere with
+# ending them.
 
 
 def die_with_parent() -> None:
@@ -61,7 +61,7 @@ def die_with_parent() -> None:
 
 @contextlib.contextmanager
 def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that does not outlive this one. What it says when it fails is in the log."""
+    """Run a process that does not outlive this one; its errors are in the log."""
     environment = {"GLOG_minloglevel": "1", **os.environ}
     with (
         log.open("w") as file,
@@ -87,7 +87,7 @@ def failed(what: str, log: Path) -> RuntimeError:
 
 
 def lines(process: subprocess.Popen[str]) -> Iterator[Any]:
-    """What the process says to us: Mooncake may say something of its own between."""
+    """Yield the process's messages, without Mooncake's own output."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("{"):
@@ -104,7 +104,7 @@ def free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def master(folder: Path) -> Iterator[str]:
-    """The address of a mooncake_master."""
+    """Run a mooncake_master; yield its address."""
     spec = importlib.util.find_spec("mooncake")
     if spec is None or not spec.submodule_search_locations:
         raise RuntimeError(f"this environment has no {PACKAGE}")
@@ -159,7 +159,7 @@ def shown(row: Row) -> str:
     )
 
 
-# The children: each holds one store.
+# The children: each opens one store.
 
 
 def open_store(address: str, segment: int) -> Any:
@@ -177,14 +177,14 @@ def check(code: int, what: str) -> None:
 
 
 def remove(store: Any, keys: list[str]) -> None:
-    """With force: a get leaves a lease, and until it is over a plain remove is refused."""
+    """Remove keys with force, since a plain remove is rejected while the lease of a get lasts."""
     for key in keys:
         check(store.remove(key, True), f"remove of {key}")
     keys.clear()
 
 
 def touch(store: Any) -> None:
-    """Fills the segment up to where eviction would begin, and empties it again."""
+    """Fill the segment up to where eviction would begin, and empty it again."""
     value, keys = os.urandom(16 << 20), []
     for number in range(SEGMENT * 7 // 8 // len(value)):
         keys.append(f"touch-{number}")
@@ -193,7 +193,7 @@ def touch(store: Any) -> None:
 
 
 def registered(store: Any) -> tuple[mmap.mmap, int]:
-    """Memory and its address."""
+    """Return memory that is registered with the store, and its address."""
     memory = mmap.mmap(-1, RING)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     check(store.register_buffer(address, RING), "register_buffer")
@@ -215,7 +215,7 @@ def measure(store: Any, mode: str, sizes: list[int], rounds: int) -> Iterator[Ro
         starts = [place * size for place in range(min(places, WARM_UP + rounds))]
         values = [source[start : start + size] for start in starts]
         for api in ("bytes", "zero_copy"):
-            target[:] = bytes(RING)  # no right answer is there already
+            target[:] = bytes(RING)  # so that the right value is not in the buffer already
             times: dict[str, list[float]] = {"put": [], "get": []}
             keys: list[str] = []
             for turn in range(WARM_UP + rounds):
@@ -228,7 +228,7 @@ def measure(store: Any, mode: str, sizes: list[int], rounds: int) -> Iterator[Ro
                     put_seconds, code = timed(store.put, key, values[place])
                     get_seconds, got = timed(store.get, key)
                 else:
-                    # Each lap another value than the one that is there since the last.
+                    # In each lap, write another value than in the last one.
                     start = (place + lap) % places * size
                     from_, to = source_address + starts[place], target_address + start
                     put_seconds, code = timed(store.put_from, key, from_, size)
@@ -236,7 +236,7 @@ def measure(store: Any, mode: str, sizes: list[int], rounds: int) -> Iterator[Ro
                     got = target[start : start + size] if count == size else b""
                 check(code, f"put of {key}")
                 if got != values[place]:
-                    raise RuntimeError(f"another value came back for {key}")
+                    raise RuntimeError(f"get() returned a wrong value for {key}")
                 if turn >= WARM_UP:
                     times["put"].append(put_seconds)
                     times["get"].append(get_seconds)
@@ -260,11 +260,11 @@ def act(role: str, address: str, sizes: list[int], rounds: int) -> None:
         touch(store)
     if role == "owner":
         print("{}", flush=True)
-        sys.stdin.read()  # until the parent is done
+        sys.stdin.read()  # wait until the parent is done
     else:
         for row in measure(store, role, sizes, rounds):
             print(json.dumps(row), flush=True)
-    os._exit(0)  # the store's threads need no end of their own
+    os._exit(0)  # don't wait for the store's threads
 
 
 def end(number: int, _frame: FrameType | None) -> None:

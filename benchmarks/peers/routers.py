@@ -1,8 +1,8 @@
-"""Routers behind which mock workers stream: Baton's, and others' as they are shipped.
+"""Starts the routers to compare, with mock workers: Baton's, and others as they are released.
 
-The others live in a virtual environment of their own (``pip install sglang-router`` and
+The others are in a separate virtual environment (``pip install sglang-router`` and
 ``pip install ai-dynamo-runtime==1.6.1 packaging pyyaml filelock msgspec && pip install --no-deps
-ai-dynamo==1.6.1``), whose interpreter the benchmark is told.
+ai-dynamo==1.6.1``), whose interpreter is an option of the benchmark.
 """
 
 import os
@@ -28,7 +28,8 @@ STOP_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Running:
-    """``router`` is the process that clients talk to, ``beside`` what else decides with it."""
+    """``router`` is the process that clients connect to, ``beside`` other processes that take part
+    in routing."""
 
     name: str
     port: int
@@ -38,7 +39,7 @@ class Running:
 
 @contextmanager
 def direct(gap_seconds: float) -> Iterator[Running]:
-    """No router: what the client and a worker take by themselves."""
+    """Run a worker without a router, to measure what the client and a worker cost alone."""
     port = free_port()
     with _process(_sse_worker(port, gap_seconds)) as pid:
         _wait_for(port, "/health")
@@ -47,7 +48,7 @@ def direct(gap_seconds: float) -> Iterator[Running]:
 
 @contextmanager
 def baton(gap_seconds: float) -> Iterator[Running]:
-    """Router, conductor and mock workers, half of them prefill."""
+    """Run Baton's router, conductor and mock workers, half of them prefill."""
     settings = {
         "mock": "true",
         "mock_step_seconds": gap_seconds,
@@ -84,7 +85,7 @@ def sglang_router(python: Path, gap_seconds: float) -> Iterator[Running]:
 
 @contextmanager
 def dynamo(python: Path, gap_seconds: float) -> Iterator[Running]:
-    """Its mocker has a speed-up, not a pace: at 1 it takes some 6 ms for a step."""
+    """Run Dynamo. Its mocker has a speed-up instead of a gap: at 1, a step takes about 6 ms."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="dynamo-") as folder, ExitStack() as stack:
         environment = {
@@ -116,7 +117,7 @@ def _sse_worker(port: int, gap_seconds: float) -> list[str]:
 
 @contextmanager
 def _process(command: Sequence[str], environment: dict[str, str] | None = None) -> Iterator[int]:
-    """Its pid; it ends with the block."""
+    """Run a process while the block lasts; yield its pid."""
     quiet = subprocess.DEVNULL
     process = subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet)
     try:
@@ -131,7 +132,7 @@ def _process(command: Sequence[str], environment: dict[str, str] | None = None) 
 
 
 def _wait_for(port: int, path: str, expected: bytes = b"") -> None:
-    """Until it answers. Raises RuntimeError."""
+    """Wait until the server answers. Raises RuntimeError."""
     deadline = SYSTEM_CLOCK() + START_SECONDS
     while SYSTEM_CLOCK() < deadline:
         try:

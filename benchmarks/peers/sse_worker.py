@@ -1,10 +1,10 @@
-"""A worker as OpenAI-compatible routers expect one: HTTP that streams made-up chunks.
+"""A fake worker for OpenAI-compatible routers: an HTTP server that streams fixed chunks.
 
     python -m benchmarks.peers.sse_worker --port P [--gap-seconds G]
 
-It answers a POST with ``max_tokens`` chunks (16 unless the body says otherwise), the first one at
-once and each other ``gap-seconds`` after the one before, and whatever a router asks for at its
-start. It reads nothing of the body but that number, so that it costs as little as a worker can.
+It answers a POST with ``max_tokens`` chunks (by default 16), the first one at once and each other
+``gap-seconds`` after the one before, and also answers what a router requests at its start. It reads
+only that number from the body, so that it costs as little as possible.
 """
 
 import argparse
@@ -56,7 +56,7 @@ EVENT, LAST = _event(" token"), _event("") + _chunk(b"data: [DONE]\n\n") + b"0\r
 
 
 class SseConnection(asyncio.Protocol):
-    """One at a time, as HTTP/1.1 has it."""
+    """One connection, with one request at a time, as in HTTP/1.1."""
 
     def __init__(self, gap_seconds: float) -> None:
         self._gap_seconds = gap_seconds

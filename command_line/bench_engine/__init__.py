@@ -1,1 +1,1 @@
-"""``baton bench engine``: the engine alone on this machine, beside what the machine could do."""
+"""``baton bench engine``: the engine alone on this machine, compared with its roofline."""

@@ -1,4 +1,4 @@
-"""What ``baton bench engine`` is asked."""
+"""The configuration of ``baton bench engine``."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,16 +6,16 @@ from pathlib import Path
 from baton.config import Settings
 from baton.errors import Invalid
 
-MOST_NUMBERS = 32
-"""In one list: a table that nobody waits for is a mistake."""
+MAX_COUNTS = 32
+"""The most counts in one list: a longer one is taken for a mistake, since it would run too long."""
 
-MOST_BATCH = 4096
+MAX_BATCH = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class EngineBenchConfig:
-    """``contexts``: None for those of a table that the model has room for. ``seconds``: after which
-    no figure gets another round."""
+    """``contexts``: None for the default lengths that the model supports. ``seconds``: the time
+    after which no new round of a figure starts."""
 
     settings: Settings
     prefill_batches: tuple[int, ...]
@@ -28,16 +28,16 @@ class EngineBenchConfig:
     plot: Path | None
 
     @property
-    def to_stdout(self) -> bool:
+    def writes_to_stdout(self) -> bool:
         return str(self.json_file) == "-"
 
 
 def parse_counts(flag: str, text: str) -> tuple[int, ...]:
-    """``1,8,32``. Raises Invalid that says what is no count."""
+    """Parse a list like ``1,8,32``, without duplicates. Raises Invalid."""
     parts = [part.strip() for part in text.split(",")]
     for part in parts:
         if not (part.isascii() and part.isdigit() and int(part) > 0):
-            raise Invalid(f"{flag} takes counts with commas between, as in 1,8,32, not {text!r}")
-    if len(parts) > MOST_NUMBERS:
-        raise Invalid(f"{flag} has {len(parts)} counts; {MOST_NUMBERS} at most")
+            raise Invalid(f"{flag} takes counts separated by commas, as in 1,8,32, not {text!r}")
+    if len(parts) > MAX_COUNTS:
+        raise Invalid(f"{flag} has {len(parts)} counts; {MAX_COUNTS} at most")
     return tuple(dict.fromkeys(int(part) for part in parts))

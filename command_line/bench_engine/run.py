@@ -1,4 +1,4 @@
-"""``baton bench engine``: loads the model, measures work after work, tells what each took."""
+"""``baton bench engine``: load the model, measure each case, report the results."""
 
 import json
 import sys
@@ -11,11 +11,11 @@ import torch
 from rich.console import Console
 
 from baton.checkpoint import ModelConfig, load_model_config, resolve_model
-from baton.console import wide_console
+from baton.console import open_console
 from baton.engine.bench.bench_case import BenchCase, bench_cases
 from baton.engine.bench.bench_result import BenchResult
 from baton.engine.bench.bench_runner import BenchRunner, max_blocks
-from baton.engine.bench.ceilings import MeasuredCeilings, best_of, measure_ceilings
+from baton.engine.bench.ceilings import MeasuredCeilings, highest_ceilings, measure_ceilings
 from baton.engine.bench.memory_fit import split_by_memory
 from baton.engine.bench.roofline_demand import ElementSizes, roofline_demand
 from baton.engine.bench.stopwatch import median_time, time_repeatedly
@@ -29,13 +29,13 @@ from command_line.bench_engine.table import print_engine_result
 FORMAT = "baton-bench-engine-1"
 CONTEXTS = (512, 4096)
 
-Tell = Callable[[str], None]
+ShowProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineBenchResult:
-    """What a run found, at least one figure. ``left_out``: works for whose KV there is no memory,
-    and what they need."""
+    """The results of a run: at least one figure. ``left_out``: descriptions of the cases whose KV
+    does not fit into memory, and what they need."""
 
     model: str
     dtype: str
@@ -50,7 +50,7 @@ class EngineBenchResult:
 
     @property
     def ceilings(self) -> MeasuredCeilings:
-        """All figures have the same."""
+        """The measured ceilings, which all figures share."""
         return self.figures[0].ceilings
 
     def as_dict(self) -> dict[str, object]:
@@ -63,39 +63,41 @@ class EngineBenchResult:
         }
 
 
-def run_engine_bench(question: EngineBenchConfig) -> None:
-    """Raises Invalid before anything is measured, if anything is wrong."""
-    roofline_plot.check_plot_path(question.plot)
-    _check_writable(question.json_file)
-    if question.settings.threads:
-        torch.set_num_threads(question.settings.threads)
-    with _progress() as tell:
-        told = _measure(question, tell)
-    if question.plot is not None:
+def run_engine_bench(config: EngineBenchConfig) -> None:
+    """Measure and report all cases. Raises Invalid before anything is measured, if an option is
+    wrong."""
+    roofline_plot.check_plot_path(config.plot)
+    _check_writable(config.json_file)
+    if config.settings.threads:
+        torch.set_num_threads(config.settings.threads)
+    with _progress() as show:
+        result = _measure(config, show)
+    if config.plot is not None:
         roofline_plot.draw_roofline(
-            question.plot, told.figures, f"{told.model}, {told.dtype}, {told.machine}"
+            config.plot, result.figures, f"{result.model}, {result.dtype}, {result.machine}"
         )
-    if question.json_file is not None and not question.to_stdout:
-        question.json_file.write_text(json.dumps(told.as_dict(), indent=1) + "\n", encoding="utf-8")
-    if question.to_stdout:
-        print(json.dumps(told.as_dict()))
+    if config.json_file is not None and not config.writes_to_stdout:
+        text = json.dumps(result.as_dict(), indent=1) + "\n"
+        config.json_file.write_text(text, encoding="utf-8")
+    if config.writes_to_stdout:
+        print(json.dumps(result.as_dict()))
     else:
-        print_engine_result(wide_console(), told)
+        print_engine_result(open_console(), result)
 
 
-def _measure(question: EngineBenchConfig, tell: Tell) -> EngineBenchResult:
-    settings = question.settings
+def _measure(options: EngineBenchConfig, show: ShowProgress) -> EngineBenchResult:
+    settings = options.settings
     path = resolve_model(settings.model)
     config = load_model_config(path)
     device = pick_device(settings.device)
     dtype = pick_dtype(settings.dtype, device, config)
     kv_dtype = pick_kv_dtype(settings.kv_dtype, device, dtype)
-    fitting, left_out = split_by_memory(_works(question, config), config, device, dtype, kv_dtype)
-    tell(f"loading {path.name}")
-    runner = _load(question, path, fitting)
+    fitting, left_out = split_by_memory(_cases(options, config), config, device, dtype, kv_dtype)
+    show(f"loading {path.name}")
+    runner = _load(options, path, fitting)
     chunk = min(settings.chunk_tokens or settings.max_step_tokens, settings.max_step_tokens)
-    stage = BenchRunner(runner, chunk, question.seed)
-    figures = _figures(question, stage, fitting, runner, dtype, tell)
+    bench_runner = BenchRunner(runner, chunk, options.seed)
+    figures = _measure_cases(options, bench_runner, fitting, runner, dtype, show)
     return EngineBenchResult(
         model=path.name,
         dtype=str(dtype).removeprefix("torch."),
@@ -103,50 +105,49 @@ def _measure(question: EngineBenchConfig, tell: Tell) -> EngineBenchResult:
         device=str(device),
         machine=torch.cuda.get_device_name(device) if device.type == "cuda" else model_name(),
         threads=torch.get_num_threads(),
-        computes=runner.choice.told,
+        computes=runner.backend.description,
         chunk_tokens=chunk,
         figures=figures,
         left_out=tuple(left_out),
     )
 
 
-def _figures(
-    question: EngineBenchConfig,
-    stage: BenchRunner,
+def _measure_cases(
+    options: EngineBenchConfig,
+    bench_runner: BenchRunner,
     fitting: Sequence[BenchCase],
     runner: ModelRunner,
     dtype: torch.dtype,
-    tell: Tell,
+    show: ShowProgress,
 ) -> tuple[BenchResult, ...]:
-    """Ceilings are measured after each work, as whatever else the machine does comes and goes; the
-    best of them count for all."""
+    """Measure the cases. The ceilings are measured again after each case, since other load on the
+    machine varies; the best of them apply to all cases."""
     tensor, config = runner.pool.tensor, runner.model_config
-    widths = ElementSizes.of(dtype, runner.quantization, tensor.dtype)
+    element_sizes = ElementSizes.for_formats(dtype, runner.quantization, tensor.dtype)
     times, found = [], []
-    for number, work in enumerate(fitting, start=1):
-        tell(f"{work} ({number} of {len(fitting)})")
-        times.append(
-            median_time(time_repeatedly(stage.step(work), question.rounds, question.seconds))
-        )
+    for number, case in enumerate(fitting, start=1):
+        show(f"{case} ({number} of {len(fitting)})")
+        step = bench_runner.make_action(case)
+        times.append(median_time(time_repeatedly(step, options.rounds, options.seconds)))
         found.append(measure_ceilings(tensor.device, dtype, torch.get_num_threads()))
-    ceilings = best_of(found)
+    ceilings = highest_ceilings(found)
     return tuple(
-        BenchResult(work, spent, roofline_demand(work, config, widths), ceilings)
-        for work, spent in zip(fitting, times, strict=True)
+        BenchResult(case, elapsed, roofline_demand(case, config, element_sizes), ceilings)
+        for case, elapsed in zip(fitting, times, strict=True)
     )
 
 
-def _works(question: EngineBenchConfig, config: ModelConfig) -> Sequence[BenchCase]:
-    """Raises Invalid for a context that the model has no positions for."""
+def _cases(options: EngineBenchConfig, config: ModelConfig) -> Sequence[BenchCase]:
+    """Return all cases to measure. Raises Invalid for a context that is too long for the model."""
     most = config.max_position_embeddings
-    contexts = question.contexts or [each for each in CONTEXTS if each <= most] or [most]
+    contexts = options.contexts or [each for each in CONTEXTS if each <= most] or [most]
     if too_long := [context for context in contexts if context > most]:
         raise Invalid(f"--contexts {too_long[0]}: the model has {most:,} positions")
-    return list(bench_cases(question.prefill_batches, question.decode_batches, contexts))
+    return list(bench_cases(options.prefill_batches, options.decode_batches, contexts))
 
 
-def _load(question: EngineBenchConfig, path: Path, fitting: Sequence[BenchCase]) -> ModelRunner:
-    settings = question.settings
+def _load(options: EngineBenchConfig, path: Path, fitting: Sequence[BenchCase]) -> ModelRunner:
+    settings = options.settings
     return ModelRunner.load(
         path,
         device=settings.device,
@@ -171,8 +172,8 @@ def _check_writable(path: Path | None) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Tell]:
-    """On stderr: a line that changes, where somebody looks; else a line for each work."""
+def _progress() -> Iterator[ShowProgress]:
+    """Report progress on stderr: on a terminal in one updated line, else in a line per case."""
     if not sys.stderr.isatty():
         yield lambda text: print(text, file=sys.stderr, flush=True)
         return

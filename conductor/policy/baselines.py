@@ -1,7 +1,7 @@
-"""Placement rules that others deploy, faithful to what was published, for comparison.
+"""Placement rules of other systems, faithful to their publications, for comparison.
 
-Each is pure, as Baton's own is. What a rule remembers (whose turn it is, a tree of prompts that it
-sent) is in the snapshot. None but Mooncake's ``min_ttft`` fetches from a peer's store.
+Each is a pure function, like Baton's own policy. State that a rule needs (the round-robin turn, a
+tree of placed prompts) is in the snapshot. Only Mooncake's ``min_ttft`` fetches from a peer store.
 """
 
 import hashlib
@@ -37,14 +37,14 @@ OVERLAP_WEIGHT = 1.0
 """Dynamo's default (``--kv-overlap-score-weight``)."""
 
 BALANCING_THRESHOLD = 1.3
-"""Mooncake's ``kvcache_balancing_threshold``: how much longer a remote prefix must be to be
-fetched."""
+"""Mooncake's ``kvcache_balancing_threshold``: a remote prefix is fetched if it is more than this
+many times as long as the local one."""
 
 
 def random(snapshot: Snapshot, query: PolicyQuery) -> Decision:
-    """Uniform, by a hash of the decision's number."""
-    prefill = _drawn(snapshot.prefills, snapshot.num_placed, "prefill")
-    return _pair(snapshot, query, prefill, _drawn(snapshot.decodes, snapshot.num_placed, "decode"))
+    """Choose uniformly, by a hash of the decision's number."""
+    prefill = _draw(snapshot.prefills, snapshot.num_placed, "prefill")
+    return _pair(snapshot, query, prefill, _draw(snapshot.decodes, snapshot.num_placed, "decode"))
 
 
 def round_robin(snapshot: Snapshot, query: PolicyQuery) -> Decision:
@@ -54,13 +54,14 @@ def round_robin(snapshot: Snapshot, query: PolicyQuery) -> Decision:
 
 
 def least_work(snapshot: Snapshot, query: PolicyQuery) -> Decision:
-    """The least predicted work in the queue, and the fewest tokens of KV."""
-    return _pair(snapshot, query, next(snapshot.prefills.least()), _least_context(snapshot))
+    """Choose the prefill worker with the least predicted work in its queue, and the decode worker
+    with the fewest tokens of KV."""
+    return _pair(snapshot, query, next(snapshot.prefills.by_load()), _least_context(snapshot))
 
 
 def power_of_two(snapshot: Snapshot, query: PolicyQuery) -> Decision:
-    """The better of two drawn at random (Mitzenmacher, 2001), as vLLM's and SGLang's routers
-    count load: tokens that wait, requests that run."""
+    """Choose the less loaded of two random workers (Mitzenmacher, 2001). Load is counted as in
+    vLLM's and SGLang's routers: queued tokens for prefill, running requests for decode."""
     turn = snapshot.num_placed
     prefill = min(_two(snapshot.prefills, turn, "prefill"), key=lambda view: view.queued_tokens)
     decode = min(_two(snapshot.decodes, turn, "decode"), key=lambda view: view.num_requests)
@@ -68,50 +69,53 @@ def power_of_two(snapshot: Snapshot, query: PolicyQuery) -> Decision:
 
 
 def session_hash(snapshot: Snapshot, query: PolicyQuery) -> Decision:
-    """Always the session's worker. A trace that names no sessions has their first own block."""
+    """Always choose the session's worker. In a trace without sessions, the first block that few
+    requests share stands for the session."""
     key = query.session.encode() or ring_key(snapshot, query)
     prefills, decodes = snapshot.prefills, snapshot.decodes
-    place = _digest(key)
-    prefill = prefills[prefills.ids[place % len(prefills)]]
-    return _pair(snapshot, query, prefill, decodes[decodes.ids[place % len(decodes)]])
+    digest = _digest(key)
+    prefill = prefills[prefills.ids[digest % len(prefills)]]
+    return _pair(snapshot, query, prefill, decodes[decodes.ids[digest % len(decodes)]])
 
 
 def consistent_hash(snapshot: Snapshot, query: PolicyQuery) -> Decision:
-    """The ring's next after the prompt's head."""
-    prefill = next(ring_successors(snapshot.prefills.ids, _head(query)))
+    """Choose the next worker on the ring after the key of the prompt's first block."""
+    prefill = next(ring_successors(snapshot.prefills.ids, _first_block(query)))
     return _pair(snapshot, query, snapshot.prefills[prefill], _least_context(snapshot))
 
 
 def chwbl(snapshot: Snapshot, query: PolicyQuery) -> Decision:
-    """Consistent hashing with bounded loads (Mirrokni et al., 2018) of the prompt's head, as
-    KubeAI's PrefixHash: the ring's next whose requests are within 1.25 of the mean, rounded up."""
+    """Consistent hashing with bounded loads (Mirrokni et al., 2018) of the prompt's first block, as
+    in KubeAI's PrefixHash: the next worker on the ring whose number of requests is within 1.25
+    times the mean, rounded up."""
     prefills = snapshot.prefills
     mean = (sum(view.num_requests for view in prefills) + 1) / len(prefills)
-    for name in ring_successors(prefills.ids, _head(query)):
+    for name in ring_successors(prefills.ids, _first_block(query)):
         if prefills[name].num_requests + 1 <= math.ceil(CHWBL_LOAD_FACTOR * mean):
             return _pair(snapshot, query, prefills[name], _least_context(snapshot))
     return _pair(snapshot, query, _fewest(prefills), _least_context(snapshot))
 
 
 def cache_aware(snapshot: Snapshot, query: PolicyQuery) -> Decision:
-    """SGLang's router: the longest match when it is long enough, else the fewest requests; and
-    that, too, whenever requests are too unevenly spread."""
+    """SGLang's router: choose the worker with the longest match if it is long enough and the number
+    of requests is balanced enough between the workers, else the one with the fewest requests."""
     prefills = snapshot.prefills
     requests = [view.num_requests for view in prefills]
     spread = max(requests) - min(requests)
     chosen = _fewest(prefills)
     if spread <= IMBALANCE_REQUESTS or max(requests) <= IMBALANCE_RATIO * min(requests):
-        holders = snapshot.cache.holders(query.keys, 1)
+        holders = snapshot.cache.workers_with_prefix(query.keys, 1)
         for holder in (name for name in holders if name in prefills):
-            blocks = snapshot.cache.local_blocks(prefills[holder], query.keys)
+            blocks = snapshot.cache.num_local_blocks(prefills[holder], query.keys)
             if blocks > MATCH_THRESHOLD * len(query.keys):
                 chosen = prefills[holder]
     return _pair(snapshot, query, chosen, _fewest(snapshot.decodes))
 
 
 def kv_overlap(snapshot: Snapshot, query: PolicyQuery) -> Decision:
-    """Dynamo's KV router, temperature 0: the least weighted blocks to prefill, what waits there
-    included; and the fewest active blocks."""
+    """Dynamo's KV router at temperature 0: choose the prefill worker with the lowest weighted
+    number of blocks to prefill, queued ones included, and the decode worker with the fewest active
+    blocks."""
 
     def cost(view: PrefillView) -> tuple[float, str]:
         blocks = (view.queued_tokens + _new_tokens(snapshot, query, view)) / snapshot.block_tokens
@@ -121,29 +125,30 @@ def kv_overlap(snapshot: Snapshot, query: PolicyQuery) -> Decision:
 
 
 def min_ttft(snapshot: Snapshot, query: PolicyQuery) -> Decision:
-    """Algorithm 1 of the Mooncake paper (Qin et al., FAST '25): the least predicted TTFT, by
-    queue, transfer and prefill; refused when that, or the time between tokens, misses the SLO."""
-    stored = snapshot.cache.stored(query.keys)
+    """Algorithm 1 of the Mooncake paper (Qin et al., FAST '25): choose the lowest predicted TTFT
+    (queue, transfer and prefill); reject if it, or the inter-token latency, misses the SLO."""
+    stored = snapshot.cache.longest_stored_prefix(query.keys)
     options = [_mooncake_option(snapshot, query, view, stored) for view in snapshot.prefills]
     ttft, _, prefill, reuse = min(options, key=lambda option: option[:2])
     decode = _least_context(snapshot)
-    allowed = query.first_token_seconds + prefill.cost.seconds(query.num_tokens)
-    gap = decode.step_seconds(1, query.num_tokens)
-    if not query.promised and (ttft > allowed or gap > query.token_gap_seconds):
-        raise Overloaded(f"TTFT {ttft:.2f} s, gap {gap:.3f} s", retry_after_seconds=1.0)
+    allowed = query.ttft_slo_seconds + prefill.cost.seconds(query.num_tokens)
+    itl = decode.step_seconds(1, query.num_tokens)
+    if not query.must_admit and (ttft > allowed or itl > query.itl_slo_seconds):
+        raise Overloaded(f"TTFT {ttft:.2f} s, ITL {itl:.3f} s", retry_after_seconds=1.0)
     return _pair(snapshot, query, prefill, decode, reuse)
 
 
 def min_ttft_no_reject(snapshot: Snapshot, query: PolicyQuery) -> Decision:
-    """The same without its early rejection."""
-    stored = snapshot.cache.stored(query.keys)
+    """:func:`min_ttft` without early rejection."""
+    stored = snapshot.cache.longest_stored_prefix(query.keys)
     options = [_mooncake_option(snapshot, query, view, stored) for view in snapshot.prefills]
     _, _, prefill, reuse = min(options, key=lambda option: option[:2])
     return _pair(snapshot, query, prefill, _least_context(snapshot), reuse)
 
 
 def new_tokens_times_batch(snapshot: Snapshot, query: PolicyQuery) -> Decision:
-    """LMetric: the least product of tokens to prefill (those that wait included) and batch."""
+    """LMetric: choose the lowest product of tokens to prefill (queued ones included) and number of
+    requests."""
 
     def cost(view: PrefillView) -> tuple[float, str]:
         tokens = view.queued_tokens + _new_tokens(snapshot, query, view)
@@ -180,8 +185,8 @@ def _pair(
     decode: DecodeView,
     reuse: StoredPrefix | None = None,
 ) -> Decision:
-    """With what the ledger needs to know of it."""
-    local = snapshot.cache.local_blocks(prefill, query.keys)
+    """Build the decision, with the predictions that the load tracker needs."""
+    local = snapshot.cache.num_local_blocks(prefill, query.keys)
     blocks = max(local, reuse.num_blocks if reuse is not None else 0)
     cached = min(blocks * snapshot.block_tokens, query.num_tokens - 1)
     seconds = prefill.cost.seconds(query.num_tokens - cached, cached)
@@ -189,7 +194,7 @@ def _pair(
     return Decision(
         prefill.id,
         decode.id,
-        f"{local} of {len(query.keys)} blocks at hand",
+        f"{local} of {len(query.keys)} blocks cached",
         reuse,
         seconds,
         queue + seconds,
@@ -201,7 +206,7 @@ def _mooncake_option(
     snapshot: Snapshot, query: PolicyQuery, view: PrefillView, stored: StoredPrefix | None
 ) -> tuple[float, WorkerId, PrefillView, StoredPrefix | None]:
     most, block = query.num_tokens - 1, snapshot.block_tokens
-    local = snapshot.cache.local_blocks(view, query.keys)
+    local = snapshot.cache.num_local_blocks(view, query.keys)
     queue = view.queue_seconds(snapshot.now_seconds)
     if stored is None or stored.num_blocks <= local * BALANCING_THRESHOLD:
         cached = min(local * block, most)
@@ -214,7 +219,7 @@ def _mooncake_option(
 
 
 def _new_tokens(snapshot: Snapshot, query: PolicyQuery, view: PrefillView) -> int:
-    local = snapshot.cache.local_blocks(view, query.keys)
+    local = snapshot.cache.num_local_blocks(view, query.keys)
     return max(query.num_tokens - local * snapshot.block_tokens, 1)
 
 
@@ -226,7 +231,7 @@ def _fewest(pool: WorkerPool[WorkerViewT]) -> WorkerViewT:
     return min(pool, key=lambda view: (view.num_requests, view.id))
 
 
-def _head(query: PolicyQuery) -> bytes:
+def _first_block(query: PolicyQuery) -> bytes:
     return key_bytes(query.keys[0]) if query.keys else query.request_id.encode()
 
 
@@ -234,12 +239,12 @@ def _digest(key: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
 
 
-def _drawn(pool: WorkerPool[WorkerViewT], turn: int, salt: str) -> WorkerViewT:
+def _draw(pool: WorkerPool[WorkerViewT], turn: int, salt: str) -> WorkerViewT:
     return pool[pool.ids[_digest(f"{salt} {turn}".encode()) % len(pool)]]
 
 
 def _two(pool: WorkerPool[WorkerViewT], turn: int, salt: str) -> tuple[WorkerViewT, WorkerViewT]:
-    """Different ones, if there are two."""
+    """Draw two workers, different ones if there are two."""
     first = _digest(f"{salt} {turn}".encode()) % len(pool)
     other = 1 + _digest(f"{salt} {turn} other".encode()) % max(len(pool) - 1, 1)
     return pool[pool.ids[first]], pool[pool.ids[(first + other) % len(pool)]]

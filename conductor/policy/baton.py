@@ -1,16 +1,16 @@
-"""Baton's own placement: filter, score, pick.
+"""Baton's own placement policy: filter, score, pick.
 
-Prefill candidates are the ring's next three, the two that hold most of the prompt, and one of the
-least loaded. A candidate's score is its queue, what would have to come from a peer's store, and
-``service_weight`` times what it would have to compute: work that is done again is a cost to
-everyone behind. A candidate that would be late, or make others late, comes after all that would
-not.
+Prefill candidates are the next three workers on the hash ring, the two that have most of the prompt
+cached, and one of the least loaded. A candidate's score is its queueing time, plus the time to
+fetch blocks from a peer's store, plus ``service_weight`` times the prefill time: recomputing a
+prefix delays every request behind it in the queue. Candidates that would miss the TTFT deadline, or
+make queued requests miss theirs, rank after all others.
 
-The decode worker is the one whose memory is the least promised. A request that it can't hold, or
-that no candidate can serve in time, is refused at once: what would be late anyway must not make
-others late. Long prompts are what does not fit, so under pressure they alone would be refused;
-then shorter ones have to leave room for a long one, until both are let in equally often (trunk
-reservation: Kelly, "Loss Networks", 1991).
+The decode worker is the one with the lowest projected KV usage. A request that does not fit there,
+or that no candidate can serve in time, is rejected at once: a request that would miss its SLO
+anyway must not make others miss theirs. Under memory pressure, only long prompts do not fit, so
+only they would be rejected. To be fair, shorter prompts must then leave memory for a long one until
+both are admitted equally often (trunk reservation: Kelly, "Loss Networks", 1991).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,51 +34,54 @@ from conductor.policy.snapshot import (
 )
 
 SLO_MISS_PENALTY = 1e3
-"""Seconds; more than any queue that is let grow."""
+"""Seconds added to the score of a worker for each missed SLO; more than any queue that admission
+allows."""
 
 IDLE_QUEUE_SECONDS = 1e-3
-"""Who starts within them is idle, and an idle worker is the best there is: nobody is refused."""
+"""A worker that can start within this time counts as idle. There is no better choice than an idle
+worker, so admission does not reject on its predicted TTFT."""
 
 MAX_MARGIN_SHARE = 0.25
-"""Of what the first token may take."""
+"""Maximum of the TTFT margin, as a share of the TTFT SLO."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatonPolicyConfig:
-    """``service_weight`` is what a second of computing costs in seconds of waiting.
-    ``fair_advantage`` is how much more often short prompts may be let in than long ones.
-    ``margin_seconds`` is by how much a first token is planned to come before its deadline."""
+    """``service_weight`` is the cost of a second of prefill in seconds of queueing.
+    ``max_short_prompt_advantage`` is how much higher the admission rate of short prompts may be
+    than that of long ones. ``ttft_margin_seconds`` is how long before its deadline a first token is
+    planned."""
 
     ring_candidates: int = 3
-    holder_candidates: int = 2
-    least_candidates: int = 5
+    prefix_candidates: int = 2
+    least_loaded_candidates: int = 5
     decode_candidates: int = 4
     service_weight: float = 4.0
-    fair_advantage: float = 0.02
-    margin_seconds: float = 0.3
+    max_short_prompt_advantage: float = 0.02
+    ttft_margin_seconds: float = 0.3
     admission: bool = True
     full_scan: bool = False
 
 
 def place(snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig) -> Decision:
-    """Raises Unavailable when there is no worker, Overloaded when none can meet the SLO, Invalid
-    when none could ever hold the request."""
+    """Place a request. Raises Unavailable when there is no worker, Overloaded when none can meet
+    the SLO, Invalid when the request does not fit the memory of any decode worker."""
     decodes = _decode_scores(snapshot, query, config)
-    stored = snapshot.cache.stored(query.keys)
+    stored = snapshot.cache.longest_stored_prefix(query.keys)
     scores = _prefill_scores(snapshot, query, config, stored)
     if not decodes and not scores:
         raise Unavailable("no worker is ready")
     if not decodes:
-        # A prefill worker has the same engine: slow is better than nothing.
+        # Prefill workers have the same engine and can decode, only more slowly.
         return _on_prefill_pool(scores, stored)
     if not scores:
         return _on_decode_pool(decodes, stored)
-    if config.admission and not query.promised:
+    if config.admission and not query.must_admit:
         _check_admission(snapshot, query, config, scores[0], decodes[0])
     best = scores[0]
-    single = local_prefill_decision(snapshot, query, best, decodes[0], stored)
-    if single is not None:
-        return replace(single, prefill_scores=scores, decode_scores=decodes)
+    local = local_prefill_decision(snapshot, query, best, decodes[0], stored)
+    if local is not None:
+        return replace(local, prefill_scores=scores, decode_scores=decodes)
     return Decision(
         best.worker,
         decodes[0].worker,
@@ -112,15 +115,15 @@ def _on_decode_pool(scores: tuple[ScoredWorker, ...], stored: StoredPrefix | Non
         best.worker,
         "no prefill worker is ready",
         stored,
-        tbt_seconds=best.service_seconds,
+        itl_seconds=best.service_seconds,
         decode_scores=scores,
     )
 
 
 def _reason(best: ScoredWorker, query: PolicyQuery, num_scored: int) -> str:
     return (
-        f"{best.local_blocks} of {len(query.keys)} blocks at hand, {best.fetched_blocks} to fetch, "
-        f"starts in {best.queue_seconds:.3f} s, computes {best.service_seconds:.3f} s, "
+        f"{best.local_blocks} of {len(query.keys)} blocks cached, {best.fetched_blocks} to fetch, "
+        f"starts in {best.queue_seconds:.3f} s, prefill takes {best.service_seconds:.3f} s, "
         f"best of {num_scored}"
     )
 
@@ -131,7 +134,8 @@ def _reason(best: ScoredWorker, query: PolicyQuery, num_scored: int) -> str:
 def _prefill_scores(
     snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig, stored: StoredPrefix | None
 ) -> tuple[ScoredWorker, ...]:
-    """Best first; sorting is stable, so of equals the ring's next comes first."""
+    """Score the prefill candidates, best first. Sorting is stable, so among equal scores the next
+    worker on the ring comes first."""
     if not len(snapshot.prefills):
         return ()
     views: Sequence[PrefillView] = (
@@ -141,8 +145,8 @@ def _prefill_scores(
             snapshot,
             query,
             config.ring_candidates,
-            config.holder_candidates,
-            config.least_candidates,
+            config.prefix_candidates,
+            config.least_loaded_candidates,
         )
     )
     scored = [_prefill_score(snapshot, query, config, view, stored) for view in views]
@@ -159,15 +163,15 @@ def _prefill_score(
     now = snapshot.now_seconds
     work = prefill_work(snapshot, query, view, stored)
     own = view.cost.seconds(query.num_tokens)
-    margin = min(config.margin_seconds, query.first_token_seconds * MAX_MARGIN_SHARE)
-    deadline = now + query.first_token_seconds + own - margin
-    then = forecast_queue(view, now, now + work.fetch_seconds, deadline, work.compute_seconds)
-    late = max(then.done_seconds - deadline, 0.0) if view.measured else 0.0
+    margin = min(config.ttft_margin_seconds, query.ttft_slo_seconds * MAX_MARGIN_SHARE)
+    deadline = now + query.ttft_slo_seconds + own - margin
+    forecast = forecast_queue(view, now, now + work.fetch_seconds, deadline, work.compute_seconds)
+    late = max(forecast.done_seconds - deadline, 0.0) if view.is_measured else 0.0
     wait = view.queue_seconds(now) + work.fetch_seconds
     score = wait + config.service_weight * work.compute_seconds
-    if view.measured:
-        score += SLO_MISS_PENALTY * ((late > 0) + then.num_harmed)
-    queue = max(then.done_seconds - now - work.compute_seconds, 0.0)
+    if view.is_measured:
+        score += SLO_MISS_PENALTY * ((late > 0) + forecast.num_made_late)
+    queue = max(forecast.done_seconds - now - work.compute_seconds, 0.0)
     return ScoredWorker(
         view.id, score, queue, work.compute_seconds, work.local_blocks, work.fetched_blocks, late
     )
@@ -179,17 +183,20 @@ def _prefill_score(
 def _decode_scores(
     snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig
 ) -> tuple[ScoredWorker, ...]:
-    """By what share of the memory will be promised; who would be too slow comes last. Of equals,
-    the ring's next after the request: two conductors think of different workers."""
+    """Score decode workers by the share of their memory that will be used; workers that would miss
+    the ITL SLO come last. Among equal scores the request's next worker on the ring comes first, so
+    that different conductors prefer different workers."""
     pool = snapshot.decodes
 
-    def able(names: Iterable[str]) -> Iterator[str]:
+    def eligible(names: Iterable[str]) -> Iterator[str]:
         fits = (name for name in names if pool[name].capacity_tokens >= query.num_tokens)
         return (name for name in fits if name not in query.excluded)
 
     ring = ring_successors(pool.ids, query.request_id.encode())
-    least = (view.id for view in pool.least())
-    names = dict.fromkeys((*islice(able(ring), 1), *islice(able(least), config.decode_candidates)))
+    least = (view.id for view in pool.by_load())
+    names = dict.fromkeys(
+        (*islice(eligible(ring), 1), *islice(eligible(least), config.decode_candidates))
+    )
     if not names and len(pool):
         _check_size(pool, query)
     scored = [_decode_score(snapshot, query, pool[name]) for name in names]
@@ -197,7 +204,7 @@ def _decode_scores(
 
 
 def _check_size(pool: WorkerPool[DecodeView], query: PolicyQuery) -> None:
-    """Raises Invalid for what nobody could hold, excluded or not."""
+    """Raise Invalid if the request fits no decode worker's memory, excluded or not."""
     most = max(view.capacity_tokens for view in pool)
     if most < query.num_tokens:
         raise Invalid(
@@ -209,11 +216,11 @@ def _check_size(pool: WorkerPool[DecodeView], query: PolicyQuery) -> None:
 
 
 def _decode_score(snapshot: Snapshot, query: PolicyQuery, view: DecodeView) -> ScoredWorker:
-    gap = view.step_seconds(1, query.num_tokens)
-    late = max(gap - query.token_gap_seconds, 0.0) if view.measured else 0.0
-    promised = view.promised_tokens + _needed_tokens(snapshot, query)
-    score = promised / view.capacity_tokens + SLO_MISS_PENALTY * (late > 0)
-    return ScoredWorker(view.id, score, 0.0, gap, late_seconds=late)
+    itl = view.step_seconds(1, query.num_tokens)
+    late = max(itl - query.itl_slo_seconds, 0.0) if view.is_measured else 0.0
+    projected = view.projected_tokens + _needed_tokens(snapshot, query)
+    score = projected / view.capacity_tokens + SLO_MISS_PENALTY * (late > 0)
+    return ScoredWorker(view.id, score, 0.0, itl, late_seconds=late)
 
 
 def _needed_tokens(snapshot: Snapshot, query: PolicyQuery) -> int:
@@ -228,14 +235,14 @@ def _check_admission(
     query: PolicyQuery,
     config: BatonPolicyConfig,
     best: ScoredWorker,
-    writer: ScoredWorker,
+    best_decode: ScoredWorker,
 ) -> None:
-    """Raises Overloaded, with the time after which it may be otherwise."""
-    decode = snapshot.decodes[writer.worker]
-    if writer.late_seconds and decode.num_requests:
+    """Raise Overloaded, with the time after which to retry, if the request must be rejected."""
+    decode = snapshot.decodes[best_decode.worker]
+    if best_decode.late_seconds and decode.num_requests:
         raise Overloaded(
-            f"tokens would come every {writer.service_seconds:.3f} s, which is more than "
-            f"{query.token_gap_seconds:.3f} s",
+            f"the inter-token latency would be {best_decode.service_seconds:.3f} s, which is more "
+            f"than the SLO of {query.itl_slo_seconds:.3f} s",
             retry_after_seconds=1.0,
         )
     if best.late_seconds and best.queue_seconds > IDLE_QUEUE_SECONDS:
@@ -244,7 +251,7 @@ def _check_admission(
             retry_after_seconds=max(best.late_seconds, 0.1),
         )
     if best.score >= SLO_MISS_PENALTY and not best.late_seconds:
-        raise Overloaded("requests that were let in before would be late", retry_after_seconds=1.0)
+        raise Overloaded("requests admitted earlier would miss their SLO", retry_after_seconds=1.0)
     needed = _needed_tokens(snapshot, query)
     wait = _wait_seconds(snapshot, query, decode, needed)
     if wait > 0:
@@ -253,24 +260,26 @@ def _check_admission(
             f"and {needed} are needed",
             retry_after_seconds=max(wait, 0.1),
         )
-    if snapshot.admitted.advantage(query.num_tokens) <= config.fair_advantage:
+    if snapshot.admission_rates.advantage(query.num_tokens) <= config.max_short_prompt_advantage:
         return
-    spare = snapshot.admitted.large_tokens
+    spare = snapshot.admission_rates.large_tokens
     wait = _wait_seconds(snapshot, query, decode, needed + spare)
     if wait > 0:
         raise Overloaded(
-            f"the least loaded decode worker keeps its last {spare} tokens for a longer prompt",
+            f"the least loaded decode worker reserves its last {spare} tokens of KV for a longer "
+            "prompt",
             retry_after_seconds=max(wait, 0.1),
         )
 
 
 def _wait_seconds(snapshot: Snapshot, query: PolicyQuery, decode: DecodeView, needed: int) -> float:
-    """By how much the KV would have to wait for room longer than even a short answer can make up
-    for. Promised tokens get free evenly, all of them within one answer's time."""
+    """Return how many seconds the KV would wait for free memory, minus what even a short answer can
+    make up by decoding faster than the ITL SLO. Assumes that the projected tokens are freed evenly,
+    all of them within the duration of one answer."""
     deficit = needed - decode.free_tokens
     if deficit <= 0 or not decode.num_requests:
         return 0.0
     step = decode.step_seconds()
-    drain = deficit / max(decode.promised_tokens, 1) * step * snapshot.answer_tokens
-    spare = max(query.token_gap_seconds - step, 0.0) * snapshot.short_answer_tokens
+    drain = deficit / max(decode.projected_tokens, 1) * step * snapshot.answer_tokens
+    spare = max(query.itl_slo_seconds - step, 0.0) * snapshot.short_answer_tokens
     return drain - spare

@@ -1,4 +1,4 @@
-"""Which few prefill workers are worth scoring."""
+"""Choose the few prefill workers that are worth scoring."""
 
 import hashlib
 from itertools import islice
@@ -12,12 +12,12 @@ def key_bytes(key: AnyBlockKey) -> bytes:
 
 
 def ring_key(snapshot: Snapshot, query: PolicyQuery) -> bytes:
-    """The chain key at the first depth that few enough requests share (at most a quarter of a
-    worker's fair part), since real traffic shares its first blocks; else the session, else the
-    request's id."""
+    """Return the key that is looked up on the hash ring. It is the first block key of the prompt
+    that few enough requests share (at most a quarter of a worker's fair share), since in real
+    traffic many requests have the same first blocks; else the session, else the request's id."""
     limit = 1 / (4 * max(len(snapshot.prefills), 1))
     for key in query.keys:
-        if snapshot.cache.share(key) <= limit:
+        if snapshot.cache.request_share(key) <= limit:
             return key_bytes(key)
     return (query.session or query.request_id).encode()
 
@@ -25,17 +25,17 @@ def ring_key(snapshot: Snapshot, query: PolicyQuery) -> bytes:
 def candidates(
     snapshot: Snapshot, query: PolicyQuery, num_ring: int, num_holders: int, num_least: int
 ) -> list[PrefillView]:
-    """The ring's next, those that hold most of the prompt, and one of the least loaded; of equals
-    in score, who comes first here is taken. Which of the least loaded, the request's hash says, so
-    that several conductors with the same old reports do not all flock to one. Who was excluded
-    is no candidate."""
+    """Return the next workers on the ring, those with most of the prompt cached, and one of the
+    least loaded, without excluded workers. Among equal scores the first in this order wins. The
+    request's hash selects one of the least loaded workers, so that several conductors with the same
+    stale reports do not all choose the same one."""
     pool = snapshot.prefills
     ring = ring_successors(pool.ids, ring_key(snapshot, query))
-    able = (view.id for view in pool.least() if view.id not in query.excluded)
-    least = list(islice(able, num_least))
+    eligible = (view.id for view in pool.by_load() if view.id not in query.excluded)
+    least = list(islice(eligible, num_least))
     names = (
         *islice((name for name in ring if name not in query.excluded), num_ring),
-        *snapshot.cache.holders(query.keys, num_holders),
+        *snapshot.cache.workers_with_prefix(query.keys, num_holders),
         *([least[hash_to_index(query.request_id, len(least))]] if least else ()),
     )
     known = (name for name in dict.fromkeys(names) if name in pool)
@@ -43,6 +43,6 @@ def candidates(
 
 
 def hash_to_index(request_id: str, count: int) -> int:
-    """A number in [0, count), always the same for a request."""
+    """Map a request to a number in [0, count), always the same one."""
     digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % count

@@ -1,4 +1,4 @@
-"""What was decided, why, and what else there was."""
+"""A placement decision: the chosen workers, the reason, and the scored alternatives."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,11 @@ from conductor.policy.snapshot import StoredPrefix
 
 @dataclass(frozen=True, slots=True)
 class ScoredWorker:
-    """A candidate: the lower the score, the better. ``local_blocks`` of the prompt are at hand
-    there; of ``fetched_blocks`` more, a peer's store has a copy that is worth its way.
-    ``late_seconds`` is by how much the first token is to miss its deadline."""
+    """A candidate worker; lower scores are better. ``local_blocks`` of the prompt are cached on the
+    worker or its host; ``fetched_blocks`` more are worth fetching from a peer's store.
+    ``late_seconds`` is by how much the SLO is predicted to be missed: by the first token for a
+    prefill worker, by the inter-token latency for a decode worker. ``service_seconds`` is the
+    predicted prefill time or decode step time."""
 
     worker: WorkerId
     score: float
@@ -23,15 +25,16 @@ class ScoredWorker:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Without ``prefill``, ``decode`` does the whole request. ``reuse`` names the store node to
-    fetch from; ``service_seconds`` is the predicted work of the prefill worker."""
+    """If ``prefill`` is None, ``decode`` serves the whole request. ``fetch_source`` is the store
+    node to fetch the prefix from; ``service_seconds`` is the predicted prefill time;
+    ``ttft_seconds`` and ``itl_seconds`` are predictions."""
 
     prefill: WorkerId | None
     decode: WorkerId
     reason: str
-    reuse: StoredPrefix | None = None
+    fetch_source: StoredPrefix | None = None
     service_seconds: float = 0.0
     ttft_seconds: float = 0.0
-    tbt_seconds: float = 0.0
+    itl_seconds: float = 0.0
     prefill_scores: tuple[ScoredWorker, ...] = ()
     decode_scores: tuple[ScoredWorker, ...] = ()

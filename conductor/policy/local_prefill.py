@@ -1,44 +1,46 @@
-"""Conditional disaggregation: when a decode worker had better read a prompt itself."""
+"""Conditional disaggregation: when a decode worker should prefill a prompt itself."""
 
 from conductor.policy.decision import Decision, ScoredWorker
 from conductor.policy.prefill_work import prefill_work
 from conductor.policy.snapshot import PolicyQuery, PrefillView, Snapshot, StoredPrefix
 
 MAX_LOCAL_PREFILL_SHARE = 0.6
-"""Of a decode worker's time. Its answers wait meanwhile, and short ones feel every prompt."""
+"""Maximum share of a decode worker's time for local prefill. Its decode batch waits meanwhile,
+which delays short answers most."""
 
 
 def local_prefill_decision(
     snapshot: Snapshot,
     query: PolicyQuery,
-    best: ScoredWorker,
-    writer: ScoredWorker,
+    best_prefill: ScoredWorker,
+    best_decode: ScoredWorker,
     stored: StoredPrefix | None,
 ) -> Decision | None:
-    """The decode worker for all of it, if that costs less than to compute elsewhere and ship. To
-    compute there holds up everybody in its batch, so that time counts once for each of them, and
-    what it has read of late must not take more of its time than :data:`MAX_LOCAL_PREFILL_SHARE`,
-    nor one prompt longer than the gap between two tokens may be."""
-    view = snapshot.decodes[writer.worker]
+    """Place the whole request on the decode worker if that costs less than a remote prefill and
+    the KV transfer; else return None. A local prefill delays every request in the decode batch, so
+    its time counts once for each of them. Recent local prefills must not have taken more of the
+    worker's time than :data:`MAX_LOCAL_PREFILL_SHARE`, and one prefill must not take longer than
+    the ITL SLO."""
+    view = snapshot.decodes[best_decode.worker]
     if view.prefill_cost is None:
         return None
     work = prefill_work(snapshot, query, PrefillView(view.id, view.prefill_cost, view.node), stored)
-    behind = max(view.reads_until_seconds - snapshot.now_seconds, 0.0)
-    if behind + work.compute_seconds > query.token_gap_seconds:
+    backlog = max(view.local_prefill_until_seconds - snapshot.now_seconds, 0.0)
+    if backlog + work.compute_seconds > query.itl_slo_seconds:
         return None
     missing = query.num_tokens - work.local_blocks * snapshot.block_tokens
-    shipping = snapshot.link.seconds(max(missing, 0) * snapshot.kv_bytes_per_token)
-    elsewhere = best.queue_seconds + best.service_seconds + shipping
-    here = work.fetch_seconds + work.compute_seconds * (1 + view.num_requests)
-    if here >= elsewhere:
+    transfer = snapshot.link.seconds(max(missing, 0) * snapshot.kv_bytes_per_token)
+    remote = best_prefill.queue_seconds + best_prefill.service_seconds + transfer
+    local = work.fetch_seconds + work.compute_seconds * (1 + view.num_requests)
+    if local >= remote:
         return None
     return Decision(
         None,
         view.id,
-        f"computes {work.compute_seconds:.3f} s itself, among {view.num_requests} others, rather "
-        f"than wait {elsewhere:.3f} s for another and the link",
+        f"local prefill of {work.compute_seconds:.3f} s, delaying {view.num_requests} requests, "
+        f"rather than {remote:.3f} s for a remote prefill and the KV transfer",
         stored if work.fetched_blocks else None,
         work.compute_seconds,
         work.fetch_seconds + work.compute_seconds,
-        writer.service_seconds,
+        best_decode.service_seconds,
     )

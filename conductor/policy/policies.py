@@ -1,4 +1,4 @@
-"""All policies by name."""
+"""All placement policies by name."""
 
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,8 @@ DEFAULT_POLICY = "baton"
 
 
 def get_policy(name: str, config: BatonPolicyConfig = BatonPolicyConfig()) -> PlacementPolicy:
-    """Raises Invalid. ``full_scan`` is Baton's score over all workers instead of a few."""
+    """Return the policy of that name. ``full_scan`` is Baton's policy, but scores all prefill
+    workers instead of a few candidates. Raises Invalid for an unknown name."""
     if name == DEFAULT_POLICY:
         return partial(_place, config=config)
     if name == "full_scan":
@@ -29,7 +30,8 @@ def _place(snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig) ->
 
 
 def _place_by_rule(snapshot: Snapshot, query: PolicyQuery, rule: PlacementPolicy) -> Decision:
-    """A rule knows neither of workers that failed the request nor of pools without any."""
+    """Apply a baseline rule. The rules handle neither excluded workers nor empty pools, so both are
+    handled here."""
     if query.excluded:
         prefills = _without(snapshot.prefills, query.excluded)
         decodes = _without(snapshot.decodes, query.excluded)
@@ -37,10 +39,10 @@ def _place_by_rule(snapshot: Snapshot, query: PolicyQuery, rule: PlacementPolicy
     if len(snapshot.prefills) and len(snapshot.decodes):
         return rule(snapshot, query)
     if len(snapshot.decodes):
-        decode = next(snapshot.decodes.least())
+        decode = next(snapshot.decodes.by_load())
         return Decision(None, decode.id, "no prefill worker is ready")
     if len(snapshot.prefills):
-        prefill = next(snapshot.prefills.least())
+        prefill = next(snapshot.prefills.by_load())
         seconds = prefill.cost.seconds(query.num_tokens)
         queue = prefill.queue_seconds(snapshot.now_seconds)
         reason = "no decode worker is ready"

@@ -1,4 +1,4 @@
-"""What of a prompt has to be computed at a worker: the rest is there, or worth fetching."""
+"""How much of a prompt a worker would have to compute: what is neither cached nor fetched."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,8 @@ from conductor.policy.snapshot import PolicyQuery, PrefillView, Snapshot, Stored
 
 @dataclass(frozen=True, slots=True)
 class PrefillWork:
-    """``compute_seconds`` of the worker's time; before it, ``fetch_seconds`` of a link's."""
+    """The work for a prompt on one worker: fetching ``fetched_blocks`` from a peer's store takes
+    ``fetch_seconds``, the prefill after it ``compute_seconds``; ``local_blocks`` are cached."""
 
     compute_seconds: float
     local_blocks: int
@@ -18,17 +19,17 @@ class PrefillWork:
 def prefill_work(
     snapshot: Snapshot, query: PolicyQuery, view: PrefillView, stored: StoredPrefix | None
 ) -> PrefillWork:
-    """The last token is always computed. Blocks of ``stored`` are fetched where that is quicker
-    than to compute them."""
-    most = query.num_tokens - 1
-    local = snapshot.cache.local_blocks(view, query.keys)
-    cached = min(local * snapshot.block_tokens, most)
-    alone = view.cost.seconds(query.num_tokens - cached, cached)
+    """Estimate the prefill work at a worker. The last token is always computed. The blocks of
+    ``stored`` are fetched if that is faster than computing them."""
+    max_cached = query.num_tokens - 1
+    local = snapshot.cache.num_local_blocks(view, query.keys)
+    cached = min(local * snapshot.block_tokens, max_cached)
+    without_fetch = view.cost.seconds(query.num_tokens - cached, cached)
     if stored is None or stored.num_blocks <= local:
-        return PrefillWork(alone, local)
-    reach = min(stored.num_blocks * snapshot.block_tokens, most)
-    fetch = snapshot.link.seconds((reach - cached) * snapshot.kv_bytes_per_token)
-    rest = view.cost.seconds(query.num_tokens - reach, reach)
-    if fetch + rest >= alone:
-        return PrefillWork(alone, local)
-    return PrefillWork(rest, local, stored.num_blocks - local, fetch)
+        return PrefillWork(without_fetch, local)
+    stored_tokens = min(stored.num_blocks * snapshot.block_tokens, max_cached)
+    fetch = snapshot.link.seconds((stored_tokens - cached) * snapshot.kv_bytes_per_token)
+    with_fetch = view.cost.seconds(query.num_tokens - stored_tokens, stored_tokens)
+    if fetch + with_fetch >= without_fetch:
+        return PrefillWork(without_fetch, local)
+    return PrefillWork(with_fetch, local, stored.num_blocks - local, fetch)

@@ -1,8 +1,8 @@
-"""What becomes of a worker's queue if one more prompt joins it.
+"""Forecast a prefill worker's queue if one more prompt joins it.
 
-Prompts are computed by earliest deadline, those that can't be in time any more behind all others
-(``baton.core.prefill_order``), so both the newcomer's first token and what it does to the others
-can be told from the queue.
+The prompt with the earliest deadline is computed first; prompts that can no longer meet theirs come
+after all others (``baton.core.prefill_order``). So the queue determines both when the new prompt's
+first token comes and which queued prompts it makes late.
 """
 
 from dataclasses import dataclass
@@ -12,30 +12,31 @@ from conductor.policy.snapshot import PrefillView
 
 @dataclass(frozen=True, slots=True)
 class QueueForecast:
-    """``done_seconds``: when the newcomer is computed. ``num_harmed`` of those that would have
-    been in time will not be."""
+    """``done_seconds`` is when the new prompt has been computed. ``num_made_late`` queued prompts
+    would miss their deadline only because of it."""
 
     done_seconds: float
-    num_harmed: int
+    num_made_late: int
 
 
 def forecast_queue(
     view: PrefillView, now_seconds: float, ready_seconds: float, deadline_seconds: float,
     work_seconds: float,
 ) -> QueueForecast:  # fmt: skip
-    """Of a prompt that may start at ``ready_seconds``, now or later."""
-    at, done, harmed = view.busy_until_seconds, -1.0, 0
-    for due in view.queue:
-        if at + due.work_seconds <= now_seconds:
-            at += due.work_seconds  # done since the queue was told
+    """Forecast the queue with a new prompt of ``work_seconds`` that can start at ``ready_seconds``,
+    which is now or later."""
+    at, done, num_made_late = view.busy_until_seconds, -1.0, 0
+    for queued in view.queue:
+        if at + queued.work_seconds <= now_seconds:
+            at += queued.work_seconds  # done since the queue was reported
             continue
-        if due.deadline_seconds < now_seconds + due.work_seconds:
-            continue  # it has lost; it waits for all others
-        if done < 0 and due.deadline_seconds > deadline_seconds:
+        if queued.deadline_seconds < now_seconds + queued.work_seconds:
+            continue  # it will be late anyway, and waits behind all others
+        if done < 0 and queued.deadline_seconds > deadline_seconds:
             at = done = max(at, ready_seconds) + work_seconds
-        at += due.work_seconds
-        in_time = at <= due.deadline_seconds
-        harmed += done >= 0 and not in_time and at - work_seconds <= due.deadline_seconds
+        at += queued.work_seconds
+        in_time = at <= queued.deadline_seconds
+        num_made_late += done >= 0 and not in_time and at - work_seconds <= queued.deadline_seconds
     if done < 0:
         done = max(at, ready_seconds) + work_seconds
-    return QueueForecast(done, harmed)
+    return QueueForecast(done, num_made_late)

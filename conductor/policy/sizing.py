@@ -1,10 +1,10 @@
-"""How many workers each pool should have: the rate of work against the rate of a worker.
+"""Compute how many workers each pool should have, from the load and the throughput of one worker.
 
-A pool grows at once, by as much as the load needs. It shrinks to the most that were needed in the
-last ``shrink_seconds``, and only as far as leaves ``shrink_utilisation``: so the load must grow by
-the ratio of the two utilisations before what was let go is missed. Neither pool gets too small for
-what was promised already. A queue makes a pool grow only by what it adds to the work of the next
-minute: who starts now comes too late for what waits now.
+A pool grows at once, by as much as the load needs. It shrinks to the most workers that were needed
+in the last ``shrink_seconds`` at a utilisation of ``shrink_utilisation``: so the load must grow by
+the ratio of ``utilisation`` to it before a removed worker is needed again. No pool becomes too
+small for the requests that were already admitted. A queue makes a pool grow only by what it adds to
+the work of the next minute: a worker that starts now is too late for the requests queued now.
 """
 
 import math
@@ -16,8 +16,8 @@ from conductor.load_forecast import LoadForecast
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizingConfig:
-    """``utilisation`` is aimed at when a pool grows, ``shrink_utilisation`` when it shrinks.
-    ``first_token_seconds`` and ``token_gap_seconds`` are the SLO."""
+    """``utilisation`` is the target when a pool grows, ``shrink_utilisation`` when it shrinks.
+    ``ttft_slo_seconds`` and ``itl_slo_seconds`` are the SLO."""
 
     min_prefill: int = 1
     max_prefill: int = 64
@@ -26,38 +26,42 @@ class SizingConfig:
     utilisation: float = 0.7
     shrink_utilisation: float = 0.6
     shrink_seconds: float = 300.0
-    first_token_seconds: float = 2.0
-    token_gap_seconds: float = 0.05
+    ttft_slo_seconds: float = 2.0
+    itl_slo_seconds: float = 0.05
 
 
 BACKLOG_SECONDS = 60.0
-"""In which what waits to be read is to be read, beside what comes."""
+"""Time in which queued prompts should be prefilled, in addition to new ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemandPeaks:
-    """How many workers of a pool would have done, since ``since_seconds``: ``peaks`` are (when, how
-    many) of the last ``shrink_seconds``, without those that were followed by as many or more."""
+    """How many workers of a pool were needed since ``since_seconds``. ``peaks`` are pairs (time,
+    number of workers) of the last ``shrink_seconds``, without those that were followed by an equal
+    or larger number."""
 
     since_seconds: float
     peaks: tuple[tuple[float, int], ...] = ()
 
-    def then(self, now_seconds: float, num_needed: int, shrink_seconds: float) -> "DemandPeaks":
+    def with_demand(
+        self, now_seconds: float, num_needed: int, shrink_seconds: float
+    ) -> "DemandPeaks":
         recent = (peak for peak in self.peaks if peak[0] > now_seconds - shrink_seconds)
         higher = (peak for peak in recent if peak[1] > num_needed)
         return DemandPeaks(self.since_seconds, (*higher, (now_seconds, num_needed)))
 
     @property
-    def most(self) -> int:
+    def max_needed(self) -> int:
         return self.peaks[0][1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolCapacity:
-    """What there is, and what one worker of each pool was measured to do: prompt tokens computed
-    per second, answer tokens per second while it keeps the SLO, tokens of KV (0 is not measured
-    yet). ``queued_prompt_tokens`` and ``promised_tokens`` of KV are owed already.
-    ``prefill_needs`` and ``decode_needs`` are those of the last :class:`PoolSizes`."""
+    """The current pool sizes, and what one worker of each pool was measured to do: prompt tokens
+    computed per second, answer tokens per second within the SLO, tokens of KV (0: not measured
+    yet). ``queued_prompt_tokens``, and ``projected_tokens`` of KV, are the demand of requests that
+    were already admitted. ``prefill_demand`` and ``decode_demand`` are those of the last
+    :class:`PoolSizes`."""
 
     now_seconds: float
     num_prefill: int
@@ -66,14 +70,14 @@ class PoolCapacity:
     decode_tokens_per_second: float
     decode_capacity_tokens: int
     queued_prompt_tokens: int = 0
-    promised_tokens: int = 0
-    prefill_needs: DemandPeaks | None = None
-    decode_needs: DemandPeaks | None = None
+    projected_tokens: int = 0
+    prefill_demand: DemandPeaks | None = None
+    decode_demand: DemandPeaks | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PoolAlternative:
-    """So many workers of a pool would be used so far."""
+    """The utilisation of a pool if it had ``num_workers``."""
 
     pool: str
     num_workers: int
@@ -86,41 +90,42 @@ class PoolSizes:
     decode: int
     reason: str
     alternatives: tuple[PoolAlternative, ...] = ()
-    prefill_needs: DemandPeaks | None = None
-    decode_needs: DemandPeaks | None = None
+    prefill_demand: DemandPeaks | None = None
+    decode_demand: DemandPeaks | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _PoolDemand:
-    """``load`` is in workers that would be busy all the time, ``owed`` in workers that the current
-    promises need: of those that there are, so many stay."""
+    """``load`` is the number of workers that would be busy all the time. ``committed`` is the
+    number that the already admitted requests need: the pool does not shrink below it."""
 
     name: str
     num_workers: int
     load: float
-    owed: int
-    least: int
-    most: int
-    needs: DemandPeaks | None
+    committed: int
+    min_workers: int
+    max_workers: int
+    demand: DemandPeaks | None
 
     def needed(self, utilisation: float) -> int:
-        """By the load, within the bounds."""
-        return min(max(math.ceil(self.load / utilisation - 1e-9), self.least), self.most)
+        """Return the number of workers that the load needs, within the bounds."""
+        num_workers = math.ceil(self.load / utilisation - 1e-9)
+        return min(max(num_workers, self.min_workers), self.max_workers)
 
     @property
     def kept(self) -> int:
-        """Who is there for what is owed stays, whatever the bounds are."""
-        return min(self.owed, self.num_workers)
+        """Existing workers that admitted requests need; they stay even beyond the bounds."""
+        return min(self.committed, self.num_workers)
 
     def utilisation(self, num_workers: int) -> float:
         return self.load / num_workers if num_workers else math.inf
 
 
 def size_pools(load: LoadForecast, pools: PoolCapacity, config: SizingConfig) -> PoolSizes:
-    """Both pools, each by itself."""
+    """Size both pools, each independently of the other."""
     prefill, decode = _prefill_pool(load, pools, config), _decode_pool(load, pools, config)
-    num_prefill, prefill_needs, prefill_reason = _sized(prefill, pools.now_seconds, config)
-    num_decode, decode_needs, decode_reason = _sized(decode, pools.now_seconds, config)
+    num_prefill, prefill_needs, prefill_reason = _size_pool(prefill, pools.now_seconds, config)
+    num_decode, decode_needs, decode_reason = _size_pool(decode, pools.now_seconds, config)
     return PoolSizes(
         num_prefill,
         num_decode,
@@ -138,76 +143,79 @@ def _prefill_pool(load: LoadForecast, pools: PoolCapacity, config: SizingConfig)
     return _PoolDemand(
         "prefill",
         pools.num_prefill,
-        _over(computed, speed, pools.num_prefill, config),
-        math.ceil(pools.queued_prompt_tokens / (speed * config.first_token_seconds))
+        _in_workers(computed, speed, pools.num_prefill, config),
+        math.ceil(pools.queued_prompt_tokens / (speed * config.ttft_slo_seconds))
         if speed
         else pools.num_prefill,
         config.min_prefill,
         config.max_prefill,
-        pools.prefill_needs,
+        pools.prefill_demand,
     )
 
 
 def _decode_pool(load: LoadForecast, pools: PoolCapacity, config: SizingConfig) -> _PoolDemand:
-    """By its speed or its memory, whichever is scarcer: an answer stays as long as it may take, and
-    has half of its tokens in the mean."""
-    made = load.requests_per_second * load.answer_tokens
-    resident = made * config.token_gap_seconds * (load.prompt_tokens + load.answer_tokens / 2)
+    """Compute the demand by speed or by memory, whichever is scarcer. An answer occupies memory for
+    as long as the ITL SLO allows, with half of its tokens on average."""
+    generated = load.requests_per_second * load.answer_tokens
+    resident = generated * config.itl_slo_seconds * (load.prompt_tokens + load.answer_tokens / 2)
     speed, memory = pools.decode_tokens_per_second, pools.decode_capacity_tokens
-    by_speed = _over(made, speed, pools.num_decode, config)
-    by_memory = _over(resident, memory, pools.num_decode, config)
+    by_speed = _in_workers(generated, speed, pools.num_decode, config)
+    by_memory = _in_workers(resident, memory, pools.num_decode, config)
     return _PoolDemand(
         "decode",
         pools.num_decode,
         max(by_speed, by_memory),
-        math.ceil(pools.promised_tokens / memory) if memory else pools.num_decode,
+        math.ceil(pools.projected_tokens / memory) if memory else pools.num_decode,
         config.min_decode,
         config.max_decode,
-        pools.decode_needs,
+        pools.decode_demand,
     )
 
 
-def _over(work: float, capacity: float, num_workers: int, config: SizingConfig) -> float:
-    """In workers. While nobody knows what one can do, those that are there are right."""
+def _in_workers(work: float, capacity: float, num_workers: int, config: SizingConfig) -> float:
+    """Return the work in units of workers. While a worker's capacity is unknown, assume that the
+    current number of workers is right."""
     return work / capacity if capacity else num_workers * config.utilisation
 
 
-def _sized(
+def _size_pool(
     pool: _PoolDemand, now_seconds: float, config: SizingConfig
 ) -> tuple[int, DemandPeaks, str]:
+    """Return the pool's new size, its demand peaks, and the reason."""
     grown, shrunk = pool.needed(config.utilisation), pool.needed(config.shrink_utilisation)
-    needs = (pool.needs or DemandPeaks(now_seconds)).then(
+    demand = (pool.demand or DemandPeaks(now_seconds)).with_demand(
         now_seconds, shrunk, config.shrink_seconds
     )
-    there = f"{pool.name} {pool.num_workers}"
+    current = f"{pool.name} {pool.num_workers}"
     if grown > pool.num_workers:
-        return grown, needs, f"{there} to {grown}: {_why(pool, grown, config.utilisation)}"
+        return grown, demand, f"{current} to {grown}: {_reason(pool, grown, config.utilisation)}"
     if shrunk >= pool.num_workers:
-        return pool.num_workers, needs, f"{there} stay: {pool.load:.2f} would be busy"
-    if needs.most >= pool.num_workers:
-        ago = f"{now_seconds - needs.peaks[0][0]:.0f} s ago"
-        return pool.num_workers, needs, f"{there} stay: {needs.most} were needed {ago}"
-    watched = now_seconds - needs.since_seconds
-    if watched < config.shrink_seconds:
-        passed = f"{watched:.0f} of {config.shrink_seconds:.0f} s"
-        return pool.num_workers, needs, f"{there} stay: {needs.most} have done for {passed}"
-    fewer = max(needs.most, pool.kept)
+        return pool.num_workers, demand, f"{current} stay: load of {pool.load:.2f} workers"
+    if demand.max_needed >= pool.num_workers:
+        ago = f"{now_seconds - demand.peaks[0][0]:.0f} s ago"
+        return pool.num_workers, demand, f"{current} stay: {demand.max_needed} were needed {ago}"
+    observed = now_seconds - demand.since_seconds
+    if observed < config.shrink_seconds:
+        passed = f"{observed:.0f} of {config.shrink_seconds:.0f} s"
+        reason = f"{demand.max_needed} would have been enough for {passed}"
+        return pool.num_workers, demand, f"{current} stay: {reason}"
+    fewer = max(demand.max_needed, pool.kept)
     if fewer == pool.num_workers:
-        return fewer, needs, f"{there} stay: what is promised needs them"
-    why = _why(pool, fewer, config.shrink_utilisation)
-    return fewer, needs, f"{there} to {fewer}: {why}"
+        return fewer, demand, f"{current} stay: the admitted requests need them"
+    reason = _reason(pool, fewer, config.shrink_utilisation)
+    return fewer, demand, f"{current} to {fewer}: {reason}"
 
 
-def _why(pool: _PoolDemand, num_workers: int, utilisation: float) -> str:
-    """What decided about this number."""
-    if num_workers == pool.most:
-        return f"{pool.load:.2f} would be busy, and {pool.most} is the most"
-    if num_workers == pool.owed > pool.needed(utilisation):
-        return f"what is promised needs {pool.owed}"
-    return f"{pool.load:.2f} would be busy, at {utilisation:.0%} at most"
+def _reason(pool: _PoolDemand, num_workers: int, utilisation: float) -> str:
+    """Say which limit decided on this number."""
+    if num_workers == pool.max_workers:
+        return f"load of {pool.load:.2f} workers, and {pool.max_workers} is the maximum"
+    if num_workers == pool.committed > pool.needed(utilisation):
+        return f"the admitted requests need {pool.committed}"
+    return f"load of {pool.load:.2f} workers, at most {utilisation:.0%} utilised"
 
 
 def _alternatives(pool: _PoolDemand, chosen: int) -> Iterator[PoolAlternative]:
-    """One less, the chosen number, and one more."""
+    """Yield the utilisation with one worker less, the chosen number, and one more."""
     for count in range(max(chosen - 1, 1), chosen + 2):
         yield PoolAlternative(pool.name, count, pool.utilisation(count))

@@ -9,12 +9,13 @@ from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import WorkerId
 
 AnyBlockKey = Hashable
-"""Of a block: a chain key, or a trace's id. Either stands for all blocks before it, too."""
+"""A block's key: a chained hash, or a block id from a trace. Either also identifies all blocks
+before it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class QueuedPrefill:
-    """Work that waits at a worker, and when it is to be done."""
+    """Prefill work queued at a worker, and its deadline."""
 
     deadline_seconds: float
     work_seconds: float
@@ -22,9 +23,10 @@ class QueuedPrefill:
 
 @dataclass(slots=True)
 class PrefillView:
-    """Its step ends at ``busy_until_seconds``; then it has all of ``queue``, by deadline, of
-    ``queued_tokens`` in all, to compute. ``node`` is its host's store. While its cost is not
-    ``measured``, it is a guess to prefer one by, and nobody is refused for it."""
+    """A prefill worker as the policies see it. Its current step ends at ``busy_until_seconds``;
+    then it computes ``queue``, ordered by deadline, of ``queued_tokens`` in total. ``node`` is its
+    host's store node. Unless ``is_measured``, its cost is a guess, which affects the choice of a
+    worker but never rejects a request."""
 
     id: WorkerId
     cost: PrefillCost
@@ -34,8 +36,8 @@ class PrefillView:
     num_requests: int = 0
     queued_tokens: int = 0
     free_at_seconds: float = 0.0
-    """When all of it will have been computed."""
-    measured: bool = True
+    """When the whole queue will have been computed."""
+    is_measured: bool = True
 
     @property
     def load(self) -> float:
@@ -47,9 +49,9 @@ class PrefillView:
 
 @dataclass(slots=True)
 class DecodeView:
-    """Of all requests that it has or will get: ``context_tokens`` are held once all are there,
-    ``promised_tokens`` is what they will have grown to, both as of ``as_of_seconds``. ``measured``
-    as of prefill workers."""
+    """A decode worker as the policies see it. As of ``as_of_seconds``, the requests that it has or
+    will get have ``context_tokens`` of KV once all have arrived, and are expected to grow to
+    ``projected_tokens`` in total. ``is_measured``: as in :class:`PrefillView`."""
 
     id: WorkerId
     cost: DecodeCost
@@ -57,24 +59,25 @@ class DecodeView:
     node: str = ""
     num_requests: int = 0
     context_tokens: int = 0
-    promised_tokens: int = 0
-    reads_until_seconds: float = 0.0
-    """Until when it had better read no further prompt: see ``policy/alone.py``."""
+    projected_tokens: int = 0
+    local_prefill_until_seconds: float = 0.0
+    """The time before which it should prefill no further prompt: see
+    ``conductor/policy/local_prefill.py``."""
     as_of_seconds: float = 0.0
-    measured: bool = True
+    is_measured: bool = True
     prefill_cost: PrefillCost | None = None
-    """None: it is not to read prompts while others can."""
+    """None: it must not prefill prompts while prefill workers are available."""
 
     @property
     def load(self) -> float:
-        return self.promised_tokens / self.capacity_tokens
+        return self.projected_tokens / self.capacity_tokens
 
     @property
     def free_tokens(self) -> int:
-        return self.capacity_tokens - self.promised_tokens
+        return self.capacity_tokens - self.projected_tokens
 
     def step_seconds(self, more_requests: int = 0, more_tokens: int = 0) -> float:
-        """Predicted time between two tokens, once it has that much more."""
+        """Predict the inter-token latency if so many requests and tokens of context are added."""
         return self.cost.seconds(
             self.num_requests + more_requests, self.context_tokens + more_tokens
         )
@@ -84,8 +87,8 @@ WorkerViewT = TypeVar("WorkerViewT", PrefillView, DecodeView)
 
 
 class WorkerPool(Generic[WorkerViewT]):
-    """The workers of one kind, by id and in the order of their load. Who changes a view brackets
-    that with :meth:`take` and :meth:`put`."""
+    """The workers of one role, by id and ordered by load. To change a view, call
+    :meth:`take_for_update` before and :meth:`put` after it, which keep the order."""
 
     def __init__(self, views: Sequence[WorkerViewT] = ()) -> None:
         self._views: dict[str, WorkerViewT] = {}
@@ -94,7 +97,7 @@ class WorkerPool(Generic[WorkerViewT]):
         for view in views:
             self.put(view)
 
-    def take(self, worker: WorkerId) -> WorkerViewT:
+    def take_for_update(self, worker: WorkerId) -> WorkerViewT:
         view = self._views[worker]
         del self._order[bisect_left(self._order, (view.load, worker))]
         return view
@@ -106,18 +109,18 @@ class WorkerPool(Generic[WorkerViewT]):
         insort(self._order, (view.load, view.id))
 
     def remove(self, worker: WorkerId) -> None:
-        self.take(worker)
+        self.take_for_update(worker)
         del self._views[worker]
         self._ids = None
 
-    def least(self) -> Iterator[WorkerViewT]:
-        """From the least loaded on; equals by their ids."""
+    def by_load(self) -> Iterator[WorkerViewT]:
+        """Iterate from the least loaded worker on; equal loads are ordered by id."""
         for _, worker in self._order:
             yield self._views[worker]
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Sorted, as the ring wants them."""
+        """Worker ids, sorted as the hash ring requires."""
         if self._ids is None:
             self._ids = tuple(sorted(self._views))
         return self._ids
@@ -137,33 +140,36 @@ class WorkerPool(Generic[WorkerViewT]):
 
 @dataclass(frozen=True, slots=True)
 class StoredPrefix:
-    """The store node that holds most of a chain's leading blocks."""
+    """The store node that has most of a prompt's leading blocks, and how many."""
 
     node: str
     num_blocks: int
 
 
 class CacheView(Protocol):
-    """What is believed about where blocks lie."""
+    """An estimate of where blocks are cached."""
 
-    def local_blocks(self, view: PrefillView, keys: Sequence[AnyBlockKey]) -> int:
-        """Leading blocks on the worker or in its host's store."""
+    def num_local_blocks(self, view: PrefillView, keys: Sequence[AnyBlockKey]) -> int:
+        """Return the number of leading blocks on the worker or in its host's store."""
         ...
 
-    def holders(self, keys: Sequence[AnyBlockKey], count: int) -> list[WorkerId]:
-        """Prefill workers with most of the leading blocks at hand, best first."""
+    def workers_with_prefix(self, keys: Sequence[AnyBlockKey], count: int) -> list[WorkerId]:
+        """Return prefill workers with most of the leading blocks on the device or host, best
+        first."""
         ...
 
-    def stored(self, keys: Sequence[AnyBlockKey]) -> StoredPrefix | None: ...
+    def longest_stored_prefix(self, keys: Sequence[AnyBlockKey]) -> StoredPrefix | None:
+        """Return the store node with most of the leading blocks; None if no node has any."""
+        ...
 
-    def share(self, key: AnyBlockKey) -> float:
-        """The key's share of recent requests, 0 to 1."""
+    def request_share(self, key: AnyBlockKey) -> float:
+        """Return the share of recent requests that have this block, 0 to 1."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LinkSpeed:
-    """Between hosts, and from a host's store to its own workers."""
+    """Bandwidth between hosts, and from a host's store to its own workers."""
 
     bytes_per_second: float
     host_bytes_per_second: float
@@ -175,23 +181,26 @@ class LinkSpeed:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRates:
-    """What became of recent requests, by the quarters of their prompts' lengths:
-    ``edges_tokens`` are between them, ``shares`` say how many were let in, 0 to 1."""
+    """Admission rates of recent requests, by quartile of prompt length. ``edges_tokens`` separate
+    the quartiles; ``admitted_shares`` are the shares of requests that were admitted, 0 to 1."""
 
     edges_tokens: tuple[int, ...] = ()
-    shares: tuple[float, ...] = (1.0,)
+    admitted_shares: tuple[float, ...] = (1.0,)
     large_tokens: int = 0
-    """199 of 200 are shorter."""
+    """The 99.5th percentile of prompt lengths."""
 
     def advantage(self, num_tokens: int) -> float:
-        """How much more often such prompts are let in than those that fare worst."""
-        return self.shares[bisect_left(self.edges_tokens, num_tokens)] - min(self.shares)
+        """Return how much higher the admission rate is for prompts of this length than in the
+        quartile with the lowest rate."""
+        return self.admitted_shares[bisect_left(self.edges_tokens, num_tokens)] - min(
+            self.admitted_shares
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """``num_placed`` counts decisions; ``answer_tokens`` is the mean of recent answers, and nine in
-    ten were longer than ``short_answer_tokens``."""
+    """The cluster at the moment of a decision. ``num_placed`` counts decisions. ``answer_tokens``
+    is the mean length of recent answers, ``short_answer_tokens`` their 10th percentile."""
 
     now_seconds: float
     num_placed: int
@@ -203,15 +212,16 @@ class Snapshot:
     link: LinkSpeed
     answer_tokens: float = 256.0
     short_answer_tokens: float = 16.0
-    admitted: AdmissionRates = AdmissionRates()
+    admission_rates: AdmissionRates = AdmissionRates()
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyQuery:
-    """``num_tokens`` are prompt and emitted tokens, ``keys`` those of their full blocks. The SLO:
-    the first token within ``first_token_seconds`` (infinite: whenever) beyond what an idle worker
-    with an empty cache takes, and the mean gap between tokens. ``promised`` was let in before: it
-    is not refused."""
+    """A request to place. ``num_tokens`` counts prompt and emitted tokens; ``keys`` are those of
+    their full blocks. The SLO: the first token comes at most ``ttft_slo_seconds`` (infinite: no
+    limit) later than from an idle worker with an empty cache, and the mean inter-token latency is
+    at most ``itl_slo_seconds``. ``must_admit``: the request was admitted before, or admission is
+    off, so it must not be rejected."""
 
     request_id: str
     num_tokens: int
@@ -219,6 +229,6 @@ class PolicyQuery:
     keys: Sequence[AnyBlockKey]
     session: str = ""
     excluded: frozenset[WorkerId] = frozenset()
-    first_token_seconds: float = 2.0
-    token_gap_seconds: float = 0.05
-    promised: bool = False
+    ttft_slo_seconds: float = 2.0
+    itl_slo_seconds: float = 0.05
+    must_admit: bool = False

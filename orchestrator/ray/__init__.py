@@ -1,1 +1,1 @@
-"""Workers as actors of a Ray cluster."""
+"""Workers as actors in a Ray cluster."""

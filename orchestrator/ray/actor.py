@@ -1,8 +1,8 @@
-"""What runs on a node of Ray: an actor that keeps one worker's process alive.
+"""The Ray actor that keeps one worker's process alive on a Ray node.
 
-The worker is the ordinary program (``baton serve ROLE``) in a process of its own: what crashes it
-does not take the actor along, its threads and environment are as everywhere, and the kernel ends
-it with the actor.
+The worker is the ordinary program (``baton serve ROLE``) in its own process: a crash of it does not
+end the actor, its threads and environment are the same as with other backends, and the kernel ends
+it together with the actor.
 """
 
 import asyncio
@@ -20,65 +20,64 @@ from orchestrator.launch_specs import RemoteWorkerSpec
 
 
 class WorkerActor:
-    """Arguments and answers are plain values. ``order`` are the fields of an
-    :class:`~orchestrator.launch_specs.RemoteWorkerSpec`; ``networked`` says that the worker listens
-    on its node's own address, for other nodes."""
+    """Supervises one worker. Arguments and results are plain values. ``spec`` holds the fields of
+    a :class:`~orchestrator.launch_specs.RemoteWorkerSpec`. If ``spans_machines``, the worker
+    listens on its node's own address, which other nodes can reach."""
 
-    def __init__(self, order: dict[str, Any], networked: bool) -> None:
-        self._order = RemoteWorkerSpec(**order)
+    def __init__(self, spec: dict[str, Any], spans_machines: bool) -> None:
+        self._spec = RemoteWorkerSpec(**spec)
         self._ip = ray.util.get_node_ip_address()
-        spec = self._spec(self._ip if networked else None)
         self._child = ChildProcess(
-            spec,
+            self._child_spec(self._ip if spans_machines else None),
             SystemClock(),
-            self._notice,
-            self._order.drain_seconds,
-            self._order.hung_seconds,
+            self._on_child_change,
+            self._spec.drain_seconds,
+            self._spec.hung_seconds,
         )
-        self._life: asyncio.Task[None] | None = None
-        self._number = 0
+        self._run_task: asyncio.Task[None] | None = None
+        self._state_number = 0
         self._changed = asyncio.Event()
 
     async def follow(self, seen: int) -> dict[str, Any]:
-        """The worker's state, once there is another than number ``seen``. The first call starts
-        the worker. For one caller at a time."""
-        if self._life is None:
-            self._life = asyncio.create_task(self._live())
-        while self._number == seen:
+        """Wait for a newer state of the worker than number ``seen``, and return it. The first call
+        starts the worker. Only one caller at a time."""
+        if self._run_task is None:
+            self._run_task = asyncio.create_task(self._run_child())
+        while self._state_number == seen:
             self._changed.clear()
             await self._changed.wait()
         return {
-            "number": self._number,
+            "number": self._state_number,
             "state": asdict(self._child.state),
-            "ended": self._life.done(),
-            "failed_to_start": self._child.failed_to_start,
+            "ended": self._run_task.done(),
+            "failed_to_start": self._child.has_failed_to_start,
             "ip": self._ip,
             "node_id": ray.get_runtime_context().get_node_id(),
         }
 
     async def stop(self) -> None:
-        """Drains the worker; returns when it has ended."""
+        """Drain the worker; return when it has ended."""
         await self._child.stop()
 
-    async def _live(self) -> None:
+    async def _run_child(self) -> None:
         await self._child.run()
-        # Once more: only now this task is about to be done.
-        asyncio.get_running_loop().call_soon(self._notice, self._child)
+        # Report once more after this task is done, so that `follow` returns "ended".
+        asyncio.get_running_loop().call_soon(self._on_child_change, self._child)
 
-    def _notice(self, child: ChildProcess) -> None:
-        self._number += 1
+    def _on_child_change(self, child: ChildProcess) -> None:
+        self._state_number += 1
         self._changed.set()
 
-    def _spec(self, listen_at: str | None) -> ChildProcessSpec:
-        order = self._order
+    def _child_spec(self, listen_at: str | None) -> ChildProcessSpec:
+        spec = self._spec
         here = {"grpc_host": listen_at} if listen_at else {}
-        environment = child_environment(order.settings | here, thread_environment(order.threads))
-        command = (sys.executable, *order.command)
-        return ChildProcessSpec(order.id, order.role, command, environment, self._log())
+        environment = child_environment(spec.settings | here, thread_environment(spec.threads))
+        command = (sys.executable, *spec.command)
+        return ChildProcessSpec(spec.id, spec.role, command, environment, self._log())
 
     def _log(self) -> Path:
-        """Where ``baton logs`` looks, if this is the supervisor's machine."""
-        there = Path(self._order.home)
-        path = (there if there.is_dir() else baton_home()) / self._order.log
+        """Return the log's path; on the supervisor's machine, it is where ``baton logs`` looks."""
+        home = Path(self._spec.home)
+        path = (home if home.is_dir() else baton_home()) / self._spec.log
         path.parent.mkdir(parents=True, exist_ok=True)
         return path

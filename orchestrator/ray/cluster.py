@@ -1,8 +1,8 @@
-"""A connection to Ray: to one that is started for this cluster alone, or to one that runs already.
+"""A connection to a Ray cluster: a private one started for this Baton cluster, or an existing one.
 
-Ray is inside the trust boundary: whoever reaches its ports can run code on its nodes, and its own
-calls serialise with cloudpickle. What we send through it are plain values. A Ray of our own
-listens on loopback, and asks for a token that only this process knows.
+Ray is inside the trust boundary: any client that reaches its ports can run code on its nodes, and
+its own calls serialise with cloudpickle. We send only plain values through it. A private Ray
+listens on loopback, and requires a token that only this process knows.
 """
 
 import asyncio
@@ -34,24 +34,24 @@ from orchestrator.launch_specs import RemoteWorkerSpec
 from orchestrator.ray.actor import WorkerActor
 
 MAX_RESTARTS = 3
-"""Of an actor by Ray, on whatever node has room; after that it is made anew."""
+"""How often Ray restarts an actor, on whatever node has room; after that we create a new one."""
 
-CONNECT_SECONDS = 5.0
+CONNECT_TIMEOUT_SECONDS = 5.0
 OBJECT_STORE_BYTES = 80 * 2**20
-"""Ray's smallest, nearly: nothing is ever put there."""
+"""Size of Ray's object store: nearly the smallest that Ray allows, since nothing is put there."""
 
 NODE_AFFINITY = 0.001
-"""Of the resource that every node has under its address: who asks for it runs there."""
+"""The amount of a node's own resource (``node:ADDRESS``) that a worker requests to run there."""
 
 Result = TypeVar("Result")
 
 
 class ActorLost(Exception):
-    """An actor does not answer: Ray brings it back, or (``for_good``) it doesn't."""
+    """An actor does not answer. Ray will restart it, unless ``is_permanent``."""
 
-    def __init__(self, why: str, for_good: bool) -> None:
-        super().__init__(why)
-        self.for_good = for_good
+    def __init__(self, reason: str, is_permanent: bool) -> None:
+        super().__init__(reason)
+        self.is_permanent = is_permanent
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,66 +64,69 @@ class PlacedActor:
 
 
 class RayCluster:
-    """``connect`` first, ``close`` last. All of Ray's calls run in one thread of ours: they block,
-    and the processes of a Ray of our own end with the thread that has started them."""
+    """A connection to Ray; call ``connect`` first and ``close`` last. All calls to Ray run in one
+    thread, because they block, and because the processes of a private Ray end with the thread that
+    started them."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
-        self.folder = ""
-        """Of a Ray of our own: its files and sockets. Only our user may enter it."""
-        self._homes: dict[str, tuple[str, str]] = {}
-        self._bundle: dict[str, float] = {}
-        self.host = LOOPBACK[0]
-        """Where the supervisor's own programs listen."""
-        self.networked = False
+        self.private_folder = ""
+        """The folder with the files and sockets of a private Ray, accessible only to our user."""
+        self._node_by_worker: dict[str, tuple[str, str]] = {}
+        self._worker_resources: dict[str, float] = {}
+        self.supervisor_host = LOOPBACK[0]
+        """The address on which the supervisor's own programs listen."""
+        self.spans_machines = False
         """Whether workers may run on other machines than this one."""
 
-    # -- life -------------------------------------------------------------------------------
+    # -- connection -------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Raises Unavailable."""
+        """Start a private Ray, or connect to the given one. Raises Unavailable."""
         try:
             await self._in_thread(self._connect)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-            where = self._settings.ray_address or "of our own"
-            raise Unavailable(f"Ray {where} can't be reached: {_first_line(error)}") from error
+            address = self._settings.ray_address
+            ray_name = f"Ray at {address}" if address else "a private Ray"
+            raise Unavailable(f"{ray_name} can't be reached: {_first_line(error)}") from error
 
     async def close(self) -> None:
         await self._in_thread(ray.shutdown)
         self._thread.shutdown()
-        if self.folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        if self.private_folder:
+            shutil.rmtree(self.private_folder, ignore_errors=True)
 
     def _connect(self) -> None:
         address = self._settings.ray_address
         quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL}
         if address is None:
-            # Ray opens its own folder to everybody (0777), so that lies in one which only we enter.
-            self.folder = tempfile.mkdtemp(prefix="baton-ray-")
+            # Ray makes its folder accessible to everybody (0777): put it into one that is not.
+            self.private_folder = tempfile.mkdtemp(prefix="baton-ray-")
             ray.init(
                 "local",
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE_BYTES,
-                _temp_dir=str(Path(self.folder) / "r"),  # short: paths of sockets end at 107 bytes
+                # A short path, since socket paths are limited to 107 bytes.
+                _temp_dir=str(Path(self.private_folder) / "r"),
                 **quiet,
             )
         else:
-            _knock(address)
+            _check_reachable(address)
             ray.init(address, **quiet)
-        self._look_around()
+        self._read_nodes()
 
-    def _look_around(self) -> None:
+    def _read_nodes(self) -> None:
         settings, here = self._settings, ray.util.get_node_ip_address()
         addresses = {node["NodeManagerAddress"] for node in _nodes()}
-        self.networked = len(addresses) > 1 or settings.grpc_host not in LOOPBACK
-        if self.networked:
-            self.host = here
-        self._bundle = {"CPU": settings.ray_worker_cpus}
+        self.spans_machines = len(addresses) > 1 or settings.grpc_host not in LOOPBACK
+        if self.spans_machines:
+            self.supervisor_host = here
+        self._worker_resources = {"CPU": settings.ray_worker_cpus}
         if gpus := self._gpus():
-            self._bundle["GPU"] = gpus
-        if not self.networked:
-            self._bundle[f"node:{here}"] = NODE_AFFINITY
+            self._worker_resources["GPU"] = gpus
+        if not self.spans_machines:
+            self._worker_resources[f"node:{here}"] = NODE_AFFINITY
 
     def _gpus(self) -> float:
         if self._settings.ray_worker_gpus is not None:
@@ -134,90 +137,93 @@ class RayCluster:
 
     # -- workers ----------------------------------------------------------------------------
 
-    async def check(self, count: int) -> None:
-        """Raises Unavailable when so many workers could not run here even if nobody else did."""
-        there = await self._in_thread(ray.cluster_resources)
-        for name, each in self._wanted().items():
-            if each * count > there.get(name, 0.0):
+    async def check_capacity(self, count: int) -> None:
+        """Raise Unavailable when ``count`` workers could not run even if Ray ran nothing else."""
+        total = await self._in_thread(ray.cluster_resources)
+        for name, each in self._requested_resources().items():
+            if each * count > total.get(name, 0.0):
                 raise Unavailable(
                     f"{count} workers need {each * count:g} {name}, and Ray has "
-                    f"{there.get(name, 0.0):g}: start fewer, add nodes, or lower "
+                    f"{total.get(name, 0.0):g}: start fewer, add nodes, or lower "
                     f"ray_worker_{name.lower()}s ({each:g})"
                 )
 
-    async def place(self, order: RemoteWorkerSpec) -> PlacedActor:
-        """Reserves, and starts as soon as there is room. Ends with :meth:`let_go`. Raises
-        ActorLost."""
+    async def create_actor(self, spec: RemoteWorkerSpec) -> PlacedActor:
+        """Create an actor, which starts as soon as its reserved resources are free. The caller must
+        release it. Raises ActorLost."""
         try:
-            return await self._in_thread(lambda: self._place(order))
+            return await self._in_thread(lambda: self._create_actor(spec))
         except (RayError, ConnectionError) as error:
-            raise ActorLost(_first_line(error), for_good=True) from error
+            raise ActorLost(_first_line(error), is_permanent=True) from error
 
-    async def ask(self, placed: PlacedActor, method: str, *arguments: int) -> Any:
-        """What the actor answers, however long it takes. Raises ActorLost."""
+    async def call_actor(self, placed: PlacedActor, method: str, *arguments: int) -> Any:
+        """Call a method of the actor and return its result, without a timeout. Raises ActorLost."""
         reference = await self._in_thread(lambda: getattr(placed.actor, method).remote(*arguments))
         try:
             return await _result(reference)
         except ActorUnavailableError as error:
-            raise ActorLost(_first_line(error), for_good=False) from error
+            raise ActorLost(_first_line(error), is_permanent=False) from error
         except RayError as error:
-            raise ActorLost(_first_line(error), for_good=True) from error
+            raise ActorLost(_first_line(error), is_permanent=True) from error
 
-    async def waits_for(self, placed: PlacedActor) -> str:
-        """The resources that a worker waits for, in words; empty when it has them, or Ray does not
-        say."""
+    async def describe_missing_resources(self, placed: PlacedActor) -> str:
+        """Describe the resources that a worker waits for; empty when it has them, or when Ray does
+        not say."""
         try:
-            return await self._in_thread(lambda: self._waits_for(placed))
+            return await self._in_thread(lambda: self._describe_missing_resources(placed))
         except (RayError, ConnectionError):
             return ""
 
-    def settle(self, placed: PlacedActor, node_id: str) -> None:
-        """Where a worker has come to run, which need not be where it was to."""
-        role, _ = self._homes[placed.worker_id]
-        self._homes[placed.worker_id] = (role, node_id)
+    def record_node(self, placed: PlacedActor, node_id: str) -> None:
+        """Record the node on which a worker runs, which need not be the one that was preferred."""
+        role, _ = self._node_by_worker[placed.worker_id]
+        self._node_by_worker[placed.worker_id] = (role, node_id)
 
-    async def let_go(self, placed: PlacedActor) -> None:
-        """Ends the actor, and with it what it runs."""
-        self._homes.pop(placed.worker_id, None)
-        await self._in_thread(lambda: _let_go(placed))
+    async def release_actor(self, placed: PlacedActor) -> None:
+        """Kill the actor, which ends its worker, too, and free its resources."""
+        self._node_by_worker.pop(placed.worker_id, None)
+        await self._in_thread(lambda: _release(placed))
 
-    def _place(self, order: RemoteWorkerSpec) -> PlacedActor:
-        # One bundle is never torn apart, and of all strategies only this one takes a wish for a
-        # node: the one that has the fewest of us. Else Ray would fill one node after the other.
-        node = self._emptiest(order.role)
+    def _create_actor(self, order: RemoteWorkerSpec) -> PlacedActor:
+        # Prefer the node with the fewest workers; Ray itself would fill one node after the other.
+        # Only this strategy accepts a preferred node; a single bundle is never split anyway.
+        node = self._least_used_node(order.role)
         group = placement_group(
-            [self._bundle], strategy="STRICT_PACK", _soft_target_node_id=node or None
+            [self._worker_resources], strategy="STRICT_PACK", _soft_target_node_id=node or None
         )
-        self._homes[order.id] = (order.role, node)
+        self._node_by_worker[order.id] = (order.role, node)
         actor = ray.remote(WorkerActor).options(
-            num_cpus=self._bundle["CPU"],
-            num_gpus=self._bundle.get("GPU", 0),
+            num_cpus=self._worker_resources["CPU"],
+            num_gpus=self._worker_resources.get("GPU", 0),
             max_restarts=MAX_RESTARTS,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group),
         )
-        return PlacedActor(order.id, actor.remote(asdict(order), self.networked), group)
+        return PlacedActor(order.id, actor.remote(asdict(order), self.spans_machines), group)
 
-    def _emptiest(self, role: str) -> str:
-        """Of this role first, then of both; the id breaks ties."""
-        same = Counter(node for other, node in self._homes.values() if other == role)
-        both = Counter(node for _, node in self._homes.values())
+    def _least_used_node(self, role: str) -> str:
+        """Return the node with the fewest workers of this role, among equals with the fewest of
+        both roles, and then the first by id."""
+        same_role = Counter(node for other, node in self._node_by_worker.values() if other == role)
+        both_roles = Counter(node for _, node in self._node_by_worker.values())
         ids = [str(node["NodeID"]) for node in _nodes()]
-        return min(ids, key=lambda node: (same[node], both[node], node), default="")
+        return min(ids, key=lambda node: (same_role[node], both_roles[node], node), default="")
 
-    def _waits_for(self, placed: PlacedActor) -> str:
+    def _describe_missing_resources(self, placed: PlacedActor) -> str:
         if placement_group_table(placed.group).get("state") == "CREATED":
             return ""
         if not _nodes():
-            return "Ray has no machine left"
-        free, there = ray.available_resources(), ray.cluster_resources()
-        told = [
-            f"{each:g} {name} ({free.get(name, 0.0):g} of {there.get(name, 0.0):g} are free)"
-            for name, each in self._wanted().items()
+            return "waits for Ray, which has no live node"
+        free, total = ray.available_resources(), ray.cluster_resources()
+        needs = [
+            f"{each:g} {name} ({free.get(name, 0.0):g} of {total.get(name, 0.0):g} are free)"
+            for name, each in self._requested_resources().items()
         ]
-        return f"waits for a node of Ray with {', '.join(told)}"
+        return f"waits for a Ray node with {', '.join(needs)}"
 
-    def _wanted(self) -> dict[str, float]:
-        return {name: each for name, each in self._bundle.items() if each != NODE_AFFINITY}
+    def _requested_resources(self) -> dict[str, float]:
+        return {
+            name: each for name, each in self._worker_resources.items() if each != NODE_AFFINITY
+        }
 
     async def _in_thread(self, function: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
@@ -227,40 +233,40 @@ def _nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def _let_go(placed: PlacedActor) -> None:
+def _release(placed: PlacedActor) -> None:
     with contextlib.suppress(RayError, ValueError):
         ray.kill(placed.actor)
     with contextlib.suppress(RayError, ValueError):
         remove_placement_group(placed.group)
 
 
-def _knock(address: str) -> None:
-    """Ray itself tries for minutes. Raises OSError."""
+def _check_reachable(address: str) -> None:
+    """Raise OSError when nothing listens at ``address``; Ray itself would retry for minutes."""
     host, _, port = address.rpartition(":")
     if host:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_SECONDS).close()
 
 
 async def _result(reference: Any) -> Any:
-    """Of a call to an actor. Whoever stops waiting leaves the call alone."""
+    """Await the result of a call to an actor. Cancelling the wait does not cancel the call."""
     loop = asyncio.get_running_loop()
-    mine: asyncio.Future[Any] = loop.create_future()
+    local: asyncio.Future[Any] = loop.create_future()
 
-    def settle(told: "Future[Any]") -> None:
-        if mine.done():
+    def copy_result(remote: "Future[Any]") -> None:
+        if local.done():
             return
-        error = told.exception()
+        error = remote.exception()
         if error is None:
-            mine.set_result(told.result())
+            local.set_result(remote.result())
         else:
-            mine.set_exception(error)
+            local.set_exception(error)
 
-    def done(told: "Future[Any]") -> None:
+    def on_done(remote: "Future[Any]") -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, told)
+            loop.call_soon_threadsafe(copy_result, remote)
 
-    reference.future().add_done_callback(done)
-    return await mine
+    reference.future().add_done_callback(on_done)
+    return await local
 
 
 def _first_line(error: BaseException) -> str:

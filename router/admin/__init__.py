@@ -1,1 +1,1 @@
-"""Routes for operators: pools, drains, explanations, usage."""
+"""HTTP routes for operators: pools, draining, request records, usage."""

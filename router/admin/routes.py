@@ -1,4 +1,5 @@
-"""Resizing over HTTP: the supervisor that started this router is asked on behalf of an admin."""
+"""Admin routes for worker pools: requests to resize a pool or drain a worker go to the supervisor
+that started this router."""
 
 import asyncio
 from pathlib import Path
@@ -15,56 +16,59 @@ from router.openai.context import RouterContext
 MAX_BODY_BYTES = 4096
 
 PROXY_HEADERS = frozenset({"forwarded", "via", "x-forwarded-for", "x-real-ip"})
-"""A proxy on this machine sends them for clients that are elsewhere."""
+"""Headers that proxies add. A request with one of them may come from a remote client, although the
+proxy is on this machine."""
 
 
-def add_admin_routes(app: FastAPI, service: RouterContext) -> None:
-    """Each route answers with the pools as they are: what was begun goes on for a while."""
+def add_admin_routes(app: FastAPI, context: RouterContext) -> None:
+    """Add the routes. Each responds with the pools as they are now, since a change takes a
+    while."""
 
     @app.get("/admin/pools")
     async def pools(request: Request) -> Response:
-        check_admin(service, request)
-        return await _call_supervisor(service, {"command": "pools"})
+        check_admin(context, request)
+        return await _call_supervisor(context, {"command": "pools"})
 
     @app.post("/admin/scale")
     async def scale(request: Request) -> Response:
-        check_admin(service, request)
+        check_admin(context, request)
         sizes = await _read_json_object(request)
         if not sizes or not all(type(count) is int for count in sizes.values()):
             raise ApiError(400, 'the body must be like {"prefill": 2, "decode": 3}')
-        return await _call_supervisor(service, {"command": "scale", "pools": sizes})
+        return await _call_supervisor(context, {"command": "scale", "pools": sizes})
 
     @app.post("/admin/drain")
     async def drain(request: Request) -> Response:
-        check_admin(service, request)
+        check_admin(context, request)
         body = await _read_json_object(request)
         if body.keys() != {"worker"} or not isinstance(body["worker"], str):
             raise ApiError(400, 'the body must be like {"worker": "decode-1"}')
-        return await _call_supervisor(service, {"command": "drain", "worker": body["worker"]})
+        return await _call_supervisor(context, {"command": "drain", "worker": body["worker"]})
 
 
-def check_admin(service: RouterContext, request: Request) -> None:
-    """Raises Problem (401, 403)."""
+def check_admin(context: RouterContext, request: Request) -> None:
+    """Raises ApiError (401, 403) unless the client is an admin."""
     host = request.client.host if request.client is not None else None
-    service.doorkeeper.check_admin(request.headers.get("authorization"), host)
-    if service.doorkeeper.has_admin_key:
+    context.authenticator.check_admin(request.headers.get("authorization"), host)
+    if context.authenticator.has_admin_key:
         return
     if _comes_from_browser_page(request):
-        raise ApiError(403, "without an admin key, the admin API answers no web pages")
+        raise ApiError(403, "without an admin key, the admin API does not serve web pages")
     if not PROXY_HEADERS.isdisjoint(request.headers.keys()):
-        raise ApiError(403, "without an admin key, the admin API answers nobody behind a proxy")
+        raise ApiError(403, "without an admin key, the admin API does not serve proxies")
 
 
 def _comes_from_browser_page(request: Request) -> bool:
-    """A browser on this machine asks for whatever page it shows: it says so by an origin, or, where
-    the page's own name was made to point here, by that name. An address is no such name."""
+    """Whether a browser on this machine sends the request for a web page. The request then has an
+    ``origin``, or, if the page's own host name was made to resolve to this machine (DNS rebinding),
+    that name as ``host``. An IP address can't be such a name."""
     host = request.url.hostname or ""
     is_name = "." in host and not host.replace(".", "").isdigit()
     return "origin" in request.headers or is_name
 
 
-async def _call_supervisor(service: RouterContext, command: dict[str, Any]) -> Response:
-    socket = service.config.control_socket
+async def _call_supervisor(context: RouterContext, command: dict[str, Any]) -> Response:
+    socket = context.config.control_socket
     if socket is None:
         raise ApiError(
             501,
@@ -76,8 +80,8 @@ async def _call_supervisor(service: RouterContext, command: dict[str, Any]) -> R
 
 
 async def _read_json_object(request: Request) -> dict[str, Any]:
-    """The body. Only JSON that says so: a web page can't send that here behind its reader's back.
-    Raises Problem."""
+    """Read the body, a JSON object. Its content type must be JSON, since a web page can't send that
+    here without a preflight. Raises ApiError."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise ApiError(415, "the body must have content-type application/json")
     body = b""
@@ -88,7 +92,7 @@ async def _read_json_object(request: Request) -> dict[str, Any]:
     try:
         value = orjson.loads(body)
     except ValueError as error:
-        raise ApiError(400, f"the body is no JSON: {error}") from error
+        raise ApiError(400, f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ApiError(400, "the body must be an object")
     return value

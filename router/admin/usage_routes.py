@@ -1,4 +1,4 @@
-"""``GET /admin/usage``: what tenants used, over all routers."""
+"""``GET /admin/usage``: the tenants' usage, over all routers."""
 
 from datetime import date, timedelta
 from typing import Any
@@ -16,36 +16,36 @@ from router.tenants.usage_store import MAX_DAYS, day_of, days_since, usage_repor
 DEFAULT_DAYS = 30
 
 
-def add_usage_routes(app: FastAPI, service: RouterContext) -> None:
+def add_usage_routes(app: FastAPI, context: RouterContext) -> None:
     @app.get("/admin/usage")
     async def usage(request: Request, since: str | None = None) -> Response:
-        check_admin(service, request)
-        told = await _usage(service, since)
-        return Response(orjson.dumps(told), media_type="application/json")
+        check_admin(context, request)
+        report = await _usage(context, since)
+        return Response(orjson.dumps(report), media_type="application/json")
 
 
-async def _usage(service: RouterContext, since: str | None) -> dict[str, Any]:
-    """What this router has not sent yet is counted in. ``complete`` False: the others' are missing,
-    and what was before, since Redis can't be asked."""
-    now = service.clock.wall_nanoseconds()
+async def _usage(context: RouterContext, since: str | None) -> dict[str, Any]:
+    """Report usage, including this router's usage that was not sent to Redis yet. ``complete`` is
+    False if Redis can't be reached: the report then has only this unsent usage."""
+    now = context.clock.wall_nanoseconds()
     days = days_since(_date(since, day_of(now)), now)
     complete = True
     try:
-        if service.tenancy is not None:
-            await service.tenancy.send()
-        counts = await service.usage.read(days)
+        if context.usage_flusher is not None:
+            await context.usage_flusher.flush()
+        counts = await context.usage_store.read(days)
     except Unavailable:
         complete = False
         wanted = set(days)
-        counts = service.ledger.unsent()
+        counts = context.usage_recorder.unsent()
         for key in [key for key in counts if key[0] not in wanted]:
             del counts[key]
-    report = usage_report(counts, service.doorkeeper.roll)
+    report = usage_report(counts, context.authenticator.directory)
     return {"since": days[0], "until": days[-1], "complete": complete, **report}
 
 
 def _date(since: str | None, today: str) -> date:
-    """Raises Problem (400)."""
+    """Parse the first day of the report. Raises ApiError (400)."""
     last = date.fromisoformat(today)
     if since is None:
         return last - timedelta(days=DEFAULT_DAYS - 1)
@@ -60,6 +60,6 @@ def _date(since: str | None, today: str) -> date:
 
 def _invalid_since(since: str) -> ApiError:
     message = (
-        f"since is {since[:40]!r}, and must be a day (UTC) like 2030-12-31, of the last {MAX_DAYS}"
+        f"since is {since[:40]!r}, but must be a day (UTC) of the last {MAX_DAYS}, like 2030-12-31"
     )
     return ApiError(400, message, param="since", code="invalid_value")

@@ -1,1 +1,1 @@
-"""The OpenAPI document."""
+"""The OpenAPI document of the router."""

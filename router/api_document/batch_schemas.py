@@ -1,4 +1,4 @@
-"""Of the OpenAPI document: files and batches."""
+"""OpenAPI schemas of files and batches."""
 
 from typing import Any
 
@@ -73,7 +73,7 @@ UPLOAD_BODY: dict[str, Any] = {
 
 
 def page_parameters(max_limit: int, *others: str) -> list[dict[str, Any]]:
-    """Of a list. ``others`` are texts."""
+    """Query parameters of a list. ``others`` are strings."""
     limit = {"type": "integer", "minimum": 1, "maximum": max_limit}
     schemas = {"limit": limit, "after": TEXT, **dict.fromkeys(others, TEXT)}
     return [

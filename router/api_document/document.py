@@ -1,4 +1,4 @@
-"""The OpenAPI document of all that the router answers (``/openapi.json``)."""
+"""The OpenAPI document of all routes (``/openapi.json``)."""
 
 import json
 from functools import cache
@@ -20,7 +20,7 @@ NO_SECURITY: list[dict[str, list[str]]] = []
 DESCRIPTION = (
     "OpenAI's API for text, in front of separate prefill and decode workers. Every answer carries "
     "`x-request-id` (yours, if you sent one), answers of the model `x-baton-request-id`, by which "
-    "`baton explain` and `/admin/requests/{request_id}` know them. Unknown fields are refused."
+    "`baton explain` and `/admin/requests/{request_id}` know them. Unknown fields are errors."
 )
 
 
@@ -36,8 +36,10 @@ def build_document(version: str) -> dict[str, Any]:
                 **BATCH_RESPONSE_SCHEMAS,
             },
             "securitySchemes": {
-                "key": _bearer("An API key. Without any configured, none is needed."),
-                "admin_key": _bearer("`admin_key`. Without one, only this machine is let in."),
+                "key": _bearer("An API key. If none is configured, none is needed."),
+                "admin_key": _bearer(
+                    "`admin_key`. If none is set, only local clients are allowed."
+                ),
             },
         },
     }
@@ -45,7 +47,7 @@ def build_document(version: str) -> dict[str, Any]:
 
 @cache
 def encode_document(version: str) -> bytes:
-    """As JSON, by the encoder that takes numbers of more than 64 bits."""
+    """Encode the document as JSON, with an encoder that supports integers of more than 64 bits."""
     return json.dumps(build_document(version)).encode()
 
 
@@ -56,10 +58,10 @@ def _answers() -> dict[str, Any]:
         "/v1/chat/completions": {"post": chat},
         "/v1/completions": {"post": completion},
         "/tokenize": {
-            "post": _post_operation("The ids of a text", "TokenizeBody", "Tokens", USER_SECURITY)
+            "post": _post_operation("Tokenize a text", "TokenizeBody", "Tokens", USER_SECURITY)
         },
         "/detokenize": {
-            "post": _post_operation("The text of ids", "DetokenizeBody", "Text", USER_SECURITY)
+            "post": _post_operation("Detokenize token ids", "DetokenizeBody", "Text", USER_SECURITY)
         },
     }
 
@@ -77,7 +79,7 @@ def _batches() -> dict[str, Any]:
     upload = {**_get_operation("Upload a file", "File", USER_SECURITY), "requestBody": UPLOAD_BODY}
     files = _get_operation("The files", "Files", USER_SECURITY)
     files["parameters"] = page_parameters(10_000, "purpose", "order")
-    content = _get_operation("What is in a file", "File", USER_SECURITY)
+    content = _get_operation("A file's content", "File", USER_SECURITY)
     content["responses"]["200"] = _content("The file", "application/octet-stream", TEXT)
     batches = _get_operation("The batches", "Batches", USER_SECURITY)
     batches["parameters"] = page_parameters(100)
@@ -89,7 +91,9 @@ def _batches() -> dict[str, Any]:
         operation["parameters"] = [_parameter("file_id", "path")]
     for operation in (one_batch, cancelled):
         operation["parameters"] = [_parameter("batch_id", "path")]
-    create = _post_operation("Answer a file of requests", "CreateBatchBody", "Batch", USER_SECURITY)
+    create = _post_operation(
+        "Create a batch from a file", "CreateBatchBody", "Batch", USER_SECURITY
+    )
     return {
         "/v1/files": {"post": upload, "get": files},
         "/v1/files/{file_id}": {"get": one_file, "delete": deleted},
@@ -102,15 +106,15 @@ def _batches() -> dict[str, Any]:
 
 def _operations() -> dict[str, Any]:
     metrics = _get_operation(
-        "Metrics of this router; where keys are asked for, for admins", "Health", ADMIN_SECURITY
+        "Metrics of this router; admins only, if API keys are required", "Health", ADMIN_SECURITY
     )
     metrics["responses"]["200"] = _content("For Prometheus", "text/plain", TEXT)
     described = _get_operation("This document", "Health", NO_SECURITY)
     described["responses"]["200"] = _content("OpenAPI 3.1", "application/json", {"type": "object"})
-    ready = _get_operation("Whether requests are taken", "Ready", NO_SECURITY)
-    ready["responses"]["503"] = json_response("Ready", "Not now, with the reason")
+    ready = _get_operation("Whether the router accepts requests", "Ready", NO_SECURITY)
+    ready["responses"]["503"] = json_response("Ready", "Not ready, with the reason")
     return {
-        "/health": {"get": _get_operation("Whether the process lives", "Health", NO_SECURITY)},
+        "/health": {"get": _get_operation("Whether the process is alive", "Health", NO_SECURITY)},
         "/ready": {"get": ready},
         "/metrics": {"get": metrics},
         "/openapi.json": {"get": described},
@@ -118,7 +122,7 @@ def _operations() -> dict[str, Any]:
 
 
 def _admin() -> dict[str, Any]:
-    explain = _get_operation("What became of a request", "Explanation", ADMIN_SECURITY)
+    explain = _get_operation("What happened to a request", "Explanation", ADMIN_SECURITY)
     explain["parameters"] = [_parameter("request_id", "path")]
     usage = _get_operation("What tenants used", "TenantsUsage", ADMIN_SECURITY)
     usage["parameters"] = [_parameter("since", "query")]
@@ -158,7 +162,7 @@ def _post_operation(
 def _streaming_operation(summary: str, body: str, answer: str) -> Operation:
     operation = _post_operation(summary, body, answer, USER_SECURITY)
     operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": ref("Events")}
-    refused = json_response("Error", "Too much at once, of this tenant or of all")
+    refused = json_response("Error", "Too many requests or tokens, of one tenant or all")
     seconds = {"description": "Seconds to wait", "schema": {"type": "string"}}
     operation["responses"]["429"] = {**refused, "headers": {"retry-after": seconds}}
     return operation

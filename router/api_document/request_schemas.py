@@ -1,7 +1,7 @@
-"""Schemas of requests, made from the classes that read them.
+"""OpenAPI schemas of request bodies, made from the pydantic classes that parse them.
 
-Where a class checks a field by code, pydantic can't tell its form, and :data:`FIELD_SCHEMAS` does;
-a test says when one is missing.
+Where a class validates a field by code, pydantic can't derive the field's schema; it is in
+:data:`FIELD_SCHEMAS`, and a test reports missing ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from router.openai.schema.completion import MAX_PROMPTS
 from router.openai.schema.generation_body import MAX_STOP_CHARACTERS, MAX_STOPS
-from router.openai.schema.message import MAX_CALLS
+from router.openai.schema.message import MAX_TOOL_CALLS
 
 Schema = dict[str, Any]
 
@@ -117,7 +117,7 @@ UNSUPPORTED_FIELDS = (
     "prompt_cache_options", "audio", "web_search_options", "moderation", "functions",
     "function_call", "chat_template",
 )  # fmt: skip
-"""OpenAI's fields that take nothing but null here."""
+"""OpenAI's fields for which only null is accepted."""
 
 FIELD_SCHEMAS: Mapping[str, Schema] = {
     **{name: {**NULL, "description": "Not supported: only null."} for name in UNSUPPORTED_FIELDS},
@@ -131,13 +131,13 @@ FIELD_SCHEMAS: Mapping[str, Schema] = {
     "stop": _any(STOP, _list_of(STOP, maxItems=MAX_STOPS), NULL),
     "store": _any({"type": "boolean", "const": False}, NULL),
     "suffix": _any(_const(""), NULL),
-    "tool_calls": _any(_list_of(CALL, maxItems=MAX_CALLS), NULL),
+    "tool_calls": _any(_list_of(CALL, maxItems=MAX_TOOL_CALLS), NULL),
     "tool_choice": _any(
         {"type": "string", "enum": ["none", "auto", "required"]}, NAMED_TOOL, ALLOWED_TOOLS, NULL
     ),
     "verbosity": _any(_const("medium"), NULL),
 }
-"""By the name of the field."""
+"""Schemas by field name."""
 
 PROMPTS = _any(
     PROMPT,
@@ -146,11 +146,11 @@ PROMPTS = _any(
     _list_of(TOKEN_IDS, minItems=1, maxItems=MAX_PROMPTS),
 )
 CLASS_FIELD_SCHEMAS: Mapping[tuple[str, str], Schema] = {("CompletionBody", "prompt"): PROMPTS}
-"""By class and field, where a name alone does not tell."""
+"""Schemas by class and field, where the field name is ambiguous."""
 
 
 def request_schemas(classes: Sequence[type[BaseModel]]) -> dict[str, Schema]:
-    """All classes, and those that they are made of, by name."""
+    """Return the schemas of all classes and of the classes that they contain, by name."""
     found: dict[str, Schema] = {}
     for each in classes:
         schema = each.model_json_schema(ref_template=REF + "{model}")
@@ -174,7 +174,7 @@ def _property(owner: str, name: str, form: Schema) -> Schema:
 
 
 def _bound(form: Schema) -> int:
-    """The bound of a list that may be null."""
+    """Return the ``maxItems`` of a list that may be null."""
     return next(int(each["maxItems"]) for each in form["anyOf"] if "maxItems" in each)
 
 

@@ -1,4 +1,4 @@
-"""Schemas of what the router answers, in OpenAI's forms."""
+"""OpenAPI schemas of responses, in OpenAI's forms."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def _or_null(form: Schema) -> Schema:
 
 
 def _extensible_object(**required: Schema) -> Schema:
-    """An object that may have more: clients pass over what they don't know."""
+    """An object that may have further properties, which clients ignore."""
     return {"type": "object", "properties": required, "required": list(required)}
 
 
@@ -85,9 +85,9 @@ RESPONSE_SCHEMAS: dict[str, Schema] = {
     "Events": {
         "type": "string",
         "description": (
-            "Server-sent events: lines `data: {…}` with an empty line behind each. They are chunks "
+            "Server-sent events: lines `data: {…}` with an empty line after each. They are chunks "
             "in OpenAI's form (`chat.completion.chunk` or `text_completion`), with "
-            "`stream_options.include_usage` one with the usage, and at last `data: [DONE]`. A "
+            "`stream_options.include_usage` one with the usage, and `data: [DONE]` at the end. A "
             "stream that fails ends with an Error as its last event."
         ),
     },

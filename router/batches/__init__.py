@@ -1,1 +1,1 @@
-"""Batches of requests from files, answered while nobody else waits."""
+"""Batches of requests from files, run while the cluster has idle capacity."""

@@ -1,4 +1,4 @@
-"""A batch: many requests of one tenant, one a line of a file."""
+"""A batch: many requests of one tenant, one per line of a file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,8 +12,8 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 
 
 class BatchStatus(StrEnum):
-    """OpenAI's, but for ``validating``: lines are looked at when they are answered, so a batch is
-    in progress from its first line on."""
+    """OpenAI's statuses. ``validating`` only means queued: each line is validated when it is run,
+    so a batch is ``in_progress`` from its first line on."""
 
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"
@@ -37,14 +37,14 @@ TRANSITIONS: Mapping[BatchStatus, frozenset[BatchStatus]] = {
         {BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.FAILED}
     ),
 }
-"""A batch that has begun fails where its files can't be read or written."""
+"""Allowed transitions. A batch that is running fails if its files can't be read or written."""
 
 TERMINAL_STATUSES = frozenset(BatchStatus) - TRANSITIONS.keys()
 
 
 @dataclass(slots=True)
 class Batch:
-    """Times are seconds since 1970, under the names of the states that began then."""
+    """A batch. ``times`` has for each status the time when it began, in seconds since 1970."""
 
     id: str
     tenant: str
@@ -53,7 +53,7 @@ class Batch:
     created_at: int
     metadata: dict[str, str] | None = None
     output_seconds: int | None = None
-    """How long its output is kept; None: until it is deleted."""
+    """How many seconds the output files are kept; None: until they are deleted."""
     status: BatchStatus = BatchStatus.VALIDATING
     times: dict[str, int] = field(default_factory=dict)
     errors: list[dict[str, Any]] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Batch:
     failed: int = 0
 
     @property
-    def is_over(self) -> bool:
+    def is_finished(self) -> bool:
         return self.status in TERMINAL_STATUSES
 
     @property
@@ -72,20 +72,20 @@ class Batch:
         return self.created_at + COMPLETION_WINDOW_SECONDS
 
     @property
-    def ending(self) -> BatchStatus:
-        """What it becomes once everything is written."""
+    def final_status(self) -> BatchStatus:
+        """The status that the batch gets once all results are written."""
         if self.status is BatchStatus.CANCELLING:
             return BatchStatus.CANCELLED
         return BatchStatus.EXPIRED if BatchStatus.EXPIRED in self.times else BatchStatus.COMPLETED
 
-    def become(self, status: BatchStatus, now: float) -> None:
+    def set_status(self, status: BatchStatus, now: float) -> None:
         assert status in TRANSITIONS.get(self.status, ()), f"{self.status} to {status}"
         self.status = status
         self.times[status] = int(now)
 
     @property
     def json(self) -> dict[str, Any]:
-        """As OpenAI's clients know it."""
+        """Return the batch in OpenAI's form."""
         states = [status for status in BatchStatus if status is not BatchStatus.VALIDATING]
         errors = {"object": "list", "data": self.errors} if self.errors else None
         return {

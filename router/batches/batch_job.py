@@ -1,4 +1,4 @@
-"""A batch that is being answered: what is next, and what was written."""
+"""A batch that is being run: which requests come next, and which results were written."""
 
 import os
 from collections import Counter, deque
@@ -21,45 +21,45 @@ from router.batches.inflight_journal import MAX_ROUTER_DEATHS, InflightJournal
 from router.errors import ApiError
 
 MAX_BATCH_REQUESTS = 50_000
-"""Of one batch, as at OpenAI."""
+"""The most requests of one batch, the same as OpenAI's limit."""
 
 OUTPUT, ERROR = "output", "error"
 
 
 class BatchJob:
-    """Everything here touches the disk and nothing waits: it is called off the event loop.
+    """Runs one batch. All methods access the disk, so call them off the event loop.
 
-    What was written stays written: a job that is opened again goes on after it. A line whose answer
-    was lost is asked again, unless its router died of it, as far as can be known: lines that were
-    under way at a death are suspects, of which the runner asks one at a time, and a suspect that
-    was under way at a second death is written down as failed.
+    Written results are kept: a job that is opened again continues with the other requests. A
+    request whose result was lost is run again, unless it may have killed routers: a request that
+    was in flight when a router died is a suspect. The runner runs one suspect at a time, and a
+    suspect that is in flight when a second router dies is recorded as failed.
     """
 
-    def __init__(self, library: BatchStore, batch: Batch, max_line_bytes: int) -> None:
+    def __init__(self, store: BatchStore, batch: Batch, max_line_bytes: int) -> None:
         self.batch = batch
-        self._library = library
+        self._store = store
         self._max_line_bytes = max_line_bytes
-        self._again: deque[BatchRequest] = deque()
+        self._retries: deque[BatchRequest] = deque()
         self._suspects: deque[BatchRequest] = deque()
-        self._attempts = InflightJournal(library.part(batch, "attempts"))
+        self._attempts = InflightJournal(store.path(batch, "attempts"))
         self._deaths: Counter[int] = Counter()
-        self._ids: set[str] = set()
+        self._custom_ids: set[str] = set()
         self._written: set[int] = set()
-        self._lines: Iterator[BatchRequest] = iter(())
+        self._requests: Iterator[BatchRequest] = iter(())
         self._parts: dict[str, BinaryIO] = {}
         self._input: BinaryIO | None = None
         self.num_running = 0
-        self.not_before = 0.0
+        self.paused_until = 0.0
         self.num_refusals = 0
 
     def open(self, now: float) -> None:
-        """Begins, or goes on. A batch whose file can't be is failed."""
+        """Start or continue the batch. The batch fails if its file can't be read."""
         if self.batch.status in (BatchStatus.FINALIZING, BatchStatus.CANCELLING):
             self._recover()
             return
-        shelf = self._library.shelf(TenantId(self.batch.tenant))
+        file_store = self._store.file_store(TenantId(self.batch.tenant))
         try:
-            path = shelf.data(shelf.get(self.batch.input_file_id).id)
+            path = file_store.data_path(file_store.get(self.batch.input_file_id).id)
             total = _count_lines(path, self._max_line_bytes)
             if not 0 < total <= MAX_BATCH_REQUESTS:
                 raise ApiError(
@@ -69,217 +69,220 @@ class BatchJob:
         except (ApiError, OSError) as error:
             self.fail(str(error), now)
             return
-        self._deaths = self._attempts.deaths()
+        self._deaths = self._attempts.read_deaths()
         self.batch.completed = self.batch.failed = 0
         for kind, number in self._recover():
             self._written.add(number)
             self._count(kind == OUTPUT)
-        self._lines = self._unwritten(self._input)
+        self._requests = self._unwritten(self._input)
         self.batch.total = total
         if self.batch.status is BatchStatus.VALIDATING:
-            self.batch.become(BatchStatus.IN_PROGRESS, now)
+            self.batch.set_status(BatchStatus.IN_PROGRESS, now)
         self.save()
 
-    def next_line(self, now: float, *, suspects: bool = True) -> BatchRequest | None:
-        """What is to be asked, if anything is left, with or without suspects. Lines that can't be
-        are written down."""
-        self._look_at_the_clock(now)
+    def next_request(self, now: float, *, suspects: bool = True) -> BatchRequest | None:
+        """Return the next request to run, None if there is none. Without ``suspects``, skip those.
+        Invalid requests are recorded as failed."""
+        self._check_cancelled_or_expired(now)
         while self.batch.status is BatchStatus.IN_PROGRESS:
-            line = self._take(suspects)
-            if line is None:
+            request = self._take_next(suspects)
+            if request is None:
                 return None
             try:
-                if not line.wrong:
-                    self._attempts.begin(line.number)
-                    return line
-                self._write(line, None, line.code, line.wrong)
+                if not request.error:
+                    self._attempts.begin(request.number)
+                    return request
+                self._write(request, None, request.error_code, request.error)
             except OSError:
-                self._keep(line)
+                self._requeue(request)
                 raise
         return None
 
-    def is_suspect(self, line: BatchRequest) -> bool:
-        """Whether a router died while the line was under way."""
-        return self._deaths[line.number] > 0
+    def is_suspect(self, request: BatchRequest) -> bool:
+        """Whether a router died while the request was in flight."""
+        return self._deaths[request.number] > 0
 
-    def put_back(self, line: BatchRequest) -> None:
-        self.give_up(line)
-        self._keep(line)
+    def put_back(self, request: BatchRequest) -> None:
+        self.record_abandoned(request)
+        self._requeue(request)
 
-    def give_up(self, line: BatchRequest) -> None:
-        """No router died of the line."""
-        if not self.batch.is_over:
-            self._attempts.end(line.number)
+    def record_abandoned(self, request: BatchRequest) -> None:
+        """Record that the request is not in flight any more, although it has no result."""
+        if not self.batch.is_finished:
+            self._attempts.end(request.number)
 
-    def note_reply(self, line: BatchRequest, reply: BatchResponse) -> None:
-        self._note(line, reply)
+    def record_response(self, request: BatchRequest, response: BatchResponse) -> None:
+        self._record(request, response)
 
-    def note_crash(self, line: BatchRequest, why: str) -> None:
-        """The line raised what nobody foresaw: that ends it alone."""
-        self._note(line, None, "internal_error", why)
+    def record_crash(self, request: BatchRequest, why: str) -> None:
+        """Record that the request raised an unexpected exception, which ends only this request."""
+        self._record(request, None, "internal_error", why)
 
     def finish_if_done(self, now: float) -> bool:
-        """Whether the batch is over. To be asked when no line runs."""
+        """Finish the batch if no request is left. Returns whether the batch is finished. Call when
+        none of its requests is in flight."""
         batch = self.batch
-        if batch.is_over:
+        if batch.is_finished:
             return True
-        self._look_at_the_clock(now)
+        self._check_cancelled_or_expired(now)
         if self.num_running or (batch.status is BatchStatus.IN_PROGRESS and self._has_more()):
             return False
         if batch.status is BatchStatus.IN_PROGRESS:
-            batch.become(BatchStatus.FINALIZING, now)
+            batch.set_status(BatchStatus.FINALIZING, now)
             self.save()
-        self._hand_out(now)
-        batch.become(batch.ending, now)
+        self._publish_results(now)
+        batch.set_status(batch.final_status, now)
         self.close()
         self.save()
         return True
 
     def save(self) -> None:
-        self._library.save(self.batch)
+        self._store.save(self.batch)
 
     def close(self) -> None:
         self._attempts.close()
         for part in (*self._parts.values(), *([self._input] if self._input else [])):
             part.close()
 
-    # -- what is next ----------------------------------------------------------------------------
+    # -- the next request --------------------------------------------------------------------------
 
     def _unwritten(self, file: BinaryIO) -> Iterator[BatchRequest]:
         for number, data in enumerate(_iter_lines(file, self._max_line_bytes)):
-            line = parse_batch_request(number, data, self.batch.endpoint)
-            if line.custom_id is not None and line.custom_id in self._ids:
-                line = BatchRequest(
-                    number, line.custom_id, {}, "custom_id was used by a line before"
+            request = parse_batch_request(number, data, self.batch.endpoint)
+            if request.custom_id is not None and request.custom_id in self._custom_ids:
+                request = BatchRequest(
+                    number, request.custom_id, {}, "custom_id was used by an earlier request"
                 )
-            if line.custom_id is not None:
-                self._ids.add(line.custom_id)
+            if request.custom_id is not None:
+                self._custom_ids.add(request.custom_id)
             if number not in self._written:
-                yield self._tried(line)
+                yield self._refuse_if_deadly(request)
 
-    def _tried(self, line: BatchRequest) -> BatchRequest:
-        """As it is, or refused for what it did."""
-        deaths = self._deaths[line.number]
-        if line.wrong or deaths < MAX_ROUTER_DEATHS:
-            return line
-        why = f"the router ended {deaths} times while this line was under way: not tried again"
-        return BatchRequest(line.number, line.custom_id, {}, why, "router_died")
+    def _refuse_if_deadly(self, request: BatchRequest) -> BatchRequest:
+        """Return the request unchanged, or as invalid if too many routers died while it was in
+        flight."""
+        deaths = self._deaths[request.number]
+        if request.error or deaths < MAX_ROUTER_DEATHS:
+            return request
+        why = f"routers died {deaths} times while this request was in flight: it is not retried"
+        return BatchRequest(request.number, request.custom_id, {}, why, "router_died")
 
-    def _take(self, suspects: bool) -> BatchRequest | None:
-        """Suspects come last."""
-        if self._again:
-            return self._again.popleft()
-        for line in self._lines:
-            if line.wrong or not self.is_suspect(line):
-                return line
-            self._suspects.append(line)
+    def _take_next(self, suspects: bool) -> BatchRequest | None:
+        """Take the next request of the batch; suspects come last."""
+        if self._retries:
+            return self._retries.popleft()
+        for request in self._requests:
+            if request.error or not self.is_suspect(request):
+                return request
+            self._suspects.append(request)
         return self._suspects.popleft() if suspects and self._suspects else None
 
     def _has_more(self) -> bool:
-        if not self._again and not self._suspects:
-            line = next(self._lines, None)
-            if line is None:
+        if not self._retries and not self._suspects:
+            request = next(self._requests, None)
+            if request is None:
                 return False
-            self._keep(line)
+            self._requeue(request)
         return True
 
-    def _look_at_the_clock(self, now: float) -> None:
+    def _check_cancelled_or_expired(self, now: float) -> None:
         batch = self.batch
         if batch.status is not BatchStatus.IN_PROGRESS:
             return
-        if self._library.is_cancelled(batch):
-            batch.become(BatchStatus.CANCELLING, now)
+        if self._store.is_cancelled(batch):
+            batch.set_status(BatchStatus.CANCELLING, now)
             self.save()
         elif now >= batch.expires_at and not self.num_running:
             self._expire(now)
 
     def _expire(self, now: float) -> None:
-        late = "the batch's window of 24 h was over before this line's turn"
-        for line in (*self._again, *self._suspects, *self._lines):
-            self._write(line, None, "batch_expired", late)
+        message = "the batch's window of 24 h ended before this request was run"
+        for request in (*self._retries, *self._suspects, *self._requests):
+            self._write(request, None, "batch_expired", message)
         self.batch.times[BatchStatus.EXPIRED] = int(now)
-        self.batch.become(BatchStatus.FINALIZING, now)
+        self.batch.set_status(BatchStatus.FINALIZING, now)
         self.save()
 
     def fail(self, why: str, now: float) -> None:
-        """Ends the batch with a reason; what was written of it so far is handed out. Raises OSError
-        where that can't be written."""
+        """Fail the batch with a reason. Its output files contain the results so far. Raises OSError
+        if they can't be written."""
         self.batch.errors = [
             {"code": "invalid_file", "message": why, "param": "input_file_id", "line": None}
         ]
-        self._hand_out(now)
-        self.batch.become(BatchStatus.FAILED, now)
+        self._publish_results(now)
+        self.batch.set_status(BatchStatus.FAILED, now)
         self.close()
         self.save()
 
-    def _keep(self, line: BatchRequest) -> None:
-        """For later."""
-        (self._suspects if self.is_suspect(line) else self._again).append(line)
+    def _requeue(self, request: BatchRequest) -> None:
+        """Keep a request that was taken, to run it later."""
+        (self._suspects if self.is_suspect(request) else self._retries).append(request)
 
-    # -- what was written ------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------
 
-    def _note(
-        self, line: BatchRequest, reply: BatchResponse | None, code: str = "", why: str = ""
+    def _record(
+        self, request: BatchRequest, response: BatchResponse | None, code: str = "", why: str = ""
     ) -> None:
-        if self.batch.is_over:  # its files failed while the line was under way
+        if self.batch.is_finished:  # the batch failed while the request was in flight
             return
-        self._write(line, reply, code, why)
-        self._attempts.end(line.number)
+        self._write(request, response, code, why)
+        self._attempts.end(request.number)
         self.save()
 
     def _write(
-        self, line: BatchRequest, reply: BatchResponse | None, code: str = "", why: str = ""
+        self, request: BatchRequest, response: BatchResponse | None, code: str = "", why: str = ""
     ) -> None:
-        good = reply is not None and reply.status == 200
-        part = self._part(OUTPUT if good else ERROR)
-        part.write(encode_output_line(self.batch.id, line, reply, code, why))
+        is_success = response is not None and response.status == 200
+        part = self._result_file(OUTPUT if is_success else ERROR)
+        part.write(encode_output_line(self.batch.id, request, response, code, why))
         part.flush()
-        self._written.add(line.number)
-        self._count(good)
+        self._written.add(request.number)
+        self._count(is_success)
 
-    def _count(self, good: bool) -> None:
-        self.batch.completed += good
-        self.batch.failed += not good
+    def _count(self, is_success: bool) -> None:
+        self.batch.completed += is_success
+        self.batch.failed += not is_success
 
-    def _part(self, kind: str) -> BinaryIO:
+    def _result_file(self, kind: str) -> BinaryIO:
         if kind not in self._parts:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            file = os.open(self._library.part(self.batch, kind), flags, 0o600)
+            file = os.open(self._store.path(self.batch, kind), flags, 0o600)
             self._parts[kind] = os.fdopen(file, "ab")
         return self._parts[kind]
 
     def _recover(self) -> list[tuple[str, int]]:
-        """The numbers of lines that were written before, and where; one that was cut off is taken
-        away."""
-        found: list[tuple[str, int]] = []
+        """Return the kind (output or error) and the request number of each result that was written
+        before. Cut off an incomplete last line."""
+        recovered: list[tuple[str, int]] = []
         for kind in (OUTPUT, ERROR):
-            path = self._library.part(self.batch, kind)
+            path = self._store.path(self.batch, kind)
             if not path.exists():
                 continue
-            whole = 0
+            complete_bytes = 0
             with path.open("rb") as part:
                 for data in part:
                     number = parse_request_number(data) if data.endswith(b"\n") else None
                     if number is None:
                         break
-                    whole += len(data)
-                    found.append((kind, number))
-            os.truncate(path, whole)
-        return found
+                    complete_bytes += len(data)
+                    recovered.append((kind, number))
+            os.truncate(path, complete_bytes)
+        return recovered
 
-    def _hand_out(self, now: float) -> None:
-        """What was written becomes files of the tenant's. Doing it twice does it once."""
+    def _publish_results(self, now: float) -> None:
+        """Turn the written results into files of the tenant. Idempotent."""
         batch, tenant = self.batch, TenantId(self.batch.tenant)
-        name = batch.id.removeprefix("batch_")
-        for kind, digit in ((OUTPUT, "0"), (ERROR, "1")):
-            path, file_id = self._library.part(batch, kind), f"file-{name}{digit}"
-            shelf = self._library.shelf(tenant)
-            if not path.exists() and not shelf.data(file_id).exists():
+        batch_number = batch.id.removeprefix("batch_")
+        for kind, suffix in ((OUTPUT, "0"), (ERROR, "1")):
+            path, file_id = self._store.path(batch, kind), f"file-{batch_number}{suffix}"
+            file_store = self._store.file_store(tenant)
+            if not path.exists() and not file_store.data_path(file_id).exists():
                 continue
-            size = (path if path.exists() else shelf.data(file_id)).stat().st_size
+            size = (path if path.exists() else file_store.data_path(file_id)).stat().st_size
             expires = None if batch.output_seconds is None else int(now) + batch.output_seconds
             filename = f"{batch.id}_{kind}.jsonl"
-            shelf.add(StoredFile(file_id, size, int(now), filename, "batch_output", expires), path)
+            record = StoredFile(file_id, size, int(now), filename, "batch_output", expires)
+            file_store.add(record, path)
             if kind == OUTPUT:
                 batch.output_file_id = file_id
             else:
@@ -287,7 +290,8 @@ class BatchJob:
 
 
 def _iter_lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes]:
-    """Without empty ones. One that is too long comes cut, and so as no JSON."""
+    """Yield the non-empty lines. A line that is too long is truncated, which makes its JSON
+    invalid."""
     while data := file.readline(max_bytes + 1):
         rest = data
         while not rest.endswith(b"\n") and (rest := file.readline(max_bytes + 1)):

@@ -1,4 +1,4 @@
-"""Answers the lines of all batches, a few at a time, while nobody else waits."""
+"""Runs the requests of all batches, a few at a time, while the cluster has idle capacity."""
 
 import asyncio
 import errno
@@ -20,84 +20,88 @@ from router.batches.batch_store import BatchStore
 from router.batches.json_files import make_folder
 
 POLL_SECONDS = 1.0
-"""Between two looks at the folder: another router may have taken a batch in, or ended."""
+"""How often the folder is checked: another router may have added a batch, or stopped running
+batches."""
 
 SWEEP_SECONDS = 60.0
-"""Between two looks for files whose time is over."""
+"""How often expired files are deleted."""
 
 RETRYABLE_HTTP_STATUSES = frozenset({429, 502, 503, 504})
-"""A line that meets them is asked again later."""
+"""A request whose response has one of these statuses is retried later."""
 
 MAX_BACKOFF_SECONDS = 60.0
-"""After refusals, from one second on, doubling."""
+"""The longest pause after refused requests. The first pause is one second, and each further one is
+twice as long."""
 
 HOST_WIDE_ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 )
-"""Errors of the disk or the process: all batches wait for their end, and none fails of them."""
+"""Errors of the disk or the process. All batches wait until the cause is gone; none fails."""
 
 Result = TypeVar("Result")
 
 log = structlog.get_logger(__name__)
 
-Ask = Callable[[TenantId, str, bytes], Awaitable[BatchResponse]]
-"""What a tenant asks of an endpoint."""
+SendRequest = Callable[[TenantId, str, bytes], Awaitable[BatchResponse]]
+"""Sends a tenant's request body to an endpoint and returns the response."""
 
 
 class BatchRunner:
-    """:meth:`run` until cancelled. Of several routers with one folder one runs the batches, and
-    another when that has ended. ``room`` is how many lines may run, of how many that do.
+    """Runs batches: :meth:`run` until cancelled. If several routers share a folder, one runs the
+    batches, and another takes over when that router ends. ``max_running`` takes the number of
+    running batch requests and returns how many may run.
 
-    What goes wrong in a line ends that line, and what goes wrong in a batch's files that batch.
+    An error of a request ends that request only, and an error of a batch's files that batch only.
     """
 
     def __init__(
         self,
-        library: BatchStore,
-        ask: Ask,
-        room: Callable[[int], int],
+        store: BatchStore,
+        send_request: SendRequest,
+        max_running: Callable[[int], int],
         clock: Clock,
         max_line_bytes: int,
         max_folder_bytes: int,
     ) -> None:
-        self._library = library
-        self._ask = ask
-        self._room = room
+        self._store = store
+        self._send_request = send_request
+        self._max_running = max_running
         self._clock = clock
         self._max_line_bytes = max_line_bytes
         self._max_folder_bytes = max_folder_bytes
         self._is_full = False
-        self._trouble = ""
+        self._last_error = ""
         self._jobs: dict[str, BatchJob] = {}
-        self._turns: list[str] = []
+        self._job_order: list[str] = []
         self._lock: BinaryIO | None = None
-        self._looked_at = self._swept_at = float("-inf")
+        self._checked_at = self._swept_at = float("-inf")
         self._changed = asyncio.Event()
-        self._hurried = False
+        self._must_check = False
         self._thread = ThreadPoolExecutor(1, "batches")
-        """All of the disk's: jobs are used by nobody else."""
+        """The thread for all disk access; nothing else uses the jobs."""
         self.num_running = 0
-        self._tries_suspect = False
-        """One line at a time that a router may have died of, so that no other is taken for it."""
+        self._is_suspect_running = False
+        """Whether a suspect (see :class:`BatchJob`) is running. Only one runs at a time, so that no
+        other is blamed for its crash."""
 
-    def hurry(self) -> None:
-        """There is something new to do."""
-        self._hurried = True
+    def check_now(self) -> None:
+        """Check for new requests to run now, rather than after ``POLL_SECONDS``."""
+        self._must_check = True
         self._changed.set()
 
     async def run(self) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
-                    self._changed.clear()  # before: what changes from now on is looked at again
+                    self._changed.clear()  # changes from now on wake the next wait
                     try:
-                        await self._begin(tasks)
-                        self._trouble = ""
+                        await self._start_requests(tasks)
+                        self._last_error = ""
                     except OSError as error:
-                        self._note_trouble(str(error))
+                        self._log_error_once(str(error))
                     except Exception as error:
                         log.exception("batches_crashed")
-                        self._note_trouble(repr(error))
+                        self._log_error_once(repr(error))
                     await self._wait()
         finally:
             self._thread.shutdown()
@@ -106,45 +110,45 @@ class BatchRunner:
             if self._lock is not None:
                 self._lock.close()
 
-    def _note_trouble(self, error: str) -> None:
-        """Once, however often it is tried again."""
-        if error != self._trouble:
+    def _log_error_once(self, error: str) -> None:
+        """Log an error once, however often it is retried."""
+        if error != self._last_error:
             log.error("batches_stand_still", error=error)
-        self._trouble = error
+        self._last_error = error
 
-    async def _begin(self, tasks: asyncio.TaskGroup) -> None:
-        """Everything that may begin now. Raises OSError."""
+    async def _start_requests(self, tasks: asyncio.TaskGroup) -> None:
+        """Start all requests that may begin now. Raises OSError."""
         if not await self._in_thread(self._take_lock):
             return
-        await self._in_thread(self._look)
-        while not self._is_full and self.num_running < self._room(self.num_running):
-            found = await self._in_thread(self._next)
-            if found is None:
+        await self._in_thread(self._check_folder)
+        while not self._is_full and self.num_running < self._max_running(self.num_running):
+            job_and_request = await self._in_thread(self._next_request)
+            if job_and_request is None:
                 break
             self.num_running += 1
-            tasks.create_task(self._answer(*found))
+            tasks.create_task(self._run_request(*job_and_request))
         await self._in_thread(self._close_finished)
 
-    async def _answer(self, job: BatchJob, line: BatchRequest) -> None:
-        """Never raises but when cancelled."""
+    async def _run_request(self, job: BatchJob, request: BatchRequest) -> None:
+        """Run one request and record its result. Raises only when cancelled."""
         try:
             try:
-                reply = await self._ask(
-                    TenantId(job.batch.tenant), job.batch.endpoint, encode_request_body(line)
+                response = await self._send_request(
+                    TenantId(job.batch.tenant), job.batch.endpoint, encode_request_body(request)
                 )
-                note = partial(self._note, job, line, reply)
+                record = partial(self._record_response, job, request, response)
             except Exception as error:
-                log.exception("batch_line_crashed", batch=job.batch.id, line=line.number)
-                note = partial(job.note_crash, line, f"{type(error).__name__} in the router")
-            await self._in_thread(partial(self._note_or_put_back, job, line, note))
+                log.exception("batch_line_crashed", batch=job.batch.id, line=request.number)
+                record = partial(job.record_crash, request, f"{type(error).__name__} in the router")
+            await self._in_thread(partial(self._record_or_retry, job, request, record))
         except asyncio.CancelledError:
-            job.give_up(line)
+            job.record_abandoned(request)
             raise
         finally:
             self.num_running -= 1
             job.num_running -= 1
-            if job.is_suspect(line):
-                self._tries_suspect = False
+            if job.is_suspect(request):
+                self._is_suspect_running = False
             self._changed.set()
 
     async def _wait(self) -> None:
@@ -159,13 +163,14 @@ class BatchRunner:
     async def _in_thread(self, call: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
-    # -- on the disk, in the thread --------------------------------------------------------------
+    # -- disk access, in the thread ----------------------------------------------------------------
 
     def _take_lock(self) -> bool:
-        """Held until the process ends, however it does."""
+        """Take the lock, which is held until the process ends. Returns False if another router has
+        it."""
         if self._lock is not None:
             return True
-        path = make_folder(self._library.root) / "runner.lock"
+        path = make_folder(self._store.root) / "runner.lock"
         lock = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -175,102 +180,112 @@ class BatchRunner:
         self._lock = lock
         return True
 
-    def _look(self) -> None:
-        """New batches, each tenant's oldest; files whose time is over; whether there is room."""
+    def _check_folder(self) -> None:
+        """Find new batches (each tenant's oldest), delete expired files, and check the free
+        space."""
         now = self._now()
-        if not self._hurried and now < self._looked_at + POLL_SECONDS:
+        if not self._must_check and now < self._checked_at + POLL_SECONDS:
             return
-        self._looked_at, self._hurried = now, False
+        self._checked_at, self._must_check = now, False
         busy = {job.batch.tenant for job in self._jobs.values()}
-        for batch in self._library.unfinished():
+        for batch in self._store.list_unfinished():
             if batch.tenant in busy or batch.id in self._jobs:
                 continue
             busy.add(batch.tenant)
-            job = BatchJob(self._library, batch, self._max_line_bytes)
-            self._fenced(job, partial(job.open, now))
+            job = BatchJob(self._store, batch, self._max_line_bytes)
+            self._call_or_fail_batch(job, partial(job.open, now))
             log.info("batch_begins", batch=batch.id, lines=batch.total, done=batch.completed)
             self._jobs[batch.id] = job
-            self._turns.append(batch.id)
-        self._is_full = self._library.used_bytes() >= self._max_folder_bytes
+            self._job_order.append(batch.id)
+        self._is_full = self._store.used_bytes() >= self._max_folder_bytes
         if self._is_full and self._jobs:
             log.warning("batches_wait_for_room", limit_bytes=self._max_folder_bytes)
         if now >= self._swept_at + SWEEP_SECONDS:
             self._swept_at = now
-            self._library.expire(now)
+            self._store.delete_expired(now)
 
-    def _next(self) -> tuple[BatchJob, BatchRequest] | None:
-        """Batches take turns."""
-        for _ in range(len(self._turns)):
-            self._turns.append(self._turns.pop(0))
-            job = self._jobs[self._turns[-1]]
-            if job.not_before > self._clock.monotonic():
+    def _next_request(self) -> tuple[BatchJob, BatchRequest] | None:
+        """Return the next request to run, with its job; batches take turns. None if there is no
+        request."""
+        for _ in range(len(self._job_order)):
+            self._job_order.append(self._job_order.pop(0))
+            job = self._jobs[self._job_order[-1]]
+            if job.paused_until > self._clock.monotonic():
                 continue
-            suspects = not self._tries_suspect
-            line = self._fenced(job, partial(job.next_line, self._now(), suspects=suspects))
-            if line is not None:
+            suspects = not self._is_suspect_running
+            request = self._call_or_fail_batch(
+                job, partial(job.next_request, self._now(), suspects=suspects)
+            )
+            if request is not None:
                 job.num_running += 1
-                self._tries_suspect |= job.is_suspect(line)
-                return job, line
+                self._is_suspect_running |= job.is_suspect(request)
+                return job, request
         return None
 
-    def _note(self, job: BatchJob, line: BatchRequest, reply: BatchResponse) -> None:
-        if reply.status in RETRYABLE_HTTP_STATUSES:
-            self._put_back(job, line)
+    def _record_response(
+        self, job: BatchJob, request: BatchRequest, response: BatchResponse
+    ) -> None:
+        if response.status in RETRYABLE_HTTP_STATUSES:
+            self._put_back(job, request)
         else:
             job.num_refusals = 0
-            job.note_reply(line, reply)
+            job.record_response(request, response)
 
-    def _note_or_put_back(
-        self, job: BatchJob, line: BatchRequest, note: Callable[[], None]
+    def _record_or_retry(
+        self, job: BatchJob, request: BatchRequest, record: Callable[[], None]
     ) -> None:
-        """Never raises: what can't be written is asked again later."""
+        """Record a result. Never raises: a request whose result can't be written is retried
+        later."""
         try:
-            note()
+            record()
         except OSError as error:
             log.error("batch_line_not_written", batch=job.batch.id, error=str(error))
-            self._put_back(job, line)
+            self._put_back(job, request)
         except Exception as error:
-            log.exception("batch_line_crashed", batch=job.batch.id, line=line.number)
-            self._fence(job, error)
+            log.exception("batch_line_crashed", batch=job.batch.id, line=request.number)
+            self._fail_batch(job, error)
 
-    def _fenced(self, job: BatchJob, call: Callable[[], Result]) -> Result | None:
-        """What ``call`` returns; None where the batch failed of it. Raises OSError for what is
-        everybody's."""
+    def _call_or_fail_batch(self, job: BatchJob, call: Callable[[], Result]) -> Result | None:
+        """Return what ``call`` returns, or None if it failed the batch. Raises OSError for an error
+        that concerns all batches."""
         try:
             return call()
         except Exception as error:
             if isinstance(error, OSError) and error.errno in HOST_WIDE_ERRNOS:
                 raise
             log.exception("batch_failed", batch=job.batch.id)
-            self._fence(job, error)
+            self._fail_batch(job, error)
             return None
 
-    def _fence(self, job: BatchJob, error: Exception) -> None:
-        """Ends the batch with a reason, or, where even that can't be written, at least here."""
-        if job.batch.is_over:
+    def _fail_batch(self, job: BatchJob, error: Exception) -> None:
+        """Fail the batch with a reason; if that can't be written either, stop running it in this
+        process."""
+        if job.batch.is_finished:
             return
         try:
             job.fail(f"the batch can't go on: {error or type(error).__name__}", self._now())
         except Exception:
             log.exception("batch_not_failed", batch=job.batch.id)
-            job.not_before = math.inf
+            job.paused_until = math.inf
 
-    def _put_back(self, job: BatchJob, line: BatchRequest) -> None:
+    def _put_back(self, job: BatchJob, request: BatchRequest) -> None:
         job.num_refusals += 1
         pause = min(2.0 ** (job.num_refusals - 1), MAX_BACKOFF_SECONDS)
-        job.not_before = self._clock.monotonic() + pause
-        job.put_back(line)
+        job.paused_until = self._clock.monotonic() + pause
+        job.put_back(request)
 
     def _close_finished(self) -> None:
         for job in list(self._jobs.values()):
-            if job.not_before == math.inf:
+            if job.paused_until == math.inf:
                 continue
             finish = partial(job.finish_if_done, self._now())
-            if job.num_running == 0 and (self._fenced(job, finish) or job.batch.is_over):
+            if job.num_running == 0 and (
+                self._call_or_fail_batch(job, finish) or job.batch.is_finished
+            ):
                 log.info("batch_ends", batch=job.batch.id, status=job.batch.status.value)
                 del self._jobs[job.batch.id]
-                self._turns.remove(job.batch.id)
-                self._hurried = True
+                self._job_order.remove(job.batch.id)
+                self._must_check = True
 
     def _now(self) -> float:
         return self._clock.wall_nanoseconds() / 1e9

@@ -1,4 +1,4 @@
-"""How many lines of batches may be answered now. Pure."""
+"""Decides how many batch requests may run now. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,39 +6,42 @@ from dataclasses import dataclass
 from baton.core.member import Member
 
 BUSY_FRACTION = 0.5
-"""Of the requests that this router takes: from then on all of it is for those who wait."""
+"""From this load of the router on (as a fraction of its limit), no batch request is started."""
 
 MIN_FREE_BLOCK_FRACTION = 0.1
-"""Of a decode worker's blocks: with fewer, answers under way need them to grow."""
+"""While a decode worker has less than this fraction of its blocks free, no batch request is
+started: its running requests may need them."""
 
 MAX_CONCURRENT_BATCH_REQUESTS = 256
-"""At once: each holds a body and an answer in memory."""
+"""The most batch requests at once: each holds a body and a response in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouterLoad:
-    """``inside`` are requests of others in this router, ``limit`` the most that it takes."""
+    """The load as this router sees it. ``num_requests`` is the number of its requests without those
+    of batches, ``limit`` the most that it accepts."""
 
-    inside: int
+    num_requests: int
     limit: int
     prefill: Sequence[Member]
     decode: Sequence[Member]
     draining: bool
 
 
-def num_allowed_batch_requests(per_worker: int, running: int, business: RouterLoad) -> int:
-    """``per_worker`` for each decode worker, and none while anybody else waits: at a worker, beyond
-    those of the ``running`` lines, or soon at this router."""
-    workers = [*business.prefill, *business.decode]
-    if business.draining or not business.decode:
+def num_allowed_batch_requests(requests_per_worker: int, running: int, load: RouterLoad) -> int:
+    """Return how many batch requests may run: ``requests_per_worker`` for each decode worker; 0
+    while more requests wait at workers than there are ``running`` batch requests, while a decode
+    worker is nearly full, or while this router is busy."""
+    workers = [*load.prefill, *load.decode]
+    if load.draining or not load.decode:
         return 0
-    if business.inside >= BUSY_FRACTION * business.limit:
+    if load.num_requests >= BUSY_FRACTION * load.limit:
         return 0
     if sum(worker.load.waiting for worker in workers) > running:
         return 0
-    if any(_is_full(worker) for worker in business.decode):
+    if any(_is_full(worker) for worker in load.decode):
         return 0
-    return min(per_worker * len(business.decode), MAX_CONCURRENT_BATCH_REQUESTS)
+    return min(requests_per_worker * len(load.decode), MAX_CONCURRENT_BATCH_REQUESTS)
 
 
 def _is_full(worker: Member) -> bool:

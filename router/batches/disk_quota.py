@@ -1,5 +1,5 @@
-"""Room in the folder of files, reserved before anything is written, among all routers that share
-the folder."""
+"""Reserves disk space in the folder of files before data is written. All routers that share the
+folder respect the reservations."""
 
 import fcntl
 import os
@@ -15,37 +15,37 @@ from router.errors import ApiError
 
 
 class DiskQuota:
-    """A reservation is the size of the file itself, which is a hole as far as nothing was written:
-    it is seen by every router, and gone with the file, whatever ends it."""
+    """Reserves space by setting a file's size: the unwritten part is a hole. So every router sees
+    the reservation, and it ends when the file is deleted."""
 
-    def __init__(self, library: BatchStore, folder_bytes: int) -> None:
-        self._library = library
+    def __init__(self, store: BatchStore, folder_bytes: int) -> None:
+        self._store = store
         self._folder_bytes = folder_bytes
 
     def reserve(
         self, tenant: TenantId, path: Path, limits: FileLimits, least: int, wanted: int
     ) -> int:
-        """For the file at ``path``, which exists: its size from now on, ``wanted`` bytes, or what
-        there is room for. Raises Problem (413) when there is less than ``least``, or the tenant has
-        too many files with it."""
-        with self.locked():
-            if self._library.num_files(tenant) > limits.files:
-                message = f"there are {limits.files} files, and that is the limit: delete some"
+        """Resize the existing file at ``path`` and return its size: ``wanted`` bytes, or as many as
+        the limits leave. Raises ApiError (413) if that is less than ``least`` bytes, or if the
+        tenant has too many files."""
+        with self.lock():
+            if self._store.num_files(tenant) > limits.files:
+                message = f"there are {limits.files} files already, the limit: delete some"
                 raise ApiError(413, message, code="too_many_files")
-            own = size_bytes(path)
-            of_tenant = limits.file_bytes - (self._library.used_bytes(tenant) - own)
-            of_all = self._folder_bytes - (self._library.used_bytes() - own)
-            room = min(of_tenant, of_all)
+            own_bytes = size_bytes(path)
+            tenant_room = limits.file_bytes - (self._store.used_bytes(tenant) - own_bytes)
+            folder_room = self._folder_bytes - (self._store.used_bytes() - own_bytes)
+            room = min(tenant_room, folder_room)
             if room < max(least, 1):
-                raise _no_space_error(max(room, 0), limits, is_own=of_tenant <= of_all)
+                raise _no_space_error(max(room, 0), limits, is_own=tenant_room <= folder_room)
             granted = min(wanted, room)
             os.truncate(path, granted)
             return granted
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Alone among all routers and threads. Raises OSError."""
-        path = make_folder(self._library.root) / "space.lock"
+    def lock(self) -> Iterator[None]:
+        """Hold the lock among all routers and threads. Raises OSError."""
+        path = make_folder(self._store.root) / "space.lock"
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         with os.fdopen(os.open(path, flags, 0o600), "r+b") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -55,9 +55,9 @@ class DiskQuota:
 def _no_space_error(room: int, limits: FileLimits, *, is_own: bool) -> ApiError:
     if is_own:
         message = (
-            f"the files of a tenant have at most {limits.file_bytes} bytes together, and there is "
-            f"room for {room}: delete some"
+            f"the files of a tenant may have {limits.file_bytes} bytes together, and there is room "
+            f"for {room}: delete some"
         )
     else:
-        message = f"there is room for {room} bytes, and the file is larger: delete some files"
+        message = f"there is room for {room} bytes, but the file is larger: delete some files"
     return ApiError(413, message, param="file", code="no_space")

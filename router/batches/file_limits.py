@@ -1,4 +1,4 @@
-"""What a tenant may keep and send of files, and who may upload now."""
+"""Limits on a tenant's files: how many it may keep, and how many it may upload."""
 
 import math
 from collections import Counter
@@ -14,20 +14,21 @@ from router.tenants.rate_limit_errors import RateLimited, format_duration
 from router.tenants.tenant import Tenant
 
 MAX_TRACKED_TENANTS = 65_536
-"""Of tenants, a hundred bytes each; those that are full again leave when there are too many."""
+"""The most tenants whose upload rate is tracked, of a hundred bytes each; idle ones are dropped
+first."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """Of one tenant: files and their bytes kept, uploads begun and under way."""
+    """The limits of one tenant: number and bytes of files kept, rate and concurrency of uploads."""
 
     files: int = 10_000
     file_bytes: int = 2**30
     uploads_per_minute: int = 60
     concurrent_uploads: int = 4
 
-    def of(self, tenant: Tenant) -> "FileLimits":
-        """With those that the tenants file says in their places."""
+    def with_tenant_limits(self, tenant: Tenant) -> "FileLimits":
+        """Return these limits, replaced by those that the tenants file sets for ``tenant``."""
         own = tenant.limits
         return FileLimits(
             self.files if own.files is None else own.files,
@@ -38,57 +39,58 @@ class FileLimits:
 
 
 class UploadAdmission:
-    """Single event loop. Of several routers each gives its equal part, and at least one."""
+    """Admits uploads. For one event loop. Each router has an equal part of a limit, at least 1."""
 
-    def __init__(self, clock: Clock, num_routers: Callable[[], int], ledger: UsageSink) -> None:
+    def __init__(self, clock: Clock, num_routers: Callable[[], int], usage_sink: UsageSink) -> None:
         self._clock = clock
         self._num_routers = num_routers
-        self._ledger = ledger
-        self._under_way: Counter[TenantId] = Counter()
-        self._begun: dict[TenantId, LeakyBucket] = {}
+        self._usage_sink = usage_sink
+        self._num_uploads: Counter[TenantId] = Counter()
+        self._upload_buckets: dict[TenantId, LeakyBucket] = {}
 
     @contextmanager
-    def enter(self, tenant: TenantId, limits: FileLimits) -> Iterator[None]:
-        """As long as one upload is under way. Raises RateLimited before anything was read."""
+    def admit(self, tenant: TenantId, limits: FileLimits) -> Iterator[None]:
+        """Admit one upload, for a ``with`` block. Raises RateLimited. Call before the body is
+        read."""
         try:
             self._check_number(tenant, limits.concurrent_uploads)
             self._begin(tenant, limits.uploads_per_minute)
         except RateLimited as refusal:
-            self._ledger.note_refused(tenant, refusal.reason)
+            self._usage_sink.record_refusal(tenant, refusal.reason)
             raise
-        self._under_way[tenant] += 1
+        self._num_uploads[tenant] += 1
         try:
             yield
         finally:
-            self._under_way[tenant] -= 1
-            if not self._under_way[tenant]:
-                del self._under_way[tenant]
+            self._num_uploads[tenant] -= 1
+            if not self._num_uploads[tenant]:
+                del self._num_uploads[tenant]
 
     def _check_number(self, tenant: TenantId, limit: int) -> None:
-        at_once = math.ceil(self._part(limit))
-        if self._under_way[tenant] >= at_once:
+        at_once = math.ceil(self._equal_part(limit))
+        if self._num_uploads[tenant] >= at_once:
             raise _too_many(tenant, "concurrent uploads", at_once, 1.0)
 
     def _begin(self, tenant: TenantId, per_minute: int) -> None:
-        part, now = self._part(per_minute), self._clock.monotonic()
-        meter = self._begun.get(tenant)
-        if meter is None:
+        part, now = self._equal_part(per_minute), self._clock.monotonic()
+        bucket = self._upload_buckets.get(tenant)
+        if bucket is None:
             self._forget_idle(part, now)
-            meter = self._begun[tenant] = LeakyBucket()
-        wait = meter.wait_seconds(1, part, now)
+            bucket = self._upload_buckets[tenant] = LeakyBucket()
+        wait = bucket.wait_seconds(1, part, now)
         if wait > 0:
             raise _too_many(tenant, "uploads per minute", math.floor(part), wait)
-        meter.spend(1)
+        bucket.spend(1)
 
-    def _part(self, limit: int) -> float:
+    def _equal_part(self, limit: int) -> float:
         return max(limit / max(self._num_routers(), 1), 1.0)
 
     def _forget_idle(self, part: float, now: float) -> None:
-        if len(self._begun) >= MAX_TRACKED_TENANTS:
-            self._begun = {
-                tenant: meter
-                for tenant, meter in self._begun.items()
-                if meter.remaining(part, now) < part
+        if len(self._upload_buckets) >= MAX_TRACKED_TENANTS:
+            self._upload_buckets = {
+                tenant: bucket
+                for tenant, bucket in self._upload_buckets.items()
+                if bucket.remaining(part, now) < part
             }
 
 

@@ -1,4 +1,4 @@
-"""The files of one tenant."""
+"""The files of one tenant, on disk."""
 
 import os
 import re
@@ -11,17 +11,17 @@ from router.batches.json_files import make_folder, read_json, write_json
 from router.errors import ApiError
 
 MAX_EXTRA_RESERVED_BYTES = 8 * 2**20
-"""Reserved beyond what has come of an upload whose size was not told."""
+"""The most bytes that are reserved ahead for an upload of unknown size."""
 
 MAX_UPLOAD_SECONDS = 24 * 3600.0
-"""Nobody uploads for so long: what is older was left behind."""
+"""An unfinished upload that is older than this was abandoned."""
 
 _ID = re.compile(r"file-[0-9a-f]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """Times are seconds since 1970."""
+    """The record of a file. Times are seconds since 1970."""
 
     id: str
     bytes: int
@@ -32,20 +32,22 @@ class StoredFile:
 
     @property
     def json(self) -> dict[str, Any]:
-        """As OpenAI's clients know it."""
+        """Return the record in OpenAI's form."""
         return {**asdict(self), "object": "file", "status": "processed", "status_details": None}
 
 
 Reserve = Callable[[Path, int, int], int]
-"""For a file that least, and so many wanted bytes: its size from now on. Raises Problem."""
+"""Takes a file's path, the bytes that it needs, and the bytes that it should have. Reserves space,
+and returns the file's size. Raises ApiError."""
 
 
 class FileUpload:
-    """A file on its way: nobody sees it before :meth:`FileStore.add`. Room is reserved for
-    ``expected`` bytes at once, and for more before they are written."""
+    """An upload in progress, which is not visible before :meth:`FileStore.add`. Space is reserved
+    for ``expected`` bytes at once, and for more before they are written."""
 
     def __init__(self, path: Path, max_bytes: int, expected: int, reserve: Reserve) -> None:
-        """Raises Problem (413), and leaves nothing then."""
+        """Create the file and reserve its space. Raises ApiError (413), and then leaves nothing on
+        disk."""
         self.path = path
         self.size_bytes = 0
         self._max_bytes = max_bytes
@@ -54,22 +56,22 @@ class FileUpload:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file = os.fdopen(os.open(path, flags, 0o600), "wb")
         try:
-            self._make_room(min(expected, max_bytes))
+            self._reserve_space(min(expected, max_bytes))
         except BaseException:
             self.discard()
             raise
 
     def write(self, data: bytes) -> None:
-        """Raises Problem (413)."""
+        """Append data. Raises ApiError (413)."""
         self.size_bytes += len(data)
         if self.size_bytes > self._max_bytes:
             message = f"a file has at most {self._max_bytes} bytes, and this one is larger"
             raise ApiError(413, message, param="file", code="file_too_large")
-        self._make_room(self.size_bytes)
+        self._reserve_space(self.size_bytes)
         self._file.write(data)
 
     def close(self) -> None:
-        """Gives back what was reserved and not written."""
+        """Release the reserved space that was not written."""
         if not self._file.closed:
             self._file.truncate(self.size_bytes)
             self._file.close()
@@ -80,66 +82,71 @@ class FileUpload:
         finally:
             self.path.unlink(missing_ok=True)
 
-    def _make_room(self, least: int) -> None:
-        """Doubles it: to look how much there is takes a while."""
+    def _reserve_space(self, least: int) -> None:
+        """Reserve at least ``least`` bytes. Doubles the reservation, so that this happens seldom:
+        checking the space takes a while."""
         if least <= self._reserved and self._reserved:
             return
-        ahead = min(2 * self._reserved, self._reserved + MAX_EXTRA_RESERVED_BYTES, self._max_bytes)
-        self._reserved = self._reserve(self.path, least, max(least, ahead))
+        num_ahead = min(2 * self._reserved, self._reserved + MAX_EXTRA_RESERVED_BYTES)
+        num_ahead = min(num_ahead, self._max_bytes)
+        self._reserved = self._reserve(self.path, least, max(least, num_ahead))
 
 
 class FileStore:
-    """A file is there once its record is. Whoever reads one may be reading while it is deleted."""
+    """Stores files. A file exists once its record is written. It may be deleted while it is being
+    read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def upload(self, name: str, max_bytes: int, expected: int, reserve: Reserve) -> FileUpload:
-        """``name`` is nobody else's. Raises Problem (413)."""
+        """Begin an upload. ``name`` must be unique. Raises ApiError (413)."""
         path = make_folder(self._folder) / f"{name}.part"
         return FileUpload(path, max_bytes, expected, reserve)
 
     def add(self, record: StoredFile, data: Path) -> None:
-        """Takes the file at ``data``, which may have been added already: then this ends it."""
+        """Move the file at ``data`` into the store and save its record. Idempotent: the file may
+        have been moved before."""
         make_folder(self._folder)
         if data.exists():
-            data.replace(self.data(record.id))
+            data.replace(self.data_path(record.id))
         write_json(self._folder / f"{record.id}.json", asdict(record))
 
-    def list(self) -> Sequence[StoredFile]:
-        """Oldest first."""
+    def list_files(self) -> Sequence[StoredFile]:
+        """Return the records, oldest first."""
         records = [self._read(path) for path in self._folder.glob("file-*.json")]
-        there = [record for record in records if record is not None]
-        return sorted(there, key=lambda record: (record.created_at, record.id))
+        found = [record for record in records if record is not None]
+        return sorted(found, key=lambda record: (record.created_at, record.id))
 
     def get(self, file_id: str) -> StoredFile:
-        """Raises Problem (404)."""
+        """Return a file's record. Raises ApiError (404)."""
         found = _ID.fullmatch(file_id) and self._read(self._folder / f"{file_id}.json")
         if not found:
             raise _file_not_found(file_id)
         return found
 
-    def data(self, file_id: str) -> Path:
+    def data_path(self, file_id: str) -> Path:
         assert _ID.fullmatch(file_id), file_id
         return self._folder / f"{file_id}.data"
 
     def delete(self, file_id: str) -> None:
-        """Raises Problem (404)."""
+        """Delete a file. Raises ApiError (404)."""
         self.get(file_id)
         (self._folder / f"{file_id}.json").unlink(missing_ok=True)
-        self.data(file_id).unlink(missing_ok=True)
+        self.data_path(file_id).unlink(missing_ok=True)
 
     def open(self, file_id: str) -> tuple[StoredFile, BinaryIO]:
-        """To be read to its end, whoever deletes it meanwhile. Raises Problem (404)."""
+        """Open a file, which can be read to its end even if it is deleted meanwhile. Raises
+        ApiError (404)."""
         record = self.get(file_id)
         try:
-            return record, self.data(file_id).open("rb")
+            return record, self.data_path(file_id).open("rb")
         except FileNotFoundError as error:
             raise _file_not_found(file_id) from error
 
-    def expire(self, now: float) -> None:
-        """Deletes those whose time is over, and uploads that a router did not live to end."""
-        for record in self.list():
+    def delete_expired(self, now: float) -> None:
+        """Delete expired files, and uploads that were abandoned when a router died."""
+        for record in self.list_files():
             if record.expires_at is not None and record.expires_at <= now:
                 self.delete(record.id)
         for part in self._folder.glob("*.part"):

@@ -1,4 +1,4 @@
-"""Which lines of a batch were under way when a router died, and how often."""
+"""A journal of a batch's requests in flight, to know which of them were when a router died."""
 
 import os
 from collections import Counter
@@ -6,21 +6,21 @@ from contextlib import suppress
 from pathlib import Path
 
 MAX_ROUTER_DEATHS = 2
-"""A line that was under way at so many deaths of a router is not tried again."""
+"""A request that was in flight at this many deaths of routers is not retried."""
 
 
 class InflightJournal:
-    """A journal on disk: ``+N`` before line N is asked, ``-N`` once that has ended, in whatever
-    way. A line that began and never ended was under way when its router died. Records are short
-    and appended whole, from whatever thread."""
+    """A journal on disk: ``+N`` before request N is run, ``-N`` once it has ended in any way. A
+    request that began and never ended was in flight when its router died. Records are short and are
+    appended in one write, from any thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: int | None = None
 
-    def deaths(self) -> Counter[int]:
-        """How many routers died over each line. To be asked before any line begins: rewrites the
-        journal to what counts. Raises OSError."""
+    def read_deaths(self) -> Counter[int]:
+        """Return for each request number how many routers died while it was in flight, and compact
+        the journal. Call before any request begins. Raises OSError."""
         deaths = _read(self._path)
         new = self._path.with_suffix(".attempts-new")
         new.write_text("".join(f"+{number}\n" * count for number, count in deaths.items()))
@@ -28,11 +28,13 @@ class InflightJournal:
         return deaths
 
     def begin(self, number: int) -> None:
-        """Raises OSError: a line that can't be told to have begun must not begin."""
+        """Record that a request begins. Raises OSError: a request whose start can't be recorded
+        must not begin."""
         self._write(f"+{number}\n")
 
     def end(self, number: int) -> None:
-        """Where it can't be written, the line counts as one that its router died of."""
+        """Record that a request has ended. If that can't be written, the request counts as in
+        flight when the router died."""
         with suppress(OSError):
             self._write(f"-{number}\n")
 

@@ -1,4 +1,4 @@
-"""JSON on disk, whole or not at all."""
+"""JSON files on disk, written atomically."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Atomic: a reader sees the old one or the new one."""
+    """Write atomically: a reader sees the old value or the new one."""
     new = path.with_suffix(".new")
     file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(file, "w", encoding="utf-8") as text:
@@ -16,7 +16,8 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """None when there is none, or nothing of ours."""
+    """Read a JSON object. Returns None if there is no file, or its contents are not a JSON
+    object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -25,7 +26,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def size_bytes(path: Path) -> int:
-    """0 for what is gone."""
+    """Return a file's size; 0 if it does not exist."""
     try:
         return path.stat().st_size
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""/v1/files and /v1/batches, as OpenAI has them."""
+"""The routes of ``/v1/files`` and ``/v1/batches``, as in OpenAI's API."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -22,7 +22,7 @@ from router.http.response_writer import content_length
 from router.openai.context import RouterContext
 
 MAX_BATCH_BODY_BYTES = 64 * 1024
-"""Of the request for a batch; its lines are in a file."""
+"""The largest body of a request to create a batch; the batch's own requests are in a file."""
 
 FORM_FIELDS = frozenset(
     {"purpose", "expires_after", "expires_after[anchor]", "expires_after[seconds]"}
@@ -39,23 +39,23 @@ class ListItem(Protocol):
     def json(self) -> dict[str, Any]: ...
 
 
-def add_batch_routes(app: FastAPI, service: RouterContext, desk: BatchService) -> None:
-    _add_file_routes(app, service, desk)
-    _add_batch_routes(app, service, desk)
+def add_batch_routes(app: FastAPI, context: RouterContext, service: BatchService) -> None:
+    _add_file_routes(app, context, service)
+    _add_batch_routes(app, context, service)
 
 
-def _add_file_routes(app: FastAPI, service: RouterContext, desk: BatchService) -> None:
+def _add_file_routes(app: FastAPI, context: RouterContext, service: BatchService) -> None:
     @app.post("/v1/files")
     async def upload(request: Request) -> Response:
-        service.check_open()
-        with _admitted_tenant(service, request) as tenant, desk.upload_turn(tenant):
-            return await _upload(request, service, desk, tenant)
+        context.check_not_draining()
+        with _admitted_tenant(context, request) as tenant, service.admit_upload(tenant):
+            return await _upload(request, context, service, tenant)
 
     @app.get("/v1/files")
     async def list_files(request: Request) -> Response:
         query = dict(request.query_params)
-        with _admitted_tenant(service, request) as tenant:
-            files = await desk.on_disk(tenant, desk.shelf(tenant).list)
+        with _admitted_tenant(context, request) as tenant:
+            files = await service.run_in_thread(tenant, service.file_store(tenant).list_files)
         purpose = query.pop("purpose", None)
         wanted = [file for file in files if purpose in (None, file.purpose)]
         if query.pop("order", "desc") == "desc":
@@ -64,77 +64,85 @@ def _add_file_routes(app: FastAPI, service: RouterContext, desk: BatchService) -
 
     @app.get("/v1/files/{file_id}")
     async def get_file(request: Request, file_id: str) -> Response:
-        with _admitted_tenant(service, request) as tenant:
-            return _json((await desk.on_disk(tenant, desk.shelf(tenant).get, file_id)).json)
+        with _admitted_tenant(context, request) as tenant:
+            return _json(
+                (await service.run_in_thread(tenant, service.file_store(tenant).get, file_id)).json
+            )
 
     @app.get("/v1/files/{file_id}/content")
     async def content(request: Request, file_id: str) -> Response:
-        with _admitted_tenant(service, request) as tenant:
-            record, file = await desk.on_disk(tenant, desk.shelf(tenant).open, file_id)
+        with _admitted_tenant(context, request) as tenant:
+            record, file = await service.run_in_thread(
+                tenant, service.file_store(tenant).open, file_id
+            )
         headers = {"content-length": str(record.bytes)}
         return StreamingResponse(_chunks(file), 200, headers, "application/octet-stream")
 
     @app.delete("/v1/files/{file_id}")
     async def delete_file(request: Request, file_id: str) -> Response:
-        with _admitted_tenant(service, request) as tenant:
-            await desk.on_disk(tenant, desk.delete_file, tenant, file_id)
+        with _admitted_tenant(context, request) as tenant:
+            await service.run_in_thread(tenant, service.delete_file, tenant, file_id)
         return _json({"id": file_id, "object": "file", "deleted": True})
 
 
-def _add_batch_routes(app: FastAPI, service: RouterContext, desk: BatchService) -> None:
+def _add_batch_routes(app: FastAPI, context: RouterContext, service: BatchService) -> None:
     @app.post("/v1/batches")
     async def create(request: Request) -> Response:
-        service.check_open()
-        with _admitted_tenant(service, request) as tenant:
-            body = parse_body(CreateBatchBody, await _read_small_body(request, service))
+        context.check_not_draining()
+        with _admitted_tenant(context, request) as tenant:
+            body = parse_body(CreateBatchBody, await _read_small_body(request, context))
             expires = body.output_expires_after
-            batch = await desk.on_disk(
+            batch = await service.run_in_thread(
                 tenant,
-                desk.create,
+                service.create,
                 tenant,
                 body.endpoint,
                 body.input_file_id,
                 body.metadata,
                 None if expires is None else expires.seconds,
             )
-        desk.hurry()
+        service.notify_runner()
         return _json(batch.json)
 
     @app.get("/v1/batches")
     async def list_batches(request: Request) -> Response:
-        with _admitted_tenant(service, request) as tenant:
-            batches = await desk.on_disk(tenant, desk.batches, tenant)
+        with _admitted_tenant(context, request) as tenant:
+            batches = await service.run_in_thread(tenant, service.list_batches, tenant)
         return _list_response(batches, dict(request.query_params), 100)
 
     @app.get("/v1/batches/{batch_id}")
     async def get_batch(request: Request, batch_id: str) -> Response:
-        with _admitted_tenant(service, request) as tenant:
-            return _json((await desk.on_disk(tenant, desk.batch, tenant, batch_id)).json)
+        with _admitted_tenant(context, request) as tenant:
+            return _json(
+                (await service.run_in_thread(tenant, service.get_batch, tenant, batch_id)).json
+            )
 
     @app.post("/v1/batches/{batch_id}/cancel")
     async def cancel(request: Request, batch_id: str) -> Response:
-        with _admitted_tenant(service, request) as tenant:
-            batch = await desk.on_disk(tenant, desk.cancel, tenant, batch_id)
-        desk.hurry()
+        with _admitted_tenant(context, request) as tenant:
+            batch = await service.run_in_thread(tenant, service.cancel, tenant, batch_id)
+        service.notify_runner()
         return _json(batch.json)
 
 
 async def _upload(
-    request: Request, service: RouterContext, desk: BatchService, tenant: TenantId
+    request: Request, context: RouterContext, service: BatchService, tenant: TenantId
 ) -> Response:
-    """Raises Problem. What was begun and not finished leaves nothing."""
+    """Receive a file. An upload that fails leaves nothing on disk. Raises ApiError."""
     boundary = parse_boundary(request.headers.get("content-type"))
-    told = content_length(request.scope)
-    if told > desk.max_file_bytes + MAX_BATCH_BODY_BYTES:
-        raise ApiError(413, f"a file has at most {desk.max_file_bytes} bytes", param="file")
-    expected = max(told - MAX_BATCH_BODY_BYTES, 0)
-    upload = await desk.on_disk(tenant, desk.open_upload, tenant, expected)
+    content_bytes = content_length(request.scope)
+    if content_bytes > service.max_file_bytes + MAX_BATCH_BODY_BYTES:
+        raise ApiError(413, f"a file has at most {service.max_file_bytes} bytes", param="file")
+    expected = max(content_bytes - MAX_BATCH_BODY_BYTES, 0)
+    upload = await service.run_in_thread(tenant, service.open_upload, tenant, expected)
     try:
         form = MultipartParser(boundary, lambda _: upload)
-        await _read_form(request, form, service, desk, tenant)
-        expires = await desk.on_disk(tenant, _check_form, form, upload)
+        await _read_form(request, form, context, service, tenant)
+        expires = await service.run_in_thread(tenant, _check_form, form, upload)
         seconds = None if expires is None else expires.seconds
-        record = await desk.on_disk(tenant, desk.add_file, tenant, upload, form.filename, seconds)
+        record = await service.run_in_thread(
+            tenant, service.add_file, tenant, upload, form.filename, seconds
+        )
     except BaseException:
         upload.discard()
         raise
@@ -144,19 +152,21 @@ async def _upload(
 async def _read_form(
     request: Request,
     form: MultipartParser,
-    service: RouterContext,
-    desk: BatchService,
+    context: RouterContext,
+    service: BatchService,
     tenant: TenantId,
 ) -> None:
-    """In threads: a disk may be slow. A body has ``body_seconds`` for as many bytes as one may have
-    elsewhere, and so many times as long for as many times as much."""
-    config = service.config
-    seconds = config.body_seconds * (1 + content_length(request.scope) // config.max_body_bytes)
+    """Parse the form in threads, since a disk may be slow. The time limit is ``body_seconds`` for
+    each ``max_body_bytes`` of the form."""
+    config = context.config
+    seconds = config.body_timeout_seconds * (
+        1 + content_length(request.scope) // config.max_body_bytes
+    )
     try:
         async with asyncio.timeout(seconds):
             async for data in request.stream():
                 if data:
-                    await desk.on_disk(tenant, form.push, data)
+                    await service.run_in_thread(tenant, form.push, data)
     except TimeoutError as error:
         raise ApiError(408, f"the body did not arrive within {seconds:g} s") from error
     except ClientDisconnect as error:
@@ -165,7 +175,7 @@ async def _read_form(
 
 
 def _check_form(form: MultipartParser, upload: FileUpload) -> ExpiresAfter | None:
-    """Raises Problem (400)."""
+    """Check the form fields and the uploaded file. Raises ApiError (400)."""
     upload.close()
     unknown = form.fields.keys() - FORM_FIELDS
     if unknown:
@@ -183,17 +193,17 @@ def _check_form(form: MultipartParser, upload: FileUpload) -> ExpiresAfter | Non
 
 
 async def _chunks(file: BinaryIO) -> AsyncIterator[bytes]:
-    """And closes it, also when the client leaves."""
+    """Read a file in chunks, and close it, also when the client disconnects."""
     with file:
         while data := await asyncio.to_thread(file.read, CHUNK_BYTES):
             yield data
 
 
-async def _read_small_body(request: Request, service: RouterContext) -> bytes:
-    """A small body of JSON. Raises Problem."""
+async def _read_small_body(request: Request, context: RouterContext) -> bytes:
+    """Read a small JSON body. Raises ApiError."""
     body = b""
     try:
-        async with asyncio.timeout(service.config.body_seconds):
+        async with asyncio.timeout(context.config.body_timeout_seconds):
             async for data in request.stream():
                 body += data
                 if len(body) > MAX_BATCH_BODY_BYTES:
@@ -206,10 +216,11 @@ async def _read_small_body(request: Request, service: RouterContext) -> bytes:
 
 
 @contextmanager
-def _admitted_tenant(service: RouterContext, request: Request) -> Iterator[TenantId]:
-    """Who asks, with a place among the requests under way. Raises Problem (401) or Overloaded."""
-    tenant = service.doorkeeper.tenant_of(request.headers.get("authorization"))
-    with service.entrance.room(service.doorkeeper.roll.tenant(tenant), 1):
+def _admitted_tenant(context: RouterContext, request: Request) -> Iterator[TenantId]:
+    """Authenticate the client, and hold a slot of the request limiter during the ``with`` block.
+    Raises ApiError (401) or Overloaded."""
+    tenant = context.authenticator.tenant_of(request.headers.get("authorization"))
+    with context.admission.hold_slots(context.authenticator.directory.tenant(tenant), 1):
         yield tenant
 
 

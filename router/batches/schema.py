@@ -1,4 +1,4 @@
-"""What clients send to the endpoints of files and batches."""
+"""Request bodies and queries of the routes for files and batches."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Protocol, TypeVar
@@ -13,30 +13,31 @@ from router.openai.schema.strict_model import StrictModel
 
 
 class ExpiresAfter(StrictModel):
-    """Between an hour and 30 days, as at OpenAI."""
+    """How long a file is kept: between an hour and 30 days, the same limits as OpenAI's."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Field(ge=3600, le=30 * 24 * 3600)]
 
     @classmethod
     def of_form(cls, fields: Mapping[str, str]) -> "ExpiresAfter | None":
-        """From ``expires_after[anchor]`` and ``expires_after[seconds]``. Raises Problem (400)."""
-        given = {
+        """Parse the form fields ``expires_after[anchor]`` and ``expires_after[seconds]``. Raises
+        ApiError (400)."""
+        fields_given = {
             key: fields[f"expires_after[{key}]"]
             for key in ("anchor", "seconds")
             if f"expires_after[{key}]" in fields
         }
         if "expires_after" in fields:
             return parse_body(cls, fields["expires_after"].encode())
-        if not given:
+        if not fields_given:
             return None
-        seconds = given.get("seconds", "")
+        seconds = fields_given.get("seconds", "")
         number: dict[str, Any] = {"seconds": int(seconds)} if _is_number(seconds) else {}
-        return parse_body(cls, orjson.dumps(given | number))
+        return parse_body(cls, orjson.dumps(fields_given | number))
 
 
 class CreateBatchBody(StrictModel):
-    """POST /v1/batches. ``output_expires_after`` is for its files."""
+    """The body of POST /v1/batches. ``output_expires_after`` applies to the output files."""
 
     input_file_id: str
     endpoint: Literal["/v1/chat/completions", "/v1/completions"]
@@ -56,8 +57,8 @@ Item = TypeVar("Item", bound=HasId)
 def paginate(
     items: Sequence[Item], query: Mapping[str, str], max_limit: int
 ) -> tuple[Sequence[Item], bool]:
-    """Of ``items`` those that ``limit`` and ``after`` ask for, and whether there are more. Raises
-    Problem (400)."""
+    """Return the items that ``limit`` and ``after`` select, and whether there are more. Raises
+    ApiError (400)."""
     unknown = query.keys() - {"limit", "after"}
     if unknown:
         raise ApiError(400, f"there is no parameter {min(unknown)!r}", param=min(unknown))
@@ -68,7 +69,7 @@ def paginate(
     if "after" in query:
         ids = [item.id for item in items]
         if query["after"] not in ids:
-            raise ApiError(400, f"after: there is no {query['after']!r}", param="after")
+            raise ApiError(400, f"after: there is no item {query['after']!r}", param="after")
         start = ids.index(query["after"]) + 1
     end = start + int(limit)
     return items[start:end], end < len(items)

@@ -1,4 +1,4 @@
-"""Files and batches as one router has them: what clients ask of them, and their runner."""
+"""The service behind the routes of files and batches, and the runner of the batches."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -29,81 +29,85 @@ HANDLERS: dict[str, type[GenerationHandler]] = dict(
 
 
 DISK_THREADS = 4
-"""For what clients ask of files and batches; a disk may be slow."""
+"""Threads for clients' requests about files and batches, since a disk may be slow."""
 
 Result = TypeVar("Result")
 
 
 class BatchService:
-    """Methods that touch the disk are called by :meth:`on_disk`; those that don't say so."""
+    """Serves files and batches of all tenants. All methods access the disk and must be called by
+    :meth:`run_in_thread`, unless they say otherwise."""
 
     def __init__(
         self,
-        service: RouterContext,
-        library: BatchStore,
+        context: RouterContext,
+        store: BatchStore,
         *,
-        lines_per_worker: int,
+        requests_per_worker: int,
         max_file_bytes: int,
         folder_bytes: int,
         file_limits: FileLimits | None = None,
     ) -> None:
         self.max_file_bytes = max_file_bytes
-        self._service = service
-        self._library = library
-        self._lines_per_worker = lines_per_worker
-        self._space = DiskQuota(library, folder_bytes)
+        self._context = context
+        self._store = store
+        self._requests_per_worker = requests_per_worker
+        self._disk_quota = DiskQuota(store, folder_bytes)
         self._file_limits = file_limits or FileLimits()
         self._uploads = UploadAdmission(
-            service.clock, lambda: service.cluster.num_routers, service.ledger
+            context.clock, lambda: context.cluster.num_routers, context.usage_recorder
         )
         self._threads = FairThreadPool(DISK_THREADS, "files")
         self._runner = BatchRunner(
-            library,
-            self._ask,
-            self._room,
-            service.clock,
-            service.config.max_body_bytes,
+            store,
+            self._send_request,
+            self._max_running,
+            context.clock,
+            context.config.max_body_bytes,
             folder_bytes,
         )
 
     async def run(self) -> None:
-        """Answers batches until cancelled."""
-        if self._lines_per_worker:
+        """Run batches until cancelled."""
+        if self._requests_per_worker:
             await self._runner.run()
 
-    def upload_turn(self, tenant: TenantId) -> AbstractContextManager[None]:
-        """As long as an upload is under way; on the event loop. It raises RateLimited."""
-        return self._uploads.enter(tenant, self.file_limits(tenant))
+    def admit_upload(self, tenant: TenantId) -> AbstractContextManager[None]:
+        """Admit an upload, for a ``with`` block; call on the event loop. Raises RateLimited."""
+        return self._uploads.admit(tenant, self.file_limits(tenant))
 
     def file_limits(self, tenant: TenantId) -> FileLimits:
-        return self._file_limits.of(self._service.doorkeeper.roll.tenant(tenant))
+        return self._file_limits.with_tenant_limits(
+            self._context.authenticator.directory.tenant(tenant)
+        )
 
-    async def on_disk(
+    async def run_in_thread(
         self, tenant: TenantId, call: Callable[..., Result], *arguments: Any
     ) -> Result:
-        """In a thread, in the tenant's turn. Raises Problem (503) where the operator's folder is
-        full, or none."""
+        """Run ``call`` in a thread, fairly between tenants. Raises ApiError (503) if the operator's
+        folder is full or missing."""
         try:
             return await self._threads.run(tenant, partial(call, *arguments))
         except OSError as error:
-            message = f"files can't be kept by this router: {error.strerror}"
+            message = f"this router can't store files: {error.strerror}"
             raise ApiError(
-                503, message, kind="service_unavailable_error", code="no_folder"
+                503, message, error_type="service_unavailable_error", code="no_folder"
             ) from error
 
     # -- files -----------------------------------------------------------------------------------
 
-    def shelf(self, tenant: TenantId) -> FileStore:
-        return self._library.shelf(tenant)
+    def file_store(self, tenant: TenantId) -> FileStore:
+        return self._store.file_store(tenant)
 
     def open_upload(self, tenant: TenantId, expected: int) -> FileUpload:
-        """Room for ``expected`` bytes is its own. Raises Problem (413) when there is none."""
-        limits, name = self.file_limits(tenant), self._service.new_id()
+        """Begin an upload, and reserve space for ``expected`` bytes. Raises ApiError (413) if there
+        is not enough."""
+        limits, name = self.file_limits(tenant), self._context.new_id()
 
         def reserve(path: Path, least: int, wanted: int) -> int:
-            return self._space.reserve(tenant, path, limits, least, wanted)
+            return self._disk_quota.reserve(tenant, path, limits, least, wanted)
 
-        return self.shelf(tenant).upload(name, self.max_file_bytes, expected, reserve)
+        return self.file_store(tenant).upload(name, self.max_file_bytes, expected, reserve)
 
     def add_file(
         self, tenant: TenantId, upload: FileUpload, filename: str, expires_seconds: int | None
@@ -112,15 +116,15 @@ class BatchService:
         expires = None if expires_seconds is None else now + expires_seconds
         file_id = f"file-{upload.path.stem}"
         record = StoredFile(file_id, upload.size_bytes, now, filename, "batch", expires)
-        self.shelf(tenant).add(record, upload.path)
+        self.file_store(tenant).add(record, upload.path)
         return record
 
     def delete_file(self, tenant: TenantId, file_id: str) -> None:
-        """Raises Problem (404, 409)."""
-        for batch in self._library.batches(tenant):
-            if batch.input_file_id == file_id and not batch.is_over:
+        """Delete a file. Raises ApiError (404, 409)."""
+        for batch in self._store.list_batches(tenant):
+            if batch.input_file_id == file_id and not batch.is_finished:
                 raise ApiError(409, f"batch {batch.id} reads this file; cancel it first")
-        self.shelf(tenant).delete(file_id)
+        self.file_store(tenant).delete(file_id)
 
     # -- batches ---------------------------------------------------------------------------------
 
@@ -132,57 +136,57 @@ class BatchService:
         metadata: dict[str, str] | None,
         output_seconds: int | None,
     ) -> Batch:
-        """Raises Problem (400, 404, 429)."""
-        record = self.shelf(tenant).get(input_file_id)
+        """Create a batch. Raises ApiError (400, 404, 429)."""
+        record = self.file_store(tenant).get(input_file_id)
         if record.purpose != "batch":
             message = f"{input_file_id} has purpose {record.purpose!r}, and must have 'batch'"
             raise ApiError(400, message, param="input_file_id", code="invalid_value")
         batch = Batch(
-            f"batch_{self._service.new_id()}", tenant, endpoint, input_file_id, self.now,
+            f"batch_{self._context.new_id()}", tenant, endpoint, input_file_id, self.now,
             metadata, output_seconds,
         )  # fmt: skip
-        with self._space.locked():
-            self._library.create(batch)
+        with self._disk_quota.lock():
+            self._store.create(batch)
         return batch
 
-    def batch(self, tenant: TenantId, batch_id: str) -> Batch:
-        """Raises Problem (404)."""
-        return self._library.get(tenant, batch_id)
+    def get_batch(self, tenant: TenantId, batch_id: str) -> Batch:
+        """Return a batch. Raises ApiError (404)."""
+        return self._store.get(tenant, batch_id)
 
-    def batches(self, tenant: TenantId) -> list[Batch]:
-        """Newest first."""
-        return list(self._library.batches(tenant))
+    def list_batches(self, tenant: TenantId) -> list[Batch]:
+        """Return the tenant's batches, newest first."""
+        return list(self._store.list_batches(tenant))
 
     def cancel(self, tenant: TenantId, batch_id: str) -> Batch:
-        """Raises Problem (404, 409)."""
-        batch = self.batch(tenant, batch_id)
-        if batch.is_over or batch.status is BatchStatus.FINALIZING:
+        """Cancel a batch. Raises ApiError (404, 409)."""
+        batch = self.get_batch(tenant, batch_id)
+        if batch.is_finished or batch.status is BatchStatus.FINALIZING:
             raise ApiError(409, f"batch {batch_id} is {batch.status.value} already")
-        self._library.cancel(batch)
-        return self.batch(tenant, batch_id)
+        self._store.cancel(batch)
+        return self.get_batch(tenant, batch_id)
 
-    def hurry(self) -> None:
-        """Something is new; on the event loop."""
-        self._runner.hurry()
+    def notify_runner(self) -> None:
+        """Tell the runner about new work; call on the event loop."""
+        self._runner.check_now()
 
     @property
     def now(self) -> int:
-        return self._service.clock.wall_nanoseconds() // 1_000_000_000
+        return self._context.clock.wall_nanoseconds() // 1_000_000_000
 
-    # -- what the runner asks --------------------------------------------------------------------
+    # -- used by the runner ----------------------------------------------------------------------
 
-    async def _ask(self, tenant: TenantId, endpoint: str, data: bytes) -> BatchResponse:
-        exchange = HANDLERS[endpoint](self._service)
-        status, body = await exchange.answer_alone(data, tenant)
-        return BatchResponse(status, exchange.request_id, orjson.loads(body))
+    async def _send_request(self, tenant: TenantId, endpoint: str, data: bytes) -> BatchResponse:
+        handler = HANDLERS[endpoint](self._context)
+        status, body = await handler.answer_batch_request(data, tenant)
+        return BatchResponse(status, handler.request_id, orjson.loads(body))
 
-    def _room(self, running: int) -> int:
-        service = self._service
-        business = RouterLoad(
-            inside=max(service.gate.inside - running, 0),
-            limit=service.config.max_concurrent_requests,
-            prefill=service.cluster.ready(Role.PREFILL),
-            decode=service.cluster.ready(Role.DECODE),
-            draining=service.draining,
+    def _max_running(self, running: int) -> int:
+        context = self._context
+        load = RouterLoad(
+            num_requests=max(context.request_limiter.num_in_use - running, 0),
+            limit=context.config.max_concurrent_requests,
+            prefill=context.cluster.ready_members(Role.PREFILL),
+            decode=context.cluster.ready_members(Role.DECODE),
+            draining=context.draining,
         )
-        return num_allowed_batch_requests(self._lines_per_worker, running, business)
+        return num_allowed_batch_requests(self._requests_per_worker, running, load)

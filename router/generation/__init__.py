@@ -1,1 +1,2 @@
-"""One answer over placements, attempts and failovers: from a request's tokens to its outputs."""
+"""The generation of one answer: placement, attempts on workers, failovers, the stream of
+outputs."""

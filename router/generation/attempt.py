@@ -1,4 +1,4 @@
-"""One placement of one request: two submissions, one stream of outputs."""
+"""One attempt to run a request on one placement: up to two submissions, one stream of outputs."""
 
 import asyncio
 from collections.abc import Sequence
@@ -33,25 +33,27 @@ from router.generation.output_validation import (
 from router.generation.worker_connection_pool import WorkerConnection, WorkerConnections
 
 RETRYABLE_STATUSES = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "DATA_LOSS", "NOT_FOUND"})
-"""What another placement may mend."""
+"""gRPC statuses of failures that another placement may avoid."""
 
 
 MAX_RETRY_AFTER_SECONDS = 3600.0
-"""A worker that says more is not believed."""
+"""A retry delay above this, sent by a worker, is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenTimeouts:
-    """Seconds. ``first_token`` includes the queue of the prefill worker, ``handoff`` the wait
-    for room on the decode worker; dead peers are noticed by their links, much earlier."""
+    """Seconds to wait for the next output. ``first_token_seconds`` includes the time in the prefill
+    worker's queue, ``kv_transfer_seconds`` the wait for free blocks on the decode worker. Dead
+    workers are noticed much earlier, by their broken connections."""
 
-    first_token: float = 120.0
-    handoff: float = 120.0
-    token_gap: float = 60.0
+    first_token_seconds: float = 120.0
+    kv_transfer_seconds: float = 120.0
+    next_token_seconds: float = 60.0
 
 
 class AttemptFailed(Exception):
-    """Another placement may do. ``suspects`` are the workers that may have caused it."""
+    """The attempt failed, and another placement may succeed. ``suspects`` are the workers that may
+    have caused the failure."""
 
     def __init__(self, error: BatonError, suspects: Sequence[WorkerRef]) -> None:
         super().__init__(str(error))
@@ -60,215 +62,234 @@ class AttemptFailed(Exception):
 
 
 class AttemptDrained(Exception):
-    """Its worker drains. With ``source``, the KV of all tokens but the last waits there."""
+    """The worker that ran the request is draining. ``kv_source`` is the worker that still holds the
+    KV of all tokens but the last; None if no KV can be transferred."""
 
-    def __init__(self, worker: WorkerRef, source: WorkerRef | None) -> None:
-        super().__init__(f"worker {worker.id} drains")
+    def __init__(self, worker: WorkerRef, kv_source: WorkerRef | None) -> None:
+        super().__init__(f"worker {worker.id} is draining")
         self.worker = worker
-        self.source = source
+        self.kv_source = kv_source
 
 
 class Attempt:
-    """:meth:`open`, then :meth:`next_outputs` until one has a finish reason or it raises, then
-    :meth:`close`, always.
+    """Submits a request to the workers of one placement and yields its outputs.
 
-    With ``goes_on``, the prefill worker of ``placement`` is one that had begun the answer: it holds
-    the KV of the tokens of ``spec``, and the client has the token after them already. ``relay`` is
-    offered what is plainly the next token while :meth:`next_outputs` waits for it.
-    """
+    Call :meth:`submit`, then :meth:`next_outputs` until an output has a finish reason or the call
+    raises, then always :meth:`close`.
+
+    With ``is_continuation``, the attempt continues an answer that a draining worker had begun: the
+    prefill worker of ``placement`` is that worker. It holds the KV of the tokens of ``spec``, and
+    the client already has the token after them. While :meth:`next_outputs` waits, each output that
+    only adds the next token is first offered to ``inline_consumer``."""
 
     def __init__(
         self,
         spec: RequestSpec,
         placement: Placement,
-        links: WorkerConnections,
-        deadlines: TokenTimeouts,
+        connections: WorkerConnections,
+        timeouts: TokenTimeouts,
         *,
-        goes_on: bool = False,
-        relay: InlineConsumer | None = None,
+        is_continuation: bool = False,
+        inline_consumer: InlineConsumer | None = None,
         vocab_size: int = UNKNOWN_VOCAB_SIZE,
     ) -> None:
-        two = placement.prefill is not None and placement.prefill.id != placement.decode.id
-        alone = not two or (spec.max_new_tokens == 1 and not goes_on)
-        self._goes_on = goes_on
+        is_split = placement.prefill is not None and placement.prefill.id != placement.decode.id
+        is_local = not is_split or (spec.max_new_tokens == 1 and not is_continuation)
+        self._is_continuation = is_continuation
         self._spec = replace(spec, store_hint=placement.store_hint)
-        self._prefill = None if alone else placement.prefill
+        self._prefill = None if is_local else placement.prefill
         self._decode = placement.decode
-        self._links: dict[WorkerId, WorkerConnection] = {
-            worker.id: links.link(worker)
+        self._connections: dict[WorkerId, WorkerConnection] = {
+            worker.id: connections.connect(worker)
             for worker in (self._prefill, self._decode)
             if worker is not None
         }
-        self._inbox = OutputQueue()
+        self._output_queue = OutputQueue()
         self._vocab_size = vocab_size
         self._max_tokens = spec.sampling.max_tokens
-        self._relay = relay
-        if relay is not None:
-            self._inbox.relay = self._hand_on
-        known = spec.num_emitted_tokens + (1 if goes_on else 0)
-        self._merge = OutputMerger(spec.epoch, known, handed_over=not (alone or goes_on))
-        self._deadlines = deadlines
-        self._time = asyncio.get_running_loop().time
+        self._inline_consumer = inline_consumer
+        if inline_consumer is not None:
+            self._output_queue.inline_consumer = self._consume_inline
+        known = spec.num_emitted_tokens + (1 if is_continuation else 0)
+        self._merger = OutputMerger(spec.epoch, known, is_split=not (is_local or is_continuation))
+        self._timeouts = timeouts
+        self._now = asyncio.get_running_loop().time
         self._deadline = 0.0
-        self._waits_for = ""
-        self._decoding = False
-        self._finished = False
-        self.refusal: RequestOutput | None = None
-        """The output that a worker ended the request with."""
+        self._awaited = ""
+        self._is_decoding = False
+        self._is_finished = False
+        self.error_output: RequestOutput | None = None
+        """The output with which a worker ended the request early (an error, or a cancellation)."""
         self._failure: AttemptFailed | AttemptDrained | BatonError | None = None
 
-    def open(self) -> None:
+    def submit(self) -> None:
+        """Submit the request to the workers."""
         if self._prefill is None:
-            self._link(self._decode).submit(self._spec, Task.WHOLE, None, self._inbox)
+            self._connection(self._decode).submit(
+                self._spec, Task.PREFILL_AND_DECODE, None, self._output_queue
+            )
         else:
-            if not self._goes_on:
-                self._link(self._prefill).submit(self._spec, Task.PREFILL, None, self._inbox)
-            self._link(self._decode).submit(self._spec, Task.DECODE, self._prefill, self._inbox)
-        self._expect("first token", self._deadlines.first_token)
+            if not self._is_continuation:
+                self._connection(self._prefill).submit(
+                    self._spec, Task.PREFILL, None, self._output_queue
+                )
+            self._connection(self._decode).submit(
+                self._spec, Task.DECODE, self._prefill, self._output_queue
+            )
+        self._set_deadline("first token", self._timeouts.first_token_seconds)
 
     async def next_outputs(self) -> list[RequestOutput]:
-        """At least one, in order. Raises AttemptFailed, AttemptLeft, or what no other placement
-        can mend.
+        """Return at least one output, in order. Raises AttemptFailed, AttemptDrained, or a
+        BatonError that no other placement can avoid.
 
-        Outputs that arrived before a failure are answered before it is raised.
+        Outputs that arrived before a failure are returned before it is raised.
         """
         while self._failure is None:
-            outputs = self._sort(await self._take())
+            outputs = self._process(await self._receive_outputs())
             if outputs:
-                self._note(outputs[-1])
+                self._record_progress(outputs[-1])
                 return coalesce_outputs(outputs)
         raise self._failure
 
     def close(self) -> None:
-        """Frees what is left at the workers. Idempotent."""
-        for link in self._links.values():
-            if self._finished:
-                link.forget(self._spec.request_id, self._spec.epoch)
+        """Release the request on all workers. Idempotent."""
+        for link in self._connections.values():
+            if self._is_finished:
+                link.stop_delivery(self._spec.request_id, self._spec.epoch)
             else:
                 link.cancel(self._spec.request_id, self._spec.epoch)
-        self._links = {}
-        self._inbox.relay = None
+        self._connections = {}
+        self._output_queue.inline_consumer = None
 
-    # -- what comes ---------------------------------------------------------------------
+    # -- incoming outputs -----------------------------------------------------------------
 
-    async def _take(self) -> Sequence[QueuedOutput]:
+    async def _receive_outputs(self) -> Sequence[QueuedOutput]:
         try:
-            return await self._inbox.take(self._deadline)
+            return await self._output_queue.get_all(self._deadline)
         except TimeoutError:
-            if self._time() < self._deadline:
-                return ()  # tokens were handed on meanwhile
-            error = DeadlineExceeded(f"the {self._waits_for} did not come in time")
+            if self._now() < self._deadline:
+                return ()  # the inline consumer has delivered tokens, which moved the deadline
+            error = DeadlineExceeded(f"the {self._awaited} did not come in time")
             self._failure = AttemptFailed(error, self._suspects())
             return ()
 
-    def _hand_on(self, worker_id: WorkerId, output: RequestOutput) -> bool:
-        """Whether it was the next token of the decode worker and nothing else, and taken."""
-        merge = self._merge
+    def _consume_inline(self, worker_id: WorkerId, output: RequestOutput) -> bool:
+        """Offer an output to the inline consumer. Returns True if it was exactly the decode
+        worker's next token and the inline consumer delivered it."""
+        merge = self._merger
         is_plain = output.finish_reason is None and not output.details
-        is_next = output.first_index == merge.next_index and self._decoding
+        is_next = output.first_index == merge.next_index and self._is_decoding
         if not (is_plain and is_next and worker_id == self._decode.id):
             return False
         tokens, index = output.token_ids, merge.next_index
         if len(tokens) != 1 or tokens[0] >= self._vocab_size or index >= self._max_tokens:
-            return False  # who looks at it closely says what is wrong, if anything is
-        if output.epoch != self._spec.epoch or self._relay is None or not self._relay(output):
+            return False  # the slow path validates it and reports errors
+        if (
+            output.epoch != self._spec.epoch
+            or self._inline_consumer is None
+            or not self._inline_consumer(output)
+        ):
             return False
         merge.next_index = index + 1
-        self._expect("next token", self._deadlines.token_gap)
+        self._set_deadline("next token", self._timeouts.next_token_seconds)
         return True
 
-    def _sort(self, items: Sequence[QueuedOutput]) -> list[RequestOutput]:
+    def _process(self, queued: Sequence[QueuedOutput]) -> list[RequestOutput]:
         outputs: list[RequestOutput] = []
         try:
-            for worker_id, item in items:
-                outputs.extend(self._accept(worker_id, item))
+            for worker_id, item in queued:
+                outputs.extend(self._process_one(worker_id, item))
         except (AttemptFailed, AttemptDrained, BatonError) as failure:
             self._failure = failure
         return outputs
 
-    def _accept(self, worker_id: WorkerId, item: RequestOutput | BatonError) -> list[RequestOutput]:
+    def _process_one(
+        self, worker_id: WorkerId, item: RequestOutput | BatonError
+    ) -> list[RequestOutput]:
         if isinstance(item, BatonError):
-            return self._lost(worker_id, item)
+            return self._on_connection_lost(worker_id, item)
         if item.epoch != self._spec.epoch:
             return []
-        flaw = find_output_error(item, self._spec, self._vocab_size)
-        if flaw:
-            liar = self._worker(worker_id)
-            raise AttemptFailed(InvalidOutput(f"worker {worker_id} sent {flaw}"), [liar])
+        output_error = find_output_error(item, self._spec, self._vocab_size)
+        if output_error:
+            sender = self._worker(worker_id)
+            raise AttemptFailed(InvalidOutput(f"worker {worker_id} sent {output_error}"), [sender])
         if item.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
-            return self._refused(worker_id, item)
-        if item.finish_reason in (FinishReason.MOVED, FinishReason.TURNED_AWAY):
+            return self._on_error_output(worker_id, item)
+        if item.finish_reason in (FinishReason.MIGRATED, FinishReason.REROUTED):
             worker = self._worker(worker_id)
-            moved = item.finish_reason is FinishReason.MOVED
-            raise AttemptDrained(worker, worker if moved else None)
+            is_migration = item.finish_reason is FinishReason.MIGRATED
+            raise AttemptDrained(worker, worker if is_migration else None)
         if worker_id == self._decode.id:
-            self._decoding = True
+            self._is_decoding = True
         try:
-            return list(self._merge.add(item))
-        except Corrupt as gap:
-            raise AttemptFailed(gap, [self._decode]) from gap
+            return list(self._merger.add(item))
+        except Corrupt as error:
+            raise AttemptFailed(error, [self._decode]) from error
 
-    def _lost(self, worker_id: WorkerId, error: BatonError) -> list[RequestOutput]:
-        """A link broke. A prefill worker that gave its token is the decode worker's concern:
-        that has the blocks already, or will say that it can't get them."""
+    def _on_connection_lost(self, worker_id: WorkerId, error: BatonError) -> list[RequestOutput]:
+        """Handle a broken connection. If the prefill worker has already delivered its token, its
+        loss is ignored: the decode worker has imported the KV, or will report that it can't."""
         if isinstance(error, OutputDeliveryError):
             raise error
-        if self._is_spent(worker_id):
+        if self._has_finished_prefill(worker_id):
             return []
         raise AttemptFailed(error, [self._worker(worker_id)])
 
-    def _refused(self, worker_id: WorkerId, output: RequestOutput) -> list[RequestOutput]:
-        if self._is_spent(worker_id):
+    def _on_error_output(self, worker_id: WorkerId, output: RequestOutput) -> list[RequestOutput]:
+        if self._has_finished_prefill(worker_id):
             return []
-        self.refusal = output
+        self.error_output = output
         status = output.details.get("error_status", "")
-        told = output.error[:MAX_ERROR_CHARACTERS] or f"worker {worker_id} gave up"
-        error = error_from_grpc_status(status, told)
+        message = output.error[:MAX_ERROR_CHARACTERS] or f"worker {worker_id} gave up"
+        error = error_from_grpc_status(status, message)
         if output.finish_reason is FinishReason.CANCELLED:
             error, status = Unavailable(f"worker {worker_id} cancelled"), "UNAVAILABLE"
         if isinstance(error, Overloaded):
             error.retry_after_seconds = _parse_retry_after(output)
-            if self._merge.next_index:
+            if self._merger.next_index:
                 raise AttemptFailed(error, [self._worker(worker_id)])
         if status == "NOT_FOUND" and self._prefill is not None:
-            # It was reborn since it was placed, or never got the request: nobody else's doing.
+            # The prefill worker restarted since the placement, or never got the request.
             raise AttemptFailed(error, [self._prefill])
         if status in RETRYABLE_STATUSES:
             raise AttemptFailed(error, self._suspects())
         raise error
 
-    def _note(self, last: RequestOutput) -> None:
-        """Progress: sets what to expect next, and until when."""
-        if last.finish_reason is not None:
-            # One that ends with the prefill worker's token leaves the decode worker waiting.
-            self._finished = self._decoding
-        elif self._decoding:
-            self._expect("next token", self._deadlines.token_gap)
+    def _record_progress(self, last_output: RequestOutput) -> None:
+        """Record progress: decide what to wait for next, and until when."""
+        if last_output.finish_reason is not None:
+            # If the answer ends with the prefill worker's token, the decode worker still waits:
+            # cancel there.
+            self._is_finished = self._is_decoding
+        elif self._is_decoding:
+            self._set_deadline("next token", self._timeouts.next_token_seconds)
         else:
-            self._expect("hand-off", self._deadlines.handoff)
+            self._set_deadline("hand-off", self._timeouts.kv_transfer_seconds)
 
-    def _expect(self, what: str, seconds: float) -> None:
-        self._waits_for = what
-        self._deadline = self._time() + seconds
+    def _set_deadline(self, awaited: str, seconds: float) -> None:
+        self._awaited = awaited
+        self._deadline = self._now() + seconds
 
-    # -- who ------------------------------------------------------------------------------
+    # -- workers --------------------------------------------------------------------------
 
     def _worker(self, worker_id: WorkerId) -> WorkerRef:
         if self._prefill is not None and self._prefill.id == worker_id:
             return self._prefill
         return self._decode
 
-    def _link(self, worker: WorkerRef) -> WorkerConnection:
-        return self._links[worker.id]
+    def _connection(self, worker: WorkerRef) -> WorkerConnection:
+        return self._connections[worker.id]
 
-    def _is_spent(self, worker_id: WorkerId) -> bool:
-        """Whether it is the prefill worker, and has given its token."""
-        has_first = self._merge.next_index > self._spec.num_emitted_tokens
+    def _has_finished_prefill(self, worker_id: WorkerId) -> bool:
+        """Whether ``worker_id`` is the prefill worker, and has already delivered its token."""
+        has_first = self._merger.next_index > self._spec.num_emitted_tokens
         return self._prefill is not None and worker_id == self._prefill.id and has_first
 
     def _suspects(self) -> list[WorkerRef]:
-        """During a hand-off, either may report what the other has done."""
-        if self._prefill is None or self._decoding:
+        """The workers to blame for a failure. During the KV transfer, either may report a failure
+        of the other."""
+        if self._prefill is None or self._is_decoding:
             return [self._decode]
         return [self._prefill, self._decode]
 

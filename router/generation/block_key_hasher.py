@@ -1,4 +1,4 @@
-"""Block keys of prompts, computed off the event loop when there are many."""
+"""Compute the block keys of prompts; long prompts are hashed off the event loop."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,26 +8,28 @@ from baton.core.block_key import block_keys
 from baton.core.ids import BlockKey, TokenId
 
 MIN_OFFLOAD_TOKENS = 8192
-"""Beyond, hashing takes more than about a millisecond, and moves to a thread."""
+"""Hashing at least so many tokens takes a millisecond or more, so a thread does it."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockKeyHasher:
-    """One tenant's chain over one model."""
+    """Computes block keys for one tenant and one model: a hash chain that starts at
+    ``root_key``."""
 
-    root: BlockKey
-    block_tokens: int
+    root_key: BlockKey
+    block_size_tokens: int
 
-    def keys(self, tokens: Sequence[TokenId]) -> tuple[BlockKey, ...]:
-        return tuple(block_keys(self.root, tokens, self.block_tokens))
+    def compute_keys(self, tokens: Sequence[TokenId]) -> tuple[BlockKey, ...]:
+        return tuple(block_keys(self.root_key, tokens, self.block_size_tokens))
 
 
 async def compute_block_keys(
-    chain: BlockKeyHasher | None, tokens: Sequence[TokenId]
+    hasher: BlockKeyHasher | None, tokens: Sequence[TokenId]
 ) -> tuple[BlockKey, ...]:
-    """No keys without a chain: the request is placed by its length then."""
-    if chain is None:
+    """Return the keys of all full blocks of ``tokens``. Without a hasher (no worker is known) there
+    are none, and the request is placed by its length only."""
+    if hasher is None:
         return ()
     if len(tokens) < MIN_OFFLOAD_TOKENS:
-        return chain.keys(tokens)
-    return await asyncio.to_thread(chain.keys, tokens)
+        return hasher.compute_keys(tokens)
+    return await asyncio.to_thread(hasher.compute_keys, tokens)

@@ -1,4 +1,4 @@
-"""The router's picture of the cluster, refreshed from the registry."""
+"""The router's view of the cluster, refreshed from the registry."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,19 +14,20 @@ from router.generation.block_key_hasher import BlockKeyHasher
 WORKER_ROLES = (Role.PREFILL, Role.DECODE)
 
 MAX_CACHED_HASHERS = 1024
-"""Roots of tenants' chains that are remembered, some hundred bytes each."""
+"""The most block key hashers that are cached: one per tenant salt, some hundred bytes each."""
 
 
 class Cluster:
-    """The members as of the last refresh, as far as the registry is believed."""
+    """The cluster's members as of the last refresh; during an outage of the registry, the last
+    known ones (see :class:`Membership`)."""
 
     def __init__(self, registry: MemberSource, clock: Clock, max_model_tokens: int) -> None:
         self._membership = Membership(registry, clock)
         self._max_model_tokens = max_model_tokens
-        self._known: _CommonCapabilities | None = None
+        self._cached_capabilities: _CommonCapabilities | None = None
 
     async def run(self) -> None:
-        """Refreshes until cancelled."""
+        """Keep refreshing the view of the cluster's members until cancelled."""
         await self._membership.run()
 
     async def refresh(self) -> None:
@@ -34,56 +35,62 @@ class Cluster:
 
     @property
     def members(self) -> Sequence[Member]:
-        """In the order of their ids."""
+        """All members, sorted by id."""
         return self._membership.members
 
-    def ready(self, role: Role) -> Sequence[Member]:
-        """In the order of their ids."""
+    def ready_members(self, role: Role) -> Sequence[Member]:
+        """Return the ready members of a role, sorted by id."""
         return self._membership.ready(role)
 
     @property
     def num_routers(self) -> int:
-        """That take requests, this one among them once it is announced."""
-        return len(self.ready(Role.ROUTER))
+        """The number of routers that accept requests, including this one once it has registered."""
+        return len(self.ready_members(Role.ROUTER))
 
     @property
     def is_ready(self) -> bool:
-        """Whether anything can be answered."""
-        return bool(self.ready(Role.DECODE))
+        """Whether any request can be served."""
+        return bool(self.ready_members(Role.DECODE))
 
     @property
     def max_model_tokens(self) -> int:
-        """Prompt and answer together: what the model takes and every ready worker does."""
-        return self._agreed().max_model_tokens
+        """The most tokens of prompt and answer together that the model and every ready worker
+        accept."""
+        return self._common_capabilities().max_model_tokens
 
     @property
     def any_worker(self) -> Member | None:
-        """They all serve one model."""
-        return self._agreed().worker
+        """Any ready worker, None if there is none; they all serve the same model."""
+        return self._common_capabilities().worker
 
-    def key_chain(self, tenant_salt: bytes) -> BlockKeyHasher | None:
-        """How the workers name blocks; None while there are none to say so."""
-        worker = self._agreed().worker
+    def block_key_hasher(self, tenant_salt: bytes) -> BlockKeyHasher | None:
+        """Return the hasher for a tenant's block keys, built as the workers build theirs; None
+        while no worker is ready."""
+        worker = self._common_capabilities().worker
         if worker is None:
             return None
-        return _chain(worker.model_digest, worker.kv_dtype, worker.block_tokens, tenant_salt)
+        return _cached_hasher(
+            worker.model_digest, worker.kv_dtype, worker.block_tokens, tenant_salt
+        )
 
-    def _agreed(self) -> "_CommonCapabilities":
-        """As of the last refresh: it is asked several times for each request."""
+    def _common_capabilities(self) -> "_CommonCapabilities":
+        """Return the common capabilities as of the last refresh, cached because each request reads
+        them several times."""
         members = self._membership.members
-        if self._known is None or self._known.members is not members:
-            workers = [worker for role in WORKER_ROLES for worker in self.ready(role)]
+        if self._cached_capabilities is None or self._cached_capabilities.members is not members:
+            workers = [worker for role in WORKER_ROLES for worker in self.ready_members(role)]
             limits = [worker.max_model_tokens for worker in workers if worker.max_model_tokens]
-            named = next((worker for worker in workers if worker.block_tokens), None)
-            self._known = _CommonCapabilities(
-                members, min([self._max_model_tokens, *limits]), named
+            worker_with_blocks = next((worker for worker in workers if worker.block_tokens), None)
+            self._cached_capabilities = _CommonCapabilities(
+                members, min([self._max_model_tokens, *limits]), worker_with_blocks
             )
-        return self._known
+        return self._cached_capabilities
 
 
 @dataclass(frozen=True, slots=True)
 class _CommonCapabilities:
-    """What the ready ones of ``members`` have in common; ``worker`` says how blocks are named."""
+    """The capabilities that all ready workers among ``members`` have. ``worker`` is one whose block
+    size and model digest are known, None if there is none."""
 
     members: Sequence[Member]
     max_model_tokens: int
@@ -91,6 +98,6 @@ class _CommonCapabilities:
 
 
 @lru_cache(MAX_CACHED_HASHERS)
-def _chain(digest: str, kv_dtype: str, block_tokens: int, salt: bytes) -> BlockKeyHasher:
+def _cached_hasher(digest: str, kv_dtype: str, block_tokens: int, salt: bytes) -> BlockKeyHasher:
     root = KeyRoot(bytes.fromhex(digest), kv_dtype, block_tokens, tenant_salt=salt)
     return BlockKeyHasher(root.key(), block_tokens)

@@ -1,4 +1,4 @@
-"""Placement by the conductors that the registry knows."""
+"""Placement by the conductors in the registry."""
 
 import asyncio
 import hashlib
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import grpc.aio
 
 from baton.clock import Clock
-from baton.core.credentials import ClusterCredentials, as_credentials
+from baton.core.credentials import ClusterCredentials, to_credentials
 from baton.core.member import Member
 from baton.core.placement import Placement
 from baton.core.states import Role
@@ -25,57 +25,64 @@ from router.generation.placement import PlacementQuery
 from router.generation.unreachable_addresses import UnreachableAddresses
 
 CONDUCTOR_TIMEOUT_SECONDS = 2.0
-"""A placement is microseconds of work; a conductor that takes longer is not answering."""
+"""The timeout of a query. A placement takes microseconds to compute, so a conductor that takes
+longer than this has failed."""
 
 COOLDOWN_SECONDS = 2.0
-"""A silent conductor is not asked for this long, so that requests don't queue behind it."""
+"""A conductor that timed out is not queried for this long, so that requests don't queue behind
+it."""
 
 REPLACED_STREAM_GRACE_SECONDS = 2 * CONDUCTOR_TIMEOUT_SECONDS
-"""For what was asked over a stream that another has replaced."""
+"""How long a replaced stream stays open, for the queries that are in flight on it."""
 
 MAX_CHANNELS = 16
 
 
-Connect = Callable[[str, ClusterCredentials], grpc.aio.Channel]
+ChannelFactory = Callable[[str, ClusterCredentials], grpc.aio.Channel]
 
 
 class ConductorPlacer:
-    """Asks the ready conductors, from the one that the request's hash says on, until one answers:
-    several share the work, and a retry asks the same one first. While :meth:`run` runs, all
-    questions to a conductor share a stream: a line, if it has one which opens, else gRPC's."""
+    """Queries the ready conductors in turn until one answers. A hash of the request id picks the
+    first one: this spreads the load, and a retry queries the same conductor first.
+
+    While :meth:`run` runs, all queries to a conductor share one stream: a framed connection if the
+    conductor offers one that can be opened, else gRPC."""
 
     def __init__(
         self,
         cluster: Cluster,
         clock: Clock,
-        trust: ClusterCredentials | str | None,
-        connect: Connect = open_channel,
+        credentials: ClusterCredentials | str | None,
+        channel_factory: ChannelFactory = open_channel,
     ) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._trust = as_credentials(trust)
-        self._connect = connect
+        self._credentials = to_credentials(credentials)
+        self._channel_factory = channel_factory
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._streams: dict[str, PlacementStream] = {}
-        self._runs: dict[str, asyncio.Task[None]] = {}
+        self._stream_tasks: dict[str, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._failed_at: dict[str, float] = {}
-        self._closed_lines = UnreachableAddresses(CONDUCTOR_SERVICE, self._trust)
+        self._unreachable_framed = UnreachableAddresses(CONDUCTOR_SERVICE, self._credentials)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Keep the streams to conductors open until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             await asyncio.get_running_loop().create_future()
 
     async def place(self, query: PlacementQuery) -> Placement:
-        """Raises Overloaded or Invalid as a conductor says, Unavailable when none answers."""
+        """Return a conductor's placement. Raises Overloaded or Invalid if a conductor reports that,
+        Unavailable if none answers."""
         failure = "no conductor is ready"
-        for conductor in _rotated_by_hash(self._cluster.ready(Role.CONDUCTOR), query.request_id):
-            if self._cools_down(conductor.address):
+        for conductor in _rotated_by_hash(
+            self._cluster.ready_members(Role.CONDUCTOR), query.request_id
+        ):
+            if self._is_cooling_down(conductor.address):
                 continue
             try:
-                return await self._ask(conductor, query)
+                return await self._query(conductor, query)
             except (Overloaded, Invalid):
                 raise
             except BatonError as error:
@@ -89,14 +96,14 @@ class ConductorPlacer:
             await channel.close()
         self._channels.clear()
 
-    def _cools_down(self, address: str) -> bool:
+    def _is_cooling_down(self, address: str) -> bool:
         failed_at = self._failed_at.get(address)
         return failed_at is not None and self._clock.monotonic() < failed_at + COOLDOWN_SECONDS
 
-    async def _ask(self, conductor: Member, query: PlacementQuery) -> Placement:
-        stream = await self._stream(conductor)
+    async def _query(self, conductor: Member, query: PlacementQuery) -> Placement:
+        stream = await self._get_stream(conductor)
         return await request_placement(
-            None if stream is not None else await self._channel(conductor.address),
+            None if stream is not None else await self._get_channel(conductor.address),
             stream=stream,
             request_id=query.request_id,
             epoch=query.epoch,
@@ -111,45 +118,47 @@ class ConductorPlacer:
             session=query.session,
         )
 
-    async def _stream(self, conductor: Member) -> PlacementStream | None:
-        """The living one, or a new one. A line takes the place of a stream over gRPC as soon as it
-        can be opened."""
+    async def _get_stream(self, conductor: Member) -> PlacementStream | None:
+        """Return the conductor's live stream, or open one. A framed connection replaces a gRPC
+        stream as soon as it can be opened."""
         address, known = conductor.address, self._streams.get(conductor.address)
-        is_best = isinstance(known, FramedPlacementStream) or not self._has_line(conductor)
-        if self._tasks is None or (known is not None and known.alive and is_best):
+        is_best = isinstance(known, FramedPlacementStream) or not self._can_use_framed(conductor)
+        if self._tasks is None or (known is not None and known.is_alive and is_best):
             return known
         stream = await self._new_stream(conductor)
-        replaced = self._runs.get(address)
+        replaced = self._stream_tasks.get(address)
         if replaced is not None:
             asyncio.get_running_loop().call_later(REPLACED_STREAM_GRACE_SECONDS, replaced.cancel)
         self._streams[address] = stream
-        self._runs[address] = self._tasks.create_task(self._run(conductor, stream))
+        self._stream_tasks[address] = self._tasks.create_task(self._run_stream(conductor, stream))
         return stream
 
-    def _has_line(self, conductor: Member) -> bool:
-        return bool(conductor.line) and conductor.line not in self._closed_lines
+    def _can_use_framed(self, conductor: Member) -> bool:
+        return bool(conductor.line) and conductor.line not in self._unreachable_framed
 
-    async def _run(self, conductor: Member, stream: PlacementStream) -> None:
+    async def _run_stream(self, conductor: Member, stream: PlacementStream) -> None:
         await stream.run()
-        if isinstance(stream, FramedPlacementStream) and not stream.reached:
-            assert self._tasks is not None, "it runs there"
-            self._closed_lines.add(conductor.line, self._tasks)
+        if isinstance(stream, FramedPlacementStream) and not stream.was_connected:
+            assert self._tasks is not None, "the stream's task runs in the task group"
+            self._unreachable_framed.add(conductor.line, self._tasks)
 
     async def _new_stream(self, conductor: Member) -> PlacementStream:
-        for address in [each for each, stream in self._streams.items() if not stream.alive]:
+        for address in [
+            address for address, stream in self._streams.items() if not stream.is_alive
+        ]:
             del self._streams[address]
-            self._runs.pop(address, None)
-        if self._has_line(conductor):
-            return FramedPlacementStream(conductor.line, self._trust)
-        return GrpcPlacementStream(await self._channel(conductor.address))
+            self._stream_tasks.pop(address, None)
+        if self._can_use_framed(conductor):
+            return FramedPlacementStream(conductor.line, self._credentials)
+        return GrpcPlacementStream(await self._get_channel(conductor.address))
 
-    async def _channel(self, address: str) -> grpc.aio.Channel:
+    async def _get_channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels and len(self._channels) >= MAX_CHANNELS:
             oldest = next(iter(self._channels))
             self._streams.pop(oldest, None)
             await self._channels.pop(oldest).close()
         if address not in self._channels:
-            self._channels[address] = self._connect(address, self._trust)
+            self._channels[address] = self._channel_factory(address, self._credentials)
         return self._channels[address]
 
 

@@ -1,4 +1,4 @@
-"""In-memory twins of workers and placers: the journey's tests and simulations run over them."""
+"""In-memory fakes of workers and placers, for tests and simulations of generations."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -15,77 +15,78 @@ from router.generation.placement import PlacementQuery
 from router.generation.worker_connection import NotConnected, WorkerLost
 
 NextToken = Callable[[Sequence[TokenId], RequestSpec], TokenId]
-"""The next token after all those before: a model without weights."""
+"""Stands for the model: takes all tokens so far and returns the next one."""
 
 
 @dataclass(slots=True, eq=False)
 class FakeJob:
-    """One submission, and how far its answer has come."""
+    """One submission, and the tokens generated for it so far."""
 
     spec: RequestSpec
     task: Task
     source: WorkerRef | None
-    inbox: OutputQueue
+    output_queue: OutputQueue
     tokens: list[TokenId]
-    ended: bool = False
+    is_ended: bool = False
 
 
 class FakeWorker:
-    """Answers by :meth:`step`, or by itself with ``automatic``: a token of each job every turn
-    of the event loop. ``eos`` ends an answer. ``kill`` breaks its link."""
+    """A worker that generates tokens when :meth:`step` is called, or, with ``automatic``, one token
+    per job in each iteration of the event loop. The token ``eos`` ends an answer. :meth:`kill`
+    breaks its connection."""
 
     def __init__(
-        self, name: str, answer: NextToken, *, eos: int | None = None, automatic: bool = True
+        self, name: str, next_token: NextToken, *, eos: int | None = None, automatic: bool = True
     ) -> None:
         self.ref = WorkerRef(WorkerId(name), f"{name}:1", Incarnation(1))
-        self.alive = True
+        self.is_alive = True
         self.jobs: list[FakeJob] = []
         self.submitted: list[FakeJob] = []
         self.cancelled: list[tuple[RequestId, Epoch]] = []
         self.details: dict[str, str] = {}
         self.cached_tokens = 0
-        self._answer = answer
+        self._next_token = next_token
         self._eos = eos
         self._automatic = automatic
 
-    # -- WorkerLink -----------------------------------------------------------------------
+    # -- WorkerConnection -----------------------------------------------------------------
 
     def submit(
-        self, spec: RequestSpec, task: Task, source: WorkerRef | None, inbox: OutputQueue
+        self, spec: RequestSpec, task: Task, source: WorkerRef | None, output_queue: OutputQueue
     ) -> None:
-        if not self.alive:
-            inbox.put(self.ref.id, NotConnected(f"lost worker {self.ref.id}: it is dead"))
+        if not self.is_alive:
+            output_queue.put(self.ref.id, NotConnected(f"lost worker {self.ref.id}: it is dead"))
             return
-        job = FakeJob(spec, task, source, inbox, list(spec.token_ids))
+        job = FakeJob(spec, task, source, output_queue, list(spec.token_ids))
         if task is Task.DECODE:
             # The first token reaches the client from the prefill worker.
-            job.tokens.append(self._answer(job.tokens, spec))
+            job.tokens.append(self._next_token(job.tokens, spec))
         self.submitted.append(job)
         self.jobs.append(job)
         if self._automatic:
-            asyncio.get_running_loop().call_soon(self._turn, job)
+            asyncio.get_running_loop().call_soon(self._step_until_end, job)
 
     def cancel(self, request_id: RequestId, epoch: Epoch) -> None:
         self.cancelled.append((request_id, epoch))
-        self.forget(request_id, epoch)
+        self.stop_delivery(request_id, epoch)
 
-    def forget(self, request_id: RequestId, epoch: Epoch) -> None:
+    def stop_delivery(self, request_id: RequestId, epoch: Epoch) -> None:
         for job in self.jobs:
             if (job.spec.request_id, job.spec.epoch) == (request_id, epoch):
-                job.ended = True
-        self.jobs = [job for job in self.jobs if not job.ended]
+                job.is_ended = True
+        self.jobs = [job for job in self.jobs if not job.is_ended]
 
-    # -- what a test does -------------------------------------------------------------------
+    # -- controls for tests -----------------------------------------------------------------
 
     def step(self) -> None:
-        """One token for every job."""
+        """Generate one token for every job."""
         for job in list(self.jobs):
             self._step(job)
 
-    def fail(self, status: str, message: str = "made to fail", **details: str) -> None:
-        """Ends every job with an error."""
+    def fail_jobs(self, status: str, message: str = "made to fail", **details: str) -> None:
+        """End every job with an error."""
         for job in self.jobs:
-            job.ended = True
+            job.is_ended = True
             output = RequestOutput(
                 request_id=job.spec.request_id,
                 epoch=job.spec.epoch,
@@ -95,13 +96,13 @@ class FakeWorker:
                 error=message,
                 details={"error_status": status, **details},
             )
-            job.inbox.put(self.ref.id, output)
+            job.output_queue.put(self.ref.id, output)
         self.jobs = []
 
-    def leave(self, reason: FinishReason) -> None:
-        """Drains: ends every job with MOVED or TURNED_AWAY."""
+    def drain(self, reason: FinishReason) -> None:
+        """Drain: end every job with MOVED or TURNED_AWAY."""
         for job in self.jobs:
-            job.ended = True
+            job.is_ended = True
             output = RequestOutput(
                 request_id=job.spec.request_id,
                 epoch=job.spec.epoch,
@@ -109,29 +110,31 @@ class FakeWorker:
                 token_ids=(),
                 finish_reason=reason,
             )
-            job.inbox.put(self.ref.id, output)
+            job.output_queue.put(self.ref.id, output)
         self.jobs = []
 
     def kill(self) -> None:
-        """As when the process dies: every job learns that the link broke."""
-        self.alive = False
+        """Simulate the death of the process: every job gets the error that the connection broke."""
+        self.is_alive = False
         for job in self.jobs:
-            job.ended = True
-            job.inbox.put(self.ref.id, WorkerLost(f"lost worker {self.ref.id}: it was killed"))
+            job.is_ended = True
+            job.output_queue.put(
+                self.ref.id, WorkerLost(f"lost worker {self.ref.id}: it was killed")
+            )
         self.jobs = []
 
-    def _turn(self, job: FakeJob) -> None:
-        if not job.ended:
+    def _step_until_end(self, job: FakeJob) -> None:
+        if not job.is_ended:
             self._step(job)
-            asyncio.get_running_loop().call_soon(self._turn, job)
+            asyncio.get_running_loop().call_soon(self._step_until_end, job)
 
     def _step(self, job: FakeJob) -> None:
         spec = job.spec
         first = len(job.tokens) == len(spec.token_ids)
-        token = self._answer(job.tokens, spec)
+        token = self._next_token(job.tokens, spec)
         index = len(job.tokens) - spec.num_prompt_tokens
         job.tokens.append(token)
-        reason = self._reason(job, token)
+        reason = self._finish_reason(job, token)
         output = RequestOutput(
             request_id=spec.request_id,
             epoch=spec.epoch,
@@ -144,11 +147,11 @@ class FakeWorker:
             prompt_logprobs=_prompt_logprobs(spec) if first and job.task is not Task.DECODE else (),
         )
         if reason is not None or job.task is Task.PREFILL:
-            job.ended = True
+            job.is_ended = True
             self.jobs.remove(job)
-        job.inbox.put(self.ref.id, output)
+        job.output_queue.put(self.ref.id, output)
 
-    def _reason(self, job: FakeJob, token: TokenId) -> FinishReason | None:
+    def _finish_reason(self, job: FakeJob, token: TokenId) -> FinishReason | None:
         if token == self._eos and not job.spec.sampling.ignore_eos:
             return FinishReason.STOP
         if token in job.spec.sampling.stop_token_ids:
@@ -159,26 +162,26 @@ class FakeWorker:
 
 
 class MemoryWorkerConnections:
-    """Links to twins, by id."""
+    """Connections to fake workers, by worker id."""
 
     def __init__(self, *workers: FakeWorker) -> None:
         self.workers = {worker.ref.id: worker for worker in workers}
-        self.shuns: frozenset[WorkerId] = frozenset()
+        self.avoided: frozenset[WorkerId] = frozenset()
 
-    def link(self, worker: WorkerRef) -> FakeWorker:
+    def connect(self, worker: WorkerRef) -> FakeWorker:
         return self.workers[worker.id]
 
     def is_alive(self, worker: WorkerRef) -> bool:
         known = self.workers[worker.id]
-        return known.alive and known.ref == worker
+        return known.is_alive and known.ref == worker
 
-    def shunned(self) -> frozenset[WorkerId]:
-        return self.shuns
+    def recently_broken(self) -> frozenset[WorkerId]:
+        return self.avoided
 
 
 class MemoryPlacer:
-    """The first worker of each pool that is not excluded; dead ones too, as a registry has them
-    for a while. Remembers what it was asked."""
+    """Places on the first worker of each pool that is not excluded. It may be dead: a real registry
+    also lists dead workers for a while. Records the queries."""
 
     def __init__(self, prefill: Sequence[FakeWorker], decode: Sequence[FakeWorker]) -> None:
         self.prefill = list(prefill)
@@ -201,9 +204,9 @@ def _logprobs(spec: RequestSpec, token: TokenId) -> tuple[TokenLogprob, ...]:
 
 
 def _prompt_logprobs(spec: RequestSpec) -> tuple[TokenLogprob, ...]:
-    """The further behind in the prompt, the likelier: 1/2, 1/4, … below zero."""
+    """Logprobs that rise towards the end of the prompt: -1/2, -1/4, …"""
     num_top = spec.sampling.prompt_logprobs
-    if not spec.scores_prompt or num_top is None:
+    if not spec.wants_prompt_logprobs or num_top is None:
         return ()
     tokens = spec.token_ids[1 : spec.num_prompt_tokens]
     return tuple(_logprob(token, -(0.5**n), num_top) for n, token in enumerate(tokens, 1))

@@ -1,4 +1,4 @@
-"""A link over a line, without gRPC: to workers that have one."""
+"""A worker connection over our framed protocol instead of gRPC, for workers that offer it."""
 
 from baton.core.credentials import ClusterCredentials
 from baton.core.kv_transfer import WorkerRef
@@ -14,34 +14,39 @@ from router.generation.worker_connection import (
 
 
 class FramedWorkerConnection(StreamWorkerConnection):
-    is_line = True
+    is_framed = True
 
     def __init__(self, worker: WorkerRef, trust: ClusterCredentials) -> None:
         super().__init__(worker, trust)
-        self._line: FramedClientConnection | None = None
-        self._early: list[bytes] = []  # what is to go out once there is a line
+        self._connection: FramedClientConnection | None = None
+        self._unsent: list[bytes] = []  # messages to send once the connection is open
 
     async def serve(self) -> BatonError:
-        line = await open_framed_connection(
-            self._worker.line, WORKER_SERVICE, self._trust, self._receive, CONNECT_TIMEOUT_SECONDS
+        connection = await open_framed_connection(
+            self._worker.framed_address,
+            WORKER_SERVICE,
+            self._credentials,
+            self._receive,
+            CONNECT_TIMEOUT_SECONDS,
         )
-        self.reached, self._line = True, line
+        self.was_connected, self._connection = True, connection
         try:
-            for message in self._early:
-                line.send_message(message)
-            self._early.clear()
-            return await line.ended()
+            for message in self._unsent:
+                connection.send_message(message)
+            self._unsent.clear()
+            return await connection.wait_until_ended()
         finally:
-            line.close()
+            connection.close()
 
     def send(self, message: bytes) -> None:
-        """A line that is not read from breaks by itself."""
-        if self._line is not None:
-            self._line.send_message(message)
-        elif len(self._early) < MAX_UNSENT_MESSAGES:
-            self._early.append(message)
+        """Send now, or queue until the connection is open. The connection breaks by itself when the
+        worker does not read from it."""
+        if self._connection is not None:
+            self._connection.send_message(message)
+        elif len(self._unsent) < MAX_UNSENT_MESSAGES:
+            self._unsent.append(message)
         else:
-            self.give_up("it does not answer")
+            self.break_connection("it does not answer")
 
     def _receive(self, payload: bytes) -> None:
         for output in decode_outputs(payload):

@@ -1,4 +1,4 @@
-"""A link over gRPC: to workers without a line."""
+"""A worker connection over gRPC, for workers that offer no framed connection."""
 
 import asyncio
 import re
@@ -19,7 +19,7 @@ from router.generation.worker_connection import (
 )
 
 _SILENCE = re.compile(r"keep-?alive|ping", re.IGNORECASE)
-"""What gRPC says where a peer does not answer."""
+"""Matches gRPC's errors for a peer that does not answer keepalive pings."""
 
 
 class GrpcWorkerConnection(StreamWorkerConnection):
@@ -28,9 +28,9 @@ class GrpcWorkerConnection(StreamWorkerConnection):
         self._unsent: asyncio.Queue[bytes] = asyncio.Queue(MAX_UNSENT_MESSAGES)
 
     async def serve(self) -> BatonError:
-        async with open_channel(self._worker.address, self._trust) as channel:
+        async with open_channel(self._worker.address, self._credentials) as channel:
             await _connected(channel)
-            self.reached = True
+            self.was_connected = True
             try:
                 await run_worker_stream(channel, self._messages(), self.deliver)
             except Unavailable as error:
@@ -41,7 +41,7 @@ class GrpcWorkerConnection(StreamWorkerConnection):
         try:
             self._unsent.put_nowait(message)
         except asyncio.QueueFull:
-            self.give_up("it does not read")
+            self.break_connection("it does not read")
 
     async def _messages(self) -> AsyncIterator[RouterMessage]:
         while True:
@@ -49,7 +49,8 @@ class GrpcWorkerConnection(StreamWorkerConnection):
 
 
 async def _connected(channel: grpc.aio.Channel) -> None:
-    """Raises Unavailable at the first failure, unlike ``channel_ready``, which tries on."""
+    """Wait for the connection. Raises Unavailable at the first failure, unlike ``channel_ready``,
+    which keeps trying."""
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
             state = channel.get_state(try_to_connect=True)

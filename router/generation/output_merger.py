@@ -1,4 +1,4 @@
-"""Outputs of two workers, put in the order of the answer."""
+"""Merge the outputs of a prefill and a decode worker into the order of the answer."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,46 +9,49 @@ from baton.errors import Corrupt
 
 
 class OutputMerger:
-    """The tokens of one placement from ``next_index`` on: each once, in order.
+    """Yields the tokens of one placement from ``next_index`` on, each once and in order.
 
-    With ``handed_over``, the first token comes from one worker and the others from another,
-    which may be faster; they are held until the first one comes. Anything else that is missing
-    is a gap, and a gap is a failure. Their number is bounded by the inbox in front.
+    With ``is_split``, the first token comes from the prefill worker and the others from the decode
+    worker, which may deliver earlier; its outputs are held back until the first token comes. Any
+    other missing token is a gap, and a gap is a failure. The number of outputs held back is bounded
+    by the :class:`OutputQueue` that they come from.
     """
 
-    def __init__(self, epoch: Epoch, next_index: int, *, handed_over: bool) -> None:
+    def __init__(self, epoch: Epoch, next_index: int, *, is_split: bool) -> None:
         self._epoch = epoch
         self.next_index = next_index
-        self._handed_over = handed_over
-        self._held: list[RequestOutput] = []
+        self._is_split = is_split
+        self._early_outputs: list[RequestOutput] = []
 
     def add(self, output: RequestOutput) -> Iterator[RequestOutput]:
-        """What comes next because of ``output``, without what was there before.
+        """Yield the outputs that can be delivered now that ``output`` has arrived, without tokens
+        that were delivered before.
 
-        Raises Corrupt for a gap. An output of another epoch is dropped.
+        Raises Corrupt for a gap. Outputs of other epochs are dropped.
         """
         if output.epoch != self._epoch:
             return
-        if output.first_index > self._end_of_held():
+        if output.first_index > self._max_first_index():
             raise Corrupt(
-                f"tokens {self._end_of_held()} to {output.first_index} of the answer are missing"
+                f"tokens {self._max_first_index()} to {output.first_index} of the answer are "
+                "missing"
             )
         if output.first_index > self.next_index:
-            self._held.append(output)
+            self._early_outputs.append(output)
             return
-        self._handed_over = False
-        yield from self._next(output)
-        held, self._held = self._held, []
+        self._is_split = False
+        yield from self._without_delivered(output)
+        held, self._early_outputs = self._early_outputs, []
         for each in held:
-            yield from self._next(each)
+            yield from self._without_delivered(each)
 
-    def _end_of_held(self) -> int:
-        """The highest index that an output may begin with now."""
-        if self._held:
-            return self._held[-1].first_index + len(self._held[-1].token_ids)
-        return self.next_index + (1 if self._handed_over else 0)
+    def _max_first_index(self) -> int:
+        """Return the highest token index at which the next output may begin."""
+        if self._early_outputs:
+            return self._early_outputs[-1].first_index + len(self._early_outputs[-1].token_ids)
+        return self.next_index + (1 if self._is_split else 0)
 
-    def _next(self, output: RequestOutput) -> Iterator[RequestOutput]:
+    def _without_delivered(self, output: RequestOutput) -> Iterator[RequestOutput]:
         known = self.next_index - output.first_index
         if known > len(output.token_ids):
             return
@@ -65,7 +68,8 @@ class OutputMerger:
 
 
 def coalesce_outputs(outputs: list[RequestOutput]) -> list[RequestOutput]:
-    """Outputs that follow each other, as few as say the same: who reads late writes once."""
+    """Merge consecutive outputs, so that a reader that fell behind writes to its client only
+    once."""
     if len(outputs) == 1:
         return outputs
     runs: list[list[RequestOutput]] = []
@@ -74,7 +78,7 @@ def coalesce_outputs(outputs: list[RequestOutput]) -> list[RequestOutput]:
             runs[-1].append(output)
         else:
             runs.append([output])
-    return [_concatenate(run) for run in runs]
+    return [_concatenate(group) for group in runs]
 
 
 def _concatenate(run: list[RequestOutput]) -> RequestOutput:

@@ -1,4 +1,4 @@
-"""What comes back for one placement of one request, from all of its workers."""
+"""The queue of outputs for one placement of one request, from all of its workers."""
 
 import asyncio
 import math
@@ -9,61 +9,61 @@ from baton.core.request import RequestOutput
 from baton.errors import BatonError, Overloaded
 
 QueuedOutput = tuple[WorkerId, RequestOutput | BatonError]
-"""An output of a worker, or why nothing more will come from it."""
+"""An output of a worker, or the error that ended its outputs."""
 
 InlineConsumer = Callable[[RequestOutput], bool]
-"""Does all that is to do with an output at once, or nothing, and says which."""
+"""Fully handles an output at once and returns True, or does nothing and returns False."""
 
 MAX_QUEUED_OUTPUTS = 8192
-"""Outputs, of a token each and some hundred bytes. The reader waits only for its client, so
-whoever leaves so many unread does not read at all."""
+"""The most queued outputs, of one token and some hundred bytes each. The reader waits for nothing
+but its client, so a client that leaves this many unread does not read at all."""
 
 
 class OutputDeliveryError(BatonError):
-    """A bug in what is done with an output: its request ends, and no other placement would help."""
+    """A bug while delivering an output. It ends the request; another placement would not help."""
 
 
 class OutputQueue:
-    """One reader; whoever writes never waits. Single event loop.
+    """A queue with one reader, and writers that never wait. Not thread-safe: for one event loop.
 
-    While the reader waits, ``relay`` is offered each output first: no task has to wake for what it
-    takes."""
+    While the reader waits, each output is offered to ``inline_consumer`` first; if that accepts it,
+    no task has to wake up."""
 
     def __init__(self, max_unread: int = MAX_QUEUED_OUTPUTS) -> None:
-        self.relay: Callable[[WorkerId, RequestOutput], bool] | None = None
+        self.inline_consumer: Callable[[WorkerId, RequestOutput], bool] | None = None
         self._max_unread = max_unread
         self._items: list[QueuedOutput] = []
         self._waiter: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # finding it takes a system call
-        self._overflown = False
+        self._has_overflown = False
 
     def put(self, worker_id: WorkerId, item: RequestOutput | BatonError) -> None:
         waiter = self._waiter
         if waiter is not None and waiter.done():
             waiter = None
-        relay = self.relay if waiter is not None else None
+        relay = self.inline_consumer if waiter is not None else None
         if relay is not None and not isinstance(item, BatonError) and relay(worker_id, item):
             return
         if len(self._items) >= self._max_unread:
-            self._overflown = True
+            self._has_overflown = True
             return
         self._items.append((worker_id, item))
         if waiter is not None:
             waiter.set_result(None)
 
-    async def take(self, deadline: float = math.inf) -> Sequence[QueuedOutput]:
-        """Waits for items and takes all. ``deadline`` is by the event loop's clock. Raises
-        TimeoutError when it passes, Overloaded when some items were dropped."""
+    async def get_all(self, deadline: float = math.inf) -> Sequence[QueuedOutput]:
+        """Wait for items and return all of them. ``deadline`` is a time of the event loop's clock.
+        Raises TimeoutError when it passes, Overloaded if items were dropped."""
         while not self._items:
             await self._wait(deadline)
-        if self._overflown:
+        if self._has_overflown:
             raise Overloaded("the client reads too slowly")
         items, self._items = self._items, []
         return items
 
     async def _wait(self, deadline: float) -> None:
-        """A bare timer: this is done once for nearly each token, and ``asyncio.timeout`` takes ten
-        times as long."""
+        """Wait with a bare timer of the event loop. This runs about once per token, and
+        ``asyncio.timeout`` takes ten times as long."""
         loop = self._loop = self._loop or asyncio.get_running_loop()
         waiter = self._waiter = loop.create_future()
         timer = loop.call_at(deadline, _time_out, waiter) if deadline < math.inf else None

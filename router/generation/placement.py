@@ -1,4 +1,4 @@
-"""Where a request goes: the question, the answer, and who may be asked."""
+"""Deciding which workers serve a request: the query, its result, and the interface of placers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlacementQuery:
-    """``num_tokens`` are prompt and emitted tokens, ``block_keys`` those of their full blocks.
-    ``excluded`` are workers that failed this request before. Those of one ``session`` are read at
-    one place where nothing else decides. ``trace`` names the question's span,
-    and is empty where none is wanted."""
+    """Asks for a placement. ``num_tokens`` counts prompt and emitted tokens, ``block_keys`` are the
+    keys of their full blocks. ``excluded`` are workers that failed this request before. Requests of
+    one ``session`` are prefilled on the same worker if neither cached prefixes nor load decide.
+    ``trace`` is the traceparent of the query's span, empty if the request is not traced."""
 
     request_id: RequestId
     epoch: Epoch
@@ -34,12 +34,13 @@ class PlacementQuery:
 
 class Placer(Protocol):
     async def place(self, query: PlacementQuery) -> Placement:
-        """Raises Overloaded when no worker can take it now, Unavailable when there is none."""
+        """Return a placement. Raises Overloaded when no worker can take the request now,
+        Unavailable when there is no worker."""
         ...
 
 
 class FallbackPlacer:
-    """Asks one placer after the other; Unavailable means that the next one is asked."""
+    """Queries its placers in order: the next one only if the one before raises Unavailable."""
 
     def __init__(self, placers: Sequence[Placer]) -> None:
         assert placers

@@ -1,4 +1,4 @@
-"""Asks the stores to keep prefixes that clients have marked, once they are stored."""
+"""Pins prefixes that clients marked with ``cache_control``, as soon as they are in a KV store."""
 
 import asyncio
 from collections import OrderedDict
@@ -17,43 +17,44 @@ from router.generation.cluster import Cluster
 from router.generation.record import GenerationRecord, PinRecord
 
 MAX_PENDING_PINS = 256
-"""Requests whose prefixes are to be pinned; a further one is told that they were not."""
+"""The most prefixes that wait to be pinned; further ones are recorded as not pinned."""
 
 MAX_STORES = 64
-"""Connections; the one that was opened first is closed for a further one."""
+"""The most connections to stores. To open another one, the oldest is closed."""
 
 STORE_ARRIVAL_TIMEOUT_SECONDS = 10.0
-"""For the blocks to arrive at the store, after the end of the answer."""
+"""How long to wait, after the end of the answer, for the prefix's blocks to arrive at the store."""
 
-FIRST_PAUSE_SECONDS = 0.05
-LONGEST_PAUSE_SECONDS = 2.0
+INITIAL_RETRY_SECONDS = 0.05
+MAX_RETRY_SECONDS = 2.0
 
 PIN_TIMEOUT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixPin:
-    """A prefix to be kept: its full blocks. ``num_tokens`` of the prompt are before the
-    breakpoint."""
+    """A prefix to be pinned for ``ttl_seconds``. ``block_keys`` are the keys of its full blocks.
+    ``num_tokens`` is the number of prompt tokens before the breakpoint."""
 
     num_tokens: int
-    keys: tuple[BlockKey, ...]
-    seconds: float
+    block_keys: tuple[BlockKey, ...]
+    ttl_seconds: float
 
 
 class PinClient(Protocol):
     async def pin(self, store: Member, keys: Sequence[BlockKey], seconds: float) -> int:
-        """How many leading blocks are kept. Raises BatonError."""
+        """Pin blocks at a store. Returns how many of them, counted from the first, the store has
+        pinned. Raises BatonError."""
         ...
 
     async def close(self) -> None: ...
 
 
 class GrpcPinClient:
-    """Over gRPC, with a connection per life of a store."""
+    """Pins over gRPC, with one connection per incarnation of a store."""
 
-    def __init__(self, trust: ClusterCredentials | str | None) -> None:
-        self._trust = trust
+    def __init__(self, credentials: ClusterCredentials | str | None) -> None:
+        self._credentials = credentials
         self._clients: OrderedDict[tuple[str, int], KvStoreClient] = OrderedDict()
 
     async def pin(self, store: Member, keys: Sequence[BlockKey], seconds: float) -> int:
@@ -67,7 +68,9 @@ class GrpcPinClient:
         key = (store.address, int(store.generation))
         client = self._clients.get(key)
         if client is None:
-            client = KvStoreClient(store.address, self._trust, call_seconds=PIN_TIMEOUT_SECONDS)
+            client = KvStoreClient(
+                store.address, self._credentials, call_seconds=PIN_TIMEOUT_SECONDS
+            )
             self._clients[key] = client
         while len(self._clients) > MAX_STORES:
             await self._clients.popitem(last=False)[1].close()
@@ -75,77 +78,82 @@ class GrpcPinClient:
 
 
 class PrefixPinner:
-    """Nobody waits for it: a store that can't pin costs nothing, and `baton explain` says so."""
+    """Pins prefixes in the background. No request waits for it or fails because of it; `baton
+    explain` shows the result."""
 
-    def __init__(self, cluster: Cluster, stores: PinClient, clock: Clock) -> None:
+    def __init__(self, cluster: Cluster, pin_client: PinClient, clock: Clock) -> None:
         self._cluster = cluster
-        self._stores = stores
+        self._pin_client = pin_client
         self._clock = clock
         self._num_waiting = 0
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Pin prefixes until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 await asyncio.get_running_loop().create_future()
         finally:
             self._tasks = None
-            await self._stores.close()
+            await self._pin_client.close()
 
-    def expect(self, record: GenerationRecord, pins: Sequence[PrefixPin]) -> None:
-        """These prefixes of the request's prompt are to be pinned as soon as they are stored."""
+    def pin_when_stored(self, record: GenerationRecord, pins: Sequence[PrefixPin]) -> None:
+        """Pin these prefixes of the request's prompt as soon as they are stored."""
         for pin in pins:
-            noted = PinRecord(pin.num_tokens, pin.seconds)
-            record.pins.append(noted)
-            if not pin.keys:
-                noted.error = "no full block is before the breakpoint"
+            pin_record = PinRecord(pin.num_tokens, pin.ttl_seconds)
+            record.pins.append(pin_record)
+            if not pin.block_keys:
+                pin_record.error = "no full block is before the breakpoint"
             elif self._tasks is None or self._num_waiting >= MAX_PENDING_PINS:
-                noted.error = f"{self._num_waiting} others wait to be pinned"
+                pin_record.error = f"{self._num_waiting} other prefixes wait to be pinned"
             else:
-                noted.error = "not stored yet"
+                pin_record.error = "not stored yet"
                 self._num_waiting += 1
-                task = self._tasks.create_task(self._pin(record, pin, noted))
-                task.add_done_callback(self._forget)
+                task = self._tasks.create_task(self._pin_until_done(record, pin, pin_record))
+                task.add_done_callback(self._on_task_done)
 
-    def _forget(self, _: asyncio.Task[None]) -> None:
+    def _on_task_done(self, _: asyncio.Task[None]) -> None:
         self._num_waiting -= 1
 
-    async def _pin(self, record: GenerationRecord, pin: PrefixPin, noted: PinRecord) -> None:
-        pause, give_up_at = FIRST_PAUSE_SECONDS, float("inf")
+    async def _pin_until_done(
+        self, record: GenerationRecord, pin: PrefixPin, pin_record: PinRecord
+    ) -> None:
+        pause, give_up_at = INITIAL_RETRY_SECONDS, float("inf")
         while self._clock.monotonic() < give_up_at:
             if record.cached_tokens is not None:
-                await self._try(record, pin, noted)
-                if noted.pinned_blocks == len(pin.keys):
+                await self._try_pin(record, pin, pin_record)
+                if pin_record.pinned_blocks == len(pin.block_keys):
                     return
             if record.finish_reason and give_up_at == float("inf"):
                 if record.cached_tokens is None:
-                    noted.error = "the prompt was not read"
+                    pin_record.error = "the prompt was not computed"
                     return
                 give_up_at = self._clock.monotonic() + STORE_ARRIVAL_TIMEOUT_SECONDS
             await self._clock.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            pause = min(2 * pause, MAX_RETRY_SECONDS)
 
-    async def _try(self, record: GenerationRecord, pin: PrefixPin, noted: PinRecord) -> None:
-        """At the store that the worker of the prompt publishes to, and if that has not got all of
-        it, at others."""
-        stores = self._stores_near(record)
+    async def _try_pin(
+        self, record: GenerationRecord, pin: PrefixPin, pin_record: PinRecord
+    ) -> None:
+        """Pin at the store on the host of the worker that computed the prompt; if that store does
+        not have all blocks, at the other stores, too."""
+        stores = self._stores_by_distance(record)
         if not stores:
-            noted.error = "there is no store"
+            pin_record.error = "there is no KV store"
         for store in stores:
             try:
-                pinned = await self._stores.pin(store, pin.keys, pin.seconds)
+                pinned = await self._pin_client.pin(store, pin.block_keys, pin.ttl_seconds)
             except BatonError as error:
-                noted.error = f"{store.id}: {error}"
+                pin_record.error = f"{store.id}: {error}"
                 continue
-            noted.note(pinned, len(pin.keys), store.id)
-            if pinned == len(pin.keys):
+            pin_record.record_pinned(pinned, len(pin.block_keys), store.id)
+            if pinned == len(pin.block_keys):
                 return
 
-    def _stores_near(self, record: GenerationRecord) -> list[Member]:
+    def _stores_by_distance(self, record: GenerationRecord) -> list[Member]:
         worker = record.prefill or record.decode
         hosts = {member.id: member.host for member in self._cluster.members}
         host = hosts.get(worker.id) if worker is not None else None
-        stores = self._cluster.ready(Role.KVSTORE)
+        stores = self._cluster.ready_members(Role.KVSTORE)
         return sorted(stores, key=lambda store: (store.host != host, store.id))

@@ -1,9 +1,12 @@
-"""Requests that kill their workers. Whoever died with two workers is tried once more alone, and is
-refused if that one dies as well: it, and for a while everything of the same content.
+"""Quarantine for requests that kill their workers.
 
-One death says little: all that were on a worker lost it. So a request is only counted against while
-it makes no progress: an innocent one answers a few tokens between two deaths that others caused,
-and one that kills does not. Kept by each router for itself.
+A request that was running on two workers when they died is run once more in isolation. If that
+worker dies as well, the request is refused, and for a while so is every request with the same
+content.
+
+A single death does not show which of the worker's requests caused it. So deaths only count while a
+request makes no progress: an innocent request gets a few tokens between two deaths that others
+caused, and a request that kills its workers does not. Each router keeps its own quarantine.
 """
 
 import asyncio
@@ -23,42 +26,46 @@ from baton.core.request import RequestSpec
 from baton.errors import RequestKilledWorkers
 
 MAX_WORKER_DEATHS = 2
-"""Whoever died with so many lives of workers goes on alone."""
+"""A request continues in isolation after this many worker incarnations died while they ran it."""
 
 PROGRESS_TOKENS = 4
-"""New ones from one placement: its workers have done for it what the others died of."""
+"""A request that got this many new tokens from one placement is cleared: its workers have survived
+it."""
 
-QUIET_SECONDS = 3.0
-"""Nobody may have died for so long before a trial begins: then a death in it is its own, and not
-one of a series that has another cause."""
+MIN_SECONDS_SINCE_DEATH = 3.0
+"""No worker may have died for this long before an isolated run begins, so that a death during the
+run was caused by it and not by a series of deaths with another cause."""
 
-MAX_QUIET_WAIT_SECONDS = 15.0
-"""Until a trial begins in any case."""
+MAX_ISOLATION_WAIT_SECONDS = 15.0
+"""The longest wait for ``MIN_SECONDS_SINCE_DEATH``: after this, an isolated run begins even if
+workers keep dying."""
 
 MAX_SEQUENTIAL_RUNS = 16
-"""So many trials one after the other are enough for all that wait; where there are more, several
-are tried at a time, and one by one if a worker dies with several."""
+"""Up to this many isolated runs take place one after the other. If there are more, several run at a
+time; a request whose worker died in such a run then gets an isolated run without others."""
 
-MEMORY_SECONDS = 600.0
+RECORD_TTL_SECONDS = 600.0
 MAX_DIGESTS = 4096
-"""That are remembered, some hundred bytes each; the one that was noted longest ago goes first."""
+"""The most requests with a death record, of some hundred bytes each; the oldest is dropped
+first."""
 
 RequestDigest = NewType("RequestDigest", bytes)
-"""A digest of what is computed for a request, whoever sends it again."""
+"""A digest of a request's content: the same whenever the client sends the request again."""
 
 log = structlog.get_logger(__name__)
 
 
 def digest_request(spec: RequestSpec, tenant: TenantId) -> RequestDigest:
-    """The same for all seeds: a client that names none gets another one each time."""
+    """Digest a request's content without its seed: a client that gives none gets another one each
+    time."""
     prompt = array("q", spec.token_ids[: spec.num_prompt_tokens]).tobytes()
-    how = repr((tenant, spec.tenant_salt, replace(spec.sampling, seed=0))).encode()
-    return RequestDigest(blake2b(prompt + how, digest_size=16).digest())
+    parameters = repr((tenant, spec.tenant_salt, replace(spec.sampling, seed=0))).encode()
+    return RequestDigest(blake2b(prompt + parameters, digest_size=16).digest())
 
 
 @dataclass(slots=True)
 class _DeathRecord:
-    """``deaths`` are the lives of workers that ended with it."""
+    """The worker incarnations that died while they ran a request (``deaths``)."""
 
     deaths: set[WorkerRef] = field(default_factory=set)
     expires_at: float = 0.0
@@ -67,103 +74,112 @@ class _DeathRecord:
 
 @dataclass(slots=True, eq=False)
 class IsolatedRun:
-    """One request that goes on alone; ``workers`` once it is placed."""
+    """A request that runs in isolation. ``workers`` are set once it is placed. With
+    ``is_exclusive``, there is no other isolated run at the same time."""
 
-    alone: bool
-    began: asyncio.Future[None]
+    is_exclusive: bool
+    started: asyncio.Future[None]
     workers: frozenset[WorkerRef] = frozenset()
 
 
 class Quarantine:
-    """What one router knows of such requests. Empty nearly always, and costs nothing then."""
+    """One router's records of requests that kill workers. Nearly always empty, and then without
+    cost."""
 
     def __init__(self) -> None:
-        self._cases: OrderedDict[RequestDigest, _DeathRecord] = OrderedDict()
+        self._death_records: OrderedDict[RequestDigest, _DeathRecord] = OrderedDict()
         self._running: set[IsolatedRun] = set()
         self._waiting: deque[IsolatedRun] = deque()
-        self._died_at = -math.inf
+        self._last_death_at = -math.inf
 
     @property
     def is_empty(self) -> bool:
-        return not self._cases
+        return not self._death_records
 
-    def num_deaths(self, content: RequestDigest, now: float) -> int:
-        """How many workers died with it. Raises KilledWorkers for one that is refused."""
-        case = self._cases.get(content)
+    def check_and_count_deaths(self, digest: RequestDigest, now: float) -> int:
+        """Return how many workers died while they ran a request. Raises RequestKilledWorkers if the
+        request is refused."""
+        case = self._death_records.get(digest)
         if case is None:
             return 0
         if case.expires_at <= now:
-            del self._cases[content]
+            del self._death_records[digest]
             return 0
         if case.is_refused:
             names = ", ".join(sorted(worker.id for worker in case.deaths))
             raise RequestKilledWorkers(
-                f"workers died each time they computed this request ({names}), at last with "
-                f"nothing else new on them: it is refused for {case.expires_at - now:.0f} s"
+                f"workers died each time they ran this request ({names}), the last time in "
+                f"isolation: the request is refused for {case.expires_at - now:.0f} s"
             )
         return len(case.deaths)
 
-    def note_death(
-        self, content: RequestDigest, worker: WorkerRef, trial: IsolatedRun | None, now: float
+    def record_death(
+        self, digest: RequestDigest, worker: WorkerRef, isolated_run: IsolatedRun | None, now: float
     ) -> None:
-        """``worker`` died with it. It did it, if it was tried with nobody else who may have."""
-        self._died_at = now
-        case = self._cases.pop(content, None) or _DeathRecord()
-        self._cases[content] = case
+        """Record that ``worker`` died while it ran a request. If that was an isolated run, and the
+        only one on ``worker``, the request is refused from now on."""
+        self._last_death_at = now
+        case = self._death_records.pop(digest, None) or _DeathRecord()
+        self._death_records[digest] = case
         case.deaths.add(worker)
-        case.expires_at = now + MEMORY_SECONDS
-        tried = [each for each in self._running if worker in each.workers]
-        if trial is not None and tried == [trial]:
+        case.expires_at = now + RECORD_TTL_SECONDS
+        tried = [run for run in self._running if worker in run.workers]
+        if isolated_run is not None and tried == [isolated_run]:
             case.is_refused = True
             workers = sorted(each.id for each in case.deaths)
-            log.error("request_quarantined", content=content.hex(), workers=workers)
-        while len(self._cases) > MAX_DIGESTS:
-            self._cases.popitem(last=False)
+            log.error("request_quarantined", content=digest.hex(), workers=workers)
+        while len(self._death_records) > MAX_DIGESTS:
+            self._death_records.popitem(last=False)
 
-    def acquit(self, content: RequestDigest) -> None:
-        """It got on where it was."""
-        case = self._cases.get(content)
+    def clear(self, digest: RequestDigest) -> None:
+        """Clear a request that made progress, unless it is refused already."""
+        case = self._death_records.get(digest)
         if case is not None and not case.is_refused:
-            del self._cases[content]
+            del self._death_records[digest]
 
-    # -- trials ----------------------------------------------------------------------------
+    # -- isolated runs ---------------------------------------------------------------------
 
-    async def begin_trial(self, num_deaths: int, clock: Clock) -> IsolatedRun:
-        """Waits for its turn, and until nobody has died for a while. Ends with
-        :meth:`end_trial`."""
+    async def begin_isolated_run(self, num_deaths: int, clock: Clock) -> IsolatedRun:
+        """Wait for this request's turn, and until no worker has died for a while. End the run with
+        :meth:`end_isolated_run`."""
         began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         trial = IsolatedRun(num_deaths > MAX_WORKER_DEATHS, began)
         self._waiting.append(trial)
-        self._admit()
+        self._start_next_runs()
         try:
             await began
-            until = clock.monotonic() + MAX_QUIET_WAIT_SECONDS
-            while (now := clock.monotonic()) < min(self._died_at + QUIET_SECONDS, until):
-                await clock.sleep(min(self._died_at + QUIET_SECONDS, until) - now)
+            until = clock.monotonic() + MAX_ISOLATION_WAIT_SECONDS
+            while (now := clock.monotonic()) < min(
+                self._last_death_at + MIN_SECONDS_SINCE_DEATH, until
+            ):
+                await clock.sleep(min(self._last_death_at + MIN_SECONDS_SINCE_DEATH, until) - now)
         except BaseException:
-            self.end_trial(trial)
+            self.end_isolated_run(trial)
             raise
         return trial
 
-    def end_trial(self, trial: IsolatedRun) -> None:
-        """Idempotent."""
-        if trial in self._waiting:
-            self._waiting.remove(trial)
-        self._running.discard(trial)
-        self._admit()
+    def end_isolated_run(self, isolated_run: IsolatedRun) -> None:
+        """End an isolated run. Idempotent."""
+        if isolated_run in self._waiting:
+            self._waiting.remove(isolated_run)
+        self._running.discard(isolated_run)
+        self._start_next_runs()
 
-    def occupied(self) -> frozenset[WorkerId]:
-        """Workers with somebody on trial: others go elsewhere, if they can."""
+    def workers_in_isolation(self) -> frozenset[WorkerId]:
+        """Return the workers that run an isolated request: other requests avoid them if
+        possible."""
         if not self._running:
             return frozenset()
-        return frozenset(worker.id for trial in self._running for worker in trial.workers)
+        return frozenset(worker.id for run in self._running for worker in run.workers)
 
-    def _admit(self) -> None:
-        width = max((len(self._waiting) + len(self._running)) // MAX_SEQUENTIAL_RUNS, 1)
-        while self._waiting and len(self._running) < width:
-            head = self._waiting[0]
-            if self._running and (head.alone or any(each.alone for each in self._running)):
+    def _start_next_runs(self) -> None:
+        max_running = max((len(self._waiting) + len(self._running)) // MAX_SEQUENTIAL_RUNS, 1)
+        while self._waiting and len(self._running) < max_running:
+            next_run = self._waiting[0]
+            if self._running and (
+                next_run.is_exclusive or any(run.is_exclusive for run in self._running)
+            ):
                 return
             self._running.add(self._waiting.popleft())
-            if not head.began.done():
-                head.began.set_result(None)
+            if not next_run.started.done():
+                next_run.started.set_result(None)

@@ -1,4 +1,4 @@
-"""What became of each request: for the debug headers, and for `baton explain`."""
+"""Records of what happened to each request, for the debug headers and for `baton explain`."""
 
 import math
 import re
@@ -15,25 +15,25 @@ from baton.core.request import PROMPT_PREFILLED, RequestOutput
 from baton.core.trace_context import TraceContext
 
 MAX_RECORDS = 4096
-"""About 5 KB each; the record that was written longest ago goes first."""
+"""The most records that are kept, of about 5 KB each; the oldest is dropped first."""
 
 NO_TENANT = TenantId("")
 
 MAX_DIGITS = 20
-"""Of a number that a worker tells: as many bytes as there are."""
+"""The most digits accepted in a number that a worker sends: a 64-bit integer has no more."""
 
 _TRANSPORT = re.compile(r"[a-z0-9_-]{1,32}")
 
 
 @dataclass(slots=True)
 class PlacementRecord:
-    """One epoch. ``error`` is why it ended early; empty when it did not. Times are the clock's;
-    ``ended_at`` is that of an early end."""
+    """One placement of a request, in one epoch. ``error`` says why it ended early, else it is
+    empty. Times are the clock's; ``ended_at`` is None unless it ended early."""
 
     epoch: Epoch
     placement: Placement
     error: str = ""
-    asked_at: float = 0.0
+    queried_at: float = 0.0
     placed_at: float = 0.0
     ended_at: float | None = None
 
@@ -47,7 +47,7 @@ class PlacementRecord:
             "reason": placement.reason,
             "predicted": {
                 "ttft_seconds": placement.ttft_seconds,
-                "tbt_seconds": placement.tbt_seconds,
+                "tbt_seconds": placement.itl_seconds,
             },
             "alternatives": {
                 "prefill": [asdict(each) for each in placement.prefill_alternatives],
@@ -59,7 +59,8 @@ class PlacementRecord:
 
 @dataclass(slots=True)
 class PinRecord:
-    """A prefix to be kept (``cache_control``). ``error`` is why not all of it is."""
+    """A prefix to be pinned (``cache_control``). ``error`` says why it is not pinned completely;
+    empty if it is."""
 
     num_tokens: int
     seconds: float
@@ -67,90 +68,96 @@ class PinRecord:
     store: str = ""
     error: str = ""
 
-    def note(self, pinned_blocks: int, num_blocks: int, store: str) -> None:
-        """The most that any store has."""
+    def record_pinned(self, pinned_blocks: int, num_blocks: int, store: str) -> None:
+        """Record that a store pinned some blocks, unless another store has pinned more."""
         if pinned_blocks >= self.pinned_blocks:
             self.pinned_blocks, self.store = pinned_blocks, store
             missing = num_blocks - pinned_blocks
-            self.error = f"{missing} of {num_blocks} blocks are not in its DRAM" if missing else ""
+            self.error = (
+                f"{missing} of {num_blocks} blocks are not in the store's DRAM" if missing else ""
+            )
 
 
 @dataclass(slots=True)
 class GenerationRecord:
-    """One answer. Seconds count from the request's arrival, but for ``queue_seconds``, which
-    placement took. ``cached_tokens`` is None until the prompt was read. ``is_promised`` says
-    whether it has to meet the SLO. ``question`` is the epoch that a placement was asked for, and
-    when, while there is no answer; ``trace`` is the request's span, if it is traced."""
+    """The record of what happened to one answer.
+
+    Durations count from the request's arrival; ``queue_seconds`` is the time until the first
+    placement. ``cached_tokens`` is None until the prompt was computed. ``has_slo``: the SLO applies
+    to the request. ``pending_query`` is the epoch and the time of a placement query that is not
+    answered yet. ``trace`` is the request's span, None if it is not traced."""
 
     request_id: RequestId
     arrived_at: float
     num_prompt_tokens: int
     tenant: TenantId = NO_TENANT
-    is_promised: bool = True
+    has_slo: bool = True
     placements: list[PlacementRecord] = field(default_factory=list)
     details: dict[str, str] = field(default_factory=dict)
     pins: list[PinRecord] = field(default_factory=list)
     cached_tokens: int | None = None
     cached_by_tier: dict[str, int] = field(default_factory=dict)
-    bytes_shipped: int = 0
+    kv_bytes_transferred: int = 0
     num_tokens: int = 0
     queue_seconds: float | None = None
     ttft_seconds: float | None = None
     total_seconds: float | None = None
     finish_reason: str = ""
     error: str = ""
-    question: tuple[Epoch, float] | None = None
+    pending_query: tuple[Epoch, float] | None = None
     trace: TraceContext | None = None
 
-    def note_question(self, epoch: Epoch, now: float) -> None:
-        self.question = (epoch, now)
+    def record_query(self, epoch: Epoch, now: float) -> None:
+        self.pending_query = (epoch, now)
 
-    def note_placement(self, epoch: Epoch, placement: Placement, now: float) -> None:
+    def record_placement(self, epoch: Epoch, placement: Placement, now: float) -> None:
         if self.queue_seconds is None:
             self.queue_seconds = now - self.arrived_at
-        asked_at = now if self.question is None else self.question[1]
-        self.question = None
-        placed = PlacementRecord(epoch, placement, asked_at=asked_at, placed_at=now)
+        asked_at = now if self.pending_query is None else self.pending_query[1]
+        self.pending_query = None
+        placed = PlacementRecord(epoch, placement, queried_at=asked_at, placed_at=now)
         self.placements.append(placed)
 
-    def note_failure(self, error: str, now: float) -> None:
-        """Of the last placement; another one may follow."""
+    def record_failure(self, error: str, now: float) -> None:
+        """Record why the last placement failed; another one may follow."""
         self.placements[-1].error = error
         self.placements[-1].ended_at = now
 
-    def note_output(self, output: RequestOutput, now: float) -> None:
+    def record_output(self, output: RequestOutput, now: float) -> None:
         if self.ttft_seconds is None and output.token_ids:
             self.ttft_seconds = now - self.arrived_at
             self.cached_tokens = min(output.cached_tokens, self.num_prompt_tokens)
             self.cached_by_tier = _cached_tokens_by_tier(self.cached_tokens, output.details)
         self.num_tokens += len(output.token_ids)
         if output.details:
-            self._note_details(output.details)
+            self._record_details(output.details)
 
-    def note_refusal(self, output: RequestOutput) -> None:
-        """A worker failed the request, perhaps after it had read the prompt: that is paid then."""
+    def record_error_output(self, output: RequestOutput) -> None:
+        """Record that a worker ended the request with an error. If the worker had computed the
+        prompt, the tenant is charged for the prompt."""
         if self.cached_tokens is None and PROMPT_PREFILLED in output.details:
             self.cached_tokens = min(max(output.cached_tokens, 0), self.num_prompt_tokens)
 
-    def note_end(self, finish_reason: str, now: float, error: str = "") -> None:
-        """The first one counts: exactly one terminal state."""
+    def record_end(self, finish_reason: str, now: float, error: str = "") -> None:
+        """Record the end of the answer. Only the first call has an effect: there is one terminal
+        state."""
         if not self.finish_reason:
             self.finish_reason = finish_reason
             self.error = error
             self.total_seconds = now - self.arrived_at
 
-    def question_span(self, epoch: int) -> TraceContext:
+    def query_span(self, epoch: int) -> TraceContext:
         assert self.trace is not None
         return self.trace.child("place", self.request_id, epoch)
 
     def attempt_span(self, epoch: int) -> TraceContext:
-        """Under which workers tell of what they did for it."""
+        """Return the trace context of an epoch's attempt: the parent of the workers' spans."""
         assert self.trace is not None
         return self.trace.child("attempt", self.request_id, epoch)
 
     @property
-    def named(self) -> dict[str, str]:
-        """For the log: by what the request is found there, and its trace."""
+    def log_fields(self) -> dict[str, str]:
+        """Log fields that identify the request: its id, and its trace id if it is traced."""
         if self.trace is None:
             return {"request_id": self.request_id}
         return {"request_id": self.request_id, "trace_id": self.trace.trace_id}
@@ -160,8 +167,8 @@ class GenerationRecord:
         return self.details.get("transport", "")
 
     @property
-    def store_seconds(self) -> float:
-        """What the request waited for the store; 0 where that is not told."""
+    def store_wait_seconds(self) -> float:
+        """Seconds that the request waited for the KV store; 0 if the worker did not report it."""
         try:
             seconds = float(self.details.get("store_seconds", "0"))
         except ValueError:
@@ -177,27 +184,28 @@ class GenerationRecord:
         return self.placements[-1].placement.decode if self.placements else None
 
     @property
-    def tbt_seconds(self) -> float | None:
-        """Mean over the answer, once it has ended; None for a single token."""
+    def mean_itl_seconds(self) -> float | None:
+        """Mean time between the answer's tokens, once it has ended; None for a single token."""
         if self.total_seconds is None or self.ttft_seconds is None or self.num_tokens < 2:
             return None
         return (self.total_seconds - self.ttft_seconds) / (self.num_tokens - 1)
 
     def headers(self) -> dict[str, str]:
-        """As far as known now."""
-        known: dict[str, str] = {}
+        """Return the debug headers that are known now."""
+        headers: dict[str, str] = {}
         if self.prefill is not None:
-            known["x-baton-prefill"] = self.prefill.id
+            headers["x-baton-prefill"] = self.prefill.id
         if self.decode is not None:
-            known["x-baton-decode"] = self.decode.id
-        if _TRANSPORT.fullmatch(self.transport):  # it is a worker's word
-            known["x-baton-transport"] = self.transport
+            headers["x-baton-decode"] = self.decode.id
+        if _TRANSPORT.fullmatch(self.transport):  # a worker's value, not to be trusted
+            headers["x-baton-transport"] = self.transport
         if self.transport or self.finish_reason:
-            known["x-baton-bytes-shipped"] = str(self.bytes_shipped)
-        return known
+            headers["x-baton-bytes-shipped"] = str(self.kv_bytes_transferred)
+        return headers
 
     def explain(self) -> dict[str, Any]:
-        """Of several placements, the first one predicted the first token that the client got."""
+        """Return the record as JSON. Predictions are those of the first placement, since they are
+        compared with the client's time to first token."""
         placements = [each.explain() for each in self.placements]
         first = placements[0] if placements else {}
         last = placements[-1] if placements else {}
@@ -208,11 +216,11 @@ class GenerationRecord:
             "policy": last.get("policy", ""),
             "reason": last.get("reason", ""),
             "predicted": first.get("predicted", {"ttft_seconds": None, "tbt_seconds": None}),
-            "actual": {"ttft_seconds": self.ttft_seconds, "tbt_seconds": self.tbt_seconds},
+            "actual": {"ttft_seconds": self.ttft_seconds, "tbt_seconds": self.mean_itl_seconds},
             "alternatives": last.get("alternatives", {"prefill": [], "decode": []}),
             "placements": placements,
             "transport": self.transport,
-            "bytes_shipped": self.bytes_shipped,
+            "bytes_shipped": self.kv_bytes_transferred,
             "prompt_tokens": self.num_prompt_tokens,
             "cached_tokens": self.cached_tokens or 0,
             "cached_tokens_by_tier": self.cached_by_tier,
@@ -226,28 +234,29 @@ class GenerationRecord:
             "details": dict(self.details),
         }
 
-    def _note_details(self, details: Mapping[str, str]) -> None:
+    def _record_details(self, details: Mapping[str, str]) -> None:
         shipped = details.get("bytes_shipped", "")
         if shipped.isdecimal() and len(shipped) < MAX_DIGITS:
-            self.bytes_shipped += int(shipped)
+            self.kv_bytes_transferred += int(shipped)
         self.details.update((intern(name), value) for name, value in details.items())
 
 
 class GenerationHistory:
-    """The last requests, by the id that their client knows. One entry has one record for each
-    answer (``n``, several prompts)."""
+    """The records of the latest requests, by the request id that the client knows. Each entry has
+    one record per answer (several with ``n``, or several prompts)."""
 
     def __init__(self, max_records: int = MAX_RECORDS) -> None:
         self._max_records = max_records
         self._records: OrderedDict[str, list[GenerationRecord]] = OrderedDict()
 
-    def add(self, request_id: str, records: list[GenerationRecord]) -> None:
+    def add_records(self, request_id: str, records: list[GenerationRecord]) -> None:
         self._records[request_id] = records
         while len(self._records) > self._max_records:
             self._records.popitem(last=False)
 
     def explain(self, request_id: str) -> dict[str, Any] | None:
-        """The first answer, with all of them under ``choices`` when there are several."""
+        """Return the record of a request's first answer, with all answers' records under
+        ``choices`` if there are several; None if there is no such request."""
         records = self._records.get(request_id)
         if not records:
             return None
@@ -258,13 +267,15 @@ class GenerationHistory:
 
 
 def _cached_tokens_by_tier(cached_tokens: int, details: Mapping[str, str]) -> dict[str, int]:
-    """Adds up to ``cached_tokens``, whatever a worker says."""
-    left, tiers = cached_tokens, {}
+    """Split the cached tokens by tier. The result adds up to ``cached_tokens``, whatever the worker
+    reports."""
+    remaining, tiers = cached_tokens, {}
     for tier in ("disk", "dram"):
-        told = details.get(f"cached_{tier}", "")
-        tiers[tier] = min(int(told), left) if told.isdecimal() and len(told) < MAX_DIGITS else 0
-        left -= tiers[tier]
-    return {"device": left, "dram": tiers["dram"], "disk": tiers["disk"]}
+        count = details.get(f"cached_{tier}", "")
+        is_valid = count.isdecimal() and len(count) < MAX_DIGITS
+        tiers[tier] = min(int(count), remaining) if is_valid else 0
+        remaining -= tiers[tier]
+    return {"device": remaining, "dram": tiers["dram"], "disk": tiers["disk"]}
 
 
 def _worker_json(worker: WorkerRef | None) -> dict[str, Any] | None:

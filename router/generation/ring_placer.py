@@ -1,4 +1,5 @@
-"""The router's own placement, for when no conductor answers: a ring that every router shares."""
+"""The router's own placement while no conductor answers, by a hash ring that is the same in all
+routers."""
 
 from collections.abc import Sequence
 
@@ -12,20 +13,21 @@ from router.generation.cluster import Cluster
 from router.generation.placement import PlacementQuery
 
 RING_KEY_BLOCKS = 8
-"""Blocks whose chain key picks the prefill worker: 128 tokens of 16 go beyond the system
-prompts that all requests share, and stay below where conversations part."""
+"""The key of the prompt's block with this number (from 1), which covers all blocks before it, picks
+the prefill worker. With 16 tokens per block, these 128 tokens reach beyond the system prompts that
+all requests share, and end before conversations diverge."""
 
 LOAD_SLACK = 1.25
-"""No worker is picked whose load exceeds this many times the mean (bounded loads)."""
+"""No worker is picked whose load exceeds the mean by more than this factor (bounded loads)."""
 
 MIN_LOAD_ALLOWANCE = 4
-"""What a worker may have beyond the mean before its load counts: small numbers are noise."""
+"""A worker may always have this many requests more than the mean: small differences are noise."""
 
 RING_POLICY = "ring"
 
 
 class RingPlacer:
-    """Deterministic: equal members and queries give equal placements."""
+    """Places by a hash ring. Deterministic: equal members and queries give equal placements."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -46,21 +48,23 @@ class RingPlacer:
         return _build_placement(pick_with_bounded_load(prefills, _ring_key(query)), decode, "ring")
 
     def _candidates(self, role: Role, query: PlacementQuery) -> list[Member]:
-        ready = self._cluster.ready(role)
+        ready = self._cluster.ready_members(role)
         return [member for member in ready if member.id not in query.excluded]
 
 
 def pick_with_bounded_load(members: Sequence[Member], key: bytes) -> Member:
-    """The first on the ring after ``key`` that is not much busier than the others."""
+    """Return the first member on the ring after ``key`` that is not much busier than the others."""
     by_id: dict[str, Member] = {member.id: member for member in members}
-    busy = {name: member.load.running + member.load.waiting for name, member in by_id.items()}
-    limit = LOAD_SLACK * sum(busy.values()) / len(busy) + MIN_LOAD_ALLOWANCE
+    num_requests = {
+        name: member.load.running + member.load.waiting for name, member in by_id.items()
+    }
+    limit = LOAD_SLACK * sum(num_requests.values()) / len(num_requests) + MIN_LOAD_ALLOWANCE
     order = ring_successors(tuple(sorted(by_id)), key)
-    return next(by_id[name] for name in order if busy[name] <= limit)
+    return next(by_id[name] for name in order if num_requests[name] <= limit)
 
 
 def _ring_key(query: PlacementQuery) -> bytes:
-    """What requests that begin alike have in common; short ones are spread."""
+    """Return a key that requests with the same beginning share; short prompts are spread."""
     if not query.block_keys:
         return (query.session or query.request_id).encode()
     return query.block_keys[min(len(query.block_keys), RING_KEY_BLOCKS) - 1]

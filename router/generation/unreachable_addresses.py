@@ -1,5 +1,5 @@
-"""Lines that can't be opened: a firewall may let gRPC's port through and no other, or somebody
-fills the port with connections. gRPC serves meanwhile."""
+"""Addresses of Baton's framed protocol that can't be reached, for which gRPC is used meanwhile: a
+firewall may only let the gRPC port through, or the port may have too many connections."""
 
 import asyncio
 
@@ -7,11 +7,13 @@ from baton.core.credentials import ClusterCredentials
 from baton.errors import BatonError
 from baton.rpc.framed.client import open_framed_connection
 
-FIRST_SECONDS, LONGEST_SECONDS = 1.0, 60.0
-"""Until a closed line is tried again, without requests; twice as long each time."""
+INITIAL_PROBE_SECONDS, MAX_PROBE_INTERVAL_SECONDS = 1.0, 60.0
+"""The first and the longest pause between two probes of an unreachable address. It doubles each
+time; no request waits for a probe."""
 
 MAX_PROBE_SECONDS = 600.0
-"""Most lines that don't open for so long are those of workers that have gone."""
+"""How long an address is probed. If it is still unreachable then, its worker is most likely
+gone."""
 
 CONNECT_TIMEOUT_SECONDS = 2.0
 
@@ -19,41 +21,46 @@ MAX_UNREACHABLE = 4096
 
 
 class UnreachableAddresses:
-    """By address. Each is tried again until it opens; of too many the oldest are forgotten."""
+    """A set of unreachable addresses. Each is probed until it can be opened; if there are too many,
+    the oldest is dropped."""
 
     def __init__(self, service: str, trust: ClusterCredentials) -> None:
         self._service = service
-        self._trust = trust
-        self._tries: dict[str, asyncio.Task[None]] = {}
+        self._credentials = trust
+        self._probes: dict[str, asyncio.Task[None]] = {}
 
     def add(self, address: str, tasks: asyncio.TaskGroup) -> None:
-        if address in self._tries:
+        if address in self._probes:
             return
-        if len(self._tries) >= MAX_UNREACHABLE:
-            self._tries.pop(next(iter(self._tries))).cancel()
-        self._tries[address] = tasks.create_task(self._until_open(address))
+        if len(self._probes) >= MAX_UNREACHABLE:
+            self._probes.pop(next(iter(self._probes))).cancel()
+        self._probes[address] = tasks.create_task(self._probe_until_reachable(address))
 
     def __contains__(self, address: str) -> bool:
-        return address in self._tries
+        return address in self._probes
 
-    async def _until_open(self, address: str) -> None:
-        pause = waited = FIRST_SECONDS
+    async def _probe_until_reachable(self, address: str) -> None:
+        pause = probed_seconds = INITIAL_PROBE_SECONDS
         try:
             await asyncio.sleep(pause)
-            while waited < MAX_PROBE_SECONDS and not await self._opens(address):
-                pause = min(2 * pause, LONGEST_SECONDS)
+            while probed_seconds < MAX_PROBE_SECONDS and not await self._can_connect(address):
+                pause = min(2 * pause, MAX_PROBE_INTERVAL_SECONDS)
                 await asyncio.sleep(pause)
-                waited += pause
+                probed_seconds += pause
         finally:
-            if self._tries.get(address) is asyncio.current_task():
-                del self._tries[address]
+            if self._probes.get(address) is asyncio.current_task():
+                del self._probes[address]
 
-    async def _opens(self, address: str) -> bool:
+    async def _can_connect(self, address: str) -> bool:
         try:
-            line = await open_framed_connection(
-                address, self._service, self._trust, lambda payload: None, CONNECT_TIMEOUT_SECONDS
+            connection = await open_framed_connection(
+                address,
+                self._service,
+                self._credentials,
+                lambda payload: None,
+                CONNECT_TIMEOUT_SECONDS,
             )
         except BatonError:
             return False
-        line.close()
+        connection.close()
         return True

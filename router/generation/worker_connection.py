@@ -1,4 +1,4 @@
-"""What links to workers have in common, however their messages travel."""
+"""The common base of worker connections, whatever transport they use."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -19,68 +19,70 @@ log = structlog.get_logger(__name__)
 CONNECT_TIMEOUT_SECONDS = 2.0
 
 MAX_UNSENT_MESSAGES = 16_384
-"""Messages, before there is a connection, or while the worker does not read: one that reads nothing
-for so long is as good as gone."""
+"""The most messages that wait to be sent to a worker. A worker that leaves so many unread is
+considered gone."""
 
-ENCODER = SubmitEncoder()
+SUBMIT_ENCODER = SubmitEncoder()
 
 
 class NotConnected(Unavailable):
-    """No connection came about: what was to be sent was not, and harmed nobody."""
+    """The connection was never established: nothing was sent, and no request can have harmed it."""
 
 
 class WorkerLost(Unavailable):
-    """Its stream ended with requests on it: it died of one of them or of something else, or was
-    stopped, or the connection was cut."""
+    """The worker's stream ended while requests ran on it: the worker crashed (perhaps because of a
+    request), was stopped, or the connection was cut."""
 
 
 class StreamWorkerConnection(ABC):
-    """A :class:`router.generation.worker_connection_pool.WorkerConnection`. :meth:`run` connects
-    and serves until the stream breaks; then the link is dead."""
+    """Base of the :class:`router.generation.worker_connection_pool.WorkerConnection`
+    implementations.
 
-    is_line = False
+    :meth:`run` connects and serves until the stream breaks; after that the connection is dead."""
+
+    is_framed = False
 
     def __init__(self, worker: WorkerRef, trust: ClusterCredentials) -> None:
         self._worker = worker
-        self._trust = trust
-        self._inboxes: dict[tuple[str, int], OutputQueue] = {}
+        self._credentials = trust
+        self._output_queues: dict[tuple[str, int], OutputQueue] = {}
         self.task: asyncio.Task[None] | None = None
-        self.reached = False
-        self.alive = True
-        self.retired = False
+        self.was_connected = False
+        self.is_alive = True
+        self.is_retired = False
 
     @abstractmethod
     async def serve(self) -> BatonError:
-        """Connects, sets ``reached``, and serves until the stream is over. Why it is, is returned
-        or raised."""
+        """Connect, set ``was_connected``, and serve until the stream ends. Returns or raises the
+        reason."""
 
     @abstractmethod
     def send(self, message: bytes) -> None:
-        """A ``RouterMessage``; sooner or later. While the link is alive."""
+        """Send a ``RouterMessage``, or queue it until it can be sent. Call only while alive."""
 
     def submit(
-        self, spec: RequestSpec, task: Task, source: WorkerRef | None, inbox: OutputQueue
+        self, spec: RequestSpec, task: Task, source: WorkerRef | None, output_queue: OutputQueue
     ) -> None:
-        if not self.alive:
-            inbox.put(self._worker.id, Unavailable(f"worker {self._worker.id} is gone"))
+        if not self.is_alive:
+            output_queue.put(self._worker.id, Unavailable(f"worker {self._worker.id} is gone"))
             return
-        self._inboxes[spec.request_id, spec.epoch] = inbox
-        self.send(ENCODER.submit(spec, task, source))
+        self._output_queues[spec.request_id, spec.epoch] = output_queue
+        self.send(SUBMIT_ENCODER.encode(spec, task, source))
 
     def cancel(self, request_id: RequestId, epoch: Epoch) -> None:
-        self.forget(request_id, epoch)
-        if self.alive:
+        self.stop_delivery(request_id, epoch)
+        if self.is_alive:
             self.send(encode_cancel(request_id, epoch))
 
     @property
-    def idle(self) -> bool:
-        return not self._inboxes
+    def is_idle(self) -> bool:
+        return not self._output_queues
 
-    def forget(self, request_id: RequestId, epoch: Epoch) -> None:
-        self._inboxes.pop((request_id, epoch), None)
+    def stop_delivery(self, request_id: RequestId, epoch: Epoch) -> None:
+        self._output_queues.pop((request_id, epoch), None)
 
     async def run(self) -> None:
-        """Returns when the stream is over, whatever ended it."""
+        """Connect and serve until the stream ends, for any reason."""
         failure: BatonError = Unavailable("the stream ended")
         try:
             failure = await self.serve()
@@ -91,12 +93,12 @@ class StreamWorkerConnection(ABC):
             failure = BatonError("internal error")
         finally:
             is_lost = isinstance(failure, Unavailable) and not isinstance(failure, Unresponsive)
-            self.on_break(str(failure), WorkerLost if is_lost else Unavailable)
+            self._on_break(str(failure), WorkerLost if is_lost else Unavailable)
 
     def deliver(self, output: RequestOutput) -> None:
-        """An exception in what becomes of it (a bug of ours) ends that request, and neither the
-        stream nor the others on it."""
-        inbox = self._inboxes.get((output.request_id, output.epoch))
+        """Put an output into its request's queue. An exception while the output is handled (a bug)
+        ends only that request, not the stream or its other requests."""
+        inbox = self._output_queues.get((output.request_id, output.epoch))
         if inbox is None:
             return
         try:
@@ -105,25 +107,28 @@ class StreamWorkerConnection(ABC):
             log.exception("delivery_crashed", worker=self._worker.id, request_id=output.request_id)
             inbox.put(self._worker.id, OutputDeliveryError("internal error"))
 
-    def give_up(self, failure: str) -> None:
-        """Breaks it now."""
-        self.on_break(failure)
+    def break_connection(self, failure: str) -> None:
+        """Break the connection now."""
+        self._on_break(failure)
         if self.task is not None:
             self.task.cancel()
 
     def retire(self) -> None:
-        """Ends it: nothing is left that came over it, and another has taken its place."""
-        self.alive, self.retired = False, True
+        """Close a connection that was replaced, once no request uses it."""
+        self.is_alive, self.is_retired = False, True
         if self.task is not None:
             self.task.cancel()
 
-    def on_break(self, failure: str, kind: type[Unavailable] = Unavailable) -> None:
-        """Tells all requests, as an error of ``kind`` if the worker had been reached."""
-        if not self.alive:
+    def _on_break(self, failure: str, kind: type[Unavailable] = Unavailable) -> None:
+        """Mark the connection as dead and report an error to all requests on it: ``kind`` if the
+        connection had been established, else NotConnected."""
+        if not self.is_alive:
             return
-        self.alive = False
-        log.info("link_broke", worker=self._worker.id, error=failure, requests=len(self._inboxes))
-        kind = kind if self.reached else NotConnected
-        inboxes, self._inboxes = self._inboxes, {}
+        self.is_alive = False
+        log.info(
+            "link_broke", worker=self._worker.id, error=failure, requests=len(self._output_queues)
+        )
+        kind = kind if self.was_connected else NotConnected
+        inboxes, self._output_queues = self._output_queues, {}
         for inbox in inboxes.values():
             inbox.put(self._worker.id, kind(f"lost worker {self._worker.id}: {failure}"))

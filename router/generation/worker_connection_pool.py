@@ -1,9 +1,9 @@
-"""One link per worker, shared by all requests that it has from this router."""
+"""One connection per worker, shared by all of this router's requests on that worker."""
 
 import asyncio
 from typing import Protocol
 
-from baton.core.credentials import ClusterCredentials, as_credentials
+from baton.core.credentials import ClusterCredentials, to_credentials
 from baton.core.ids import Epoch, RequestId, WorkerId
 from baton.core.kv_transfer import WorkerRef
 from baton.core.request import RequestSpec
@@ -16,60 +16,67 @@ from router.generation.unreachable_addresses import UnreachableAddresses
 from router.generation.worker_connection import StreamWorkerConnection
 
 AVOID_SECONDS = 5.0
-"""A worker whose link broke gets nothing new for so long, if others can do it: whoever is gone has
-left the registry by then, and whoever stood still has shown that it is back."""
+"""After its connection broke, a worker gets no new requests for this long if other workers can take
+them. By then a dead worker has left the registry, and one that was only stuck has shown that it is
+back."""
 
 REPLACED_CONNECTION_GRACE_SECONDS = 30.0
-"""A stream is the lease of what came over it, also of what its peers still fetch."""
+"""How long a replaced connection must be idle before it is closed. While its stream is open, the
+worker keeps the KV that it exported for the stream's requests; peers may still be fetching that
+KV."""
 
 
 class WorkerConnection(Protocol):
-    """The way to one life of one worker. No method waits or raises: what goes wrong comes into
-    the inboxes, to each that was not forgotten, as Unavailable."""
+    """A connection to one incarnation of one worker. No method waits or raises: an error is put, as
+    Unavailable, into the output queues of all requests without :meth:`stop_delivery`."""
 
     @property
-    def alive(self) -> bool: ...
+    def is_alive(self) -> bool: ...
 
     def submit(
-        self, spec: RequestSpec, task: Task, source: WorkerRef | None, inbox: OutputQueue
+        self, spec: RequestSpec, task: Task, source: WorkerRef | None, output_queue: OutputQueue
     ) -> None:
-        """Outputs of (request_id, epoch) go to ``inbox`` until :meth:`forget`."""
+        """Send a request. Outputs of (request_id, epoch) go to ``output_queue`` until
+        :meth:`stop_delivery`."""
         ...
 
     def cancel(self, request_id: RequestId, epoch: Epoch) -> None:
-        """Also forgets. Unknown requests are ignored."""
+        """Cancel the request on the worker and stop delivering its outputs. Unknown requests are
+        ignored."""
         ...
 
-    def forget(self, request_id: RequestId, epoch: Epoch) -> None: ...
+    def stop_delivery(self, request_id: RequestId, epoch: Epoch) -> None:
+        """Stop delivering the request's outputs. Unknown requests are ignored."""
+        ...
 
 
 class WorkerConnections(Protocol):
-    def link(self, worker: WorkerRef) -> WorkerConnection:
-        """The living link to it, or a new one."""
+    def connect(self, worker: WorkerRef) -> WorkerConnection:
+        """Return the live connection to a worker, or open a new one."""
         ...
 
     def is_alive(self, worker: WorkerRef) -> bool:
-        """Whether there is a link to it that has not broken."""
+        """Whether there is a connection to the worker that has not broken."""
         ...
 
-    def shunned(self) -> frozenset[WorkerId]:
-        """Whose links broke just now."""
+    def recently_broken(self) -> frozenset[WorkerId]:
+        """Return the workers whose connections broke recently."""
         ...
 
 
 class WorkerConnectionPool:
-    """Links by address and generation: lines to workers that have one which opens, else gRPC. They
-    live while :meth:`run` does."""
+    """Connections by worker address and incarnation: over the framed protocol where the worker
+    offers it and it can be opened, else over gRPC. They live while :meth:`run` runs."""
 
-    def __init__(self, trust: ClusterCredentials | str | None = None) -> None:
-        self._trust = as_credentials(trust)
-        self._links: dict[tuple[str, int], StreamWorkerConnection] = {}
+    def __init__(self, credentials: ClusterCredentials | str | None = None) -> None:
+        self._credentials = to_credentials(credentials)
+        self._connections: dict[tuple[str, int], StreamWorkerConnection] = {}
         self._broke_at: dict[WorkerId, float] = {}
-        self._closed_lines = UnreachableAddresses(WORKER_SERVICE, self._trust)
+        self._unreachable_framed = UnreachableAddresses(WORKER_SERVICE, self._credentials)
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Keep the connections open until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             try:
@@ -77,58 +84,58 @@ class WorkerConnectionPool:
             finally:
                 self._tasks = None
 
-    def link(self, worker: WorkerRef) -> StreamWorkerConnection:
+    def connect(self, worker: WorkerRef) -> StreamWorkerConnection:
         assert self._tasks is not None, "only while run() runs"
         key = (worker.address, int(worker.generation))
-        known = self._links.get(key)
-        if known is not None and known.alive:
-            if known.is_line or not self._has_line(worker):
-                return known
-            _close_when_idle(known)
-        link = self._links[key] = self._new_link(worker)
-        link.task = self._tasks.create_task(self._run(worker, link))
-        return link
+        existing = self._connections.get(key)
+        if existing is not None and existing.is_alive:
+            if existing.is_framed or not self._can_use_framed(worker):
+                return existing
+            _close_when_idle(existing)
+        connection = self._connections[key] = self._new_connection(worker)
+        connection.task = self._tasks.create_task(self._run(worker, connection))
+        return connection
 
-    async def _run(self, worker: WorkerRef, link: StreamWorkerConnection) -> None:
+    async def _run(self, worker: WorkerRef, connection: StreamWorkerConnection) -> None:
         try:
-            await link.run()
+            await connection.run()
         finally:
-            self._drop(worker, link)
+            self._remove(worker, connection)
 
-    def _new_link(self, worker: WorkerRef) -> StreamWorkerConnection:
-        kind = FramedWorkerConnection if self._has_line(worker) else GrpcWorkerConnection
-        return kind(worker, self._trust)
+    def _new_connection(self, worker: WorkerRef) -> StreamWorkerConnection:
+        kind = FramedWorkerConnection if self._can_use_framed(worker) else GrpcWorkerConnection
+        return kind(worker, self._credentials)
 
-    def _has_line(self, worker: WorkerRef) -> bool:
-        return bool(worker.line) and worker.line not in self._closed_lines
+    def _can_use_framed(self, worker: WorkerRef) -> bool:
+        return bool(worker.framed_address) and worker.framed_address not in self._unreachable_framed
 
     def is_alive(self, worker: WorkerRef) -> bool:
-        known = self._links.get((worker.address, int(worker.generation)))
-        return known is not None and known.alive
+        existing = self._connections.get((worker.address, int(worker.generation)))
+        return existing is not None and existing.is_alive
 
-    def shunned(self) -> frozenset[WorkerId]:
+    def recently_broken(self) -> frozenset[WorkerId]:
         now = asyncio.get_running_loop().time()
         self._broke_at = {
             worker: at for worker, at in self._broke_at.items() if now < at + AVOID_SECONDS
         }
         return frozenset(self._broke_at)
 
-    def _drop(self, worker: WorkerRef, link: StreamWorkerConnection) -> None:
-        if link.retired:
+    def _remove(self, worker: WorkerRef, connection: StreamWorkerConnection) -> None:
+        if connection.is_retired:
             return
-        if link.is_line and not link.reached and self._tasks is not None:
-            self._closed_lines.add(worker.line, self._tasks)
+        if connection.is_framed and not connection.was_connected and self._tasks is not None:
+            self._unreachable_framed.add(worker.framed_address, self._tasks)
         self._broke_at[worker.id] = asyncio.get_running_loop().time()
         key = (worker.address, int(worker.generation))
-        if self._links.get(key) is link:
-            del self._links[key]
+        if self._connections.get(key) is connection:
+            del self._connections[key]
 
 
-def _close_when_idle(link: StreamWorkerConnection, was_idle: bool = False) -> None:
-    """Ends a link that another has replaced, once nothing has come over it for a while."""
-    if link.idle and was_idle:
-        link.retire()
-    elif link.alive:
+def _close_when_idle(connection: StreamWorkerConnection, was_idle: bool = False) -> None:
+    """Close a connection that was replaced, once it was idle for a whole grace period."""
+    if connection.is_idle and was_idle:
+        connection.retire()
+    elif connection.is_alive:
         asyncio.get_running_loop().call_later(
-            REPLACED_CONNECTION_GRACE_SECONDS, _close_when_idle, link, link.idle
+            REPLACED_CONNECTION_GRACE_SECONDS, _close_when_idle, connection, connection.is_idle
         )

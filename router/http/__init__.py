@@ -1,1 +1,1 @@
-"""HTTP with a bound on everything that a client can send, or not read."""
+"""The HTTP server, with a bound on everything that a client can send or leave unread."""

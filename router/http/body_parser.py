@@ -1,4 +1,4 @@
-"""A body's bytes to its schema; what is wrong with them becomes a problem that names it."""
+"""Parses a request body by its schema; an invalid body becomes an error that names the field."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -11,15 +11,18 @@ from router.http.json_limits import MAX_VALUES, check_json_size
 Body = TypeVar("Body", bound=BaseModel)
 
 FIELD_PREFIX = "field:"
-"""Begins the type of an error that a whole body is wrong by, followed by the field to name."""
+"""The prefix of the type of a validation error that is raised for a whole body. The name of the
+invalid field follows it."""
 
 
 MAX_ERRORS = 1000
-"""Of one body. To describe 100,000 takes a quarter of a second, in which nothing else runs."""
+"""With more errors than this in a body, none is described. Describing 100,000 would block the event
+loop for a quarter of a second."""
 
 
 def parse_body(schema: type[Body], data: bytes, max_values: int = MAX_VALUES) -> Body:
-    """Raises Problem (400) for the first error, or for a body of too many values."""
+    """Parse a JSON body. Raises ApiError (400) for its first error, or if it has too many
+    values."""
     check_json_size(data, max_values)
     try:
         return schema.model_validate_json(data)
@@ -60,7 +63,7 @@ def _field_error(param: str, message: str, code: str) -> ApiError:
 
 
 def _field_path(location: tuple[str | int, ...]) -> str:
-    """As OpenAI writes it: ``messages[0].content``."""
+    """Format a location as OpenAI does: ``messages[0].content``."""
     path = ""
     for step in location:
         if isinstance(step, int):

@@ -1,4 +1,4 @@
-"""Requests that a browser makes for a web page, where nobody shows a key."""
+"""Where no key is needed, rejects requests that browsers send on behalf of untrusted web pages."""
 
 from collections.abc import Mapping
 
@@ -8,21 +8,21 @@ from router.tenants.authentication import Authenticator
 
 
 class BrowserRequestCheck:
-    """Keys don't travel with a page's requests by themselves, so whoever shows one was meant to;
-    where none is asked for, the page must be one that may ask."""
+    """Checks requests to paths that need no key: only pages of allowed origins may send them. A
+    request that needs a key is not checked, since browsers don't attach keys by themselves."""
 
-    def __init__(self, doorkeeper: Authenticator, guard: BrowserGuard) -> None:
-        self._doorkeeper = doorkeeper
+    def __init__(self, authenticator: Authenticator, guard: BrowserGuard) -> None:
+        self._authenticator = authenticator
         self._guard = guard
 
     def check(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> None:
-        """Raises Problem (403)."""
-        if not self._doorkeeper.trusts_without_key(path):
+        """Raises ApiError (403) if the request comes from a page that is not allowed."""
+        if not self._authenticator.allows_without_key(path):
             return
-        # What asks whether it may ask has no effect, and is told by CORS.
-        is_question = method == "OPTIONS"
-        origin = None if is_question else headers.get(b"origin")
-        site = None if is_question else headers.get(b"sec-fetch-site")
+        # A preflight has no effect, and CORS answers it.
+        is_preflight = method == "OPTIONS"
+        origin = None if is_preflight else headers.get(b"origin")
+        site = None if is_preflight else headers.get(b"sec-fetch-site")
         refusal = self._guard.refusal(headers.get(b"host"), origin, site)
         if refusal:
             raise ApiError(403, refusal, code="page_not_allowed")

@@ -1,12 +1,13 @@
-"""One HTTP connection: uvicorn's, with a bound on everything that a client can send or not read.
+"""One HTTP connection: uvicorn's, with a bound on everything that a client can send or leave
+unread.
 
-What uvicorn leaves open is closed here: how large a request's head may be and how long it may take,
-requests that come before the one in front was answered, bodies of requests that were answered
-without them, and readers that don't read.
+uvicorn does not bound the following, so this does: the size of a request's head and the time until
+it is complete, pipelined requests, bodies that are still arriving after the response was sent, and
+the time for which a client does not read.
 
-llhttp is fed one request at a time, cut where its head or its body ends. So the head is at hand as
-it came (:mod:`router.http.request_head` checks it), what a body has beside its data is counted, and
-what comes behind it waits as bytes.
+llhttp is fed one request at a time, cut where the head or the body ends. So the raw head is
+available for checks (:mod:`router.http.request_head`), chunk framing is counted, and pipelined
+requests wait as bytes.
 """
 
 import asyncio
@@ -26,20 +27,20 @@ from router.http.request_head import INVALID_HTTP, RequestHead, parse_request_he
 from router.http.response_writer import INLINE_WRITER_KEY
 
 MAX_TARGET_BYTES = 8192
-"""Of a request's target. The API's own have less than a hundred."""
+"""The longest request target. Those of the API's routes have less than a hundred bytes."""
 
 MAX_PIPELINED_BYTES = 64 * 1024
-"""Of further requests, before the answer to the first."""
+"""The most bytes of pipelined requests that are kept until the current request is answered."""
 
-EMPTY_LINE = b"\r\n\r\n"
-"""Ends a head."""
+HEAD_END = b"\r\n\r\n"
+"""The end of a request's head."""
 
 MULTIPART_OVERHEAD_BYTES = 64 * 1024
-"""Around an upload."""
+"""The most bytes of a multipart form besides the uploaded file."""
 
 LINGER_SECONDS = 5.0
-"""For the rest of a body that nobody wants any more: a connection that is closed on it may lose the
-answer on its way."""
+"""How long the rest of a body is read after its request was refused. If the connection were closed
+while the body arrives, the client might not get the response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,29 +50,29 @@ class ConnectionLimits:
     max_headers: int = 100
     max_body_bytes: int = 8 * 1024 * 1024
     max_file_bytes: int = 0
-    """Of an upload, which may be longer than other bodies: who is refused reads why, if it sends
-    no more than that."""
-    header_seconds: float = 10.0
+    """The largest upload, which may exceed ``max_body_bytes``. If an upload is refused, up to this
+    much of it is still read, so that the client gets to read the reason."""
+    header_timeout_seconds: float = 10.0
     keep_alive_seconds: float = 75.0
-    write_seconds: float = 30.0
+    write_timeout_seconds: float = 30.0
 
     @property
     def max_discarded_bytes(self) -> int:
-        """Of a body that is not wanted any more."""
+        """The most bytes of a refused request's body that are read and dropped."""
         return max(self.max_body_bytes, self.max_file_bytes + MULTIPART_OVERHEAD_BYTES)
 
 
 class UvicornBodyWriter:
-    """Into one response's body, as uvicorn's ``send`` writes it when nothing holds it up."""
+    """Writes parts of one response's body as uvicorn's ``send`` would, but without waiting."""
 
-    __slots__ = ("_cycle", "on_leave")
+    __slots__ = ("_cycle", "on_disconnect")
 
     def __init__(self, cycle: Any) -> None:
         self._cycle = cycle
-        self.on_leave: Callable[[], None] | None = None
+        self.on_disconnect: Callable[[], None] | None = None
 
     @property
-    def has_left(self) -> bool:
+    def is_disconnected(self) -> bool:
         return bool(self._cycle.disconnected)
 
     @property
@@ -82,7 +83,7 @@ class UvicornBodyWriter:
         return is_at_body and is_read and cycle.chunked_encoding is True
 
     def write(self, data: bytes) -> None:
-        """A chunk of its own: an empty one would end the body."""
+        """Write a chunk. Empty data is skipped, since an empty chunk would end the body."""
         if data:
             self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
@@ -94,13 +95,13 @@ def _rejection_reason(problem: ApiError) -> str:
 
 
 def _notify_disconnect(push: UvicornBodyWriter | None) -> None:
-    if push is not None and push.on_leave is not None:
-        push.on_leave()
+    if push is not None and push.on_disconnect is not None:
+        push.on_disconnect()
 
 
 class Http10BodySender:
-    """A cycle's ``send`` for HTTP/1.0, which has no chunks: a body whose length nobody knows ends
-    with the connection."""
+    """Wraps the ``send`` of a uvicorn cycle for HTTP/1.0, which has no chunks: the end of a body of
+    unknown length is the end of the connection."""
 
     def __init__(self, cycle: Any) -> None:
         self._cycle = cycle
@@ -113,15 +114,15 @@ class Http10BodySender:
             self._is_open_ended = b"content-length" not in names
             if self._is_open_ended:
                 self._cycle.chunked_encoding = False
-        elif self._is_open_ended:  # uvicorn counts down
-            ends = not message.get("more_body", False)
+        elif self._is_open_ended:  # uvicorn checks the length
+            is_last = not message.get("more_body", False)
             size = len(message.get("body", b""))
-            self._cycle.expected_content_length = size if ends else size + 1
+            self._cycle.expected_content_length = size if is_last else size + 1
         await self._send(message)
 
 
 class BodyParserCallbacks:
-    """What a parser calls that reads the rest of a message whose head was read by another."""
+    """Callbacks of a parser for the rest of a message whose head another parser has read."""
 
     def __init__(self, connection: "HttpConnection") -> None:
         self._connection = connection
@@ -141,11 +142,12 @@ class BodyParserCallbacks:
 
 
 class HttpConnection(HttpToolsProtocol):
-    """``on_refusal`` is told in one word which bound a client overstepped.
+    """A connection with bounds. ``on_refusal`` is called with one word for the bound that a client
+    exceeded, like ``body``.
 
-    A message is idle (none is coming), in its head, in its body, or whole. uvicorn's ``cycle`` is
-    the newest one whose head was whole, with its answer. While that is under way, what comes behind
-    its request is kept unparsed, so uvicorn's ``pipeline`` stays empty.
+    A message is idle (none is coming), in its head, in its body, or complete. uvicorn's ``cycle``
+    is the newest request with a complete head, and its response. While that is in progress, the
+    following bytes are kept unparsed, so uvicorn's ``pipeline`` stays empty.
     """
 
     def __init__(
@@ -166,64 +168,64 @@ class HttpConnection(HttpToolsProtocol):
         self._is_last = False
         self._num_messages = 0
         self._num_trailers = 0
-        self._head = b""  # as it came so far
-        self._tail = b""  # the last bytes before what comes: an empty line may have begun in them
-        self._body_left = 0  # where it does not come in chunks
+        self._head = b""  # the part that has arrived
+        self._tail = b""  # the last bytes received: the empty line may begin in them
+        self._remaining_body_bytes = 0  # of a body that is not chunked
         self._chunks: ChunkedBodyScanner | None = None
         self._discarded_bytes = 0
-        self._ahead = bytearray()
-        self._problem: ApiError | None = None
+        self._pipelined = bytearray()
+        self._error: ApiError | None = None
 
     @property
-    def is_fresh(self) -> bool:
-        """Nothing was asked yet."""
+    def has_no_requests(self) -> bool:
+        """Whether the client has not begun a request on the connection yet."""
         return self._num_messages == 0
 
     def shutdown(self) -> None:
-        """Closes it, after what is under way."""
+        """Close the connection after the request in progress."""
         self._is_last = True
         if self._is_answering or self._in_body:
             self.cycle.keep_alive = False
         elif not self._in_message:
             self.transport.close()
-            self._await_flush()
+            self._start_flush_timer()
 
-    # -- the transport calls --------------------------------------------------------------
+    # -- called by the transport ----------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self._limits.max_connections:
             self._refuse("connections", ApiError(503, "too many connections", code="overloaded"))
         else:
-            self._arm(self._limits.header_seconds)
+            self._start_timer(self._limits.header_timeout_seconds)
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         start = 0
         while start < len(data) and not self.transport.is_closing():
             if self._is_answering:
-                self._keep(data[start:])
+                self._buffer_pipelined(data[start:])
                 return
             start = self._parse(data, start)
         if self._head and self._timer is None and not self.transport.is_closing():
-            self._arm(self._limits.header_seconds)
+            self._start_timer(self._limits.header_timeout_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
-        self._disarm_write()
+        self._stop_timer()
+        self._stop_write_timer()
         self._unset_keepalive_if_required()
-        self._drop_request()
+        self._disconnect_app()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._arm_write()
+        self._start_write_timer()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._disarm_write()
+        self._stop_write_timer()
 
-    # -- the parser calls -----------------------------------------------------------------
+    # -- called by the parser -------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -232,7 +234,7 @@ class HttpConnection(HttpToolsProtocol):
         self._num_trailers = self._discarded_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Trailers are dropped: no header appears after it was looked for."""
+        """Drop trailers: the headers that were checked must not change afterwards."""
         if not self._has_head:
             self.headers.append((name.lower(), value))
             return
@@ -244,9 +246,9 @@ class HttpConnection(HttpToolsProtocol):
         head = self._check_head()
         self._has_head = True
         self._is_upgrade = self.parser.should_upgrade()
-        self._body_left = head.length or 0
-        self._chunks = ChunkedBodyScanner() if head.length is None else None
-        self._disarm()
+        self._remaining_body_bytes = head.body_bytes or 0
+        self._chunks = ChunkedBodyScanner() if head.body_bytes is None else None
+        self._stop_timer()
         super().on_headers_complete()
         if self._is_last:
             self.cycle.keep_alive = False
@@ -260,23 +262,23 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if self._is_upgrade:
-            return  # llhttp takes the body for another protocol's
+            return  # llhttp takes the body for another protocol's data
         super().on_message_complete()
         if self._num_trailers:
-            self.renew_parser()  # llhttp takes "connection: close" for a header's
+            self.renew_parser()  # llhttp treats "connection: close" in a trailer as a header
         self._in_message = self._has_head = False
         self._head, self._chunks = b"", None
         if self.cycle.response_complete:
-            self._disarm()
+            self._stop_timer()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self._limits.keep_alive_seconds, self.timeout_keep_alive_handler
             )
 
     def renew_parser(self) -> None:
-        """Read what comes next without anything that was read before."""
+        """Replace the parser by a new one without state."""
         self.parser = httptools.HttpRequestParser(self)
 
-    # -- uvicorn calls --------------------------------------------------------------------
+    # -- called by uvicorn ----------------------------------------------------------------
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         cycle.scope[INLINE_WRITER_KEY] = UvicornBodyWriter(cycle)
@@ -287,24 +289,24 @@ class HttpConnection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.transport.is_closing():
-            self._await_flush()
+            self._start_flush_timer()
         elif self._in_body:
             if self.cycle.response_complete:
-                self._arm(LINGER_SECONDS)
+                self._start_timer(LINGER_SECONDS)
         elif not self._is_answering:
-            if self._ahead:
-                data, self._ahead = bytes(self._ahead), bytearray()
+            if self._pipelined:
+                data, self._pipelined = bytes(self._pipelined), bytearray()
                 self.data_received(data)
             else:
-                self._forget()
+                self._drop_last_request()
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
-        self._await_flush()
+        self._start_flush_timer()
 
     def send_400_response(self, msg: str) -> None:
-        problem = self._problem or ApiError(
-            400, f"this is no HTTP/1.1 request: {msg}", code=INVALID_HTTP
+        problem = self._error or ApiError(
+            400, f"this is not a valid HTTP/1.1 request: {msg}", code=INVALID_HTTP
         )
         answer = self.cycle
         if answer is not None and answer.response_started and not answer.response_complete:
@@ -312,11 +314,11 @@ class HttpConnection(HttpToolsProtocol):
         else:
             self._refuse(_rejection_reason(problem), problem)
 
-    # -- parts ----------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------
 
     @property
     def _is_answering(self) -> bool:
-        """The newest request is whole, and its answer is not."""
+        """Whether the newest request is complete and its response is not."""
         cycle = self.cycle
         return cycle is not None and not (cycle.response_complete or cycle.more_body)
 
@@ -325,38 +327,40 @@ class HttpConnection(HttpToolsProtocol):
         return self._in_message and self._has_head
 
     def _parse(self, data: bytes, start: int) -> int:
-        """Parse what comes of one message at most; return where the rest begins."""
+        """Parse the bytes of at most one message; return the position in ``data`` where the rest
+        begins."""
         if not self._in_body:
             end = self._end_of_head(data, start)
             self._feed_head(data[start:end])
             return end
         if self._chunks is None:
-            assert self._body_left, "llhttp has counted another length"
-            end = min(start + self._body_left, len(data))
-            self._body_left -= end - start
+            assert self._remaining_body_bytes, "llhttp counted another body length"
+            end = min(start + self._remaining_body_bytes, len(data))
+            self._remaining_body_bytes -= end - start
         else:
             try:
                 end = self._chunks.scan(data, start)
             except ApiError as problem:
-                self._problem = problem
+                self._error = problem
                 self.send_400_response(str(problem))
                 return len(data)
         self._feed(data[start:end])
         return end
 
     def _end_of_head(self, data: bytes, start: int) -> int:
-        """Where its empty line ends, which may have begun in what came before."""
-        tail, most = self._tail, len(EMPTY_LINE) - 1
+        """Return the position in ``data`` after the head's empty line, which may begin in earlier
+        data."""
+        tail, max_tail = self._tail, len(HEAD_END) - 1
         if tail:
-            found = (tail + data[start : start + most]).find(EMPTY_LINE)
+            found = (tail + data[start : start + max_tail]).find(HEAD_END)
             if found >= 0:
                 self._tail = b""
-                return start + found + len(EMPTY_LINE) - len(tail)
-        found = data.find(EMPTY_LINE, start)
+                return start + found + len(HEAD_END) - len(tail)
+        found = data.find(HEAD_END, start)
         if found >= 0:
             self._tail = b""
-            return found + len(EMPTY_LINE)
-        self._tail = (tail + data[max(start, len(data) - most) :])[-most:]
+            return found + len(HEAD_END)
+        self._tail = (tail + data[max(start, len(data) - max_tail) :])[-max_tail:]
         return len(data)
 
     def _feed_head(self, piece: bytes) -> None:
@@ -374,12 +378,12 @@ class HttpConnection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             self._ignore_upgrade()
         except httptools.HttpParserCallbackError:
-            self.send_400_response("its target or a length can't be read")
+            self.send_400_response("the request target or a length can't be parsed")
         except httptools.HttpParserError as error:
             self.send_400_response(str(error))
 
     def _ignore_upgrade(self) -> None:
-        """Read the body as HTTP/1.1 has it, by a parser that does not know of the offer."""
+        """Parse the body as plain HTTP/1.1, with a parser that did not see the upgrade header."""
         self._is_upgrade = False
         framing = [
             b"%b: %b\r\n" % (name, value)
@@ -390,7 +394,7 @@ class HttpConnection(HttpToolsProtocol):
         self._feed(b"POST / HTTP/1.1\r\n" + b"".join(framing) + b"\r\n")
 
     def _check_head(self) -> RequestHead:
-        """Raises Problem."""
+        """Check the head. Raises ApiError."""
         if len(self.headers) > self._limits.max_headers:
             self._fail(self._too_large())
         if len(self.url) > MAX_TARGET_BYTES:
@@ -406,13 +410,13 @@ class HttpConnection(HttpToolsProtocol):
             self.headers.append((b"host", head.authority))
         return head
 
-    def _keep(self, data: bytes) -> None:
-        self._ahead += data
-        if len(self._ahead) > MAX_PIPELINED_BYTES:
+    def _buffer_pipelined(self, data: bytes) -> None:
+        self._pipelined += data
+        if len(self._pipelined) > MAX_PIPELINED_BYTES:
             self._abort("ahead")
 
-    def _forget(self) -> None:
-        """An idle connection keeps nothing of the last request: half of its memory."""
+    def _drop_last_request(self) -> None:
+        """Drop the last request's objects, which are half of the memory of an idle connection."""
         if not self._in_message:
             self.scope = self.cycle.scope = {}  # type: ignore[typeddict-item]
             self.headers = []
@@ -423,21 +427,22 @@ class HttpConnection(HttpToolsProtocol):
         return ApiError(431, f"a request has at most {bound}", code="headers_too_large")
 
     def _fail(self, problem: ApiError) -> NoReturn:
-        """Ends the parsing; uvicorn then asks for :meth:`send_400_response`."""
-        self._problem = problem
+        """Stop parsing with an error; uvicorn then calls :meth:`send_400_response`."""
+        self._error = problem
         raise problem
 
     def _refuse(self, reason: str, problem: ApiError) -> None:
-        """Answer instead of the app, which is told that its client has left."""
+        """Send an error response in place of the app's, and tell the app that the client has
+        disconnected."""
         self._on_refusal(reason)
-        self._drop_request()
+        self._disconnect_app()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
         data = problem.json
         self.transport.write(STATUS_LINE[problem.status] + head % len(data) + data)
         self.transport.close()
-        self._await_flush()
+        self._start_flush_timer()
 
-    def _drop_request(self) -> None:
+    def _disconnect_app(self) -> None:
         cycle: Any = self.cycle
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
@@ -447,48 +452,50 @@ class HttpConnection(HttpToolsProtocol):
     def _abort(self, reason: str) -> None:
         if not self.transport.is_closing():
             self._on_refusal(reason)
-        self._drop_request()
+        self._disconnect_app()
         self.transport.abort()
 
-    def _await_flush(self) -> None:
-        """What was written goes out before it closes, if the client reads it."""
-        self._disarm()
+    def _start_flush_timer(self) -> None:
+        """Bound the time until the written data is sent, before the connection closes."""
+        self._stop_timer()
         if self.transport.get_write_buffer_size():
-            self._arm_write()
+            self._start_write_timer()
 
-    def _arm(self, seconds: float) -> None:
-        self._disarm()
-        self._timer = self.loop.call_later(seconds, self._on_late)
+    def _start_timer(self, seconds: float) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, self._on_timeout)
 
-    def _disarm(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _on_late(self) -> None:
-        """A head, or a body that nobody reads, has not come in time."""
+    def _on_timeout(self) -> None:
+        """Handle a head, or the rest of an unwanted body, that did not arrive in time."""
         self._timer = None
         if self._in_body:
             self._abort("body")
         elif self._in_message:
-            seconds = self._limits.header_seconds
+            seconds = self._limits.header_timeout_seconds
             problem = ApiError(408, f"the headers did not arrive within {seconds:g} s")
             self._refuse("slow", problem)
         else:
             self._on_refusal("slow")
             self.transport.close()
-            self._await_flush()
+            self._start_flush_timer()
 
-    def _arm_write(self) -> None:
+    def _start_write_timer(self) -> None:
         if self._write_timer is None:
-            self._write_timer = self.loop.call_later(self._limits.write_seconds, self._on_stall)
+            self._write_timer = self.loop.call_later(
+                self._limits.write_timeout_seconds, self._on_write_timeout
+            )
 
-    def _disarm_write(self) -> None:
+    def _stop_write_timer(self) -> None:
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
 
-    def _on_stall(self) -> None:
+    def _on_write_timeout(self) -> None:
         self._write_timer = None
         self._on_refusal("unread")
         self.transport.abort()

@@ -1,4 +1,4 @@
-"""Which web pages may ask from within a browser, as browsers are told."""
+"""CORS headers: which web pages may send requests from a browser."""
 
 from collections.abc import Sequence
 
@@ -11,47 +11,51 @@ EXPOSED_HEADERS = (
     b"x-baton-bytes-shipped, retry-after"
 )
 EXCLUDED_PATH_PREFIX = "/admin/"
-"""Without a key it trusts this machine, and so would do what any page in a browser here wants."""
+"""Paths that web pages may not use: without an admin key, admin routes trust local clients, and
+that would include any page in a local browser."""
 
 
 class Cors:
-    """``origins`` exactly as browsers send them, or ``*``. No cookies, so no credentials."""
+    """Makes CORS headers. ``origins`` are exactly as browsers send them, or ``*``. There are no
+    cookies, and so no credentials."""
 
     def __init__(self, origins: Sequence[str]) -> None:
-        self._everybody = "*" in origins
+        self._allows_any_origin = "*" in origins
         self._origins = frozenset(origin.encode() for origin in origins)
 
     @property
-    def is_on(self) -> bool:
+    def is_enabled(self) -> bool:
         return bool(self._origins)
 
     def headers(self, path: str, origin: bytes | None) -> Headers:
-        """What an answer to a page of ``origin`` carries."""
-        if not self.is_on or path.startswith(EXCLUDED_PATH_PREFIX):
+        """The headers of a response to a page of ``origin``."""
+        if not self.is_enabled or path.startswith(EXCLUDED_PATH_PREFIX):
             return []
-        vary: Headers = [] if self._everybody else [(b"vary", b"origin")]
+        vary: Headers = [] if self._allows_any_origin else [(b"vary", b"origin")]
         allowed = self._allowed(origin)
         if allowed is None:
             return vary
-        told = (b"access-control-allow-origin", allowed)
-        return [told, (b"access-control-expose-headers", EXPOSED_HEADERS), *vary]
+        allow_origin = (b"access-control-allow-origin", allowed)
+        return [allow_origin, (b"access-control-expose-headers", EXPOSED_HEADERS), *vary]
 
-    def preflight(self, path: str, origin: bytes | None, asked: bytes | None) -> Headers | None:
-        """The answer to what a browser asks before it asks, with ``asked`` as the headers that it
-        means to send; None when the page may not."""
+    def preflight(
+        self, path: str, origin: bytes | None, requested_headers: bytes | None
+    ) -> Headers | None:
+        """The headers of the response to a preflight; None if the page is not allowed.
+        ``requested_headers`` are the headers that the browser wants to send."""
         allowed = self._allowed(origin)
         if allowed is None or path.startswith(EXCLUDED_PATH_PREFIX):
             return None
         return [
             (b"access-control-allow-origin", allowed),
             (b"access-control-allow-methods", ALLOWED_METHODS),
-            (b"access-control-allow-headers", asked or b"authorization, content-type"),
+            (b"access-control-allow-headers", requested_headers or b"authorization, content-type"),
             (b"access-control-max-age", PREFLIGHT_SECONDS),
             (b"vary", b"origin, access-control-request-headers"),
             (b"content-length", b"0"),
         ]
 
     def _allowed(self, origin: bytes | None) -> bytes | None:
-        if self._everybody and origin is not None:
+        if self._allows_any_origin and origin is not None:
             return b"*"
         return origin if origin in self._origins else None

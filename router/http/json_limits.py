@@ -1,29 +1,31 @@
-"""Bounds on how much a body of JSON holds, checked before it is parsed.
+"""Bounds on the number of values in a JSON body, checked before it is parsed.
 
-Eight megabytes of ``[],`` are millions of objects, and parsing them holds everybody up: no thread
-runs Python meanwhile.
+Eight megabytes of ``[],`` are millions of objects. Parsing them blocks the process, since the
+parser holds the interpreter lock meanwhile.
 """
 
 from router.errors import ApiError
 
 UNCHECKED_BYTES = 32 * 1024
-"""What is no larger is parsed in a millisecond, whatever it holds."""
+"""A body up to this size is parsed within a millisecond, whatever it contains."""
 
 MAX_STRINGS = 131_072
-"""Keys among them. As many messages as a chat may have take three quarters of it."""
+"""The most strings in a body, keys included. A chat with the most messages allowed needs three
+quarters of this."""
 
 MAX_VALUES = 262_144
-"""Beside those that prompts of tokens need: see :func:`max_json_values`."""
+"""The most values in a body, not counting the token ids of prompts: see :func:`max_json_values`."""
 
 
 def max_json_values(max_model_tokens: int) -> int:
-    """Values that a body may have: a model with a large context takes prompts of many tokens."""
+    """Return the most values allowed in a body: more if the model's context allows long prompts of
+    token ids."""
     return MAX_VALUES + 2 * max_model_tokens
 
 
 def check_json_size(data: bytes, max_values: int = MAX_VALUES) -> None:
-    """Raises Problem (400) for a body with too many values or strings. Data that is no JSON may
-    pass, and is refused by whoever parses it."""
+    """Raises ApiError (400) for a body with too many values or strings. Data that is not JSON may
+    pass; the parser refuses it."""
     if len(data) <= UNCHECKED_BYTES:
         return
     if _num_values(data) > max_values or data.count(b'"') > 2 * MAX_STRINGS:
@@ -31,7 +33,7 @@ def check_json_size(data: bytes, max_values: int = MAX_VALUES) -> None:
 
 
 def _check_outside_strings(data: bytes, max_values: int) -> None:
-    """Without what stands within strings. Escapes are only there."""
+    """Count the strings and values, ignoring commas inside of strings."""
     bare = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     num_strings = bare.count(b'"') // 2
     if num_strings > MAX_STRINGS:
@@ -42,7 +44,8 @@ def _check_outside_strings(data: bytes, max_values: int) -> None:
 
 
 def _num_values(data: bytes) -> int:
-    """At most: each value but the first of a list or an object follows a comma."""
+    """Return an upper bound on the number of values: each value but the first of a list or an
+    object follows a comma."""
     return 1 + data.count(b",") + data.count(b"[") + data.count(b"{")
 
 

@@ -1,5 +1,5 @@
-"""Where a router listens: the port that clients know, and, where several share that one, an address
-of its own beside it."""
+"""The addresses that a router listens at: the port for clients, and, if several routers share that
+port, an address of its own."""
 
 import asyncio
 import resource
@@ -20,17 +20,18 @@ from router.http.tls import ReloadingCertificate
 log = structlog.get_logger(__name__)
 
 RESERVED_OPEN_FILES = 512
-"""Open files of a router beside clients' connections: streams to workers, conductors, logs."""
+"""File descriptors that a router needs besides those of clients' connections: for streams to
+workers and conductors, and for logs."""
 
 
 class HttpListeners:
-    """:meth:`open`, then :meth:`run`; :meth:`leave` when others are to take over, :meth:`close` in
-    the end."""
+    """Opens and serves the listeners: :meth:`open`, then :meth:`run`; :meth:`stop_listening` when
+    other routers take over, and :meth:`close` at the end."""
 
     def __init__(
         self, settings: Settings, app: ASGIApp, clock: Clock, on_refusal: Callable[[str], None]
     ) -> None:
-        """Raises Invalid for a certificate that is none."""
+        """Raises Invalid for an invalid certificate."""
         self._settings = settings
         self._certificate = _certificate(settings, clock)
         self._server = HttpServer(
@@ -40,25 +41,28 @@ class HttpListeners:
             on_refusal,
             self._certificate.context if self._certificate is not None else None,
         )
-        self._shared: socket.socket | None = None
-        self._own: socket.socket | None = None
+        self._shared_listener: socket.socket | None = None
+        self._own_listener: socket.socket | None = None
 
     def open(self) -> None:
-        """From now on connections wait. Raises Unavailable."""
+        """Open the sockets: connections queue until :meth:`run` accepts them. Raises
+        Unavailable."""
         settings = self._settings
-        self._shared = open_listener(settings.host, settings.port, reuse_port=settings.reuse_port)
+        self._shared_listener = open_listener(
+            settings.host, settings.port, reuse_port=settings.reuse_port
+        )
         if settings.reuse_port:
-            self._own = open_listener(settings.host, 0)
-        lock = http_authentication(
+            self._own_listener = open_listener(settings.host, 0)
+        authentication = http_authentication(
             bool(settings.api_keys or settings.tenants_file), self._certificate is not None
         )
-        for listener in (self._shared, self._own):
+        for listener in (self._shared_listener, self._own_listener):
             if listener is not None:
-                announce_listener("http", host_port(*listener.getsockname()[:2]), lock)
+                announce_listener("http", host_port(*listener.getsockname()[:2]), authentication)
 
     async def run(self, on_listening: Callable[[], None]) -> None:
-        """Until cancelled."""
-        for listener in (self._own, self._shared):
+        """Accept connections and serve them until cancelled."""
+        for listener in (self._own_listener, self._shared_listener):
             if listener is not None:
                 await self._server.listen(listener)
         on_listening()
@@ -67,16 +71,16 @@ class HttpListeners:
             if self._certificate is not None:
                 tasks.create_task(self._certificate.run())
 
-    async def leave(self) -> None:
-        """The port is the others' from now on. Returns when nobody is being answered."""
-        if self._shared is not None:
-            await self._server.leave(self._shared)
-            self._shared = None
-        await self._server.finish()
+    async def stop_listening(self) -> None:
+        """Stop listening at the shared port, and return when no request is in progress."""
+        if self._shared_listener is not None:
+            await self._server.stop_accepting(self._shared_listener)
+            self._shared_listener = None
+        await self._server.drain()
 
     async def close(self) -> None:
         await self._server.close()
-        for listener in (self._own, self._shared):
+        for listener in (self._own_listener, self._shared_listener):
             if listener is not None:
                 listener.close()
 
@@ -86,8 +90,8 @@ class HttpListeners:
 
     @property
     def address(self) -> str:
-        """host:port that reach this router and no other; empty before :meth:`open`."""
-        listener = self._own or self._shared
+        """The host:port that only this router listens at; empty before :meth:`open`."""
+        listener = self._own_listener or self._shared_listener
         if listener is None:
             return ""
         host = self._settings.advertise_address or self._settings.host
@@ -103,14 +107,14 @@ def connection_limits(settings: Settings) -> ConnectionLimits:
         max_headers=settings.max_headers,
         max_body_bytes=settings.max_body_bytes,
         max_file_bytes=settings.max_file_bytes,
-        header_seconds=settings.header_seconds,
+        header_timeout_seconds=settings.header_seconds,
         keep_alive_seconds=settings.keep_alive_seconds,
-        write_seconds=settings.write_seconds,
+        write_timeout_seconds=settings.write_seconds,
     )
 
 
 def raise_open_file_limit() -> int:
-    """As many as the system lets this process have; it says so when those are few."""
+    """Raise the limit of open files as far as possible and return it. Warns if it is low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

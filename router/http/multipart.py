@@ -1,4 +1,5 @@
-"""multipart/form-data (RFC 7578), read as it arrives: fields are kept, a file goes elsewhere."""
+"""Parses multipart/form-data (RFC 7578) as it arrives: collects the text fields, and passes the
+file's data on."""
 
 import re
 from collections.abc import Callable
@@ -10,7 +11,7 @@ MAX_PARTS = 16
 MAX_HEADER_BYTES = 4096
 MAX_FIELD_BYTES = 4096
 MAX_BOUNDARY_CHARACTERS = 70
-"""The standard's own bound (RFC 2046)."""
+"""The longest boundary that RFC 2046 allows."""
 
 _BOUNDARY = re.compile(r'boundary="?([^";,\s]+)"?', re.IGNORECASE)
 _NAME = re.compile(r'[;\s]name="([^"]*)"', re.IGNORECASE)
@@ -18,15 +19,15 @@ _FILENAME = re.compile(r'[;\s]filename="([^"]*)"', re.IGNORECASE)
 
 
 class FileSink(Protocol):
-    """Where a file goes."""
+    """The destination of an uploaded file."""
 
     def write(self, data: bytes) -> None:
-        """Raises Problem when it is too much."""
+        """Append data to the file. Raises ApiError when it gets too large."""
         ...
 
 
 def parse_boundary(content_type: str | None) -> bytes:
-    """Raises Problem (415)."""
+    """Return the boundary in a content type. Raises ApiError (415)."""
     kind = (content_type or "").partition(";")[0].strip().lower()
     found = _BOUNDARY.search(content_type or "")
     if kind != "multipart/form-data" or found is None:
@@ -37,14 +38,15 @@ def parse_boundary(content_type: str | None) -> bytes:
 
 
 class MultipartParser:
-    """:meth:`push` what comes, then :meth:`close`. ``fields`` are text by name; the part ``file``
-    goes to what ``open_file`` makes of its name. All raise Problem (400)."""
+    """Parses one form: :meth:`push` its data, then :meth:`close`. ``fields`` are the text fields by
+    name. The part ``file`` goes to the sink that ``open_file`` returns for its file name. All
+    methods raise ApiError (400)."""
 
     def __init__(self, boundary: bytes, open_file: Callable[[str], FileSink]) -> None:
-        self._mark = b"\r\n--" + boundary
+        self._delimiter = b"\r\n--" + boundary
         self._open_file = open_file
-        self._held = b"\r\n"  # the first mark begins the body
-        self._state: Callable[[], bool] = self._before
+        self._held = b"\r\n"  # so that the first boundary matches at the start of the body
+        self._state: Callable[[], bool] = self._in_preamble
         self._name = ""
         self._sink: FileSink | None = None
         self._num_parts = 0
@@ -58,29 +60,29 @@ class MultipartParser:
             pass
 
     def close(self) -> None:
-        if self._state != self._over:
+        if self._state != self._in_epilogue:
             raise _malformed_form("it ends too early")
 
-    # -- states: each reads from the beginning of what is held, and is False when it needs more ----
+    # -- states: each reads the start of the held data, and returns False when it needs more -------
 
-    def _before(self) -> bool:
-        """What stands before the first mark means nothing."""
-        found = self._until_mark()
+    def _in_preamble(self) -> bool:
+        """Skip the data before the first boundary."""
+        found = self._consume_until_delimiter()
         return found is not None
 
-    def _after_mark(self) -> bool:
+    def _after_delimiter(self) -> bool:
         if len(self._held) < 2:
             return False
         if self._held.startswith(b"--"):
-            self._state = self._over
+            self._state = self._in_epilogue
         elif self._held.startswith(b"\r\n"):
             self._state = self._in_headers
         else:
-            raise _malformed_form("a boundary is followed by something")
+            raise _malformed_form("a boundary is followed by other characters")
         return True
 
     def _in_headers(self) -> bool:
-        # The line break after the mark stays, so that a part may have no headers at all.
+        # Keep the line break after the boundary, so that a part may have no headers at all.
         end = self._held.find(b"\r\n\r\n")
         if end < 0:
             if len(self._held) > MAX_HEADER_BYTES:
@@ -92,30 +94,33 @@ class MultipartParser:
         return True
 
     def _in_body(self) -> bool:
-        at_end = self._until_mark(self._take)
-        if at_end is None:
+        rest = self._consume_until_delimiter(self._consume)
+        if rest is None:
             return False
         if self._sink is None:
             self.fields[self._name] = self._field.decode(errors="replace")
         return True
 
-    def _over(self) -> bool:
+    def _in_epilogue(self) -> bool:
         self._held = b""
         return False
 
     # -- what the states do ----------------------------------------------------------------------
 
-    def _until_mark(self, take: Callable[[bytes], None] | None = None) -> bytes | None:
-        """What is before the mark goes to ``take``, as far as it is certain."""
-        found = self._held.find(self._mark)
-        certain = found if found >= 0 else max(len(self._held) - len(self._mark) + 1, 0)
-        data, self._held = self._held[:certain], self._held[certain:]
-        if take is not None and data:
-            take(data)
+    def _consume_until_delimiter(
+        self, consume: Callable[[bytes], None] | None = None
+    ) -> bytes | None:
+        """Pass the held data to ``consume``, except what may be the beginning of a boundary. At the
+        boundary, return the last piece before it; None if there is no boundary yet."""
+        found = self._held.find(self._delimiter)
+        num_certain = found if found >= 0 else max(len(self._held) - len(self._delimiter) + 1, 0)
+        data, self._held = self._held[:num_certain], self._held[num_certain:]
+        if consume is not None and data:
+            consume(data)
         if found < 0:
             return None
-        self._held = self._held[len(self._mark) :]
-        self._state = self._after_mark
+        self._held = self._held[len(self._delimiter) :]
+        self._state = self._after_delimiter
         return data
 
     def _begin_part(self, headers: str) -> None:
@@ -132,7 +137,7 @@ class MultipartParser:
             self.filename = filename[1] if filename is not None else "file"
             self._sink = self._open_file(self.filename)
 
-    def _take(self, data: bytes) -> None:
+    def _consume(self, data: bytes) -> None:
         if self._sink is not None:
             self._sink.write(data)
             return

@@ -1,14 +1,14 @@
-"""How deep JSON from outside may be nested: parsers and encoders call themselves for each level."""
+"""A bound on the nesting of JSON from clients: parsers and encoders recurse for each level."""
 
 from typing import Any
 
 MAX_NESTING = 128
-"""Objects and lists in one another. Encoders give up at 254 levels, the parser of bodies at 200;
-requests in use have about ten."""
+"""The deepest nesting of objects and lists. Encoders fail at 254 levels, the parser of bodies at
+200; real requests have about ten."""
 
 
 def is_nested_deeper(value: Any, limit: int = MAX_NESTING) -> bool:
-    """Whether a JSON value has more than ``limit`` objects and lists in one another. Iterative."""
+    """Whether a JSON value is nested deeper than ``limit`` levels. Does not recurse."""
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(limit):
         level = [

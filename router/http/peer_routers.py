@@ -1,4 +1,4 @@
-"""The other routers of the cluster: what one does not remember, another may."""
+"""The other routers of the cluster, which may have the record of a request that this one lacks."""
 
 import asyncio
 import http.client
@@ -10,13 +10,13 @@ import orjson
 
 from baton.core.ids import WorkerId
 from baton.core.states import Role
-from baton.network.call_signing import MISSING_SECRET, PROOF_HEADER, CallSigner, CallVerifier
+from baton.network.call_signing import MISSING_SECRET_ERROR, PROOF_HEADER, CallSigner, CallVerifier
 from baton.network.pinned_tls import pinned_tls_context
 from router.generation.cluster import Cluster
 from router.tenants.authentication import unauthorized_error
 
 PEER_HEADER = "x-baton-peer"
-"""On a question of another router, which is not passed on."""
+"""The header of a query that another router sends: it is not forwarded again."""
 
 PEER_TIMEOUT_SECONDS = 2.0
 MAX_PEERS = 64
@@ -30,9 +30,9 @@ WRONG_KEY_MESSAGE = (
 
 
 class PeerRouters:
-    """By their addresses in the registry, ``own_address`` among them. ``certificate`` is the one of
-    all, if they have any. What they ask each other proves that they know the admin key, and does
-    not tell it: an address in the registry may be a stranger's."""
+    """Queries the other routers in the registry. ``certificate`` is the TLS certificate that all
+    routers share, None without TLS. A query is signed with the admin key but does not contain it,
+    since an address in the registry may belong to an attacker."""
 
     def __init__(
         self,
@@ -47,24 +47,27 @@ class PeerRouters:
         self._cluster = cluster
         self._tls = pinned_tls_context(certificate)
         self._admin_key = admin_key
-        self._checker = CallVerifier(admin_key, purpose=PURPOSE) if admin_key else None
+        self._verifier = CallVerifier(admin_key, purpose=PURPOSE) if admin_key else None
 
     def check(self, path: str, proof: str) -> None:
-        """Raises Problem (401) unless the question for ``path`` is another router's."""
-        if self._checker is None:
-            raise unauthorized_error("this router has no admin key, and another asks with one")
-        self._checker.names = {self._own_address()}
-        reason = self._checker.refusal(path, [(PROOF_HEADER, proof)])
+        """Raises ApiError (401) unless the query for ``path`` is signed by another router."""
+        if self._verifier is None:
+            raise unauthorized_error("this router has no admin key, but the querying router has")
+        self._verifier.own_addresses = {self._own_address()}
+        reason = self._verifier.refusal(path, [(PROOF_HEADER, proof)])
         if reason:
-            raise unauthorized_error(WRONG_KEY_MESSAGE if reason == MISSING_SECRET else reason)
+            raise unauthorized_error(
+                WRONG_KEY_MESSAGE if reason == MISSING_SECRET_ERROR else reason
+            )
 
     async def explain(self, request_id: str) -> dict[str, Any] | None:
-        """What the first that remembers says. Who does not answer is left out."""
+        """Return the record of a request from the first router that has one, None if none has.
+        Routers that don't answer are skipped."""
         routers = (each for each in self._cluster.members if each.role is Role.ROUTER)
         addresses = [each.address for each in routers if each.id != self._own_id][:MAX_PEERS]
         path = explain_path(request_id)
-        asked = [asyncio.to_thread(self._get, each, path) for each in addresses]
-        answers = await asyncio.gather(*asked)
+        calls = [asyncio.to_thread(self._get, each, path) for each in addresses]
+        answers = await asyncio.gather(*calls)
         return next((answer for answer in answers if answer is not None), None)
 
     def _get(self, address: str, path: str) -> dict[str, Any] | None:
@@ -78,8 +81,8 @@ class PeerRouters:
             response = connection.getresponse()
             if response.status != http.HTTPStatus.OK:
                 return None
-            told = orjson.loads(response.read(MAX_ANSWER_BYTES))
-            return told if isinstance(told, dict) else None
+            answer = orjson.loads(response.read(MAX_ANSWER_BYTES))
+            return answer if isinstance(answer, dict) else None
         except (OSError, http.client.HTTPException, ValueError):
             return None
         finally:

@@ -1,4 +1,4 @@
-"""A request's body as it arrives, and the account of the memory that all of them take."""
+"""A request's body as it arrives, and a memory budget for the bodies of all requests."""
 
 from types import TracebackType
 from typing import Self
@@ -7,63 +7,72 @@ from baton.core.ids import TenantId
 from router.tenants.fair_limiter import FairLimiter
 
 UNMETERED_BYTES = 32 * 1024
-"""Of each body: small requests are answered whatever others send. ``max_concurrent_requests``
-bounds how many there are."""
+"""The first bytes of each body that are not counted, so that small requests are served however much
+other clients send. ``max_concurrent_requests`` bounds their number."""
 
 
 class BodyBudget:
-    """Bytes of bodies that were received and not yet made a prompt of, in all and of each tenant:
-    weighted max-min, as :class:`FairLimiter` has it for requests."""
+    """Limits the bytes of received bodies that are not processed yet, in total and per tenant
+    (weighted max-min fairness, see :class:`FairLimiter`)."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self._gate = FairLimiter(limit_bytes, "bytes of bodies")
+        self._limiter = FairLimiter(limit_bytes, "bytes of bodies")
 
     @property
-    def inside(self) -> int:
-        return self._gate.inside
+    def num_bytes(self) -> int:
+        return self._limiter.num_in_use
 
-    def body(self, tenant: TenantId, weight: float, *, shared: bool) -> "RawBody":
-        """``shared``: other tenants may come."""
-        return RawBody(self._gate, tenant, weight, shared)
+    def new_body(self, tenant: TenantId, weight: float, *, shared: bool) -> "RawBody":
+        """Return an empty body. ``shared``: there are other tenants."""
+        return RawBody(self._limiter, tenant, weight, shared)
 
 
 class RawBody:
-    """:meth:`add` what comes, then :meth:`take` it once. Leaving it by ``with`` gives back what it
-    still counts, and so does :meth:`release`."""
+    """A body that counts against a budget. :meth:`add` the data, then :meth:`take` it once. Leaving
+    the ``with`` block, or :meth:`release`, returns its bytes to the budget."""
 
-    __slots__ = ("_counted", "_data", "_gate", "_shared", "_tenant", "_weight", "size_bytes")
+    __slots__ = (
+        "_counted_bytes",
+        "_data",
+        "_limiter",
+        "_shared",
+        "_tenant",
+        "_weight",
+        "size_bytes",
+    )
 
-    def __init__(self, gate: FairLimiter, tenant: TenantId, weight: float, shared: bool) -> None:
-        self._gate = gate
+    def __init__(self, limiter: FairLimiter, tenant: TenantId, weight: float, shared: bool) -> None:
+        self._limiter = limiter
         self._tenant = tenant
         self._weight = weight
         self._shared = shared
         self._data: bytes | bytearray = b""
-        self._counted = 0
+        self._counted_bytes = 0
         self.size_bytes = 0
 
     def add(self, data: bytes) -> None:
-        """Raises Overloaded when there is no room for it."""
+        """Append data. Raises Overloaded when the budget is exhausted."""
         self.size_bytes += len(data)
-        more = max(self.size_bytes - UNMETERED_BYTES, 0) - self._counted
-        self._gate.take(more, self._tenant, self._weight, self._shared)
-        self._counted += more
+        more = max(self.size_bytes - UNMETERED_BYTES, 0) - self._counted_bytes
+        self._limiter.acquire(more, self._tenant, self._weight, self._shared)
+        self._counted_bytes += more
         if not self._data:
             self._data = data
         elif isinstance(self._data, bytearray):
             self._data += data
-        else:  # few bodies come in parts, and parts may be small
+        else:  # rare; and the parts may be small, so appending must be cheap
             self._data = bytearray(self._data) + data
 
     def take(self) -> bytes:
-        """All of it. Nothing of it is kept here, and it is counted until it is released."""
+        """Return the data and drop the reference to it. It counts against the budget until
+        :meth:`release`."""
         data, self._data = bytes(self._data), b""
         return data
 
     def release(self) -> None:
-        """Whoever took it has forgotten it."""
-        self._gate.give(self._counted, self._tenant)
-        self._counted = 0
+        """Return the counted bytes to the budget, once the data is not used any more."""
+        self._limiter.release(self._counted_bytes, self._tenant)
+        self._counted_bytes = 0
         self._data = b""
 
     def __enter__(self) -> Self:

@@ -1,8 +1,8 @@
-"""A request's head, checked before anybody acts on it (RFC 9110, RFC 9112).
+"""Checks a request's head before anything acts on it (RFC 9110, RFC 9112).
 
-llhttp reads the lines and refuses most of what is malformed. What it lets through, two programs may
-read differently, and a proxy in front of us would then see other requests than we do: which host is
-meant, where a body ends, which of two equal headers counts. All of that is refused here.
+llhttp parses the lines and refuses most malformed ones. Some that it accepts are ambiguous: a proxy
+in front of the router might read the host, the end of the body, or a repeated header differently
+than the router does. All of these are refused here.
 """
 
 import re
@@ -14,7 +14,7 @@ from router.errors import ApiError
 Headers = Sequence[tuple[bytes, bytes]]
 
 INVALID_HTTP = "invalid_http"
-"""The code of whatever is no HTTP/1.1."""
+"""The error code of anything that is not valid HTTP/1.1."""
 
 NON_REPEATABLE_HEADERS = frozenset(
     {
@@ -28,7 +28,7 @@ NON_REPEATABLE_HEADERS = frozenset(
         b"transfer-encoding",
     }
 )
-"""Headers that mean something only once. Of two of them, readers take the first or the last."""
+"""Headers that may occur only once. Given two, some readers take the first, some the last."""
 
 _LINE = re.compile(rb"(?:\r\n)*([A-Z-]+) ([!-~]+) HTTP/1\.([01])\r\n")
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+;=%-]*)(?::[0-9]{0,5})?")
@@ -36,19 +36,20 @@ _ABSOLUTE = re.compile(rb"https?://([^/?#@\\]+)(/[^#]*|\?[^#]*|)", re.IGNORECASE
 
 
 class RequestHead(NamedTuple):
-    """``target`` in origin form. ``authority`` is that of a target that names one, else empty: it
-    counts instead of Host. ``length`` is of the body in bytes; None where it comes in chunks."""
+    """A checked head. ``target`` is in origin form. ``authority`` is the host and port of an
+    absolute target, which overrides Host; empty otherwise. ``body_bytes`` is the body's length,
+    None if it is chunked."""
 
     target: bytes
     authority: bytes
     waits_for_100: bool
-    length: int | None
+    body_bytes: int | None
 
 
 def parse_request_head(raw: bytes, headers: Headers) -> RequestHead:
     """Check ``raw``, up to and including its empty line, and its ``headers`` with lower-case names.
 
-    Raises Problem (400, 417, 501).
+    Raises ApiError (400, 417, 501).
     """
     line = _LINE.match(raw)
     if line is None:
@@ -84,7 +85,8 @@ def _check_host(host: bytes | None, is_http10: bool) -> None:
 
 
 def _origin_form(method: bytes, target: bytes) -> tuple[bytes, bytes]:
-    """The path with its query, and the authority that the target names."""
+    """Return the path with its query, and the host and port if the target is absolute (else
+    empty)."""
     if method == b"CONNECT":
         raise ApiError(501, "CONNECT is not supported: this is no proxy", code=INVALID_HTTP)
     if target == b"*" and method == b"OPTIONS":

@@ -1,4 +1,4 @@
-"""Raw ASGI: a bounded body in, a response out, and a client that may leave at any time."""
+"""Raw ASGI: a bounded body in, a response out, for clients that may disconnect at any time."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
@@ -14,58 +14,59 @@ JSON_HEADERS = {"content-type": "application/json"}
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
-    # Proxies would collect what is meant to arrive token by token.
+    # Proxies would buffer what should arrive token by token.
     "x-accel-buffering": "no",
 }
 CLIENT_CLOSED_REQUEST = 499
 MAX_LENGTH_DIGITS = 20
 INLINE_WRITER_KEY = "baton.push"
-"""Where a scope has a :class:`InlineBodyWriter`, if its server can."""
+"""The key in an ASGI scope of the :class:`InlineBodyWriter`, which some servers offer."""
 REQUEST_ID_KEY = "baton.request_id"
-"""Where a scope has the id that client and logs know a request by."""
+"""The key of the request id in an ASGI scope, by which the client and the logs know the request."""
 
 
 class ClientDisconnected(Exception):
-    """Nobody is there to answer."""
+    """The client has disconnected, so there is nobody to respond to."""
 
 
 class InlineBodyWriter(Protocol):
-    """A way into the socket that never waits. ``on_leave`` is called when the client leaves."""
+    """Writes to the client's socket without waiting. ``on_disconnect`` is called when the client
+    disconnects."""
 
-    on_leave: Callable[[], None] | None
+    on_disconnect: Callable[[], None] | None
 
     @property
-    def has_left(self) -> bool: ...
+    def is_disconnected(self) -> bool: ...
 
     @property
     def is_open(self) -> bool:
-        """A body has begun, and the client keeps up with it."""
+        """Whether the body has begun and the client keeps up with it."""
         ...
 
     def write(self, data: bytes) -> None:
-        """A part of the body; only while it is open."""
+        """Write a part of the body. Call only while open."""
         ...
 
 
 class ResponseWriter:
-    """One response. ``status`` is 0 until it has begun."""
+    """Writes one response. ``status`` is 0 until the response has begun."""
 
-    def __init__(self, send: Send, push: InlineBodyWriter | None = None) -> None:
+    def __init__(self, send: Send, inline_writer: InlineBodyWriter | None = None) -> None:
         self._send = send
-        self._push = push
+        self._inline_writer = inline_writer
         self.status = 0
 
     @property
-    def can_push(self) -> bool:
-        return self._push is not None and self.status != 0 and self._push.is_open
+    def can_write_inline(self) -> bool:
+        return self._inline_writer is not None and self.status != 0 and self._inline_writer.is_open
 
-    def push(self, data: bytes) -> None:
-        """As :meth:`write`, at once; only while it ``can_push``."""
-        assert self._push is not None
-        self._push.write(data)
+    def write_inline(self, data: bytes) -> None:
+        """Write without waiting. Call only while ``can_write_inline``."""
+        assert self._inline_writer is not None
+        self._inline_writer.write(data)
 
     @property
-    def started(self) -> bool:
+    def has_started(self) -> bool:
         return self.status != 0
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
@@ -84,13 +85,13 @@ class ResponseWriter:
         await self.start(status, {**headers, "content-length": str(len(data))})
         await self.end(data)
 
-    async def fail(self, problem: ApiError, headers: Mapping[str, str]) -> None:
-        """The response, or the last event of a stream that has begun."""
-        if self.started:
-            await self.end(b"data: " + problem.json + b"\n\n")
+    async def send_error(self, error: ApiError, headers: Mapping[str, str]) -> None:
+        """Send an error: as the response, or as the last event of a stream that has begun."""
+        if self.has_started:
+            await self.end(b"data: " + error.json + b"\n\n")
         else:
-            together = {**JSON_HEADERS, **headers, **problem.headers}
-            await self.respond(problem.status, together, problem.json)
+            merged = {**JSON_HEADERS, **headers, **error.headers}
+            await self.respond(error.status, merged, error.json)
 
 
 def get_header(scope: Scope, name: bytes) -> str | None:
@@ -101,7 +102,7 @@ def get_header(scope: Scope, name: bytes) -> str | None:
 
 
 def content_length(scope: Scope) -> int:
-    """Bytes of the body, as its header says; 0 where it does not."""
+    """Return the ``content-length`` header in bytes; 0 if it is missing or invalid."""
     length = get_header(scope, b"content-length")
     if length is None or not (length.isascii() and length.isdigit()):
         return 0
@@ -111,8 +112,8 @@ def content_length(scope: Scope) -> int:
 async def read_body(
     scope: Scope, receive: Receive, body: RawBody, max_bytes: int, seconds: float
 ) -> None:
-    """Into ``body``. Raises Problem (408, 413, 415), Overloaded or ClientLeft. Never holds more
-    than ``max_bytes`` and what the server hands over at once."""
+    """Read the request's body into ``body``. Raises ApiError (408, 413, 415), Overloaded or
+    ClientDisconnected. Never holds more than ``max_bytes`` and one ASGI message."""
     _check_headers(scope, max_bytes)
     try:
         with TimeLimit(seconds):
@@ -129,62 +130,30 @@ async def read_body(
         raise ApiError(408, f"the body did not arrive within {seconds:g} s") from error
 
 
-async def cancel_on_disconnect(
-    receive: Receive, work: Coroutine[Any, Any, None], push: InlineBodyWriter | None = None
-) -> None:
-    """Runs ``work``, and cancels it at once when the client leaves (raises ClientLeft then).
-
-    The body has been read before: what ``receive`` has left to say is that the client is gone.
-    """
-    if push is not None:
-        await _cancel_when_pushed(push, work)
-        return
-    left = False
-
-    async def watch(task: asyncio.Task[None]) -> None:
-        nonlocal left
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        left = True
-        task.cancel()
-
-    failure: Exception | None = None
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            worker = tasks.create_task(work)
-            watcher = tasks.create_task(watch(worker))
-            worker.add_done_callback(lambda _: watcher.cancel())
-    except* Exception as group:
-        failure = group.exceptions[0]
-    if failure is not None:
-        raise failure
-    if left and worker.cancelled():
-        raise ClientDisconnected
-
-
-async def _cancel_when_pushed(push: InlineBodyWriter, work: Coroutine[Any, Any, None]) -> None:
-    """Without a task that does nothing but wait for the client to leave."""
-    task, left = asyncio.current_task(), push.has_left
+async def cancel_on_disconnect(push: InlineBodyWriter, work: Coroutine[Any, Any, None]) -> None:
+    """Run ``work``. If the client of ``push`` disconnects, cancel it and raise ClientDisconnected.
+    No task has to wait for the disconnect."""
+    task, has_left = asyncio.current_task(), push.is_disconnected
     assert task is not None
 
     def leave() -> None:
-        nonlocal left
-        if not left:
-            left = True
+        nonlocal has_left
+        if not has_left:
+            has_left = True
             task.cancel()
 
-    if left:
+    if has_left:
         work.close()
         raise ClientDisconnected
-    push.on_leave = leave
+    push.on_disconnect = leave
     try:
         await work
     except asyncio.CancelledError:
-        if left and task.uncancel() == 0:
+        if has_left and task.uncancel() == 0:
             raise ClientDisconnected from None
         raise
     finally:
-        push.on_leave = None
+        push.on_disconnect = None
 
 
 def _check_headers(scope: Scope, max_bytes: int) -> None:

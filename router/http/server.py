@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn's protocol at sockets of ours, in our event loop."""
+"""The HTTP server: uvicorn's protocol on sockets and an event loop that the router creates."""
 
 import asyncio
 import errno
@@ -20,21 +20,21 @@ from router.http.connection import ConnectionLimits, HttpConnection
 BACKLOG = 2048
 DATE_REFRESH_SECONDS = 1.0
 FIRST_REQUEST_GRACE_SECONDS = 1.0
-"""That a draining server gives a connection to ask its first question: it was there before."""
+"""How long a draining server waits for the first request on a connection that has had none."""
 
 CLOSE_TIMEOUT_SECONDS = 1.0
 POLL_SECONDS = 0.02
 NOTSENT_LOWAT_BYTES = 64 * 1024
-"""That the kernel takes of a connection beyond what its client has room for: who does not
-read is noticed early, and thousands of them cost little memory."""
+"""The most unsent bytes per connection in the kernel, beyond the client's receive window. With a
+low value, slow readers are noticed early, and thousands of connections need less memory."""
 
 _QUEUE_IS_EMPTY = {errno.EAGAIN, errno.EWOULDBLOCK}
 
 
 class HttpServer:
-    """:meth:`listen` at one socket or several, :meth:`run` beside it, :meth:`close` in the end.
-    Leaves signals to us, and believes no forwarding headers: the admin API judges clients by their
-    address."""
+    """Serves one or more sockets: call :meth:`listen` for each socket, run :meth:`run`
+    concurrently, and call :meth:`close` at the end. It does not handle signals, and ignores
+    forwarding headers, since the admin API trusts clients by their address."""
 
     def __init__(
         self,
@@ -51,38 +51,46 @@ class HttpServer:
         self._config = _uvicorn_config(app, self._limits)
         self._state = ServerState()
         self._servers: dict[socket.socket, asyncio.Server] = {}
-        self._note_date()
+        self._update_date()
 
     @property
     def num_connections(self) -> int:
         return len(self._state.connections)
 
     async def listen(self, listener: socket.socket) -> None:
-        """Takes connections, also those that wait already. The socket is closed with the server."""
+        """Accept connections, also those already queued. The server closes the socket when it
+        stops."""
         loop = asyncio.get_running_loop()
         self._servers[listener] = await loop.create_server(
             self._connection, sock=listener, backlog=BACKLOG, **self._tls_arguments()
         )
 
     async def run(self) -> None:
-        """Keeps the date that answers carry. Until cancelled."""
+        """Keep the ``date`` header of responses current, until cancelled."""
         while True:
-            self._note_date()
+            self._update_date()
             await self._clock.sleep(DATE_REFRESH_SECONDS)
 
-    async def leave(self, listener: socket.socket) -> None:
-        """Takes nothing more from ``listener``, after all that its queue holds: what is left in the
-        queue of a closed socket gets a reset, although others listen at the port."""
-        loop, waiting = asyncio.get_running_loop(), _accept_pending(listener)
+    async def stop_accepting(self, listener: socket.socket) -> None:
+        """Stop accepting from ``listener``, after all connections in its queue were accepted: those
+        left in the queue of a closed socket would be reset, although other routers listen at the
+        port."""
+        accepted = _accept_pending(listener)
         self._close(listener)
-        for each in waiting:
-            await loop.connect_accepted_socket(self._connection, each, **self._tls_arguments())
+        for each in accepted:
+            await self.accept(each)
 
-    async def finish(self) -> None:
-        """Returns when nobody is being answered. Each connection ends after what it is about, and
-        who has not asked yet has a second to do so."""
+    async def accept(self, connection: socket.socket) -> None:
+        """Serve a connection that was accepted elsewhere, and close its socket when it ends."""
+        await asyncio.get_running_loop().connect_accepted_socket(
+            self._connection, connection, **self._tls_arguments()
+        )
+
+    async def drain(self) -> None:
+        """Return when no request is in progress. Connections close after their current request;
+        those without a request yet have a second to send one."""
         for connection in self._connections:
-            if not connection.is_fresh:
+            if not connection.has_no_requests:
                 connection.shutdown()
         await self._clock.sleep(FIRST_REQUEST_GRACE_SECONDS)
         for connection in self._connections:
@@ -91,7 +99,7 @@ class HttpServer:
             await self._clock.sleep(POLL_SECONDS)
 
     async def close(self) -> None:
-        """Ends everything, within about a second."""
+        """Close all sockets and connections within about a second."""
         for listener in list(self._servers):
             self._close(listener)
         for connection in self._connections:
@@ -119,22 +127,22 @@ class HttpServer:
     def _tls_arguments(self) -> dict[str, Any]:
         if self._tls is None:
             return {}
-        seconds = self._limits.header_seconds
+        seconds = self._limits.header_timeout_seconds
         return {
             "ssl": self._tls,
             "ssl_handshake_timeout": seconds,
             "ssl_shutdown_timeout": CLOSE_TIMEOUT_SECONDS,
         }
 
-    def _note_date(self) -> None:
+    def _update_date(self) -> None:
         seconds = self._clock.wall_nanoseconds() / 1e9
         self._state.default_headers = [(b"date", formatdate(seconds, usegmt=True).encode())]
 
 
 def open_listener(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
-    """Connections wait in its queue until a server takes them. Raises Unavailable.
+    """Open a socket that queues connections until a server accepts them. Raises Unavailable.
 
-    What is set here, each connection inherits: it sends at once, and buffers little.
+    Connections inherit its options: no delay for small writes (TCP_NODELAY), and little buffering.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -149,14 +157,14 @@ def open_listener(host: str, port: int, *, reuse_port: bool = False) -> socket.s
 
 
 def _accept_pending(listener: socket.socket) -> list[socket.socket]:
-    waiting: list[socket.socket] = []
+    accepted: list[socket.socket] = []
     listener.setblocking(False)
     while True:
         try:
-            waiting.append(listener.accept()[0])
+            accepted.append(listener.accept()[0])
         except OSError as error:
             if error.errno in _QUEUE_IS_EMPTY:
-                return waiting
+                return accepted
             if error.errno != errno.ECONNABORTED:
                 raise
 
@@ -176,6 +184,6 @@ def _uvicorn_config(app: ASGIApp, limits: ConnectionLimits) -> Config:
         timeout_keep_alive=limits.keep_alive_seconds,  # type: ignore[arg-type]
     )
     config.load()
-    # What clients do wrong is counted and answered; a line each would be theirs to flood.
+    # Clients' errors are counted and answered; a log line for each would let them flood the log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     return config

@@ -1,4 +1,4 @@
-"""The router's certificate: read at the start, and again whenever its file has changed."""
+"""The router's TLS certificate, which is reloaded whenever its file changes."""
 
 import asyncio
 import ssl
@@ -15,47 +15,46 @@ CERTIFICATE_POLL_SECONDS = 5.0
 
 
 class ReloadingCertificate:
-    """``context`` is what a server needs. New connections get what was read last; those that there
-    are stay as they are."""
+    """Keeps ``context`` current for new connections; existing ones keep their certificate."""
 
     def __init__(self, certificate: str, key: str, clock: Clock) -> None:
-        """Raises Invalid for files that are no certificate and its key."""
+        """Load the files. Raises Invalid if they are not a certificate and its key."""
         self._certificate = certificate
         self._key = key
         self._clock = clock
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self._seen = self._look()
-        self._read()
+        self._signature = self._file_signature()
+        self._load()
 
     async def run(self) -> None:
-        """Looks for newer files until cancelled. What can't be read or does not belong together, as
-        while only one of both is new, changes nothing."""
+        """Reload the files whenever they change, until cancelled. Files that can't be read or don't
+        match are ignored, such as while only one of the two is replaced."""
         while True:
             await self._clock.sleep(CERTIFICATE_POLL_SECONDS)
             await asyncio.to_thread(self.refresh)
 
     def refresh(self) -> None:
-        seen = self._look()
-        if seen == self._seen:
+        signature = self._file_signature()
+        if signature == self._signature:
             return
         try:
-            self._read()
+            self._load()
         except Invalid as error:
             log.warning("certificate_unchanged", error=str(error))
             return
-        self._seen = seen
+        self._signature = signature
         log.info("certificate_changed", file=self._certificate)
 
-    def _read(self) -> None:
+    def _load(self) -> None:
         try:
-            self._fresh().load_cert_chain(self._certificate, self._key)  # both or nothing
+            self._fresh().load_cert_chain(self._certificate, self._key)  # validates both
             self.context.load_cert_chain(self._certificate, self._key)
         except (OSError, ssl.SSLError) as error:
             files = f"tls_certificate {self._certificate}, tls_key {self._key}"
             raise Invalid(f"{files}: {error}") from error
 
-    def _look(self) -> tuple[int, ...]:
-        """Tells one state of the files from another."""
+    def _file_signature(self) -> tuple[int, ...]:
+        """Return a value that changes when the files do."""
         try:
             stats = [Path(path).stat() for path in (self._certificate, self._key)]
         except OSError:

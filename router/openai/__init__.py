@@ -1,1 +1,1 @@
-"""OpenAI's API: request bodies, chat templates, parsers of model output, encoders of responses."""
+"""OpenAI's API: request bodies, chat templates, parsers of model output, response encoders."""

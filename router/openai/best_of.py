@@ -1,4 +1,4 @@
-"""Over all answers of a request: what they used, and which are the best."""
+"""Usage over all answers of a request, and selection of the best answers (``best_of``)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,8 +8,8 @@ from router.openai.encoders import ChoiceResult, Usage
 
 
 def response_usage(choices: Sequence[ChoiceStream], per_prompt: int) -> Usage:
-    """A prompt counts once, however many answers it gets; what any of them had to compute of it
-    was not cached."""
+    """Add up the usage of a request. A prompt counts once, however many answers it gets. Its cached
+    tokens are those that no answer had to compute."""
     records = [choice.record for choice in choices]
     groups = [records[start : start + per_prompt] for start in range(0, len(records), per_prompt)]
     return Usage(
@@ -23,7 +23,8 @@ def response_usage(choices: Sequence[ChoiceStream], per_prompt: int) -> Usage:
 def select_best(
     choices: Sequence[ChoiceStream], answers: Sequence[ChoiceResult], candidates: int, wanted: int
 ) -> Sequence[ChoiceResult]:
-    """Of each prompt's candidates as many as are wanted, by the mean logprob of their tokens."""
+    """Select for each prompt the ``wanted`` best of its ``candidates`` answers, those with the
+    highest mean logprob of their tokens."""
     if candidates == wanted:
         return answers
     best: list[ChoiceResult] = []

@@ -1,4 +1,5 @@
-"""Where the breakpoints of a chat (``cache_control``) lie in its prompt: tokens, and blocks."""
+"""Finds the position of a chat's cache breakpoints (``cache_control``) in its prompt, in tokens and
+in blocks."""
 
 from collections.abc import Sequence
 
@@ -12,7 +13,7 @@ from router.openai.schema.tool import Tool
 from router.openai.unique_marker import make_unique_marker
 
 MAX_BREAKPOINTS = 4
-"""Of a request, as Anthropic has it."""
+"""The most breakpoints of a request, as in Anthropic's API."""
 
 
 def find_prefix_pins(
@@ -23,8 +24,9 @@ def find_prefix_pins(
     keys: Sequence[BlockKey],
     block_tokens: int,
 ) -> tuple[PrefixPin, ...]:
-    """The longest prefix for each time, whole blocks only: what is shorter is part of it. Raises
-    Problem for too many breakpoints."""
+    """Return the prefixes to pin, in whole blocks: the longest one for each time to live. A prefix
+    is left out if a prefix with a longer time to live covers it. Raises ApiError for too many
+    breakpoints."""
     longest: dict[float, str] = {}
     for prefix, seconds in _prefixes(body, tools, ChatRenderer(tokenizer)):
         longest[seconds] = prefix
@@ -35,38 +37,41 @@ def find_prefix_pins(
             tokenizer.encode(prefix, add_special_tokens=special), token_ids
         )
         blocks = tuple(keys[: num_tokens // block_tokens])
-        if not pins or len(blocks) > len(pins[-1].keys):
+        if not pins or len(blocks) > len(pins[-1].block_keys):
             pins.append(PrefixPin(num_tokens, blocks, seconds))
     return tuple(pins)
 
 
 def _prefixes(
-    body: ChatBody, tools: Sequence[Tool], conversation: ChatRenderer
+    body: ChatBody, tools: Sequence[Tool], renderer: ChatRenderer
 ) -> list[tuple[str, float]]:
-    """Text before each breakpoint, in order. The template shows where: it is rendered with marks
-    in the messages. None where it leaves some of them out, or repeats them."""
-    times = [seconds for message in body.messages for _, seconds in message.breakpoints]
-    if not times:
+    """Return the prompt's text before each breakpoint, and the prefix's time to live in seconds, in
+    order.
+
+    To find the text, the template is rendered with markers in the messages. Returns nothing if the
+    template leaves out or repeats some of the markers."""
+    ttls = [seconds for message in body.messages for _, seconds in message.breakpoints]
+    if not ttls:
         return []
-    if len(times) > MAX_BREAKPOINTS:
-        message = f"a request has at most {MAX_BREAKPOINTS} cache_control, not {len(times)}"
+    if len(ttls) > MAX_BREAKPOINTS:
+        message = f"a request may have at most {MAX_BREAKPOINTS} cache_control, not {len(ttls)}"
         raise ApiError(400, message, param="messages", code="invalid_value")
-    mark = make_unique_marker(message.content for message in body.messages)
-    marked = [_with_marker(message, mark) for message in body.messages]
-    pieces = conversation.text(body.model_copy(update={"messages": marked}), tools).split(mark)
-    if len(pieces) != len(times) + 1:
+    marker = make_unique_marker(message.content for message in body.messages)
+    marked = [_with_marker(message, marker) for message in body.messages]
+    pieces = renderer.render(body.model_copy(update={"messages": marked}), tools).split(marker)
+    if len(pieces) != len(ttls) + 1:
         return []
-    return [("".join(pieces[: index + 1]), seconds) for index, seconds in enumerate(times)]
+    return [("".join(pieces[: index + 1]), seconds) for index, seconds in enumerate(ttls)]
 
 
-def _with_marker(message: Message, mark: str) -> Message:
+def _with_marker(message: Message, marker: str) -> Message:
     content = message.content
     for characters, _ in reversed(message.breakpoints):
-        content = content[:characters] + mark + content[characters:]
+        content = content[:characters] + marker + content[characters:]
     return message.model_copy(update={"content": content})
 
 
-def _common_prefix_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    shorter = min(len(one), len(other))
-    return next((i for i in range(shorter) if one[i] != other[i]), shorter)
+def _common_prefix_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return how many tokens at the beginning are the same."""
+    shorter = min(len(first), len(second))
+    return next((i for i in range(shorter) if first[i] != second[i]), shorter)

@@ -1,4 +1,5 @@
-"""A chat as its model reads it: messages, tools and variables, through the model's template."""
+"""Renders a chat to its prompt text: messages, tools and variables, by the model's chat
+template."""
 
 import json
 import re
@@ -18,51 +19,53 @@ RESERVED_TEMPLATE_VARIABLES |= frozenset(SPECIAL_TOKEN_NAMES)
 
 
 class ChatRenderer:
-    """Renders for one tokenizer. Raises Problem or Invalid, naming what is wrong."""
+    """Renders chats for one tokenizer. Raises ApiError or Invalid for what the template does not
+    allow."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._source = tokenizer.chat_template_source
 
-    def text(self, body: ChatBody | TokenizeBody, tools: Sequence[Tool]) -> str:
+    def render(self, body: ChatBody | TokenizeBody, tools: Sequence[Tool]) -> str:
         _check_arguments(body.messages or ())
         messages = [_template_message(message) for message in body.messages or ()]
-        mark = ""
+        marker = ""
         if body.continue_final_message:
-            mark = make_unique_marker(message.content for message in body.messages or ())
-            messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}{mark}"}
+            marker = make_unique_marker(message.content for message in body.messages or ())
+            messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}{marker}"}
         text = self._tokenizer.apply_chat_template(
             messages,
             list(tools) or None,
             add_generation_prompt=body.add_generation_prompt is not False,
             variables=self._variables(body),
         )
-        return _text_before_marker(mark, text) if mark else text
+        return _text_before_marker(marker, text) if marker else text
 
-    def knows(self, variable: str) -> bool:
-        """Whether the template speaks of it."""
+    def has_variable(self, variable: str) -> bool:
+        """Whether the template mentions a variable."""
         return re.search(rf"\b{re.escape(variable)}\b", self._source) is not None
 
     def _variables(self, body: ChatBody | TokenizeBody) -> dict[str, Any]:
         variables = dict(body.chat_template_kwargs or {})
         for name in variables:
-            if name in RESERVED_TEMPLATE_VARIABLES or not self.knows(name):
+            if name in RESERVED_TEMPLATE_VARIABLES or not self.has_variable(name):
                 reason = (
-                    "has a field of its own"
+                    "is a reserved variable"
                     if name in RESERVED_TEMPLATE_VARIABLES
-                    else "is not in the template"
+                    else "is not a variable"
                 )
-                message = f"chat_template_kwargs: {name!r} {reason} of the model's chats"
+                message = f"chat_template_kwargs: {name!r} {reason} of the model's chat template"
                 raise ApiError(400, message, param="chat_template_kwargs", code="invalid_value")
         if isinstance(body, ChatBody) and body.reasoning_effort is not None:
-            variables = {**self._effort(body.reasoning_effort), **variables}
+            variables = {**self._reasoning_effort_variables(body.reasoning_effort), **variables}
         return variables
 
-    def _effort(self, effort: str) -> dict[str, Any]:
-        """As a grade where the template knows grades, else as a switch, else not at all."""
-        if self.knows("reasoning_effort"):
+    def _reasoning_effort_variables(self, effort: str) -> dict[str, Any]:
+        """Pass the effort as ``reasoning_effort`` if the template has that variable, else as the
+        switch ``enable_thinking``, or not at all if the template has neither."""
+        if self.has_variable("reasoning_effort"):
             return {"reasoning_effort": effort}
-        if self.knows("enable_thinking"):
+        if self.has_variable("enable_thinking"):
             return {"enable_thinking": effort != "none"}
         return {}
 
@@ -76,14 +79,16 @@ def _template_message(message: Message) -> Mapping[str, Any]:
 
 
 def _check_arguments(messages: Sequence[Message]) -> None:
-    """Raises Problem (400): arguments are JSON within JSON, and hold as much."""
+    """Raises ApiError (400) for tool call arguments with too many JSON values: they are JSON text
+    within a string, which the check of the body did not count."""
     functions = [call["function"] for message in messages for call in message.tool_calls or ()]
     texts = [each["arguments"] for each in functions if isinstance(each["arguments"], str)]
     check_json_size(",".join(texts).encode(errors="replace"))
 
 
 def _template_tool_call(call: dict[str, Any]) -> dict[str, Any]:
-    """Templates want the arguments as an object; OpenAI sends them as JSON."""
+    """Convert arguments from JSON text, as OpenAI sends them, to the object that templates
+    expect."""
     function = call["function"]
     if isinstance(function["arguments"], dict):
         return call
@@ -96,12 +101,13 @@ def _template_tool_call(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _text_before_marker(mark: str, text: str) -> str:
-    """Raises Invalid for a template that does not show the end of the last message."""
-    before, found, _ = text.rpartition(mark)
+def _text_before_marker(marker: str, text: str) -> str:
+    """Return the text before the marker. Raises Invalid if the template changes the end of the last
+    message."""
+    before, found, _ = text.rpartition(marker)
     if not found:
         raise Invalid(
-            "the model's chat template does not show the last message as it is",
+            "the model's chat template changes the end of the last message",
             param="continue_final_message",
         )
     return before

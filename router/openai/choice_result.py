@@ -1,4 +1,4 @@
-"""One choice, as it has come so far."""
+"""The accumulated result of one choice."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,36 +17,37 @@ from router.openai.token_entry import TokenEntry
 
 @dataclass(slots=True)
 class ChoiceResult:
-    """One choice. The prompt's are what is repeated to the client: ``prompt_text`` for echo,
-    ``prompt_token_ids`` for return_token_ids. Of ``calls``, name and arguments."""
+    """One choice, accumulated from its deltas. ``prompt_text`` is the prompt if it is echoed, else
+    empty; ``prompt_token_ids`` are for ``return_token_ids``. ``tool_calls`` has for each call its
+    start (with the name), and the pieces of its arguments."""
 
     index: int
     prompt_token_ids: Sequence[TokenId]
     prompt_text: str = ""
-    pieces: list[str] = field(default_factory=list)
+    text_pieces: list[str] = field(default_factory=list)
     token_ids: list[TokenId] = field(default_factory=list)
-    entries: list[TokenEntry] = field(default_factory=list)
+    token_entries: list[TokenEntry] = field(default_factory=list)
     finish_reason: str | None = None
-    thoughts: list[str] = field(default_factory=list)
-    calls: list[tuple[str, list[str]]] = field(default_factory=list)
-    prompt_entries: Sequence[TokenEntry] = ()
+    reasoning_pieces: list[str] = field(default_factory=list)
+    tool_calls: list[tuple[str, list[str]]] = field(default_factory=list)
+    prompt_token_entries: Sequence[TokenEntry] = ()
 
     def add(self, delta: ChoiceDelta) -> None:
-        self.prompt_entries = self.prompt_entries or delta.prompt_entries
-        self.pieces.append(delta.text)
-        for piece in delta.pieces:
-            self._add_piece(piece)
+        self.prompt_token_entries = self.prompt_token_entries or delta.prompt_token_entries
+        self.text_pieces.append(delta.text)
+        for piece in delta.parts:
+            self._add_part(piece)
         self.token_ids.extend(delta.token_ids)
-        self.entries.extend(delta.entries)
+        self.token_entries.extend(delta.token_entries)
         self.finish_reason = delta.finish_reason
 
-    def _add_piece(self, piece: OutputPart) -> None:
+    def _add_part(self, piece: OutputPart) -> None:
         match piece:
             case TextPart(text):
-                self.pieces.append(text)
+                self.text_pieces.append(text)
             case ReasoningPart(text):
-                self.thoughts.append(text)
+                self.reasoning_pieces.append(text)
             case ToolCallStart(_, name):
-                self.calls.append((name, []))
+                self.tool_calls.append((name, []))
             case ToolCallArguments(index, arguments):
-                self.calls[index][1].append(arguments)
+                self.tool_calls[index][1].append(arguments)

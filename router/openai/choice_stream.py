@@ -1,5 +1,5 @@
-"""One answer as its client sees it: tokens become text, stop strings end it, and what is in it is
-told apart."""
+"""One answer as its client sees it: tokens are decoded to text, stop strings end the answer, and
+reasoning and tool calls are separated from the text."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -20,72 +20,72 @@ from router.openai.token_entry import TokenEntry
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """What is new of one answer. ``entries`` are empty unless logprobs were asked for. Where the
-    answer may be more than text, there are ``pieces`` instead of ``text``. The first one brings
-    ``prompt_entries``, if they were asked for."""
+    """The new part of one answer. ``token_entries`` are empty unless logprobs were requested. If
+    the answer is parsed for reasoning or tool calls, it has ``parts`` instead of ``text``. The
+    first delta has ``prompt_token_entries``, if prompt logprobs were requested."""
 
     index: int
     text: str
     token_ids: tuple[TokenId, ...]
-    entries: tuple[TokenEntry, ...]
+    token_entries: tuple[TokenEntry, ...]
     finish_reason: str | None
-    pieces: tuple[OutputPart, ...] = ()
-    prompt_entries: tuple[TokenEntry, ...] = ()
+    parts: tuple[OutputPart, ...] = ()
+    prompt_token_entries: tuple[TokenEntry, ...] = ()
 
 
 DeltaHandler = Callable[[ChoiceDelta], Awaitable[None]]
 
 
 class TextSink(Protocol):
-    """Where text can go at once, if it can."""
+    """A destination that takes text without waiting, while ``is_open``."""
 
     @property
     def is_open(self) -> bool: ...
 
-    def put(self, index: int, text: str) -> None:
-        """Only while it is open."""
+    def write_text(self, index: int, text: str) -> None:
+        """Deliver text. Call only while open."""
         ...
 
 
 PromptLogprobsBuilder = Callable[[Sequence[TokenLogprob]], tuple[TokenEntry, ...]]
 
 FINISH_REASON_TOOL_CALLS = "tool_calls"
-"""Why an answer ended that calls something."""
+"""The finish reason of an answer that ends with tool calls."""
 
 
 class ChoiceStream:
-    """:meth:`run` follows a journey and emits deltas; the last one has a finish reason.
+    """:meth:`run` follows a generation and emits deltas; the last one has a finish reason.
 
-    With ``every_token``, a delta is emitted for each step, even while its text is held back
-    (half a character, the beginning of a stop string); without, such steps join the next.
-    Without a ``reader`` the answer is nothing but text. With ``shows_stop`` the stop string, or the
-    token that ends the answer, is a part of it. ``offset`` is how many characters are shown before
-    it. A ``silent`` one has no tokens at all: it is asked for because of its prompt.
-    """
+    With ``emit_every_step``, a delta is emitted for each step, even while its text is held back (an
+    incomplete character, a possible stop string); otherwise such steps are merged into the next.
+    Without a ``parser`` the answer is not parsed and is all text. With ``include_stop`` the stop
+    string, or the token that ends the answer, is included. ``offset`` is the number of characters
+    shown before the answer (of an echoed prompt). With ``prompt_only`` no tokens of the answer are
+    shown: only the prompt or its logprobs are wanted."""
 
     def __init__(
         self,
         index: int,
-        journey: Generation,
+        generation: Generation,
         detokenizer: IncrementalDetokenizer,
-        stops: Sequence[str],
+        stop_strings: Sequence[str],
         *,
-        every_token: bool,
-        reader: OutputParser | None = None,
-        shows_stop: bool = False,
-        score_prompt: PromptLogprobsBuilder | None = None,
+        emit_every_step: bool,
+        parser: OutputParser | None = None,
+        include_stop: bool = False,
+        build_prompt_logprobs: PromptLogprobsBuilder | None = None,
         offset: int = 0,
-        silent: bool = False,
+        prompt_only: bool = False,
     ) -> None:
         self.index = index
-        self._journey = journey
+        self._generation = generation
         self._detokenizer = detokenizer
-        self._stops = StopStrings(stops)
-        self._reader = reader
-        self._shows_stop = shows_stop
-        self._every_token = every_token
-        self._score_prompt = score_prompt
-        self._silent = silent
+        self._stop_strings = StopStrings(stop_strings)
+        self._parser = parser
+        self._include_stop = include_stop
+        self._emit_every_step = emit_every_step
+        self._build_prompt_logprobs = build_prompt_logprobs
+        self._prompt_only = prompt_only
         self._num_characters = offset
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
@@ -96,101 +96,111 @@ class ChoiceStream:
 
     @property
     def record(self) -> GenerationRecord:
-        return self._journey.record
+        return self._generation.record
 
     @property
     def mean_logprob(self) -> float:
-        """Of its tokens; needs logprobs."""
+        """The mean logprob of the answer's tokens. Only meaningful if logprobs were requested."""
         return self.logprob_sum / max(self.num_tokens, 1)
 
-    async def run(self, emit: DeltaHandler, outlet: TextSink | None = None) -> str:
-        """The finish reason. Raises BatonError when the journey can't go on. Where an answer is
-        nothing but text that nothing can hold back, its tokens go to ``outlet`` while that is open,
-        without waking this task."""
-        relay = partial(self._relay, outlet) if outlet is not None and self._is_plain else None
-        async with aclosing(self._journey.outputs(relay)) as outputs:
+    async def run(self, emit: DeltaHandler, sink: TextSink | None = None) -> str:
+        """Run to the end and return the finish reason. Raises BatonError when the generation fails.
+
+        If the answer is plain text of which nothing can be held back, its text goes directly to
+        ``sink`` while the sink is open, without waking this task."""
+        inline_consumer = (
+            partial(self._consume_inline, sink) if sink is not None and self._is_plain else None
+        )
+        async with aclosing(self._generation.outputs(inline_consumer)) as outputs:
             async for output in outputs:
-                if self._score_prompt is not None:  # the first output tells
-                    self._prompt_entries = self._score_prompt(output.prompt_logprobs)
-                    self._score_prompt = None
-                if self._silent:
-                    await emit(self._delta("", (), FinishReason.LENGTH))
+                if (
+                    self._build_prompt_logprobs is not None
+                ):  # the first output has the prompt's logprobs
+                    self._prompt_entries = self._build_prompt_logprobs(output.prompt_logprobs)
+                    self._build_prompt_logprobs = None
+                if self._prompt_only:
+                    await emit(self._make_delta("", (), FinishReason.LENGTH))
                     return FinishReason.LENGTH
-                text, reason = self._read(output)
+                text, reason = self._to_text(output)
                 pieces: list[OutputPart] = []
-                if self._reader is not None:
-                    pieces, reason = self._part(self._reader, output, text, reason)
+                if self._parser is not None:
+                    pieces, reason = self._parse(self._parser, output, text, reason)
                     text = ""
-                if text or pieces or reason is not None or self._every_token:
-                    await emit(self._delta(text, pieces, reason))
+                if text or pieces or reason is not None or self._emit_every_step:
+                    await emit(self._make_delta(text, pieces, reason))
                 if reason is not None:
                     return reason
-        raise AssertionError("a journey ends with a reason or an error")
+        raise AssertionError("a generation ends with a finish reason or an error")
 
     @property
     def _is_plain(self) -> bool:
-        special = self._silent or self._score_prompt is not None
-        return not (self._every_token or self._reader or self._stops.watches or special)
+        special = self._prompt_only or self._build_prompt_logprobs is not None
+        return not (
+            self._emit_every_step or self._parser or self._stop_strings.has_stops or special
+        )
 
-    def _relay(self, outlet: TextSink, output: RequestOutput) -> bool:
-        if not outlet.is_open:
+    def _consume_inline(self, sink: TextSink, output: RequestOutput) -> bool:
+        if not sink.is_open:
             return False
         self.num_tokens += len(output.token_ids)
         text = self._detokenizer.push(output.token_ids)
         if text:
             self._num_characters += len(text)
-            outlet.put(self.index, text)
+            sink.write_text(self.index, text)
         return True
 
-    def _read(self, output: RequestOutput) -> tuple[str, str | None]:
-        """The text that can be shown now, and the reason if this is the end."""
+    def _to_text(self, output: RequestOutput) -> tuple[str, str | None]:
+        """Return the text that can be shown now, and the finish reason if the answer ends here."""
         stopped = output.finish_reason is FinishReason.STOP
         last = len(output.token_ids) - 1
         pieces: list[str] = []
         for position, token_id in enumerate(output.token_ids):
-            self._keep(output, position, token_id)
-            if stopped and position == last and not self._shows_stop:
-                break  # an EOS, or another token that only ends the answer, has no text
-            pieces.append(self._show(self._detokenizer.push((token_id,))))
-            if self._stops.matched is not None:
+            self._record_token(output, position, token_id)
+            if stopped and position == last and not self._include_stop:
+                break  # an EOS token, or another one that only ends the answer, has no text
+            pieces.append(self._match_stop_strings(self._detokenizer.push((token_id,))))
+            if self._stop_strings.matched is not None:
                 return "".join(pieces) + self._stop_text(), FinishReason.STOP
         if output.finish_reason is None:
             return "".join(pieces), None
-        pieces.append(self._show(self._detokenizer.flush()))
-        pieces.append(self._stops.flush())
-        if self._stops.matched is None:
+        pieces.append(self._match_stop_strings(self._detokenizer.flush()))
+        pieces.append(self._stop_strings.flush())
+        if self._stop_strings.matched is None:
             return "".join(pieces), output.finish_reason
         return "".join(pieces) + self._stop_text(), FinishReason.STOP
 
     def _stop_text(self) -> str:
-        return (self._stops.matched or "") if self._shows_stop else ""
+        return (self._stop_strings.matched or "") if self._include_stop else ""
 
-    def _part(
+    def _parse(
         self, reader: OutputParser, output: RequestOutput, text: str, reason: str | None
     ) -> tuple[list[OutputPart], str | None]:
-        """An answer that calls ends for that reason, also where it has called enough."""
-        was_thinking = reader.is_thinking
+        """Parse the text into parts. The finish reason becomes ``tool_calls`` if the answer stops
+        after a call, or has reached the allowed number of calls."""
+        was_thinking = reader.is_in_reasoning
         pieces = reader.push(text)
-        if was_thinking or reader.is_thinking:
+        if was_thinking or reader.is_in_reasoning:
             self.num_reasoning_tokens += len(output.token_ids)
         if reason is not None:
             pieces += reader.flush()
-        if reader.enough or (reader.has_called and reason == FinishReason.STOP):
+        if reader.has_enough_calls or (reader.has_tool_calls and reason == FinishReason.STOP):
             reason = FINISH_REASON_TOOL_CALLS
         return pieces, reason
 
-    def _show(self, text: str) -> str:
+    def _match_stop_strings(self, text: str) -> str:
         self._num_characters += len(text)
-        return self._stops.push(text)
+        return self._stop_strings.push(text)
 
-    def _keep(self, output: RequestOutput, position: int, token_id: TokenId) -> None:
+    def _record_token(self, output: RequestOutput, position: int, token_id: TokenId) -> None:
         self._token_ids.append(token_id)
         self.num_tokens += 1
         if output.logprobs:
             self._entries.append(TokenEntry(output.logprobs[position], self._num_characters))
             self.logprob_sum += output.logprobs[position].logprob
 
-    def _delta(self, text: str, pieces: Sequence[OutputPart], reason: str | None) -> ChoiceDelta:
+    def _make_delta(
+        self, text: str, pieces: Sequence[OutputPart], reason: str | None
+    ) -> ChoiceDelta:
         ids, entries = tuple(self._token_ids), tuple(self._entries)
         prompt, self._prompt_entries = self._prompt_entries, ()
         delta = ChoiceDelta(self.index, text, ids, entries, reason, tuple(pieces), prompt)

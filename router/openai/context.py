@@ -1,4 +1,5 @@
-"""What the router does with a request, without HTTP: prepare, send on its journeys, account."""
+"""The router's request logic without HTTP: builds and runs the answers of a request, and records
+their outcome."""
 
 import asyncio
 import hashlib
@@ -48,8 +49,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """``aliases`` are other names that a client may use for ``model``. ``control_socket`` is that
-    of the supervisor, if there is one."""
+    """The router's settings. ``aliases`` are other names that clients may use for ``model``.
+    ``control_socket`` is the path of the supervisor's socket, None without a supervisor."""
 
     model: str
     vocab_size: int
@@ -57,37 +58,38 @@ class RouterConfig:
     max_body_bytes: int = 8 * 1024 * 1024
     max_inflight_body_bytes: int = 128 * 1024 * 1024
     max_concurrent_requests: int = 1024
-    body_seconds: float = 60.0
+    body_timeout_seconds: float = 60.0
     tenant_secret: str | None = None
-    slo_first_token_seconds: float = 0.0
+    slo_ttft_seconds: float = 0.0
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
     control_socket: str | None = None
-    request_seconds: float = 3600.0
+    request_timeout_seconds: float = 3600.0
     cors_origins: tuple[str, ...] = ()
     known_hosts: tuple[str, ...] | None = None
-    """The names that a request without a key may call us by; None: any."""
+    """The host names that requests without a key may use for this router; None allows any."""
     access_log: bool = False
     refuses_special_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """Who asks, as one request has found it. ``chain`` names the blocks of its prompts, None while
-    there are no workers; ``session`` is empty where none is named."""
+    """The tenant of a request, and its attributes as of the request's arrival. ``hasher`` hashes
+    the blocks of its prompts, None while there are no workers. ``session`` is empty if the client
+    named none."""
 
     tenant: TenantId
-    standing: TenantAttributes
-    chain: BlockKeyHasher | None
+    attributes: TenantAttributes
+    hasher: BlockKeyHasher | None
     session: str = ""
 
 
-def session_id(tenant: TenantId, cache_key: str | None) -> str:
-    """A tenant's own, and as short as any: empty for no key."""
+def make_session_id(tenant: TenantId, cache_key: str | None) -> str:
+    """Return a short id of the tenant's session with this cache key; empty without a key."""
     if not cache_key:
         return ""
-    named = f"{tenant}/{cache_key}".encode(errors="replace")
-    return hashlib.blake2b(named, digest_size=12).hexdigest()
+    salted_key = f"{tenant}/{cache_key}".encode(errors="replace")
+    return hashlib.blake2b(salted_key, digest_size=12).hexdigest()
 
 
 def _random_id() -> str:
@@ -100,203 +102,224 @@ def _random_seed() -> int:
 
 @dataclass(slots=True)
 class RouterContext:
-    """The router's parts, wired. Randomness and time come in."""
+    """The router's parts, wired together. Randomness and time are passed in."""
 
     config: RouterConfig
     tokenizer: Tokenizer
     cluster: Cluster
-    guide: GenerationContext
-    doorkeeper: Authenticator
+    generation_context: GenerationContext
+    authenticator: Authenticator
     clock: Clock
     new_id: Callable[[], str] = _random_id
     new_seed: Callable[[], int] = _random_seed
     metrics: RouterMetrics = field(default_factory=RouterMetrics)
-    records: GenerationHistory = field(default_factory=GenerationHistory)
-    formats: GrammarValidator = field(default_factory=GrammarValidator)
-    scores: PromptLogprobsBudget = field(default_factory=PromptLogprobsBudget)
-    large_work: OffloadExecutor = field(default_factory=OffloadExecutor)
-    dialect: ModelOutputFormat = field(init=False)
-    gate: FairLimiter = field(init=False)
-    bodies: BodyBudget = field(init=False)
-    ledger: UsageRecorder = field(init=False)
-    entrance: AdmissionController = field(init=False)
-    usage: UsageStore = field(default_factory=MemoryUsageStore)
-    treasury: QuotaStore | None = None
-    """Where routers share tenants' limits; None: each gives an equal part."""
-    pinner: PrefixPinner | None = None
-    tenancy: UsageFlusher | None = None
-    """Of a router that runs."""
+    history: GenerationHistory = field(default_factory=GenerationHistory)
+    grammar_validator: GrammarValidator = field(default_factory=GrammarValidator)
+    prompt_logprobs_budget: PromptLogprobsBudget = field(default_factory=PromptLogprobsBudget)
+    offload_executor: OffloadExecutor = field(default_factory=OffloadExecutor)
+    output_format: ModelOutputFormat = field(init=False)
+    request_limiter: FairLimiter = field(init=False)
+    body_budget: BodyBudget = field(init=False)
+    usage_recorder: UsageRecorder = field(init=False)
+    admission: AdmissionController = field(init=False)
+    usage_store: UsageStore = field(default_factory=MemoryUsageStore)
+    quota_store: QuotaStore | None = None
+    """The store of the quotas that all routers share. If None, each router has an equal part of
+    each limit."""
+    prefix_pinner: PrefixPinner | None = None
+    usage_flusher: UsageFlusher | None = None
+    """Sends usage to the store. Set only in a running router."""
     draining: bool = False
     refuses_when_draining: bool = True
-    """Not where others listen at the same port: new connections go to them, and whoever is
-    connected to this one still is answered."""
-    tracing: RequestTracer | None = None
-    """None: no request is traced."""
-    peers: PeerRouters | None = None
+    """False if other routers listen at the same port: new connections go to them, and clients that
+    are still connected to this router are served."""
+    tracer: RequestTracer | None = None
+    """Traces requests; None if no request is traced."""
+    peer_routers: PeerRouters | None = None
     special_tokens: SpecialTokenFilter = field(init=False)
-    own_id: str = field(default_factory=lambda: _random_id()[:8])
-    """Tells this router's request ids from others'."""
+    instance_id: str = field(default_factory=lambda: _random_id()[:8])
+    """A part of this router's request ids, different from other routers'."""
 
     def __post_init__(self) -> None:
         config = self.config
-        self.dialect = ModelOutputFormat.of(
+        self.output_format = ModelOutputFormat.detect(
             self.tokenizer, config.tool_parser, config.reasoning_parser
         )
         self.special_tokens = SpecialTokenFilter(self.tokenizer)
-        self.gate = FairLimiter(self.config.max_concurrent_requests)
-        self.bodies = BodyBudget(self.config.max_inflight_body_bytes)
-        self.ledger = UsageRecorder(self.metrics.tenants, self.clock)
-        self.entrance = AdmissionController(
-            self.gate,
-            lambda: self.doorkeeper.roll,
+        self.request_limiter = FairLimiter(self.config.max_concurrent_requests)
+        self.body_budget = BodyBudget(self.config.max_inflight_body_bytes)
+        self.usage_recorder = UsageRecorder(self.metrics.tenants, self.clock)
+        self.admission = AdmissionController(
+            self.request_limiter,
+            lambda: self.authenticator.directory,
             lambda: self.cluster.num_routers,
-            self.ledger,
+            self.usage_recorder,
             self.clock,
-            self._bank(),
+            self._build_quota_client(),
         )
 
-    def _bank(self) -> QuotaClient | None:
-        if self.treasury is None:
+    def _build_quota_client(self) -> QuotaClient | None:
+        if self.quota_store is None:
             return None
         return QuotaClient(
-            self.treasury, self.own_id, self.clock, self.metrics.tenants.limits_split
+            self.quota_store, self.instance_id, self.clock, self.metrics.tenants.limits_split
         )
 
-    def check_open(self) -> None:
-        """Raises Unavailable while draining."""
+    def check_not_draining(self) -> None:
+        """Raises Unavailable while draining, unless other routers share the port."""
         if self.draining and self.refuses_when_draining:
             raise Unavailable("this router is draining")
 
     def check_model(self, name: str | None) -> None:
-        """A body without a model means the one that there is. Raises Problem (404)."""
+        """Raises ApiError (404) for any model but the one served. None is accepted: a body may
+        leave the model out."""
         if name is not None and name != self.config.model and name not in self.config.aliases:
-            message = f"The model {name!r} does not exist; this is {self.config.model!r}"
+            message = f"The model {name!r} does not exist; this server has {self.config.model!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def raw_body(self, tenant_id: TenantId) -> RawBody:
-        """For a body of this tenant's that is about to come."""
-        weight = self.doorkeeper.roll.tenant(tenant_id).weight
-        return self.bodies.body(tenant_id, weight, shared=self.entrance.is_shared)
+        """Return an empty body to fill with the bytes that this tenant sends."""
+        weight = self.authenticator.directory.tenant(tenant_id).weight
+        return self.body_budget.new_body(tenant_id, weight, shared=self.admission.is_shared)
 
-    def asker(self, tenant: TenantId, body: ChatBody | CompletionBody) -> RequestContext:
-        """As of now: the roll and the workers may be others later."""
-        standing = self.doorkeeper.roll.tenant(tenant).standing(
+    def request_context(self, tenant: TenantId, body: ChatBody | CompletionBody) -> RequestContext:
+        """Return the context of a request, with the tenant's attributes and the hasher as of now;
+        the tenants file and the workers may change later."""
+        standing = self.authenticator.directory.tenant(tenant).attributes(
             self.config.tenant_secret, body.cache_salt, body.priority or 0
         )
-        session = session_id(tenant, body.prompt_cache_key) if isinstance(body, ChatBody) else ""
-        return RequestContext(tenant, standing, self.cluster.key_chain(standing.salt), session)
+        session = (
+            make_session_id(tenant, body.prompt_cache_key) if isinstance(body, ChatBody) else ""
+        )
+        return RequestContext(
+            tenant, standing, self.cluster.block_key_hasher(standing.salt), session
+        )
 
     @property
     def limits(self) -> ModelLimits:
         return ModelLimits(self.cluster.max_model_tokens, self.config.vocab_size)
 
-    def preparer(self, asker: RequestContext) -> Preprocessor:
-        return Preprocessor(self.tokenizer, self.dialect, self.limits, asker.chain, self.new_seed())
+    def preprocessor(self, request_context: RequestContext) -> Preprocessor:
+        return Preprocessor(
+            self.tokenizer, self.output_format, self.limits, request_context.hasher, self.new_seed()
+        )
 
-    def choices(
+    def create_choice_streams(
         self,
         request_id: str,
-        asker: RequestContext,
+        request_context: RequestContext,
         body: ChatBody | CompletionBody,
         prompts: Sequence[Prompt],
         arrived_at: float,
     ) -> list[ChoiceStream]:
-        """All candidates for each prompt, in the order of their indexes."""
-        tenant, standing, chain = asker.tenant, asker.standing, asker.chain
-        total = len(prompts) * body.candidates
+        """Create the streams of all answers that are generated for each prompt, in the order of
+        their indexes."""
+        tenant, attributes, hasher = (
+            request_context.tenant,
+            request_context.attributes,
+            request_context.hasher,
+        )
+        total = len(prompts) * body.num_candidates
         choices: list[ChoiceStream] = []
         for prompt in prompts:
-            for number in range(body.candidates):
+            for number in range(body.num_candidates):
                 name = request_id if total == 1 else f"{request_id}-{len(choices)}"
                 size = len(prompt.token_ids)
                 record = GenerationRecord(
-                    RequestId(name), arrived_at, size, tenant, standing.is_urgent
+                    RequestId(name), arrived_at, size, tenant, attributes.has_slo
                 )
-                if prompt.pins and number == 0 and self.pinner is not None:
-                    self.pinner.expect(record, prompt.pins)
-                spec = _request_spec(
-                    prompt, name, number, standing, self.config.slo_first_token_seconds
-                )
+                if prompt.prefix_pins and number == 0 and self.prefix_pinner is not None:
+                    self.prefix_pinner.pin_when_stored(record, prompt.prefix_pins)
+                spec = _request_spec(prompt, name, number, attributes, self.config.slo_ttft_seconds)
                 model = self.config.model
-                journey = Generation(
-                    self.guide, spec, tenant, model, chain, prompt.keys, record, asker.session
+                generation = Generation(
+                    self.generation_context,
+                    spec,
+                    tenant,
+                    model,
+                    hasher,
+                    prompt.block_keys,
+                    record,
+                    request_context.session,
                 )
-                choices.append(self._choice(len(choices), journey, body, prompt))
-        self.records.add(request_id, [choice.record for choice in choices])
+                choices.append(self._create_choice_stream(len(choices), generation, body, prompt))
+        self.history.add_records(request_id, [choice.record for choice in choices])
         return choices
 
-    def _choice(
-        self, index: int, journey: Generation, body: ChatBody | CompletionBody, prompt: Prompt
+    def _create_choice_stream(
+        self, index: int, generation: Generation, body: ChatBody | CompletionBody, prompt: Prompt
     ) -> ChoiceStream:
-        reader, shown = None, frozenset[int]()
+        parser, shown_special_ids = None, frozenset[int]()
         if isinstance(body, ChatBody):
-            reader = self.dialect.reader(
+            parser = self.output_format.create_parser(
                 body.offered_tools,
-                forced=body.must_call,
-                in_thought=prompt.in_thought,
-                max_calls=body.max_calls,
+                forced=body.forces_tool_call,
+                in_reasoning=prompt.starts_in_reasoning,
+                max_calls=body.max_tool_calls,
             )
-            shown = self.dialect.shown if reader is not None else shown
+            shown_special_ids = (
+                self.output_format.visible_special_ids if parser is not None else shown_special_ids
+            )
         if body.skip_special_tokens is False:
-            shown = self.tokenizer.special_ids
+            shown_special_ids = self.tokenizer.special_ids
         return ChoiceStream(
             index,
-            journey,
-            self.tokenizer.detokenizer(shown),
+            generation,
+            self.tokenizer.make_detokenizer(shown_special_ids),
             body.stop,
-            every_token=bool(body.return_token_ids) or body.num_logprobs is not None,
-            reader=reader,
-            shows_stop=bool(body.include_stop_str_in_output),
-            score_prompt=self._score_prompt(prompt),
-            offset=len(prompt.text),
-            silent=prompt.silent,
+            emit_every_step=bool(body.return_token_ids) or body.num_logprobs is not None,
+            parser=parser,
+            include_stop=bool(body.include_stop_str_in_output),
+            build_prompt_logprobs=self._prompt_logprobs_builder(prompt),
+            offset=len(prompt.echo_text),
+            prompt_only=prompt.prompt_only,
         )
 
-    def _score_prompt(self, prompt: Prompt) -> PromptLogprobsBuilder | None:
+    def _prompt_logprobs_builder(self, prompt: Prompt) -> PromptLogprobsBuilder | None:
         if prompt.sampling.prompt_logprobs is None:
             return None
         return partial(build_prompt_token_entries, prompt.token_ids, self.tokenizer)
 
-    async def follow_all(
-        self, choices: Sequence[ChoiceStream], emit: DeltaHandler, outlet: TextSink | None = None
+    async def run_choices(
+        self, choices: Sequence[ChoiceStream], emit: DeltaHandler, sink: TextSink | None = None
     ) -> None:
-        """Runs all to their ends. The first that fails ends the others, and raises."""
+        """Run all streams to their ends. The first failure cancels the others, and is raised."""
         if len(choices) == 1:
-            await self._follow(choices[0], emit, outlet)
+            await self._run_choice(choices[0], emit, sink)
             return
         failure: BatonError | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 for choice in choices:
-                    tasks.create_task(self._follow(choice, emit, outlet))
+                    tasks.create_task(self._run_choice(choice, emit, sink))
         except* BatonError as group:
             failure = _first_leaf_error(group)
         if failure is not None:
             raise failure
 
-    async def _follow(
-        self, choice: ChoiceStream, emit: DeltaHandler, outlet: TextSink | None
+    async def _run_choice(
+        self, choice: ChoiceStream, emit: DeltaHandler, sink: TextSink | None
     ) -> None:
-        """Exactly one terminal state is written down: complete, error or cancelled."""
+        """Run one stream, and record exactly one terminal state: complete, error or cancelled."""
         record = choice.record
         self.metrics.running.inc()
         try:
-            record.note_end(await choice.run(emit, outlet), self.clock.monotonic())
+            record.record_end(await choice.run(emit, sink), self.clock.monotonic())
         except BatonError as error:
-            record.note_end("error", self.clock.monotonic(), str(error))
+            record.record_end("error", self.clock.monotonic(), str(error))
             _log_failure(record, error)
             raise
         except asyncio.CancelledError:
-            record.note_end("cancelled", self.clock.monotonic())
+            record.record_end("cancelled", self.clock.monotonic())
             raise
         finally:
-            record.note_end("error", self.clock.monotonic(), "internal error")
+            record.record_end("error", self.clock.monotonic(), "internal error")
             self.metrics.running.dec()
-            self.metrics.note_answer(record)
+            self.metrics.record_answer(record)
 
 
 def _request_spec(
-    prompt: Prompt, name: str, number: int, standing: TenantAttributes, first_token_seconds: float
+    prompt: Prompt, name: str, number: int, attributes: TenantAttributes, first_token_seconds: float
 ) -> RequestSpec:
     sampling = replace(prompt.sampling, seed=(prompt.sampling.seed + number) % 2**64)
     return RequestSpec(
@@ -305,19 +328,20 @@ def _request_spec(
         token_ids=prompt.token_ids,
         num_prompt_tokens=len(prompt.token_ids),
         sampling=sampling,
-        tenant_salt=standing.salt,
-        first_token_seconds=first_token_seconds if standing.is_urgent else 0.0,
-        tenant=standing.tag,
-        priority=standing.priority,
-        weight=standing.weight,
+        tenant_salt=attributes.salt,
+        ttft_slo_seconds=first_token_seconds if attributes.has_slo else 0.0,
+        tenant=attributes.tag,
+        priority=attributes.priority,
+        weight=attributes.weight,
     )
 
 
 def _log_failure(record: GenerationRecord, error: BatonError) -> None:
-    """Whoever is refused may come again, or asked wrongly; everything else is a failure of ours."""
-    refused = isinstance(error, Overloaded | Invalid)
-    tell, event = (log.info, "request_refused") if refused else (log.warning, "request_failed")
-    tell(event, error=str(error), placements=len(record.placements), **record.named)
+    """Log a refusal as information (the client may retry, or sent a wrong request), any other error
+    as a warning."""
+    is_refusal = isinstance(error, Overloaded | Invalid)
+    write, event = (log.info, "request_refused") if is_refusal else (log.warning, "request_failed")
+    write(event, error=str(error), placements=len(record.placements), **record.log_fields)
 
 
 def _first_leaf_error(group: BaseExceptionGroup[BatonError]) -> BatonError:

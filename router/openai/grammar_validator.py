@@ -1,4 +1,4 @@
-"""Grammars that clients send: tried once before they go anywhere, and remembered."""
+"""Validates each grammar that clients send once, and caches the verdict."""
 
 import asyncio
 from collections import OrderedDict
@@ -12,77 +12,79 @@ from baton.text.grammar.to_lark import to_lark_rule
 from router.errors import ApiError
 
 MAX_REMEMBERED_VERDICTS = 4096
-"""Verdicts on grammars, of a few hundred bytes each; the one asked for longest ago goes first."""
+"""The most cached verdicts, of a few hundred bytes each; the least recently used one is dropped
+first."""
 
 TOOLS_FIELD = "tools"
-"""The field that a grammar of ours comes from."""
+"""The request field named in errors of a grammar that was built from the request's tools."""
 
 Check = Callable[[Grammar, str], Awaitable[None]]
-"""Tries a grammar of a tenant. Raises Invalid, Overloaded or Unavailable."""
+"""Validates a tenant's grammar. Raises Invalid, Overloaded or Unavailable."""
 
 
 @dataclass(slots=True)
 class _PendingCheck:
-    """Of those who ask for one grammar: one tries it, and the others wait."""
+    """A check in progress: one request validates the grammar, and the others wait for the lock."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    num_askers: int = 0
+    num_waiting: int = 0
 
 
 class GrammarValidator:
-    """Verdicts are each tenant's own: what others have asked for can't be told by how long an
-    answer takes. Single event loop."""
+    """Caches verdicts per tenant, so that response times don't reveal what other tenants have sent.
+    Not thread-safe: for one event loop."""
 
     def __init__(self, check: Check | None = None) -> None:
-        self._check = check or GrammarChecker().check
-        self._known: OrderedDict[bytes, str] = OrderedDict()
-        self._turns: dict[bytes, _PendingCheck] = {}
+        self._check_grammar = check or GrammarChecker().check
+        self._verdicts: OrderedDict[bytes, str] = OrderedDict()
+        self._pending_checks: dict[bytes, _PendingCheck] = {}
 
-    async def admit(
+    async def check(
         self, grammar: Grammar | None, field: str = TOOLS_FIELD, tenant: str = ""
     ) -> None:
-        """Raises Problem (400) that names ``field`` for what no answer could be held to, and
-        Overloaded or Unavailable when that can't be found out."""
+        """Raises ApiError (400) that names ``field`` for a grammar that can't be compiled, and
+        Overloaded or Unavailable when that can't be determined."""
         if grammar is None:
             return
-        complaint = await self._complaint(grammar, tenant)
+        complaint = await self._find_error(grammar, tenant)
         if complaint:
             raise ApiError(400, f"{field}: {complaint}", param=field, code="invalid_value")
 
-    async def _complaint(self, grammar: Grammar, tenant: str) -> str:
-        """Empty when there is none."""
+    async def _find_error(self, grammar: Grammar, tenant: str) -> str:
+        """Return what is wrong with the grammar; empty if it is valid."""
         key = grammar.digest(tenant)
-        if key not in self._known:
-            await self._learn_once(key, grammar, tenant)
-        self._known.move_to_end(key)
-        return self._known[key]
+        if key not in self._verdicts:
+            await self._check_once(key, grammar, tenant)
+        self._verdicts.move_to_end(key)
+        return self._verdicts[key]
 
-    async def _learn_once(self, key: bytes, grammar: Grammar, tenant: str) -> None:
-        turn = self._turns.setdefault(key, _PendingCheck())
-        turn.num_askers += 1
+    async def _check_once(self, key: bytes, grammar: Grammar, tenant: str) -> None:
+        check = self._pending_checks.setdefault(key, _PendingCheck())
+        check.num_waiting += 1
         try:
-            async with turn.lock:
-                if key not in self._known:
-                    await self._learn(key, grammar, tenant)
+            async with check.lock:
+                if key not in self._verdicts:
+                    await self._check_and_cache(key, grammar, tenant)
         finally:
-            turn.num_askers -= 1
-            if not turn.num_askers:
-                del self._turns[key]
+            check.num_waiting -= 1
+            if not check.num_waiting:
+                del self._pending_checks[key]
 
-    async def _learn(self, key: bytes, grammar: Grammar, tenant: str) -> None:
+    async def _check_and_cache(self, key: bytes, grammar: Grammar, tenant: str) -> None:
         complaint = ""
         try:
-            await self._check(grammar, tenant)
+            await self._check_grammar(grammar, tenant)
         except Invalid as error:
             complaint = str(error)
-        self._known[key] = complaint
-        if len(self._known) > MAX_REMEMBERED_VERDICTS:
-            self._known.popitem(last=False)
+        self._verdicts[key] = complaint
+        if len(self._verdicts) > MAX_REMEMBERED_VERDICTS:
+            self._verdicts.popitem(last=False)
 
 
 def grammar_rule_for(grammar: Grammar, field: str) -> str | None:
-    """Its right side, to be a part of a greater one; None for who writes a whole grammar. Raises
-    Problem (400) as :meth:`GrammarValidator.admit`."""
+    """Return the grammar as the right-hand side of a Lark rule, to embed it in a larger grammar;
+    None if the client wrote a whole Lark grammar. Raises ApiError (400) like
+    :meth:`GrammarValidator.check`."""
     if grammar.kind is GrammarKind.LARK:
         return None
     try:

@@ -1,9 +1,9 @@
-"""The short way of a stream's tokens: from the worker's message into the client's socket, without
-waking any task.
+"""A fast path for streamed tokens: from the worker's message into the client's socket without
+waking a task.
 
-Whoever streams waits for its worker in a task of its own. Waking it for each token costs several
-times what the token itself does; so what is nothing but the next piece of text is framed and
-written right where it arrives, as long as the client keeps up.
+Each stream has a task that waits for its worker. Waking that task takes several times as long as
+writing the token. So an output that only adds text is encoded and written as soon as it arrives, as
+long as the client keeps up.
 """
 
 import orjson
@@ -16,35 +16,39 @@ TEXT_PLACEHOLDER = "\x00text\x00"
 
 
 class InlineStreamWriter:
-    """``unopened``: answers whose first chunk was not sent yet; the long way has them, too."""
+    """Writes text chunks directly. ``unopened`` are the answers whose first chunk was not sent yet,
+    by index; the dict is shared with the regular path."""
 
     def __init__(
-        self, wire: ResponseWriter, wording: OpenAIEncoder, unopened: dict[int, ChoiceResult]
+        self, writer: ResponseWriter, encoder: OpenAIEncoder, unopened: dict[int, ChoiceResult]
     ) -> None:
-        self._wire = wire
-        self._wording = wording
+        self._writer = writer
+        self._encoder = encoder
         self._unopened = unopened
         self._frames: dict[int, tuple[bytes, bytes]] = {}
 
     @property
     def is_open(self) -> bool:
-        return self._wire.can_push
+        return self._writer.can_write_inline
 
-    def put(self, index: int, text: str) -> None:
+    def write_text(self, index: int, text: str) -> None:
         if index in self._unopened:
-            self._wire.push(self._wording.opening(self._unopened.pop(index)))
-        frame = self._frames.get(index) or self._begin(index)
+            self._writer.write_inline(self._encoder.encode_opening_chunk(self._unopened.pop(index)))
+        frame = self._frames.get(index) or self._prepare_frame(index)
         if frame is None:
-            self._wire.push(self._wording.chunk(ChoiceDelta(index, text, (), (), None)))
+            self._writer.write_inline(
+                self._encoder.encode_chunk(ChoiceDelta(index, text, (), (), None))
+            )
         else:
-            self._wire.push(frame[0] + orjson.dumps(text) + frame[1])
+            self._writer.write_inline(frame[0] + orjson.dumps(text) + frame[1])
 
-    def _begin(self, index: int) -> tuple[bytes, bytes] | None:
-        """What :meth:`OpenAIEncoder.chunk` says around the text: of one answer only that changes.
-        None where all of it does."""
-        if self._wording.is_padded:
+    def _prepare_frame(self, index: int) -> tuple[bytes, bytes] | None:
+        """Return the bytes that :meth:`OpenAIEncoder.encode_chunk` writes before and after the
+        text, since an answer's chunks differ only in their text. Returns None if the bytes after
+        the text depend on it."""
+        if self._encoder.is_padded:
             return None
-        chunk = self._wording.chunk(ChoiceDelta(index, TEXT_PLACEHOLDER, (), (), None))
+        chunk = self._encoder.encode_chunk(ChoiceDelta(index, TEXT_PLACEHOLDER, (), (), None))
         begin, _, end = chunk.partition(orjson.dumps(TEXT_PLACEHOLDER))
         self._frames[index] = (begin, end)
         return begin, end

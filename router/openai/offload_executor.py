@@ -1,4 +1,4 @@
-"""Work on large bodies, off the event loop: little at once, and each tenant in its turn."""
+"""Runs work on large bodies in threads, off the event loop, fairly between tenants."""
 
 import asyncio
 import threading
@@ -11,49 +11,50 @@ from baton.system.heap import trim_heap
 from router.tenants.fair_thread_pool import FairThreadPool
 
 MIN_OFFLOAD_BYTES = 32 * 1024
-"""Beyond, parsing and tokenising take milliseconds, and move to a thread."""
+"""Parsing and tokenising larger bodies takes milliseconds, so it moves to a thread."""
 
 NUM_THREADS = 2
-"""Each may need ten times a body's size in memory, and the event loop waits for its turn among
-them."""
+"""Few, since a call may need ten times the body's size in memory, and the threads compete with the
+event loop for the interpreter lock."""
 
-TRIM_BYTES = 1024 * 1024
-"""After work on so much, memory that is free goes back to the system."""
+MIN_TRIM_BYTES = 1024 * 1024
+"""After work on a body of this size, free heap memory is returned to the operating system."""
 
-TRIM_SECONDS = 2.0
-"""Between two times, of some 20 ms each."""
+TRIM_DELAY_SECONDS = 2.0
+"""The delay until heap memory is returned, which takes some 20 ms."""
 
 Result = TypeVar("Result")
 
 
 class OffloadExecutor:
-    """Single event loop. The bodies that wait are counted and bounded by the gate, and by the
-    budget of their bytes."""
+    """Runs calls in the event loop if they are short, else in a thread. For one event loop. The
+    number and the bytes of waiting bodies are bounded elsewhere, by the request limiter and the
+    body budget."""
 
     def __init__(self, num_threads: int = NUM_THREADS) -> None:
         self._threads = FairThreadPool(num_threads, "large-body")
-        self._trims = False
+        self._is_trim_scheduled = False
 
     async def run(self, tenant: TenantId, size_bytes: int, call: Callable[[], Result]) -> Result:
-        """Runs ``call`` here, or in a thread when it would hold up everybody else."""
+        """Run ``call`` in the event loop, or in a thread if the body is large."""
         if size_bytes <= MIN_OFFLOAD_BYTES:
             return call()
-        trim = partial(self._trim_later, size_bytes)
+        trim = partial(self._schedule_trim, size_bytes)
         try:
             return await self._threads.run(tenant, call, on_end=trim)
         finally:
-            trim()  # the body of who left before its turn
+            trim()  # for the body of a request that was cancelled while it waited
 
     @property
     def num_waiting(self) -> int:
         return self._threads.num_waiting
 
-    def _trim_later(self, size_bytes: int) -> None:
-        if size_bytes >= TRIM_BYTES and not self._trims:
-            self._trims = True
-            asyncio.get_running_loop().call_later(TRIM_SECONDS, self._trim)
+    def _schedule_trim(self, size_bytes: int) -> None:
+        if size_bytes >= MIN_TRIM_BYTES and not self._is_trim_scheduled:
+            self._is_trim_scheduled = True
+            asyncio.get_running_loop().call_later(TRIM_DELAY_SECONDS, self._trim)
 
     def _trim(self) -> None:
-        """In a thread of its own: it takes no turn from anybody."""
-        self._trims = False
+        """Trim the heap in a thread of its own, so that it delays no request."""
+        self._is_trim_scheduled = False
         threading.Thread(target=trim_heap, name="trim", daemon=True).start()

@@ -1,4 +1,4 @@
-"""From a body to token ids and sampling parameters. Pure, and slow for long prompts."""
+"""Turns a request body into token ids and sampling parameters. Pure, and slow for long prompts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,111 +28,127 @@ from router.openai.schema import (
 from router.openai.schema.tool import Tool
 
 DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default for completions; a chat may use the rest of the context."""
+"""OpenAI's default ``max_tokens`` of completions; a chat may use the rest of the context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``text`` is what ``echo`` repeats; empty unless asked for. ``sampling.seed`` is the first
-    answer's; those after count up from it. ``in_thought`` says that the prompt ends within one,
-    ``silent`` that only the prompt matters: one token is computed, and not shown."""
+    """A prompt that is ready for generation.
+
+    ``echo_text`` is the prompt to echo, else empty. ``sampling.seed`` is the first answer's seed;
+    each further answer's is one higher. ``starts_in_reasoning``: the prompt ends inside a reasoning
+    section. ``prompt_only``: the client wants only the prompt or its logprobs; one token is
+    generated and not shown."""
 
     token_ids: tuple[TokenId, ...]
-    keys: tuple[BlockKey, ...]
+    block_keys: tuple[BlockKey, ...]
     sampling: SamplingParams
-    text: str = ""
-    in_thought: bool = False
-    silent: bool = False
-    pins: tuple[PrefixPin, ...] = ()
+    echo_text: str = ""
+    starts_in_reasoning: bool = False
+    prompt_only: bool = False
+    prefix_pins: tuple[PrefixPin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """``context`` is the most tokens of prompt and answer together."""
+    """The model's limits. ``context_tokens`` is the most tokens of prompt and answer together."""
 
-    context: int
+    context_tokens: int
     vocab_size: int
 
     @property
-    def request_tokens(self) -> int:
-        """Of all prompts of one request together, or of a text that is only counted."""
-        return max_json_values(self.context)
+    def max_request_tokens(self) -> int:
+        """The most tokens of all prompts of a request, or of a text to tokenise."""
+        return max_json_values(self.context_tokens)
 
 
 class Preprocessor:
-    """Everything about one request that takes the processor. ``chain`` may be None, when there
-    are no workers; ``seed`` is used when the client gives none."""
+    """The CPU-bound part of handling one request. ``hasher`` is None while there are no workers;
+    ``seed`` is used if the client gives none."""
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        dialect: ModelOutputFormat,
+        output_format: ModelOutputFormat,
         limits: ModelLimits,
-        chain: BlockKeyHasher | None,
+        hasher: BlockKeyHasher | None,
         seed: int,
     ) -> None:
         self._tokenizer = tokenizer
-        self._dialect = dialect
+        self._output_format = output_format
         self._limits = limits
-        self._chain = chain
+        self._hasher = hasher
         self._seed = seed
 
-    def chat(self, body: ChatBody) -> list[Prompt]:
-        """Raises Problem or Invalid, naming what is wrong."""
+    def prepare_chat(self, body: ChatBody) -> list[Prompt]:
+        """Build the prompt of a chat. Raises ApiError or Invalid, with the invalid field."""
         tools = body.offered_tools
-        if tools and not (self._dialect.knows_tools or body.must_call):
+        if tools and not (self._output_format.supports_tools or body.forces_tool_call):
             message = (
-                "the model's chat template knows no tools; a call can be forced, by tool_choice"
+                "the model's chat template does not support tools; tool_choice can force a call"
             )
             raise ApiError(400, message, param="tools", code="unsupported_parameter")
-        text = ChatRenderer(self._tokenizer).text(body, tools)
-        ids = self._encoded(text, "messages", special=bool(body.add_special_tokens))
-        wanted = body.max_completion_tokens or body.max_tokens
-        prompt = self._prompt(body, ids, "messages", wanted or self._limits.context - len(ids))
+        text = ChatRenderer(self._tokenizer).render(body, tools)
+        ids = self._encode(text, "messages", special=bool(body.add_special_tokens))
+        max_tokens = body.max_completion_tokens or body.max_tokens
+        prompt = self._build_prompt(
+            body, ids, "messages", max_tokens or self._limits.context_tokens - len(ids)
+        )
         check_num_prompt_logprobs([len(ids)], body)
-        pins = self._pins(body, tools, prompt)
-        prompt = replace(prompt, in_thought=self._dialect.in_thought(text), pins=pins)
-        dialect = self._dialect.after(text, switched_off=body.switches_thinking_off)
-        calls = body.must_call or (body.has_strict_tools and dialect.call_form is not None)
+        pins = self._prefix_pins(body, tools, prompt)
+        prompt = replace(
+            prompt,
+            starts_in_reasoning=self._output_format.starts_in_reasoning(text),
+            prefix_pins=pins,
+        )
+        dialect = self._output_format.for_prompt(text, reasoning_off=body.disables_reasoning)
+        calls_tools = body.forces_tool_call or (
+            body.has_strict_tools and dialect.tool_call_format is not None
+        )
         return [
             _with_tool_call_grammar(dialect, prompt, body)
-            if calls
+            if calls_tools
             else _with_response_format(dialect, prompt, body)
         ]
 
-    def _pins(self, body: ChatBody, tools: Sequence[Tool], prompt: Prompt) -> tuple[PrefixPin, ...]:
-        if self._chain is None:
+    def _prefix_pins(
+        self, body: ChatBody, tools: Sequence[Tool], prompt: Prompt
+    ) -> tuple[PrefixPin, ...]:
+        if self._hasher is None:
             return ()
-        tokenizer, block_tokens = self._tokenizer, self._chain.block_tokens
-        return find_prefix_pins(body, tools, tokenizer, prompt.token_ids, prompt.keys, block_tokens)
+        tokenizer, block_tokens = self._tokenizer, self._hasher.block_size_tokens
+        return find_prefix_pins(
+            body, tools, tokenizer, prompt.token_ids, prompt.block_keys, block_tokens
+        )
 
-    def completion(self, body: CompletionBody) -> list[Prompt]:
-        """Raises Problem or Invalid, naming what is wrong."""
+    def prepare_completion(self, body: CompletionBody) -> list[Prompt]:
+        """Build the prompts of a completion. Raises ApiError or Invalid, with the invalid field."""
         wanted = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
-        special = body.add_special_tokens is not False
+        add_special_tokens = body.add_special_tokens is not False
         prompts: list[Prompt] = []
         num_tokens = 0
         for given in body.prompt:
             if isinstance(given, str):
-                ids = self._encoded(given, "prompt", special=special)
+                ids = self._encode(given, "prompt", special=add_special_tokens)
             else:
                 check_token_ids(given, self._limits.vocab_size, "prompt")
                 ids = given
             num_tokens += len(ids)
-            if num_tokens > self._limits.request_tokens:
-                raise _too_many_tokens("prompt", self._limits.request_tokens)
-            prompt = self._prompt(body, ids, "prompt", wanted)
+            if num_tokens > self._limits.max_request_tokens:
+                raise _too_many_tokens("prompt", self._limits.max_request_tokens)
+            prompt = self._build_prompt(body, ids, "prompt", wanted)
             if body.echo:
                 text = given if isinstance(given, str) else self._tokenizer.decode(given)
-                prompt = replace(prompt, text=text)
-            prompts.append(replace(prompt, silent=body.max_tokens == 0))
+                prompt = replace(prompt, echo_text=text)
+            prompts.append(replace(prompt, prompt_only=body.max_tokens == 0))
         check_num_prompt_logprobs([len(prompt.token_ids) for prompt in prompts], body)
         return prompts
 
-    def _encoded(self, text: str, param: str, *, special: bool) -> list[int]:
-        """Raises Problem (400) for a text that is plainly too long, before all of it is encoded."""
-        context = self._limits.context
-        if self._tokenizer.exceeds(text, context):
+    def _encode(self, text: str, param: str, *, special: bool) -> list[int]:
+        """Tokenise a text. Raises ApiError (400) for a text that is clearly too long, before all of
+        it is tokenised."""
+        context = self._limits.context_tokens
+        if self._tokenizer.exceeds_tokens(text, context):
             message = (
                 f"{param} has more than {context} tokens, and the model's context is {context} "
                 "tokens, the answer included"
@@ -140,7 +156,7 @@ class Preprocessor:
             raise ApiError(400, message, param=param, code="context_length_exceeded")
         return self._tokenizer.encode(text, add_special_tokens=special)
 
-    def _prompt(
+    def _build_prompt(
         self, body: GenerationBody, ids: Sequence[int], param: str, max_tokens: int
     ) -> Prompt:
         self._check_length(len(ids), param, max_tokens)
@@ -148,12 +164,16 @@ class Preprocessor:
             message = f"min_tokens is {body.min_tokens}, and max_tokens {max_tokens}"
             raise ApiError(400, message, param="min_tokens", code="invalid_value")
         token_ids = cast(tuple[TokenId, ...], tuple(ids))
-        reused = self._chain is not None and body.num_prompt_logprobs is None
-        keys = self._chain.keys(token_ids) if self._chain is not None and reused else ()
-        return Prompt(token_ids, keys, self._sampling(body, max_tokens))
+        is_cacheable = self._hasher is not None and body.num_prompt_logprobs is None
+        keys = (
+            self._hasher.compute_keys(token_ids)
+            if self._hasher is not None and is_cacheable
+            else ()
+        )
+        return Prompt(token_ids, keys, self._sampling_params(body, max_tokens))
 
     def _check_length(self, num_tokens: int, param: str, max_tokens: int) -> None:
-        context = self._limits.context
+        context = self._limits.context_tokens
         if num_tokens == 0:
             raise ApiError(400, f"{param} has no tokens", param=param, code="invalid_value")
         if num_tokens >= context:
@@ -169,7 +189,7 @@ class Preprocessor:
             )
             raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
 
-    def _sampling(self, body: GenerationBody, max_tokens: int) -> SamplingParams:
+    def _sampling_params(self, body: GenerationBody, max_tokens: int) -> SamplingParams:
         vocab_size = self._limits.vocab_size
         stop_token_ids = body.stop_token_ids or []
         check_token_ids(stop_token_ids, vocab_size, "stop_token_ids")
@@ -194,21 +214,26 @@ class Preprocessor:
 
 
 def _with_response_format(dialect: ModelOutputFormat, prompt: Prompt, body: ChatBody) -> Prompt:
-    """A model that thinks aloud may do so before it answers in a format."""
-    if body.format is None or not (dialect.thinks or prompt.in_thought):
+    """Constrain the answer to the response format. A reasoning model may reason freely first."""
+    if body.format is None or not (dialect.has_reasoning or prompt.starts_in_reasoning):
         return prompt
     field, grammar = body.format
     rule = grammar_rule_for(grammar, field)
     if rule is None:
         return prompt
-    return _with_grammar(dialect.after_thought(rule, in_thought=prompt.in_thought), prompt)
+    return _with_grammar(
+        dialect.answer_grammar(rule, in_reasoning=prompt.starts_in_reasoning), prompt
+    )
 
 
 def _with_tool_call_grammar(dialect: ModelOutputFormat, prompt: Prompt, body: ChatBody) -> Prompt:
-    """One that must call, or may, and then by the schema."""
-    grammar = dialect.forced if body.must_call else dialect.offered
-    held = grammar(body.offered_tools, in_thought=prompt.in_thought, max_calls=body.max_calls)
-    return _with_grammar(held, prompt)
+    """Constrain the answer to tool calls if they are forced, or the arguments of possible calls to
+    strict schemas."""
+    build = dialect.forced_call_grammar if body.forces_tool_call else dialect.offered_call_grammar
+    call_grammar = build(
+        body.offered_tools, in_reasoning=prompt.starts_in_reasoning, max_calls=body.max_tool_calls
+    )
+    return _with_grammar(call_grammar, prompt)
 
 
 def _with_grammar(grammar: Grammar, prompt: Prompt) -> Prompt:
@@ -218,54 +243,54 @@ def _with_grammar(grammar: Grammar, prompt: Prompt) -> Prompt:
 def encode_tokenize_response(
     body: TokenizeBody, tokenizer: Tokenizer, limits: ModelLimits
 ) -> bytes:
-    """The JSON that ``/tokenize`` answers: the ids that the same body would be a prompt with.
-    Raises Problem or Invalid."""
+    """Return the JSON response of ``/tokenize``: the token ids that a prompt of the same body would
+    have. Raises ApiError or Invalid."""
     if body.messages is None:
         text, param, special = body.prompt or "", "prompt", body.add_special_tokens is not False
     else:
-        text, param = ChatRenderer(tokenizer).text(body, body.tools or ()), "messages"
+        text, param = ChatRenderer(tokenizer).render(body, body.tools or ()), "messages"
         special = bool(body.add_special_tokens)
-    most = limits.request_tokens
-    if tokenizer.exceeds(text, most):
-        raise _too_many_tokens(param, most)
+    limit = limits.max_request_tokens
+    if tokenizer.exceeds_tokens(text, limit):
+        raise _too_many_tokens(param, limit)
     ids = tokenizer.encode(text, special)
-    if len(ids) > most:
-        raise _too_many_tokens(param, most)
-    return orjson.dumps({"count": len(ids), "max_model_len": limits.context, "tokens": ids})
+    if len(ids) > limit:
+        raise _too_many_tokens(param, limit)
+    return orjson.dumps({"count": len(ids), "max_model_len": limits.context_tokens, "tokens": ids})
 
 
 def encode_detokenize_response(
     body: DetokenizeBody, tokenizer: Tokenizer, limits: ModelLimits
 ) -> bytes:
-    """The JSON that ``/detokenize`` answers. Raises Problem (400)."""
+    """Return the JSON response of ``/detokenize``. Raises ApiError (400)."""
     check_token_ids(body.tokens, limits.vocab_size, "tokens")
-    if len(body.tokens) > limits.request_tokens:
-        raise _too_many_tokens("tokens", limits.request_tokens)
+    if len(body.tokens) > limits.max_request_tokens:
+        raise _too_many_tokens("tokens", limits.max_request_tokens)
     text = tokenizer.decode(body.tokens, skip_special_tokens=False)
     return orjson.dumps({"prompt": text})
 
 
-def _too_many_tokens(param: str, most: int) -> ApiError:
-    message = f"{param} has more than the {most} tokens that one request may have: send it in parts"
+def _too_many_tokens(param: str, limit: int) -> ApiError:
+    message = f"{param} has more than {limit} tokens, the limit of one request: send it in parts"
     return ApiError(400, message, param=param, code="too_many_tokens")
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
-    """Raises Problem (400)."""
+    """Raises ApiError (400) for ids outside the vocabulary."""
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         message = f"{param}: token ids are between 0 and {vocab_size - 1}"
         raise ApiError(400, message, param=param, code="invalid_value")
 
 
 def count_prompt_logprobs(num_tokens: Sequence[int], body: GenerationBody) -> int:
-    """Logprobs of all prompts together, alternatives included."""
+    """Return the number of logprobs of all prompts together, alternatives included."""
     if body.num_prompt_logprobs is None:
         return 0
-    return sum(num_tokens) * (1 + body.num_prompt_logprobs) * body.candidates
+    return sum(num_tokens) * (1 + body.num_prompt_logprobs) * body.num_candidates
 
 
 def check_num_prompt_logprobs(num_tokens: Sequence[int], body: GenerationBody) -> None:
-    """Raises Problem (400) for more logprobs of prompts than a message should have."""
+    """Raises ApiError (400) for more prompt logprobs than one worker message should have."""
     count = count_prompt_logprobs(num_tokens, body)
     if count > MAX_PROMPT_LOGPROBS:
         field = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
@@ -277,9 +302,10 @@ def check_num_prompt_logprobs(num_tokens: Sequence[int], body: GenerationBody) -
 
 
 def _num_output_logprobs(body: GenerationBody) -> int | None:
-    """The best of several answers is found by them."""
-    ranked = body.candidates > body.choices
-    return 0 if ranked and body.num_logprobs is None else body.num_logprobs
+    """Return the number of logprobs per token to request from workers. ``best_of`` ranks answers by
+    them, so it needs them even if the client did not ask."""
+    is_ranked = body.num_candidates > body.num_choices
+    return 0 if is_ranked and body.num_logprobs is None else body.num_logprobs
 
 
 def _logit_biases(given: Mapping[str, float], vocab_size: int) -> tuple[tuple[TokenId, float], ...]:

@@ -1,4 +1,4 @@
-"""Logprobs of a prompt's own tokens, as clients see them."""
+"""Logprobs of a prompt's own tokens, in the forms that clients expect."""
 
 import math
 from collections.abc import Sequence
@@ -13,10 +13,11 @@ from router.openai.token_entry import MIN_LOGPROB, TokenEntry
 def build_prompt_token_entries(
     token_ids: Sequence[TokenId], tokenizer: Tokenizer, scores: Sequence[TokenLogprob]
 ) -> tuple[TokenEntry, ...]:
-    """One for each token, beginning with one that has no logprob: nothing precedes the first."""
+    """Build one entry per prompt token. The first has no logprob, since nothing precedes it.
+    Returns nothing if the worker sent logprobs for another number of tokens."""
     if len(scores) + 1 != len(token_ids):
         return ()
-    detokenizer, offset = tokenizer.detokenizer(), 0
+    detokenizer, offset = tokenizer.make_detokenizer(), 0
     entries: list[TokenEntry] = []
     for score in (TokenLogprob(token_ids[0], math.nan), *scores):
         entries.append(TokenEntry(score, offset))
@@ -27,8 +28,9 @@ def build_prompt_token_entries(
 def encode_vllm_prompt_logprobs(
     entries: Sequence[TokenEntry], tokenizer: Tokenizer
 ) -> list[dict[str, Any] | None]:
-    """The field ``prompt_logprobs``: of each token, itself and the likeliest, by id. The rank of a
-    token that is not among these is null."""
+    """Encode vLLM's field ``prompt_logprobs``: for each position, the prompt's token and the
+    likeliest tokens, by id. The rank of the prompt's token is null unless it is among the
+    likeliest."""
     return [None if entry.is_first else _by_id(entry.logprob, tokenizer) for entry in entries]
 
 

@@ -1,4 +1,4 @@
-"""How many logprobs of prompts a router has on its hands at once."""
+"""A limit on the prompt logprobs that a router handles at once."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,23 +7,24 @@ from baton.core.request import MAX_PROMPT_LOGPROBS
 from baton.errors import Overloaded
 
 MAX_INFLIGHT_PROMPT_LOGPROBS = 8 * MAX_PROMPT_LOGPROBS
-"""Some 300 bytes each, from the worker's message to the client's JSON."""
+"""Each logprob takes some 300 bytes in memory, from the worker's message to the client's JSON."""
 
 
 class PromptLogprobsBudget:
-    """Single event loop."""
+    """Counts the prompt logprobs of requests in flight. Not thread-safe: for one event loop."""
 
     def __init__(self, limit: int = MAX_INFLIGHT_PROMPT_LOGPROBS) -> None:
         self._limit = limit
-        self.taken = 0
+        self.num_reserved = 0
 
     @contextmanager
-    def take(self, count: int) -> Iterator[None]:
-        """As long as a request is under way. Raises Overloaded while others have too many."""
-        if self.taken + count > self._limit:
-            raise Overloaded("others ask for the logprobs of long prompts just now")
-        self.taken += count
+    def reserve(self, count: int) -> Iterator[None]:
+        """Reserve ``count`` prompt logprobs while a request is in flight. Raises Overloaded if
+        other requests have reserved too many."""
+        if self.num_reserved + count > self._limit:
+            raise Overloaded("too many prompt logprobs of other requests are in flight")
+        self.num_reserved += count
         try:
             yield
         finally:
-            self.taken -= count
+            self.num_reserved -= count

@@ -1,4 +1,5 @@
-"""One HTTP request that has a body: who asks, what for, the answer, the account."""
+"""Handlers of the HTTP requests with a body: they authenticate, admit, answer and account for
+them."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -60,240 +61,260 @@ from router.tenants.admission import (
 )
 
 BYTES_PER_TOKEN_ENTRY = 64
-"""Of JSON, for a token of a scored prompt."""
+"""The approximate size of the JSON for one token of a prompt with logprobs."""
 
 log = structlog.get_logger(__name__)
 
 
 class RequestHandler(Response, ABC):
-    """Handed to Starlette as a response, so that it gets the raw channel: nothing stands between
-    the client's leaving and the workers."""
+    """Handles one HTTP request. It is a Starlette response so that it gets the raw ASGI channel: no
+    layer in between delays the message that the client has disconnected."""
 
     endpoint: str
 
-    def __init__(self, service: RouterContext) -> None:
+    def __init__(self, context: RouterContext) -> None:
         super().__init__()
-        self._service = service
-        self._known_headers: dict[str, str] = {}
-        self._visit: RequestAdmission
-        self._steps_back = 0
+        self._context = context
+        self._response_headers: dict[str, str] = {}
+        self._admission: RequestAdmission
+        self._min_priority = 0
         self._traceparent: str | None = None
         self._trace: RequestTrace | None = None
 
     @abstractmethod
-    async def answer(self, wire: ResponseWriter, raw: RawBody, tenant: TenantId) -> None:
-        """Raises Problem or BatonError. Releases ``raw`` once nothing of it is needed any more."""
+    async def answer(self, writer: ResponseWriter, raw: RawBody, tenant: TenantId) -> None:
+        """Answer the request. Raises ApiError or BatonError. Releases ``raw`` once it is not needed
+        any more."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wire = ResponseWriter(send, scope.get(INLINE_WRITER_KEY))
-        if self._service.tracing is not None:
+        writer = ResponseWriter(send, scope[INLINE_WRITER_KEY])
+        if self._context.tracer is not None:
             self._traceparent = get_header(scope, b"traceparent")
         try:
-            await self._serve(scope, receive, wire)
+            await self._serve(scope, receive, writer)
         except ClientDisconnected:
-            wire.status = CLIENT_CLOSED_REQUEST
+            writer.status = CLIENT_CLOSED_REQUEST
         except (BatonError, ApiError) as error:
-            await wire.fail(to_api_error(error), self._known_headers)
+            await writer.send_error(to_api_error(error), self._response_headers)
         except Exception as error:
             request_id = scope.get(REQUEST_ID_KEY, "")
             log.exception("request_crashed", endpoint=self.endpoint, request_id=request_id)
-            await wire.fail(to_api_error(error), self._known_headers)
+            await writer.send_error(to_api_error(error), self._response_headers)
         finally:
-            status = wire.status or CLIENT_CLOSED_REQUEST
-            self._service.metrics.requests.labels(self.endpoint, str(status)).inc()
+            status = writer.status or CLIENT_CLOSED_REQUEST
+            self._context.metrics.requests.labels(self.endpoint, str(status)).inc()
             self._end_trace(status)
 
-    async def _serve(self, scope: Scope, receive: Receive, wire: ResponseWriter) -> None:
-        service, config = self._service, self._service.config
-        service.check_open()
-        tenant = service.doorkeeper.tenant_of(get_header(scope, b"authorization"))
-        visit = service.entrance.enter(tenant, content_length(scope))
-        await visit.prepare()
-        with visit as self._visit, service.raw_body(tenant) as raw:
-            self._known_headers |= self._visit.headers()
-            await read_body(scope, receive, raw, config.max_body_bytes, config.body_seconds)
+    async def _serve(self, scope: Scope, receive: Receive, writer: ResponseWriter) -> None:
+        context, config = self._context, self._context.config
+        context.check_not_draining()
+        tenant = context.authenticator.tenant_of(get_header(scope, b"authorization"))
+        admission = context.admission.create_admission(tenant, content_length(scope))
+        await admission.draw_request_quota()
+        with admission as self._admission, context.raw_body(tenant) as raw:
+            self._response_headers |= self._admission.headers()
+            await read_body(scope, receive, raw, config.max_body_bytes, config.body_timeout_seconds)
             try:
-                with TimeLimit(config.request_seconds) as whole:
+                with TimeLimit(config.request_timeout_seconds) as time_limit:
                     await cancel_on_disconnect(
-                        receive, self.answer(wire, raw, tenant), scope.get(INLINE_WRITER_KEY)
+                        scope[INLINE_WRITER_KEY], self.answer(writer, raw, tenant)
                     )
             except TimeoutError as error:
-                if not whole.expired:
+                if not time_limit.expired:
                     raise
-                message = f"the answer was not complete within {config.request_seconds:g} s"
+                message = f"the answer was not complete within {config.request_timeout_seconds:g} s"
                 raise DeadlineExceeded(message) from error
 
-    async def answer_alone(self, data: bytes, tenant: TenantId) -> tuple[int, bytes]:
-        """Without a connection, and behind all who have one: the status and the body of what a
-        client would get."""
-        parts: list[bytes] = []
+    async def answer_batch_request(self, data: bytes, tenant: TenantId) -> tuple[int, bytes]:
+        """Answer a batch request, which has no connection and the lowest priority. Returns the
+        status and the body that a client would get."""
+        chunks: list[bytes] = []
 
-        async def keep(message: Message) -> None:
-            parts.append(message.get("body", b""))
+        async def collect(message: Message) -> None:
+            chunks.append(message.get("body", b""))
 
-        wire, seconds = ResponseWriter(keep), self._service.config.request_seconds
-        self._steps_back = MAX_PRIORITY_STEPS
+        writer, seconds = ResponseWriter(collect), self._context.config.request_timeout_seconds
+        self._min_priority = MAX_PRIORITY_STEPS
         try:
-            visit = self._service.entrance.enter(tenant, idle=True)
-            with visit as self._visit, self._service.raw_body(tenant) as raw, TimeLimit(seconds):
+            admission = self._context.admission.create_admission(tenant, idle=True)
+            raw_body = self._context.raw_body(tenant)
+            with admission as self._admission, raw_body as raw, TimeLimit(seconds):
                 raw.add(data)
-                await self.answer(wire, raw, tenant)
+                await self.answer(writer, raw, tenant)
         except Exception as error:
             if not isinstance(error, BatonError | ApiError | TimeoutError):
                 log.exception("request_crashed", endpoint=self.endpoint)
-            late = DeadlineExceeded(f"the answer was not complete within {seconds:g} s")
-            await wire.fail(to_api_error(late if isinstance(error, TimeoutError) else error), {})
-        self._service.metrics.requests.labels("batches", str(wire.status)).inc()
-        self._end_trace(wire.status)
-        return wire.status, b"".join(parts)
+            if isinstance(error, TimeoutError):
+                error = DeadlineExceeded(f"the answer was not complete within {seconds:g} s")
+            await writer.send_error(to_api_error(error), {})
+        self._context.metrics.requests.labels("batches", str(writer.status)).inc()
+        self._end_trace(writer.status)
+        return writer.status, b"".join(chunks)
 
     def _end_trace(self, status: int) -> None:
-        if self._trace is not None and self._service.tracing is not None:
-            self._service.tracing.end(self._trace, self.endpoint, status)
+        if self._trace is not None and self._context.tracer is not None:
+            self._context.tracer.end(self._trace, self.endpoint, status)
 
-    async def _parsed(self, schema: type[Body], raw: RawBody, tenant: TenantId) -> Body:
-        """Raises Problem (400). Its bytes are forgotten then."""
-        service, data = self._service, raw.take()
-        max_values = max_json_values(service.cluster.max_model_tokens)
-        return await service.large_work.run(
+    async def _parse(self, schema: type[Body], raw: RawBody, tenant: TenantId) -> Body:
+        """Parse the body, and drop its bytes. Raises ApiError (400)."""
+        context, data = self._context, raw.take()
+        max_values = max_json_values(context.cluster.max_model_tokens)
+        return await context.offload_executor.run(
             tenant, raw.size_bytes, lambda: parse_body(schema, data, max_values)
         )
 
     @property
     def request_id(self) -> str:
-        """As the client knows it; empty before there is one."""
-        return self._known_headers.get("x-baton-request-id", "")
+        """The request's id as the client knows it; empty before it has one."""
+        return self._response_headers.get("x-baton-request-id", "")
 
 
 class GenerationHandler(RequestHandler):
-    """Chats and completions."""
+    """Handler of chats and completions."""
 
     id_prefix: str
     schema: type[ChatBody] | type[CompletionBody]
 
-    async def answer(self, wire: ResponseWriter, raw: RawBody, tenant: TenantId) -> None:
-        service = self._service
-        arrived_at = service.clock.monotonic()
-        request_id = f"{self.id_prefix}-{service.new_id()}"
-        self._known_headers["x-baton-request-id"] = request_id
-        if service.tracing is not None:
-            self._trace = service.tracing.begin(request_id, self._traceparent)
-        body = await self._parsed(self.schema, raw, tenant)
-        service.check_model(body.model)
-        body.priority = max(body.priority or 0, self._steps_back)
-        asker = service.asker(tenant, body)
-        preparer = service.preparer(asker)
-        prompts = await service.large_work.run(
-            tenant, raw.size_bytes, lambda: self._prepare(preparer, body)
+    async def answer(self, writer: ResponseWriter, raw: RawBody, tenant: TenantId) -> None:
+        context = self._context
+        arrived_at = context.clock.monotonic()
+        request_id = f"{self.id_prefix}-{context.new_id()}"
+        self._response_headers["x-baton-request-id"] = request_id
+        if context.tracer is not None:
+            self._trace = context.tracer.begin(request_id, self._traceparent)
+        body = await self._parse(self.schema, raw, tenant)
+        context.check_model(body.model)
+        body.priority = max(body.priority or 0, self._min_priority)
+        request_context = context.request_context(tenant, body)
+        preprocessor = context.preprocessor(request_context)
+        prompts = await context.offload_executor.run(
+            tenant, raw.size_bytes, lambda: self._build_prompts(preprocessor, body)
         )
         raw.release()
         field = body.format[0] if body.format is not None else TOOLS_FIELD
-        await service.formats.admit(prompts[0].sampling.grammar, field, tenant)
-        await self._promise(prompts, body)
-        choices = service.choices(request_id, asker, body, prompts, arrived_at)
+        await context.grammar_validator.check(prompts[0].sampling.grammar, field, tenant)
+        await self._reserve_tokens(prompts, body)
+        choices = context.create_choice_streams(
+            request_id, request_context, body, prompts, arrived_at
+        )
         if self._trace is not None:
-            self._trace.follow([choice.record for choice in choices], service.clock.monotonic())
-        self._visit.follow([choice.record for choice in choices], body.candidates)
+            self._trace.set_records(
+                [choice.record for choice in choices], context.clock.monotonic()
+            )
+        self._admission.set_records([choice.record for choice in choices], body.num_candidates)
         answers = [
-            ChoiceResult(choice.index, prompt.token_ids, prompt.text)
-            for choice, prompt in zip(choices, _repeat_each(prompts, body.candidates), strict=True)
+            ChoiceResult(choice.index, prompt.token_ids, prompt.echo_text)
+            for choice, prompt in zip(
+                choices, _repeat_each(prompts, body.num_candidates), strict=True
+            )
         ]
-        wording = self._wording(self._envelope(request_id, body), body)
-        with service.scores.take(
+        encoder = self._create_encoder(self._response_metadata(request_id, body), body)
+        with context.prompt_logprobs_budget.reserve(
             count_prompt_logprobs([len(prompt.token_ids) for prompt in prompts], body)
         ):
             if body.stream:
-                await self._stream(wire, choices, answers, wording, body)
+                await self._stream(writer, choices, answers, encoder, body)
             else:
-                await self._whole(wire, choices, answers, wording, body)
+                await self._respond(writer, choices, answers, encoder, body)
 
-    async def _promise(self, prompts: Sequence[Prompt], body: ChatBody | CompletionBody) -> None:
-        """What the tenant may use of its limits. Raises RateLimited or Overloaded."""
-        asked = body.asked_tokens or DEFAULT_RESERVED_OUTPUT_TOKENS
+    async def _reserve_tokens(
+        self, prompts: Sequence[Prompt], body: ChatBody | CompletionBody
+    ) -> None:
+        """Reserve tokens of the tenant's limits. Raises RateLimited or Overloaded."""
+        asked = body.requested_tokens or DEFAULT_RESERVED_OUTPUT_TOKENS
         answer = min(asked, max(prompt.sampling.max_tokens for prompt in prompts))
         sizes = [len(prompt.token_ids) for prompt in prompts]
-        await self._visit.prepare_promise(num_reserved_tokens(sizes, body.candidates, answer))
-        self._visit.promise(sizes, body.candidates, answer)
-        self._known_headers |= self._visit.headers()
+        await self._admission.draw_token_quota(
+            num_reserved_tokens(sizes, body.num_candidates, answer)
+        )
+        self._admission.reserve_tokens(sizes, body.num_candidates, answer)
+        self._response_headers |= self._admission.headers()
 
     @abstractmethod
-    def _prepare(self, preparer: Preprocessor, body: Any) -> list[Prompt]: ...
+    def _build_prompts(self, preprocessor: Preprocessor, body: Any) -> list[Prompt]: ...
 
     @abstractmethod
-    def _wording(
-        self, envelope: ResponseMetadata, body: ChatBody | CompletionBody
+    def _create_encoder(
+        self, metadata: ResponseMetadata, body: ChatBody | CompletionBody
     ) -> OpenAIEncoder: ...
 
-    async def _whole(
+    async def _respond(
         self,
-        wire: ResponseWriter,
+        writer: ResponseWriter,
         choices: Sequence[ChoiceStream],
         answers: Sequence[ChoiceResult],
-        wording: OpenAIEncoder,
+        encoder: OpenAIEncoder,
         body: ChatBody | CompletionBody,
     ) -> None:
         async def collect(delta: ChoiceDelta) -> None:
             answers[delta.index].add(delta)
 
-        await self._service.follow_all(choices, collect)
-        best = select_best(choices, answers, body.candidates, body.choices)
-        usage = response_usage(choices, body.candidates)
-        size = sum(len(answer.prompt_entries) for answer in best) * BYTES_PER_TOKEN_ENTRY
-        tenant = self._visit.tenant.id
-        data = await self._service.large_work.run(tenant, size, lambda: wording.whole(best, usage))
-        await wire.respond(200, JSON_HEADERS | self._debug_headers(choices[0]), data)
+        await self._context.run_choices(choices, collect)
+        best = select_best(choices, answers, body.num_candidates, body.num_choices)
+        usage = response_usage(choices, body.num_candidates)
+        size = sum(len(answer.prompt_token_entries) for answer in best) * BYTES_PER_TOKEN_ENTRY
+        tenant = self._admission.tenant.id
+        data = await self._context.offload_executor.run(
+            tenant, size, lambda: encoder.encode_response(best, usage)
+        )
+        await writer.respond(200, JSON_HEADERS | self._debug_headers(choices[0]), data)
 
     async def _stream(
         self,
-        wire: ResponseWriter,
+        writer: ResponseWriter,
         choices: Sequence[ChoiceStream],
         answers: Sequence[ChoiceResult],
-        wording: OpenAIEncoder,
+        encoder: OpenAIEncoder,
         body: ChatBody | CompletionBody,
     ) -> None:
-        """The response begins with the first output: what fails earlier has its own status."""
+        """Stream the answer. The response begins with the first output, so that an earlier failure
+        has its own HTTP status."""
         unopened = {answer.index: answer for answer in answers}
-        one_at_a_time = asyncio.Lock()
+        write_lock = asyncio.Lock()
 
         async def send(delta: ChoiceDelta) -> None:
-            async with one_at_a_time:
+            async with write_lock:
                 size, opening = len(answers[delta.index].prompt_token_ids), b""
                 if delta.index in unopened:
                     answer = unopened.pop(delta.index)
-                    answer.prompt_entries = delta.prompt_entries
-                    wording.note_taken(delta.index, size, 0)
-                    opening = wording.opening(answer)
-                wording.note_taken(delta.index, size, choices[delta.index].num_tokens)
-                frames = opening + wording.chunk(delta)
-                if not wire.started:
+                    answer.prompt_token_entries = delta.prompt_token_entries
+                    encoder.set_token_counts(delta.index, size, 0)
+                    opening = encoder.encode_opening_chunk(answer)
+                encoder.set_token_counts(delta.index, size, choices[delta.index].num_tokens)
+                frames = opening + encoder.encode_chunk(delta)
+                if not writer.has_started:
                     headers = self._debug_headers(choices[delta.index])
-                    await wire.start(200, STREAM_HEADERS | headers)
-                await wire.write(frames)
+                    await writer.start(200, STREAM_HEADERS | headers)
+                await writer.write(frames)
 
-        outlet = None if body.wants_running_usage else InlineStreamWriter(wire, wording, unopened)
-        await self._service.follow_all(choices, send, outlet)
+        inline_writer = (
+            None if body.wants_running_usage else InlineStreamWriter(writer, encoder, unopened)
+        )
+        await self._context.run_choices(choices, send, inline_writer)
         usage = b""
         if body.wants_usage_chunk:
-            usage = wording.usage_chunk(response_usage(choices, body.candidates))
-        await wire.end(usage + DONE_EVENT)
+            usage = encoder.encode_usage_chunk(response_usage(choices, body.num_candidates))
+        await writer.end(usage + DONE_EVENT)
 
-    def _envelope(self, request_id: str, body: ChatBody | CompletionBody) -> ResponseMetadata:
+    def _response_metadata(
+        self, request_id: str, body: ChatBody | CompletionBody
+    ) -> ResponseMetadata:
         return ResponseMetadata(
             id=request_id,
-            created=self._service.clock.wall_nanoseconds() // 1_000_000_000,
-            model=self._service.config.model,
+            created=self._context.clock.wall_nanoseconds() // 1_000_000_000,
+            model=self._context.config.model,
             return_token_ids=bool(body.return_token_ids),
-            usage_chunk=body.wants_usage_chunk,
-            running_usage=body.wants_running_usage,
+            has_usage_chunk=body.wants_usage_chunk,
+            has_running_usage=body.wants_running_usage,
             echoes_logprobs=isinstance(body, CompletionBody) and bool(body.echo),
             prompt_logprobs=body.prompt_logprobs is not None,
-            obfuscated=body.wants_obfuscation,
-            system_fingerprint=system_fingerprint(self._service.cluster.any_worker),
+            is_obfuscated=body.wants_obfuscation,
+            system_fingerprint=system_fingerprint(self._context.cluster.any_worker),
             service_tier="default" if isinstance(body, ChatBody) and body.service_tier else None,
         )
 
     def _debug_headers(self, choice: ChoiceStream) -> dict[str, str]:
-        return self._known_headers | choice.record.headers()
+        return self._response_headers | choice.record.headers()
 
 
 class ChatHandler(GenerationHandler):
@@ -301,22 +322,22 @@ class ChatHandler(GenerationHandler):
     id_prefix = "chatcmpl"
     schema = ChatBody
 
-    def _prepare(self, preparer: Preprocessor, body: Any) -> list[Prompt]:
-        if self._service.config.refuses_special_tokens:
-            self._service.special_tokens.check(body.messages)
-        return preparer.chat(body)
+    def _build_prompts(self, preprocessor: Preprocessor, body: Any) -> list[Prompt]:
+        if self._context.config.refuses_special_tokens:
+            self._context.special_tokens.check(body.messages)
+        return preprocessor.prepare_chat(body)
 
-    def _wording(
-        self, envelope: ResponseMetadata, body: ChatBody | CompletionBody
+    def _create_encoder(
+        self, metadata: ResponseMetadata, body: ChatBody | CompletionBody
     ) -> OpenAIEncoder:
         with_logprobs = body.num_logprobs is not None
-        dialect = self._service.dialect
+        dialect = self._context.output_format
 
         def call_id(choice: int, call: int) -> str:
-            return dialect.call_id(envelope.id, choice, call)
+            return dialect.call_id(metadata.id, choice, call)
 
         return ChatEncoder(
-            envelope, self._service.tokenizer, with_logprobs=with_logprobs, call_id=call_id
+            metadata, self._context.tokenizer, with_logprobs=with_logprobs, call_id=call_id
         )
 
 
@@ -325,42 +346,42 @@ class CompletionHandler(GenerationHandler):
     id_prefix = "cmpl"
     schema = CompletionBody
 
-    def _prepare(self, preparer: Preprocessor, body: Any) -> list[Prompt]:
-        return preparer.completion(body)
+    def _build_prompts(self, preprocessor: Preprocessor, body: Any) -> list[Prompt]:
+        return preprocessor.prepare_completion(body)
 
-    def _wording(
-        self, envelope: ResponseMetadata, body: ChatBody | CompletionBody
+    def _create_encoder(
+        self, metadata: ResponseMetadata, body: ChatBody | CompletionBody
     ) -> OpenAIEncoder:
         with_logprobs = body.num_logprobs is not None
-        return CompletionEncoder(envelope, self._service.tokenizer, with_logprobs=with_logprobs)
+        return CompletionEncoder(metadata, self._context.tokenizer, with_logprobs=with_logprobs)
 
 
 class TokenizeHandler(RequestHandler):
     endpoint = "tokenize"
 
-    async def answer(self, wire: ResponseWriter, raw: RawBody, tenant: TenantId) -> None:
-        service = self._service
-        body = await self._parsed(TokenizeBody, raw, tenant)
-        service.check_model(body.model)
-        tokenizer, limits = service.tokenizer, service.limits
-        answer = await service.large_work.run(
+    async def answer(self, writer: ResponseWriter, raw: RawBody, tenant: TenantId) -> None:
+        context = self._context
+        body = await self._parse(TokenizeBody, raw, tenant)
+        context.check_model(body.model)
+        tokenizer, limits = context.tokenizer, context.limits
+        answer = await context.offload_executor.run(
             tenant, raw.size_bytes, lambda: encode_tokenize_response(body, tokenizer, limits)
         )
-        await wire.respond(200, JSON_HEADERS, answer)
+        await writer.respond(200, JSON_HEADERS, answer)
 
 
 class DetokenizeHandler(RequestHandler):
     endpoint = "detokenize"
 
-    async def answer(self, wire: ResponseWriter, raw: RawBody, tenant: TenantId) -> None:
-        service = self._service
-        body = await self._parsed(DetokenizeBody, raw, tenant)
-        service.check_model(body.model)
-        tokenizer, limits = service.tokenizer, service.limits
-        answer = await service.large_work.run(
+    async def answer(self, writer: ResponseWriter, raw: RawBody, tenant: TenantId) -> None:
+        context = self._context
+        body = await self._parse(DetokenizeBody, raw, tenant)
+        context.check_model(body.model)
+        tokenizer, limits = context.tokenizer, context.limits
+        answer = await context.offload_executor.run(
             tenant, raw.size_bytes, lambda: encode_detokenize_response(body, tokenizer, limits)
         )
-        await wire.respond(200, JSON_HEADERS, answer)
+        await writer.respond(200, JSON_HEADERS, answer)
 
 
 def _repeat_each(prompts: Sequence[Prompt], times: int) -> list[Prompt]:

@@ -1,6 +1,8 @@
-"""Messages that spell out a special token, like ``<|im_start|>``: in a prompt that is one, and
-begins a turn of whoever it names. vLLM, SGLang and we read them so; ``special_tokens_in_messages``
-refuses them, for where those who write messages are not trusted."""
+"""Rejects messages that spell out a special token, like ``<|im_start|>``.
+
+The tokenizer turns such text into a real special token, with which a message can begin a turn of
+any role. vLLM and SGLang do the same. The setting ``special_tokens_in_messages`` refuses such
+messages, for deployments where those who write messages are not trusted."""
 
 import re
 from collections.abc import Sequence
@@ -10,18 +12,18 @@ from router.errors import ApiError
 from router.openai.schema import Message
 
 UNTRUSTED_ROLES = ("user", "tool")
-"""Whose content somebody else than the application may have written."""
+"""Roles whose content may come from someone other than the application."""
 
 
 class SpecialTokenFilter:
-    """Of one tokenizer."""
+    """Finds the special tokens of one tokenizer in messages."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         texts = sorted(filter(None, map(tokenizer.token, tokenizer.special_ids)))
         self._pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
 
     def check(self, messages: Sequence[Message]) -> None:
-        """Raises Problem (400) for the first one found."""
+        """Raises ApiError (400) for the first special token found."""
         if self._pattern is None:
             return
         for number, message in enumerate(messages):
@@ -29,7 +31,7 @@ class SpecialTokenFilter:
             if found:
                 raise ApiError(
                     400,
-                    f"the message has the special token {found[0]!r}, which this server refuses",
+                    f"the message contains the special token {found[0]!r}; this server refuses it",
                     param=f"messages[{number}].content",
                     code="special_token",
                 )

@@ -1,4 +1,4 @@
-"""OpenAI's ``system_fingerprint``: as long as it stays, a seed gives the same answer."""
+"""OpenAI's ``system_fingerprint``: while it stays the same, a seed gives the same answer."""
 
 import hashlib
 from functools import lru_cache
@@ -7,8 +7,8 @@ from baton.core.member import Member
 
 
 def system_fingerprint(worker: Member | None) -> str:
-    """Of what its tokens depend on: weights, and the precision that it computes in. Empty while
-    there is no worker to say so."""
+    """Digest what the tokens depend on: the weights and the KV precision. Empty if no worker is
+    known."""
     return "" if worker is None else _fingerprint(worker.model_digest, worker.kv_dtype)
 
 

@@ -6,17 +6,19 @@ from dataclasses import dataclass
 from baton.core.request import TokenLogprob
 
 MIN_LOGPROB = -9999.0
-"""JSON has no infinity; OpenAI writes this number for what can't be."""
+"""Stands for minus infinity, as in OpenAI's API: JSON has no infinity."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """``offset`` is where the token's text begins, in characters of the text that is shown."""
+    """A token and its logprobs. ``offset`` is the position of its text, in characters of the text
+    that the client gets."""
 
     logprob: TokenLogprob
     offset: int
 
     @property
     def is_first(self) -> bool:
-        """Of a prompt: nothing precedes it, so there is no logprob."""
+        """Whether this is the first token of a prompt. It has no logprob, since nothing precedes
+        it."""
         return math.isnan(self.logprob.logprob)

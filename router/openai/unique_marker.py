@@ -1,12 +1,13 @@
-"""Marks that are put into a text to find a place again."""
+"""Markers that are put into a text before it is rendered, to find their positions afterwards."""
 
 import hashlib
 from collections.abc import Iterable
 
 
 def make_unique_marker(texts: Iterable[str]) -> str:
-    """A mark that stands in none of ``texts``: it is made of their digest, which nobody can put
-    into them. Its ends are characters of private use, so that templates leave it alone."""
+    """Return a marker that occurs in none of ``texts``: it contains their digest, which nobody can
+    put into them. It begins and ends with a private-use character, so that templates leave it
+    alone."""
     digest = hashlib.blake2b(digest_size=16)
     for text in texts:
         digest.update(text.encode(errors="replace"))

@@ -1,1 +1,1 @@
-"""Metrics, traces and service level objectives of requests."""
+"""Metrics, traces and service level objectives (SLOs) of requests."""

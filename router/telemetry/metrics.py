@@ -1,4 +1,4 @@
-"""The router's metrics, in a registry of their own. No request ids in labels."""
+"""The router's metrics, in a Prometheus registry of their own. Labels contain no request ids."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -14,7 +14,7 @@ RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2, 4, 10)
 
 
 class RouterMetrics:
-    """One per router program, in ``registry``; :meth:`render` is what ``/metrics`` answers."""
+    """The metrics of one router, in ``registry``. :meth:`render` gives the body of ``/metrics``."""
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -24,19 +24,15 @@ class RouterMetrics:
         self.tenants = TenantMetrics(registry)
         self.requests = Counter(
             "baton_requests_total",
-            "HTTP requests for answers, by endpoint and status (499: the client left).",
+            "HTTP requests for answers, by endpoint and status (499: the client disconnected).",
             ["endpoint", "status"],
             registry=registry,
         )
-        self.running = Gauge(
-            "baton_running_requests", "Answers that are under way.", registry=registry
-        )
-        self.connections = Gauge(
-            "baton_connections", "Clients' connections that are open.", registry=registry
-        )
+        self.running = Gauge("baton_running_requests", "Answers in progress.", registry=registry)
+        self.connections = Gauge("baton_connections", "Open client connections.", registry=registry)
         self.refusals = Counter(
             "baton_refused_connections_total",
-            "Connections that were ended for what their client did, by what it overstepped.",
+            "Client connections closed or refused, by the limit that was exceeded.",
             ["reason"],
             registry=registry,
         )
@@ -52,13 +48,13 @@ class RouterMetrics:
             buckets=LATENCY_BUCKETS,
             registry=registry,
         )
-        self.first_token_seconds = Histogram(
+        self.ttft_seconds = Histogram(
             "baton_first_token_seconds",
             "From a request's arrival to its first token.",
             buckets=LATENCY_BUCKETS,
             registry=registry,
         )
-        self.token_gap_seconds = Histogram(
+        self.itl_seconds = Histogram(
             "baton_token_gap_seconds",
             "Mean time between the tokens of an answer.",
             buckets=INTER_TOKEN_BUCKETS,
@@ -69,28 +65,28 @@ class RouterMetrics:
         )
         self.cached_tokens = Counter(
             "baton_cached_tokens_total",
-            "Tokens of prompts that were not computed, by the tier that they came from.",
+            "Prompt tokens whose KV was cached, by the tier that it came from.",
             ["tier"],
             registry=registry,
         )
         self.store_fetch_seconds = Histogram(
             "baton_store_fetch_seconds",
-            "What requests waited for the store, of those that got something from it.",
+            "Seconds that requests waited for the KV store, only requests that loaded KV from it.",
             buckets=FETCH_BUCKETS,
             registry=registry,
         )
         self.completion_tokens = Counter(
             "baton_completion_tokens_total", "Tokens of answers.", registry=registry
         )
-        self.shipped_bytes = Counter(
+        self.transferred_bytes = Counter(
             "baton_shipped_bytes_total",
-            "KV that went from prefill to decode workers, by transport.",
+            "Bytes of KV transferred from prefill to decode workers, by transport.",
             ["transport"],
             registry=registry,
         )
         self.failovers = Counter(
             "baton_failovers_total",
-            "Placements that failed and were made again.",
+            "Placements that failed and were replaced by another one.",
             registry=registry,
         )
         self.answers = Counter(
@@ -98,57 +94,57 @@ class RouterMetrics:
         )
         judged = Counter(
             "baton_slo_answers_total",
-            "Answers by whether they met the SLO; batches, and those whose client left, count not.",
+            "Answers by SLO outcome, without batches and answers whose client disconnected.",
             ["verdict"],
             registry=registry,
         )
-        self._judged = {verdict: judged.labels(verdict.value) for verdict in SloOutcome}
-        self._predicted = Histogram(
+        self._slo_answers = {verdict: judged.labels(verdict.value) for verdict in SloOutcome}
+        self._ttft_prediction_ratio = Histogram(
             "baton_first_token_prediction_ratio",
-            "Time to the first token, by what the conductor had predicted.",
+            "Time to first token, divided by the conductor's prediction.",
             buckets=RATIO_BUCKETS,
             registry=registry,
         )
 
-    def note_answer(self, record: GenerationRecord) -> None:
-        """Once per answer, at its end."""
+    def record_answer(self, record: GenerationRecord) -> None:
+        """Record an answer, once, at its end."""
         self.answers.labels(record.finish_reason).inc()
         self.prompt_tokens.inc(record.num_prompt_tokens)
         for tier, tokens in record.cached_by_tier.items():
             if tokens:
                 self.cached_tokens.labels(tier).inc(tokens)
         if record.cached_by_tier.get("dram") or record.cached_by_tier.get("disk"):
-            self.store_fetch_seconds.observe(record.store_seconds)
+            self.store_fetch_seconds.observe(record.store_wait_seconds)
         self.completion_tokens.inc(record.num_tokens)
         if len(record.placements) > 1:
             self.failovers.inc(len(record.placements) - 1)
-        if record.bytes_shipped:
-            self.shipped_bytes.labels(record.transport).inc(record.bytes_shipped)
-        self._note_seconds(record)
-        self._judge(record)
+        if record.kv_bytes_transferred:
+            self.transferred_bytes.labels(record.transport).inc(record.kv_bytes_transferred)
+        self._record_latencies(record)
+        self._record_slo(record)
 
-    def _judge(self, record: GenerationRecord) -> None:
-        verdict = self._slo.verdict(record)
+    def _record_slo(self, record: GenerationRecord) -> None:
+        verdict = self._slo.judge(record)
         if verdict is not None:
-            self._judged[verdict].inc()
-            self.tenants.note_judged(record.tenant, met=verdict is SloOutcome.MET)
+            self._slo_answers[verdict].inc()
+            self.tenants.record_slo_outcome(record.tenant, met=verdict is SloOutcome.MET)
         predicted = record.placements[0].placement.ttft_seconds if record.placements else None
         if predicted and record.ttft_seconds is not None:
-            self._predicted.observe(record.ttft_seconds / predicted)
+            self._ttft_prediction_ratio.observe(record.ttft_seconds / predicted)
 
-    def note_refusal(self, reason: str) -> None:
+    def record_refused_connection(self, reason: str) -> None:
         self.refusals.labels(reason).inc()
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
 
-    def _note_seconds(self, record: GenerationRecord) -> None:
+    def _record_latencies(self, record: GenerationRecord) -> None:
         if record.total_seconds is not None:
             self.request_seconds.observe(record.total_seconds)
         if record.queue_seconds is not None:
             self.placement_seconds.observe(record.queue_seconds)
         if record.ttft_seconds is None:
             return
-        self.first_token_seconds.observe(record.ttft_seconds)
-        if record.tbt_seconds is not None:
-            self.token_gap_seconds.observe(record.tbt_seconds)
+        self.ttft_seconds.observe(record.ttft_seconds)
+        if record.mean_itl_seconds is not None:
+            self.itl_seconds.observe(record.mean_itl_seconds)

@@ -1,4 +1,4 @@
-"""Whether an answer was what was promised: goodput counts those that were."""
+"""Judges whether an answer met the SLO. Goodput counts the answers that did."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,8 +7,8 @@ from router.generation.record import GenerationRecord
 
 
 class SloOutcome(StrEnum):
-    """LATE: the first token came too late, SLOW: the others too far apart; who was both is LATE.
-    FAILED: there was no answer, or it broke off."""
+    """LATE: the time to first token was too long. SLOW: the inter-token latency was too long; an
+    answer with both is LATE. FAILED: there was no answer, or it was incomplete."""
 
     MET = "met"
     LATE = "late"
@@ -18,40 +18,40 @@ class SloOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SloTargets:
-    """``first_token_seconds`` is meant beside what the prompt takes by itself, and 0 promises
-    nothing; ``token_gap_seconds`` is the mean over an answer. As the conductor has them."""
+    """The SLO, the same as the conductor's. The time to first token may be ``ttft_seconds`` plus
+    the predicted time to compute the prompt; 0: no target. ``itl_seconds`` bounds the mean
+    inter-token latency of an answer."""
 
-    first_token_seconds: float = 2.0
-    token_gap_seconds: float = 0.05
+    ttft_seconds: float = 2.0
+    itl_seconds: float = 0.05
 
-    def verdict(self, record: GenerationRecord) -> SloOutcome | None:
-        """Of an answer that is over. None where nothing was promised (batches), or its client
-        left before it was."""
-        if not record.is_promised or record.finish_reason == "cancelled":
+    def judge(self, record: GenerationRecord) -> SloOutcome | None:
+        """Judge a finished answer. None if the SLO does not apply to it (for example in a batch),
+        or if the client disconnected."""
+        if not record.has_slo or record.finish_reason == "cancelled":
             return None
         if record.finish_reason == "error":
             return SloOutcome.FAILED
         if self._is_late(record):
             return SloOutcome.LATE
-        gap = record.tbt_seconds
-        return (
-            SloOutcome.SLOW if gap is not None and gap > self.token_gap_seconds else SloOutcome.MET
-        )
+        itl = record.mean_itl_seconds
+        return SloOutcome.SLOW if itl is not None and itl > self.itl_seconds else SloOutcome.MET
 
     def _is_late(self, record: GenerationRecord) -> bool:
-        promised, took = self.first_token_seconds, record.ttft_seconds
-        if not promised or took is None or took <= promised:
+        target, ttft_seconds = self.ttft_seconds, record.ttft_seconds
+        if not target or ttft_seconds is None or ttft_seconds <= target:
             return False
-        return took > promised + predicted_prefill_seconds(record)
+        return ttft_seconds > target + predicted_prefill_seconds(record)
 
 
 def predicted_prefill_seconds(record: GenerationRecord) -> float:
-    """What the prompt was thought to take on the worker that read it; 0 where nobody knew."""
+    """Return the predicted seconds to compute the prompt on the worker that got it; 0 if
+    unknown."""
     if not record.placements:
         return 0.0
     placement = record.placements[0].placement
-    reader = placement.prefill or placement.decode
-    for scored in placement.prefill_alternatives:  # the chosen one is the first, nearly always
-        if scored.worker == reader.id:
-            return scored.service_seconds
+    worker = placement.prefill or placement.decode
+    for candidate in placement.prefill_alternatives:  # usually the first one is the chosen one
+        if candidate.worker == worker.id:
+            return candidate.service_seconds
     return 0.0

@@ -1,6 +1,7 @@
-"""Which requests are traced, and what is told of them once they are over: docs/tracing.md.
+"""Decides which requests are traced, and emits their spans once they are over: docs/tracing.md.
 
-While a request runs, only the names of its spans travel with it. Its record has the times.
+While a request runs, only its trace context is passed on with it. When it has ended, the spans are
+made from the times in its records.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,13 +15,14 @@ from baton.obs.span import Span, SpanKind, SpanSink, Value
 from router.generation.record import GenerationRecord, PlacementRecord
 
 SAMPLED_DIGITS = 8
-"""Of a trace's id, its last ones: they are random in the ids of requests, too."""
+"""The last digits of a trace id, which decide whether the request is sampled. In request ids that
+the router makes, these digits are random, too."""
 
 
 @dataclass(slots=True)
 class RequestTrace:
-    """A request that is traced, until it is over. Times are the clock's. ``parent_id`` is the
-    client's span, empty if it has none."""
+    """A traced request that is in progress. Times are the clock's. ``parent_id`` is the client's
+    span, empty if there is none."""
 
     root: TraceContext
     parent_id: str
@@ -29,8 +31,8 @@ class RequestTrace:
     prepared_at: float | None = None
     records: Sequence[GenerationRecord] = ()
 
-    def follow(self, records: Sequence[GenerationRecord], now: float) -> None:
-        """Its answers begin."""
+    def set_records(self, records: Sequence[GenerationRecord], now: float) -> None:
+        """Set the per-answer records. The generation of the answers starts now."""
         self.prepared_at = now
         self.records = records
         for record in records:
@@ -38,7 +40,8 @@ class RequestTrace:
 
 
 class RequestTracer:
-    """``sample`` is the share that is traced of the requests whose client has not decided."""
+    """Traces requests. ``sample`` is the fraction (0 to 1) that is traced of requests whose client
+    has not decided it."""
 
     def __init__(self, spans: SpanSink, sample: float, clock: Clock) -> None:
         self._spans = spans
@@ -46,30 +49,30 @@ class RequestTracer:
         self._clock = clock
 
     def begin(self, request_id: str, traceparent: str | None) -> RequestTrace | None:
-        """None: this one is not traced. Without a client's trace, its id is the digits of
-        ``request_id``."""
-        given = parse_traceparent(traceparent) if traceparent else None
-        if given is None:
+        """Begin a trace; None if the request is not traced. If the client sent no trace id, it is
+        made from the hex digits of ``request_id``."""
+        client_context = parse_traceparent(traceparent) if traceparent else None
+        if client_context is None:
             trace_id = _trace_id(request_id)
             sampled = int(trace_id[-SAMPLED_DIGITS:], 16) < self._limit
-            above = TraceContext(trace_id, "", sampled)
+            parent = TraceContext(trace_id, "", sampled)
         else:
-            above = given
-        if not above.sampled:
+            parent = client_context
+        if not parent.is_sampled:
             return None
-        root = above.child("request", request_id)
-        return RequestTrace(root, above.span_id, request_id, self._clock.monotonic())
+        root = parent.child("request", request_id)
+        return RequestTrace(root, parent.span_id, request_id, self._clock.monotonic())
 
     def end(self, trace: RequestTrace, endpoint: str, status: int) -> None:
-        """Once, whatever ended it."""
+        """Emit the spans of a request. Call once, however it ended."""
         self._spans.emit(build_request_spans(trace, endpoint, status, self._clock.monotonic()))
 
 
 def build_request_spans(
     trace: RequestTrace, endpoint: str, status: int, now: float
 ) -> Iterator[Span]:
-    """Those of the router: the request, its preparation, and of each answer its questions to a
-    conductor and its attempts."""
+    """Yield the router's spans: the request, its preparation, and each answer's placement queries
+    and attempts."""
     attributes: dict[str, Value] = {
         "baton.request_id": trace.request_id,
         "baton.endpoint": endpoint,
@@ -97,10 +100,10 @@ def build_request_spans(
 def _generation_spans(record: GenerationRecord, now: float) -> Iterator[Span]:
     ended_at = now if record.total_seconds is None else record.arrived_at + record.total_seconds
     for placed in record.placements:
-        yield _placement_span(record, placed.epoch, placed.asked_at, placed.placed_at, placed)
+        yield _placement_span(record, placed.epoch, placed.queried_at, placed.placed_at, placed)
         yield from _attempt_spans(record, placed, ended_at)
-    if record.question is not None:  # and no answer
-        epoch, asked_at = record.question
+    if record.pending_query is not None:  # a query without an answer
+        epoch, asked_at = record.pending_query
         yield _placement_span(record, epoch, asked_at, ended_at)
 
 
@@ -117,7 +120,7 @@ def _placement_span(
         attributes["baton.policy"] = placed.placement.policy
         attributes["baton.reason"] = placed.placement.reason
     return Span(
-        record.question_span(epoch),
+        record.query_span(epoch),
         record.trace.span_id,
         "place",
         asked_at,
@@ -129,12 +132,14 @@ def _placement_span(
 
 
 def _attempt_spans(
-    record: GenerationRecord, placed: PlacementRecord, over_at: float
+    record: GenerationRecord, placed: PlacementRecord, answer_end: float
 ) -> Iterator[Span]:
-    """One placement, and what of the answer came by it."""
+    """Yield the spans of the attempt on one placement: the whole attempt, the wait for the first
+    token, and the stream of its part of the answer."""
     assert record.trace is not None
     context = record.attempt_span(placed.epoch)
-    began_at, ended_at = placed.placed_at, over_at if placed.ended_at is None else placed.ended_at
+    began_at = placed.placed_at
+    ended_at = answer_end if placed.ended_at is None else placed.ended_at
     yield Span(
         context,
         record.trace.span_id,
@@ -145,13 +150,15 @@ def _attempt_spans(
         error=placed.error or (record.error if placed is record.placements[-1] else ""),
         kind=SpanKind.CLIENT,
     )
-    first_at = over_at if record.ttft_seconds is None else record.arrived_at + record.ttft_seconds
+    first_at = answer_end
+    if record.ttft_seconds is not None:
+        first_at = record.arrived_at + record.ttft_seconds
     if began_at < first_at:
-        told_at = min(first_at, ended_at)
-        yield Span(context.child("first token"), context.span_id, "first token", began_at, told_at)
+        token_at = min(first_at, ended_at)
+        yield Span(context.child("first token"), context.span_id, "first token", began_at, token_at)
     if record.ttft_seconds is not None and first_at < ended_at:
-        streams_at = max(first_at, began_at)
-        yield Span(context.child("stream"), context.span_id, "stream", streams_at, ended_at)
+        stream_began_at = max(first_at, began_at)
+        yield Span(context.child("stream"), context.span_id, "stream", stream_began_at, ended_at)
 
 
 def _placed_attributes(record: GenerationRecord, placed: PlacementRecord) -> dict[str, Value]:
@@ -170,7 +177,8 @@ def _placed_attributes(record: GenerationRecord, placed: PlacementRecord) -> dic
 
 
 def _error(records: Sequence[GenerationRecord], status: int) -> str:
-    """A client's mistake, or its leaving, is no failure of the server's."""
+    """Return the error of a request's span, empty if there is none. A client's mistake or
+    disconnect is not an error of the server."""
     failures = [record.error for record in records if record.error]
     if status >= 500:
         return failures[0] if failures else f"status {status}"

@@ -1,4 +1,5 @@
-"""One HTTP request of a tenant, from its headers to the end of its answer."""
+"""Admission of tenants' HTTP requests: each is charged to its tenant's quota from the arrival of
+its headers to its end."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -21,34 +22,39 @@ from router.tenants.tenant import UNLIMITED, Tenant
 from router.tenants.tenant_directory import TenantDirectory
 
 DEFAULT_RESERVED_OUTPUT_TOKENS = 512
-"""Promised to an answer whose client set no bound, instead of all of the context. What it takes
-beyond is paid off afterwards."""
+"""Tokens reserved for an answer whose client set no ``max_tokens``, instead of the rest of the
+context. If the answer has more tokens, they are charged afterwards."""
 
 MAX_QUOTAS = 65_536
-"""About 500 bytes each. Tenants who have left the file leave here when there are too many."""
+"""The most quotas that are kept, of about 500 bytes each. If there are more, those of tenants that
+were removed from the tenants file are dropped."""
 
 
 class UsageSink(Protocol):
-    """Who writes down what tenants used."""
+    """Records what tenants used."""
 
-    def note_spent(self, tenant: TenantId, spent: RequestUsage) -> None: ...
+    def record_usage(self, tenant: TenantId, spent: RequestUsage) -> None: ...
 
-    def note_refused(self, tenant: TenantId, reason: str) -> None: ...
+    def record_refusal(self, tenant: TenantId, reason: str) -> None: ...
 
 
 class RequestAdmission:
-    """Made by :class:`AdmissionController`, and entered by ``with``, which settles whatever comes
-    of it. :meth:`promise` before the work, :meth:`follow` when it begins. Where several routers
-    share the tenant's limits, :meth:`prepare` and :meth:`prepare_promise` get what this one lacks;
-    nothing may be awaited between them and what they are for."""
+    """One admitted request. Made by :class:`AdmissionController`. Enter it by ``with``, which
+    settles the quota however the request ends.
+
+    Call :meth:`reserve_tokens` before the answers are generated, and :meth:`set_records` when their
+    generation begins. Where several routers share the tenant's limits, call
+    :meth:`draw_request_quota` before entering and :meth:`draw_token_quota` before
+    :meth:`reserve_tokens`: they draw from the shared quota what this router lacks. Between a
+    ``draw_…`` and the call that needs it, nothing may be awaited."""
 
     __slots__ = (
-        "_account",
-        "_entrance",
-        "_inside",
-        "_per_prompt",
-        "_promised",
+        "_answers_per_prompt",
+        "_controller",
+        "_num_slots",
+        "_quota",
         "_records",
+        "_reserved_tokens",
         "_share",
         "_size_bytes",
         "tenant",
@@ -56,206 +62,215 @@ class RequestAdmission:
 
     def __init__(
         self,
-        entrance: "AdmissionController",
+        controller: "AdmissionController",
         tenant: Tenant,
-        account: Quota,
+        quota: Quota,
         share: QuotaShare,
         size_bytes: int,
     ) -> None:
         self.tenant = tenant
-        self._entrance = entrance
-        self._account = account
+        self._controller = controller
+        self._quota = quota
         self._share = share
         self._size_bytes = size_bytes
-        self._inside = 0
-        """Answers that it has a place in the gate for."""
-        self._promised: int | None = None
+        self._num_slots = 0
+        """The number of slots of the request limiter that this request holds: one per answer."""
+        self._reserved_tokens: int | None = None
         self._records: Sequence[GenerationRecord] = ()
-        self._per_prompt = 1
+        self._answers_per_prompt = 1
 
-    async def prepare(self) -> None:
-        """Before it is entered."""
-        share, bank, now = self._share, self._share.bank, self._entrance.now
-        if bank is None or not share.is_common:
+    async def draw_request_quota(self) -> None:
+        """Draw the quota for one request from the store, if this router lacks it. Call before
+        entering."""
+        share, quota_client, now = self._share, self._share.quota_client, self._controller.now
+        if quota_client is None or not share.is_shared:
             return
-        if self._account.has_for_one(self.tenant, share, self._size_bytes, now):
+        if self._quota.can_begin(self.tenant, share, self._size_bytes, now):
             return
-        if await bank.draw(self._account, self._ask_to_begin):
-            await bank.look_again(self._account, partial(self._ask_to_begin, again=True))
+        if await quota_client.exchange_quota(self._quota, self._build_begin_request):
+            await quota_client.retry_slot(
+                self._quota, partial(self._build_begin_request, again=True)
+            )
 
-    async def prepare_promise(self, tokens: int) -> None:
-        """Before so many are promised."""
-        share, bank = self._share, self._share.bank
-        if bank is None or not share.is_common:
+    async def draw_token_quota(self, tokens: int) -> None:
+        """Draw the quota for this many tokens from the store, if this router lacks it. Call before
+        :meth:`reserve_tokens`."""
+        share, quota_client = self._share, self._share.quota_client
+        if quota_client is None or not share.is_shared:
             return
-        if not self._account.has_tokens(self.tenant, share, tokens, self._entrance.now):
-            await bank.draw(self._account, partial(self._ask_for_tokens, tokens))
+        if not self._quota.has_tokens(self.tenant, share, tokens, self._controller.now):
+            await quota_client.exchange_quota(
+                self._quota, partial(self._build_token_request, tokens)
+            )
 
-    def _ask_to_begin(self, *, again: bool = False) -> QuotaRequest | None:
-        now = self._entrance.now
-        return self._account.ask_to_begin(
+    def _build_begin_request(self, *, again: bool = False) -> QuotaRequest | None:
+        now = self._controller.now
+        return self._quota.build_begin_request(
             self.tenant, self._share, self._size_bytes, now, again=again
         )
 
-    def _ask_for_tokens(self, tokens: int) -> QuotaRequest | None:
-        now = self._entrance.now
-        return self._account.ask_for_tokens(self.tenant, self._share, tokens, now)
+    def _build_token_request(self, tokens: int) -> QuotaRequest | None:
+        now = self._controller.now
+        return self._quota.build_token_request(self.tenant, self._share, tokens, now)
 
     def __enter__(self) -> Self:
-        """Raises RateLimited or Overloaded: what is refused here costs next to nothing."""
-        entrance, tenant = self._entrance, self.tenant
+        """Admit the request. Raises RateLimited or Overloaded; refusing a request is cheap."""
+        controller, tenant = self._controller, self.tenant
         try:
-            self._take(1)
-            self._account.begin(tenant, self._share, self._size_bytes, entrance.now)
+            self._take_slots(1)
+            self._quota.begin(tenant, self._share, self._size_bytes, controller.now)
         except (RateLimited, Overloaded) as refusal:
-            self._give_back()
-            entrance.note_refusal(tenant, refusal)
+            self._release_slots()
+            controller.record_refusal(tenant, refusal)
             raise
-        self._tell_bank()
+        self._notify_quota_client()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Gives back what was not used."""
-        self._give_back()
+        """Settle the quota: replace what was reserved by what was used."""
+        self._release_slots()
         spent = (
-            usage_of_generations(self._records, self._per_prompt)
+            usage_of_generations(self._records, self._answers_per_prompt)
             if self._records
             else RequestUsage()
         )
-        if self._promised is not None:
-            now, used = self._entrance.now, spent.total_tokens
-            self._account.settle(self.tenant, self._share, self._promised, used, now)
-        self._account.end()
-        self._tell_bank()
+        if self._reserved_tokens is not None:
+            now, used = self._controller.now, spent.total_tokens
+            self._quota.settle(self.tenant, self._share, self._reserved_tokens, used, now)
+        self._quota.end()
+        self._notify_quota_client()
         if self._records:
-            self._entrance.ledger.note_spent(self.tenant.id, spent)
+            self._controller.usage_sink.record_usage(self.tenant.id, spent)
 
     def headers(self) -> dict[str, str]:
-        """What is left of the tenant's limits now."""
+        """Return the rate limit headers, with what is left of the tenant's limits now."""
         if not self.tenant.is_limited:
             return {}
-        return self._account.headers(self.tenant, self._share, self._entrance.now)
+        return self._quota.headers(self.tenant, self._share, self._controller.now)
 
-    def promise(self, prompt_tokens: Sequence[int], per_prompt: int, answer_tokens: int) -> None:
-        """Room for ``per_prompt`` answers to each prompt, of up to ``answer_tokens`` each. Raises
-        RateLimited or Overloaded. Once."""
-        assert self._promised is None, "once"
+    def reserve_tokens(
+        self, prompt_tokens: Sequence[int], per_prompt: int, answer_tokens: int
+    ) -> None:
+        """Reserve tokens and slots for ``per_prompt`` answers to each prompt, of up to
+        ``answer_tokens`` each. Raises RateLimited or Overloaded. Call once."""
+        assert self._reserved_tokens is None, "once"
         tokens = num_reserved_tokens(prompt_tokens, per_prompt, answer_tokens)
         try:
-            self._take(len(prompt_tokens) * per_prompt - 1)
-            self._account.reserve(
-                self.tenant, self._share, tokens, self._size_bytes, self._entrance.now
+            self._take_slots(len(prompt_tokens) * per_prompt - 1)
+            self._quota.reserve(
+                self.tenant, self._share, tokens, self._size_bytes, self._controller.now
             )
         except (RateLimited, Overloaded) as refusal:
-            self._entrance.note_refusal(self.tenant, refusal)
+            self._controller.record_refusal(self.tenant, refusal)
             raise
-        self._promised = tokens
-        self._tell_bank()
+        self._reserved_tokens = tokens
+        self._notify_quota_client()
 
-    def follow(self, records: Sequence[GenerationRecord], per_prompt: int) -> None:
-        """The answers under way; what they used is settled when all is over."""
-        self._records, self._per_prompt = records, per_prompt
+    def set_records(self, records: Sequence[GenerationRecord], per_prompt: int) -> None:
+        """Set the records of the answers in progress; their usage is settled at the end."""
+        self._records, self._answers_per_prompt = records, per_prompt
 
-    def _tell_bank(self) -> None:
+    def _notify_quota_client(self) -> None:
         share = self._share
-        if share.bank is not None:
-            now = self._entrance.now
-            is_due = share.is_common and self._account.is_due(self.tenant, share, now)
-            share.bank.watch(self.tenant.id, self._account, is_due=is_due)
+        if share.quota_client is not None:
+            now = self._controller.now
+            is_due = share.is_shared and self._quota.needs_early_exchange(self.tenant, share, now)
+            share.quota_client.notify_change(self.tenant.id, self._quota, is_due=is_due)
 
-    def _take(self, count: int) -> None:
-        entrance, tenant = self._entrance, self.tenant
-        entrance.gate.take(count, tenant.id, tenant.weight, entrance.is_shared)
-        self._inside += count
+    def _take_slots(self, count: int) -> None:
+        controller, tenant = self._controller, self.tenant
+        controller.request_limiter.acquire(count, tenant.id, tenant.weight, controller.is_shared)
+        self._num_slots += count
 
-    def _give_back(self) -> None:
-        if self._inside:
-            self._entrance.gate.give(self._inside, self.tenant.id)
-            self._inside = 0
+    def _release_slots(self) -> None:
+        if self._num_slots:
+            self._controller.request_limiter.release(self._num_slots, self.tenant.id)
+            self._num_slots = 0
 
 
 def num_reserved_tokens(prompt_tokens: Sequence[int], per_prompt: int, answer_tokens: int) -> int:
-    """Of all prompts and answers of a request."""
+    """Return the number of tokens to reserve for all prompts and answers of a request together."""
     return sum(prompt_tokens) + len(prompt_tokens) * per_prompt * answer_tokens
 
 
 class AdmissionController:
-    """Where tenants come in. ``num_routers`` share the tenants' limits, through ``bank`` if there
-    is one, else evenly."""
+    """Admits tenants' requests. All routers (``num_routers()`` of them) share a tenant's limits:
+    through ``quota_client`` if there is one, else in equal parts."""
 
     def __init__(
         self,
-        gate: FairLimiter,
-        roll: Callable[[], TenantDirectory],
+        request_limiter: FairLimiter,
+        directory: Callable[[], TenantDirectory],
         num_routers: Callable[[], int],
-        ledger: UsageSink,
+        usage_sink: UsageSink,
         clock: Clock,
-        bank: QuotaClient | None = None,
+        quota_client: QuotaClient | None = None,
     ) -> None:
-        self.gate = gate
-        self.ledger = ledger
-        self._roll = roll
+        self.request_limiter = request_limiter
+        self.usage_sink = usage_sink
+        self._directory = directory
         self._num_routers = num_routers
         self._clock = clock
-        self._bank = bank
-        self._accounts: dict[TenantId, Quota] = {}
+        self._quota_client = quota_client
+        self._quotas: dict[TenantId, Quota] = {}
 
-    def enter(
+    def create_admission(
         self, tenant_id: TenantId, size_bytes: int = 0, *, idle: bool = False
     ) -> RequestAdmission:
-        """Before the body, of ``size_bytes`` if that is known, is read. ``idle``: the visit takes
-        only what nobody else wants (a batch), so it has no part in the tenant's limits, and is
-        counted all the same."""
-        tenant = self._roll().tenant(tenant_id)
+        """Create the admission of a request, before its body (of ``size_bytes`` if known) is read.
+        With ``idle`` (a batch request), the request only uses capacity that is idle otherwise: it
+        does not count against the tenant's limits, but its usage is recorded."""
+        tenant = self._directory().tenant(tenant_id)
         if idle:
             return RequestAdmission(
                 self, replace(tenant, limits=UNLIMITED), Quota(), UNSHARED, size_bytes
             )
         share = self.share if tenant.is_limited else UNSHARED
-        return RequestAdmission(self, tenant, self._account(tenant_id), share, size_bytes)
+        return RequestAdmission(self, tenant, self._quota_of(tenant_id), share, size_bytes)
 
     async def run(self) -> None:
-        """Keeps this router's part of what all share. Until cancelled."""
-        if self._bank is not None:
-            await self._bank.run(self._roll, lambda: self.share)
+        """Exchange quota with the store in the background, until cancelled."""
+        if self._quota_client is not None:
+            await self._quota_client.run(self._directory, lambda: self.share)
 
-    def room(self, tenant: Tenant, count: int) -> AbstractContextManager[None]:
-        """In the gate alone, for what is no question (an upload): it raises Overloaded."""
-        return self.gate.enter(count, tenant.id, tenant.weight, shared=self.is_shared)
+    def hold_slots(self, tenant: Tenant, count: int) -> AbstractContextManager[None]:
+        """Hold slots of the request limiter for an operation without tokens, such as an upload.
+        Raises Overloaded."""
+        return self.request_limiter.hold(count, tenant.id, tenant.weight, shared=self.is_shared)
 
-    def note_refusal(self, tenant: Tenant, refusal: RateLimited | Overloaded) -> None:
+    def record_refusal(self, tenant: Tenant, refusal: RateLimited | Overloaded) -> None:
         reason = refusal.reason if isinstance(refusal, RateLimited) else "full"
-        self.ledger.note_refused(tenant.id, reason)
+        self.usage_sink.record_refusal(tenant.id, reason)
 
     @property
     def share(self) -> QuotaShare:
-        """As of now: routers come and go."""
+        """This router's share of the limits as of now, since routers come and go."""
         num_routers = max(self._num_routers(), 1)
-        return QuotaShare(num_routers, self._bank)
+        return QuotaShare(num_routers, self._quota_client)
 
     @property
     def is_shared(self) -> bool:
-        return self._roll().is_shared
+        return self._directory().is_shared
 
     @property
     def now(self) -> float:
         return self._clock.monotonic()
 
-    def accounts(self) -> dict[TenantId, Quota]:
-        return self._accounts
+    def quotas(self) -> dict[TenantId, Quota]:
+        return self._quotas
 
-    def _account(self, tenant_id: TenantId) -> Quota:
-        account = self._accounts.get(tenant_id)
+    def _quota_of(self, tenant_id: TenantId) -> Quota:
+        account = self._quotas.get(tenant_id)
         if account is None:
-            if len(self._accounts) >= MAX_QUOTAS:
-                self._forget_strangers()
-            account = self._accounts[tenant_id] = Quota()
+            if len(self._quotas) >= MAX_QUOTAS:
+                self._drop_unknown_tenants()
+            account = self._quotas[tenant_id] = Quota()
         return account
 
-    def _forget_strangers(self) -> None:
-        known = self._roll().tenants
-        self._accounts = {
+    def _drop_unknown_tenants(self) -> None:
+        known = self._directory().tenants
+        self._quotas = {
             tenant: account
-            for tenant, account in self._accounts.items()
+            for tenant, account in self._quotas.items()
             if tenant in known or not account.is_idle
         }

@@ -1,4 +1,4 @@
-"""API keys to tenants, and who may use the admin API."""
+"""Authentication: which tenant an API key belongs to, and who may use the admin API."""
 
 import hmac
 import ipaddress
@@ -14,34 +14,38 @@ _SCHEME = "bearer "
 
 ADMIN_PATH_PREFIX = "/admin/"
 PUBLIC_PATHS = frozenset({"/health", "/ready"})
-"""They tell probes and load balancers what everybody may know, whatever they call us."""
+"""Paths for probes and load balancers: served without a key and under any host name, since their
+responses contain no secrets."""
 
 
 class Authenticator:
-    """Without API keys everybody is the tenant ``default``; without an admin key only clients
-    on this machine are admins. :meth:`admit` whenever the tenants file has changed."""
+    """Authenticates requests. Without API keys every client is the tenant ``default``; without an
+    admin key only local clients are admins. Call :meth:`set_directory` whenever the tenants file
+    has changed."""
 
     def __init__(
         self,
         api_keys: Mapping[str, str],
         admin_key: str | None,
-        roll: TenantDirectory | None = None,
+        directory: TenantDirectory | None = None,
     ) -> None:
-        """Raises Invalid for a key of two tenants."""
+        """Raises Invalid for a key that two tenants share."""
         self._api_keys = api_keys
         self._admin_key = admin_key
-        self.admit(roll or TenantDirectory())
+        self.set_directory(directory or TenantDirectory())
 
-    def admit(self, roll: TenantDirectory) -> None:
-        """From now on these come in, beside those of the setting. Raises Invalid."""
-        self.roll = roll.with_keys(self._api_keys)
+    def set_directory(self, directory: TenantDirectory) -> None:
+        """Accept the tenants of ``directory`` and those of the settings from now on. Raises
+        Invalid."""
+        self.directory = directory.with_keys(self._api_keys)
 
     def tenant_of(self, authorization: str | None) -> TenantId:
-        """Raises Problem (401) when keys are needed and this is none of them."""
-        if not self.roll.needs_keys:
+        """Return the tenant of a key. Raises ApiError (401) for a missing or unknown key where keys
+        are required."""
+        if not self.directory.needs_keys:
             return DEFAULT_TENANT
-        # By digest: how long a look-up takes says nothing about a key.
-        tenant = self.roll.keys.get(api_key_digest(_bearer(authorization)))
+        # Looked up by digest, so that the time it takes reveals nothing about a key.
+        tenant = self.directory.keys.get(api_key_digest(_bearer(authorization)))
         if tenant is None:
             raise unauthorized_error(
                 "an API key is needed" if not authorization else "wrong API key"
@@ -52,32 +56,33 @@ class Authenticator:
     def has_admin_key(self) -> bool:
         return self._admin_key is not None
 
-    def trusts_without_key(self, path: str) -> bool:
-        """Whether a request to ``path`` may be answered although it shows no key: whoever reaches
-        us is trusted then, and so is a browser on this machine."""
+    def allows_without_key(self, path: str) -> bool:
+        """Whether a request to ``path`` needs no key (``PUBLIC_PATHS`` don't count). If so, anyone
+        who can reach this router is trusted, even a web page in a local browser:
+        :mod:`router.http.browser_check` rejects such pages."""
         if path in PUBLIC_PATHS:
             return False
         is_operators = path.startswith(ADMIN_PATH_PREFIX)
-        return not (self.has_admin_key if is_operators else self.roll.needs_keys)
+        return not (self.has_admin_key if is_operators else self.directory.needs_keys)
 
     def check_metrics(self, authorization: str | None) -> None:
-        """Raises Problem (401, 403) where there are keys, and this is not the admin's."""
-        if not self.roll.needs_keys:
+        """Raises ApiError (401, 403) unless the admin's key is given, where keys are required."""
+        if not self.directory.needs_keys:
             return
         if not self.has_admin_key:
             raise ApiError(
-                403, "where there are keys, /metrics needs one: set admin_key, or ask the ops port"
+                403, "/metrics needs admin_key where API keys are required; or use the ops port"
             )
         self.check_admin(authorization, None)
 
     def check_admin(self, authorization: str | None, client_host: str | None) -> None:
-        """Raises Problem (401, 403)."""
+        """Raises ApiError (401, 403) unless the client is an admin."""
         if self._admin_key is not None:
-            given = _bearer(authorization).encode()
-            if not hmac.compare_digest(given, self._admin_key.encode()):
+            given_key = _bearer(authorization).encode()
+            if not hmac.compare_digest(given_key, self._admin_key.encode()):
                 raise unauthorized_error("the admin key is missing or wrong")
         elif not _is_loopback(client_host):
-            raise ApiError(403, "without an admin key, the admin API answers this machine only")
+            raise ApiError(403, "without an admin key, the admin API serves local clients only")
 
 
 def _bearer(authorization: str | None) -> str:
@@ -96,7 +101,7 @@ def unauthorized_error(message: str) -> ApiError:
     return ApiError(
         401,
         message,
-        kind="authentication_error",
+        error_type="authentication_error",
         code="invalid_api_key",
         headers={"www-authenticate": "Bearer"},
     )

@@ -1,90 +1,109 @@
-"""How many of one tenant's requests may be under way at one router."""
+"""Limits how many requests of one tenant run at once at this router."""
 
 from router.tenants.quota_share import QuotaShare
 from router.tenants.quota_store import LEASE_SECONDS, SlotRequest
 
 SLOT_PREFETCH_DIVISOR = 4
-"""All routers together hold at most one part in so many of a limit without using it."""
+"""All routers together hold at most a limit divided by this as unused slots."""
 
 SLOT_REJECTION_TTL_SECONDS = 0.1
-"""A refusal is believed for so long."""
+"""After the quota store had no free slot, it is not queried again for this long."""
 
 LEASE_RENEWAL_SECONDS = LEASE_SECONDS / 4
 
 
 class ConcurrencyLimiter:
-    """Single event loop, synchronous. In common with other routers it takes seats from the
-    treasury, on a lease, and gives back those that are not used; by itself it has its part."""
+    """If routers share the limit, this router leases slots from the quota store and returns unused
+    ones; otherwise it has an equal part of the limit. Not thread-safe; no method waits."""
 
-    __slots__ = ("_ahead", "_held", "_refused_at", "_told_at", "_used", "running")
+    __slots__ = (
+        "_granted_at",
+        "_has_used_prefetch",
+        "_num_prefetch",
+        "_num_slots",
+        "_refused_at",
+        "num_running",
+    )
 
     def __init__(self) -> None:
-        self.running = 0
-        self._held = 0
-        self._ahead = 0
-        """Seats that it would have beyond those in use."""
-        self._used = False
-        self._told_at = float("-inf")
+        self.num_running = 0
+        self._num_slots = 0
+        self._num_prefetch = 0
+        """The number of slots to hold beyond those in use."""
+        self._has_used_prefetch = False
+        self._granted_at = float("-inf")
         self._refused_at = float("-inf")
 
-    def covers(self, limit: int, share: QuotaShare, now: float) -> bool:
-        """Whether one more may come."""
-        if not share.is_common:
-            return self.running < share.part(limit)
-        return self.running < self._held and now < self._told_at + LEASE_SECONDS
+    def can_begin(self, limit: int, share: QuotaShare, now: float) -> bool:
+        """Whether one more request may run."""
+        if not share.is_shared:
+            return self.num_running < share.equal_part(limit)
+        return self.num_running < self._num_slots and now < self._granted_at + LEASE_SECONDS
 
-    def take(self) -> None:
-        self.running += 1
-        self._used = self._used or self.running + self._ahead > self._held
-
-    def give(self) -> None:
-        self.running -= 1
-        assert self.running >= 0, "take() comes first"
-
-    # -- with the treasury --------------------------------------------------------------------
-
-    def asks(self, limit: int, share: QuotaShare, now: float, *, again: bool) -> bool:
-        """Whether the treasury may have one more. ``again``: although it had none just now."""
-        trusted = not again and now < self._refused_at + SLOT_REJECTION_TTL_SECONDS
-        return not trusted and not self.covers(limit, share, now)
-
-    def one_more(self, limit: int, share: QuotaShare) -> SlotRequest:
-        self._ahead = min(
-            max(2 * self._ahead, 1), limit // (SLOT_PREFETCH_DIVISOR * share.num_routers)
+    def begin(self) -> None:
+        self.num_running += 1
+        self._has_used_prefetch = (
+            self._has_used_prefetch or self.num_running + self._num_prefetch > self._num_slots
         )
-        return SlotRequest(limit, self.running, self.running + 1 + self._ahead)
 
-    def upkeep(
+    def end(self) -> None:
+        self.num_running -= 1
+        assert self.num_running >= 0, "begin() comes first"
+
+    # -- exchanges with the quota store -------------------------------------------------------
+
+    def should_request_slot(
+        self, limit: int, share: QuotaShare, now: float, *, again: bool
+    ) -> bool:
+        """Whether to request one more slot from the quota store. ``again``: even if the store has
+        just refused one."""
+        trusted = not again and now < self._refused_at + SLOT_REJECTION_TTL_SECONDS
+        return not trusted and not self.can_begin(limit, share, now)
+
+    def build_slot_request(self, limit: int, share: QuotaShare) -> SlotRequest:
+        self._num_prefetch = min(
+            max(2 * self._num_prefetch, 1), limit // (SLOT_PREFETCH_DIVISOR * share.num_routers)
+        )
+        return SlotRequest(limit, self.num_running, self.num_running + 1 + self._num_prefetch)
+
+    def build_maintenance_request(
         self, limit: int, share: QuotaShare, now: float, *, is_turn: bool
     ) -> SlotRequest | None:
-        """In the background: gives back what is not used, and renews the lease."""
+        """Build the request, sent in the background, that returns unused slots and renews the
+        lease; None if there is nothing to do. ``is_turn``: this is the regular exchange, not an
+        early one."""
         if is_turn:
-            self._ahead = self._ahead if self._used else self._ahead // 2
-            self._used = False
-        self._ahead = min(self._ahead, limit // (SLOT_PREFETCH_DIVISOR * share.num_routers))
-        wanted = self.running + self._ahead
-        renews = is_turn and self._held > 0 and now >= self._told_at + LEASE_RENEWAL_SECONDS
-        if self._held <= wanted and not renews:
+            self._num_prefetch = (
+                self._num_prefetch if self._has_used_prefetch else self._num_prefetch // 2
+            )
+            self._has_used_prefetch = False
+        self._num_prefetch = min(
+            self._num_prefetch, limit // (SLOT_PREFETCH_DIVISOR * share.num_routers)
+        )
+        wanted = self.num_running + self._num_prefetch
+        renews = is_turn and self._num_slots > 0 and now >= self._granted_at + LEASE_RENEWAL_SECONDS
+        if self._num_slots <= wanted and not renews:
             return None
-        # At once: whoever comes while the treasury is told must not sit on what is given back.
-        self._held = min(self._held, wanted)
-        return SlotRequest(limit, self.running, self._held)
+        # Lowered before the exchange, so that no request uses a slot that is being
+        # returned.
+        self._num_slots = min(self._num_slots, wanted)
+        return SlotRequest(limit, self.num_running, self._num_slots)
 
-    def note(self, hold: SlotRequest, seats: int, now: float) -> None:
-        """The treasury has done what it was asked last."""
-        self._held, self._told_at = seats, now
-        if hold.wanted > hold.running:
-            self._refused_at = now if self.running >= seats else float("-inf")
+    def record_grant(self, request: SlotRequest, granted_slots: int, now: float) -> None:
+        """Record the quota store's answer to the last request."""
+        self._num_slots, self._granted_at = granted_slots, now
+        if request.num_wanted > request.num_running:
+            self._refused_at = now if self.num_running >= granted_slots else float("-inf")
 
     @property
-    def has_any(self) -> bool:
-        """That nobody sits on."""
-        return self.running < self._held
+    def has_free_slot(self) -> bool:
+        """Whether this router holds a slot that is not in use."""
+        return self.num_running < self._num_slots
 
     @property
     def has_surplus(self) -> bool:
-        return self._held > self.running + self._ahead
+        return self._num_slots > self.num_running + self._num_prefetch
 
     @property
     def is_empty(self) -> bool:
-        return self._held == self.running == 0
+        return self._num_slots == self.num_running == 0

@@ -1,4 +1,4 @@
-"""How much may be under way at once, and how much of it one tenant's: requests, or bytes."""
+"""Limits how many requests (or bytes) are in use at once, in total and per tenant."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,8 +8,8 @@ from baton.core.ids import TenantId
 from baton.errors import Overloaded
 
 RESERVED_FRACTION = 0.25
-"""Of the gate, kept from who has its fair share already while there are other tenants: whoever
-comes meets an open door, however much somebody else sends."""
+"""The fraction of the limit that tenants at or above their fair share can't use while there are
+other tenants: so another tenant's request is admitted, however much one tenant sends."""
 
 NO_TENANT = TenantId("")
 
@@ -17,50 +17,50 @@ NO_TENANT = TenantId("")
 @dataclass(slots=True)
 class _TenantShare:
     weight: float
-    inside: int = 0
+    num_in_use: int = 0
 
 
 class FairLimiter:
-    """Counts what its messages call ``counted``: answers, so that ``n`` and lists of prompts weigh
-    what they cost, or bytes.
+    """Limits a sum over all requests: of their answers (so that ``n`` and lists of prompts count
+    for what they cost), or of bytes. ``counted`` names the unit in errors.
 
-    Weighted max-min among those inside: who has less than its fair share comes in while there is
-    any room, who has it, while the reserve is untouched.
+    Weighted max-min fairness among the tenants that use anything: a tenant below its fair share is
+    admitted up to the limit, a tenant at or above it up to the limit without ``RESERVED_FRACTION``.
     """
 
     def __init__(self, limit: int, counted: str = "requests") -> None:
         self._limit = limit
         self._counted = counted
-        self._guests: dict[TenantId, _TenantShare] = {}
-        """Those that have anything inside."""
+        self._usage_by_tenant: dict[TenantId, _TenantShare] = {}
+        """Only tenants that use anything now."""
         self._weights = 0.0
-        self.inside = 0
+        self.num_in_use = 0
 
-    def take(self, count: int, tenant: TenantId, weight: float, shared: bool) -> None:
-        """Raises Overloaded when that many more are too many. ``shared``: others may come. Ends
-        with as many by :meth:`give`."""
+    def acquire(self, count: int, tenant: TenantId, weight: float, shared: bool) -> None:
+        """Add ``count`` to what the tenant uses, until :meth:`release` with the same count. Raises
+        Overloaded if that exceeds a limit. ``shared``: more than one tenant is configured."""
         if not count:
             return
         self._check(count, tenant, weight, shared)
-        guest = self._guests.get(tenant)
-        if guest is None:
-            guest = self._guests[tenant] = _TenantShare(weight)
+        usage = self._usage_by_tenant.get(tenant)
+        if usage is None:
+            usage = self._usage_by_tenant[tenant] = _TenantShare(weight)
             self._weights += weight
-        guest.inside += count
-        self.inside += count
+        usage.num_in_use += count
+        self.num_in_use += count
 
-    def give(self, count: int, tenant: TenantId) -> None:
+    def release(self, count: int, tenant: TenantId) -> None:
         if not count:
             return
-        guest = self._guests[tenant]
-        guest.inside -= count
-        self.inside -= count
-        if guest.inside == 0:
-            del self._guests[tenant]
-            self._weights = self._weights - guest.weight if self._guests else 0.0
+        usage = self._usage_by_tenant[tenant]
+        usage.num_in_use -= count
+        self.num_in_use -= count
+        if usage.num_in_use == 0:
+            del self._usage_by_tenant[tenant]
+            self._weights = self._weights - usage.weight if self._usage_by_tenant else 0.0
 
     @contextmanager
-    def enter(
+    def hold(
         self,
         count: int = 1,
         tenant: TenantId = NO_TENANT,
@@ -68,39 +68,41 @@ class FairLimiter:
         *,
         shared: bool = False,
     ) -> Iterator[None]:
-        """Both."""
-        self.take(count, tenant, weight, shared)
+        """Acquire ``count`` for the duration of a ``with`` block."""
+        self.acquire(count, tenant, weight, shared)
         try:
             yield
         finally:
-            self.give(count, tenant)
+            self.release(count, tenant)
 
-    def inside_of(self, tenant: TenantId) -> int:
-        guest = self._guests.get(tenant)
-        return guest.inside if guest is not None else 0
+    def num_in_use_by(self, tenant: TenantId) -> int:
+        usage = self._usage_by_tenant.get(tenant)
+        return usage.num_in_use if usage is not None else 0
 
     def _check(self, count: int, tenant: TenantId, weight: float, shared: bool) -> None:
-        wanted = self.inside + count
+        wanted = self.num_in_use + count
         if wanted > self._limit:
             raise Overloaded(
-                f"{self.inside} {self._counted} are under way, and {self._limit} is the limit",
+                f"{self.num_in_use} {self._counted} are in progress, and the limit is "
+                f"{self._limit}",
                 retry_after_seconds=1.0,
             )
         if not shared or wanted <= self._limit - int(RESERVED_FRACTION * self._limit):
             return
-        own = self.inside_of(tenant)
+        own = self.num_in_use_by(tenant)
         share = self._fair_share(tenant, weight)
         if own + count > share:
             raise Overloaded(
-                f"{own} {self._counted} of this tenant are under way, and {share:.0f} is its share "
-                f"of {self._limit} while {self.inside} are",
+                f"{own} {self._counted} of this tenant are in progress; its share is {share:.0f} "
+                f"of {self._limit} while {self.num_in_use} are in use",
                 retry_after_seconds=1.0,
             )
 
     def _fair_share(self, tenant: TenantId, weight: float) -> float:
-        """Nobody's, while the tenant is alone: then the reserve is for who may come."""
-        guest = self._guests.get(tenant)
-        if guest is not None and len(self._guests) == 1:
+        """Return the tenant's fair share of the limit. It is 0 while only this tenant uses
+        anything, so that the reserve stays free for others."""
+        usage = self._usage_by_tenant.get(tenant)
+        if usage is not None and len(self._usage_by_tenant) == 1:
             return 0.0
-        weights = self._weights if guest is not None else self._weights + weight
+        weights = self._weights if usage is not None else self._weights + weight
         return self._limit * weight / weights

@@ -1,4 +1,4 @@
-"""Threads that tenants share: work is done in their turns."""
+"""A thread pool that tenants share fairly."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -13,14 +13,15 @@ Result = TypeVar("Result")
 
 
 class FairThreadPool:
-    """Single event loop. A tenant has all threads but one, so that another's work always finds one
-    that is free soon. What waits is bounded elsewhere: each is a request under way."""
+    """Runs calls in threads; tenants take turns. For one event loop. A tenant may use all threads
+    but one, so that another tenant's call soon gets a thread. The number of waiting calls is
+    bounded elsewhere: each belongs to a request in progress."""
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._num_threads = num_threads
         self._threads = ThreadPoolExecutor(num_threads, name)
         self._waiting: OrderedDict[TenantId, deque[asyncio.Future[None]]] = OrderedDict()
-        """Those whose turn comes next first."""
+        """Waiting calls by tenant; the tenant whose turn is next comes first."""
         self._running: dict[TenantId, int] = {}
 
     async def run(
@@ -29,19 +30,20 @@ class FairThreadPool:
         call: Callable[[], Result],
         on_end: Callable[[], None] | None = None,
     ) -> Result:
-        """A thread that has begun goes on after its caller was cancelled, and is only then free for
-        others. ``on_end`` is called in the event loop once the thread has ended ``call``."""
-        await self._take_turn(tenant)
+        """Run ``call`` in a thread. If the caller is cancelled, a call that has begun goes on, and
+        its thread is free only when it ends. ``on_end`` is called in the event loop once ``call``
+        has ended."""
+        await self._wait_for_thread(tenant)
         try:
             work = asyncio.get_running_loop().run_in_executor(self._threads, call)
         except BaseException:
-            self._give_turn(tenant)
+            self._free_thread(tenant)
             raise
 
         def end(work: "asyncio.Future[Result]") -> None:
             if not work.cancelled():
-                work.exception()  # nobody else asks for it once the caller has left
-            self._give_turn(tenant)
+                work.exception()  # mark it as retrieved, also if the caller was cancelled
+            self._free_thread(tenant)
             if on_end is not None:
                 on_end()
 
@@ -50,13 +52,13 @@ class FairThreadPool:
             # Shielded: the thread can't be stopped, so its end is what counts.
             return await asyncio.shield(work)
         finally:
-            del work  # else an exception would hold it, and so itself, and the body
+            del work  # an exception would otherwise keep it, itself and the body alive
 
     @property
     def num_waiting(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    async def _take_turn(self, tenant: TenantId) -> None:
+    async def _wait_for_thread(self, tenant: TenantId) -> None:
         if self._is_free_for(tenant):
             self._begin(tenant)
             return
@@ -66,9 +68,9 @@ class FairThreadPool:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._forget(tenant, turn)
+                self._remove_waiter(tenant, turn)
             else:
-                self._give_turn(tenant)
+                self._free_thread(tenant)
             raise
 
     def _is_free_for(self, tenant: TenantId) -> bool:
@@ -79,21 +81,30 @@ class FairThreadPool:
     def _begin(self, tenant: TenantId) -> None:
         self._running[tenant] = self._running.get(tenant, 0) + 1
 
-    def _give_turn(self, tenant: TenantId) -> None:
+    def _free_thread(self, tenant: TenantId) -> None:
         self._running[tenant] -= 1
         if not self._running[tenant]:
             del self._running[tenant]
-        chosen = next(filter(self._is_free_for, self._waiting), None)
-        if chosen is None:
-            return
-        turns = self._waiting.pop(chosen)
-        turn = turns.popleft()
-        if turns:
-            self._waiting[chosen] = turns  # behind all others
-        self._begin(chosen)
-        turn.set_result(None)
+        for chosen in list(self._waiting):
+            if self._is_free_for(chosen) and self._grant(chosen):
+                return
 
-    def _forget(self, tenant: TenantId, turn: asyncio.Future[None]) -> None:
+    def _grant(self, tenant: TenantId) -> bool:
+        """Give the free thread to the tenant's oldest call; its other calls queue up behind all
+        tenants. Return False if no call of the tenant waits any more."""
+        turns = self._waiting.pop(tenant)
+        while turns:
+            turn = turns.popleft()
+            if turn.done():
+                continue  # it was cancelled, and its task has not run since
+            if turns:
+                self._waiting[tenant] = turns
+            self._begin(tenant)
+            turn.set_result(None)
+            return True
+        return False
+
+    def _remove_waiter(self, tenant: TenantId, turn: asyncio.Future[None]) -> None:
         turns = self._waiting.get(tenant)
         if turns is not None:
             with suppress(ValueError):

@@ -1,11 +1,12 @@
-"""A token bucket that counts what was taken: so a limit may change while it is in use."""
+"""A leaky bucket: it counts what was spent, so its limit may change while it is in use."""
 
 import math
 
 
 class LeakyBucket:
-    """What was spent drains away at the limit's rate. Synchronous, O(1); times are the caller's,
-    monotonic seconds. ``per_minute`` is also the most that may be spent at once."""
+    """Counts the amount that was spent, which drains at the limit's rate. Every method takes O(1)
+    time. ``now`` is in monotonic seconds. ``per_minute`` is the limit, and also the most that can
+    be spent at once."""
 
     __slots__ = ("_at", "_spent")
 
@@ -14,28 +15,29 @@ class LeakyBucket:
         self._at = -math.inf
 
     def remaining(self, per_minute: float, now: float) -> float:
-        """Below zero while more was spent than there was."""
-        return per_minute - self._drained(per_minute, now)
+        """Return the amount that may still be spent; below zero if more was spent than allowed."""
+        return per_minute - self._drain(per_minute, now)
 
     def spent(self, per_minute: float, now: float) -> float:
-        """What has not drained yet."""
-        return self._drained(per_minute, now)
+        """Return the amount that was spent and has not drained yet."""
+        return self._drain(per_minute, now)
 
     def wait_seconds(self, amount: float, per_minute: float, now: float) -> float:
-        """Until ``amount`` may be spent; 0 if it may be now. More than there ever is at once may be
-        spent when there is all, and is paid off afterwards."""
-        over = self._drained(per_minute, now) + min(amount, per_minute) - per_minute
-        return max(over, 0.0) * 60 / per_minute
+        """Return the seconds until ``amount`` may be spent; 0 if it may be spent now. An amount
+        above the limit may be spent when the bucket is empty, and drains afterwards."""
+        excess = self._drain(per_minute, now) + min(amount, per_minute) - per_minute
+        return max(excess, 0.0) * 60 / per_minute
 
-    def full_seconds(self, per_minute: float, now: float) -> float:
-        """Until nothing is spent any more."""
-        return self._drained(per_minute, now) * 60 / per_minute
+    def seconds_until_drained(self, per_minute: float, now: float) -> float:
+        """Return the seconds until the bucket is empty."""
+        return self._drain(per_minute, now) * 60 / per_minute
 
     def spend(self, amount: float) -> None:
-        """Below zero: gives back. Asked for the wait first, or spent already."""
+        """Spend an amount without a check (call :meth:`wait_seconds` before). A negative amount
+        gives unused quota back."""
         self._spent = max(self._spent + amount, 0.0)
 
-    def _drained(self, per_minute: float, now: float) -> float:
+    def _drain(self, per_minute: float, now: float) -> float:
         if now > self._at:
             self._spent = max(self._spent - (now - self._at) * per_minute / 60, 0.0)
             self._at = now

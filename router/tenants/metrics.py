@@ -1,4 +1,4 @@
-"""What tenants use, as metrics, with a bounded number of names."""
+"""Metrics of tenants, with a bounded number of labels."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from router.tenants.request_usage import RequestUsage
 from router.tenants.usage_store import OTHER_TENANTS
 
 MAX_TENANT_LABELS = 100
-"""Tenants with a label of their own: each is ten series. Those who come after are ``other``."""
+"""The most tenants with a label of their own, of ten series each. Further tenants are ``other``."""
 
 
 class TenantMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._meters: dict[TenantId, _TenantCounters] = {}
+        self._counters: dict[TenantId, _TenantCounters] = {}
         self._requests = Counter(
             "baton_tenant_requests_total",
             "Requests that were answered or begun, by tenant.",
@@ -23,7 +23,7 @@ class TenantMetrics:
         )
         self._prompt_tokens = Counter(
             "baton_tenant_prompt_tokens_total",
-            "Tokens of prompts, by tenant, and whether they were computed or cached.",
+            "Prompt tokens by tenant, and by whether they were computed or cached.",
             ["tenant", "source"],
             registry=registry,
         )
@@ -39,68 +39,68 @@ class TenantMetrics:
             ["tenant", "reason"],
             registry=registry,
         )
-        self._judged = Counter(
+        self._slo_answers = Counter(
             "baton_tenant_slo_answers_total",
             "Answers by tenant, and whether they met the SLO.",
             ["tenant", "verdict"],
             registry=registry,
         )
-        self.unsent = Gauge(
+        self.unsent_counters = Gauge(
             "baton_usage_unsent",
-            "Counters of usage that Redis does not know yet.",
+            "Usage counters that were not sent to Redis yet.",
             registry=registry,
         )
         self.limits_split = Gauge(
             "baton_limits_split",
-            "1 while Redis can't be asked, and this router gives its part of tenants' limits.",
+            "1 while Redis is unreachable and each router has an equal part of tenants' limits.",
             registry=registry,
         )
         self.file_failures = Counter(
             "baton_tenants_file_failures_total",
-            "Readings of the tenants file that failed: the one before stays in force.",
+            "Failed loads of the tenants file; the last valid one stays in force.",
             registry=registry,
         )
         self.file_stale = Gauge(
             "baton_tenants_file_stale",
-            "1 while the tenants file can't be read as it is.",
+            "1 while the tenants file on disk is invalid or unreadable.",
             registry=registry,
         )
 
-    def note_spent(self, tenant: TenantId, spent: RequestUsage) -> None:
-        meters = self._meters_of(tenant)
+    def record_usage(self, tenant: TenantId, spent: RequestUsage) -> None:
+        meters = self._counters_of(tenant)
         meters.requests.inc(spent.requests)
         meters.computed.inc(spent.computed_tokens)
         meters.cached.inc(spent.cached_tokens)
         meters.completion.inc(spent.completion_tokens)
 
-    def note_judged(self, tenant: TenantId, *, met: bool) -> None:
-        meters = self._meters_of(tenant)
+    def record_slo_outcome(self, tenant: TenantId, *, met: bool) -> None:
+        meters = self._counters_of(tenant)
         (meters.met if met else meters.missed).inc()
 
-    def note_refused(self, tenant: TenantId, reason: str) -> None:
-        self._refusals.labels(self._meters_of(tenant).name, reason).inc()
+    def record_refusal(self, tenant: TenantId, reason: str) -> None:
+        self._refusals.labels(self._counters_of(tenant).name, reason).inc()
 
-    def _meters_of(self, tenant: TenantId) -> "_TenantCounters":
-        meters = self._meters.get(tenant)
+    def _counters_of(self, tenant: TenantId) -> "_TenantCounters":
+        meters = self._counters.get(tenant)
         if meters is not None:
             return meters
-        name = tenant if len(self._meters) < MAX_TENANT_LABELS else OTHER_TENANTS
-        if name not in self._meters:
-            self._meters[name] = _TenantCounters(
+        name = tenant if len(self._counters) < MAX_TENANT_LABELS else OTHER_TENANTS
+        if name not in self._counters:
+            self._counters[name] = _TenantCounters(
                 name,
                 self._requests.labels(name),
                 self._prompt_tokens.labels(name, "computed"),
                 self._prompt_tokens.labels(name, "cached"),
                 self._completion_tokens.labels(name),
-                self._judged.labels(name, "met"),
-                self._judged.labels(name, "missed"),
+                self._slo_answers.labels(name, "met"),
+                self._slo_answers.labels(name, "missed"),
             )
-        return self._meters[name]
+        return self._counters[name]
 
 
 @dataclass(frozen=True, slots=True)
 class _TenantCounters:
-    """Of one name, prepared: to look them up takes longer than to count."""
+    """The counters of one tenant label, kept because looking them up takes longer than counting."""
 
     name: TenantId
     requests: Counter

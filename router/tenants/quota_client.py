@@ -1,4 +1,5 @@
-"""One router's dealings with the treasury: for a request that waits, and ahead of those to come."""
+"""One router's exchanges with the quota store: while a request waits for quota, and in the
+background."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -16,16 +17,16 @@ from router.tenants.quota_store import QuotaRequest, QuotaStore
 from router.tenants.tenant_directory import TenantDirectory
 
 MAINTENANCE_SECONDS = 0.5
-"""Between two looks at what is held here and not used."""
+"""How often unused quota is returned and leases are renewed, in seconds."""
 
 SYNC_DELAY_SECONDS = 0.005
-"""What is due meanwhile goes with it."""
+"""A short delay before an early exchange, so that it includes other tenants' early exchanges."""
 
 SLOT_RETRY_SECONDS = (0.02, 0.05, 0.1)
-"""Before nobody's seat is free: what another router has just given up is on its way."""
+"""Pauses before a slot is requested again: another router may be returning one right now."""
 
 MAX_REQUESTS_PER_SYNC = 200
-"""In one message: some milliseconds of Redis."""
+"""The most tenants in one exchange, which keeps Redis busy for some milliseconds."""
 
 QuotaRequestBuilder = Callable[[], QuotaRequest | None]
 
@@ -33,145 +34,157 @@ log = structlog.get_logger(__name__)
 
 
 class QuotaClient:
-    """``router`` names this life of this router. While the treasury can't be asked the bank is
-    closed, and each router gives its part of the limits."""
+    """Exchanges quota with the store. ``router_id`` identifies this incarnation of this router.
+    While the store can't be reached (``is_open`` is False), each router has an equal part of the
+    limits."""
 
     def __init__(
-        self, treasury: QuotaStore, router: str, clock: Clock, closed: Gauge | None = None
+        self,
+        quota_store: QuotaStore,
+        router_id: str,
+        clock: Clock,
+        split_gauge: Gauge | None = None,
     ) -> None:
         self.is_open = True
-        self._treasury = treasury
-        self._router = router
+        self._quota_store = quota_store
+        self._router = router_id
         self._clock = clock
-        self._closed = closed
-        self._accounts: dict[TenantId, Quota] = {}
-        """Those that the treasury may have to hear of."""
+        self._split_gauge = split_gauge
+        self._quotas: dict[TenantId, Quota] = {}
+        """The quotas that may have to be settled with the store, by tenant."""
         self._due: set[TenantId] = set()
-        self._hurry = asyncio.Event()
+        self._early_exchange = asyncio.Event()
 
-    async def draw(self, account: Quota, wanted: QuotaRequestBuilder) -> bool:
-        """Asks what is wanted when it is this one's turn. Whether a seat was asked for in vain."""
-        async with account.exchanging:
-            ask = wanted()
-            if ask is None or not await self._exchange([(account, ask)]):
+    async def exchange_quota(self, quota: Quota, build_request: QuotaRequestBuilder) -> bool:
+        """Send the request that ``build_request`` returns to the store, after any other exchange of
+        this quota has ended. Returns whether a slot was refused."""
+        async with quota.exchange_lock:
+            request = build_request()
+            if request is None or not await self._exchange([(quota, request)]):
                 return False
-            return ask.hold is not None and not account.has_seat
+            return request.slots is not None and not quota.has_free_slot
 
-    async def look_again(self, account: Quota, wanted: QuotaRequestBuilder) -> None:
-        """For a seat. One request does at a time: the others of a flood are refused at once."""
-        if account.is_looking:
+    async def retry_slot(self, quota: Quota, build_request: QuotaRequestBuilder) -> None:
+        """Try a few more times to draw a slot. Only one request per tenant does so at a time;
+        others are refused at once."""
+        if quota.is_retrying_slot:
             return
-        account.is_looking = True
+        quota.is_retrying_slot = True
         try:
             for seconds in SLOT_RETRY_SECONDS:
                 await self._clock.sleep(seconds)
-                if not await self.draw(account, wanted):
+                if not await self.exchange_quota(quota, build_request):
                     return
         finally:
-            account.is_looking = False
+            quota.is_retrying_slot = False
 
-    def watch(self, tenant: TenantId, account: Quota, *, is_due: bool) -> None:
-        """Something was used, or given back."""
-        self._accounts[tenant] = account
+    def notify_change(self, tenant: TenantId, quota: Quota, *, is_due: bool) -> None:
+        """Record that a quota was used or given back. ``is_due``: exchange it early."""
+        self._quotas[tenant] = quota
         if is_due:
-            self._hurry_for(tenant)
+            self._schedule_early(tenant)
 
     async def run(
-        self, roll: Callable[[], TenantDirectory], share: Callable[[], QuotaShare]
+        self, directory: Callable[[], TenantDirectory], share: Callable[[], QuotaShare]
     ) -> None:
-        """Until cancelled."""
+        """Maintain the quotas until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._take_turns(roll, share))
-            tasks.create_task(self._hurry_for_ever(roll, share))
+            tasks.create_task(self._exchange_regularly(directory, share))
+            tasks.create_task(self._exchange_early(directory, share))
 
-    async def turn(self, roll: TenantDirectory, share: QuotaShare) -> None:
-        """Looks at all that is held here; asks whether the treasury is there again."""
+    async def exchange_all(self, directory: TenantDirectory, share: QuotaShare) -> None:
+        """Exchange all quotas with the store, and check whether it can be reached again."""
         if not self.is_open:
-            await self._knock()
-        if not share.is_common:
+            await self._try_reconnect()
+        if not share.is_shared:
             return
-        await self._keep(list(self._accounts), roll, share, is_turn=True)
-        for tenant in [name for name, account in self._accounts.items() if account.is_closed]:
-            del self._accounts[tenant]
+        await self._exchange_tenants(list(self._quotas), directory, share, is_turn=True)
+        for tenant in [name for name, quota in self._quotas.items() if quota.is_settled]:
+            del self._quotas[tenant]
 
-    async def hurry(self, roll: TenantDirectory, share: QuotaShare) -> None:
-        """Does what is due."""
+    async def exchange_due(self, directory: TenantDirectory, share: QuotaShare) -> None:
+        """Exchange the quotas that are due early."""
         due, self._due = self._due, set()
-        if share.is_common:
-            await self._keep(due, roll, share, is_turn=False)
+        if share.is_shared:
+            await self._exchange_tenants(due, directory, share, is_turn=False)
 
-    def _hurry_for(self, tenant: TenantId) -> None:
+    def _schedule_early(self, tenant: TenantId) -> None:
         self._due.add(tenant)
-        self._hurry.set()
+        self._early_exchange.set()
 
-    async def _take_turns(
-        self, roll: Callable[[], TenantDirectory], share: Callable[[], QuotaShare]
+    async def _exchange_regularly(
+        self, directory: Callable[[], TenantDirectory], share: Callable[[], QuotaShare]
     ) -> None:
         while True:
             await self._clock.sleep(MAINTENANCE_SECONDS)
-            await self.turn(roll(), share())
+            await self.exchange_all(directory(), share())
 
-    async def _hurry_for_ever(
-        self, roll: Callable[[], TenantDirectory], share: Callable[[], QuotaShare]
+    async def _exchange_early(
+        self, directory: Callable[[], TenantDirectory], share: Callable[[], QuotaShare]
     ) -> None:
         while True:
-            await self._hurry.wait()
+            await self._early_exchange.wait()
             await self._clock.sleep(SYNC_DELAY_SECONDS)
-            self._hurry.clear()
-            await self.hurry(roll(), share())
+            self._early_exchange.clear()
+            await self.exchange_due(directory(), share())
 
-    async def _keep(
+    async def _exchange_tenants(
         self,
         tenants: Iterable[TenantId],
-        roll: TenantDirectory,
+        directory: TenantDirectory,
         share: QuotaShare,
         *,
         is_turn: bool,
     ) -> None:
-        left = [tenant for tenant in tenants if tenant in self._accounts]
-        while left and self.is_open:
-            now, few = self._clock.monotonic(), left[:MAX_REQUESTS_PER_SYNC]
-            left = left[MAX_REQUESTS_PER_SYNC:]
+        remaining = [tenant for tenant in tenants if tenant in self._quotas]
+        while remaining and self.is_open:
+            now, chunk = self._clock.monotonic(), remaining[:MAX_REQUESTS_PER_SYNC]
+            remaining = remaining[MAX_REQUESTS_PER_SYNC:]
             with ExitStack() as locks:
                 asks = []
-                for name in few:
-                    account = self._accounts[name]
-                    if account.exchanging.locked():  # by who asks for one request only
-                        self._hurry_for(name)
+                for name in chunk:
+                    quota = self._quotas[name]
+                    if quota.exchange_lock.locked():  # a request is exchanging
+                        self._schedule_early(name)
                         continue
-                    await account.exchanging.acquire()
-                    locks.callback(account.exchanging.release)
-                    ask = account.upkeep(roll.tenant(name), share, now, is_turn=is_turn)
-                    if ask is not None:
-                        asks.append((account, ask))
+                    await quota.exchange_lock.acquire()
+                    locks.callback(quota.exchange_lock.release)
+                    request = quota.build_maintenance_request(
+                        directory.tenant(name), share, now, is_turn=is_turn
+                    )
+                    if request is not None:
+                        asks.append((quota, request))
                 if asks:
                     await self._exchange(asks)
 
     async def _exchange(self, asks: list[tuple[Quota, QuotaRequest]]) -> bool:
-        """False, and the bank is closed, if the treasury can't be asked."""
+        """Exchange with the store and record its answers. Returns False, and closes the client, if
+        the store can't be reached."""
         try:
-            grants = await self._treasury.exchange(self._router, [ask for _, ask in asks])
+            grants = await self._quota_store.exchange(
+                self._router, [request for _, request in asks]
+            )
         except Unavailable as error:
             self._close(error)
             return False
         now = self._clock.monotonic()
-        for (account, ask), grant in zip(asks, grants, strict=True):
-            account.note(ask, grant, now)
+        for (quota, request), grant in zip(asks, grants, strict=True):
+            quota.record_grant(request, grant, now)
         return True
 
-    async def _knock(self) -> None:
+    async def _try_reconnect(self) -> None:
         try:
-            await self._treasury.ping()
+            await self._quota_store.ping()
         except Unavailable:
             return
         self.is_open = True
-        log.info("limits_common", until_now="each router gave its part of tenants' limits")
-        if self._closed is not None:
-            self._closed.set(0)
+        log.info("limits_common", until_now="each router had an equal part of tenants' limits")
+        if self._split_gauge is not None:
+            self._split_gauge.set(0)
 
     def _close(self, error: Unavailable) -> None:
         if self.is_open:
-            log.warning("limits_split", error=str(error), now="each router gives its part")
+            log.warning("limits_split", error=str(error), now="each router has an equal part")
         self.is_open = False
-        if self._closed is not None:
-            self._closed.set(1)
+        if self._split_gauge is not None:
+            self._split_gauge.set(1)

@@ -1,4 +1,4 @@
-"""What a router may give of a tenant's limits: its equal part, or what all routers share."""
+"""A router's share of tenants' limits: an equal part, or quota drawn from the common store."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,37 +9,42 @@ from router.tenants.quota_store import QuotaRequest
 
 
 class QuotaClient(Protocol):
-    """A router's dealings with the treasury, :class:`router.tenants.quota_client.QuotaClient`, as
-    visits need them. ``is_open``: the treasury can be asked, as far as is known."""
+    """The methods of :class:`router.tenants.quota_client.QuotaClient` that admissions use.
+    ``is_open`` is False while the quota store can't be reached."""
 
     is_open: bool
 
-    async def draw(self, account: Any, wanted: Callable[[], QuotaRequest | None]) -> bool: ...
+    async def exchange_quota(
+        self, quota: Any, build_request: Callable[[], QuotaRequest | None]
+    ) -> bool: ...
 
-    async def look_again(self, account: Any, wanted: Callable[[], QuotaRequest | None]) -> None: ...
+    async def retry_slot(
+        self, quota: Any, build_request: Callable[[], QuotaRequest | None]
+    ) -> None: ...
 
-    def watch(self, tenant: TenantId, account: Any, *, is_due: bool) -> None: ...
+    def notify_change(self, tenant: TenantId, quota: Any, *, is_due: bool) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaShare:
-    """``num_routers`` give the limits together; ``bank`` None: each by itself."""
+    """How ``num_routers`` routers share tenants' limits: through ``quota_client``, or in equal
+    parts if it is None."""
 
     num_routers: int = 1
-    bank: QuotaClient | None = None
+    quota_client: QuotaClient | None = None
 
     @property
-    def is_common(self) -> bool:
-        return self.num_routers > 1 and self.bank is not None and self.bank.is_open
+    def is_shared(self) -> bool:
+        return self.num_routers > 1 and self.quota_client is not None and self.quota_client.is_open
 
-    def part(self, limit: int) -> float:
-        """Of what a router gives by itself. At least one: a limit of fewer than there are routers
-        is not nothing."""
+    def equal_part(self, limit: int) -> float:
+        """Return the equal part of a limit, at least 1: a limit below the number of routers must
+        not become zero."""
         return max(limit / self.num_routers, 1.0)
 
-    def told(self, limit: int) -> float:
-        """The limit that a client is told."""
-        return limit if self.is_common else self.part(limit)
+    def reported_limit(self, limit: int) -> float:
+        """The limit that is reported to clients."""
+        return limit if self.is_shared else self.equal_part(limit)
 
 
 UNSHARED = QuotaShare()

@@ -1,5 +1,5 @@
-"""What all routers together may still let in of a tenant's requests: kept in one place, from which
-each draws ahead of what it needs."""
+"""The quota store, which all routers share: how many requests and tokens of each tenant may still
+be admitted. Each router draws quota from it ahead of its needs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,77 +11,85 @@ from baton.errors import Unavailable
 from router.tenants.leaky_bucket import LeakyBucket
 
 LEASE_SECONDS = 10.0
-"""A router that says nothing for so long holds no seats any more."""
+"""The slots of a router become free when it has not sent an exchange for this long."""
 
 CONTENTION_SECONDS = 3.0
-"""A router that drew so long ago may come again: a part is kept for it."""
+"""A router that drew quota within this time may draw again soon, so a part of the limit is kept for
+it."""
 
 RESERVE_DIVISOR = 10
-"""One part in so many of a limit is kept from who has drawn its equal part already, while others
-draw, too: a flood at one router leaves room at the others."""
+"""While several routers draw quota, a limit divided by this is withheld from routers that have
+drawn their equal part already: a flood at one router leaves quota for the others."""
 
 ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class RateRequest:
-    """Of a limit per minute. ``settled`` comes first: used without having been drawn, or, below
-    zero, drawn and not used. Then ``least`` or nothing is drawn, up to ``most`` if there is plenty.
-    """
+    """A request for a limit per minute. First, ``settled`` is charged: the amount that was used
+    without having been drawn, less the amount that was drawn and not used. Then at least
+    ``min_amount`` is drawn, and up to ``max_amount`` if there is plenty; nothing if ``min_amount``
+    is not available."""
 
     per_minute: int
     settled: int = 0
-    least: int = 0
-    most: int = 0
+    min_amount: int = 0
+    max_amount: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RateGrant:
-    """``left`` is what this router could still draw; below zero while more was used."""
+    """The answer to a RateRequest. ``remaining`` is the amount that this router could still draw;
+    below zero if more was used than allowed."""
 
     granted: int = 0
-    left: float = 0.0
+    remaining: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class SlotRequest:
-    """Of requests at once: how many are ``running`` here, and how many seats are ``wanted`` for
-    them and the next ones. To say it twice changes nothing."""
+    """A request for slots of a limit on concurrent requests. ``num_running`` requests run at this
+    router, which wants ``num_wanted`` slots in total, for them and for the next ones.
+    Idempotent."""
 
     limit: int
-    running: int
-    wanted: int
+    num_running: int
+    num_wanted: int
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaRequest:
-    """One router's, of one tenant. None: not limited so."""
+    """One router's request for one tenant. A field is None if the tenant has no such limit."""
 
     tenant: TenantId
     num_routers: int
     requests: RateRequest | None = None
     tokens: RateRequest | None = None
-    hold: SlotRequest | None = None
+    slots: SlotRequest | None = None
 
     @property
-    def draws(self) -> bool:
-        """Whether it wants more than there is at the router."""
-        drawn = any(draw is not None and draw.most > 0 for draw in (self.requests, self.tokens))
-        return drawn or (self.hold is not None and self.hold.wanted > self.hold.running)
+    def requests_more(self) -> bool:
+        """Whether it requests further quota, rather than only settling or returning some."""
+        rates = (self.requests, self.tokens)
+        wants_rate = any(rate is not None and rate.max_amount > 0 for rate in rates)
+        return wants_rate or (
+            self.slots is not None and self.slots.num_wanted > self.slots.num_running
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaGrant:
     requests: RateGrant = RateGrant()
     tokens: RateGrant = RateGrant()
-    seats: int = 0
+    num_slots: int = 0
 
 
 class QuotaStore(Protocol):
-    """Methods raise Unavailable. What was asked may have been done then."""
+    """Methods raise Unavailable; the exchange may have taken place nevertheless."""
 
-    async def exchange(self, router: str, asks: Sequence[QuotaRequest]) -> list[QuotaGrant]:
-        """In their order; each is done whole, or not at all."""
+    async def exchange(self, router: str, requests: Sequence[QuotaRequest]) -> list[QuotaGrant]:
+        """Process the requests in order and return their grants. Each request is processed
+        completely, or not at all."""
         ...
 
     async def ping(self) -> None: ...
@@ -89,98 +97,102 @@ class QuotaStore(Protocol):
 
 @dataclass(slots=True)
 class _RouterState:
-    """What is known of one router: when it last said anything, and drew."""
+    """The state of one router; ``seen_at`` and ``drew_at`` are the times when it last sent an
+    exchange, and last drew quota."""
 
     seen_at: float = float("-inf")
     drew_at: float = float("-inf")
-    seats: int = 0
-    meters: dict[str, LeakyBucket] = field(default_factory=dict)
+    num_slots: int = 0
+    buckets: dict[str, LeakyBucket] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _TenantState:
-    """One tenant's."""
+    """The state of one tenant."""
 
-    meters: dict[str, LeakyBucket] = field(default_factory=dict)
+    buckets: dict[str, LeakyBucket] = field(default_factory=dict)
     routers: dict[str, _RouterState] = field(default_factory=dict)
 
 
 class MemoryQuotaStore:
-    """The twin of the one in Redis. ``reachable`` False: nothing arrives; ``deaf``: what arrives is
-    done, and not confirmed."""
+    """An in-memory quota store for tests. ``is_reachable`` False: requests don't arrive;
+    ``drops_replies``: requests are processed, but not confirmed."""
 
     def __init__(self, clock: Clock) -> None:
-        self.reachable = True
-        self.deaf = False
+        self.is_reachable = True
+        self.drops_replies = False
         self.num_exchanges = 0
         self._clock = clock
-        self._tills: dict[TenantId, _TenantState] = {}
+        self._states: dict[TenantId, _TenantState] = {}
 
-    async def exchange(self, router: str, asks: Sequence[QuotaRequest]) -> list[QuotaGrant]:
+    async def exchange(self, router: str, requests: Sequence[QuotaRequest]) -> list[QuotaGrant]:
         await self.ping()
-        self.num_exchanges += len(asks)
-        grants = [self._grant(router, ask) for ask in asks]
-        if self.deaf:
+        self.num_exchanges += len(requests)
+        grants = [self._grant(router, request) for request in requests]
+        if self.drops_replies:
             raise Unavailable("no answer")
         return grants
 
     async def ping(self) -> None:
-        if not self.reachable:
-            raise Unavailable("the treasury is gone")
+        if not self.is_reachable:
+            raise Unavailable("the quota store is unreachable")
 
-    def _grant(self, router: str, ask: QuotaRequest) -> QuotaGrant:
+    def _grant(self, router: str, request: QuotaRequest) -> QuotaGrant:
         now = self._clock.monotonic()
-        till = self._tills.setdefault(ask.tenant, _TenantState())
-        me = till.routers.setdefault(router, _RouterState())
-        me.seen_at = now
-        for name in [n for n, each in till.routers.items() if now - each.seen_at > LEASE_SECONDS]:
-            del till.routers[name]
-        others = [each for name, each in till.routers.items() if name != router]
+        state = self._states.setdefault(request.tenant, _TenantState())
+        own_state = state.routers.setdefault(router, _RouterState())
+        own_state.seen_at = now
+        for name in [n for n, each in state.routers.items() if now - each.seen_at > LEASE_SECONDS]:
+            del state.routers[name]
+        others = [each for name, each in state.routers.items() if name != router]
         contested = any(now - each.drew_at <= CONTENTION_SECONDS for each in others)
+        num_routers = request.num_routers
         grant = QuotaGrant(
-            self._draw(till, me, "requests", ask.requests, ask.num_routers, contested),
-            self._draw(till, me, "tokens", ask.tokens, ask.num_routers, contested),
-            _grant_slots(me, sum(each.seats for each in others), ask, contested),
+            self._draw(state, own_state, "requests", request.requests, num_routers, contested),
+            self._draw(state, own_state, "tokens", request.tokens, num_routers, contested),
+            _grant_slots(own_state, sum(each.num_slots for each in others), request, contested),
         )
-        me.drew_at = now if ask.draws else me.drew_at
+        own_state.drew_at = now if request.requests_more else own_state.drew_at
         return grant
 
     def _draw(
         self,
-        till: _TenantState,
-        me: _RouterState,
+        tenant_state: _TenantState,
+        own_state: _RouterState,
         name: str,
-        draw: RateRequest | None,
-        routers: int,
+        request: RateRequest | None,
+        num_routers: int,
         contested: bool,
     ) -> RateGrant:
-        if draw is None:
+        if request is None:
             return RateGrant()
-        now, limit = self._clock.monotonic(), draw.per_minute
-        share = limit / routers
-        common = till.meters.setdefault(name, LeakyBucket())
-        own = me.meters.setdefault(name, LeakyBucket())
-        common.remaining(limit, now)
-        common.spend(draw.settled)
-        had_share = own.remaining(share, now) <= 0
-        own.spend(draw.settled)
-        left = common.remaining(limit, now)
-        left -= limit / RESERVE_DIVISOR if contested and had_share else 0.0
+        now, limit = self._clock.monotonic(), request.per_minute
+        share = limit / num_routers
+        shared_bucket = tenant_state.buckets.setdefault(name, LeakyBucket())
+        own_bucket = own_state.buckets.setdefault(name, LeakyBucket())
+        shared_bucket.remaining(limit, now)
+        shared_bucket.spend(request.settled)
+        had_share = own_bucket.remaining(share, now) <= 0
+        own_bucket.spend(request.settled)
+        remaining = shared_bucket.remaining(limit, now)
+        remaining -= limit / RESERVE_DIVISOR if contested and had_share else 0.0
         granted = 0
-        if left + ROUNDING >= draw.least:
-            spare = int(max(left - draw.least, 0.0) / (2 * routers))
-            granted = draw.least + min(draw.most - draw.least, spare)
-        common.spend(granted)
-        own.spend(granted)
-        return RateGrant(granted, left - granted)
+        if remaining + ROUNDING >= request.min_amount:
+            spare = int(max(remaining - request.min_amount, 0.0) / (2 * num_routers))
+            granted = request.min_amount + min(request.max_amount - request.min_amount, spare)
+        shared_bucket.spend(granted)
+        own_bucket.spend(granted)
+        return RateGrant(granted, remaining - granted)
 
 
-def _grant_slots(me: _RouterState, others: int, ask: QuotaRequest, contested: bool) -> int:
-    hold = ask.hold
-    if hold is None:
+def _grant_slots(
+    own_state: _RouterState, others: int, request: QuotaRequest, contested: bool
+) -> int:
+    slots = request.slots
+    if slots is None:
         return 0
-    free = hold.limit - others
-    if contested and hold.running * ask.num_routers >= hold.limit:
-        free -= hold.limit // RESERVE_DIVISOR
-    me.seats = max(hold.running, min(hold.wanted, free))
-    return me.seats
+    free = slots.limit - others
+    if contested and slots.num_running * request.num_routers >= slots.limit:
+        free -= slots.limit // RESERVE_DIVISOR
+    own_state.num_slots = max(slots.num_running, min(slots.num_wanted, free))
+    return own_state.num_slots

@@ -1,4 +1,4 @@
-"""A refusal for having used one's share, as OpenAI's clients know it."""
+"""Rate limit errors, in the form that OpenAI's clients expect."""
 
 import math
 
@@ -7,13 +7,16 @@ from router.tenants.tenant import Tenant
 
 
 class RateLimited(ApiError):
-    """``reason`` names the limit, for metrics. ``wait_seconds`` None: to wait is no use."""
+    """A tenant's limit is exceeded. ``reason`` names the limit, for metrics. ``wait_seconds`` is
+    None if waiting would not help."""
 
-    def __init__(self, reason: str, message: str, kind: str, wait_seconds: float | None) -> None:
+    def __init__(
+        self, reason: str, message: str, error_type: str, wait_seconds: float | None
+    ) -> None:
         super().__init__(
             429,
             message,
-            kind=kind,
+            error_type=error_type,
             code="rate_limit_exceeded",
             headers=_retry_headers(wait_seconds),
         )
@@ -31,7 +34,7 @@ def request_rate_exceeded(tenant: Tenant, limit: float, used: float, wait: float
 def token_rate_exceeded(
     tenant: Tenant, limit: float, used: float, requested: int | None, wait: float
 ) -> RateLimited:
-    """``requested`` None: nothing is left for anybody, so nobody has looked."""
+    """``requested`` is None if the request was refused before its body was read."""
     wanted = "" if requested is None else f", requested {requested}"
     message = (
         f"Rate limit reached for tenant {tenant.id} on tokens per minute: limit {limit:.0f}, "
@@ -51,13 +54,13 @@ def request_too_large(tenant: Tenant, limit: int, requested: int) -> RateLimited
 def concurrency_exceeded(tenant: Tenant, limit: int) -> RateLimited:
     message = (
         f"Rate limit reached for tenant {tenant.id} on concurrent requests: limit {limit}, all "
-        "under way. Please try again when one has ended."
+        "in use. Please try again when a request has ended."
     )
     return RateLimited("concurrent", message, "requests", 1.0)
 
 
 def format_duration(seconds: float) -> str:
-    """As OpenAI writes it in headers: ``120ms``, ``1.5s``, ``6m0s``."""
+    """Format as OpenAI does in headers: ``120ms``, ``1.5s``, ``6m0s``."""
     milliseconds = math.ceil(seconds * 1000)
     if milliseconds < 1000:
         return f"{milliseconds}ms"
@@ -66,7 +69,7 @@ def format_duration(seconds: float) -> str:
 
 
 def _retry_headers(wait_seconds: float | None) -> dict[str, str]:
-    """The second is an extension of OpenAI's own clients, which would else try again at once."""
+    """``retry-after-ms`` is understood by OpenAI's clients, which would otherwise retry at once."""
     if wait_seconds is None:
         return {"x-should-retry": "false"}
     return {

@@ -1,86 +1,90 @@
-"""What one router has of one tenant's limit per minute, to spend at once."""
+"""Limits one tenant's requests or tokens per minute at this router."""
 
 from router.tenants.leaky_bucket import LeakyBucket
 from router.tenants.quota_share import QuotaShare
 from router.tenants.quota_store import ROUNDING, RateGrant, RateRequest
 
 PREFETCH_DIVISOR = 10
-"""All routers together have at most one part in so many of a limit drawn and not spent: by so much
-more than the limit may be spent at once, since the treasury fills up again meanwhile."""
+"""All routers together hold at most a limit divided by this as unspent credits. They can exceed the
+limit by that much within a minute, since the store refills meanwhile."""
 
 REJECTION_TTL_SECONDS = 0.25
-"""A refusal is believed for so long: a flood is not asked about once each. Others may give back
-what they have drawn."""
+"""After the store has refused credits, it is not queried again for this long, so that a flood does
+not cause one query per request. Later, other routers may have returned credits."""
 
 MIN_WAIT_SECONDS = 0.05
 
 
 class RateLimiter:
-    """Single event loop, synchronous; times are the caller's, monotonic seconds.
+    """One limit per minute of one tenant. Not thread-safe; no method waits; ``now`` is in monotonic
+    seconds.
 
-    In common with other routers it holds credits, drawn ahead from the treasury: twice as many when
-    they run out too soon, half as many when they are not used. By itself it gives its router's
-    part of the limit, and what was spent so is settled with the treasury later.
+    If routers share the limit, it holds credits (requests or tokens that may be spent) drawn ahead
+    from the quota store: twice as many when they run out too soon, half as many when they are not
+    used. Otherwise it has this router's equal part of the limit, and later reports to the store
+    what was spent.
     """
 
     __slots__ = (
-        "_ahead",
+        "_bucket",
         "_credits",
-        "_filled",
-        "_left",
-        "_left_at",
-        "_meter",
+        "_prefetch",
         "_returning",
-        "_telling",
-        "_untold",
-        "_used",
+        "_settling",
+        "_store_remaining",
+        "_store_remaining_at",
+        "_unsettled",
+        "_was_refilled",
+        "_was_used",
     )
 
     def __init__(self) -> None:
-        self._meter = LeakyBucket()
-        """All that was spent here: the measure while it is by itself."""
-        self._untold = LeakyBucket()
-        """Spent, and not known to the treasury."""
-        self._telling = 0
-        """Of it, what is on its way there."""
+        self._bucket = LeakyBucket()
+        """Everything that was spent at this router. Decides while limits are not shared."""
+        self._unsettled = LeakyBucket()
+        """The amount that was spent and is not charged in the quota store yet."""
+        self._settling = 0
+        """The part of ``_unsettled`` that the exchange in progress settles."""
         self._credits = 0
-        """Below zero: more was used than had been promised."""
+        """Drawn from the store and not spent yet. Below zero if more was used than reserved."""
         self._returning = 0
-        self._ahead = 0
-        """Credits that it would have beyond those asked for."""
-        self._used = self._filled = False
-        """Since the last turn: by requests, and from the treasury."""
-        self._left, self._left_at = float("inf"), 0.0
+        self._prefetch = 0
+        """The number of credits to hold beyond those that a request needs."""
+        self._was_used = self._was_refilled = False
+        """Whether credits were used, and whether they were refilled, since the last regular
+        exchange."""
+        self._store_remaining, self._store_remaining_at = float("inf"), 0.0
 
-    def covers(self, amount: int, limit: int, share: QuotaShare, now: float) -> bool:
+    def can_spend(self, amount: int, limit: int, share: QuotaShare, now: float) -> bool:
         """Whether ``amount`` may be spent now."""
-        if share.is_common:
+        if share.is_shared:
             return self._credits >= amount
-        return self._meter.wait_seconds(amount, share.part(limit), now) == 0
+        return self._bucket.wait_seconds(amount, share.equal_part(limit), now) == 0
 
     def wait_seconds(self, amount: int, limit: int, share: QuotaShare, now: float) -> float:
-        """Until ``amount`` may be spent, as far as is known here; 0 if it may be now, or if the
-        treasury may have it."""
-        if not share.is_common:
-            return self._meter.wait_seconds(amount, share.part(limit), now)
-        lacking = min(amount, limit) - self.remaining(limit, share, now)
-        return lacking * 60 / limit if lacking > ROUNDING else 0.0
+        """Return the seconds until ``amount`` may be spent, as far as this router knows; 0 if it
+        may be spent now, or if the quota store may have it."""
+        if not share.is_shared:
+            return self._bucket.wait_seconds(amount, share.equal_part(limit), now)
+        missing = min(amount, limit) - self.remaining(limit, share, now)
+        return missing * 60 / limit if missing > ROUNDING else 0.0
 
     def remaining(self, limit: int, share: QuotaShare, now: float) -> float:
-        """Of the limit that clients are told, as far as is known here."""
-        if not share.is_common:
-            return self._meter.remaining(share.part(limit), now)
-        left = self._left + (now - self._left_at) * limit / 60
-        return min(left + self._credits, limit)
+        """Return how much is left of the limit that clients are told, as far as this router
+        knows."""
+        if not share.is_shared:
+            return self._bucket.remaining(share.equal_part(limit), now)
+        store_remaining = self._store_remaining + (now - self._store_remaining_at) * limit / 60
+        return min(store_remaining + self._credits, limit)
 
     def spend(self, amount: int, limit: int, share: QuotaShare, now: float) -> None:
-        """Below zero: gives back."""
-        self._meter.remaining(share.part(limit), now)
-        self._meter.spend(amount)
-        self._used = True
-        if not share.is_common:
-            self._untold.remaining(limit, now)
-            self._untold.spend(amount)
+        """Spend an amount; a negative one gives unused quota back."""
+        self._bucket.remaining(share.equal_part(limit), now)
+        self._bucket.spend(amount)
+        self._was_used = True
+        if not share.is_shared:
+            self._unsettled.remaining(limit, now)
+            self._unsettled.spend(amount)
             return
         self._credits -= amount
         surplus = self._credits - max_prefetched(limit, share)
@@ -88,74 +92,80 @@ class RateLimiter:
             self._credits -= surplus
             self._returning += surplus
 
-    # -- with the treasury --------------------------------------------------------------------
+    # -- exchanges with the quota store -------------------------------------------------------
 
-    def asks_for(self, amount: int, limit: int, share: QuotaShare, now: float) -> bool:
-        """Whether the treasury may have what is lacking here."""
-        if self.covers(amount, limit, share, now):
+    def should_request(self, amount: int, limit: int, share: QuotaShare, now: float) -> bool:
+        """Whether this router lacks credits for ``amount`` that the quota store may have."""
+        if self.can_spend(amount, limit, share, now):
             return False
-        is_fresh = now - self._left_at < REJECTION_TTL_SECONDS
+        is_fresh = now - self._store_remaining_at < REJECTION_TTL_SECONDS
         return not (is_fresh and self.wait_seconds(amount, limit, share, now) > 0)
 
-    def draw(self, amount: int, limit: int, share: QuotaShare, now: float) -> RateRequest:
-        """So that ``amount`` can be spent, and something is left for those who come next."""
-        self._ahead = min(max(2 * self._ahead, amount), max_prefetched(limit, share))
-        settled = self._settled(limit, now)
+    def build_request(self, amount: int, limit: int, share: QuotaShare, now: float) -> RateRequest:
+        """Build a request for so many credits that ``amount`` can be spent and some are left for
+        the next requests."""
+        self._prefetch = min(max(2 * self._prefetch, amount), max_prefetched(limit, share))
+        settled = self._take_settlement(limit, now)
         least = max(amount - self._credits, 0)
-        return RateRequest(limit, settled, least, least + self._ahead)
+        return RateRequest(limit, settled, least, least + self._prefetch)
 
-    def look(self, limit: int, now: float) -> RateRequest:
-        """Nothing but what is left."""
-        return RateRequest(limit, self._settled(limit, now))
+    def build_query(self, limit: int, now: float) -> RateRequest:
+        """Build a request that only asks for the remaining amount, without drawing credits."""
+        return RateRequest(limit, self._take_settlement(limit, now))
 
-    def upkeep(
+    def build_maintenance_request(
         self, limit: int, share: QuotaShare, now: float, *, is_turn: bool
     ) -> RateRequest | None:
-        """In the background: fills up, gives back what is not used, and settles. ``is_turn``: it is
-        time to look whether anything is. None if there is nothing to say."""
-        low = self.runs_low(limit, share, now)
+        """Build the request, sent in the background, that refills and settles; None if there is
+        nothing to do. ``is_turn``: this is the regular exchange, which also returns unused
+        credits."""
+        low = self.needs_refill(limit, share, now)
         if is_turn:
-            self._ahead = self._ahead if self._used else self._ahead // 2
-            self._used = self._filled = False
+            self._prefetch = self._prefetch if self._was_used else self._prefetch // 2
+            self._was_used = self._was_refilled = False
         if low:
-            self._ahead = 2 * self._ahead if self._filled else self._ahead
-            self._filled = True
-        self._ahead = min(self._ahead, max_prefetched(limit, share))
-        surplus = self._credits - self._ahead
+            self._prefetch = 2 * self._prefetch if self._was_refilled else self._prefetch
+            self._was_refilled = True
+        self._prefetch = min(self._prefetch, max_prefetched(limit, share))
+        surplus = self._credits - self._prefetch
         if is_turn and surplus > 0:
             self._credits -= surplus
             self._returning += surplus
-        settled = self._settled(limit, now)
-        most = max(self._ahead - self._credits, 0) if low else 0
+        settled = self._take_settlement(limit, now)
+        most = max(self._prefetch - self._credits, 0) if low else 0
         return RateRequest(limit, settled, 0, most) if settled or most else None
 
-    def note(self, drawn: RateGrant, now: float) -> None:
-        """The treasury has done what it was asked last."""
-        self._untold.spend(-self._telling)
-        self._telling = 0
-        self._credits += drawn.granted
-        self._left, self._left_at = drawn.left, now
+    def record_grant(self, grant: RateGrant, now: float) -> None:
+        """Record the quota store's answer to the last request."""
+        self._unsettled.spend(-self._settling)
+        self._settling = 0
+        self._credits += grant.granted
+        self._store_remaining, self._store_remaining_at = grant.remaining, now
 
-    def runs_low(self, limit: int, share: QuotaShare, now: float) -> bool:
-        """And there is enough for all to draw ahead."""
-        if 2 * self._credits >= self._ahead:
+    def needs_refill(self, limit: int, share: QuotaShare, now: float) -> bool:
+        """Whether few credits are left, and the store has enough for all routers to draw ahead."""
+        if 2 * self._credits >= self._prefetch:
             return False
-        return self._left + (now - self._left_at) * limit / 60 >= 2 * share.num_routers
+        return (
+            self._store_remaining + (now - self._store_remaining_at) * limit / 60
+            >= 2 * share.num_routers
+        )
 
     @property
-    def is_empty(self) -> bool:
-        """Whether the treasury need not hear of it before it is used again."""
-        return self._credits == self._ahead == self._returning == 0
+    def is_settled(self) -> bool:
+        """Whether there is nothing to exchange with the quota store before the next request."""
+        return self._credits == self._prefetch == self._returning == 0
 
-    def _settled(self, limit: int, now: float) -> int:
-        """To be asked for by one exchange at a time. What is given back is forgotten here: if it is
-        lost on its way, it drains there all the same."""
+    def _take_settlement(self, limit: int, now: float) -> int:
+        """Return the amount to settle; only one exchange may do so at a time. Credits that are
+        given back are forgotten here even if the exchange fails: they drain in the store all the
+        same."""
         if self._credits < 0:
-            self._untold.spend(-self._credits)
+            self._unsettled.spend(-self._credits)
             self._credits = 0
-        self._telling = round(self._untold.spent(limit, now))
+        self._settling = round(self._unsettled.spent(limit, now))
         returning, self._returning = self._returning, 0
-        return self._telling - returning
+        return self._settling - returning
 
 
 def max_prefetched(limit: int, share: QuotaShare) -> int:

@@ -1,4 +1,5 @@
-"""The treasury in Redis: a hash per tenant with limits, gone when all has drained."""
+"""The quota store in Redis: a hash per tenant with limits, which expires when nothing is left to
+drain."""
 
 import math
 from collections.abc import Sequence
@@ -18,16 +19,19 @@ from router.tenants.quota_store import (
 )
 
 SYNC_TIMEOUT_SECONDS = 1.0
-"""A request may wait for it: a Redis that takes longer is not asked for a while."""
+"""The timeout of an exchange. A request may wait for one, so a slower Redis counts as unreachable
+for a while."""
 
 PING_TIMEOUT_SECONDS = 2.0
 
 KEY_TTL_SECONDS = 120
-"""A limit per minute has drained after one, and a lease has ended; debts are paid off longer."""
+"""How long a tenant's hash is kept after its last use: until a limit per minute has drained and
+leases have ended. If more was used than allowed, it is kept longer."""
 
-# KEYS: the tenant's hash. ARGV: the router, how many there are, requests' and then tokens' limit
-# per minute ('' for none), settled, least and most; the limit of seats ('' for none), running and
-# wanted. Times are Redis's own, in milliseconds. A meter is written as "spent at".
+# KEYS: the tenant's hash. ARGV: the router, the number of routers, then for requests and for tokens
+# the limit per minute ('' for none), settled, least and most; then the limit of slots ('' for
+# none), running and wanted; then 1 if more is requested. Times are Redis's own, in milliseconds.
+# A bucket is stored as "spent at".
 _EXCHANGE = f"""
 local key, me, routers = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local time = redis.call('TIME')
@@ -110,12 +114,13 @@ class RedisQuotaStore:
         self._redis = connect_redis(url)
         self._prefix = f"baton:{cluster}:limits:"
 
-    async def exchange(self, router: str, asks: Sequence[QuotaRequest]) -> list[QuotaGrant]:
+    async def exchange(self, router: str, requests: Sequence[QuotaRequest]) -> list[QuotaGrant]:
         pipe = self._redis.pipeline(transaction=False)
-        for ask in asks:
-            pipe.eval(_EXCHANGE, 1, self._prefix + ask.tenant, *_arguments(router, ask))
-        told = await call_redis(self._url, cast(Any, pipe.execute()), self._seconds)
-        return [_parse_grant(ask, each) for ask, each in zip(asks, told, strict=True)]
+        for request in requests:
+            pipe.eval(_EXCHANGE, 1, self._prefix + request.tenant, *_arguments(router, request))
+        replies = await call_redis(self._url, cast(Any, pipe.execute()), self._seconds)
+        pairs = zip(requests, replies, strict=True)
+        return [_parse_grant(request, reply) for request, reply in pairs]
 
     async def ping(self) -> None:
         await call_redis(self._url, cast(Any, self._redis.ping()), PING_TIMEOUT_SECONDS)
@@ -124,42 +129,54 @@ class RedisQuotaStore:
         await self._redis.aclose()
 
 
-def _arguments(router: str, ask: QuotaRequest) -> list[str | int]:
-    hold = ask.hold
-    held = [hold.limit, hold.running, hold.wanted] if hold is not None else ["", 0, 0]
-    drawn = [*_rate_arguments(ask.requests), *_rate_arguments(ask.tokens)]
-    return [router, ask.num_routers, *drawn, *held, int(ask.draws)]
+def _arguments(router: str, request: QuotaRequest) -> list[str | int]:
+    slots = request.slots
+    slot_arguments = (
+        [slots.limit, slots.num_running, slots.num_wanted] if slots is not None else ["", 0, 0]
+    )
+    rate_arguments = [*_rate_arguments(request.requests), *_rate_arguments(request.tokens)]
+    return [
+        router,
+        request.num_routers,
+        *rate_arguments,
+        *slot_arguments,
+        int(request.requests_more),
+    ]
 
 
-def _rate_arguments(draw: RateRequest | None) -> list[str | int]:
-    if draw is None:
+def _rate_arguments(request: RateRequest | None) -> list[str | int]:
+    if request is None:
         return ["", 0, 0, 0]
-    return [draw.per_minute, draw.settled, draw.least, draw.most]
+    return [request.per_minute, request.settled, request.min_amount, request.max_amount]
 
 
-def _parse_grant(ask: QuotaRequest, told: Sequence[Any]) -> QuotaGrant:
-    """Raises Unavailable for what can't be granted: somebody else has written to the tenant's
-    hash."""
+def _parse_grant(request: QuotaRequest, reply: Sequence[Any]) -> QuotaGrant:
+    """Parse a reply. Raises Unavailable for an impossible grant, which means that something else
+    has written to the tenant's hash."""
     try:
-        requests, requests_left, tokens, tokens_left, seats = told
-        drawn = [
-            _parse_rate_grant(ask.requests, requests, requests_left),
-            _parse_rate_grant(ask.tokens, tokens, tokens_left),
+        requests, requests_left, tokens, tokens_left, seats = reply
+        grants = [
+            _parse_rate_grant(request.requests, requests, requests_left),
+            _parse_rate_grant(request.tokens, tokens, tokens_left),
         ]
-        wanted = max(ask.hold.running, ask.hold.wanted) if ask.hold is not None else 0
+        wanted = (
+            max(request.slots.num_running, request.slots.num_wanted)
+            if request.slots is not None
+            else 0
+        )
         if not 0 <= seats <= wanted:
-            raise ValueError(f"{seats} of {wanted} seats")
+            raise ValueError(f"{seats} of {wanted} slots")
     except (ValueError, TypeError, OverflowError) as error:
         raise Unavailable(
-            f"Redis holds no limits of {ask.tenant}'s that make sense: {error}"
+            f"Redis holds invalid quota data of tenant {request.tenant}: {error}"
         ) from error
-    return QuotaGrant(drawn[0], drawn[1], int(seats))
+    return QuotaGrant(grants[0], grants[1], int(seats))
 
 
-def _parse_rate_grant(draw: RateRequest | None, granted: Any, left: Any) -> RateGrant:
-    """Raises ValueError, TypeError."""
-    made = RateGrant(int(granted), float(left))
-    most = max(draw.least, draw.most) if draw is not None else 0
-    if not (0 <= made.granted <= most and math.isfinite(made.left)):
+def _parse_rate_grant(request: RateRequest | None, granted: Any, left: Any) -> RateGrant:
+    """Parse the grant of one rate. Raises ValueError, TypeError."""
+    grant = RateGrant(int(granted), float(left))
+    most = max(request.min_amount, request.max_amount) if request is not None else 0
+    if not (0 <= grant.granted <= most and math.isfinite(grant.remaining)):
         raise ValueError(f"{granted} of {most} granted, {left} left")
-    return made
+    return grant

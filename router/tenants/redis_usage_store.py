@@ -1,4 +1,4 @@
-"""Usage in Redis: a hash per day, to which every router adds."""
+"""The usage store in Redis: a hash of counters per day, to which every router adds."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -12,13 +12,15 @@ from router.tenants.usage_store import MAX_DAYS, UsageCounts, UsageField
 
 DAY_TTL_SECONDS = MAX_DAYS * 86_400
 WRITER_TTL_SECONDS = 7 * 86_400
-"""A router that did not come back for so long sends nothing again."""
+"""How long a writer's last message number is kept. A router that has been gone for longer does not
+send its last message again."""
 
 MAX_DIGITS = 19
-"""Of Redis's 64-bit counters; what is longer is nobody's of ours."""
+"""The most digits of Redis's 64-bit counters; a router has not written a longer value."""
 
-# KEYS: the writer's last number, then one hash per day. ARGV: the number, how long the writer's
-# number and a day are kept, then day (its place in KEYS), field and amount of each counter.
+# KEYS: the writer's last number, then one hash per day. ARGV: the number, the seconds that the
+# writer's number and a day are kept, then for each counter its day (the index in KEYS), its field
+# and the amount.
 _ADD = """
 local last = tonumber(redis.call('GET', KEYS[1]) or '0')
 if last >= tonumber(ARGV[1]) then return 0 end
@@ -51,12 +53,12 @@ class RedisUsageStore:
 
     async def read(self, days: Iterable[str]) -> UsageCounts:
         counts: UsageCounts = Counter()
-        wanted = list(days)
+        requested_days = list(days)
         pipe = self._redis.pipeline(transaction=False)
-        for day in wanted:
+        for day in requested_days:
             pipe.hgetall(self._day_key(day))
-        for day, told in zip(wanted, await self._call(pipe.execute()), strict=True):
-            for name, amount in told.items():
+        for day, fields in zip(requested_days, await self._call(pipe.execute()), strict=True):
+            for name, amount in fields.items():
                 key = _parse(day, name)
                 if key is not None and amount.isdigit() and len(amount) <= MAX_DIGITS:
                     counts[key] += int(amount)
@@ -73,7 +75,7 @@ class RedisUsageStore:
 
 
 def _parse(day: str, name: bytes) -> tuple[str, TenantId, UsageField] | None:
-    """None for what nobody of ours has written."""
+    """Parse a counter's name. Returns None if it was not written by a router."""
     tenant, _, field = name.decode("utf-8", "replace").rpartition("/")
     try:
         return day, TenantId(tenant), UsageField(field)

@@ -1,4 +1,4 @@
-"""What requests have cost: tokens of prompts, computed and cached, and of answers."""
+"""The usage of a request: prompt tokens, computed and cached, and tokens of answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from router.generation.record import GenerationRecord
 
 @dataclass(frozen=True, slots=True)
 class RequestUsage:
-    """``prompt_tokens`` are cached and computed ones together."""
+    """Usage of one or more requests. ``prompt_tokens`` includes ``cached_tokens``."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -33,9 +33,10 @@ class RequestUsage:
 
 
 def usage_of_generations(records: Sequence[GenerationRecord], per_prompt: int) -> RequestUsage:
-    """One request's. As in ``usage``, a prompt counts once, however many answers it gets, and what
-    any of them had to compute of it was not cached. A prompt counts if it was read, or its client
-    left while it was: not if nobody took it."""
+    """Add up one request's usage. As in ``usage`` of responses, a prompt counts once, however many
+    answers it gets, and its cached tokens are those that no answer had to compute. A prompt counts
+    if it was computed, or if its client disconnected while a worker had it; it does not count if no
+    worker took it."""
     prompt = cached = 0
     for start in range(0, len(records), per_prompt):
         group = records[start : start + per_prompt]

@@ -1,4 +1,4 @@
-"""A tenant, as the operator describes it."""
+"""A tenant, as the operator describes it in the tenants file."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +12,8 @@ DEFAULT_TENANT = TenantId("default")
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """None: no limit, and of files the limit of the settings. Of all routers together."""
+    """The limits of a tenant over all routers. None means no limit; for files, the limit of the
+    settings."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -25,7 +26,8 @@ class TenantLimits:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrices:
-    """Per million tokens, in whatever currency the operator thinks. ``cached`` None: as input."""
+    """Prices per million tokens, in the operator's currency. If ``cached`` is None, cached tokens
+    cost as much as other input tokens."""
 
     input: float = 0.0
     cached: float | None = None
@@ -42,8 +44,8 @@ UNLIMITED, FREE = TenantLimits(), TokenPrices()
 
 @dataclass(frozen=True, slots=True)
 class TenantAttributes:
-    """How a request of a tenant stands beside others: what its blocks' keys are made of, whom it is
-    counted to, and who goes before it."""
+    """A tenant's attributes that its requests carry to workers: the salt of its block keys, the tag
+    that identifies it, its priority and its weight."""
 
     salt: bytes
     tag: bytes
@@ -51,16 +53,17 @@ class TenantAttributes:
     weight: float
 
     @property
-    def is_urgent(self) -> bool:
-        """Of low priority nobody is promised a time: without a deadline such prompts stand behind
-        all others in a worker's report, so that the conductor refuses nobody for them."""
+    def has_slo(self) -> bool:
+        """Whether the SLO applies. Low-priority requests have no deadline: workers count their
+        prompts after all others in the load they report, so that the conductor does not refuse
+        other requests because of them."""
         return self.priority <= Priority.NORMAL
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Tenants with the same ``salt`` share their prefixes. ``weight`` is the share beside others of
-    the same priority."""
+    """A tenant. Tenants with the same ``salt`` share cached prefixes. ``weight`` determines its
+    share relative to other tenants of the same priority."""
 
     id: TenantId
     salt: str | None = None
@@ -74,25 +77,30 @@ class Tenant:
         return self.limits is not UNLIMITED and self.limits != UNLIMITED
 
     def block_salt(self, secret: str | None, cache_salt: str | None = None) -> bytes:
-        """Enters the keys of the tenant's blocks. Derived here: a client can add, not choose."""
+        """Return the salt of the tenant's block keys. It is derived from ``secret``: a client can
+        change it by ``cache_salt``, but not choose its value."""
         salt = _salt_and_tag(secret, self.id)[0]
         if self.salt is not None:
             salt = shared_salt(secret, self.salt)
         return client_salt(salt, cache_salt) if cache_salt else salt
 
-    def standing(self, secret: str | None, cache_salt: str | None, behind: int) -> TenantAttributes:
-        """``behind``: by how many steps the request itself gives way, from 0. Whatever salts a
-        tenant uses, it has one tag."""
+    def attributes(
+        self, secret: str | None, cache_salt: str | None, priority_steps: int
+    ) -> TenantAttributes:
+        """Return the attributes of a request. The request lowers its own priority by
+        ``priority_steps`` (0 or more). A tenant has one tag, whatever ``cache_salt`` its requests
+        use."""
         return TenantAttributes(
             self.block_salt(secret, cache_salt),
             _salt_and_tag(secret, self.id)[1],
-            lower_priority(self.priority, behind),
+            lower_priority(self.priority, priority_steps),
             self.weight,
         )
 
 
 @lru_cache(maxsize=4096)
 def _salt_and_tag(secret: str | None, tenant_id: TenantId) -> tuple[bytes, bytes]:
-    """The same for every request of a tenant; 12 microseconds to compute."""
+    """Return a tenant's salt and tag. Cached, since every request needs them and computing them
+    takes 12 microseconds."""
     salt = tenant_salt(secret, tenant_id)
     return salt, tenant_tag(salt)

@@ -1,4 +1,4 @@
-"""Everybody who may come in: which key is whose, and what each tenant gets."""
+"""All known tenants: the API keys and the limits of each."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,8 +11,9 @@ from router.tenants.tenant import Tenant
 
 @dataclass(frozen=True, slots=True)
 class TenantDirectory:
-    """As of one reading of the file. Where ``needs_keys`` is False nobody was given any: whoever
-    comes is the tenant ``default``. ``is_shared``: there is more than one tenant."""
+    """The tenants as of one reading of the tenants file. If ``needs_keys`` is False, no keys are
+    configured, and every client is the tenant ``default``. ``is_shared``: there is more than one
+    tenant."""
 
     tenants: Mapping[TenantId, Tenant] = field(default_factory=dict)
     keys: Mapping[KeyDigest, TenantId] = field(default_factory=dict, repr=False)
@@ -20,11 +21,12 @@ class TenantDirectory:
     is_shared: bool = False
 
     def tenant(self, tenant_id: TenantId) -> Tenant:
-        """One that nobody described has no limits."""
+        """Return a tenant; one that is not in the tenants file has no limits."""
         return self.tenants.get(tenant_id) or Tenant(tenant_id)
 
     def with_keys(self, api_keys: Mapping[str, str]) -> "TenantDirectory":
-        """And those of the setting, in plain text. Raises Invalid."""
+        """Return a directory with further keys in plain text (from the settings). Raises
+        Invalid."""
         pairs = [(api_key_digest(key), TenantId(name)) for key, name in api_keys.items()]
         needs_keys = self.needs_keys or bool(api_keys)
         return build_tenant_directory(
@@ -38,12 +40,12 @@ def build_tenant_directory(
     *,
     needs_keys: bool,
 ) -> TenantDirectory:
-    """Raises Invalid for a key of two tenants."""
+    """Build the directory. Raises Invalid for a key that two tenants share."""
     keys: dict[KeyDigest, TenantId] = {}
     for digest, tenant in pairs:
         other = keys.setdefault(digest, tenant)
         if other != tenant:
-            shown = f"sha256:{digest.hex()[:8]}…"
-            raise Invalid(f"tenants {other!r} and {tenant!r} have the same key {shown}")
+            key_prefix = f"sha256:{digest.hex()[:8]}…"
+            raise Invalid(f"tenants {other!r} and {tenant!r} have the same key {key_prefix}")
     is_shared = len({*tenants, *keys.values()}) > 1
     return TenantDirectory(dict(tenants), keys, needs_keys, is_shared)

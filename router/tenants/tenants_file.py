@@ -1,4 +1,4 @@
-"""The tenants file: YAML, checked to the last field, since a typo in it may open a door."""
+"""Parses the tenants file (YAML). Every field is checked, since a typo could grant access."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,13 +14,13 @@ from router.tenants.tenant import Tenant, TenantLimits, TokenPrices
 from router.tenants.tenant_directory import TenantDirectory, build_tenant_directory
 
 MAX_FILE_BYTES = 16 * 2**20
-"""About 60,000 tenants."""
+"""The largest tenants file: enough for about 60,000 tenants."""
 
 TENANT_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$"
-"""In metrics, logs and usage: nothing that would have to be escaped there."""
+"""Names appear in metrics, logs and usage, so they contain nothing that must be escaped there."""
 
 MAX_KEYS_PER_TENANT = 64
-"""Of one tenant, so that keys can be rolled over; more is a mistake."""
+"""The most API keys of a tenant. Several are needed to rotate keys; more than this is a mistake."""
 
 
 def _priority(value: Any) -> Any:
@@ -31,7 +31,7 @@ def _priority(value: Any) -> Any:
 
 
 def _key(value: Any) -> Any:
-    """What is wrong may be a key in plain text: it is not shown."""
+    """Parse a hashed key. An invalid value is not shown, since it may be a key in plain text."""
     digest = parse_hashed_api_key(value) if isinstance(value, str) else None
     if digest is None:
         raise ValueError("must look like sha256:HEX, as `baton key hash` prints it for a key")
@@ -63,7 +63,7 @@ class _PricesSchema(_StrictSchema):
 
 
 class _TenantDefaults(_StrictSchema):
-    """What a tenant gets; what it does not say is as in ``defaults``."""
+    """The fields that a tenant may leave out: they are then taken from ``defaults``."""
 
     priority: Annotated[Priority, BeforeValidator(_priority)] = Priority.NORMAL
     weight: Annotated[float, Field(ge=0.01, le=100)] = 1.0
@@ -85,7 +85,8 @@ class _TenantsFileSchema(_StrictSchema):
 
 
 def load_tenants_file(path: Path) -> TenantDirectory:
-    """Raises Invalid, naming the file, the tenant, the field, and what would be right."""
+    """Load the tenants file. Raises Invalid, which names the file, the tenant, the field, and what
+    would be valid."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -100,7 +101,7 @@ def load_tenants_file(path: Path) -> TenantDirectory:
 
 
 def parse_tenants_file(data: bytes) -> TenantDirectory:
-    """Raises Invalid."""
+    """Parse the contents of a tenants file. Raises Invalid."""
     try:
         values = yaml.load(data, _UniqueKeyLoader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
@@ -114,20 +115,22 @@ def parse_tenants_file(data: bytes) -> TenantDirectory:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML lets the last of two equal keys win, silently: a tenant would lose its keys."""
+    """Refuses duplicate keys. YAML silently keeps the last one, which could drop a tenant's
+    keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in names:
                 line = key.start_mark.line + 1
-                raise yaml.YAMLError(f"{key.value!r} stands there twice, again at line {line}")
+                raise yaml.YAMLError(f"duplicate key {key.value!r}, again at line {line}")
             names.add(key.value if isinstance(key, yaml.ScalarNode) else key)
         return super().construct_mapping(node, deep)
 
 
 def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Field by field, so that a tenant with one limit of its own keeps the other defaults."""
+    """Apply the defaults field by field, so that a tenant with one limit keeps the other
+    defaults."""
     defaults, tenants = values.get("defaults"), values["tenants"]
     if not isinstance(defaults, dict) or not isinstance(tenants, dict):
         return values
@@ -165,18 +168,19 @@ def _tenant(name: str, entry: _TenantSchema) -> Tenant:
 
 
 def _explain(error: ValidationError) -> str:
-    """The first wrong field, where it is, and what would be right. Keys and salts are not shown."""
+    """Describe the first invalid field: where it is, and what would be valid. Keys and salts are
+    not shown."""
     first = error.errors(include_url=False)[0]
-    steps = [str(step) for step in first["loc"] if step != "[key]"]
-    where = f"tenant {steps[1]!r}: " if steps[0] == "tenants" and len(steps) > 1 else ""
+    path = [str(step) for step in first["loc"] if step != "[key]"]
+    where = f"tenant {path[1]!r}: " if path[0] == "tenants" and len(path) > 1 else ""
     named = first["loc"][-1] != "[key]"
-    name = ".".join(steps[2:] if where else steps) if named else "the name"
+    name = ".".join(path[2:] if where else path) if named else "the name"
     if first["type"] == "extra_forbidden":
-        return f"{where}there is no field {name!r}"
-    secret = "keys" in steps or "salt" in steps
-    shown = "wrong" if secret else repr(first["input"])[:80]
+        return f"{where}unknown field {name!r}"
+    is_secret = "keys" in path or "salt" in path
+    shown = "wrong" if is_secret else repr(first["input"])[:80]
     message = first["msg"].removeprefix("Value error, ")
-    return f"{where}{name or 'what it gets'} is {shown}: {message[0].lower()}{message[1:]}"
+    return f"{where}{name or 'the entry'} is {shown}: {message[0].lower()}{message[1:]}"
 
 
 def _truncated_message(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""The tenants file while the router runs: read again whenever it changes."""
+"""Reloads the tenants file whenever it changes while the router runs."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,51 +20,52 @@ Signature = tuple[int, ...] | None
 
 
 class TenantsFileWatcher:
-    """Looks at the file itself, through every link: a mounted Kubernetes secret is replaced by
-    turning a link, and an editor's file by renaming."""
+    """Watches the tenants file at its path and follows symbolic links: Kubernetes replaces a
+    mounted secret by changing a link, and editors replace a file by renaming another one."""
 
     def __init__(
         self,
         path: Path,
-        admit: Callable[[TenantDirectory], None],
+        on_directory: Callable[[TenantDirectory], None],
         metrics: TenantMetrics,
         clock: Clock,
     ) -> None:
         self._path = path
-        self._admit = admit
+        self._on_directory = on_directory
         self._metrics = metrics
         self._clock = clock
-        self._seen: Signature = None
+        self._signature: Signature = None
 
-    def read(self) -> None:
-        """For the first time. Raises Invalid: a router with a wrong file does not start."""
-        self._seen = _file_signature(self._path)
-        self._admit(load_tenants_file(self._path))
+    def load(self) -> None:
+        """Read the file for the first time. Raises Invalid: a router does not start with an invalid
+        file."""
+        self._signature = _file_signature(self._path)
+        self._on_directory(load_tenants_file(self._path))
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Reload the tenants file whenever it changes, until cancelled."""
         while True:
             await self._clock.sleep(TENANTS_FILE_POLL_SECONDS)
-            await self.look()
+            await self.reload_if_changed()
 
-    async def look(self) -> None:
-        """Takes over a file that has changed. A wrong one changes nothing: that is said in the log
-        and in the metrics, until there is a right one."""
-        seen = await asyncio.to_thread(_file_signature, self._path)
-        if seen == self._seen:
+    async def reload_if_changed(self) -> None:
+        """Reload the file if it has changed. An invalid file changes nothing; the log and the
+        metrics report it until it is fixed."""
+        signature = await asyncio.to_thread(_file_signature, self._path)
+        if signature == self._signature:
             return
-        # Of before it was read: who writes while it is read is looked at again.
-        self._seen = seen
+        # This signature is older than the reading, so a change meanwhile is noticed next time.
+        self._signature = signature
         try:
-            roll = await asyncio.to_thread(load_tenants_file, self._path)
-            self._admit(roll)
+            directory = await asyncio.to_thread(load_tenants_file, self._path)
+            self._on_directory(directory)
         except Invalid as error:
             self._metrics.file_failures.inc()
             self._metrics.file_stale.set(1)
-            log.error("tenants_file_refused", error=str(error), stays="the one before")
+            log.error("tenants_file_refused", error=str(error), stays="the last valid file")
             return
         self._metrics.file_stale.set(0)
-        log.info("tenants_file_read", tenants=len(roll.tenants), keys=len(roll.keys))
+        log.info("tenants_file_read", tenants=len(directory.tenants), keys=len(directory.keys))
 
 
 def _file_signature(path: Path) -> Signature:

@@ -1,4 +1,4 @@
-"""What a router does about tenants beside their requests: reads their file, brings usage home."""
+"""Background work for tenants: watching the tenants file, and sending usage to the store."""
 
 import asyncio
 from contextlib import suppress
@@ -12,59 +12,60 @@ from router.tenants.usage_recorder import UsageRecorder
 from router.tenants.usage_store import UsageStore
 
 FLUSH_SECONDS = 2.0
-"""What a router that is killed forgets at most."""
+"""The interval between flushes, and so the most usage that is lost when a router is killed."""
 
 FINAL_FLUSH_TIMEOUT_SECONDS = 2.0
-"""At its end, for a Redis that may be gone already."""
+"""The timeout of the last flush, when the router stops; Redis may be gone already."""
 
 log = structlog.get_logger(__name__)
 
 
 class UsageFlusher:
-    """``writer`` names this life of this router."""
+    """Sends usage at intervals. ``writer`` identifies this incarnation of this router."""
 
     def __init__(
         self,
-        file: TenantsFileWatcher | None,
-        ledger: UsageRecorder,
+        watcher: TenantsFileWatcher | None,
+        recorder: UsageRecorder,
         store: UsageStore,
         writer: str,
         clock: Clock,
     ) -> None:
-        self._file = file
-        self._ledger = ledger
+        self._watcher = watcher
+        self._recorder = recorder
         self._store = store
         self._writer = writer
         self._clock = clock
         self._sending = asyncio.Lock()
-        self._told = ""
+        self._last_error = ""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch the tenants file and send usage until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            if self._file is not None:
-                tasks.create_task(self._file.run())
-            tasks.create_task(self._send_for_ever())
+            if self._watcher is not None:
+                tasks.create_task(self._watcher.run())
+            tasks.create_task(self._flush_regularly())
 
     async def stop(self) -> None:
-        """Brings the last of it."""
+        """Send the last usage, if that is possible soon."""
         with suppress(BatonError, TimeoutError):
             async with asyncio.timeout(FINAL_FLUSH_TIMEOUT_SECONDS):
-                await self.send()
+                await self.flush()
 
-    async def send(self) -> None:
-        """What is new, now. Raises Unavailable: it is sent again later, and counts once."""
+    async def flush(self) -> None:
+        """Send new usage now. Raises Unavailable; the usage is then sent again later, and counted
+        only once."""
         async with self._sending:
-            await self._ledger.send(self._store, self._writer)
+            await self._recorder.flush(self._store, self._writer)
 
-    async def _send_for_ever(self) -> None:
+    async def _flush_regularly(self) -> None:
         while True:
             await self._clock.sleep(FLUSH_SECONDS)
             try:
-                await self.send()
+                await self.flush()
             except Unavailable as error:
-                if str(error) != self._told:
+                if str(error) != self._last_error:
                     log.warning("usage_not_sent", error=str(error))
-                self._told = str(error)
+                self._last_error = str(error)
             else:
-                self._told = ""
+                self._last_error = ""

@@ -1,4 +1,5 @@
-"""What tenants used: in metrics at once, and in a book that is brought to the store of usage."""
+"""Records what tenants used: in metrics at once, and in counters that are sent to the usage
+store."""
 
 from collections import Counter
 from itertools import islice
@@ -11,13 +12,13 @@ from router.tenants.request_usage import RequestUsage
 from router.tenants.usage_store import OTHER_TENANTS, UsageCounts, UsageField, UsageStore, day_of
 
 MAX_PENDING_COUNTERS = 100_000
-"""Counters, of 200 bytes each: days of thousands of tenants. While the store of usage is gone for
-longer, further tenants are counted together."""
+"""The most counters that wait to be sent, of 200 bytes each: enough for days of thousands of
+tenants. If the store is unreachable for longer, further tenants are counted together."""
 
 DAY_NANOSECONDS = 86_400 * 10**9
 
 MAX_COUNTERS_PER_FLUSH = 2000
-"""Counters at once: a few milliseconds of Redis."""
+"""The most counters in one message, which keeps Redis busy for a few milliseconds."""
 
 
 class UsageRecorder:
@@ -31,37 +32,38 @@ class UsageRecorder:
         self._number = 1
         self._day = (-1, "")
 
-    def note_spent(self, tenant: TenantId, spent: RequestUsage) -> None:
-        self._metrics.note_spent(tenant, spent)
+    def record_usage(self, tenant: TenantId, spent: RequestUsage) -> None:
+        self._metrics.record_usage(tenant, spent)
         day = self._today()
         self._count(day, tenant, UsageField.REQUESTS, spent.requests)
         self._count(day, tenant, UsageField.PROMPT, spent.prompt_tokens)
         self._count(day, tenant, UsageField.CACHED, spent.cached_tokens)
         self._count(day, tenant, UsageField.COMPLETION, spent.completion_tokens)
 
-    def note_refused(self, tenant: TenantId, reason: str) -> None:
-        self._metrics.note_refused(tenant, reason)
+    def record_refusal(self, tenant: TenantId, reason: str) -> None:
+        self._metrics.record_refusal(tenant, reason)
         self._count(self._today(), tenant, UsageField.REFUSED, 1)
 
-    async def send(self, store: UsageStore, writer: str) -> None:
-        """Brings what is new to the store, which counts each number of a ``writer`` once: what
-        can't be told to have arrived is sent again under the same number. Raises Unavailable."""
+    async def flush(self, store: UsageStore, writer: str) -> None:
+        """Send new usage to the store in numbered messages. The store counts each number of a
+        ``writer`` once, so a message that may have arrived is sent again under the same number.
+        Raises Unavailable."""
         while self._sending or self._unsent:
-            self._sending = self._sending or self._take()
+            self._sending = self._sending or self._take_unsent()
             try:
                 await store.add(writer, self._number, self._sending)
             except Unavailable:
-                self._metrics.unsent.set(len(self._sending) + len(self._unsent))
+                self._metrics.unsent_counters.set(len(self._sending) + len(self._unsent))
                 raise
             self._number += 1
             self._sending = Counter()
-        self._metrics.unsent.set(0)
+        self._metrics.unsent_counters.set(0)
 
     def unsent(self) -> UsageCounts:
-        """What the store does not know, or not for sure."""
+        """The counters that the store may not have yet."""
         return self._sending + self._unsent
 
-    def _take(self) -> UsageCounts:
+    def _take_unsent(self) -> UsageCounts:
         if len(self._unsent) <= MAX_COUNTERS_PER_FLUSH:
             taken, self._unsent = self._unsent, Counter()
             return taken
@@ -69,7 +71,7 @@ class UsageRecorder:
         return Counter({key: self._unsent.pop(key) for key in keys})
 
     def _today(self) -> str:
-        """Looked up in the calendar once a day."""
+        """Today's date, computed once a day."""
         now = self._clock.wall_nanoseconds()
         if self._day[0] != now // DAY_NANOSECONDS:
             self._day = (now // DAY_NANOSECONDS, day_of(now))

@@ -1,4 +1,4 @@
-"""Usage per tenant and day: what is counted, where it is kept, and how it is told."""
+"""Usage per tenant and day: the counters, the store, and the report."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -12,10 +12,10 @@ from router.tenants.request_usage import RequestUsage
 from router.tenants.tenant_directory import TenantDirectory
 
 OTHER_TENANTS = TenantId("other")
-"""Who stands for tenants beyond a bound."""
+"""The name under which all tenants beyond a bound are counted together."""
 
 MAX_DAYS = 400
-"""Kept, and told at once: a year, and what a late accountant takes."""
+"""The most days of usage that are kept, and that a report covers: a year and some weeks."""
 
 
 class UsageField(StrEnum):
@@ -27,36 +27,36 @@ class UsageField(StrEnum):
 
 
 UsageCounts = Counter[tuple[str, TenantId, UsageField]]
-"""By day (UTC, as in ISO 8601), tenant and field."""
+"""Counts by day (UTC, as in ISO 8601), tenant and field."""
 
 
 class UsageStore(Protocol):
-    """Methods raise Unavailable."""
+    """Stores usage counters. Methods raise Unavailable."""
 
     async def add(self, writer: str, number: int, counts: Mapping[Any, int]) -> None:
-        """Adds, once for each ``number`` of a ``writer``; numbers rise."""
+        """Add the counts, once for each ``number`` of a ``writer``; numbers increase."""
         ...
 
     async def read(self, days: Iterable[str]) -> UsageCounts: ...
 
 
 class MemoryUsageStore:
-    """The twin of the store in Redis. ``reachable`` False: nothing arrives; ``deaf``: what arrives
-    is not confirmed."""
+    """An in-memory usage store for tests. ``is_reachable`` False: messages don't arrive;
+    ``drops_replies``: messages are counted, but not confirmed."""
 
     def __init__(self) -> None:
-        self.reachable = True
-        self.deaf = False
+        self.is_reachable = True
+        self.drops_replies = False
         self._counts: UsageCounts = Counter()
         self._numbers: dict[str, int] = {}
 
     async def add(self, writer: str, number: int, counts: Mapping[Any, int]) -> None:
-        if not self.reachable:
-            raise Unavailable("the store of usage is gone")
+        if not self.is_reachable:
+            raise Unavailable("the usage store is unreachable")
         if self._numbers.get(writer, 0) < number:
             self._numbers[writer] = number
             self._counts.update(counts)
-        if self.deaf:
+        if self.drops_replies:
             raise Unavailable("no answer")
 
     async def read(self, days: Iterable[str]) -> UsageCounts:
@@ -69,29 +69,31 @@ def day_of(wall_nanoseconds: int) -> str:
 
 
 def days_since(since: date, wall_nanoseconds: int) -> list[str]:
-    """Up to today, the last ``MAX_DAYS`` at most."""
+    """Return the days from ``since`` to today, at most the last ``MAX_DAYS``."""
     today = _date(wall_nanoseconds)
     count = min((today - since).days + 1, MAX_DAYS)
     return [(today - timedelta(days=back)).isoformat() for back in reversed(range(count))]
 
 
-def usage_report(counts: UsageCounts, roll: TenantDirectory) -> dict[str, Any]:
-    """Per tenant, and in all. Costs are at today's prices."""
+def usage_report(counts: UsageCounts, directory: TenantDirectory) -> dict[str, Any]:
+    """Report usage per tenant and in total. Costs are at today's prices."""
     tenants: dict[TenantId, Counter[UsageField]] = {}
     for (_, tenant, field), amount in counts.items():
         tenants.setdefault(tenant, Counter())[field] += amount
-    told = {
-        tenant: _tenant_report(roll, tenant, counted) for tenant, counted in sorted(tenants.items())
+    reports = {
+        tenant: _tenant_report(directory, tenant, counted)
+        for tenant, counted in sorted(tenants.items())
     }
     total: dict[str, Any] = {}
-    for line in told.values():
-        for name, amount in line.items():
+    for report in reports.values():
+        for name, amount in report.items():
             total[name] = round(total.get(name, 0) + amount, 6)
-    return {"tenants": told, "total": total or _tenant_report(roll, OTHER_TENANTS, Counter())}
+    empty = _tenant_report(directory, OTHER_TENANTS, Counter())
+    return {"tenants": reports, "total": total or empty}
 
 
 def _tenant_report(
-    roll: TenantDirectory, tenant: TenantId, counted: Counter[UsageField]
+    directory: TenantDirectory, tenant: TenantId, counted: Counter[UsageField]
 ) -> dict[str, Any]:
     spent = RequestUsage(
         counted[UsageField.REQUESTS],
@@ -99,7 +101,7 @@ def _tenant_report(
         counted[UsageField.CACHED],
         counted[UsageField.COMPLETION],
     )
-    prices = roll.tenant(tenant).prices
+    prices = directory.tenant(tenant).prices
     cost = prices.cost(spent.computed_tokens, spent.cached_tokens, spent.completion_tokens)
     return {
         "requests": spent.requests,

@@ -1,4 +1,4 @@
-"""A real Valkey server for the suites whose other backend is an in-memory twin."""
+"""A real Valkey server, for the suites that also run over an in-memory implementation."""
 
 import socket
 import subprocess
@@ -17,7 +17,7 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 class RunningValkey:
-    """A server of its own, gone with the block."""
+    """A Valkey server process that runs inside a ``with`` block, which yields its URL."""
 
     def __init__(self, folder: Path) -> None:
         with socket.socket() as listener:

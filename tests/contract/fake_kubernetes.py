@@ -1,7 +1,8 @@
-"""A small API server of Kubernetes, and the controllers behind it, in the test's own process.
+"""A small Kubernetes API server with its controllers, in the test's own process.
 
-It answers the real resource paths of Deployments, StatefulSets, their scale, and pods. Its
-ReplicaSet gives pods up in the real order: not scheduled, not ready, lower deletion cost, newer.
+It serves the real resource paths of Deployments, StatefulSets, their scale, and pods. Its
+ReplicaSet controller deletes pods in the real order: not scheduled, not ready, lower deletion cost,
+newer.
 """
 
 import json
@@ -31,7 +32,7 @@ def labels_of(role: str, cluster: str = "test", pool: str = "") -> dict[str, str
 
 
 def matches(selector: str, labels: dict[str, str]) -> bool:
-    """Equality and ``in``, as our client asks."""
+    """Evaluate a label selector with the operators that our client uses: equality and ``in``."""
     for term in re.findall(r"[^,(]+(?:\([^)]*\))?", selector):
         found = re.fullmatch(r"\s*(\S+) in \(([^)]*)\)", term)
         if found:
@@ -50,16 +51,16 @@ class FakePod:
     ready: bool = True
     phase: str = "Running"
     node: str = "n1"
-    leaving: bool = False
+    is_being_deleted: bool = False
     annotations: dict[str, str] = field(default_factory=dict)
     waiting: str = ""
     restarts: int = 0
-    last_words: str = ""
+    termination_message: str = ""
     pool: str = ""
 
     @property
     def rank(self) -> tuple[bool, bool, bool, int, int]:
-        """The first goes first."""
+        """Sort key: the controller deletes the pod with the lowest rank first."""
         cost = int(self.annotations.get(COST, 0))
         return bool(self.node), self.phase != "Pending", self.ready, cost, -self.number
 
@@ -72,7 +73,7 @@ class FakePod:
             "annotations": dict(self.annotations),
             "creationTimestamp": f"2026-01-01T00:{self.number // 60:02}:{self.number % 60:02}Z",
         }
-        if self.leaving:
+        if self.is_being_deleted:
             metadata["deletionTimestamp"] = "2026-01-01T02:00:00Z"
         return {
             "metadata": metadata,
@@ -88,8 +89,10 @@ class FakePod:
                 "containerStatuses": [
                     {"name": "worker", "image": "baton", "imageID": "", "ready": self.ready,
                      "restartCount": self.restarts, "state": state,
-                     "lastState": {"terminated": {"exitCode": 2, "message": self.last_words}}
-                     if self.last_words else {}}
+                     "lastState": {
+                         "terminated": {"exitCode": 2, "message": self.termination_message}
+                     }
+                     if self.termination_message else {}}
                 ],
             },
         }  # fmt: skip
@@ -122,12 +125,16 @@ class FakePool:
 
 
 class FakeKubernetes:
-    """``pools`` by name, ``pods`` by name, ``calls`` as they came (verb, path), ``writes`` of a
-    scale (name, replicas). What goes wrong:
-    ``forbidden`` holds (verb, resource) pairs; ``slow`` makes a call hang until the server closes;
-    ``touch_after_read``: so many times, somebody changes a Deployment after its scale was read;
-    ``wrong_pod``: the controller takes the pod that it should take last; ``asleep``: it does
-    nothing; ``lose_answers``: so many writes of a scale happen, and nobody is told."""
+    """The API server's state: ``pools`` and ``pods`` by name, ``calls`` as (verb, resource) in
+    order, ``writes`` of a scale as (name, replicas). Faults to inject:
+
+    - ``forbidden``: (verb, resource) pairs that are refused with 403.
+    - ``hanging``: (verb, resource) pairs whose calls hang until the server closes.
+    - ``num_changes_after_read``: this many times, a Deployment changes after its scale was read.
+    - ``resize_after_read``: the pool with this name gets this size after its scale was read.
+    - ``deletes_wrong_pod``: the controller deletes the pod that it should delete last.
+    - ``controllers_disabled``: the controller does nothing.
+    - ``num_lost_responses``: this many writes of a scale take effect, but are not answered."""
 
     def __init__(self) -> None:
         self.pools: dict[str, FakePool] = {}
@@ -135,12 +142,12 @@ class FakeKubernetes:
         self.calls: list[tuple[str, str]] = []
         self.writes: list[tuple[str, int]] = []
         self.forbidden: set[tuple[str, str]] = set()
-        self.slow: set[tuple[str, str]] = set()
-        self.touch_after_read = 0
+        self.hanging: set[tuple[str, str]] = set()
+        self.num_changes_after_read = 0
         self.resize_after_read: dict[str, int] = {}
-        self.wrong_pod = False
-        self.asleep = False
-        self.lose_answers = 0
+        self.deletes_wrong_pod = False
+        self.controllers_disabled = False
+        self.num_lost_responses = 0
         self.closed = threading.Event()
         self.lock = threading.Lock()
         self.url = ""
@@ -157,23 +164,27 @@ class FakeKubernetes:
         return pool
 
     def names(self, role: str, leaving: bool = False) -> list[str]:
-        found = [pod for pod in self.pods.values() if pod.role == role and pod.leaving is leaving]
+        found = [
+            pod
+            for pod in self.pods.values()
+            if pod.role == role and pod.is_being_deleted is leaving
+        ]
         return sorted(pod.name for pod in found)
 
     # -- controllers -----------------------------------------------------------------------
 
     def reconcile(self, pool: FakePool) -> None:
-        if self.asleep:
+        if self.controllers_disabled:
             return
         mine = [
             pod for pod in self.pods.values()
-            if (pod.role, pod.pool) == (pool.role, pool.pool) and not pod.leaving
+            if (pod.role, pod.pool) == (pool.role, pool.pool) and not pod.is_being_deleted
         ]  # fmt: skip
-        by_rank = sorted(mine, key=lambda pod: pod.rank, reverse=self.wrong_pod)
+        by_rank = sorted(mine, key=lambda pod: pod.rank, reverse=self.deletes_wrong_pod)
         if pool.kind == "StatefulSet":
             by_rank = sorted(mine, key=lambda pod: -pod.number)
         for pod in by_rank[: max(len(mine) - pool.replicas, 0)]:
-            pod.leaving = True
+            pod.is_being_deleted = True
         for _ in range(pool.replicas - len(mine)):
             number = next(self._numbers)
             name = f"{pool.name}-{number}"
@@ -223,8 +234,8 @@ class FakeKubernetes:
             "metadata": {"name": name, "resourceVersion": str(pool.version)},
             "spec": {"replicas": pool.replicas},
         }
-        if action == "get" and self.touch_after_read:
-            self.touch_after_read -= 1
+        if action == "get" and self.num_changes_after_read:
+            self.num_changes_after_read -= 1
             pool.version += 1
         if action == "get" and name in self.resize_after_read:
             pool.replicas = self.resize_after_read.pop(name)
@@ -253,7 +264,7 @@ class FakeKubernetes:
                     pod.annotations[key] = value
         else:
             assert action == "delete"
-            pod.leaving = True
+            pod.is_being_deleted = True
             for pool in self.pools.values():
                 self.reconcile(pool)
         return 200, pod.as_json()
@@ -265,26 +276,26 @@ def status(code: int, message: str) -> tuple[int, dict[str, Any]]:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # an answer is one packet
+    wbufsize = -1  # send a response as one packet
     fake: FakeKubernetes
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Quiet."""
+        """Log nothing."""
 
     def _handle(self, verb: str) -> None:
         length = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(length)) if length else {}
         with self.fake.lock:
-            code, told = self.fake.answer(verb, self.path, body)
-            hangs = self.fake.calls[-1] in self.fake.slow if self.fake.calls else False
-            if code == 200 and self.fake.calls[-1][0] == "update" and self.fake.lose_answers:
-                self.fake.lose_answers -= 1
+            code, response = self.fake.answer(verb, self.path, body)
+            hangs = self.fake.calls[-1] in self.fake.hanging if self.fake.calls else False
+            if code == 200 and self.fake.calls[-1][0] == "update" and self.fake.num_lost_responses:
+                self.fake.num_lost_responses -= 1
                 hangs = True
         if hangs:
             self.fake.closed.wait()
             self.close_connection = True
             return
-        text = json.dumps(told).encode()
+        text = json.dumps(response).encode()
         self.send_response(code)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))

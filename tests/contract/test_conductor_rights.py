@@ -1,4 +1,4 @@
-"""The chart's Role of the conductor: all that its program asks of an API server, and no more."""
+"""The chart's RBAC Role for the conductor grants exactly what its program requests of the API."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,27 +22,27 @@ from baton.pools.kubernetes.lease import KubernetesLease
 from baton.pools.kubernetes.pod_watch import PodWatch
 from baton.pools.kubernetes.pools import KubernetesPools
 from baton.pools.leader_election import LeaderElection
-from tests.contract.test_kubernetes_pools import FakeReach, QuickClock
+from tests.contract.test_kubernetes_pools import FakeWorkerAdmin, QuickClock
 from tests.helm.chart import NAMESPACE as HOME
-from tests.helm.chart import Release, render, setting
-from tests.kube.accounts import unused
+from tests.helm.chart import Release, make_values, render
+from tests.kube.accounts import unused_permissions
 from tests.kube.api import Api
 from tests.kube.kinds import DEPLOYMENT, NAMESPACE, POD, ROLE, ROLE_BINDING, SERVICE_ACCOUNT, Object
 from tests.kube.server import KubeServer
 
 SECONDS = 20.0
-FOLLOWS = setting(conductor__autoscale__mode="on", replicasManagedBy="external")
+AUTOSCALED = make_values(conductor__autoscale__mode="on", replicasManagedBy="external")
 
 
-class Quiet(FakeReach):
-    """Whoever it is told of."""
+class AnyWorkerReach(FakeWorkerAdmin):
+    """Accepts any worker id."""
 
     def _name(self, worker_id: WorkerId) -> str:
         return worker_id
 
 
-class House:
-    """A conductor's program with the rights that its Role gives, as the chart renders both."""
+class ConductorUnderRole:
+    """A conductor's program with the permissions of its Role, both as the chart renders them."""
 
     def __init__(self, server: KubeServer, folder: Path, values: Object) -> None:
         self.server, release = server, render(values)
@@ -63,10 +63,10 @@ class House:
         cluster = self.deployments[0]["metadata"]["labels"]["baton.dev/cluster"]
         self.cluster = str(cluster)
         api = KubernetesApi(self.client, self.cluster, self.settings.kubernetes_pools or None)
-        self.pools = KubernetesPools(api, Quiet(), QuickClock())
+        self.pools = KubernetesPools(api, AnyWorkerReach(), QuickClock())
 
     def _create(self, release: Release) -> None:
-        """What its program sees, two pods of each pool among it."""
+        """Create the objects that the program sees, with two pods in each pool."""
         api = self.server.api
         api.create(NAMESPACE, {"metadata": {"name": HOME}})
         for kind in (SERVICE_ACCOUNT, ROLE, ROLE_BINDING):
@@ -90,9 +90,9 @@ class House:
             },
         )
 
-    def unused(self) -> list[str]:
+    def unused_permissions(self) -> list[str]:
         assert self.server.accounts.refused == []
-        return unused(self.role["rules"], self.server.accounts.calls)
+        return unused_permissions(self.role["rules"], self.server.accounts.calls)
 
 
 def _only(release: Release, kind: str) -> Object:
@@ -105,59 +105,64 @@ def _at_home(each: Object) -> Object:
 
 
 def _environment(release: Release) -> dict[str, Any]:
-    """What the chart tells conductors of Kubernetes."""
+    """Return the Kubernetes settings that the chart passes to conductors in their environment."""
     [conductor] = [
         each for each in release.all("Deployment")
         if each["metadata"]["labels"]["baton.dev/role"] == "conductor"
     ]  # fmt: skip
     [container] = conductor["spec"]["template"]["spec"]["containers"]
-    told = {each["name"]: each.get("value") for each in container["env"]}
-    names = {name.removeprefix("BATON_").lower(): value for name, value in told.items()}
+    variables = {each["name"]: each.get("value") for each in container["env"]}
+    names = {name.removeprefix("BATON_").lower(): value for name, value in variables.items()}
     return {name: value for name, value in names.items() if name.startswith("kubernetes_")}
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[KubeServer]:
-    made = KubeServer(Api(SystemClock()))
-    with made.running(tmp_path):
-        yield made
+    server = KubeServer(Api(SystemClock()))
+    with server.running(tmp_path):
+        yield server
 
 
-async def test_all_that_a_conductor_does_and_no_more(server: KubeServer, tmp_path: Path) -> None:
-    house = House(server, tmp_path, FOLLOWS)
-    heard: Queue[object] = Queue()
-    watch = PodWatch(house.client, house.cluster, heard.put)
+async def test_the_role_grants_all_that_a_conductor_needs_and_no_more(
+    server: KubeServer, tmp_path: Path
+) -> None:
+    conductor = ConductorUnderRole(server, tmp_path, AUTOSCALED)
+    deletions: Queue[object] = Queue()
+    watch = PodWatch(conductor.client, conductor.cluster, deletions.put)
     watch.start()
-    assert await house.pools.sizes() == {Role.PREFILL: 2, Role.DECODE: 2}
-    await house.pools.scale({Role.PREFILL: 3, Role.DECODE: 1})
-    await house.pools.mend()
-    name = house.settings.kubernetes_lease
+    assert await conductor.pools.sizes() == {Role.PREFILL: 2, Role.DECODE: 2}
+    await conductor.pools.scale({Role.PREFILL: 3, Role.DECODE: 1})
+    await conductor.pools.end_leftover_drains()
+    name = conductor.settings.kubernetes_lease
     assert name is not None
     election = LeaderElection(
-        KubernetesLease(house.client, name, SystemClock()), "me", SystemClock()
+        KubernetesLease(conductor.client, name, SystemClock()), "me", SystemClock()
     )
-    await election.look()
-    await election.look()
+    await election.check_lease()
+    await election.check_lease()
     await election.resign()
-    prefill = next(each for each in house.deployments if "prefill" in each["metadata"]["name"])
-    house.pod(prefill, "another")
-    await house.pools.remove(WorkerId("another"))  # nobody goes by itself here: it is deleted
-    assert heard.get(timeout=SECONDS)
+    prefill = next(each for each in conductor.deployments if "prefill" in each["metadata"]["name"])
+    conductor.pod(prefill, "another")
+    # No controller deletes a pod here, so the program has to.
+    await conductor.pools.remove(WorkerId("another"))
+    assert deletions.get(timeout=SECONDS)
     watch.stop()
-    house.client.close()
-    assert house.unused() == []
+    conductor.client.close()
+    assert conductor.unused_permissions() == []
 
 
-async def test_who_may_only_look(server: KubeServer, tmp_path: Path) -> None:
-    """Without the right, no worker is drained for a size that can't be written."""
-    house = House(server, tmp_path, setting(rbac__resize=False))
-    heard: Queue[object] = Queue()
-    watch = PodWatch(house.client, house.cluster, heard.put)
+async def test_without_the_right_to_resize_a_conductor_only_watches(
+    server: KubeServer, tmp_path: Path
+) -> None:
+    """No worker is drained for a new size that could not be written."""
+    conductor = ConductorUnderRole(server, tmp_path, make_values(rbac__resize=False))
+    deletions: Queue[object] = Queue()
+    watch = PodWatch(conductor.client, conductor.cluster, deletions.put)
     watch.start()
-    server.api.delete(POD, HOME, house.deployments[0]["metadata"]["name"] + "-0", {})
-    assert heard.get(timeout=SECONDS)
+    server.api.delete(POD, HOME, conductor.deployments[0]["metadata"]["name"] + "-0", {})
+    assert deletions.get(timeout=SECONDS)
     watch.stop()
     with pytest.raises(Unauthorized, match="not allowed to get deployments/scale"):
-        await house.pools.scale({Role.DECODE: 1})
-    house.client.close()
-    assert unused(house.role["rules"], server.accounts.calls) == []
+        await conductor.pools.scale({Role.DECODE: 1})
+    conductor.client.close()
+    assert unused_permissions(conductor.role["rules"], server.accounts.calls) == []

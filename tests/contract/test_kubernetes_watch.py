@@ -1,4 +1,4 @@
-"""Pods that are being deleted, and the lease of those that resize, on a test API server."""
+"""The watch for pods that are being deleted, and the leader lease, against a test API server."""
 
 import asyncio
 from collections.abc import Iterator
@@ -29,7 +29,9 @@ from tests.kube.server import KubeServer
 SECONDS = 20.0
 
 
-class House:
+class WatchHouse:
+    """An API server, and a pod watch whose notifications go to ``heard``."""
+
     def __init__(self, server: KubeServer, folder: Path) -> None:
         self.server = server
         self.heard: Queue[set[str]] = Queue()
@@ -44,7 +46,7 @@ class House:
         self.heard.put({name.partition(".")[0] for name in leaving})
 
     def pod(self, name: str, role: str = "decode", cluster: str = "test") -> str:
-        """Its worker's id."""
+        """Create a pod and return its worker's id."""
         body: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -59,18 +61,18 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchHouse]:
     monkeypatch.setattr(watch_module, "WAIT_SECONDS", (0.01,))
     server = KubeServer(Api(SystemClock()))
     server.api.create(NAMESPACE, {"metadata": {"name": "models"}})
     with server.running(tmp_path):
-        made = House(server, tmp_path)
-        yield made
-        made.watch.stop()
-        made.kubernetes.close()
+        house = WatchHouse(server, tmp_path)
+        yield house
+        house.watch.stop()
+        house.kubernetes.close()
 
 
-def test_who_is_deleted_is_told_at_once_and_forgotten_once_gone(house: House) -> None:
+def test_a_pod_is_reported_while_it_is_being_deleted(house: WatchHouse) -> None:
     house.pod("decode-a")
     house.pod("prefill-b", "prefill")
     house.delete("decode-a")
@@ -82,7 +84,7 @@ def test_who_is_deleted_is_told_at_once_and_forgotten_once_gone(house: House) ->
     assert house.heard.get(timeout=SECONDS) == {"prefill-b"}
 
 
-def test_a_name_that_is_used_again_is_somebody_else(house: House) -> None:
+def test_a_pod_with_a_reused_name_is_another_worker(house: WatchHouse) -> None:
     ids: list[frozenset[str]] = []
     heard: Queue[None] = Queue()
 
@@ -104,7 +106,7 @@ def test_a_name_that_is_used_again_is_somebody_else(house: House) -> None:
     assert ids == [{first}, set(), {second}]
 
 
-def test_others_pods_are_not_looked_at(house: House) -> None:
+def test_pods_of_other_clusters_and_roles_are_ignored(house: WatchHouse) -> None:
     house.watch.start()
     for name, role, cluster in (("x", "decode", "other"), ("y", "router", "test")):
         house.pod(name, role, cluster)
@@ -116,8 +118,8 @@ def test_others_pods_are_not_looked_at(house: House) -> None:
 
 @pytest.mark.parametrize("verb", ["list", "watch"])
 @pytest.mark.parametrize("code", [403, 410, 500])
-def test_what_goes_wrong_is_tried_again(house: House, verb: str, code: int) -> None:
-    """Whatever it was, what has happened meanwhile is seen in the end."""
+def test_a_failed_list_or_watch_is_retried(house: WatchHouse, verb: str, code: int) -> None:
+    """Whatever the error, changes that happened meanwhile are eventually reported."""
     failures = iter([True, True, False])
 
     def before(request: Request) -> None:
@@ -125,54 +127,54 @@ def test_what_goes_wrong_is_tried_again(house: House, verb: str, code: int) -> N
             raise Refused(code, "Whatever", "for the test")
 
     house.pod("decode-a")
-    house.server.before = before
+    house.server.on_request = before
     house.watch.start()
     house.delete("decode-a")
     assert house.heard.get(timeout=SECONDS) == {"decode-a"}
 
 
-def test_without_an_api_server_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_api_server_is_retried_with_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: Queue[float] = Queue()
-    nobody = KubernetesClient(client.Configuration(host="http://127.0.0.1:1"), "models", 1.0)
-    watch = PodWatch(nobody, "test", lambda leaving: pytest.fail("there is nobody"))
+    unreachable = KubernetesClient(client.Configuration(host="http://127.0.0.1:1"), "models", 1.0)
+    watch = PodWatch(unreachable, "test", lambda leaving: pytest.fail("no pod can be known"))
     monkeypatch.setattr(watch._stopped, "wait", waits.put)
     watch.start()
     assert [waits.get(timeout=SECONDS) for _ in range(6)] == [1.0, 2.0, 5.0, 15.0, 30.0, 30.0]
     watch.stop()
-    nobody.close()
+    unreachable.close()
 
 
 # -- the lease -------------------------------------------------------------------------------
 
 
-def lease_of(house: House) -> KubernetesLease:
+def lease_of(house: WatchHouse) -> KubernetesLease:
     return KubernetesLease(house.kubernetes, "baton-test-conductor", SystemClock())
 
 
-async def test_a_lease_is_made_renewed_and_given_back(house: House) -> None:
+async def test_a_lease_is_created_renewed_and_released(house: WatchHouse) -> None:
     lease = lease_of(house)
     assert await lease.read() is None
-    made = await lease.write(LeaseRecord("one"))
-    assert (made.holder, made.transitions) == ("one", 0)
-    assert await lease.read() == made
-    renewed = await lease.write(made)
-    assert renewed.renewals > made.renewals and renewed.version != made.version
-    given = await lease.write(LeaseRecord(NO_HOLDER, version=renewed.version))
-    assert given.holder == NO_HOLDER
-    for stale in (made, LeaseRecord("two")):
+    created = await lease.write(LeaseRecord("one"))
+    assert (created.holder, created.transitions) == ("one", 0)
+    assert await lease.read() == created
+    renewed = await lease.write(created)
+    assert renewed.renewals > created.renewals and renewed.version != created.version
+    released = await lease.write(LeaseRecord(NO_HOLDER, version=renewed.version))
+    assert released.holder == NO_HOLDER
+    for stale in (created, LeaseRecord("two")):
         with pytest.raises(Overloaded, match="leases"):
             await lease.write(stale)
 
 
-async def test_two_that_want_it_at_once(house: House) -> None:
+async def test_exactly_one_of_several_candidates_leads(house: WatchHouse) -> None:
     clock = SystemClock()
     elections = [LeaderElection(lease_of(house), name, clock) for name in ("one", "two", "three")]
-    await asyncio.gather(*(each.look() for each in elections))
-    assert sum(each.leads for each in elections) == 1
-    leader = next(each for each in elections if each.leads)
+    await asyncio.gather(*(each.check_lease() for each in elections))
+    assert sum(each.is_leader for each in elections) == 1
+    leader = next(each for each in elections if each.is_leader)
     await leader.resign()
-    assert not any(each.leads for each in elections)
+    assert not any(each.is_leader for each in elections)
     for each in elections:
         if each is not leader:
-            await each.look()
-    assert sum(each.leads for each in elections) == 1 and not leader.leads
+            await each.check_lease()
+    assert sum(each.is_leader for each in elections) == 1 and not leader.is_leader

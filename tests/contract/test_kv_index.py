@@ -1,4 +1,4 @@
-"""One suite over the KV index in Redis and its in-memory twin."""
+"""One suite over the KV index in Redis and its in-memory implementation."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -36,7 +36,7 @@ async def index(request: pytest.FixtureRequest, valkey_url: str) -> AsyncIterato
     await opened.close()
 
 
-async def test_the_longest_prefix_of_every_length(index: KvIndex) -> None:
+async def test_the_longest_prefix_is_found_at_every_length(index: KvIndex) -> None:
     keys = chain(9)
     assert await index.longest_prefix([]) == PrefixHit(0, ())
     for held in range(len(keys)):
@@ -47,7 +47,7 @@ async def test_the_longest_prefix_of_every_length(index: KvIndex) -> None:
     assert (await index.longest_prefix(chain(5, 200))).num_blocks == 0
 
 
-async def test_holders_are_those_of_the_last_block(index: KvIndex) -> None:
+async def test_the_holders_of_a_prefix_are_those_of_its_last_block(index: KvIndex) -> None:
     keys = chain(4)
     await index.add(holder("b"), keys, Tier.DRAM)
     await index.add(holder("a"), keys[:2], Tier.DRAM)
@@ -56,18 +56,18 @@ async def test_holders_are_those_of_the_last_block(index: KvIndex) -> None:
     assert await index.longest_prefix(keys[:2]) == both
 
 
-async def test_a_reborn_node_replaces_its_entries(index: KvIndex) -> None:
+async def test_a_restarted_node_replaces_its_entries(index: KvIndex) -> None:
     keys = chain(2)
     await index.add(holder("a", 1), keys, Tier.DRAM)
     await index.add(holder("a", 2), keys[:1], Tier.DRAM)
     assert await index.longest_prefix(keys[:1]) == PrefixHit(1, (holder("a", 2),))
-    await index.remove(holder("a", 1), keys)  # late news of the old life
+    await index.remove(holder("a", 1), keys)  # a late message of the old incarnation
     assert await index.longest_prefix(keys[:1]) == PrefixHit(1, (holder("a", 2),))
     await index.remove(holder("a", 2), keys[:1])
     assert await index.longest_prefix(keys) == PrefixHit(0, ())
 
 
-async def test_more_keys_than_one_batch(index: KvIndex) -> None:
+async def test_more_keys_than_one_batch_are_added_and_removed(index: KvIndex) -> None:
     keys = chain(2 * BATCH_KEYS + 1)
     await index.add(holder("a"), keys, Tier.DRAM)
     assert (await index.longest_prefix(keys)).num_blocks == len(keys)
@@ -76,17 +76,17 @@ async def test_more_keys_than_one_batch(index: KvIndex) -> None:
 
 
 async def test_prefixes_are_searched_not_scanned() -> None:
-    asked = []
+    queried = []
 
     async def holders_of(key: BlockKey) -> dict[KvHolder, Tier]:
-        asked.append(key)
+        queried.append(key)
         return {holder("a"): Tier.DRAM} if key < chain(1, 700)[0] else {}
 
     assert (await bisect_prefix(chain(1024), holders_of)).num_blocks == 700
-    assert len(asked) <= 11
+    assert len(queried) <= 11
 
 
-async def test_holders_and_their_tiers(index: KvIndex) -> None:
+async def test_holders_are_returned_with_their_tiers(index: KvIndex) -> None:
     keys = chain(2)
     await index.add(holder("a"), keys, Tier.DRAM)
     await index.add(holder("b"), keys[:1], Tier.DISK)
@@ -96,7 +96,7 @@ async def test_holders_and_their_tiers(index: KvIndex) -> None:
     assert await index.holders(chain(1, 9)[0]) == {}
 
 
-async def test_entries_end_by_themselves(valkey_url: str) -> None:
+async def test_entries_expire(valkey_url: str) -> None:
     index = RedisKvIndex(valkey_url, "bounded")
     key = chain(1)
     await index.add(holder("a"), key, Tier.DRAM)
@@ -107,12 +107,12 @@ async def test_entries_end_by_themselves(valkey_url: str) -> None:
     await index.close()
 
 
-async def test_who_greets_again_is_known(index: KvIndex) -> None:
-    assert [await index.greet(holder("a")) for _ in range(2)] == [False, True]
-    assert not await index.greet(holder("a", 2))
+async def test_greet_tells_whether_the_incarnation_is_known(index: KvIndex) -> None:
+    assert [await index.register_holder(holder("a")) for _ in range(2)] == [False, True]
+    assert not await index.register_holder(holder("a", 2))
 
 
-async def test_removal_of_what_is_not_there(index: KvIndex) -> None:
+async def test_removing_missing_entries_changes_nothing(index: KvIndex) -> None:
     keys = chain(3)
     await index.add(holder("a"), [], Tier.DRAM)
     await index.remove(holder("a"), [])
@@ -122,7 +122,7 @@ async def test_removal_of_what_is_not_there(index: KvIndex) -> None:
     assert await index.longest_prefix(keys) == PrefixHit(3, (holder("b"),))
 
 
-async def test_clusters_do_not_meet(valkey_url: str) -> None:
+async def test_clusters_are_isolated(valkey_url: str) -> None:
     one, other = RedisKvIndex(valkey_url, "one"), RedisKvIndex(valkey_url, "other")
     await one.add(holder("a"), chain(1), Tier.DRAM)
     assert await other.longest_prefix(chain(1)) == PrefixHit(0, ())
@@ -130,7 +130,7 @@ async def test_clusters_do_not_meet(valkey_url: str) -> None:
     await other.close()
 
 
-async def test_what_redis_holds_is_not_trusted(valkey_url: str) -> None:
+async def test_malformed_entries_in_redis_are_ignored(valkey_url: str) -> None:
     index = RedisKvIndex(valkey_url, "garbage")
     key = chain(1)[0]
     entry = b"baton:garbage:kv:" + key
@@ -146,7 +146,7 @@ async def test_what_redis_holds_is_not_trusted(valkey_url: str) -> None:
     await index.close()
 
 
-async def test_redis_gone(tmp_path: Path) -> None:
+async def test_an_unreachable_redis_is_unavailable(tmp_path: Path) -> None:
     server = RunningValkey(tmp_path)
     index = RedisKvIndex(server.url, "test")
     with server:
@@ -156,14 +156,14 @@ async def test_redis_gone(tmp_path: Path) -> None:
         index.remove(holder("a"), chain(1)),
         index.longest_prefix(chain(1)),
     ):
-        with pytest.raises(Unavailable, match=r"Redis at 127\.0\.0\.1:\d+ can't be asked"):
+        with pytest.raises(Unavailable, match=r"Redis at 127\.0\.0\.1:\d+ failed"):
             await call
     await index.close()
 
 
-async def test_an_unreachable_twin() -> None:
+async def test_the_in_memory_index_can_be_made_unreachable() -> None:
     index = MemoryKvIndex()
-    index.reachable = False
+    index.is_reachable = False
     for call in (index.add(holder("a"), chain(1), Tier.DRAM), index.longest_prefix(chain(1))):
         with pytest.raises(Unavailable):
             await call

@@ -1,4 +1,4 @@
-"""What is asked of pools that a supervisor keeps itself, over its own processes and over Ray."""
+"""One suite over the pools that the orchestrator supervises itself: local processes and Ray."""
 
 import asyncio
 import contextlib
@@ -29,18 +29,18 @@ from orchestrator.supervised_pools import SupervisedPools, SupervisedProcess
 CLOCK = SystemClock()
 
 
-class House:
-    """Pools of programs that only report."""
+class PoolsHouse:
+    """Pools of fake programs, which only report that they serve."""
 
     def __init__(
-        self, folder: Path, ray_cluster: Any, tell_role: ConvertWorker = convert_worker
+        self, folder: Path, ray_cluster: Any, convert: ConvertWorker = convert_worker
     ) -> None:
         self._folder = folder
         cluster = ClusterFolder(folder, "test")
-        cluster.make()
+        cluster.create()
         settings = load_settings(redis_url="redis://127.0.0.1:1/0", port=0, drain_seconds=5)
-        recipe = LaunchSpecs(settings, cluster, self._command)
-        self.pools = _pools(recipe, ray_cluster, tell_role)
+        specs = LaunchSpecs(settings, cluster, self._command)
+        self.pools = _pools(specs, ray_cluster, convert)
         self._changed = asyncio.Event()
 
     def _command(self, role: Role) -> tuple[str, ...]:
@@ -53,17 +53,17 @@ class House:
     def stopped(self) -> list[str]:
         return (self._folder / "stopped").read_text().split()
 
-    def keeper(self, name: str) -> SupervisedProcess:
-        return next(keeper for keeper in self.pools.keepers if keeper.state.id == name)
+    def process(self, name: str) -> SupervisedProcess:
+        return next(process for process in self.pools.processes if process.state.id == name)
 
     def state(self, name: str) -> ProcessState:
-        return self.keeper(name).state
+        return self.process(name).state
 
     def states(self) -> dict[str, str]:
-        return {keeper.state.id: keeper.state.state for keeper in self.pools.keepers}
+        return {process.state.id: process.state.state for process in self.pools.processes}
 
     def serve(self, *names: str) -> bool:
-        """These and no others."""
+        """Return whether these processes, and no others, are serving."""
         return self.states() == dict.fromkeys(names, "serving")
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -74,15 +74,15 @@ class House:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """1 + 1 workers; nothing is left of any afterwards."""
+        """Run one prefill and one decode worker; check afterwards that all processes are gone."""
         pids: set[int] = set()
 
-        def notice(keeper: SupervisedProcess) -> None:
-            pids.add(keeper.state.pid)
+        def on_change(process: SupervisedProcess) -> None:
+            pids.add(process.state.pid)
             self._changed.set()
 
         async with asyncio.TaskGroup() as tasks:
-            self.pools.open(tasks, notice)
+            self.pools.open(tasks, on_change)
             try:
                 await self.pools.scale({Role.PREFILL: 1, Role.DECODE: 1})
                 await self.until(lambda: self.serve("prefill-0", "decode-0"))
@@ -94,30 +94,31 @@ class House:
 
 
 def assert_gone(pids: set[int]) -> None:
-    """A moment later: Ray kills by message."""
-    there = []
+    """Wait until the processes are gone, since Ray kills by message."""
+    processes = []
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
-            there.append(psutil.Process(pid))
-    _, alive = psutil.wait_procs(there, timeout=20)
+            processes.append(psutil.Process(pid))
+    _, alive = psutil.wait_procs(processes, timeout=20)
     assert alive == []
 
 
-def _pools(recipe: LaunchSpecs, ray_cluster: Any, tell_role: ConvertWorker) -> SupervisedPools:
+def _pools(specs: LaunchSpecs, ray_cluster: Any, convert: ConvertWorker) -> SupervisedPools:
     if ray_cluster is None:
-        return LocalPools(recipe, CLOCK, 5, 20, tell_role)
+        return LocalPools(specs, CLOCK, 5, 20, convert)
     from orchestrator.ray.pools import RayPools
 
-    return RayPools(recipe, ray_cluster, CLOCK)
+    return RayPools(specs, ray_cluster, CLOCK)
 
 
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[Any]:
-    """One Ray for all tests, with room for four workers; none of its processes outlives them."""
+    """One Ray cluster for all tests, with room for four workers; none of its processes outlives
+    the tests."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed")
     before, others = dict(os.environ), set(psutil.Process().children(recursive=True))
-    set_ray_environment(own=True)
+    set_ray_environment(is_private=True)
     from orchestrator.ray.cluster import RayCluster
 
     settings = load_settings(on="ray", ray_worker_cpus=psutil.cpu_count() / 4, device="cpu")
@@ -135,25 +136,26 @@ def ray_cluster() -> Iterator[Any]:
 
 
 @pytest.fixture(params=["local", "ray"])
-def house(request: pytest.FixtureRequest, tmp_path: Path) -> House:
+def house(request: pytest.FixtureRequest, tmp_path: Path) -> PoolsHouse:
     ray_cluster = request.getfixturevalue("ray_cluster") if request.param == "ray" else None
-    return House(tmp_path, ray_cluster)
+    return PoolsHouse(tmp_path, ray_cluster)
 
 
 @pytest.fixture
-def ray_house(ray_cluster: Any, tmp_path: Path) -> House:
-    return House(tmp_path, ray_cluster)
+def ray_house(ray_cluster: Any, tmp_path: Path) -> PoolsHouse:
+    return PoolsHouse(tmp_path, ray_cluster)
 
 
-def test_what_ray_writes_is_for_its_user_alone(ray_cluster: Any) -> None:
-    """Ray opens its folders and its sockets to everybody (0777), so nobody may get that far."""
-    folder = Path(ray_cluster.folder)
+def test_ray_files_are_accessible_to_their_user_only(ray_cluster: Any) -> None:
+    """Ray makes its folders and sockets accessible to everybody (0777), so the folder above them
+    must not be."""
+    folder = Path(ray_cluster.private_folder)
     sockets = list(folder.rglob("sockets/raylet"))
     assert len(sockets) == 1
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-async def test_grown_and_shrunk(house: House) -> None:
+async def test_pools_grow_and_shrink(house: PoolsHouse) -> None:
     async with house.running():
         await house.pools.scale({Role.DECODE: 3})
         assert await house.pools.sizes() == {Role.PREFILL: 1, Role.DECODE: 3}
@@ -171,7 +173,7 @@ async def test_grown_and_shrunk(house: House) -> None:
         await house.until(lambda: house.serve("prefill-0", "decode-0", "decode-3"))
 
 
-async def test_removed(house: House) -> None:
+async def test_a_worker_can_be_removed_unless_it_is_the_last_of_its_pool(house: PoolsHouse) -> None:
     async with house.running():
         await house.pools.scale({Role.PREFILL: 2})
         await house.until(lambda: house.serve("prefill-0", "decode-0", "prefill-1"))
@@ -184,7 +186,7 @@ async def test_removed(house: House) -> None:
         assert house.stopped() == ["prefill-0"]
 
 
-async def test_asked_wrongly(house: House) -> None:
+async def test_invalid_requests_are_refused(house: PoolsHouse) -> None:
     with pytest.raises(Unavailable, match="starting or stopping"):
         await house.pools.scale({Role.PREFILL: 2})
     async with house.running():
@@ -197,7 +199,7 @@ async def test_asked_wrongly(house: House) -> None:
         await house.pools.remove(WorkerId("decode-0"))
 
 
-async def test_a_killed_worker_comes_back(house: House) -> None:
+async def test_a_killed_worker_is_restarted(house: PoolsHouse) -> None:
     async with house.running():
         before = house.state("decode-0").pid
         os.kill(before, signal.SIGKILL)
@@ -206,17 +208,17 @@ async def test_a_killed_worker_comes_back(house: House) -> None:
         assert house.state("decode-0").pid != before
 
 
-async def test_who_fails_to_start_says_why_and_is_forgotten(house: House) -> None:
+async def test_a_worker_that_fails_to_start_reports_why_and_is_replaced(house: PoolsHouse) -> None:
     house.misbehave(decode_1="wrongly")
     async with house.running():
         await house.pools.scale({Role.DECODE: 2})
-        await house.until(lambda: house.keeper("decode-1").failed_to_start)
+        await house.until(lambda: house.process("decode-1").has_failed_to_start)
         assert house.state("decode-1").message == "decode-1 can't start"
         await house.pools.scale({Role.DECODE: 2})
         await house.until(lambda: house.serve("prefill-0", "decode-0", "decode-2"))
 
 
-async def test_who_does_not_serve_yet_goes_first(house: House) -> None:
+async def test_a_worker_that_is_still_starting_is_removed_first(house: PoolsHouse) -> None:
     house.misbehave(decode_1="slow")
     async with house.running():
         await house.pools.scale({Role.DECODE: 3})
@@ -225,14 +227,14 @@ async def test_who_does_not_serve_yet_goes_first(house: House) -> None:
         await house.until(lambda: house.serve("prefill-0", "decode-0", "decode-2"))
 
 
-async def test_the_impatient_do_not_wait(house: House) -> None:
+async def test_a_worker_that_ignores_its_drain_can_be_killed(house: PoolsHouse) -> None:
     house.misbehave(decode_0="deaf")
     async with house.running():
-        house.keeper("decode-0").kill()
+        house.process("decode-0").kill()
 
 
-async def test_one_shrinks_while_the_other_grows(house: House) -> None:
-    """Whoever can't change its role is replaced; here nobody can."""
+async def test_one_pool_shrinks_while_the_other_grows(house: PoolsHouse) -> None:
+    """A worker that can't change its role is replaced; here none can."""
     async with house.running():
         await house.pools.scale({Role.PREFILL: 2})
         await house.until(lambda: house.serve("prefill-0", "decode-0", "prefill-1"))
@@ -245,12 +247,12 @@ async def test_one_shrinks_while_the_other_grows(house: House) -> None:
 async def test_a_worker_changes_its_role_and_keeps_it_after_a_crash(
     tmp_path: Path, dies: bool
 ) -> None:
-    async def tell_role(address: str, role: Role) -> None:
+    async def convert(address: str, role: Role) -> None:
         assert (address, role) == ("127.0.0.1:1007", Role.DECODE)
         number = signal.SIGKILL if dies else signal.SIGUSR1
         os.kill(house.state("prefill-1").pid, number)
 
-    house = House(tmp_path, None, tell_role)
+    house = PoolsHouse(tmp_path, None, convert)
     async with house.running():
         await house.pools.scale({Role.PREFILL: 2})
         await house.until(lambda: house.serve("prefill-0", "decode-0", "prefill-1"))
@@ -263,11 +265,13 @@ async def test_a_worker_changes_its_role_and_keeps_it_after_a_crash(
         os.kill(house.state("prefill-1").pid, signal.SIGKILL)
         await house.until(lambda: house.state("prefill-1").restarts == 1 + dies)
         await house.until(lambda: house.serve("prefill-0", "decode-0", "prefill-1"))
-        told = house.state("prefill-1")
-        assert (told.role, told.address) == ("decode", "127.0.0.1:1006")
+        state = house.state("prefill-1")
+        assert (state.role, state.address) == ("decode", "127.0.0.1:1006")
 
 
-async def test_without_room_a_worker_is_pending_and_says_for_what(ray_house: House) -> None:
+async def test_without_resources_a_ray_worker_is_pending_with_a_reason(
+    ray_house: PoolsHouse,
+) -> None:
     async with ray_house.running():
         await ray_house.pools.scale({Role.DECODE: 4})
         names = [f"decode-{number}" for number in range(1, 4)]
@@ -280,18 +284,18 @@ async def test_without_room_a_worker_is_pending_and_says_for_what(ray_house: Hou
         )
         await ray_house.pools.scale({Role.DECODE: 3})
         await ray_house.until(lambda: "pending" not in ray_house.states().values())
-        # Room that one gives back is another's.
+        # A worker that leaves makes room for another one.
         await ray_house.pools.scale({Role.DECODE: 1, Role.PREFILL: 3})
         await ray_house.until(lambda: list(ray_house.states().values()) == ["serving"] * 4)
 
 
 @pytest.mark.parametrize("by_ray", [True, False])
-async def test_an_actor_that_dies_comes_back_with_its_worker(
-    ray_house: House, monkeypatch: pytest.MonkeyPatch, by_ray: bool
+async def test_a_ray_actor_that_dies_is_restarted_with_its_worker(
+    ray_house: PoolsHouse, monkeypatch: pytest.MonkeyPatch, by_ray: bool
 ) -> None:
     from orchestrator.ray import cluster
 
-    if not by_ray:  # Ray gives it up at once; then we make another
+    if not by_ray:  # Ray does not restart the actor, so the pools create another one
         monkeypatch.setattr(cluster, "MAX_RESTARTS", 0)
     async with ray_house.running():
         before = ray_house.state("decode-0").pid
@@ -304,7 +308,7 @@ async def test_an_actor_that_dies_comes_back_with_its_worker(
         assert ray_house.state("decode-0").restarts == 1
 
 
-async def test_more_than_a_cluster_could_ever_hold(ray_cluster: Any) -> None:
+async def test_more_workers_than_ray_has_resources_for_are_refused(ray_cluster: Any) -> None:
     with pytest.raises(Unavailable, match=r"5 workers need .* CPU, and Ray has"):
-        await ray_cluster.check(5)
-    await ray_cluster.check(4)
+        await ray_cluster.check_capacity(5)
+    await ray_cluster.check_capacity(4)

@@ -1,4 +1,4 @@
-"""One suite over the registry in Redis and its in-memory twin."""
+"""One suite over the registry in Redis and its in-memory implementation."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -54,7 +54,7 @@ async def registry(request: pytest.FixtureRequest, valkey_url: str) -> AsyncIter
     await opened.close()
 
 
-async def test_members_come_back_as_announced_by_id(registry: Registry) -> None:
+async def test_members_are_returned_as_announced_sorted_by_id(registry: Registry) -> None:
     await registry.ping()
     assert await registry.members() == []
     for name in ("b", "a"):
@@ -65,24 +65,24 @@ async def test_members_come_back_as_announced_by_id(registry: Registry) -> None:
     assert await registry.members() == [changed, member("b")]
 
 
-async def test_another_memory_has_another_name(valkey_url: str) -> None:
-    """All who read agree on it."""
+async def test_a_flushed_registry_has_another_incarnation(valkey_url: str) -> None:
+    """All readers see the same incarnation."""
     async with Redis.from_url(valkey_url) as client:
         await client.flushall()
         one, two = RedisRegistry(valkey_url, "test"), RedisRegistry(valkey_url, "test")
         assert await one.members() == await two.members() == []
-        first = one.incarnation
-        assert first and two.incarnation == first
+        first = one.database_id
+        assert first and two.database_id == first
         await one.announce(member("a"), LONG)
-        assert await one.members() == [member("a")] and one.incarnation == first
+        assert await one.members() == [member("a")] and one.database_id == first
         await client.flushall()
         assert await two.members() == await one.members() == []
-        assert one.incarnation == two.incarnation != first
+        assert one.database_id == two.database_id != first
     await one.close()
     await two.close()
 
 
-async def test_an_older_life_neither_announces_nor_withdraws(registry: Registry) -> None:
+async def test_an_older_incarnation_can_neither_announce_nor_withdraw(registry: Registry) -> None:
     assert await registry.announce(member("a", 1), LONG)
     assert await registry.announce(member("a", 2), LONG)
     assert not await registry.announce(member("a", 1), LONG)
@@ -93,7 +93,7 @@ async def test_an_older_life_neither_announces_nor_withdraws(registry: Registry)
     assert await registry.members() == []
 
 
-async def test_a_lease_ends_by_itself(registry: Registry) -> None:
+async def test_a_lease_expires(registry: Registry) -> None:
     assert await registry.announce(member("short"), 0.001)
     assert await registry.announce(member("long"), LONG)
     while len(found := await registry.members()) > 1:
@@ -106,7 +106,7 @@ async def test_a_shorter_lease_replaces_a_longer_one(registry: Registry) -> None
     assert await registry.announce(member("a"), 0.001)
     while await registry.members():
         pass
-    # An older life may be announced again once nobody newer has a lease.
+    # An older incarnation may be announced again once no newer one has a lease.
     assert await registry.announce(member("a", 2), LONG)
     await registry.withdraw(WorkerId("a"), Incarnation(2))
     assert await registry.announce(member("a", 1), LONG)
@@ -126,7 +126,7 @@ async def test_leases_follow_the_clock() -> None:
     assert await registry.members() == []
 
 
-async def test_what_redis_holds_is_not_trusted(valkey_url: str) -> None:
+async def test_malformed_entries_in_redis_are_ignored(valkey_url: str) -> None:
     registry = RedisRegistry(valkey_url, "garbage")
     bad = {b"x": b"\xff\x00", b"y": b"{}", b"z": member_to_json(member("a")), b"\xfe": b"[1, 2]"}
     with redis.Redis.from_url(valkey_url) as client:
@@ -136,9 +136,9 @@ async def test_what_redis_holds_is_not_trusted(valkey_url: str) -> None:
     assert await registry.announce(member("a", 5), LONG)
     with capture_logs() as lines:
         assert await registry.members() == [member("a", 5)]
-    told = [(line["event"], line["log_level"], line["member"]) for line in lines]
-    assert told == [("malformed_member", "warning", name) for name in "xyz"]
-    assert await registry.announce(member("x", 5), LONG)  # over what was no member
+    logged = [(line["event"], line["log_level"], line["member"]) for line in lines]
+    assert logged == [("malformed_member", "warning", name) for name in "xyz"]
+    assert await registry.announce(member("x", 5), LONG)  # replaces the malformed entry
     assert await registry.members() == [member("a", 5), member("x", 5)]
     await registry.close()
 
@@ -147,7 +147,9 @@ async def test_what_redis_holds_is_not_trusted(valkey_url: str) -> None:
     "value",
     [b"\xff", b"7", b"{}", *(b'{"generation":%b}' % g for g in (b'"x"', b"null", b"1e300"))],
 )
-async def test_what_is_no_member_keeps_nobody_out(valkey_url: str, value: bytes) -> None:
+async def test_a_malformed_entry_does_not_block_an_announcement(
+    valkey_url: str, value: bytes
+) -> None:
     registry = RedisRegistry(valkey_url, "blocked")
     with redis.Redis.from_url(valkey_url) as client:
         client.delete("baton:blocked:member:a")
@@ -164,8 +166,10 @@ async def test_what_is_no_member_keeps_nobody_out(valkey_url: str, value: bytes)
     await registry.close()
 
 
-async def test_whoever_can_write_to_redis_is_no_member_yet(valkey_url: str) -> None:
-    """A stranger's entry is ignored, and said so once; so is one of another secret's."""
+async def test_entries_that_are_not_signed_with_the_cluster_secret_are_ignored(
+    valkey_url: str,
+) -> None:
+    """An unsigned entry, or one signed with another secret, is ignored and logged once."""
     registry = RedisRegistry(valkey_url, "sealed", "a secret")
     other = RedisRegistry(valkey_url, "sealed", "another secret")
     assert await registry.announce(member("a"), LONG)
@@ -180,13 +184,13 @@ async def test_whoever_can_write_to_redis_is_no_member_yet(valkey_url: str) -> N
     assert [(line["event"], line["member"]) for line in lines] == [
         ("untrusted_member", "b"), ("untrusted_member", "c"),
     ]  # fmt: skip
-    assert "cluster_secret" in lines[0]["error"] and "it is not signed" in lines[1]["error"]
+    assert "cluster_secret" in lines[0]["error"] and "the entry is not signed" in lines[1]["error"]
     await registry.close()
     await other.close()
 
 
-async def test_a_forged_newer_life_does_not_end_a_member(valkey_url: str) -> None:
-    """Who is told that a newer life has taken over gives up: only members may tell."""
+async def test_a_forged_newer_incarnation_does_not_displace_a_member(valkey_url: str) -> None:
+    """A member gives up when a newer incarnation has replaced it, so the entry must be signed."""
     registry = RedisRegistry(valkey_url, "coup", "a secret")
     forged = member_to_json(member("a", 9))
     with redis.Redis.from_url(valkey_url) as client:
@@ -200,7 +204,7 @@ async def test_a_forged_newer_life_does_not_end_a_member(valkey_url: str) -> Non
     await registry.close()
 
 
-async def test_somebody_who_writes_faster_ends_nobody(
+async def test_forged_entries_written_in_a_race_make_the_registry_unavailable(
     valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry = RedisRegistry(valkey_url, "race", "a secret")
@@ -212,13 +216,13 @@ async def test_somebody_who_writes_faster_ends_nobody(
             return await script(*arguments)  # type: ignore[arg-type]
 
         monkeypatch.setattr(registry, "_script", raced)
-        with pytest.raises(Unavailable, match="somebody who is no member keeps writing"):
+        with pytest.raises(Unavailable, match="a program that is not a member keeps writing"):
             await registry.announce(member("a"), LONG)
     await registry.close()
 
 
-async def test_replies_are_bounded(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody reads gigabytes because somebody wrote them there; small replies come as before."""
+async def test_replies_have_a_size_limit(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reply that is too large is refused before it is read whole; small replies still work."""
     monkeypatch.setattr("baton.registry.bounded_parser.MAX_REPLY_BYTES", 1 << 20)
     registry = RedisRegistry(valkey_url, "huge")
     assert await registry.announce(member("a"), LONG)
@@ -228,7 +232,7 @@ async def test_replies_are_bounded(valkey_url: str, monkeypatch: pytest.MonkeyPa
             lambda: client.sadd("baton:huge:members", *range(20_000)),
         ):
             fill()
-            with pytest.raises(Unavailable, match="a reply of more than 1 MiB"):
+            with pytest.raises(Unavailable, match="Redis sent more than 1 MiB"):
                 await registry.members()
             client.flushdb()
             assert await registry.announce(member("a"), LONG)
@@ -236,7 +240,9 @@ async def test_replies_are_bounded(valkey_url: str, monkeypatch: pytest.MonkeyPa
     await registry.close()
 
 
-async def test_members_are_bounded(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_members_is_bounded(
+    valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("baton.registry.redis.MAX_MEMBERS", 2)
     registry = RedisRegistry(valkey_url, "crowd")
     for name in "cba":
@@ -245,7 +251,7 @@ async def test_members_are_bounded(valkey_url: str, monkeypatch: pytest.MonkeyPa
     await registry.close()
 
 
-async def test_clusters_do_not_meet(valkey_url: str) -> None:
+async def test_clusters_are_isolated(valkey_url: str) -> None:
     one, other = RedisRegistry(valkey_url, "one"), RedisRegistry(valkey_url, "other")
     await one.announce(member("a"), LONG)
     assert await other.members() == []
@@ -253,7 +259,7 @@ async def test_clusters_do_not_meet(valkey_url: str) -> None:
     await other.close()
 
 
-async def test_redis_gone_and_back(tmp_path: Path) -> None:
+async def test_redis_may_be_gone_and_come_back(tmp_path: Path) -> None:
     server = RunningValkey(tmp_path)
     registry = RedisRegistry(server.url, "test")
     with server:
@@ -264,7 +270,7 @@ async def test_redis_gone_and_back(tmp_path: Path) -> None:
         registry.announce(member("a"), LONG),
         registry.withdraw(WorkerId("a"), Incarnation(1)),
     ):
-        with pytest.raises(Unavailable, match=r"Redis at 127\.0\.0\.1:\d+ can't be asked"):
+        with pytest.raises(Unavailable, match=r"Redis at 127\.0\.0\.1:\d+ failed"):
             await call
     with server:
         assert await registry.announce(member("a"), LONG)
@@ -333,9 +339,9 @@ def test_an_oversized_member_is_refused() -> None:
         member_from_json(b" " * (MAX_MEMBER_BYTES + 1))
 
 
-async def test_an_unreachable_twin() -> None:
+async def test_the_in_memory_registry_can_be_made_unreachable() -> None:
     registry = MemoryRegistry(ManualClock())
-    registry.reachable = False
+    registry.is_reachable = False
     for call in (registry.ping(), registry.members(), registry.announce(member("a"), LONG)):
         with pytest.raises(Unavailable):
             await call

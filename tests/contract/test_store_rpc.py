@@ -1,4 +1,4 @@
-"""A store node and a conductor over real gRPC on loopback: answers, refusals, the secret."""
+"""A store node and a conductor over real gRPC on loopback: responses, errors, and the secret."""
 
 import asyncio
 import contextlib
@@ -49,7 +49,7 @@ from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
 from conductor.conductor import Conductor, ConductorConfig
 from conductor.program import ConductorProgram
 from conductor.store_mirror import StoreMirror
-from tests.store_house import ALL, KEYS, SIZE, House
+from tests.store_house import KEYS, SIZE, UNLIMITED_BYTES, StoreHarness
 
 SECRET = "a secret of the cluster"
 
@@ -67,7 +67,7 @@ async def served(add: Callable[[grpc.aio.Server], None]) -> AsyncIterator[str]:
 
 @dataclass
 class Served:
-    house: House
+    house: StoreHarness
     address: str
     door: str
     client: KvStoreClient
@@ -76,8 +76,8 @@ class Served:
 
 @pytest.fixture(params=["grpc", "door"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Served]:
-    """A node and its client, over either way."""
-    house = House()
+    """A store node and its client, over gRPC or over the local RPC socket."""
+    house = StoreHarness()
     path = local_rpc_socket_path(tmp_path / "doors", "node") if request.param == "door" else None
     server = LocalRpcServer(KvStoreMethods(house.node), path) if path else None
     if server is not None:
@@ -98,23 +98,25 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             await server.close()
 
 
-def query(*numbers: int, seconds: float = 5.0, max_bytes: int = ALL) -> LeaseRequest:
+def query(*numbers: int, seconds: float = 5.0, max_bytes: int = UNLIMITED_BYTES) -> LeaseRequest:
     return LeaseRequest(tuple(KEYS[number] for number in numbers), seconds, max_bytes)
 
 
-async def test_blocks_are_put_lent_and_given_back(store: Served) -> None:
+async def test_blocks_are_put_leased_and_released(store: Served) -> None:
     house, client = store.house, store.client
     endpoint = await client.open(["memory"], "here")
     assert (endpoint.owner, endpoint.region_size_bytes) == ("store", 4 * SIZE)
     assert await client.put(house.request([0, 1])) == PutResult(2, 0)
     tagged = house.request([0, 1, 2], tenant=b"t" * 16, model=b"m" * 16)
     assert await client.put(tagged) == PutResult(1, 2)
-    assert await client.put(replace(tagged, blocks=(), head=tuple(KEYS[:3]))) == PutResult(0, 0)
+    assert await client.put(
+        replace(tagged, blocks=(), preceding_keys=tuple(KEYS[:3]))
+    ) == PutResult(0, 0)
     leased = await client.lease(query(0, 1, 2, 3))
     assert leased.blocks == tuple(
         replace(house.ref(number), offset_bytes=number * SIZE) for number in range(3)
     )
-    assert (leased.checksum_algorithm, leased.num_held) == (CHECKSUM_XXH3, 3)
+    assert (leased.checksum_algorithm, leased.num_stored) == (CHECKSUM_XXH3, 3)
     assert (await fetch_store_stats(store.address, SECRET)).leased_blocks == 3
     for _ in range(2):
         await client.release(leased.lease_id)
@@ -123,8 +125,8 @@ async def test_blocks_are_put_lent_and_given_back(store: Served) -> None:
     nothing = await client.lease(query(5))
     assert (nothing.lease_id, nothing.blocks) == ("", ())
     assert await client.pin(KEYS[:2], 60.0) == 2
-    house.flip(leased.blocks[2].offset_bytes)
-    assert await client.report(KEYS[:3]) == 1
+    house.flip_bit(leased.blocks[2].offset_bytes)
+    assert await client.report_damaged(KEYS[:3]) == 1
     blocks, total = await client.list_blocks(BlockFilter(), 1, 5)
     assert ([(b.key, b.tier, b.num_leases) for b in blocks], total) == (
         [(KEYS[1], Tier.DRAM, 1)],
@@ -157,19 +159,19 @@ def unsized(request: PutRequest) -> Iterator[BlockRef]:
 
 
 def keyless(request: PutRequest) -> Iterator[BlockRef]:
-    """Together they are 26 bytes of key."""
+    """Two blocks whose keys have 26 bytes together instead of 32."""
     yield replace(request.blocks[0], key=BlockKey(b"ten bytes."))
     yield request.blocks[1]
 
 
-async def test_refusals_of_the_node_arrive_as_they_are(
+async def test_errors_of_the_node_reach_the_client_unchanged(
     store: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house, client = store.house, store.client
-    with pytest.raises(Corrupt, match="not what was announced"):
-        await client.put(house.request([0], wrong=1))
+    with pytest.raises(Corrupt, match="do not match their checksums"):
+        await client.put(house.request([0], checksum_error=1))
     monkeypatch.setattr("baton.rpc.convert.kvstore.keys_from_bytes.__defaults__", (2,))
-    with pytest.raises(Invalid, match="keys are up to 2 times 16 bytes, not 48"):
+    with pytest.raises(Invalid, match="keys must be up to 2 times 16 bytes, not 48"):
         await client.lease(query(0, 1, 2))
     monkeypatch.undo()
     await house.put(0)
@@ -182,7 +184,7 @@ async def test_refusals_of_the_node_arrive_as_they_are(
     assert refusal.value.retry_after_seconds == 0.2
 
 
-async def test_a_node_that_goes_in_the_middle_of_a_call(store: Served) -> None:
+async def test_a_node_that_stops_during_a_call_is_unavailable(store: Served) -> None:
     gate = asyncio.Event()
     begun = asyncio.Event()
 
@@ -191,34 +193,34 @@ async def test_a_node_that_goes_in_the_middle_of_a_call(store: Served) -> None:
         await gate.wait()
 
     store.house.node.lease = hang  # type: ignore[assignment,method-assign]
-    store.house.node.lease_at_once = lambda query: None  # type: ignore[method-assign]
-    asking = asyncio.create_task(store.client.lease(query(0)))
+    store.house.node.lease_from_dram = lambda query: None  # type: ignore[method-assign]
+    leasing = asyncio.create_task(store.client.lease(query(0)))
     await begun.wait()
     await store.stop()
     with pytest.raises((Unavailable, Cancelled)):
-        await asking
+        await leasing
     with pytest.raises(Unavailable):
         await store.client.lease(query(0))
 
 
-async def test_a_silent_node_costs_no_more_than_a_call(store: Served) -> None:
+async def test_a_call_to_a_silent_node_times_out(store: Served) -> None:
     async def hang(request: object) -> None:
         await asyncio.Event().wait()
 
     store.house.node.lease = hang  # type: ignore[assignment,method-assign]
-    store.house.node.lease_at_once = lambda query: None  # type: ignore[method-assign]
+    store.house.node.lease_from_dram = lambda query: None  # type: ignore[method-assign]
     client = KvStoreClient(store.address, SECRET, store.door, call_seconds=0.05)
     with pytest.raises(DeadlineExceeded):
         await client.lease(query(0))
     await client.close()
 
 
-async def test_a_watcher_gets_what_is_held_and_every_change(store: Served) -> None:
+async def test_a_watcher_gets_a_snapshot_and_then_every_change(store: Served) -> None:
     house = store.house
     await house.put(0, 1)
     watching = store.client.watch(Incarnation(0), 0)
     first = await anext(watching)
-    assert (first.reset, first.more, first.tier, set(first.keys)) == (
+    assert (first.is_reset, first.has_more, first.tier, set(first.keys)) == (
         True,
         False,
         Tier.DRAM,
@@ -230,18 +232,18 @@ async def test_a_watcher_gets_what_is_held_and_every_change(store: Served) -> No
     assert await house.node.purge(BlockFilter()) == 3
     numbers = [(await anext(watching)).number for _ in range(3)]
     assert numbers == [change.number + 1, change.number + 2, change.number + 3]
-    # Whoever knows everything so far gets what follows, and no snapshot.
+    # A watcher that is up to date gets only what follows, without a snapshot.
     again = store.client.watch(Incarnation(1), numbers[-1])
     await house.put(3)
     page = await anext(again)
-    assert (page.reset, page.number, page.keys) == (False, numbers[-1] + 1, (KEYS[3],))
+    assert (page.is_reset, page.number, page.keys) == (False, numbers[-1] + 1, (KEYS[3],))
     await store.stop()
     with pytest.raises(Unavailable):
         await anext(again)
     await watching.aclose()  # type: ignore[attr-defined]
 
 
-async def test_the_store_asks_for_the_secret(store: Served) -> None:
+async def test_the_store_requires_the_cluster_secret(store: Served) -> None:
     with pytest.raises(Unauthorized):
         await fetch_store_stats(store.address, "another")
     with pytest.raises(Unauthorized):
@@ -262,8 +264,8 @@ def member(name: str, role: Role) -> Member:
 async def conductor(*members: Member, **config: Any) -> AsyncIterator[grpc.aio.Channel]:
     clock = ManualClock()
     registry = MemoryRegistry(clock)
-    for one in members:
-        await registry.announce(one, 60.0)
+    for each in members:
+        await registry.announce(each, 60.0)
     membership = Membership(registry, clock)
     await membership.refresh()
     mirror = StoreMirror()
@@ -275,7 +277,7 @@ async def conductor(*members: Member, **config: Any) -> AsyncIterator[grpc.aio.C
         yield channel
 
 
-def question(*excluded: str, keys: tuple[BlockKey, ...] = tuple(KEYS)) -> dict[str, Any]:
+def place_arguments(*excluded: str, keys: tuple[BlockKey, ...] = tuple(KEYS)) -> dict[str, Any]:
     return {
         "request_id": "r", "epoch": 1, "tenant": "t", "num_tokens": 133, "max_new_tokens": 16,
         "block_keys": keys, "excluded": excluded, "model": "m", "timeout_seconds": 30.0,
@@ -288,31 +290,31 @@ async def ask(
     keys: tuple[BlockKey, ...] = tuple(KEYS),
     streams: bool = True,
 ) -> Placement:
-    """Over a stream, as routers do, or by a call of its own."""
-    asked = question(*excluded, keys=keys)
+    """Request a placement over a stream, as routers do, or by a unary call."""
+    arguments = place_arguments(*excluded, keys=keys)
     if not streams:
-        return await request_placement(channel, **asked)
+        return await request_placement(channel, **arguments)
     stream = GrpcPlacementStream(channel)
     running = asyncio.create_task(stream.run())
     try:
-        return await request_placement(channel, **asked, stream=stream)
+        return await request_placement(channel, **arguments, stream=stream)
     finally:
         running.cancel()
         await asyncio.wait([running])
 
 
-async def test_a_stream_of_placements_ends_with_its_conductor() -> None:
-    """Whoever waits learns it, and so does whoever comes later."""
+async def test_a_placement_stream_ends_with_its_conductor() -> None:
+    """A bug in the conductor fails one call; calls after the stream's end fail, too."""
 
-    class Silent:
+    class Crashing:
         def __init__(self) -> None:
-            self.asked = asyncio.Event()
+            self.was_called = asyncio.Event()
 
-        def place(self, **asked: Any) -> Placement:
-            self.asked.set()
+        def place(self, **arguments: Any) -> Placement:
+            self.was_called.set()
             raise AssertionError("a bug of its own")
 
-    core = Silent()
+    core = Crashing()
     async with (
         served(lambda server: add_conductor_service(server, core)) as address,
         open_channel(address, SECRET) as channel,
@@ -320,14 +322,14 @@ async def test_a_stream_of_placements_ends_with_its_conductor() -> None:
         stream = GrpcPlacementStream(channel)
         running = asyncio.create_task(stream.run())
         with pytest.raises(BatonError, match="internal error"):
-            await request_placement(channel, **question(), stream=stream)
-        assert core.asked.is_set() and stream.alive
+            await request_placement(channel, **place_arguments(), stream=stream)
+        assert core.was_called.is_set() and stream.is_alive
     await asyncio.wait([running])
     with pytest.raises(Unavailable, match="the stream has ended"):
-        await request_placement(channel, **question(), stream=stream)
+        await request_placement(channel, **place_arguments(), stream=stream)
 
 
-async def test_a_conductor_that_does_not_answer_in_time() -> None:
+async def test_a_silent_conductor_times_out() -> None:
     async def silence(batches: Any, context: Any) -> Any:
         async for _ in batches:
             pass
@@ -342,8 +344,8 @@ async def test_a_conductor_that_does_not_answer_in_time() -> None:
         stream = GrpcPlacementStream(channel)
         running = asyncio.create_task(stream.run())
         with pytest.raises(DeadlineExceeded):
-            await stream.ask(pb.PlaceRequest(), 0.01)
-        waiting = asyncio.create_task(stream.ask(pb.PlaceRequest(), 30.0))
+            await stream.request_placement(pb.PlaceRequest(), 0.01)
+        waiting = asyncio.create_task(stream.request_placement(pb.PlaceRequest(), 30.0))
         await asyncio.sleep(0)
         running.cancel()
         with pytest.raises(Unavailable):
@@ -351,38 +353,38 @@ async def test_a_conductor_that_does_not_answer_in_time() -> None:
         await asyncio.wait([running])
 
 
-def loaded(one: Member, **load: Any) -> Member:
-    return replace(one, load=WorkerLoad(at_seconds=1.0, num_blocks=100, **load))
+def loaded(member: Member, **load: Any) -> Member:
+    return replace(member, load=WorkerLoad(at_seconds=1.0, num_blocks=100, **load))
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_placement_and_why(streams: bool) -> None:
-    reads, writes = PrefillCost(0.0, 0.001, 0.0), DecodeCost(0.01, 0.0, 0.0)
+async def test_a_placement_is_returned_with_its_reason_and_alternatives(streams: bool) -> None:
+    prefill_cost, decode_cost = PrefillCost(0.0, 0.001, 0.0), DecodeCost(0.01, 0.0, 0.0)
     workers = [
-        loaded(member("p", Role.PREFILL), prefill_cost=reads),
-        loaded(member("d", Role.DECODE), decode_cost=writes),
+        loaded(member("p", Role.PREFILL), prefill_cost=prefill_cost),
+        loaded(member("d", Role.DECODE), decode_cost=decode_cost),
     ]
     async with conductor(*workers) as channel:
         placement = await ask(channel, streams=streams)
     assert placement.prefill == WorkerRef(WorkerId("p"), "p:1", Incarnation(7))
     assert placement.decode == WorkerRef(WorkerId("d"), "d:1", Incarnation(7))
     assert placement.reason == (
-        "0 of 16 blocks at hand, 0 to fetch, starts in 0.000 s, computes 0.133 s, best of 1"
+        "0 of 16 blocks cached, 0 to fetch, starts in 0.000 s, prefill takes 0.133 s, best of 1"
     )
     assert (placement.policy, placement.store_hint) == ("baton", None)
-    assert (placement.ttft_seconds, placement.tbt_seconds) == (0.133, 0.01)
+    assert (placement.ttft_seconds, placement.itl_seconds) == (0.133, 0.01)
     assert placement.prefill_alternatives == (
         PlacementAlternative(WorkerId("p"), 4 * 0.133, 0.0, 0.133, 0, 0, 0.0),
     )
-    # 133 tokens, and at most 16 of an answer, of 1,600.
+    # 133 prompt tokens and at most 16 generated ones, of 1,600.
     assert placement.decode_alternatives == (
         PlacementAlternative(WorkerId("d"), 149 / 1600, 0.0, 0.01, 0, 0, 0.0),
     )
 
 
-async def test_a_router_reads_a_few_alternatives() -> None:
-    class Talkative:
-        def place(self, **asked: Any) -> Placement:
+async def test_a_router_gets_a_bounded_number_of_alternatives() -> None:
+    class ManyAlternatives:
+        def place(self, **arguments: Any) -> Placement:
             others = tuple(PlacementAlternative(WorkerId(f"p{n}"), float(n)) for n in range(20))
             ref = WorkerRef(WorkerId("d"), "d:1", Incarnation(7))
             return Placement(None, ref, "", prefill_alternatives=others)
@@ -391,32 +393,33 @@ async def test_a_router_reads_a_few_alternatives() -> None:
             return [], ""
 
     async with (
-        served(lambda server: add_conductor_service(server, Talkative())) as address,
+        served(lambda server: add_conductor_service(server, ManyAlternatives())) as address,
         open_channel(address, SECRET) as channel,
     ):
         placement = await ask(channel)
     assert [each.score for each in placement.prefill_alternatives] == list(range(MAX_ALTERNATIVES))
 
 
-async def test_placements_without_one_pool() -> None:
+async def test_without_prefill_workers_a_decode_worker_serves_alone() -> None:
     async with conductor(member("p", Role.PREFILL), member("d", Role.DECODE)) as channel:
         decode = WorkerRef(WorkerId("d"), "d:1", Incarnation(7))
         alone = await ask(channel, "p")
         assert (alone.prefill, alone.decode) == (None, decode)
-        assert (alone.ttft_seconds, alone.tbt_seconds) == (None, None)
+        assert (alone.ttft_seconds, alone.itl_seconds) == (None, None)
         with pytest.raises(Unavailable, match="no worker is ready"):
             await ask(channel, "p", "d")
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_conductor_refuses(streams: bool) -> None:
+async def test_errors_of_the_conductor_reach_the_router(streams: bool) -> None:
     full = loaded(member("d", Role.DECODE), decode_requests=3, promised_tokens=1590,
                   short_answer_tokens=1.0)  # fmt: skip
     small = replace(full, load=replace(full.load, num_blocks=8))
     async with conductor(member("p", Role.PREFILL), full) as channel:
         with pytest.raises(Overloaded, match="room for 10 tokens, and 149 are needed") as refusal:
             await ask(channel, streams=streams)
-        # 139 of 1,590 tokens, at 10 ms for each of 256 of an answer; 40 ms can be made up for.
+        # 139 of 1,590 tokens must be freed, at 10 ms for each of 256 generated tokens, less 40 ms
+        # of slack.
         assert refusal.value.retry_after_seconds == pytest.approx(0.184, abs=0.001)
         with pytest.raises(Invalid, match="of 16 bytes each"):
             await ask(channel, keys=(BlockKey(b"short"),), streams=streams)
@@ -428,11 +431,11 @@ async def test_a_conductor_refuses(streams: bool) -> None:
 async def test_too_many_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.rpc.conductor_service.MAX_KEYS", len(KEYS) - 1)
     async with conductor(member("d", Role.DECODE)) as channel:
-        with pytest.raises(Invalid, match="block_keys are at most 15"):
+        with pytest.raises(Invalid, match="block_keys must be at most 15"):
             await ask(channel)
 
 
-async def test_a_conductor_does_not_start_with_a_policy_that_there_is_not() -> None:
+async def test_a_conductor_does_not_start_with_an_unknown_policy() -> None:
     settings = load_settings(redis_url="redis://127.0.0.1:1/0", placement_policy="best")
     program = ConductorProgram(settings)
     with pytest.raises(Invalid, match="there is no policy 'best'; there are baton, full_scan"):
@@ -440,27 +443,27 @@ async def test_a_conductor_does_not_start_with_a_policy_that_there_is_not() -> N
     await program.stop()
 
 
-async def test_a_conductor_tells_how_many_workers_there_should_be() -> None:
+async def test_a_conductor_serves_its_pool_plan() -> None:
     plan = PoolPlan(
         2, 3, "why", 1, 2, 4.5, 1000.0, 100.0, 0.25,
         tuple(PoolAlternative("prefill", count, 1.5 / count) for count in range(1, 20)),
     )  # fmt: skip
 
     class Planning:
-        told: PoolPlan | None = None
+        plan: PoolPlan | None = None
 
         def describe(self) -> tuple[list[str], str]:
             return [], ""
 
         def pool_plan(self) -> PoolPlan | None:
-            return self.told
+            return self.plan
 
     core = Planning()
     async with served(lambda server: add_conductor_service(server, core)) as address:
         assert await fetch_pool_plan(address, SECRET, 30.0) is None
-        core.told = plan
-        told = await fetch_pool_plan(address, SECRET, 30.0)
-    assert told == replace(plan, alternatives=plan.alternatives[:MAX_POOL_ALTERNATIVES])
+        core.plan = plan
+        fetched = await fetch_pool_plan(address, SECRET, 30.0)
+    assert fetched == replace(plan, alternatives=plan.alternatives[:MAX_POOL_ALTERNATIVES])
 
 
 async def test_a_conductor_describes_the_cluster() -> None:

@@ -1,4 +1,4 @@
-"""One suite over every transport. The peer is another process where the backend allows it."""
+"""One suite over every KV transport. The peer is another process where the backend allows it."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ CLOCK = SystemClock()
 
 
 class Source:
-    """A peer that can be killed, frozen, and born again."""
+    """A peer that can be killed, frozen and restarted."""
 
     def __init__(self, name: str, fabric: MemoryFabric, interfaces: tuple[str, ...] = ()) -> None:
         self.name = name
@@ -64,7 +64,7 @@ class Source:
             process.wait()
 
     def freeze(self) -> None:
-        """Returns when all its threads stand still: one that has not heard yet may answer."""
+        """Stop the processes, and return once all their threads have stopped."""
         for process in self.processes:
             os.kill(process.pid, signal.SIGSTOP)
             os.waitid(os.P_PID, process.pid, os.WSTOPPED)
@@ -120,7 +120,7 @@ def opened_pair(name: str, interfaces: tuple[str, ...] = ()) -> Iterator[tuple[S
 
 
 def random_spans(seed: int, count: int) -> list[TransferRange]:
-    """Reads that do not overlap locally, of block-like and odd sizes."""
+    """Return reads of random sizes that do not overlap in local memory."""
     chance = np.random.default_rng(seed)
     cuts = np.sort(chance.choice(np.arange(1, SIZE // 2), size=2 * count, replace=False))
     spans = []
@@ -138,7 +138,7 @@ async def read(
     await read_ranges(reader.transport, peer, spans, seconds, CLOCK)
 
 
-async def test_reads_arrive_whole(pair: tuple[Source, Reader]) -> None:
+async def test_reads_return_the_right_bytes(pair: tuple[Source, Reader]) -> None:
     source, reader = pair
     endpoint = source.start()
     wanted = pattern(SIZE, 1)
@@ -153,7 +153,7 @@ async def test_reads_arrive_whole(pair: tuple[Source, Reader]) -> None:
         assert np.array_equal(reader.bytes, expected)
 
 
-async def test_two_transfers_side_by_side(pair: tuple[Source, Reader]) -> None:
+async def test_two_concurrent_reads_return_the_right_bytes(pair: tuple[Source, Reader]) -> None:
     source, reader = pair
     endpoint = source.start()
     half = SIZE // 2
@@ -193,7 +193,7 @@ def test_endpoints_of_other_transports_are_refused(pair: tuple[Source, Reader]) 
 
 
 async def test_a_dead_peer_never_hangs_a_read(pair: tuple[Source, Reader]) -> None:
-    """It fails, or what arrives is checked by its checksum, which is not this suite's."""
+    """The read fails, or it succeeds and its checksum decides (which this suite does not test)."""
     source, reader = pair
     endpoint = source.start()
     await read(reader, endpoint, [TransferRange(0, 0, 4096)])
@@ -210,18 +210,20 @@ async def test_a_dead_peer_never_hangs_a_read(pair: tuple[Source, Reader]) -> No
         assert is_nixl, "only NIXL may claim that a dead peer was read"
 
 
-async def test_a_peer_that_was_never_there_is_unavailable(pair: tuple[Source, Reader]) -> None:
+async def test_a_peer_that_died_before_the_first_read_is_unavailable(
+    pair: tuple[Source, Reader],
+) -> None:
     source, reader = pair
     endpoint = source.start()
     source.kill()
     if reader.transport.name.startswith("nixl"):
-        return  # UCX may still find its memory; the checksum decides
+        return  # UCX may still reach the dead peer's memory; the checksum decides
     with pytest.raises(Unavailable):
         await read(reader, endpoint, [TransferRange(0, 0, 4096)], seconds=2)
 
 
 async def test_a_frozen_peer_never_hangs_a_read(pair: tuple[Source, Reader]) -> None:
-    """Memory of a frozen peer can still be read; over a socket the deadline ends the read."""
+    """Shared memory of a frozen peer can still be read; a read over a socket times out."""
     source, reader = pair
     endpoint = source.start()
     await read(reader, endpoint, [TransferRange(0, 0, 4096)])
@@ -236,11 +238,11 @@ async def test_a_frozen_peer_never_hangs_a_read(pair: tuple[Source, Reader]) -> 
         assert reader.transport.name.startswith("nixl")
 
 
-async def test_a_read_that_outlives_its_deadline_is_a_stray(
+async def test_a_read_that_outlives_its_deadline_is_an_unfinished_transfer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """NIXL over TCP can't take a read back: a peer that was frozen still answers it. Until
-    then ``release`` says False; afterwards nothing writes any more."""
+    """NIXL over TCP can't abort a read: a frozen peer answers it once it thaws. Until then
+    ``release`` returns False; afterwards nothing writes to local memory any more."""
     monkeypatch.setenv("UCX_TLS", "tcp")
     with opened_pair("nixl", ("lo",)) as (source, reader):
         endpoint = source.start()
@@ -248,17 +250,17 @@ async def test_a_read_that_outlives_its_deadline_is_a_stray(
         source.freeze()
         with pytest.raises(TransferFailed, match="can't end a read") as failure:
             await read(reader, endpoint, [TransferRange(0, 0, SIZE)], seconds=0.2)
-        (stray,) = failure.value.strays
-        assert not reader.transport.release(stray)
+        (transfer,) = failure.value.unfinished_transfers
+        assert not reader.transport.release(transfer)
         reader.bytes[:] = 7
         source.thaw()
-        while not reader.transport.release(stray):
+        while not reader.transport.release(transfer):
             await CLOCK.sleep(0.001)
-        assert np.array_equal(reader.bytes, pattern(SIZE, 1))  # it did come
+        assert np.array_equal(reader.bytes, pattern(SIZE, 1))  # the read has finished after all
 
 
-async def test_a_reborn_peer_is_another_peer(pair: tuple[Source, Reader]) -> None:
-    """And its earlier life is let go by itself."""
+async def test_a_restarted_peer_is_another_peer(pair: tuple[Source, Reader]) -> None:
+    """The connection to its earlier incarnation fails and is released."""
     source, reader = pair
     old = source.start(generation=1)
     await read(reader, old, [TransferRange(0, 0, 4096)])
@@ -274,7 +276,7 @@ async def test_a_reborn_peer_is_another_peer(pair: tuple[Source, Reader]) -> Non
     assert reader.transport.release(late)
 
 
-async def test_a_peer_that_leaves_during_a_read_takes_no_memory_away(
+async def test_disconnecting_during_a_read_is_safe(
     pair: tuple[Source, Reader],
 ) -> None:
     source, reader = pair
@@ -304,8 +306,8 @@ def test_release_is_idempotent_and_legal_before_post(pair: tuple[Source, Reader]
     assert reader.transport.poll(prepared) is TransferState.RELEASED
 
 
-async def test_a_cancelled_read_lets_go_of_the_blocks(pair: tuple[Source, Reader]) -> None:
-    """After the cancelled call has returned, nothing writes to the local region."""
+async def test_a_cancelled_read_writes_nothing_afterwards(pair: tuple[Source, Reader]) -> None:
+    """Once the cancelled call has returned, nothing writes to the local region."""
     source, reader = pair
     endpoint = source.start()
     reading = asyncio.create_task(read(reader, endpoint, [TransferRange(0, 0, SIZE)]))
@@ -320,7 +322,7 @@ async def test_a_cancelled_read_lets_go_of_the_blocks(pair: tuple[Source, Reader
     assert before.shape == reader.bytes.shape
 
 
-def test_estimates_follow_what_was_measured(pair: tuple[Source, Reader]) -> None:
+def test_larger_reads_have_larger_time_estimates(pair: tuple[Source, Reader]) -> None:
     source, reader = pair
     peer = reader.transport.connect(source.start())
     small = reader.transport.estimate_seconds(peer, 1 << 10)
@@ -332,7 +334,7 @@ Fault = Callable[[Endpoint, TransferRange], str]
 
 
 @pytest.mark.parametrize("fault", ["lost", "corrupt"])
-async def test_the_memory_twin_injects_faults(fault: str) -> None:
+async def test_the_in_memory_transport_injects_faults(fault: str) -> None:
     fabric = MemoryFabric(fault=lambda endpoint, span: fault)
     source = Source("memory", fabric)
     memory = HostMemory("reader", SIZE)
@@ -348,7 +350,7 @@ async def test_the_memory_twin_injects_faults(fault: str) -> None:
         assert (reader.bytes != pattern(SIZE, 1)).sum() == 1
 
 
-def test_a_process_that_used_nixl_ends_with_its_own_status() -> None:
-    """Also where drivers of RDMA bring a second libnl, whose destructors crash."""
+def test_a_process_that_used_nixl_exits_with_its_own_status() -> None:
+    """This must hold even where RDMA drivers load a second libnl, whose destructors crash."""
     code = "import sys; from baton.transport.nixl import new_agent; new_agent('x'); sys.exit(7)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 7

@@ -1,4 +1,4 @@
-"""One suite over the store of usage in Redis and its in-memory twin."""
+"""One suite over the store of tenants' usage in Redis and its in-memory implementation."""
 
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -33,7 +33,7 @@ async def store(request: pytest.FixtureRequest, valkey_url: str) -> AsyncIterato
     await usage.close()
 
 
-async def test_writers_add_up(store: UsageStore) -> None:
+async def test_the_counts_of_several_routers_add_up(store: UsageStore) -> None:
     mine = {(MONDAY, A, UsageField.PROMPT): 10, (TUESDAY, A, UsageField.PROMPT): 1}
     await store.add("router-0/1", 1, mine)
     await store.add(
@@ -47,23 +47,23 @@ async def test_writers_add_up(store: UsageStore) -> None:
     assert await store.read(["2029-01-01"]) == {}
 
 
-async def test_a_number_counts_once(store: UsageStore) -> None:
+async def test_a_report_with_a_repeated_number_counts_once(store: UsageStore) -> None:
     counts = {(MONDAY, A, UsageField.REQUESTS): 1}
     for number in (1, 1, 2, 1):
         await store.add("router-0/1", number, counts)
-    await store.add("router-0/2", 1, counts)  # its next life
+    await store.add("router-0/2", 1, counts)  # the router's next incarnation
     assert await store.read([MONDAY]) == {(MONDAY, A, UsageField.REQUESTS): 3}
 
 
-async def test_a_ledger_brings_everything(store: UsageStore) -> None:
+async def test_a_usage_recorder_sends_everything_in_bounded_batches(store: UsageStore) -> None:
     clock = ManualClock(FIRST_DAY_SECONDS)
-    ledger = UsageRecorder(TenantMetrics(CollectorRegistry()), clock)
+    recorder = UsageRecorder(TenantMetrics(CollectorRegistry()), clock)
     for number in range(MAX_COUNTERS_PER_FLUSH // 3):
-        ledger.note_spent(TenantId(f"t{number}"), RequestUsage(1, 20, 5, 3))
+        recorder.record_usage(TenantId(f"t{number}"), RequestUsage(1, 20, 5, 3))
     clock.advance(86_400.0)
-    ledger.note_refused(A, "tokens")
-    await ledger.send(store, "router-0/1")
-    assert ledger.unsent() == {}
+    recorder.record_refusal(A, "tokens")
+    await recorder.flush(store, "router-0/1")
+    assert recorder.unsent() == {}
     counts = await store.read([MONDAY, TUESDAY])
     totals: Counter[UsageField] = Counter()
     for (_, _, field), amount in counts.items():
@@ -78,20 +78,20 @@ async def test_a_ledger_brings_everything(store: UsageStore) -> None:
     assert counts[TUESDAY, A, UsageField.REFUSED] == 1
 
 
-async def test_what_did_not_arrive_is_brought_later_and_what_did_counts_once() -> None:
+async def test_lost_reports_are_sent_again_and_count_once() -> None:
     clock, store = ManualClock(FIRST_DAY_SECONDS), MemoryUsageStore()
-    ledger = UsageRecorder(TenantMetrics(CollectorRegistry()), clock)
-    store.reachable = False
+    recorder = UsageRecorder(TenantMetrics(CollectorRegistry()), clock)
+    store.is_reachable = False
     for _ in range(2):
-        ledger.note_spent(A, RequestUsage(1, 10, 0, 1))
+        recorder.record_usage(A, RequestUsage(1, 10, 0, 1))
         with pytest.raises(Unavailable):
-            await ledger.send(store, "r")
-    assert ledger.unsent()[MONDAY, A, UsageField.PROMPT] == 20
-    store.reachable, store.deaf = True, True
+            await recorder.flush(store, "r")
+    assert recorder.unsent()[MONDAY, A, UsageField.PROMPT] == 20
+    store.is_reachable, store.drops_replies = True, True
     with pytest.raises(Unavailable):
-        await ledger.send(store, "r")  # the first ten arrive, and nobody says so
-    store.deaf = False
-    await ledger.send(store, "r")
+        await recorder.flush(store, "r")  # the first ten arrive, but the confirmation is lost
+    store.drops_replies = False
+    await recorder.flush(store, "r")
     assert (await store.read([MONDAY]))[MONDAY, A, UsageField.PROMPT] == 20
 
 
@@ -102,12 +102,12 @@ async def test_a_redis_that_is_gone_is_unavailable() -> None:
     await store.close()
 
 
-def test_days_are_those_of_utc() -> None:
+def test_days_are_utc_days() -> None:
     assert day_of(int(FIRST_DAY_SECONDS * 1e9)) == MONDAY
     assert day_of(int((FIRST_DAY_SECONDS - 1) * 1e9)) == "2030-01-06"
 
 
-async def test_what_somebody_else_wrote_is_no_usage(valkey_url: str) -> None:
+async def test_malformed_usage_in_redis_is_ignored(valkey_url: str) -> None:
     usage = RedisUsageStore(valkey_url, "odd")
     async with Redis.from_url(valkey_url) as client:
         for amount in ("9" * 5000, "-1", "x", ""):

@@ -1,5 +1,5 @@
-"""Workers on loopback: streams over gRPC and over lines, pulls, errors, the cluster secret. What
-does not need a model holds of mock workers, too."""
+"""Workers on loopback: streams over gRPC and framed connections, KV pulls, errors, and the cluster
+secret. Tests that don't need a model also run over mock workers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -49,7 +49,8 @@ SECRET = "a secret of the cluster"
 
 @dataclass
 class Served:
-    """Nodes that tell when nothing is left in them, and what an answer must be."""
+    """A prefill and a decode worker that can wait until they are idle, and ``answer``, which
+    returns the expected tokens of a request."""
 
     prefill: Any
     decode: Any
@@ -63,10 +64,10 @@ Open = Callable[..., AbstractAsyncContextManager[tuple[Served, WorkerRef, Worker
 async def real_workers(
     secret: str | None = None,
 ) -> AsyncIterator[tuple[Served, WorkerRef, WorkerRef]]:
-    """Both workers of a simulated cluster behind sockets; pulls go over gRPC too."""
+    """Both workers of an in-process cluster behind sockets; KV pulls go over gRPC, too."""
     async with cluster() as running:
         peers = GrpcKvImportConnector(secret)
-        running.decode.worker._intake._peers = peers
+        running.decode.worker._kv_importer._connector = peers
         nodes = Served(running.prefill, running.decode, lambda spec: reference_answer(spec)[0])
         try:
             async with listening(nodes, add_worker_service, framed_worker_services, secret) as refs:
@@ -76,13 +77,13 @@ async def real_workers(
 
 
 class MockNode:
-    def __init__(self, name: str, role: Role, house: MockSharedState) -> None:
-        self.worker = MockWorker(WorkerId(name), Incarnation(7), role, house)
-        self.worker.begin()
+    def __init__(self, name: str, role: Role, shared: MockSharedState) -> None:
+        self.worker = MockWorker(WorkerId(name), Incarnation(7), role, shared)
+        self.worker.mark_ready()
         self.ref = WorkerRef(self.worker.id, "", self.worker.generation)
 
     async def wait_until_free(self) -> None:
-        while not self.worker.idle:
+        while not self.worker.is_idle:
             await asyncio.sleep(0.001)
 
     async def wait_until_ready(self) -> None:
@@ -95,14 +96,14 @@ class MockNode:
 async def mock_workers(
     secret: str | None = None,
 ) -> AsyncIterator[tuple[Served, WorkerRef, WorkerRef]]:
-    """At once, but for a moment between two tokens."""
+    """Two mock workers: prefill takes no time, and 2 ms pass between two tokens."""
     config = MockConfig(PrefillCost(0.0, 0.0, 0.0), 0.002, 4, 128 * 4, 64)
-    lexicon = MockModel([TokenId(token) for token in range(256)])
-    house = MockSharedState(config, lexicon, SystemClock(), MockKvTransfers(), {})
+    model = MockModel([TokenId(token) for token in range(256)])
+    shared = MockSharedState(config, model, SystemClock(), MockKvTransfers(), {})
     nodes = Served(
-        MockNode("prefill-0", Role.PREFILL, house),
-        MockNode("decode-0", Role.DECODE, house),
-        lexicon.answer,
+        MockNode("prefill-0", Role.PREFILL, shared),
+        MockNode("decode-0", Role.DECODE, shared),
+        model.expected_answer,
     )
     async with listening(
         nodes, add_encoded_worker_service, framed_encoded_worker_services, secret
@@ -116,7 +117,7 @@ async def mock_workers(
 async def listening(
     nodes: Served,
     add_service: Callable[..., None],
-    lines: Callable[[Any], dict[str, FramedServiceFactory]],
+    framed_services: Callable[[Any], dict[str, FramedServiceFactory]],
     secret: str | None,
 ) -> AsyncIterator[list[WorkerRef]]:
     refs: list[WorkerRef] = []
@@ -126,11 +127,11 @@ async def listening(
             add_service(server, node.worker)
             port = await listen(server, "127.0.0.1", 0)
             servers.push_async_callback(server.stop, grace=None)
-            line = FramedServer(ClusterCredentials(secret), lines(node.worker))
-            line_port = await line.listen("127.0.0.1", 0)
-            servers.push_async_callback(line.close)
-            address, line_address = f"127.0.0.1:{port}", f"127.0.0.1:{line_port}"
-            refs.append(replace(node.ref, address=address, line=line_address))
+            framed_server = FramedServer(ClusterCredentials(secret), framed_services(node.worker))
+            framed_port = await framed_server.listen("127.0.0.1", 0)
+            servers.push_async_callback(framed_server.close)
+            address, framed_address = f"127.0.0.1:{port}", f"127.0.0.1:{framed_port}"
+            refs.append(replace(node.ref, address=address, framed_address=framed_address))
         yield refs
 
 
@@ -162,28 +163,29 @@ class GrpcRun:
         await self._channel.close()
 
 
-class LineRun:
-    """The same over a line."""
+class FramedRun:
+    """A router's stream, over a framed connection."""
 
     def __init__(self, ref: WorkerRef, secret: str | None) -> None:
         self._ref = ref
         self._trust = ClusterCredentials(secret)
-        self._line: FramedClientConnection | None = None
+        self._connection: FramedClientConnection | None = None
         self._messages: asyncio.Queue[pb.WorkerMessage] = asyncio.Queue()
 
     async def write(self, message: pb.RouterMessage) -> None:
-        if self._line is None:
-            self._line = await open_framed_connection(
-                self._ref.line, WORKER_SERVICE, self._trust, self._deliver, 5.0
+        if self._connection is None:
+            self._connection = await open_framed_connection(
+                self._ref.framed_address, WORKER_SERVICE, self._trust, self._deliver, 5.0
             )
-        self._line.send_message(message.SerializeToString())
+        self._connection.send_message(message.SerializeToString())
 
     def _deliver(self, payload: bytes) -> None:
         self._messages.put_nowait(pb.WorkerMessage.FromString(payload))
 
     async def read(self) -> pb.WorkerMessage:
-        assert self._line is not None, "the router speaks first"
-        reading, ending = map(asyncio.ensure_future, (self._messages.get(), self._line.ended()))
+        assert self._connection is not None, "the router speaks first"
+        awaited = (self._messages.get(), self._connection.wait_until_ended())
+        reading, ending = map(asyncio.ensure_future, awaited)
         try:
             await asyncio.wait([reading, ending], return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
@@ -194,14 +196,14 @@ class LineRun:
             ending.cancel()
 
     async def leave(self) -> None:
-        if self._line is not None:
-            self._line.close()
+        if self._connection is not None:
+            self._connection.close()
 
 
-Run = type[GrpcRun] | type[LineRun]
+Run = type[GrpcRun] | type[FramedRun]
 
 
-@pytest.fixture(params=[GrpcRun, LineRun], ids=["grpc", "line"])
+@pytest.fixture(params=[GrpcRun, FramedRun], ids=["grpc", "framed"])
 def run(request: pytest.FixtureRequest) -> Run:
     return request.param  # type: ignore[no-any-return]
 
@@ -213,7 +215,7 @@ def submit(spec: RequestSpec, task: int, source: WorkerRef | None = None) -> pb.
     return pb.RouterMessage(submit=message)
 
 
-async def read_all(stream: GrpcRun | LineRun) -> list[RequestOutput]:
+async def read_all(stream: GrpcRun | FramedRun) -> list[RequestOutput]:
     outputs: list[RequestOutput] = []
     while not any(output.finish_reason for output in outputs):
         message = await stream.read()
@@ -221,7 +223,9 @@ async def read_all(stream: GrpcRun | LineRun) -> list[RequestOutput]:
     return outputs
 
 
-async def test_a_request_over_two_streams_and_a_pull(served: Open, run: Run) -> None:
+async def test_a_disaggregated_request_runs_over_two_streams_and_a_pull(
+    served: Open, run: Run
+) -> None:
     spec = request("r", list(range(50)), 12, logprobs=2)
     async with served(SECRET) as (running, prefill, decode):
         first, rest = run(prefill, SECRET), run(decode, SECRET)
@@ -239,7 +243,7 @@ async def test_a_request_over_two_streams_and_a_pull(served: Open, run: Run) -> 
         assert outputs[1].details["transport"] == "memory"
 
 
-async def test_a_stream_that_breaks_frees_what_came_over_it(served: Open, run: Run) -> None:
+async def test_a_broken_stream_frees_its_requests(served: Open, run: Run) -> None:
     async with served() as (running, prefill, decode):
         first, rest = run(prefill, None), run(decode, None)
         for number in range(4):
@@ -253,13 +257,15 @@ async def test_a_stream_that_breaks_frees_what_came_over_it(served: Open, run: R
         await running.decode.wait_until_free()
 
 
-async def test_a_cancelled_request_is_freed_and_others_go_on(served: Open, run: Run) -> None:
+async def test_cancelling_a_request_frees_it_and_leaves_others_running(
+    served: Open, run: Run
+) -> None:
     async with served() as (running, _, decode):
         stream = run(decode, None)
         for name in ("goes", "stays"):
             spec = request(name, list(range(20)), 60 if name == "stays" else 190)
             await stream.write(submit(spec, pb.TASK_WHOLE))
-        outputs = (await stream.read()).outputs  # on a busy machine, all of "stays"
+        outputs = (await stream.read()).outputs  # on a busy machine, this may be all of "stays"
         cancel = pb.Cancel(request_id="goes", epoch=1)
         await stream.write(pb.RouterMessage(cancel=cancel))
         while not (ended := [each.request_id for each in outputs if each.finish_reason]):
@@ -269,46 +275,48 @@ async def test_a_cancelled_request_is_freed_and_others_go_on(served: Open, run: 
     assert ended == ["stays"]
 
 
-async def test_a_request_that_can_t_be_read_is_refused_alone(served: Open, run: Run) -> None:
+async def test_a_malformed_request_is_refused_and_leaves_others_running(
+    served: Open, run: Run
+) -> None:
     async with served() as (running, _, decode):
         stream = run(decode, None)
-        await stream.write(submit(request("odd", [1], 2), 77))
-        await stream.write(submit(request("sound", [1, 2, 3], 4), pb.TASK_WHOLE))
+        await stream.write(submit(request("bad", [1], 2), 77))
+        await stream.write(submit(request("good", [1, 2, 3], 4), pb.TASK_WHOLE))
         outputs: list[pb.RequestOutput] = []
         while len(ended := {each.request_id for each in outputs if each.finish_reason}) < 2:
             outputs += (await stream.read()).outputs
         await running.decode.wait_until_free()
         await stream.leave()
-    told = {each.request_id: each for each in outputs if each.finish_reason}
-    assert ended == {"odd", "sound"}
-    assert (told["odd"].error_status, told["odd"].error) == ("INVALID_ARGUMENT", "unknown task 77")
-    assert told["sound"].finish_reason == common.FINISH_REASON_LENGTH
+    last = {each.request_id: each for each in outputs if each.finish_reason}
+    assert ended == {"bad", "good"}
+    assert (last["bad"].error_status, last["bad"].error) == ("INVALID_ARGUMENT", "unknown task 77")
+    assert last["good"].finish_reason == common.FINISH_REASON_LENGTH
 
 
-async def test_a_request_without_a_name_ends_the_stream(served: Open, run: Run) -> None:
+async def test_a_request_without_an_id_ends_the_stream(served: Open, run: Run) -> None:
     async with served() as (running, _, decode):
         stream = run(decode, None)
-        if run is LineRun:  # gRPC can't end a call while it writes
+        if run is FramedRun:  # gRPC can't end a call while it writes
             await stream.write(submit(request("before", list(range(20)), 190), pb.TASK_WHOLE))
         await stream.write(pb.RouterMessage(submit=pb.Submit(task=pb.TASK_WHOLE)))
-        with pytest.raises(Invalid, match="a request has a name"):
+        with pytest.raises(Invalid, match="no valid request_id"):
             await read_all(stream)
         await running.decode.wait_until_free()
         await stream.leave()
 
 
-async def test_a_dead_source_ends_the_request_with_an_error(run: Run) -> None:
+async def test_an_unreachable_source_ends_the_request_with_an_error(run: Run) -> None:
     async with real_workers() as (running, _, decode):
         stream = run(decode, None)
-        nobody = WorkerRef("nobody", "127.0.0.1:1", 1)  # type: ignore[arg-type]
-        await stream.write(submit(request("r", [1, 2], 4), pb.TASK_DECODE, nobody))
+        unreachable = WorkerRef("unreachable", "127.0.0.1:1", 1)  # type: ignore[arg-type]
+        await stream.write(submit(request("r", [1, 2], 4), pb.TASK_DECODE, unreachable))
         outputs = await read_all(stream)
         await running.decode.wait_until_free()
         await stream.leave()
     assert outputs[0].details["error_status"] == "UNAVAILABLE"
 
 
-async def test_inspect_and_drain(served: Open) -> None:
+async def test_a_worker_can_be_inspected_and_drained(served: Open) -> None:
     async with served(SECRET) as (_, prefill, _decode):
         seen = await inspect_worker(prefill.address, SECRET)
         assert (seen.violation, seen.free_blocks, seen.state) == ("", 128, "ready")
@@ -318,19 +326,18 @@ async def test_inspect_and_drain(served: Open) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_who_was_told_to_drain_may_be_told_to_stay(served: Open) -> None:
-    """Unless its process ends, too."""
+async def test_a_drain_can_be_revoked_unless_the_process_is_ending(served: Open) -> None:
     async with served(SECRET) as (running, prefill, _decode):
         await drain_worker(prefill.address, SECRET)
         await convert_worker(prefill.address, Role.PREFILL, SECRET)
         seen = await inspect_worker(prefill.address, SECRET)
         assert (seen.state, seen.drained) == ("ready", False)
         running.prefill.worker.start_drain()
-        with pytest.raises(Unavailable, match="the worker leaves"):
+        with pytest.raises(Unavailable, match="the worker is shutting down"):
             await convert_worker(prefill.address, Role.PREFILL, SECRET)
 
 
-async def test_convert(served: Open) -> None:
+async def test_a_worker_can_change_its_role(served: Open) -> None:
     async with served(SECRET) as (running, prefill, _decode):
         await convert_worker(prefill.address, Role.DECODE, SECRET)
         await convert_worker(prefill.address, Role.DECODE, SECRET)
@@ -341,7 +348,7 @@ async def test_convert(served: Open) -> None:
 
 
 @pytest.mark.parametrize("secret", [None, "another"])
-async def test_without_the_secret_nothing_is_answered(
+async def test_without_the_cluster_secret_every_call_is_refused(
     served: Open, run: Run, secret: str | None
 ) -> None:
     async with served(SECRET) as (_, prefill, _decode):
@@ -354,6 +361,6 @@ async def test_without_the_secret_nothing_is_answered(
         await stream.leave()
 
 
-async def test_nobody_listens() -> None:
+async def test_a_worker_that_does_not_listen_is_unavailable() -> None:
     with pytest.raises(Unavailable):
         await inspect_worker("127.0.0.1:1")

@@ -1,9 +1,9 @@
-"""A process of its own that serves a region: what a transport's reader reads from.
+"""A separate process that serves a memory region, for tests of a transport's reader.
 
     python -m tests.contract.transport_peer NAME SIZE GENERATION [NIXL_INTERFACE]
 
-Fills the region with a pattern, prints its endpoint as a line of JSON, and lives until its
-standard input ends.
+Fills the region with a pattern, prints its endpoint as a line of JSON, and runs until its standard
+input ends.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""One cluster for all tests that don't hurt it."""
+"""A cluster shared by all tests that don't kill or resize anything."""
 
 from collections.abc import Iterator
 
@@ -9,6 +9,6 @@ from tools.local_cluster import LocalCluster, local_cluster
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
-    """2 + 2 workers with the demo model."""
+    """Two prefill and two decode workers with the demo model."""
     with local_cluster(prefill=2, decode=2) as running:
         yield running

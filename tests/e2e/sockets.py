@@ -1,4 +1,4 @@
-"""What a running cluster listens on, as ``baton doctor --sockets`` tells it."""
+"""The sockets that a running cluster listens on, from ``baton doctor --sockets``."""
 
 import json
 from collections import defaultdict
@@ -7,8 +7,9 @@ from baton.network.listeners import LISTENERS
 from tools.local_cluster import LocalCluster
 
 
-def documented(cluster: LocalCluster) -> dict[str, set[str]]:
-    """Names of ``LISTENERS`` by process. Every socket is in that table, and on loopback or Unix."""
+def sockets_by_process(cluster: LocalCluster) -> dict[str, set[str]]:
+    """Return the names of listening sockets by process. Check that every socket is described in
+    ``LISTENERS``, and listens on loopback or on a Unix socket."""
     answer = cluster.baton("doctor", "--sockets", "--json", check=False)
     assert answer.returncode == 0, answer.stderr
     names = defaultdict(set)

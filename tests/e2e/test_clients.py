@@ -1,4 +1,4 @@
-"""The clients that people use, against a real cluster: they must not notice whose it is."""
+"""Common OpenAI clients against a real cluster: they must work as with OpenAI's own API."""
 
 import asyncio
 import json
@@ -43,8 +43,8 @@ class Weather(BaseModel):
 
 @pytest.fixture
 def client(cluster: LocalCluster) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=cluster.url + "/v1", api_key="none", max_retries=0) as made:
-        yield made
+    with openai.OpenAI(base_url=cluster.url + "/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture
@@ -53,13 +53,13 @@ def model(client: openai.OpenAI) -> str:
 
 
 def check_arguments(arguments: str) -> None:
-    given = json.loads(arguments)
-    assert given.keys() == {"city", "days"}
-    assert given["city"] in ("Rome", "Oslo") and 1 <= given["days"] <= 9
+    parsed = json.loads(arguments)
+    assert parsed.keys() == {"city", "days"}
+    assert parsed["city"] in ("Rome", "Oslo") and 1 <= parsed["days"] <= 9
 
 
-def test_a_forced_call(client: openai.OpenAI, model: str) -> None:
-    """The demo model can't call by itself: a grammar makes it."""
+def test_a_forced_tool_call(client: openai.OpenAI, model: str) -> None:
+    """The demo model can't call tools by itself; a grammar forces the call."""
     answer = client.chat.completions.create(
         model=model, messages=MESSAGES, tools=[TOOL], tool_choice=NAMED, max_tokens=200
     )
@@ -68,18 +68,18 @@ def test_a_forced_call(client: openai.OpenAI, model: str) -> None:
     [call] = choice.message.tool_calls or []
     assert call.type == "function" and call.function.name == "weather"
     check_arguments(call.function.arguments)
-    # What came back can be sent back.
-    told: Any = [
+    # The call can be sent back with its result.
+    conversation: Any = [
         *MESSAGES,
         choice.message,
         {"role": "tool", "tool_call_id": call.id, "content": "5"},
     ]
-    again = client.chat.completions.create(model=model, messages=told, max_tokens=4)
+    again = client.chat.completions.create(model=model, messages=conversation, max_tokens=4)
     assert again.choices[0].finish_reason in ("stop", "length")
 
 
-def test_a_streamed_call(client: openai.OpenAI, model: str) -> None:
-    """By the helper, which puts the pieces together."""
+def test_a_streamed_tool_call(client: openai.OpenAI, model: str) -> None:
+    """The client's stream helper assembles the deltas."""
     with client.chat.completions.stream(
         model=model, messages=MESSAGES, tools=[TOOL], tool_choice="required",
         parallel_tool_calls=False, max_tokens=200,
@@ -92,14 +92,16 @@ def test_a_streamed_call(client: openai.OpenAI, model: str) -> None:
     assert final.choices[0].finish_reason == "tool_calls"
 
 
-def test_parsed_answers(client: openai.OpenAI, model: str) -> None:
+def test_a_response_is_parsed_into_a_pydantic_model(client: openai.OpenAI, model: str) -> None:
     parsed = client.chat.completions.parse(
         model=model, messages=MESSAGES, response_format=Weather, max_tokens=200
     )
     assert isinstance(parsed.choices[0].message.parsed, Weather)
 
 
-def test_async_streams(cluster: LocalCluster, model: str) -> None:
+def test_concurrent_async_streams_equal_the_whole_response(
+    cluster: LocalCluster, model: str
+) -> None:
     async def run() -> tuple[str, list[str]]:
         async with openai.AsyncOpenAI(base_url=cluster.url + "/v1", api_key="none") as client:
             fields: Any = {"model": model, "messages": MESSAGES, "max_tokens": 8, "seed": 5}
@@ -115,11 +117,13 @@ def test_async_streams(cluster: LocalCluster, model: str) -> None:
     assert texts == [whole] * 3
 
 
-def test_an_answer_that_goes_on(cluster: LocalCluster, client: openai.OpenAI, model: str) -> None:
-    """The prompt ends exactly where the message does."""
-    said = [*MESSAGES, {"role": "assistant", "content": "It is "}]
+def test_continue_final_message_extends_the_last_message(
+    cluster: LocalCluster, client: openai.OpenAI, model: str
+) -> None:
+    """The rendered prompt ends exactly where the message does."""
+    messages = [*MESSAGES, {"role": "assistant", "content": "It is "}]
     rest = client.chat.completions.create(
-        model=model, messages=said, max_tokens=4, temperature=0,
+        model=model, messages=messages, max_tokens=4, temperature=0,
         extra_body={
             "continue_final_message": True, "add_generation_prompt": False,
             "return_token_ids": True,
@@ -133,8 +137,10 @@ def test_an_answer_that_goes_on(cluster: LocalCluster, client: openai.OpenAI, mo
     assert rest.choices[0].message.content == same.choices[0].text
 
 
-def test_the_best_of_several(client: openai.OpenAI, model: str) -> None:
-    """The one that is chosen has the highest mean logprob of those that n would give."""
+def test_best_of_returns_the_choice_with_the_highest_mean_logprob(
+    client: openai.OpenAI, model: str
+) -> None:
+    """``best_of=4`` chooses among the outputs that ``n=4`` returns."""
     fields: Any = {"model": model, "prompt": "def read(", "max_tokens": 6, "seed": 3, "logprobs": 0}
     all_of_them = client.completions.create(**fields, n=4).choices
     [best] = client.completions.create(**fields, n=1, best_of=4).choices
@@ -145,7 +151,7 @@ def test_the_best_of_several(client: openai.OpenAI, model: str) -> None:
     assert best.text == max(all_of_them, key=mean).text
 
 
-def test_an_answer_that_may_not_end_yet(client: openai.OpenAI, model: str) -> None:
+def test_min_tokens_delays_a_stop_token(client: openai.OpenAI, model: str) -> None:
     fields: Any = {"model": model, "prompt": "def read(", "max_tokens": 6, "temperature": 0}
     ids: Any = {"return_token_ids": True}
     free = client.completions.create(**fields, extra_body=ids).choices[0].model_extra or {}
@@ -153,12 +159,12 @@ def test_an_answer_that_may_not_end_yet(client: openai.OpenAI, model: str) -> No
     ended = {**ids, "stop_token_ids": [first]}
     short = client.completions.create(**fields, extra_body=ended).choices[0].model_extra or {}
     assert short["token_ids"] == [first]
-    held = {**ended, "min_tokens": 3}
-    longer = client.completions.create(**fields, extra_body=held).choices[0].model_extra or {}
+    delayed = {**ended, "min_tokens": 3}
+    longer = client.completions.create(**fields, extra_body=delayed).choices[0].model_extra or {}
     assert len(longer["token_ids"]) >= 3 and first not in longer["token_ids"][:3]
 
 
-def test_errors(client: openai.OpenAI, model: str) -> None:
+def test_errors_are_the_clients_own_exceptions(client: openai.OpenAI, model: str) -> None:
     create = client.chat.completions.create
     fields: Any = {"model": model, "messages": MESSAGES}
     with pytest.raises(openai.BadRequestError) as wrong:
@@ -166,7 +172,7 @@ def test_errors(client: openai.OpenAI, model: str) -> None:
     assert (wrong.value.param, wrong.value.type) == ("temperature", "invalid_request_error")
     with pytest.raises(openai.BadRequestError, match="speaks"):
         create(**fields, audio={"voice": "x", "format": "mp3"})
-    with pytest.raises(openai.BadRequestError, match="knows no tools"):
+    with pytest.raises(openai.BadRequestError, match="does not support tools"):
         create(**fields, tools=[TOOL])
     with pytest.raises(openai.NotFoundError):
         create(model="gpt-9", messages=MESSAGES)
@@ -174,7 +180,7 @@ def test_errors(client: openai.OpenAI, model: str) -> None:
         client.files.retrieve("file-0")
 
 
-def test_a_batch(client: openai.OpenAI, model: str) -> None:
+def test_a_batch_runs_and_equals_direct_requests(client: openai.OpenAI, model: str) -> None:
     lines = [
         {
             "custom_id": f"line-{number}",
@@ -207,7 +213,7 @@ def test_a_batch(client: openai.OpenAI, model: str) -> None:
         assert client.files.delete(file_id).deleted
 
 
-def test_langchain(cluster: LocalCluster, model: str) -> None:
+def test_langchain_chats_streams_and_calls_tools(cluster: LocalCluster, model: str) -> None:
     chat = ChatOpenAI(model=model, base_url=cluster.url + "/v1", api_key="none", max_tokens=60,
                       temperature=0, max_retries=0, stream_usage=True)  # fmt: skip
     whole = chat.invoke([HumanMessage("Write a function.")])

@@ -1,4 +1,4 @@
-"""A cluster whose workers are Ray's: it serves, grows, shrinks, and leaves nothing."""
+"""A cluster whose workers are Ray actors: it serves, grows, shrinks, and leaves no process."""
 
 import importlib.util
 import json
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.e2e.sockets import documented
+from tests.e2e.sockets import sockets_by_process
 from tools.local_cluster import LocalCluster, local_cluster
 
 pytestmark = [
@@ -32,12 +32,12 @@ def states(cluster: LocalCluster, role: str) -> dict[str, str]:
     return {entry["id"]: entry["state"] for entry in cluster.processes(role)}
 
 
-def test_up_serve_scale_drain_down(over_ray: LocalCluster) -> None:
+def test_a_ray_cluster_serves_scales_drains_and_stops(over_ray: LocalCluster) -> None:
     cluster = over_ray
     state = json.loads((cluster.home / "clusters/default/state.json").read_text())
     supervisor = psutil.Process(state["supervisor_pid"])
     assert states(cluster, "prefill") == {"prefill-0": "serving"}
-    names = documented(cluster)
+    names = sockets_by_process(cluster)
     assert names["supervisor"] == {"control", "ray"}
     assert names["ray: raylet"] == {"ray", "ray_local"}
     assert names["prefill-0"] == {"grpc", "line", "kv", "ucx_wakeup"}
@@ -61,16 +61,17 @@ def test_up_serve_scale_drain_down(over_ray: LocalCluster) -> None:
     assert alive == []
 
 
-def test_a_killed_supervisor_takes_ray_with_it(over_ray: LocalCluster) -> None:
+def test_ray_ends_with_a_killed_supervisor(over_ray: LocalCluster) -> None:
     state = json.loads((over_ray.home / "clusters/default/state.json").read_text())
     supervisor = psutil.Process(state["supervisor_pid"])
-    there = supervisor.children(recursive=True)
-    # Ray's own agents take a minute to believe it, and nobody removes its folder.
-    agents = [process for process in there if "Agent" in process.name()]
-    folders = {match[0] for process in there for match in FOLDER.finditer(str(process.cmdline()))}
+    processes = supervisor.children(recursive=True)
+    # Ray's own agents take a minute to notice, and its folder is not removed.
+    agents = [process for process in processes if "Agent" in process.name()]
+    command_lines = [str(process.cmdline()) for process in processes]
+    folders = {match[0] for line in command_lines for match in FOLDER.finditer(line)}
     try:
         supervisor.kill()
-        others = [process for process in there if process not in agents]
+        others = [process for process in processes if process not in agents]
         _, alive = psutil.wait_procs([supervisor, *others], timeout=60)
         assert alive == []
     finally:

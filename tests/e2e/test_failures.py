@@ -1,4 +1,4 @@
-"""Whichever process dies, the stream goes on with the next token; and nothing outlives its
+"""Whichever process dies, the stream continues with the next token; and no process outlives the
 supervisor."""
 
 import json
@@ -26,13 +26,14 @@ def fragile() -> Iterator[LocalCluster]:
 
 
 def wait_until_ready(cluster: LocalCluster) -> None:
-    """The test's time-out bounds it."""
+    """Poll until the cluster is ready; the test's timeout bounds this."""
     while not cluster.status()["ready"]:
         pass
 
 
 def stream_and_kill(cluster: LocalCluster, role: str) -> list[int]:
-    """The answer's tokens; the process of ``role`` that serves it dies after KILL_AFTER."""
+    """Stream a request, kill the process of ``role`` that serves it after KILL_AFTER tokens, and
+    return the tokens."""
     body = {
         "prompt": PROMPT, "max_tokens": TOKENS, "stream": True, "return_token_ids": True, **FIELDS,
     }  # fmt: skip
@@ -64,17 +65,17 @@ def pid_of(cluster: LocalCluster, role: str, request_id: str) -> int:
 
 
 @pytest.mark.parametrize("role", ["decode", "prefill", "conductor", "kvstore", "redis"])
-def test_a_stream_survives_the_death_of(role: str, fragile: LocalCluster) -> None:
+def test_a_stream_survives_a_killed_process(role: str, fragile: LocalCluster) -> None:
     wait_until_ready(fragile)
-    wanted = fragile.complete(PROMPT, TOKENS, **FIELDS)
-    assert stream_and_kill(fragile, role) == wanted
+    expected = fragile.complete(PROMPT, TOKENS, **FIELDS)
+    assert stream_and_kill(fragile, role) == expected
     wait_until_ready(fragile)
-    assert fragile.complete(PROMPT, TOKENS, **FIELDS) == wanted
+    assert fragile.complete(PROMPT, TOKENS, **FIELDS) == expected
     assert fragile.baton("check").returncode == 0
     assert any(p["restarts"] for p in fragile.processes(role))
 
 
-def test_ctrl_c_drains_and_leaves_nothing() -> None:
+def test_ctrl_c_drains_and_leaves_no_process() -> None:
     with local_cluster() as cluster:
         state = json.loads((cluster.home / "clusters/default/state.json").read_text())
         pids = [entry["pid"] for entry in state["processes"]]
@@ -85,7 +86,7 @@ def test_ctrl_c_drains_and_leaves_nothing() -> None:
         assert cluster.baton("status", check=False).returncode == 1
 
 
-def test_a_killed_supervisor_takes_everything_with_it() -> None:
+def test_all_processes_end_with_a_killed_supervisor() -> None:
     with local_cluster() as cluster:
         state = json.loads((cluster.home / "clusters/default/state.json").read_text())
         children = [psutil.Process(entry["pid"]) for entry in state["processes"]]

@@ -1,4 +1,4 @@
-"""A real request through a real cluster of processes."""
+"""Requests through a real cluster of processes."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 
 from tools.cancellation import ANSWER_TOKENS, CancellationStorm, idle_workers
 from tools.local_cluster import LocalCluster
-from tools.sampled import alone, ask, make_requests
+from tools.sampled import ask, generate_alone, make_requests
 
 pytestmark = pytest.mark.timeout(300)
 SEED = 11
@@ -28,7 +28,7 @@ def test_status_shows_every_process(cluster: LocalCluster) -> None:
     assert len({entry["pid"] for entry in status["processes"]}) == len(roles)
 
 
-def test_streamed_chat_with_the_openai_client(cluster: LocalCluster) -> None:
+def test_a_streamed_chat_equals_the_whole_response(cluster: LocalCluster) -> None:
     client = openai.OpenAI(base_url=cluster.url + "/v1", api_key="none")
     model = client.models.list().data[0].id
     messages = [{"role": "user", "content": "Write a function named read."}]
@@ -55,7 +55,7 @@ def test_prefill_and_decode_ran_in_different_processes(cluster: LocalCluster) ->
     assert int(headers["x-baton-bytes-shipped"]) > 0
 
 
-def test_explain_tells_where_a_request_went(cluster: LocalCluster) -> None:
+def test_explain_reports_the_workers_of_a_request(cluster: LocalCluster) -> None:
     body = {"prompt": "import sys\n" * 40, "max_tokens": 4, "temperature": 0}
     _, headers = cluster.post_with_headers("/v1/completions", body)
     request_id = headers["x-baton-request-id"]
@@ -64,30 +64,30 @@ def test_explain_tells_where_a_request_went(cluster: LocalCluster) -> None:
     assert explained["decode"]["id"] == headers["x-baton-decode"]
 
 
-def test_the_cluster_equals_generate(cluster: LocalCluster) -> None:
+def test_the_cluster_generates_the_tokens_of_baton_generate(cluster: LocalCluster) -> None:
     prompt = "def parse(text):\n    "
     done = cluster.baton("generate", "--prompt", prompt, "--max-tokens", "32", "--json",
                          "--temperature", "0")  # fmt: skip
-    alone = json.loads(done.stdout)
+    generate_alone = json.loads(done.stdout)
     fields = {"prompt": prompt, "max_tokens": 32, "temperature": 0, "return_token_ids": True}
     choice = cluster.post("/v1/completions", fields)["choices"][0]
-    assert choice["prompt_token_ids"] == alone["prompt_token_ids"]
-    assert choice["token_ids"] == alone["token_ids"]
-    assert choice["text"] == alone["text"]
-    assert choice["finish_reason"] == alone["finish_reason"]
+    assert choice["prompt_token_ids"] == generate_alone["prompt_token_ids"]
+    assert choice["token_ids"] == generate_alone["token_ids"]
+    assert choice["text"] == generate_alone["text"]
+    assert choice["finish_reason"] == generate_alone["finish_reason"]
 
 
-def test_seeded_samples_are_the_engines_own_whatever_runs_beside_them(
+def test_seeded_samples_equal_those_of_one_engine_at_any_concurrency(
     cluster: LocalCluster,
 ) -> None:
     prompts, samplings = make_requests(16, 24, SEED)
-    wanted = alone(prompts, samplings)
-    assert ask(cluster, prompts, samplings, at_once=1) == wanted
-    assert ask(cluster, prompts, samplings, at_once=16) == wanted
+    expected = generate_alone(prompts, samplings)
+    assert ask(cluster, prompts, samplings, at_once=1) == expected
+    assert ask(cluster, prompts, samplings, at_once=16) == expected
 
 
 def test_a_second_prefill_worker_finds_the_prefix_in_the_store(cluster: LocalCluster) -> None:
-    """Every worker ends up with the same answer, and most of the prompt is never recomputed."""
+    """Every worker generates the same tokens, and most of the prompt is computed only once."""
     prompt = np.random.default_rng(5).integers(3, 4000, size=400).tolist()
     first = cluster.complete(prompt, 8, temperature=0)
     usages = []
@@ -101,18 +101,18 @@ def test_a_second_prefill_worker_finds_the_prefix_in_the_store(cluster: LocalClu
     assert usages[-1]["prompt_tokens_details"]["cached_tokens"] >= 384
 
 
-def test_cancelled_requests_leave_nothing_behind(cluster: LocalCluster) -> None:
-    """200 requests, half of them cancelled at random moments."""
+def test_cancelled_requests_leak_no_blocks(cluster: LocalCluster) -> None:
+    """Half of 200 requests are cancelled at random moments."""
     print(f"seed {SEED}")
-    storm = CancellationStorm.of(200, SEED)
+    storm = CancellationStorm.make(200, SEED)
     finished = storm.run(cluster.url)
-    assert finished == [None if stop is not None else ANSWER_TOKENS for stop in storm.stops]
+    assert finished == [None if stop is not None else ANSWER_TOKENS for stop in storm.cancel_after]
     for worker in idle_workers(cluster):
         assert worker["violation"] == ""
         assert worker["free_blocks"] + worker["idle_blocks"] == worker["num_blocks"]
 
 
-def test_metrics_and_readiness(cluster: LocalCluster) -> None:
+def test_metrics_and_readiness_are_served(cluster: LocalCluster) -> None:
     with urllib.request.urlopen(cluster.url + "/ready") as answer:
         assert answer.status == 200
     with urllib.request.urlopen(cluster.url + "/metrics") as answer:

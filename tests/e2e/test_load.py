@@ -31,7 +31,7 @@ def mocks() -> Iterator[LocalCluster]:
 
 
 @pytest.fixture(scope="module")
-def lexicon() -> MockModel:
+def mock_model() -> MockModel:
     return build_mock_model(Tokenizer.load(DEMO_MODEL), 4096)
 
 
@@ -39,7 +39,9 @@ def prompt_of(number: int) -> list[int]:
     return [3 + (number * 37 + place) % 4000 for place in range(100 + number)]
 
 
-def test_fifty_streams_get_their_own_tokens(mocks: LocalCluster, lexicon: MockModel) -> None:
+def test_fifty_concurrent_streams_get_their_own_tokens(
+    mocks: LocalCluster, mock_model: MockModel
+) -> None:
     def ask(number: int) -> list[int]:
         return mocks.complete(prompt_of(number), ANSWER_TOKENS, temperature=0)
 
@@ -49,17 +51,17 @@ def test_fifty_streams_get_their_own_tokens(mocks: LocalCluster, lexicon: MockMo
     for number, answer in enumerate(answers):
         prompt = tuple(TokenId(token) for token in prompt_of(number))
         spec = RequestSpec(RequestId("r"), Epoch(1), prompt, len(prompt), sampling)
-        assert answer == lexicon.answer(spec)
+        assert answer == mock_model.expected_answer(spec)
 
 
-def test_who_runs(mocks: LocalCluster) -> None:
+def test_mock_workers_share_one_process_and_cannot_be_scaled(mocks: LocalCluster) -> None:
     roles = [process["role"] for process in mocks.status()["processes"]]
     assert sorted(roles) == ["conductor", "mock", "redis", "router"]
     refused = mocks.baton("scale", "decode=5", check=False)
-    assert refused.returncode == 2 and "stay as many" in refused.stderr
+    assert refused.returncode == 2 and "can't be changed after the start" in refused.stderr
 
 
-def test_bench(mocks: LocalCluster) -> None:
+def test_baton_bench_reports_exact_counts(mocks: LocalCluster) -> None:
     done = mocks.baton(
         "bench", "--url", mocks.url, "--concurrency", "8", "--requests", "60", "--warm-up", "0",
         "--input-tokens", "200", "--shared-tokens", "128", "--output-tokens", "8", "--json",
@@ -71,14 +73,16 @@ def test_bench(mocks: LocalCluster) -> None:
     assert 0.2 < found["hit_ratio_tokens"] < 0.9
 
 
-def test_locust(mocks: LocalCluster, tmp_path: Path) -> None:
-    if find_spec("locust") is None:  # to import it would patch this process
+def test_locust_reports_all_kinds_of_requests_without_failures(
+    mocks: LocalCluster, tmp_path: Path
+) -> None:
+    if find_spec("locust") is None:  # an import would monkey-patch this process
         pytest.skip("locust is not installed")
-    told = tmp_path / "told"
+    report = tmp_path / "report"
     done = subprocess.run(
         [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--host", mocks.url, "--headless",
          "--users", "12", "--spawn-rate", "12", "--run-time", "3s", "--think-scale", "0",
-         "--length-scale", "0.01", "--json-file", str(told), "--only-summary"],
+         "--length-scale", "0.01", "--json-file", str(report), "--only-summary"],
         env={name: value for name, value in os.environ.items() if not name.startswith("LOCUST_")},
         capture_output=True,
         text=True,
@@ -88,7 +92,7 @@ def test_locust(mocks: LocalCluster, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {
         (row["method"], row["name"]): row
-        for row in json.loads(told.with_suffix(".json").read_text())
+        for row in json.loads(report.with_suffix(".json").read_text())
     }
     for kind in ("chat", "completion", "rag", "agent", "reasoning"):
         for method in ("POST", "TTFT"):

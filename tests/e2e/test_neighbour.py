@@ -1,29 +1,29 @@
-"""Every attack in short succession against one cluster: the neighbour's answers stay exact, and no
-program ends. ``make neighbour`` measures time and memory, too."""
+"""Every attack of ``tools/attacks``, briefly, against one cluster: the outputs of another tenant
+stay exact, and no process dies. ``make neighbour`` measures time and memory, too."""
 
 import pytest
 
 from tools.attacks.collection import find_attacks
-from tools.attacks.target import HARM
-from tools.neighbour import attacked, neighbourhood, summary
+from tools.attacks.target import VIOLATION_PREFIX
+from tools.neighbour import attack_from_subprocess, run_shared_cluster, summarize_streams
 
 pytestmark = pytest.mark.timeout(300)
 SECONDS = 1.0
-OUR_FAULT = {"500", "501", "502", "504"}
+SERVER_ERRORS = {"500", "501", "502", "504"}
 
 
-def test_every_attack_leaves_the_neighbour_alone() -> None:
+def test_no_attack_changes_another_tenants_outputs() -> None:
     names = [attack.name for attack in find_attacks()]
-    with neighbourhood() as place:
-        before = place.programs()
-        with place.reading() as answers:
-            outcomes = attacked(names, place.target(SECONDS), SECONDS)
-        assert place.programs().pids == before.pids
-    told = summary(answers)
-    assert told.is_exact, told.errors
-    assert {name: told for name, told in outcomes.items() if any(map(is_wrong, told))} == {}
+    with run_shared_cluster() as place:
+        before = place.snapshot()
+        with place.run_streams() as answers:
+            outcomes = attack_from_subprocess(names, place.target(SECONDS), SECONDS)
+        assert place.snapshot().pids == before.pids
+    result = summarize_streams(answers)
+    assert result.is_exact, result.errors
+    assert {name: each for name, each in outcomes.items() if any(map(is_wrong, each))} == {}
 
 
 def is_wrong(outcome: str) -> bool:
-    """Whether an answer says that the server is at fault, or an attack that it did harm."""
-    return outcome in OUR_FAULT or outcome.startswith(HARM)
+    """Return whether an outcome is a server error, or harm that the attack reports."""
+    return outcome in SERVER_ERRORS or outcome.startswith(VIOLATION_PREFIX)

@@ -1,8 +1,8 @@
-"""docs/operations.md, followed word by word on one machine."""
+"""The commands in docs/operations.md, run one after the other on one machine."""
 
-from tools.follow import PAGE, blocks, follow
+from tools.follow import PAGE, run_page, runnable_blocks
 
 
-def test_what_the_page_says_works() -> None:
-    assert len(blocks(PAGE)) == 7
-    assert follow(PAGE) == ""
+def test_the_commands_of_the_operations_guide_work() -> None:
+    assert len(runnable_blocks(PAGE)) == 7
+    assert run_page(PAGE) == ""

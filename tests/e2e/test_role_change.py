@@ -1,4 +1,4 @@
-"""Workers change from one pool to the other under a stream: nothing is loaded anew."""
+"""Workers change pools during a stream, without restarting or reloading weights."""
 
 import json
 from collections.abc import Iterator
@@ -22,12 +22,13 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 def stream_and_scale(cluster: LocalCluster, *sizes: str) -> tuple[list[int], str]:
-    """The answer's tokens, and what ``baton scale`` said, which ran since SCALE_AFTER of them."""
+    """Stream a request and run ``baton scale`` after SCALE_AFTER tokens; return the tokens, and the
+    output of ``baton scale``."""
     body = {
         "prompt": PROMPT, "max_tokens": TOKENS, "stream": True, "return_token_ids": True, **FIELDS,
     }  # fmt: skip
     tokens: list[int] = []
-    said = ""
+    printed = ""
     url = cluster.url + "/v1/completions"
     with httpx.Client(timeout=120) as client, client.stream("POST", url, json=body) as answer:
         for line in answer.iter_lines():
@@ -37,9 +38,9 @@ def stream_and_scale(cluster: LocalCluster, *sizes: str) -> tuple[list[int], str
             assert "error" not in event, event
             for choice in event["choices"]:
                 tokens += choice.get("token_ids") or []
-            if len(tokens) >= SCALE_AFTER and not said:
-                said = cluster.baton("scale", *sizes).stdout
-    return tokens, said
+            if len(tokens) >= SCALE_AFTER and not printed:
+                printed = cluster.baton("scale", *sizes).stdout
+    return tokens, printed
 
 
 def pids(cluster: LocalCluster) -> dict[str, int]:
@@ -50,23 +51,23 @@ def pool(cluster: LocalCluster, role: str) -> list[str]:
     return [entry["id"] for entry in cluster.processes(role) if entry["state"] == "serving"]
 
 
-def test_there_and_back_under_a_stream(cluster: LocalCluster) -> None:
+def test_workers_change_roles_and_back_during_a_stream(cluster: LocalCluster) -> None:
     before = pids(cluster)
-    wanted = cluster.complete(PROMPT, TOKENS, **FIELDS)
+    expected = cluster.complete(PROMPT, TOKENS, **FIELDS)
 
-    tokens, said = stream_and_scale(cluster, "prefill=1", "decode=2")
-    assert tokens == wanted
-    assert said.splitlines()[-1] == "prefill 2 → 1, decode 1 → 2: done"
+    tokens, printed = stream_and_scale(cluster, "prefill=1", "decode=2")
+    assert tokens == expected
+    assert printed.splitlines()[-1] == "prefill 2 → 1, decode 1 → 2: done"
     assert pool(cluster, "prefill") == ["prefill-0"]
     assert pool(cluster, "decode") == ["prefill-1", "decode-0"]
 
-    # Of the decode workers the newest goes, and the answer that it writes goes on elsewhere.
-    tokens, said = stream_and_scale(cluster, "prefill=2", "decode=1")
-    assert tokens == wanted
-    assert said.splitlines()[-1] == "prefill 1 → 2, decode 2 → 1: done"
+    # The newest decode worker leaves its pool, and its running request migrates.
+    tokens, printed = stream_and_scale(cluster, "prefill=2", "decode=1")
+    assert tokens == expected
+    assert printed.splitlines()[-1] == "prefill 1 → 2, decode 2 → 1: done"
     assert pool(cluster, "prefill") == ["prefill-0", "decode-0"]
     assert pool(cluster, "decode") == ["prefill-1"]
 
-    assert cluster.complete(PROMPT, TOKENS, **FIELDS) == wanted
+    assert cluster.complete(PROMPT, TOKENS, **FIELDS) == expected
     assert pids(cluster) == before
     assert cluster.baton("check").returncode == 0

@@ -1,4 +1,4 @@
-"""Two routers on one port: one limit over both, one account of both, and one that dies."""
+"""Two routers on one port: they share limits and usage accounting, and one of them may die."""
 
 import asyncio
 import json
@@ -40,30 +40,30 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 def client(cluster: LocalCluster, key: str) -> openai.OpenAI:
-    """On a connection of its own."""
+    """Return a client with a connection of its own."""
     return openai.OpenAI(base_url=cluster.url + "/v1", api_key=key, max_retries=0)
 
 
 def at_each_router(cluster: LocalCluster, key: str) -> tuple[list[openai.OpenAI], int]:
-    """A client on a connection to either, and how many requests that took: new connections go to
-    whichever the kernel likes."""
-    found: dict[str, openai.OpenAI] = {}
-    num_asked = 0
-    while len(found) < 2:
-        num_asked += 1
-        asking = client(cluster, key)
-        answer = asking.completions.with_raw_response.create(**SHORT)
+    """Return a client connected to each router, and how many requests it took to find them: the
+    kernel assigns new connections to either router."""
+    clients: dict[str, openai.OpenAI] = {}
+    num_requests = 0
+    while len(clients) < 2:
+        num_requests += 1
+        new = client(cluster, key)
+        answer = new.completions.with_raw_response.create(**SHORT)
         router = str(answer.headers["x-request-id"]).split("-")[1]
-        if found.setdefault(router, asking) is not asking:
-            asking.close()
-    return list(found.values()), num_asked
+        if clients.setdefault(router, new) is not new:
+            new.close()
+    return list(clients.values()), num_requests
 
 
-def admitted(asking: openai.OpenAI, attempts: int) -> int:
+def count_admitted(client: openai.OpenAI, attempts: int) -> int:
     count = 0
     for _ in range(attempts):
         try:
-            asking.completions.create(**SHORT)
+            client.completions.create(**SHORT)
         except openai.RateLimitError as error:
             assert error.code == "rate_limit_exceeded"
         else:
@@ -72,28 +72,28 @@ def admitted(asking: openai.OpenAI, attempts: int) -> int:
 
 
 def usage(cluster: LocalCluster, tenant: str) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(cluster.baton("usage", "--json").stdout)
-    return dict(told["tenants"].get(tenant, {"requests": 0, "refused_requests": 0}))
+    report: dict[str, Any] = json.loads(cluster.baton("usage", "--json").stdout)
+    return dict(report["tenants"].get(tenant, {"requests": 0, "refused_requests": 0}))
 
 
-def test_all_of_a_limit_is_there_over_one_connection(pair: LocalCluster) -> None:
-    begun = time.monotonic()
-    (first, second), num_asked = at_each_router(pair, LIMITED)
-    counts = [admitted(first, LIMIT), admitted(second, LIMIT)]
-    drained = (time.monotonic() - begun) * LIMIT / 60
-    total = sum(counts) + num_asked
-    assert LIMIT * 0.8 <= total <= LIMIT * 1.1 + drained + 1
-    assert counts[0] > LIMIT / 2 + 5, counts  # more than a part of it
-    while (told := usage(pair, "limited"))["requests"] < total:
+def test_one_connection_can_use_nearly_all_of_a_limit(pair: LocalCluster) -> None:
+    began_at = time.monotonic()
+    (first, second), num_requests = at_each_router(pair, LIMITED)
+    counts = [count_admitted(first, LIMIT), count_admitted(second, LIMIT)]
+    refilled = (time.monotonic() - began_at) * LIMIT / 60
+    total = sum(counts) + num_requests
+    assert LIMIT * 0.8 <= total <= LIMIT * 1.1 + refilled + 1
+    assert counts[0] > LIMIT / 2 + 5, counts  # more than one router's equal share
+    while (spent := usage(pair, "limited"))["requests"] < total:
         pause(0.1)
-    assert told["requests"] == total
-    assert told["refused_requests"] == 2 * LIMIT - sum(counts)
+    assert spent["requests"] == total
+    assert spent["refused_requests"] == 2 * LIMIT - sum(counts)
 
 
-def running(cluster: LocalCluster) -> int:
-    """Requests at all workers, as they say themselves."""
+def count_running(cluster: LocalCluster) -> int:
+    """Return the number of requests at all workers, from their heartbeats."""
 
-    state = ClusterFolder(cluster.home, "default").running()
+    state = ClusterFolder(cluster.home, "default").read_running()
 
     async def ask() -> int:
         registry = RedisRegistry(state.redis_url, "default", state.cluster_secret)
@@ -107,30 +107,31 @@ def running(cluster: LocalCluster) -> int:
     return asyncio.run(ask())
 
 
-def test_one_router_dies(pair: LocalCluster) -> None:
-    """What it had begun is freed, its seats are given to others, and the other serves on."""
+def test_the_requests_and_slots_of_a_killed_router_are_released(pair: LocalCluster) -> None:
+    """Its requests are freed, its concurrency slots are released, and the other router goes on."""
     killed = pair.processes("router")[0]
     clients, _ = at_each_router(pair, FREE)
     long = {**SHORT, "max_tokens": 1000, "stream": True, "extra_body": {"ignore_eos": True}}
-    streams = [asking.completions.create(**long) for asking in clients]
+    streams = [each.completions.create(**long) for each in clients]
     for stream in streams:
         next(iter(stream))
-    while running(pair) != 2:  # as told with the next heartbeat
+    while count_running(pair) != 2:  # known with the next heartbeat
         pause(0.1)
     with pytest.raises(openai.RateLimitError, match="concurrent requests: limit 2"):
         client(pair, FREE).completions.create(**SHORT)
     os.kill(killed["pid"], signal.SIGKILL)
-    ends = [_end(stream) for stream in streams]
+    ends = [_finish_reason(stream) for stream in streams]
     assert sorted(ends) == ["broken", "length"]
-    while running(pair):
+    while count_running(pair):
         pause(0.1)
-    with client(pair, FREE) as asking:
-        while not admitted(asking, 1):  # for ten seconds the dead one's seat is its own
+    with client(pair, FREE) as another:
+        while not count_admitted(another, 1):  # the dead router keeps its slot for ten seconds
             pause(0.1)
     at_each_router(pair, FREE)  # the supervisor has started another
 
 
-def _end(stream: Any) -> str:
+def _finish_reason(stream: Any) -> str:
+    """Read a stream to its end; return its finish reason, or "broken"."""
     reason = ""
     try:
         for chunk in stream:

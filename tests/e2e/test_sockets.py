@@ -1,4 +1,5 @@
-"""Every listening socket of every process is in docs/network.md's table. (Ray's: test_elastic.)"""
+"""Every listening socket of every process is in the table of docs/network.md. (For Ray's sockets,
+see test_elastic.)"""
 
 import json
 from pathlib import Path
@@ -6,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests import certificates
-from tests.e2e.sockets import documented
+from tests.e2e.sockets import sockets_by_process
 from tools.local_cluster import LocalCluster, local_cluster
 
 WORKER = {"grpc", "line", "kv", "ucx_wakeup"}
 
 
-def test_a_plain_cluster(cluster: LocalCluster) -> None:
+def test_the_sockets_of_a_default_cluster_are_documented(cluster: LocalCluster) -> None:
     workers = ("prefill-0", "prefill-1", "decode-0", "decode-1")
-    assert documented(cluster) == {
+    assert sockets_by_process(cluster) == {
         "supervisor": {"control"},
         "redis": {"redis"},
         "kvstore": {"grpc", "kv", "local_rpc", "ucx_wakeup"},
@@ -24,7 +25,7 @@ def test_a_plain_cluster(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_a_cluster_with_every_lock_and_a_fabric(tmp_path: Path) -> None:
+def test_the_sockets_of_a_cluster_with_tls_and_a_fabric_are_documented(tmp_path: Path) -> None:
     files = {
         "rpc_tls_certificate": certificates.MEMBER_CERTIFICATE,
         "rpc_tls_key": certificates.MEMBER_KEY,
@@ -36,11 +37,11 @@ def test_a_cluster_with_every_lock_and_a_fabric(tmp_path: Path) -> None:
         "cluster_secret": "s", "api_keys": "key=tenant", "ops_port": 0, "nixl_interfaces": "lo",
     }  # fmt: skip
     with local_cluster(settings=settings) as cluster:
-        names = documented(cluster)
-        told = json.loads(cluster.baton("doctor", "--sockets", "--json").stdout)
+        names = sockets_by_process(cluster)
+        sockets = json.loads(cluster.baton("doctor", "--sockets", "--json").stdout)
     assert names["prefill-0"] == WORKER | {"ucx", "ops"}
     assert names["router"] == {"http", "ops"}
-    locks = {each["name"]: each["authentication"] for each in told}
-    members = dict.fromkeys(("grpc", "line", "kv"), "mutual TLS and the cluster secret")
-    assert {name: locks[name] for name in members} == members
-    assert (locks["http"], locks["ops"], locks["ucx"]) == ("API keys", "none", "none")
+    authentication = {each["name"]: each["authentication"] for each in sockets}
+    internal = dict.fromkeys(("grpc", "line", "kv"), "mutual TLS and the cluster secret")
+    assert {name: authentication[name] for name in internal} == internal
+    assert [authentication[name] for name in ("http", "ops", "ucx")] == ["API keys", "none", "none"]

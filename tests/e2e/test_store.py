@@ -1,5 +1,5 @@
-"""The store in a real cluster: a conversation stays warm on any worker and over restarts, its
-cached tokens are exact, and the operator sees and purges what is held."""
+"""The KV store in a real cluster: a conversation stays cached on any worker and over restarts, its
+cached token counts are exact, and the operator can list and purge blocks."""
 
 import json
 from collections.abc import Iterator
@@ -32,31 +32,31 @@ def test_cached_tokens_are_exact_at_every_turn_and_after_a_restart(warm: LocalCl
         assert turn.cached_tokens == turn.expected_tokens, turn
         assert sum(turn.tiers.values()) == turn.cached_tokens
     assert turn.cached_tokens > 1000
-    held = kv(warm, "stats")["kvstore"]["put_blocks"]
+    num_stored = kv(warm, "stats")["kvstore"]["put_blocks"]
 
     warm.baton("down")
     port = warm.url.rpartition(":")[2]
     warm.baton("up", "--detach", *POOLS, "--port", port)
     stats = kv(warm, "stats")["kvstore"]
-    assert (stats["disk_blocks"], stats["num_blocks"], stats["violation"]) == (held, 0, "")
+    assert (stats["disk_blocks"], stats["num_blocks"], stats["violation"]) == (num_stored, 0, "")
     again = ScriptedConversation(warm, known=talk)
     for before in talk.turns:
         turn = again.take_turn()
         assert turn.token_ids == before.token_ids
-        # Everything up to the last token was computed in the first life.
+        # Everything up to the last token was computed before the restart.
         assert turn.cached_tokens == (len(turn.prompt_ids) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
     assert kv(warm, "stats")["kvstore"]["hit_blocks_disk"] > 0
     assert warm.baton("check").returncode == 0
 
 
-def test_the_operator_sees_warms_and_purges(warm: LocalCluster) -> None:
+def test_the_operator_can_find_warm_list_and_purge_blocks(warm: LocalCluster) -> None:
     prompt = "def warm_up(store):\n" * 20
     missing = kv(warm, "find", prompt)
     assert missing["held"] == {"kvstore": 0} and missing["num_blocks"] > 5
     done = warm.baton("kv", "warm", "--prompt", prompt)
     assert "1 prompts" in done.stdout and "0 were cached already" in done.stdout
     while kv(warm, "find", prompt)["held"]["kvstore"] < missing["num_blocks"]:
-        pass  # it is stored in the background; the test's time-out bounds it
+        pass  # blocks are stored in the background; the test's timeout bounds this
     listed = kv(warm, "ls", "--tenant", "default", "--limit", "3")["kvstore"]
     assert len(listed["blocks"]) == 3 and listed["total"] >= missing["num_blocks"]
     key = listed["blocks"][0]["key"]
@@ -74,10 +74,12 @@ def test_the_operator_sees_warms_and_purges(warm: LocalCluster) -> None:
         (["purge"], 2, "purge needs --tenant, --model, --older-than, or --all"),
         (["purge", "--older-than", "soon"], 2, "an age looks like 90, 15m, 2h or 3d, not 'soon'"),
         (["ls", "--model", "nobody"], 1, "no worker serves 'nobody'"),
-        (["find", "short"], 2, "not one block of 16"),
+        (["find", "short"], 2, "less than one block of 16"),
         (["warm"], 2, "warm needs --prompt TEXT or --prompt-file FILE"),
     ],
 )
-def test_wrong_questions(warm: LocalCluster, arguments: list[str], code: int, message: str) -> None:
+def test_invalid_kv_commands_are_refused(
+    warm: LocalCluster, arguments: list[str], code: int, message: str
+) -> None:
     done = warm.baton("kv", *arguments, check=False)
     assert (done.returncode, message in done.stderr) == (code, True), done.stderr

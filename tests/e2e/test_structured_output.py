@@ -1,4 +1,4 @@
-"""Answers held to a schema, and prompts that are scored, through a real cluster."""
+"""Structured output and prompt logprobs through a real cluster."""
 
 import json
 
@@ -23,7 +23,7 @@ SCHEMA = {
 PROMPT = "def parse(text):\n    return text.split()\n" * 12
 
 
-def test_an_answer_that_follows_a_schema_is_the_reference_across_a_handoff(
+def test_structured_output_equals_that_of_baton_generate_across_a_kv_transfer(
     cluster: LocalCluster,
 ) -> None:
     done = cluster.baton("generate", "--prompt", PROMPT, "--max-tokens", "200", "--json",
@@ -70,7 +70,7 @@ def test_structured_output_with_the_openai_client(cluster: LocalCluster) -> None
     client.close()
 
 
-def test_a_prompt_is_scored_the_same_whole_and_handed_over(cluster: LocalCluster) -> None:
+def test_prompt_logprobs_are_the_same_with_and_without_a_kv_transfer(cluster: LocalCluster) -> None:
     scored = []
     for max_tokens in (0, 3):
         body = cluster.post(

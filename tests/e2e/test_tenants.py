@@ -1,4 +1,4 @@
-"""A pinned prefix and the usage of it, through a real cluster."""
+"""A prefix pinned by a cache breakpoint, and a tenant's usage, through a real cluster."""
 
 import json
 from typing import Any
@@ -21,7 +21,7 @@ def chat(cluster: LocalCluster, question: str) -> tuple[dict[str, Any], str]:
 
 
 def pin_of(cluster: LocalCluster, request_id: str) -> dict[str, Any]:
-    """Once all of it is pinned: that is after the answer."""
+    """Wait until the whole prefix is pinned, which happens after the response; return the pin."""
     while True:
         [pin] = cluster.get(f"/admin/requests/{request_id}")["pins"]
         if not pin["error"]:
@@ -29,7 +29,7 @@ def pin_of(cluster: LocalCluster, request_id: str) -> dict[str, Any]:
         pause(0.05)
 
 
-def test_a_breakpoint_pins_and_usage_is_told(cluster: LocalCluster) -> None:
+def test_a_cache_breakpoint_pins_its_prefix_and_usage_adds_up(cluster: LocalCluster) -> None:
     before = cluster.get("/admin/usage")["total"]
     first, request_id = chat(cluster, "What is a list?")
     pin = pin_of(cluster, request_id)

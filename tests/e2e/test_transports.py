@@ -1,4 +1,4 @@
-"""Clusters that are told which transport to use: their tokens are the reference's."""
+"""Clusters with each KV transport: their tokens are those of transformers."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,21 +27,21 @@ def references(path: Path) -> list[Reference]:
 
 
 @pytest.mark.parametrize(("transport", "architecture", "chunk", "block"), CELLS)
-def test_tokens_are_the_references(
+def test_tokens_over_each_transport_equal_the_reference(
     transport: str, architecture: str, chunk: int, block: int, tmp_path: Path
 ) -> None:
     print(f"seed {SEED}")
-    wanted = references(make_model(tmp_path, architecture, seed=SEED))
+    expected = references(make_model(tmp_path, architecture, seed=SEED))
     settings = {
         "transports": transport, "chunk_tokens": chunk, "block_tokens": block,
         "pool_bytes": "64MiB", "api_keys": "one=a,many=b",
     }  # fmt: skip
     with local_cluster(tmp_path, settings=settings) as cluster:
-        for key, at_once in (("one", 1), ("many", len(wanted))):
+        for key, at_once in (("one", 1), ("many", len(expected))):
             for _cache in ("cold", "warm"):
-                score = compare_all(wanted, over_http(cluster, key), at_once)
+                score = compare_all(expected, over_http(cluster, key), at_once)
                 assert score == Score(TOKENS * len(LENGTHS), ties=0, differences=0)
-        body = {"prompt": wanted[-1].prompt[::-1], "max_tokens": 2}
+        body = {"prompt": expected[-1].prompt[::-1], "max_tokens": 2}
         _, headers = replace(cluster, api_key="one").post_with_headers("/v1/completions", body)
         assert headers["x-baton-transport"] == {"nixl": "nixl_local"}.get(transport, transport)
         assert int(headers["x-baton-bytes-shipped"]) > 0

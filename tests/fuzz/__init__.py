@@ -1,3 +1,3 @@
-"""Fuzzers. Each module with a ``NAME: str`` and a ``fuzz(seconds: float, seed: int) -> FuzzResult``
-is found by ``python -m tools.fuzz``, and run for a moment by ``make test``.
+"""Fuzzers. ``python -m tools.fuzz`` finds each module with a ``NAME: str`` and a
+``fuzz(seconds: float, seed: int) -> FuzzResult``; ``make test`` runs each for a second.
 """

@@ -1,7 +1,7 @@
-"""Files of batches: good lines, wrong ones and bytes of any kind, while routers die in between.
+"""Fuzzer of batch files: valid lines, invalid ones and random bytes, while routers die in between.
 
-Each file is run to its end by the runner, with a router's own reading of bodies, and must end with
-every line in one of its files.
+The batch runner runs each file to its end, with the router's own parsing of bodies. Every line must
+end up in the output file or in the error file.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
 
 NAME = "batch-files"
 
-WHO = TenantId("mallory")
+TENANT = TenantId("mallory")
 ENDPOINTS: dict[str, type[ChatBody] | type[CompletionBody]] = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
@@ -50,52 +50,50 @@ async def _fuzz(seconds: float, seed: int) -> FuzzResult:
     chance, recorder = np.random.default_rng(seed), Recorder(NAME, seed)
     until, number = monotonic() + seconds, 0
     with tempfile.TemporaryDirectory(prefix="baton-fuzz-") as folder:
-        library = BatchStore(Path(folder))
+        store = BatchStore(Path(folder))
         while monotonic() < until:
             number += 1
             endpoint = list(ENDPOINTS)[chance.integers(2)]
             data = make(chance, endpoint)
             recorder.begin(repr(data))
-            batch = _take_in(library, number, data, endpoint)
+            batch = _create_batch(store, number, data, endpoint)
             try:
                 for _ in range(int(chance.integers(3))):
-                    _die(library, batch, int(chance.integers(1, 4)))
+                    _abandon_lines(store, batch, int(chance.integers(1, 4)))
                 async with asyncio.timeout(HANG_SECONDS):
-                    seen = await _run(library, batch, chance)
-                if seen.completed + seen.failed != seen.total or b"router" in _errors(
-                    library, seen
-                ):
-                    recorder.server_error(f"{seen}: {_errors(library, seen)[:500]!r}")
+                    seen = await _run(store, batch, chance)
+                if seen.completed + seen.failed != seen.total or b"router" in _errors(store, seen):
+                    recorder.server_error(f"{seen}: {_errors(store, seen)[:500]!r}")
             except TimeoutError:
-                recorder.hang("it does not end")
+                recorder.hang("the batch does not end")
             except BaseException as error:
                 recorder.crash(repr(error))
     return recorder.result()
 
 
-def _take_in(library: BatchStore, number: int, data: bytes, endpoint: str) -> Batch:
-    shelf = library.shelf(WHO)
+def _create_batch(store: BatchStore, number: int, data: bytes, endpoint: str) -> Batch:
+    shelf = store.file_store(TENANT)
     upload = shelf.upload(f"{number:x}", 10**7, 0, lambda path, least, wanted: wanted)
     upload.write(data)
     upload.close()
     shelf.add(StoredFile(f"file-{number:x}", len(data), 0, "x", "batch"), upload.path)
-    batch = Batch(f"batch_{number:x}", WHO, endpoint, f"file-{number:x}", int(NOW))
-    library.create(batch)
+    batch = Batch(f"batch_{number:x}", TENANT, endpoint, f"file-{number:x}", int(NOW))
+    store.create(batch)
     return batch
 
 
-def _die(library: BatchStore, batch: Batch, num_lines: int) -> None:
-    """A router begins some lines, and ends without a word."""
-    if library.get(WHO, batch.id).is_over:
+def _abandon_lines(store: BatchStore, batch: Batch, num_lines: int) -> None:
+    """Begin some lines, and abandon them like a router that is killed."""
+    if store.get(TENANT, batch.id).is_finished:
         return
-    job = BatchJob(library, library.get(WHO, batch.id), MAX_LINE_BYTES)
+    job = BatchJob(store, store.get(TENANT, batch.id), MAX_LINE_BYTES)
     job.open(NOW)
     for _ in range(num_lines):
-        job.next_line(NOW)
+        job.next_request(NOW)
     job.close()
 
 
-async def _run(library: BatchStore, batch: Batch, chance: Chance) -> Batch:
+async def _run(store: BatchStore, batch: Batch, chance: Chance) -> Batch:
     async def ask(tenant: TenantId, endpoint: str, data: bytes) -> BatchResponse:
         try:
             parse_body(ENDPOINTS[endpoint], data)
@@ -103,31 +101,31 @@ async def _run(library: BatchStore, batch: Batch, chance: Chance) -> Batch:
             return BatchResponse(problem.status, "r", {"error": str(problem)})
         return BatchResponse(200, "r", {})
 
-    runner = BatchRunner(library, ask, lambda _: 8, ManualClock(NOW), MAX_LINE_BYTES, 10**9)
+    runner = BatchRunner(store, ask, lambda _: 8, ManualClock(NOW), MAX_LINE_BYTES, 10**9)
     running = asyncio.create_task(runner.run())
     try:
-        while not library.get(WHO, batch.id).is_over:
+        while not store.get(TENANT, batch.id).is_finished:
             if running.done():
                 await running
-            runner.hurry()
+            runner.check_now()
             await asyncio.sleep(0.001)
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-    return library.get(WHO, batch.id)
+    return store.get(TENANT, batch.id)
 
 
-def _errors(library: BatchStore, batch: Batch) -> bytes:
-    """Without those lines that died with routers: these are meant."""
+def _errors(store: BatchStore, batch: Batch) -> bytes:
+    """Return the lines with internal errors, except those of killed routers, which are expected."""
     if batch.error_file_id is None:
         return b""
-    lines = library.shelf(WHO).data(batch.error_file_id).read_bytes().splitlines()
+    lines = store.file_store(TENANT).data_path(batch.error_file_id).read_bytes().splitlines()
     return b"\n".join(
         line for line in lines if b"router_died" not in line and b"internal_error" in line
     )
 
 
-# -- what is made ---------------------------------------------------------------------------------
+# -- generators -----------------------------------------------------------------------------------
 
 
 def make(chance: Chance, endpoint: str) -> bytes:

@@ -1,7 +1,8 @@
-"""What a peer says of its memory, to the real transports: descriptors of whatever is open in a
-process, sizes that they have not, addresses that nobody listens at, spans of any kind.
+"""Fuzzer of KV transport endpoints: a peer describes its memory wrongly, with file descriptors of
+other open files, wrong sizes, unreachable addresses and arbitrary ranges.
 
-Whatever a transport connects to is read, too: a mapping that may not be read ends the process.
+Every endpoint that a transport connects to is read, too, because an invalid mapping would crash the
+process only then.
 """
 
 import contextlib
@@ -48,7 +49,7 @@ def fuzz(seconds: float, seed: int) -> FuzzResult:
 
 
 class Fuzzer:
-    """A reader over shared memory and one over gRPC, and an honest source of each."""
+    """A reader over shared memory and one over gRPC, each with an honest source."""
 
     def __init__(
         self, stack: contextlib.ExitStack, recorder: Recorder, chance: np.random.Generator
@@ -57,7 +58,7 @@ class Fuzzer:
         self._chance = chance
         self._source = HostMemory("source", SIZE)
         self._source.view[:] = bytes(range(256)) * (SIZE // 256)
-        self._descriptors = stack.enter_context(_open_things())
+        self._descriptors = stack.enter_context(_other_files())
         self._descriptors.append(self._source.file_descriptor)
         self._honest: list[Endpoint] = []
         self._readers: list[Any] = []
@@ -72,22 +73,22 @@ class Fuzzer:
             self._readers.append(receiving)
 
     def case(self) -> None:
-        """One endpoint that is a lie, and a read from whatever it leads to."""
+        """Connect to one false endpoint, and read from it if that succeeds."""
         which = int(self._chance.integers(0, 2))
         endpoint, span = self._lie(self._honest[which]), self._span()
         self._recorder.begin(f"{endpoint} {span}")
-        began = CLOCK.monotonic()
+        began_at = CLOCK.monotonic()
         try:
             self._read(self._readers[which], endpoint, span)
         except BatonError:
-            pass  # it was not believed
+            pass  # the endpoint was refused
         except Exception as error:
             self._recorder.crash(repr(error))
-        if CLOCK.monotonic() - began > HANG_SECONDS:
-            self._recorder.hang(f"{CLOCK.monotonic() - began:.1f} s")
+        if CLOCK.monotonic() - began_at > HANG_SECONDS:
+            self._recorder.hang(f"{CLOCK.monotonic() - began_at:.1f} s")
 
     def check(self) -> None:
-        """Honest sources are read as they are."""
+        """Check that honest sources are still read correctly."""
         for reader, endpoint in zip(self._readers, self._honest, strict=True):
             self._recorder.begin(f"check {endpoint}")
             self._local.view[:] = bytes(SIZE)
@@ -100,7 +101,7 @@ class Fuzzer:
     ) -> TransferState:
         peer = reader.connect(endpoint)
         try:
-            os.ftruncate(self._descriptors[0], 0)  # once whoever maps it has looked at its size
+            os.ftruncate(self._descriptors[0], 0)  # after the reader has checked its size
             transfer = reader.prepare(peer, [span], seconds)
             reader.post(transfer)
             while (state := reader.poll(transfer)) is TransferState.PENDING:
@@ -116,31 +117,31 @@ class Fuzzer:
         if self._chance.random() < 0.6:
             start, size = sorted(self._chance.integers(0, SIZE, 2).tolist())
             return TransferRange(start, 0, size - start)
-        return TransferRange(self._of(NUMBERS), self._of(NUMBERS), self._of(NUMBERS))
+        return TransferRange(self._pick(NUMBERS), self._pick(NUMBERS), self._pick(NUMBERS))
 
     def _lie(self, honest: Endpoint) -> Endpoint:
         changes: dict[str, Any] = {"generation": int(self._chance.integers(2, 1 << 40))}
         if self._chance.random() < 0.8:
             changes["metadata"] = self._metadata(honest)
         if self._chance.random() < 0.5:
-            changes["region_size_bytes"] = self._of(NUMBERS)
+            changes["region_size_bytes"] = self._pick(NUMBERS)
         if self._chance.random() < 0.1:
             changes["host"] = "there"
         if self._chance.random() < 0.1:
-            changes["transport"] = self._of(("", "nixl", "memory", "shm", "grpc"))
+            changes["transport"] = self._pick(("", "nixl", "memory", "shm", "grpc"))
         return Endpoint(**{name: getattr(honest, name) for name in FIELDS} | changes)
 
     def _metadata(self, honest: Endpoint) -> bytes:
         if self._chance.random() < 0.2:
             return bytes(self._chance.bytes(int(self._chance.integers(0, 40))))
         if honest.transport != "shm":
-            return bytes(self._of(ADDRESSES))
+            return bytes(self._pick(ADDRESSES))
         pid = os.getpid() if self._chance.random() < 0.9 else 1
-        descriptor = self._of([*self._descriptors, 0, 1, 2, 2**31])
+        descriptor = self._pick([*self._descriptors, 0, 1, 2, 2**31])
         started = start_ticks(pid) if self._chance.random() < 0.9 else 0
         return struct.pack("<IIQ", pid, descriptor, started)
 
-    def _of(self, values: Sequence[Any]) -> Any:
+    def _pick(self, values: Sequence[Any]) -> Any:
         return values[int(self._chance.integers(0, len(values)))]
 
 
@@ -148,8 +149,8 @@ FIELDS = tuple(Endpoint.__dataclass_fields__)
 
 
 @contextlib.contextmanager
-def _open_things() -> Iterator[list[int]]:
-    """Descriptors of what a process may have open beside its pool; the first one shrinks."""
+def _other_files() -> Iterator[list[int]]:
+    """Open files that a process may have besides its KV pool; the first one can be shrunk."""
     makers: Sequence[Callable[[], int]] = (
         lambda: _memory_file(SIZE),
         lambda: _memory_file(0),
@@ -169,7 +170,7 @@ def _open_things() -> Iterator[list[int]]:
 
 
 def _memory_file(size: int) -> int:
-    """One that may shrink: whoever reads its mapping then is ended by the system."""
+    """Return a memory file that may shrink; reading its mapping then kills the reader (SIGBUS)."""
     file = os.memfd_create("shrinks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(file, size)
     return file

@@ -1,7 +1,7 @@
-"""Frames of lines and of the store's local socket, right and wrong, in pieces of any size, before
-and after the handshake, from either side.
+"""Fuzzer of framed connections and the store's local RPC socket: valid and invalid frames, cut into
+pieces of any size, before and after the handshake, from client and server.
 
-A friend of each server says something after each few cases, and must hear it again.
+After every few cases, a well-behaved client of each server must still be served.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ from baton.rpc.kvstore_methods import KvStoreMethods
 from baton.rpc.local_rpc import LocalRpcClient, LocalRpcServer
 from baton.rpc.v1 import kvstore_pb2, line_pb2
 from tests.fuzz.messages import MessageMaker
-from tests.fuzz.overheard import overheard
+from tests.fuzz.overheard import record_hidden_errors
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
 from tests.store_house import KEYS
-from tests.store_house import House as StoreHouse
-from tests.unit.test_line import TRUST, House, house
+from tests.store_house import StoreHarness as StoreHouse
+from tests.unit.test_line import TRUST, EchoServer, echo_server
 
 NAME = "frames"
 CLOCK = SystemClock()
@@ -58,9 +58,9 @@ _CALLS = (
 
 @dataclass
 class Servers:
-    """A server of lines that repeats what it hears, and a store node's local socket."""
+    """A server of framed connections that echoes messages, and a store node's local RPC socket."""
 
-    lines: House
+    lines: EchoServer
     socket: str
     store: StoreHouse
 
@@ -72,9 +72,9 @@ def fuzz(seconds: float, seed: int) -> FuzzResult:
 async def _fuzz(seconds: float, seed: int) -> FuzzResult:
     recorder, chance = Recorder(NAME, seed), np.random.default_rng(seed)
     until = CLOCK.monotonic() + seconds
-    with overheard(recorder):
+    with record_hidden_errors(recorder):
         while CLOCK.monotonic() < until:
-            # Anew each time: the server of a test lives for twenty seconds at most.
+            # New servers each time: those of the test helper live for at most twenty seconds.
             async with servers() as running:
                 fuzzer = Fuzzer(running, recorder, chance)
                 for _ in range(CASES_PER_CHECK):
@@ -93,19 +93,19 @@ class Fuzzer:
         self._maker = MessageMaker(chance)
 
     async def case(self) -> None:
-        """One connection."""
+        """Run one connection of a random kind."""
         kinds: Sequence[Callable[[], Awaitable[None]]] = (
-            self._stranger, self._friend, self._false_server, self._local_visitor,
+            self._before_handshake, self._after_handshake, self._false_server, self._local_client,
             self._false_store,
         )  # fmt: skip
         await self._bounded(kinds[int(self._chance.integers(len(kinds)))]())
 
     async def check(self) -> None:
-        """Friends are heard, and nobody else is left."""
+        """Check that well-behaved clients are served, and that no connection is left."""
         self._recorder.begin("check")
         await self._bounded(self._served())
         await self._bounded(self._until_alone())
-        if not self._servers.store.sound():
+        if not self._servers.store.has_integrity():
             self._recorder.crash(self._servers.store.node.stats().violation)
 
     async def _bounded(self, work: Awaitable[None]) -> None:
@@ -115,27 +115,27 @@ class Fuzzer:
         except TimeoutError:
             self._recorder.hang(f"{HANG_SECONDS:g} s")
         except ConnectionError:
-            pass  # whoever was addressed has closed, which is its right
+            pass  # the peer may close the connection
         except BatonError:
-            pass  # told by the peer, or because of it
+            pass  # an error from the peer, or about the peer
         except Exception as error:
             self._recorder.crash(repr(error))
 
-    # -- friends ----------------------------------------------------------------------------------
+    # -- well-behaved clients ---------------------------------------------------------------------
 
     async def _served(self) -> None:
         try:
             await self._talk()
             await self._ask_the_store()
         except (BatonError, OSError) as error:
-            self._recorder.crash(f"a friend was refused: {error!r}")
+            self._recorder.crash(f"a well-behaved client was refused: {error!r}")
 
     async def _talk(self) -> None:
-        heard: asyncio.Queue[bytes] = asyncio.Queue()
-        line = await self._servers.lines.open(heard.put_nowait)
+        messages: asyncio.Queue[bytes] = asyncio.Queue()
+        line = await self._servers.lines.open(messages.put_nowait)
         line.send_message(b"again")
-        if (said := await heard.get()) != b"again":
-            self._recorder.crash(f"a friend heard {said!r}")
+        if (received := await messages.get()) != b"again":
+            self._recorder.crash(f"a well-behaved client received {received!r}")
         line.close()
 
     async def _ask_the_store(self) -> None:
@@ -145,13 +145,13 @@ class Fuzzer:
         door.close()
 
     async def _until_alone(self) -> None:
-        while self._servers.lines.server.lines:
+        while self._servers.lines.server.connections:
             await asyncio.sleep(0.01)
 
-    # -- clients that cheat -----------------------------------------------------------------------
+    # -- misbehaving clients ----------------------------------------------------------------------
 
-    async def _stranger(self) -> None:
-        """Before the handshake, or in the middle of it."""
+    async def _before_handshake(self) -> None:
+        """Send random frames before or during the handshake."""
         host, _, port = self._servers.lines.address.rpartition(":")
         frames = self._frames(_CLIENTS_MESSAGES)
         if self._chance.random() < 0.5:
@@ -163,8 +163,8 @@ class Fuzzer:
         reader, writer = await asyncio.open_connection(host, int(port))
         await self._say(reader, writer, b"".join(frames))
 
-    async def _friend(self) -> None:
-        """After the handshake."""
+    async def _after_handshake(self) -> None:
+        """Send random frames after a valid handshake."""
         line = await self._servers.lines.open()
         data = b"".join(self._frames(()))
         self._recorder.begin(f"friend {data[:500].hex()}")
@@ -177,8 +177,8 @@ class Fuzzer:
         finally:
             line.close()
 
-    async def _local_visitor(self) -> None:
-        """At the store's socket."""
+    async def _local_client(self) -> None:
+        """Send random frames to the store's local RPC socket."""
         frames = self._frames(_CALLS)
         reader, writer = await asyncio.open_unix_connection(self._servers.socket)
         await self._say(reader, writer, b"".join(frames))
@@ -197,10 +197,10 @@ class Fuzzer:
         finally:
             writer.transport.abort()
 
-    # -- servers that cheat -----------------------------------------------------------------------
+    # -- misbehaving servers ----------------------------------------------------------------------
 
     async def _false_server(self) -> None:
-        """Answers a client's greeting with anything; half the time it knows the secret."""
+        """Answer a client's handshake with random frames; half the time after a valid handshake."""
         knows = self._chance.random() < 0.5
         data = b"".join(self._frames(_SERVERS_MESSAGES))
         self._recorder.begin(f"false server, {knows=}: {data[:500].hex()}")
@@ -227,11 +227,11 @@ class Fuzzer:
     async def _until_lost(self, line: FramedClientConnection) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER_SECONDS):
-                await line.ended()
+                await line.wait_until_ended()
         line.close()
 
     async def _false_store(self) -> None:
-        """A node that answers a call with anything."""
+        """Answer a store client's call with random frames."""
         data = b"".join(self._frames(_SERVERS_MESSAGES))
         self._recorder.begin(f"false store {data[:500].hex()}")
 
@@ -252,13 +252,13 @@ class Fuzzer:
             finally:
                 server.close()
 
-    # -- what is said -----------------------------------------------------------------------------
+    # -- generators -------------------------------------------------------------------------------
 
     def _frames(self, kinds: Sequence[type]) -> list[bytes]:
         return [self._frame(kinds) for _ in range(int(self._chance.integers(0, 6)))]
 
     def _frame(self, kinds: Sequence[type]) -> bytes:
-        """Its length may be a lie, and its payload a message or noise."""
+        """Return a frame whose length may be wrong and whose payload is a message or noise."""
         payload = self._payload(kinds)
         sizes = (0, 1, HANDSHAKE_BYTES + 1, MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES + 1, 2**32 - 1)
         lies = self._chance.random() < 0.15
@@ -273,14 +273,14 @@ class Fuzzer:
         return bytes(self._chance.bytes(size))
 
     def _pieces(self, data: bytes) -> list[bytes]:
-        """Cut at a few places."""
+        """Cut data at a few random places."""
         cuts = sorted(self._chance.integers(0, len(data) + 1, int(self._chance.integers(0, 6))))
         ends = [0, *map(int, cuts), len(data)]
         return [data[start:end] for start, end in itertools.pairwise(ends)]
 
 
 async def _welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """The server's part of a handshake, as one that knows the secret says it."""
+    """Do the server's part of a valid handshake."""
     hello = line_pb2.Hello.FromString(await _payload_of(reader))
     nonce = bytes(NONCE_BYTES)
     _write(writer, FrameKind.CHALLENGE, line_pb2.Challenge(nonce=nonce).SerializeToString())
@@ -299,7 +299,7 @@ def _write(writer: asyncio.StreamWriter, kind: int, payload: bytes) -> None:
 
 
 def _hear(payload: bytes) -> None:
-    """A friend that takes whatever it is told."""
+    """Accept any message."""
 
 
 @asynccontextmanager
@@ -310,7 +310,7 @@ async def servers() -> AsyncIterator[Servers]:
         server = LocalRpcServer(KvStoreMethods(store.node), path)
         await server.start()
         try:
-            async with house() as lines:
+            async with echo_server() as lines:
                 yield Servers(lines, str(path), store)
         finally:
             await server.close()

@@ -1,7 +1,8 @@
-"""Schemas, patterns and grammars in Lark's notation: nested, cyclic, huge, random and mutated.
+"""Fuzzer of structured output: JSON schemas, regexes and Lark grammars that are nested, cyclic,
+huge, random or mutated.
 
-Each goes the way of a client's: tried in a helper process, and, if that lets it through, compiled
-and followed for some tokens in this one, as in a worker.
+Each is handled like a client's: checked in a helper process, and, if that accepts it, compiled and
+followed for some tokens in this process, as in a worker.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ NAME = "grammars"
 EOS = 0
 VOCAB = 4096
 NUM_TOKENS = 20
-"""That an answer follows its grammar for."""
+"""The number of tokens to generate with each grammar."""
 
 Chance = np.random.Generator
 
@@ -37,13 +38,13 @@ def fuzz(seconds: float, seed: int) -> FuzzResult:
 
 async def _fuzz(seconds: float, seed: int) -> FuzzResult:
     chance, recorder = np.random.default_rng(seed), Recorder(NAME, seed)
-    checker = GrammarChecker.of_model(Path(DEMO_MODEL), VOCAB, [EOS])
+    checker = GrammarChecker.for_model(Path(DEMO_MODEL), VOCAB, [EOS])
     grammars = GrammarCompiler.load(DEMO_MODEL, VOCAB, [TokenId(EOS)])
     until = monotonic() + seconds
     while monotonic() < until:
         grammar = make(chance)
         recorder.begin(f"{grammar.kind.value}: {grammar.text}")
-        began = monotonic()
+        began_at = monotonic()
         try:
             await checker.check(grammar, "mallory")
             await asyncio.to_thread(follow, grammars, grammar, chance)
@@ -53,28 +54,28 @@ async def _fuzz(seconds: float, seed: int) -> FuzzResult:
             recorder.server_error(repr(error))
         except BaseException as error:
             recorder.crash(repr(error))
-        if monotonic() - began > HANG_SECONDS:
-            recorder.hang(f"{monotonic() - began:.1f} s")
+        if monotonic() - began_at > HANG_SECONDS:
+            recorder.hang(f"{monotonic() - began_at:.1f} s")
     checker.close()
     return recorder.result()
 
 
 def follow(grammars: GrammarCompiler, grammar: Grammar, chance: Chance) -> None:
-    """Raises Invalid where that can't go on."""
-    walk = grammars.open(grammar)
+    """Generate random allowed tokens. Raises Invalid where the grammar can't be followed."""
+    matcher = grammars.create(grammar)
     for _ in range(NUM_TOKENS):
-        bits = np.frombuffer(walk.mask(), np.uint8)
+        bits = np.frombuffer(matcher.mask(), np.uint8)
         allowed = np.unpackbits(bits, bitorder="little").nonzero()[0]
         if not len(allowed):
-            assert walk.error, "an answer that can't go on says why"
+            assert matcher.error, "a matcher that allows no token must give a reason"
             return
         token_id = int(chance.choice(allowed))
         if token_id == EOS:
             return
-        walk.accept(TokenId(token_id))
+        matcher.accept(TokenId(token_id))
 
 
-# -- what is made ---------------------------------------------------------------------------------
+# -- generators -----------------------------------------------------------------------------------
 
 
 def make(chance: Chance) -> Grammar:
@@ -86,7 +87,7 @@ def make(chance: Chance) -> Grammar:
 
 
 def size(chance: Chance, most: int) -> int:
-    """Small as a rule, and now and then as large as may be."""
+    """Return a size that is mostly small, and sometimes the maximum."""
     return int(most ** (chance.random() ** 2)) if chance.random() < 0.9 else most
 
 
@@ -138,7 +139,8 @@ def schema_part(chance: Chance, budget: list[int], depth: int) -> Any:
 
 
 def a_chain(chance: Chance) -> Grammar:
-    """Definitions, each of which leads to the next; the last one may lead back."""
+    """Return a schema in which each definition refers to the next one; the last may close a
+    cycle."""
     links: list[Callable[[Any], Any]] = [
         lambda r: r,
         lambda r: {"items": r},
@@ -192,7 +194,7 @@ def pattern(chance: Chance, length: int) -> str:
 
 
 def a_lark(chance: Chance) -> Grammar:
-    """Rules and terminals that lead to the next, to any, or to themselves."""
+    """Return a Lark grammar whose rules refer to the next one, to any one, or to themselves."""
     length = size(chance, 2500)
     rules, terminals = [], []
     for number in range(length):
@@ -220,7 +222,7 @@ def a_choice(chance: Chance) -> Grammar:
 
 
 def mutated(text: str, chance: Chance) -> str:
-    """Parts doubled, dropped, moved, repeated many times, or replaced by what has a meaning."""
+    """Double, drop, reverse or repeat parts of a text, or replace them by special characters."""
     special = (
         '"',
         "{",

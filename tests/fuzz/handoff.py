@@ -1,10 +1,10 @@
-"""Hand-offs with a member that lies: as the source of a decode worker, and as a reader at a prefill
-worker.
+"""Fuzzer of KV transfers with a misbehaving member: as the source for a decode worker, and as a
+reader at a prefill worker.
 
-Both workers are real, over twins of the model and of the network. The liar begins from what an
-honest source says, and changes, drops, doubles and reorders it. Whatever it says, the request ends,
-in full or with an error, within seconds; nothing stays held; no unwritten block is answered from;
-and a neighbour's request is answered exactly.
+Both workers are real, over in-memory fakes of the model and the network. The liar takes the events
+of an honest source, and changes, drops, doubles and reorders them. Whatever it sends, the request
+must end within seconds, complete or with an error; no block may stay pinned; no token may be
+computed from unwritten blocks; and other requests must get their exact tokens.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from baton.core.task import Task
 from baton.engine.fake_runner import reference_answer
 from baton.errors import BatonError, Unavailable
 from baton.worker.memory_kv_transfer import MemoryKvTransferClient
-from tests.fuzz.overheard import overheard
+from tests.fuzz.overheard import record_hidden_errors
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
 from tests.sim.worker_cluster import (
     BLOCK_TOKENS,
@@ -63,7 +63,7 @@ def fuzz(seconds: float, seed: int) -> FuzzResult:
 async def _fuzz(seconds: float, seed: int) -> FuzzResult:
     recorder, chance = Recorder(NAME, seed), np.random.default_rng(seed)
     until = CLOCK.monotonic() + seconds
-    with overheard(recorder):
+    with record_hidden_errors(recorder):
         while CLOCK.monotonic() < until:
             async with cluster() as running:
                 fuzzer = Fuzzer(running, recorder, chance)
@@ -78,7 +78,7 @@ async def _fuzz(seconds: float, seed: int) -> FuzzResult:
 
 
 class Fuzzer:
-    """Cases against one cluster."""
+    """Runs cases against one cluster."""
 
     def __init__(self, running: Cluster, recorder: Recorder, chance: np.random.Generator) -> None:
         self._running = running
@@ -86,10 +86,10 @@ class Fuzzer:
         self._chance = chance
         self._count = 0
         self._peers = LyingPeers(running.peers, chance)
-        running.decode.worker._intake._peers = self._peers
+        running.decode.worker._kv_importer._connector = self._peers
 
     async def case(self) -> None:
-        """One request whose source lies, or one reader that does."""
+        """Run one request with a lying source, or one lying reader."""
         self._count += 1
         if self._chance.random() < 0.7:
             await self._bounded(self._lying_source())
@@ -97,7 +97,7 @@ class Fuzzer:
             await self._bounded(self._lying_reader())
 
     async def check(self) -> None:
-        """An honest hand-off is answered exactly, and nothing is left in either worker."""
+        """Check that an honest KV transfer works, and that no block is pinned in either worker."""
         self._recorder.begin("check")
         await self._bounded(self._neighbour())
         for node in (self._running.prefill, self._running.decode):
@@ -153,23 +153,23 @@ class Fuzzer:
     def _judge(
         self, spec: RequestSpec, script: Sequence[KvTransferEvent], outputs: Sequence[RequestOutput]
     ) -> None:
-        """An answer without an error needs a source that shipped every block."""
+        """Check that a request without an error had a source that sent every block."""
         if outputs[-1].finish_reason is FinishReason.ERROR:
             if outputs[-1].details.get("error_status") == "INTERNAL":
                 self._recorder.server_error(outputs[-1].error)
             return
-        told = [event for event in script if isinstance(event, KvTransferDone)]
-        if outputs[-1].details.get("decode_cached_blocks", "0") != "0" or told[0].finished:
+        done = [event for event in script if isinstance(event, KvTransferDone)]
+        if outputs[-1].details.get("decode_cached_blocks", "0") != "0" or done[0].is_finished:
             return
-        shipped = max(
+        num_sent = max(
             (e.first_block + len(e.blocks) for e in script if isinstance(e, KvTransferChunk)),
             default=0,
         )
-        if shipped < -(-len(spec.token_ids) // BLOCK_TOKENS):
-            self._recorder.crash(f"answered from {shipped} shipped blocks")
+        if num_sent < -(-len(spec.token_ids) // BLOCK_TOKENS):
+            self._recorder.crash(f"tokens were computed from only {num_sent} blocks")
 
     def _script(self, spec: RequestSpec) -> list[KvTransferEvent]:
-        """What an honest source would say, changed in a few places."""
+        """Return the events of an honest source, changed in a few places."""
         events = self._honest(spec)
         for _ in range(int(self._chance.integers(1, 4))):
             self._lie(events)
@@ -215,20 +215,20 @@ class Fuzzer:
             case KvTransferChunk():
                 return self._changed_chunk(event)
             case KvTransferDone():
-                token = TokenId(int(self._of(NUMBERS)))
+                token = TokenId(int(self._one(NUMBERS)))
                 return KvTransferDone(token, bool(self._chance.random() < 0.3))
 
     def _changed_scheduled(self, event: KvTransferScheduled) -> KvTransferScheduled:
         endpoint = event.endpoint
         changes: Sequence[Callable[[], KvTransferScheduled]] = (
-            lambda: replace(event, num_tokens=int(self._of(NUMBERS))),
-            lambda: replace(event, checksum_algorithm=str(self._of(("", "crc32", "x" * 1000)))),
+            lambda: replace(event, num_tokens=int(self._one(NUMBERS))),
+            lambda: replace(event, checksum_algorithm=str(self._one(("", "crc32", "x" * 1000)))),
             lambda: replace(event, endpoint=replace(endpoint, transport="shm")),
-            lambda: replace(event, endpoint=replace(endpoint, owner=str(self._of(("", "decode"))))),
-            lambda: replace(event, endpoint=replace(endpoint, generation=self._of(LARGE_NUMBERS))),
+            lambda: replace(event, endpoint=replace(endpoint, owner=self._one(("", "decode")))),
+            lambda: replace(event, endpoint=replace(endpoint, generation=self._one(LARGE_NUMBERS))),
             lambda: replace(event, endpoint=replace(endpoint, host="there")),
             lambda: replace(
-                event, endpoint=replace(endpoint, region_size_bytes=self._of(LARGE_NUMBERS))
+                event, endpoint=replace(endpoint, region_size_bytes=self._one(LARGE_NUMBERS))
             ),
             lambda: replace(event, endpoint=replace(endpoint, metadata=self._chance.bytes(40))),
         )
@@ -236,15 +236,15 @@ class Fuzzer:
 
     def _changed_chunk(self, event: KvTransferChunk) -> KvTransferChunk:
         if not event.blocks or self._chance.random() < 0.2:
-            return replace(event, first_block=int(self._of(NUMBERS)))
+            return replace(event, first_block=int(self._one(NUMBERS)))
         if self._chance.random() < 0.1:
             return replace(event, blocks=event.blocks * 100)
         at = int(self._chance.integers(0, len(event.blocks)))
         block = event.blocks[at]
         changes: Sequence[Callable[[], BlockRef]] = (
-            lambda: replace(block, offset_bytes=int(self._of(LARGE_NUMBERS))),
-            lambda: replace(block, size_bytes=int(self._of(LARGE_NUMBERS))),
-            lambda: replace(block, checksum=int(self._of(LARGE_NUMBERS))),
+            lambda: replace(block, offset_bytes=int(self._one(LARGE_NUMBERS))),
+            lambda: replace(block, size_bytes=int(self._one(LARGE_NUMBERS))),
+            lambda: replace(block, checksum=int(self._one(LARGE_NUMBERS))),
             lambda: replace(block, key=BlockKey(self._chance.bytes(16))),
         )
         changed = changes[int(self._chance.integers(len(changes)))]()
@@ -260,16 +260,16 @@ class Fuzzer:
         stream.submit(spec, Task.PREFILL, None)
         try:
             async with asyncio.timeout(READER_SECONDS):
-                lease = await self._running.prefill.worker.open_pull(opening)
+                lease = await self._running.prefill.worker.open_kv_export(opening)
                 try:
                     async for _ in lease.events():
-                        lease.acknowledge(int(self._of(NUMBERS)))
+                        lease.acknowledge(int(self._one(NUMBERS)))
                         if self._chance.random() < 0.2:
                             break
                 finally:
                     lease.close()
         except TimeoutError:
-            pass  # it never acknowledges what would end it
+            pass  # the reader never acknowledges all blocks, so the transfer does not end
         finally:
             stream.close()
 
@@ -280,22 +280,22 @@ class Fuzzer:
         changes: Sequence[Callable[[], KvTransferOpen]] = (
             lambda: opening,
             lambda: opening,
-            lambda: replace(opening, request_id=RequestId(str(self._of(("", "x" * 300))))),
-            lambda: replace(opening, epoch=Epoch(int(self._of(NUMBERS)))),
-            lambda: replace(opening, source_generation=Incarnation(int(self._of(LARGE_NUMBERS)))),
-            lambda: replace(opening, model_digest=str(self._of(("", "zz", "00" * 16)))),
-            lambda: replace(opening, kv_layout=str(self._of(("", "other")))),
-            lambda: replace(opening, transports=self._of(((), ("shm",), ("",) * 1000))),
+            lambda: replace(opening, request_id=RequestId(str(self._one(("", "x" * 300))))),
+            lambda: replace(opening, epoch=Epoch(int(self._one(NUMBERS)))),
+            lambda: replace(opening, source_generation=Incarnation(int(self._one(LARGE_NUMBERS)))),
+            lambda: replace(opening, model_digest=str(self._one(("", "zz", "00" * 16)))),
+            lambda: replace(opening, kv_layout=str(self._one(("", "other")))),
+            lambda: replace(opening, transports=self._one(((), ("shm",), ("",) * 1000))),
             lambda: replace(opening, host="there"),
         )
         return changes[int(self._chance.integers(len(changes)))]()
 
-    def _of(self, values: Sequence[Any]) -> Any:
+    def _one(self, values: Sequence[Any]) -> Any:
         return values[int(self._chance.integers(0, len(values)))]
 
 
 class LyingPeers:
-    """Pulls from anybody but the liar are honest."""
+    """Connects to honest sources, except for the liar's address."""
 
     def __init__(self, honest: MemoryKvTransferClient, chance: np.random.Generator) -> None:
         self._honest = honest
@@ -303,16 +303,16 @@ class LyingPeers:
         self.script: Sequence[KvTransferEvent] = ()
 
     @asynccontextmanager
-    async def pull(self, address: str, opening: KvTransferOpen) -> AsyncIterator[Any]:
+    async def open_kv_import(self, address: str, opening: KvTransferOpen) -> AsyncIterator[Any]:
         if address == LIAR.address:
             yield LyingReader(self.script)
             return
-        async with self._honest.pull(address, opening) as reader:
+        async with self._honest.open_kv_import(address, opening) as reader:
             yield reader
 
 
 class LyingReader:
-    """Says what stands in a script, then ends the stream."""
+    """Sends the events of a script, then ends the stream."""
 
     def __init__(self, script: Sequence[KvTransferEvent]) -> None:
         self._events = iter(script)
@@ -321,10 +321,10 @@ class LyingReader:
         await asyncio.sleep(0)
         for event in self._events:
             return event
-        raise Unavailable("the prefill worker ended the hand-off early")
+        raise Unavailable("the prefill worker ended the KV transfer early")
 
     async def acknowledge(self, num_blocks: int) -> None:
-        """Takes any number for granted."""
+        """Accept any number."""
 
     async def ended(self) -> None:
         await asyncio.get_running_loop().create_future()

@@ -1,12 +1,12 @@
-"""Bytes of HTTP against the router's own connection, cut anywhere.
+"""Fuzzer of the router's HTTP/1.1 connection with bytes that are cut anywhere.
 
-Right requests must be seen by the app as they were meant, in order, each answered once; a wrong one
-is refused, ends the connection, and nothing behind it is seen. Of bytes that were changed at random
-nobody knows what they mean: there h11, a stricter parser than most, must have seen the same.
+The app must receive valid requests as they were meant, in order, and each is answered once. An
+invalid request is refused and ends the connection, and the app receives nothing behind it. For
+bytes that were changed at random, h11, a stricter parser than most, must see the same requests.
 
     python -m tests.fuzz.http_bytes --url http://127.0.0.1:8000 [--seconds 60] [--seed S]
 
-sends the same to a router that runs.
+sends the same bytes to a running router.
 """
 
 import argparse
@@ -23,14 +23,14 @@ import psutil
 
 from baton.clock import SystemClock
 from router.http.connection import MAX_PIPELINED_BYTES, ConnectionLimits
-from tests.connection_house import ConnectionHouse, Told
+from tests.connection_house import ConnectionHarness, ConnectionResult
 from tests.fuzz.http_grammar import HIDDEN, Request, RequestMaker
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
 
 NAME = "http"
 CLOCK = SystemClock()
 REFUSALS = {400, 413, 414, 417, 431, 501}
-"""That bytes may be answered with, if no app has seen them. 501 says what HTTP has and we don't."""
+"""The statuses of refusals. 501 is for features of HTTP that the router does not support."""
 
 MAX_GROWTH_BYTES = 64 * 2**20
 CASES_UNTIL_WARM = 200
@@ -44,7 +44,7 @@ def fuzz(seconds: float, seed: int) -> FuzzResult:
 
 async def _fuzz(seconds: float, seed: int) -> FuzzResult:
     recorder, maker = Recorder(NAME, seed), RequestMaker(np.random.default_rng(seed))
-    house = ConnectionHouse(ConnectionLimits())
+    house = ConnectionHarness(ConnectionLimits())
     until, memory = CLOCK.monotonic() + seconds, 0
     cases = 0
     while CLOCK.monotonic() < until:
@@ -57,8 +57,8 @@ async def _fuzz(seconds: float, seed: int) -> FuzzResult:
     return recorder.result()
 
 
-async def _case(house: ConnectionHouse, maker: RequestMaker, recorder: Recorder) -> None:
-    """One connection."""
+async def _case(house: ConnectionHarness, maker: RequestMaker, recorder: Recorder) -> None:
+    """Fuzz one connection."""
     requests = make_requests(maker)
     data = b"".join(request.data for request in requests)
     kind = maker.pick(("meant", "meant", "broken off", "changed"))
@@ -70,68 +70,71 @@ async def _case(house: ConnectionHouse, maker: RequestMaker, recorder: Recorder)
         data += HIDDEN
     pieces = maker.cut(data)
     recorder.begin(f"{kind} {[len(piece) for piece in pieces][:50]} {data[:1500]!r}")
-    began = CLOCK.monotonic()
+    began_at = CLOCK.monotonic()
     try:
-        told = await house.tell(pieces)
+        result = await house.send(pieces)
     except TimeoutError as error:
         recorder.hang(error)
         return
     except Exception as error:
         recorder.crash(repr(error))
         return
-    if CLOCK.monotonic() - began > HANG_SECONDS:
-        recorder.hang(f"{CLOCK.monotonic() - began:.1f} s")
-    fault = _common_fault(told) or _fault(kind, requests, told, data)
-    if fault and any(status >= 500 and status != 501 for status in told.statuses):
+    if CLOCK.monotonic() - began_at > HANG_SECONDS:
+        recorder.hang(f"{CLOCK.monotonic() - began_at:.1f} s")
+    fault = _common_fault(result) or _fault(kind, requests, result, data)
+    if fault and any(status >= 500 and status != 501 for status in result.statuses):
         recorder.server_error(fault)
     elif fault:
         recorder.crash(fault)
 
 
 def make_requests(maker: RequestMaker) -> list[Request]:
-    """Some for one connection; only the last may end it."""
+    """Return random requests for one connection; only the last may end it."""
     requests: list[Request] = []
     while not requests or (maker.happens(0.5) and not requests[-1].is_last):
         if sum(len(request.data) for request in requests) > MAX_PIPELINED_BYTES // 4:
-            break  # more would not wait for an answer
+            break  # more would exceed the limit on pipelined bytes
         path = f"/{len(requests)}"
-        requests.append(maker.wrong(path) if maker.happens(0.3) else maker.right(path))
+        requests.append(maker.invalid(path) if maker.happens(0.3) else maker.valid(path))
     return requests
 
 
-def _common_fault(told: Told) -> str:
-    """What must hold of any bytes."""
-    if told.errors:
-        return f"errors: {told.errors}"
-    refused = [status for status in told.statuses if status != 200]
-    if told.statuses != [200] * len(told.seen) + refused or len(refused) > told.is_closed:
-        return f"{len(told.seen)} requests, answers {told.statuses}, closed: {told.is_closed}"
+def _common_fault(result: ConnectionResult) -> str:
+    """Check what must hold for any bytes; return what is wrong, or ""."""
+    if result.errors:
+        return f"errors: {result.errors}"
+    refused = [status for status in result.statuses if status != 200]
+    if result.statuses != [200] * len(result.requests) + refused or len(refused) > result.is_closed:
+        num_requests = len(result.requests)
+        return f"{num_requests} requests, answers {result.statuses}, closed: {result.is_closed}"
     if not set(refused) <= REFUSALS:
         return f"answered with {refused}"
-    bodies = [answer.partition(b"\r\n\r\n")[2] for answer in told.answers]
-    if bodies[: len(told.seen)] != [each.path.encode(errors="replace") for each in told.seen]:
+    bodies = [answer.partition(b"\r\n\r\n")[2] for answer in result.responses]
+    if bodies[: len(result.requests)] != [
+        each.path.encode(errors="replace") for each in result.requests
+    ]:
         return "answers out of order"
     return ""
 
 
-def _fault(kind: str, requests: Sequence[Request], told: Told, data: bytes) -> str:
-    seen = [(each.method, each.path, each.body) for each in told.seen]
+def _fault(kind: str, requests: Sequence[Request], result: ConnectionResult, data: bytes) -> str:
+    seen = [(each.method, each.path, each.body) for each in result.requests]
     if kind == "changed":
         known = reference(data)
         return "" if seen == known[: len(seen)] else f"seen {_shown(seen)}, by h11 {_shown(known)}"
     meant = [(each.method, each.path, each.body) for each in requests if not each.fault]
     if seen != (meant[: len(seen)] if kind == "broken off" else meant):
-        return f"seen {_shown(seen)}, meant {_shown(meant)}, {told.statuses} {told.refusals}"
+        return f"seen {_shown(seen)}, meant {_shown(meant)}, {result.statuses} {result.refusals}"
     if kind == "broken off":
         return ""
     last = requests[-1]
-    if last.fault and told.statuses[-1:] == [200]:
+    if last.fault and result.statuses[-1:] == [200]:
         return f"{last.fault} was not refused"
-    return "" if told.is_closed == last.is_last else f"closed: {told.is_closed}"
+    return "" if result.is_closed == last.is_last else f"closed: {result.is_closed}"
 
 
 def reference(data: bytes) -> list[tuple[str, str, bytes]]:
-    """The requests that h11 makes of ``data``, until it finds that something is wrong."""
+    """Return the requests that h11 parses from ``data``, up to the first error."""
     seen: list[tuple[str, str, bytes]] = []
     rest: bytes | None = data
     while rest:
@@ -141,7 +144,7 @@ def reference(data: bytes) -> list[tuple[str, str, bytes]]:
 
 
 def _first(data: bytes) -> tuple[list[tuple[str, str, bytes]], bytes | None]:
-    """One request, if it is whole, and what may come behind it."""
+    """Parse one request if it is complete; return it, and the bytes behind it."""
     while data.startswith(b"\r\n"):  # RFC 9112 has servers ignore them; h11 does not
         data = data[2:]
     parser = h11.Connection(h11.SERVER, max_incomplete_event_size=2**20)
@@ -179,12 +182,12 @@ def _memory() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-# -- a router that runs ---------------------------------------------------------------------------
+# -- a running router -----------------------------------------------------------------------------
 
 
 async def fuzz_url(url: str, seconds: float, seed: int) -> FuzzResult:
-    """The same bytes over TCP; of the answers only that they are answers, and none of them ours to
-    be sorry for. Ends with a request that must be answered."""
+    """Send the same bytes over TCP. Checks only that responses are HTTP and no server errors, and
+    that the router is healthy at the end."""
     parts = urllib.parse.urlsplit(url)
     host, port = parts.hostname or "127.0.0.1", parts.port or 80
     recorder, maker = Recorder(NAME, seed), RequestMaker(np.random.default_rng(seed))
@@ -203,7 +206,7 @@ async def fuzz_url(url: str, seconds: float, seed: int) -> FuzzResult:
     recorder.begin("health")
     health = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
     if not (await _send(host, port, [health])).startswith(b"HTTP/1.1 200"):
-        recorder.hang("it is not healthy")
+        recorder.hang("the router is not healthy")
     return recorder.result()
 
 
@@ -228,7 +231,7 @@ async def _send(host: str, port: int, pieces: Sequence[bytes]) -> bytes:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description="Bytes of HTTP against a router that runs.")
+    parser = argparse.ArgumentParser(description="Fuzz the HTTP parser of a running router.")
     parser.add_argument("--url", required=True)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""HTTP/1.1 requests at random: right ones, and such that are wrong in a known way."""
+"""Random HTTP/1.1 requests: valid ones, and ones that are invalid in a known way."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,8 @@ from typing import TypeVar
 import numpy as np
 
 HIDDEN = b"GET /hidden HTTP/1.1\r\nhost: x\r\n\r\n"
-"""What no app may ever see: it only stands in bodies, and behind what ends a connection."""
+"""A request that no app may ever receive: it occurs only in bodies and behind the end of a
+connection."""
 
 METHODS = (b"GET", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS")
 HOSTS = (b"x", b"localhost:8000", b"127.0.0.1", b"[::1]:8000", b"a.b.example:80", b"x:", b"")
@@ -31,8 +32,8 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``is_last``: the connection ends with its answer. ``fault`` names what is wrong with it, else
-    empty; a server answers that with a status of ``refusals``, and ends the connection."""
+    """A request. If ``is_last``, the connection ends with its response. ``fault`` names what is
+    wrong with it, or is empty; a server refuses an invalid request and ends the connection."""
 
     data: bytes
     method: str
@@ -46,8 +47,8 @@ class RequestMaker:
     def __init__(self, chance: np.random.Generator) -> None:
         self._chance = chance
 
-    def right(self, path: str) -> Request:
-        """A request that every server takes."""
+    def valid(self, path: str) -> Request:
+        """Return a request that every server must accept."""
         method, body = self.pick(METHODS), self._body()
         is_last = self.happens(0.1)
         version = b"HTTP/1.1"
@@ -73,14 +74,14 @@ class RequestMaker:
         head = b"\r\n".join([b"%b %b %b" % (method, target, version), *lines, b"", b""])
         return Request(front + head + sent, method.decode(), path, body, is_last)
 
-    def wrong(self, path: str) -> Request:
-        """One that no server may take, and that says nothing about what comes behind it."""
+    def invalid(self, path: str) -> Request:
+        """Return a request that no server may accept; bytes behind it have no meaning."""
         fault = self.pick(tuple(FAULTS))
         data = FAULTS[fault](self, path.encode())
         return Request(data, "", path, b"", True, fault)
 
     def mutated(self, data: bytes) -> bytes:
-        """Other bytes in some places, for better or worse."""
+        """Replace bytes in some places; the result may be valid or not."""
         for _ in range(1 + int(self._chance.integers(4))):
             place = int(self._chance.integers(len(data) + 1))
             size = int(self._chance.integers(1, 12)) if self.happens(0.6) else 0
@@ -89,7 +90,7 @@ class RequestMaker:
         return data
 
     def cut(self, data: bytes) -> list[bytes]:
-        """As packets might bring it: whole, byte by byte, or cut anywhere."""
+        """Cut data as packets might: not at all, into single bytes, or anywhere."""
         kind = self._chance.random()
         if kind < 0.2 or len(data) < 2:
             return [data]
@@ -118,7 +119,7 @@ class RequestMaker:
         return b"".join(parts) * (1 if self.happens(0.95) else 60)
 
     def _framed(self, body: bytes) -> tuple[list[bytes], bytes]:
-        """Headers, and the body as they announce it."""
+        """Return framing headers, and the body in that framing."""
         if not body and self.happens(0.5):
             return [], b""
         if self.happens(0.5):
@@ -138,12 +139,14 @@ class RequestMaker:
 
 
 def _line(line: bytes) -> Callable[[RequestMaker, bytes], bytes]:
-    """A head with this first line."""
+    """Return a function that builds an invalid request with this request line, in which it replaces
+    PATH."""
     return lambda maker, path: line.replace(b"PATH", path) + b"\r\nhost: x\r\n\r\n"
 
 
 def _with(lines: bytes, body: bytes = b"", method: bytes = b"POST") -> Callable[..., bytes]:
-    """A head with these headers besides its host, and a body."""
+    """Return a function that builds a request with these header lines besides ``host``, and this
+    body."""
 
     def make(maker: RequestMaker, path: bytes) -> bytes:
         first, last = b"host: x\r\n", lines + b"\r\n"

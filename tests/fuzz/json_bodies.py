@@ -1,6 +1,6 @@
-"""Bodies for chats, completions, /tokenize, /detokenize, files and batches, right and broken, asked
-of a router over twins: each has an answer, none of them is an error of ours, and nothing is left
-over.
+"""Fuzzer of JSON bodies: valid and broken bodies for chats, completions, /tokenize, /detokenize,
+files and batches, sent to a router over in-memory workers. Each gets a response, none is a server
+error, and no request or memory leaks.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from baton.text.tokenizer import Tokenizer
 from router.batches.file_limits import FileLimits
 from tests.fuzz.json_maker import COMPLETE, JsonMaker
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
-from tests.unit.test_router_http import House, write_tokenizer
+from tests.unit.test_router_http import RouterHarness, write_tokenizer
 
 NAME = "json"
 CLOCK = SystemClock()
 JSON = {"content-type": "application/json"}
 UPLOADS = 0.15
-"""Of all cases."""
+"""The fraction of cases that are uploads."""
 
 FILE_BYTES = 100_000
 FOLDER_BYTES = 2**20
@@ -42,8 +42,8 @@ class _Fuzz:
         self._maker = JsonMaker(rng)
         self._recorder = Recorder(NAME, seed)
         tokenizer = Tokenizer.load(write_tokenizer(folder))
-        self._house = House(tokenizer, "Hello, wörld!", automatic=True)
-        self._desk = self._house.make_desk(
+        self._house = RouterHarness(tokenizer, "Hello, wörld!", automatic=True)
+        self._desk = self._house.make_batch_service(
             folder / "batches",
             max_file_bytes=FILE_BYTES,
             folder_bytes=FOLDER_BYTES,
@@ -58,7 +58,7 @@ class _Fuzz:
                 await self._case(client)
                 number += 1
                 if batches.done():
-                    self._recorder.crash(f"the batches' runner ended: {batches.exception()!r}")
+                    self._recorder.crash(f"the batch runner ended: {batches.exception()!r}")
                     break
                 if number % CASES_UNTIL_CHECK == 0:
                     self._check_what_is_left()
@@ -91,24 +91,26 @@ class _Fuzz:
         except TimeoutError:
             self._recorder.hang("no answer")
             return None
-        # Whatever escapes from the router is what we look for.
+        # Any exception that escapes from the router is a bug.
         except Exception as error:
             self._recorder.crash(repr(error))
             return None
         if answer.status_code >= 500 or b'"internal error"' in answer.content:
             self._recorder.server_error(f"{answer.status_code} {answer.text[:500]}")
         elif answer.status_code >= 400 and not answer.json()["error"]["message"]:
-            self._recorder.crash("an error that says nothing")
+            self._recorder.crash("an error without a message")
         return answer
 
     def _check_what_is_left(self) -> None:
-        """Only lines of batches may be under way; one of them counts as often as it has answers."""
+        """Check that no requests but batch lines are still being served."""
         service = self._house.service
-        inside = service.gate.inside if self._desk._runner.num_running == 0 else 0
-        if inside or service.bodies.inside or service.large_work.num_waiting:
-            self._recorder.crash(f"{inside} requests and {service.bodies.inside} bytes are left")
+        inside = service.request_limiter.num_in_use if self._desk._runner.num_running == 0 else 0
+        if inside or service.body_budget.num_bytes or service.offload_executor.num_waiting:
+            self._recorder.crash(
+                f"{inside} requests and {service.body_budget.num_bytes} bytes are left"
+            )
 
     async def _clear(self, client: httpx.AsyncClient) -> None:
-        """Files of batches that are over go, so that there is room for others."""
+        """Delete the files of batches, so that there is room for others."""
         for file in (await client.get("/v1/files")).json()["data"]:
             await client.delete(f"/v1/files/{file['id']}")

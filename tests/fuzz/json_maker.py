@@ -1,4 +1,5 @@
-"""Bodies of JSON by the router's own schema, nearly so, and not at all; forms and batch files."""
+"""Random JSON bodies that match the router's schema fully, nearly or not at all; random upload
+forms and batch files."""
 
 import json
 from typing import Any
@@ -41,13 +42,13 @@ TOKENS = (b"{", b"}", b"[", b"]", b'"', b",", b":", b"\\", b"null", b"1", b"\x00
 
 
 class JsonMaker:
-    """One case after another, as the seed has it."""
+    """Generates cases from a seeded generator."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
 
     def request(self) -> tuple[str, bytes]:
-        """A path, and what is posted there."""
+        """Return a path and the body to post there."""
         path = self._one(tuple(SCHEMAS))
         if self._chance(0.1):
             return path, bytes(self._one(RAW))
@@ -55,7 +56,7 @@ class JsonMaker:
         return path, self.broken(body) if self._chance(0.2) else body
 
     def body(self, path: str) -> dict[str, Any]:
-        """Right, but for a few fields that have any value."""
+        """Return a valid body in which a few fields have random values."""
         body = self._right(path)
         fields = tuple(SCHEMAS[path].model_fields)
         for _ in range(self._below(5)):
@@ -66,7 +67,7 @@ class JsonMaker:
         return body
 
     def value(self, depth: int = 0) -> Any:
-        """Anything that JSON has."""
+        """Return a random JSON value."""
         kind = self._below(7 if depth < 4 else 4)
         if kind == 0:
             return self._one(NUMBERS)
@@ -82,7 +83,7 @@ class JsonMaker:
         return [self.value(depth + 1)] * (self._one((1, 5, 70, 300)) if depth == 0 else 2)
 
     def broken(self, data: bytes) -> bytes:
-        """Cut, changed, or with something in its midst."""
+        """Truncate or change data, or insert bytes."""
         place = self._below(len(data) + 1)
         kind = self._below(4)
         if kind == 0:
@@ -95,7 +96,7 @@ class JsonMaker:
         return data[:place] + bytes([self._below(256)]) + data[place + 1 :]
 
     def form(self) -> tuple[dict[str, str], bytes]:
-        """An upload: headers, and what is posted."""
+        """Return the headers and body of an upload."""
         boundary = self._one((b"b", b"----x", b"a" * 70, b"a" * 71, b"-"))
         parts = [self._part() for _ in range(self._below(4))]
         fields = [(b'name="purpose"', b"batch"), (b'name="file"; filename="f"', self.lines())]
@@ -110,7 +111,7 @@ class JsonMaker:
         return {"content-type": kind.decode()}, self.broken(data) if self._chance(0.3) else data
 
     def lines(self) -> bytes:
-        """A batch's file."""
+        """Return a batch file."""
         return b"\n".join(self._line() for _ in range(self._below(4)))
 
     def _line(self) -> bytes:
@@ -163,7 +164,7 @@ class JsonMaker:
         return message
 
     def _likely(self, name: str) -> Any:
-        """A value that the field may take, most of the time."""
+        """Return a value that is mostly valid for the field."""
         tool = {"type": "function", "function": {"name": "f", "parameters": self._schema()}}
         known: dict[str, Any] = {
             "messages": self._messages(),

@@ -1,4 +1,4 @@
-"""Random protobuf messages: by their descriptors, from examples, and broken on the wire."""
+"""Random protobuf messages, from descriptors or examples, and corrupt encodings of them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,8 +32,8 @@ _BYTES = (b"", b"\x00", b"\xff" * 16, bytes(16), b"\x01" * 15, b"\x80" * 300)
 
 
 class MessageMaker:
-    """Makes messages from a seeded generator. What it made before and ``examples`` come again,
-    changed in places, so that most are nearly valid."""
+    """Generates messages from a seeded generator. Most are ``examples`` with a few changes, so that
+    they are nearly valid."""
 
     def __init__(self, chance: np.random.Generator, examples: Sequence[Message] = ()) -> None:
         self._chance = chance
@@ -42,20 +42,20 @@ class MessageMaker:
             self._examples.setdefault(type(example), []).append(example)
 
     def message(self, kind: type[Message]) -> Message:
-        """A message that can be encoded; its values are any that its fields can hold."""
+        """Return an encodable message whose fields have any values of their types."""
         examples = self._examples.get(kind)
         if examples and self._happens(0.7):
-            made = kind()
-            made.CopyFrom(self._of(examples))
+            message = kind()
+            message.CopyFrom(self._pick(examples))
             for _ in range(int(self._chance.integers(0, 3))):
-                self._change(made)
-            return made
-        made = kind()
-        self._fill(made, 0)
-        return made
+                self._change(message)
+            return message
+        message = kind()
+        self._fill(message, 0)
+        return message
 
     def wire(self, kind: type[Message]) -> bytes:
-        """Bytes of a message: as they are, or damaged, cut, doubled, or with unknown fields."""
+        """Return an encoded message: intact, corrupt, cut, doubled, or with unknown fields."""
         data = bytearray(self.message(kind).SerializeToString())
         if self._happens(0.55):
             return bytes(data)
@@ -75,10 +75,10 @@ class MessageMaker:
             case 3:
                 data += data[: 1 << 16]
             case 4:  # an unknown field, of any wire type
-                number, wire = int(self._chance.integers(500, 600)), self._of((0, 1, 2, 5))
+                number, wire = int(self._chance.integers(500, 600)), self._pick((0, 1, 2, 5))
                 payload = {0: b"\x01", 1: bytes(8), 2: b"\x03abc", 5: bytes(4)}[wire]
                 data += _varint(number << 3 | wire) + payload
-            case 5:  # text that is no UTF-8
+            case 5:  # text that is not UTF-8
                 number = int(self._chance.integers(1, 20))
                 data += _varint(number << 3 | 2) + b"\x02\xff\xfe"
 
@@ -88,11 +88,11 @@ class MessageMaker:
                 self._set(message, field, depth)
 
     def _change(self, message: Message) -> None:
-        """One field, here or deeper."""
+        """Change one field, here or in a nested message."""
         fields = message.DESCRIPTOR.fields
         if not fields:
             return
-        field = self._of(fields)
+        field = self._pick(fields)
         inner = field.message_type is not None and not field.is_repeated
         if inner and message.HasField(field.name) and self._happens(0.8):
             self._change(getattr(message, field.name))
@@ -135,30 +135,30 @@ class MessageMaker:
         if kind in _INTEGERS:
             return self._integer(*_INTEGERS[kind])
         if kind in (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT):
-            return self._of(_FLOATS) if self._happens(0.7) else float(self._chance.normal())
+            return self._pick(_FLOATS) if self._happens(0.7) else float(self._chance.normal())
         if kind == FieldDescriptor.CPPTYPE_BOOL:
             return self._happens(0.5)
         if kind == FieldDescriptor.CPPTYPE_ENUM:
             return int(self._chance.integers(0, 12)) if self._happens(0.8) else 2**31 - 1
         if field.type == FieldDescriptor.TYPE_BYTES:
-            return self._of(_BYTES)
-        return self._of(_TEXTS)
+            return self._pick(_BYTES)
+        return self._pick(_TEXTS)
 
     def _integer(self, low: int, high: int) -> int:
         if self._happens(0.6):
             return int(self._chance.integers(0, 40))
         edges = (low, high, high - 1, max(low, -1), 1, 255, 256, 65_536, 2**31 - 1)
-        return int(self._of(edges))
+        return int(self._pick(edges))
 
     def _happens(self, likelihood: float) -> bool:
         return bool(self._chance.random() < likelihood)
 
-    def _of(self, values: Sequence[Any]) -> Any:
+    def _pick(self, values: Sequence[Any]) -> Any:
         return values[int(self._chance.integers(0, len(values)))]
 
 
 def is_readable(kind: type[Message], data: bytes) -> bool:
-    """Whether the bytes are a message at all."""
+    """Return whether the bytes can be decoded."""
     try:
         kind.FromString(data)
     except DecodeError:

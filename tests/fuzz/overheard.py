@@ -1,4 +1,4 @@
-"""Bugs that nobody is told of: exceptions that reach the event loop, or end as a line in a log."""
+"""Catches hidden bugs: exceptions that reach the event loop, or are only logged."""
 
 import asyncio
 import contextlib
@@ -12,8 +12,8 @@ from tests.fuzz.result import Recorder
 
 
 @contextlib.contextmanager
-def overheard(recorder: Recorder) -> Iterator[None]:
-    """Records them as crashes, within a running loop. Nothing is logged meanwhile."""
+def record_hidden_errors(recorder: Recorder) -> Iterator[None]:
+    """Record such exceptions as crashes, within a running loop. Nothing is logged meanwhile."""
 
     def on_loop(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         recorder.crash(f"{context.get('message')}: {context.get('exception')!r}")

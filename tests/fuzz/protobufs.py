@@ -1,9 +1,10 @@
-"""Every protobuf of every service, random and broken, by a caller that knows the secret.
+"""Fuzzer of every protobuf message of every service, random and corrupt, from a caller that knows
+the cluster secret.
 
-The servers are the real ones: a prefill and a decode worker over a twin of the model, a store node
-and a conductor, over gRPC and over lines. Now and then a neighbour's request goes through the same
-workers: its answer must be exact, and afterwards nothing may be held. What comes back is fuzzed,
-too: converters of answers may raise nothing but errors of ours.
+The servers are real: a prefill and a decode worker over a fake model, a store node and a conductor,
+over gRPC and framed connections. From time to time, a normal request goes through the same workers:
+its tokens must be exact, and afterwards no block may be pinned. Responses are fuzzed, too: their
+converters may raise nothing but ``BatonError``.
 """
 
 import asyncio
@@ -44,18 +45,18 @@ from baton.rpc.server import build_server, listen
 from baton.rpc.v1 import common_pb2, conductor_pb2, kvstore_pb2, worker_pb2
 from conductor.conductor import Conductor, ConductorConfig
 from conductor.store_mirror import StoreMirror
-from tests.contract.test_worker_rpc import LineRun, Served, read_all, real_workers, submit
+from tests.contract.test_worker_rpc import FramedRun, Served, read_all, real_workers, submit
 from tests.fuzz.messages import MessageMaker, is_readable
-from tests.fuzz.overheard import overheard
+from tests.fuzz.overheard import record_hidden_errors
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
 from tests.sim.worker_cluster import request, tokens_of
-from tests.store_house import KEYS, House
+from tests.store_house import KEYS, StoreHarness
 
 NAME = "protobufs"
 SECRET = "a secret of the cluster"
 CASES_PER_CHECK = 40
 ANSWER_SECONDS = 0.05
-"""For a stream to answer, before its client leaves."""
+"""How many seconds the client of a stream waits for responses."""
 
 LOCALHOST = "127.0.0.1"
 CLOCK = SystemClock()
@@ -83,21 +84,21 @@ CONVERTERS: tuple[tuple[type[Message], Parse], ...] = (
     (kvstore_pb2.StoredBlock, kvstore.stored_from_proto),
     (kvstore_pb2.WatchEvent, kvstore.watch_event_from_proto),
 )
-"""What programs read of each other's messages."""
+"""The converters by which programs read each other's messages."""
 
 OUR_FAULT = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
-"""Unless gRPC itself could not read the message."""
+"""Statuses that mean a bug, unless gRPC itself could not decode the message."""
 
 LATE_WRITE = "Internal error from Core"
-"""gRPC's client says so itself when it writes to a stream that has just ended."""
+"""An error of gRPC's own client when it writes to a stream that has just ended."""
 
 ROLES = (worker_pb2.WORKER_ROLE_PREFILL, worker_pb2.WORKER_ROLE_DECODE)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A method of a service, and where it is served. A drain and a change of role do what they say,
-    so neither is asked for in a way that would be followed."""
+    """A method of a service, and its channel. Drains and valid role changes are left out, because
+    they would take the workers out of service."""
 
     channel: Any
     service: str
@@ -109,13 +110,13 @@ class Call:
 
 @dataclass
 class Servers:
-    """Everything that runs, with ways to call it."""
+    """The running servers, and the methods to call."""
 
     workers: Served
     prefill: WorkerRef
     decode: WorkerRef
     conductor_line: str
-    house: House
+    house: StoreHarness
     calls: list[Call]
 
 
@@ -125,7 +126,7 @@ def fuzz(seconds: float, seed: int) -> FuzzResult:
 
 async def _fuzz(seconds: float, seed: int) -> FuzzResult:
     recorder, chance = Recorder(NAME, seed), np.random.default_rng(seed)
-    with overheard(recorder):
+    with record_hidden_errors(recorder):
         async with servers() as running:
             fuzzer = Fuzzer(running, recorder, chance)
             until = CLOCK.monotonic() + seconds
@@ -137,7 +138,7 @@ async def _fuzz(seconds: float, seed: int) -> FuzzResult:
 
 
 class Fuzzer:
-    """Cases against running servers."""
+    """Runs cases against the servers."""
 
     def __init__(self, servers: Servers, recorder: Recorder, chance: np.random.Generator) -> None:
         self._servers = servers
@@ -147,14 +148,14 @@ class Fuzzer:
         self._checks = 0
 
     async def case(self) -> None:
-        """One call, one stream, or one message to a converter."""
+        """Run one call, one stream, or one message through a converter."""
         kinds: Sequence[Callable[[], Awaitable[None]]] = (
             self._call, self._call, self._worker_line, self._conductor_line, self._convert,
         )  # fmt: skip
         await self._bounded(kinds[int(self._chance.integers(len(kinds)))]())
 
     async def check(self) -> None:
-        """A neighbour's request is answered exactly, and nothing is left of what came before."""
+        """Check that a normal request gets its exact tokens, and that nothing leaked before."""
         self._checks += 1
         self._recorder.begin(f"check {self._checks}")
         await self._bounded(self._neighbour())
@@ -162,7 +163,7 @@ class Fuzzer:
             await self._bounded(node.wait_until_free())
             if node.crashes:
                 self._recorder.crash(node.crashes.pop())
-        if not self._servers.house.sound():
+        if not self._servers.house.has_integrity():
             self._recorder.crash(self._servers.house.node.stats().violation)
 
     async def _bounded(self, work: Awaitable[None]) -> None:
@@ -177,13 +178,13 @@ class Fuzzer:
             self._recorder.crash(repr(error))
 
     def _note(self, error: BatonError) -> None:
-        """An error of ours without a kind is a bug that was caught."""
+        """Record an error without a specific type, which stands for an internal error."""
         if type(error) is BatonError:
             self._recorder.server_error(error)
 
     async def _neighbour(self) -> None:
         spec = request(f"neighbour-{self._checks}", list(range(20)), 8)
-        stream = LineRun(self._servers.decode, SECRET)
+        stream = FramedRun(self._servers.decode, SECRET)
         await stream.write(submit(spec, worker_pb2.TASK_WHOLE))
         answer = tokens_of(await read_all(stream))
         await stream.leave()
@@ -197,7 +198,7 @@ class Fuzzer:
         count = int(self._chance.integers(1, 6)) if call.requests_stream else 1
         sent = [self._maker.wire(call.request) for _ in range(count)]
         self._recorder.begin(f"{call.service}.{call.name} {[data.hex() for data in sent]}")
-        if call.name == "Convert" and _is_order(sent[0]):
+        if call.name == "Convert" and _changes_role(sent[0]):
             return
         try:
             await self._ask(call, sent)
@@ -207,7 +208,7 @@ class Fuzzer:
                 code = error.code()
                 self._recorder.server_error(f"{code.name} {error.details()}")
         except asyncio.InvalidStateError:
-            pass  # the stream had ended before all was written
+            pass  # the stream ended before everything was written
 
     async def _ask(self, call: Call, sent: Sequence[bytes]) -> None:
         path = f"/baton.rpc.v1.{call.service}/{call.name}"
@@ -231,21 +232,21 @@ class Fuzzer:
             await stream.write(data)
         await self._linger()
         await stream.done_writing()
-        with contextlib.suppress(TimeoutError):  # a pull waits for its request: then we leave
+        with contextlib.suppress(TimeoutError):  # a KV pull waits until its request exists
             async with asyncio.timeout(ANSWER_SECONDS):
                 while await stream.read() is not grpc.aio.EOF:
                     pass
 
     async def _linger(self) -> None:
-        """Sometimes, so that what was sent is not only taken but done."""
+        """Sometimes wait a moment, so that the server also executes what was sent."""
         if self._chance.random() < 0.4:
             await asyncio.sleep(float(self._chance.random()) * 0.02)
 
-    # -- lines ------------------------------------------------------------------------------------
+    # -- framed connections -----------------------------------------------------------------------
 
     async def _worker_line(self) -> None:
         ref = self._servers.decode if self._chance.random() < 0.5 else self._servers.prefill
-        await self._line(ref.line, WORKER_SERVICE, worker_pb2.RouterMessage)
+        await self._line(ref.framed_address, WORKER_SERVICE, worker_pb2.RouterMessage)
 
     async def _conductor_line(self) -> None:
         address = self._servers.conductor_line
@@ -253,7 +254,7 @@ class Fuzzer:
 
     async def _line(self, address: str, service: str, kind: type[Message]) -> None:
         sent = [self._maker.wire(kind) for _ in range(int(self._chance.integers(1, 6)))]
-        self._recorder.begin(f"line {service} {[data.hex() for data in sent]}")
+        self._recorder.begin(f"framed {service} {[data.hex() for data in sent]}")
         line = await open_framed_connection(
             address, service, ClusterCredentials(SECRET), lambda _: None, HANG_SECONDS
         )
@@ -262,8 +263,8 @@ class Fuzzer:
                 line.send_message(data)
             await self._linger()
             unreadable = not all(is_readable(kind, data) for data in sent)
-            if unreadable:  # it is refused: wait for the word
-                self._note(await line.ended())
+            if unreadable:  # wait for the refusal
+                self._note(await line.wait_until_ended())
         finally:
             line.close()
 
@@ -277,11 +278,11 @@ class Fuzzer:
             try:
                 parse(kind.FromString(data))
             except BatonError:
-                pass  # of any kind: it is told by the message itself
+                pass  # the message is refused
 
 
-def _is_order(data: bytes) -> bool:
-    """Whether a change of role would be made."""
+def _changes_role(data: bytes) -> bool:
+    """Return whether the message would change a worker's role."""
     kind = worker_pb2.ConvertRequest
     return is_readable(kind, data) and kind.FromString(data).role in ROLES
 
@@ -291,7 +292,7 @@ async def servers() -> AsyncIterator[Servers]:
     """All services on loopback, with channels that know the secret."""
     async with AsyncExitStack() as stack:
         workers, prefill, decode = await stack.enter_async_context(real_workers(SECRET))
-        house = House(clock=SystemClock())
+        house = StoreHarness(clock=SystemClock())
         core = await _conductor()
         store_address = await _serve(stack, add_kvstore_service, house.node)
         conductor_address = await _serve(stack, add_conductor_service, core)
@@ -331,7 +332,7 @@ async def _conductor() -> Conductor:
 
 
 def _calls(module: Any, service: str, channel: Any) -> list[Call]:
-    """Every method of the service but Drain, after which it does nothing more."""
+    """Return every method of the service except Drain, after which it would refuse requests."""
     methods = module.DESCRIPTOR.services_by_name[service].methods
     return [
         Call(
@@ -349,7 +350,7 @@ def _calls(module: Any, service: str, channel: Any) -> list[Call]:
 
 
 def examples(servers: Servers) -> list[Message]:
-    """Messages that would be followed, to begin from."""
+    """Return valid messages, from which fuzzed ones are made."""
     spec = request("r", list(range(30)), 6)
     orders = [
         submit(spec, worker_pb2.TASK_PREFILL),

@@ -1,4 +1,4 @@
-"""The outcome of fuzzing, and the recorder that each fuzzer fills it with."""
+"""The result of a fuzzer, and the recorder that collects it."""
 
 import os
 import tempfile
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 MAX_EXAMPLES = 20
-"""Kept of a run; the counts are of all."""
+"""How many examples are kept; the counts include all cases."""
 
 MAX_EXAMPLE_CHARACTERS = 2000
 
@@ -33,8 +33,8 @@ class FuzzResult:
 class Recorder:
     """Counts the cases of one run of a fuzzer.
 
-    Call ``begin`` before each case: it leaves the case in a file, so that one that ends the process
-    can still be named by whoever started it.
+    Call ``begin`` before each case. It writes the case to a file, so that the parent process can
+    report a case that kills this process.
     """
 
     def __init__(self, name: str, seed: int) -> None:
@@ -45,25 +45,25 @@ class Recorder:
         self._result = FuzzResult(0, 0, 0, 0)
 
     def begin(self, case: str) -> None:
-        """Starts the next case. ``case`` is whatever reproduces it beside the seed."""
+        """Start the next case. ``case`` is what reproduces it besides the seed."""
         self._result = replace(self._result, cases=self._result.cases + 1)
         self._case = case
         self._file.write_text(self._described(""), errors="backslashreplace")
 
     def crash(self, detail: object) -> None:
-        """Counts an exception that escaped, or a process that ended."""
+        """Count an exception that escaped, or a process that died."""
         self._add("crash", detail, crashes=self._result.crashes + 1)
 
     def hang(self, detail: object) -> None:
-        """Counts a case that took longer than ``HANG_SECONDS``."""
+        """Count a case that took longer than ``HANG_SECONDS``."""
         self._add("hang", detail, hangs=self._result.hangs + 1)
 
     def server_error(self, detail: object) -> None:
-        """Counts an answer that says the server itself is at fault (500, INTERNAL, UNKNOWN)."""
+        """Count a response that reports a server error (500, INTERNAL, UNKNOWN)."""
         self._add("server error", detail, server_errors=self._result.server_errors + 1)
 
     def result(self) -> FuzzResult:
-        """Ends the run: the last case ended well, so its file goes."""
+        """End the run: remove the case file, since the last case did not kill the process."""
         self._file.unlink(missing_ok=True)
         return self._result
 
@@ -74,10 +74,10 @@ class Recorder:
         self._result = replace(self._result, examples=examples, **counts)
 
     def _described(self, what: str) -> str:
-        told = f"{self._name} seed={self._seed} case={self._result.cases} {what}\n{self._case}"
-        return told[:MAX_EXAMPLE_CHARACTERS]
+        text = f"{self._name} seed={self._seed} case={self._result.cases} {what}\n{self._case}"
+        return text[:MAX_EXAMPLE_CHARACTERS]
 
 
 def case_file(name: str) -> Path:
-    """The file that holds the case under way of the fuzzer ``name`` in this process."""
+    """Return the file with the current case of the fuzzer ``name`` in this process."""
     return Path(tempfile.gettempdir()) / f"baton-fuzz-{name}-{os.getpid()}.case"

@@ -1,4 +1,4 @@
-"""Each fuzzer for a moment, with one seed: `make fuzz` runs them longer, with others."""
+"""Each fuzzer for a second with one seed; `make fuzz` runs them longer and with other seeds."""
 
 import pytest
 
@@ -9,7 +9,7 @@ SECONDS = 1.0
 
 
 @pytest.mark.parametrize("fuzzer", find_fuzzers(), ids=lambda fuzzer: fuzzer.name)
-def test_nothing_crashes_hangs_or_fails(fuzzer: Fuzzer) -> None:
+def test_fuzzing_finds_no_crash_hang_or_server_error(fuzzer: Fuzzer) -> None:
     print(f"seed {SEED}")
     result = fuzzer.fuzz(SECONDS, SEED)
     assert result.cases > 0

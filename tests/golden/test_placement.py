@@ -1,8 +1,8 @@
-"""Placement decisions as a script: scenarios told in prose, and what was decided.
+"""Placement decisions as a script: scenarios described in prose, each with the decision.
 
     pytest tests/golden --rewrite
 
-writes ``placement.txt`` anew; the diff is for review.
+rewrites ``placement.txt``, for review by diff.
 """
 
 from collections.abc import Iterator
@@ -30,8 +30,9 @@ SCRIPT = Path(__file__).with_name("placement.txt")
 
 @dataclass
 class Scene:
-    """Two prefill and two decode workers, idle and empty, unless a scenario says otherwise. The
-    request has eight blocks and five tokens; a worker reads a hundred tokens a second."""
+    """A scenario. Unless it says otherwise, there are two prefill and two decode workers, idle and
+    with empty caches; the request has eight blocks and five tokens; and a worker prefills 100
+    tokens per second."""
 
     prose: str
     prefills: list[PrefillView] = field(default_factory=lambda: [prefill("p0"), prefill("p1")])
@@ -52,78 +53,80 @@ def excluding(*names: str) -> PolicyQuery:
 def scenarios() -> Iterator[Scene]:
     yield Scene("All workers are idle and empty: the ring decides.")
     yield Scene(
-        "p0 holds six of eight blocks, p1 two: the cache decides.",
+        "p0 has cached six of eight blocks, p1 two: the cache decides.",
         cache=FakeCache({"p0": 6, "p1": 2}),
     )
     yield Scene(
-        "p0 holds six blocks, and three seconds of work that may wait: reuse is still the cheaper.",
+        "p0 has cached six blocks, and three seconds of work that may wait: reuse is faster.",
         prefills=[prefill("p0", (9.0, 3.0)), prefill("p1")],
         cache=FakeCache({"p0": 6}),
     )
     yield Scene(
-        "With five seconds of work it no longer is.",
+        "With five seconds of work, reuse is slower.",
         prefills=[prefill("p0", (9.0, 5.0)), prefill("p1")],
         cache=FakeCache({"p0": 6}),
     )
     yield Scene(
-        "p0 holds six blocks, but work is due there first, and it would be late: p1 reads.",
+        "p0 has cached six blocks, but its queued work would be late: p1 prefills.",
         prefills=[prefill("p0", (2.95, 2.9)), prefill("p1")],
         cache=FakeCache({"p0": 6}),
     )
     yield Scene(
-        "p0 holds six blocks, but somebody there has no time to lose: p1 reads.",
+        "p0 has cached six blocks, but a request in its queue has no slack: p1 prefills.",
         prefills=[prefill("p0", (2.4, 2.2)), prefill("p1")],
         cache=FakeCache({"p0": 6}),
-        query=query(first_token_seconds=1.0),
+        query=query(ttft_slo_seconds=1.0),
     )
     yield Scene(
-        "The whole prompt is cached; its last tokens are computed all the same.",
+        "The whole prompt is cached; its last tokens are computed anyway.",
         cache=FakeCache({"p1": 8}),
     )
     yield Scene(
-        "Another host's store has seven blocks: they are fetched, which is quicker.",
+        "Another host's store has seven blocks: they are fetched, which is faster.",
         cache=FakeCache({"p0": 2}, StoredPrefix("s9", 7)),
     )
     yield Scene(
-        "Of nine workers, the ring's three, two holders and one of the least loaded are scored.",
+        "Of nine workers, six are scored: three of the ring, two with cached blocks, the idlest.",
         prefills=[prefill(f"p{n}", (30.0, 1.0 * n + 0.5)) for n in range(9)],
         cache=FakeCache({"p7": 3, "p8": 1}),
-        query=query(first_token_seconds=30.0),
+        query=query(ttft_slo_seconds=30.0),
     )
     yield Scene(
-        "Everybody shares four blocks: the fifth is the key to the ring.",
+        "All requests share four blocks: the fifth is the key for the ring.",
         prefills=[prefill(f"p{n}") for n in range(8)],
         cache=FakeCache(shares=[0.9] * 4),
     )
     yield Scene(
-        "d0 has promised more of its memory: d1 writes.",
+        "d0 has reserved more of its memory: d1 decodes.",
         decodes=[decode("d0", 3000), decode("d1", 1000)],
     )
     yield Scene(
-        "d1 has promised less, but its steps take too long: d0 writes.",
+        "d1 has reserved less, but its steps take too long: d0 decodes.",
         decodes=[decode("d0", 3000), decode("d1", 1000, num_requests=40)],
     )
     yield Scene(
-        "Both would write too slowly: nobody is made to wait for each word.",
+        "Both would exceed the inter-token latency target: the request is refused.",
         decodes=[decode(name, 1000, num_requests=40) for name in ("d0", "d1")],
     )
     yield Scene(
         "No decode worker will have memory in time.",
         decodes=[decode(name, 9950, num_requests=38) for name in ("d0", "d1")],
-        query=query("large", 5000, first_token_seconds=60.0),
+        query=query("large", 5000, ttft_slo_seconds=60.0),
     )
     yield Scene(
-        "The same, but it was let in before, and its worker died.",
+        "The same, but the request was admitted before, and its worker died.",
         decodes=[decode(name, 9950, num_requests=38) for name in ("d0", "d1")],
-        query=query("large", 5000, first_token_seconds=60.0, promised=True),
+        query=query("large", 5000, ttft_slo_seconds=60.0, must_admit=True),
     )
     yield Scene(
-        "Both prefill workers have too much that is due: it is refused at once.",
+        "Both prefill workers have too much due work: the request is refused at once.",
         prefills=[prefill(name, (2.2, 2.0), (2.9, 0.9)) for name in ("p0", "p1")],
     )
     yield Scene(
-        "The same, but nobody has measured anything yet: a guess refuses nobody.",
-        prefills=[prefill(name, (2.2, 2.0), (2.9, 0.9), measured=False) for name in ("p0", "p1")],
+        "The same, but without measurements: an estimate refuses no request.",
+        prefills=[
+            prefill(name, (2.2, 2.0), (2.9, 0.9), is_measured=False) for name in ("p0", "p1")
+        ],
     )
     yield Scene(
         "Long prompts were refused more often than short ones: this short one leaves them room.",
@@ -131,18 +134,18 @@ def scenarios() -> Iterator[Scene]:
         admitted=AdmissionRates((200, 400, 800), (1.0, 1.0, 1.0, 0.9), large_tokens=4000),
     )
     yield Scene(
-        "Both prefill workers have failed this request: a decode worker does it alone.",
+        "Both prefill workers have failed this request: a decode worker also prefills.",
         query=excluding("p0", "p1"),
     )
-    yield Scene("There is no decode worker: a prefill worker does it alone.", decodes=[])
-    yield Scene("There is nobody.", prefills=[], decodes=[])
+    yield Scene("There is no decode worker: a prefill worker also decodes.", decodes=[])
+    yield Scene("There is no worker.", prefills=[], decodes=[])
     yield Scene(
-        "It is larger than any worker's memory.",
+        "The request is larger than any worker's memory.",
         decodes=[decode("d0", 0, 100), decode("d1", 0, 120)],
     )
     for policy in PLACEMENT_POLICIES[1:]:
         yield Scene(
-            f"{policy}: p0 holds six blocks and has work, p1 two; d1 has more to do.",
+            f"{policy}: p0 has cached six blocks and has work, p1 two; d1 has more work.",
             prefills=[prefill("p0", (9.0, 1.0), queued_tokens=100), prefill("p1")],
             decodes=[decode("d0", 1000), decode("d1", 3000)],
             cache=FakeCache({"p0": 6, "p1": 2}),
@@ -150,7 +153,8 @@ def scenarios() -> Iterator[Scene]:
         )
 
 
-def told(scene: Scene) -> str:
+def render(scene: Scene) -> str:
+    """Return the decision for a scenario, as text."""
     try:
         decision = get_policy(scene.policy)(scene.snapshot(), scene.query)
     except BatonError as error:
@@ -159,24 +163,27 @@ def told(scene: Scene) -> str:
     lines = [
         f"  prefill {first}, decode {decision.decode}: {decision.reason}",
         f"    first token after {decision.ttft_seconds:.3f} s, then every "
-        f"{decision.tbt_seconds:.3f} s",
+        f"{decision.itl_seconds:.3f} s",
     ]
-    if decision.reuse is not None:
-        lines.append(f"    fetches {decision.reuse.num_blocks} blocks from {decision.reuse.node}")
-    lines += [f"    {_reader(scored)}" for scored in decision.prefill_scores]
-    lines += [f"    {_writer(scored)}" for scored in decision.decode_scores]
+    if decision.fetch_source is not None:
+        lines.append(
+            f"    fetches {decision.fetch_source.num_blocks} blocks "
+            f"from {decision.fetch_source.node}"
+        )
+    lines += [f"    {_prefill_score(scored)}" for scored in decision.prefill_scores]
+    lines += [f"    {_decode_score(scored)}" for scored in decision.decode_scores]
     return "\n".join(lines) + "\n"
 
 
-def _reader(scored: ScoredWorker) -> str:
+def _prefill_score(scored: ScoredWorker) -> str:
     return (
-        f"{scored.worker} scores {scored.score:.3f}: {scored.local_blocks} blocks at hand, "
+        f"{scored.worker} scores {scored.score:.3f}: {scored.local_blocks} blocks cached, "
         f"{scored.fetched_blocks} to fetch, starts in {scored.queue_seconds:.3f} s, "
-        f"computes {scored.service_seconds:.3f} s{_late(scored)}"
+        f"prefill takes {scored.service_seconds:.3f} s{_late(scored)}"
     )
 
 
-def _writer(scored: ScoredWorker) -> str:
+def _decode_score(scored: ScoredWorker) -> str:
     step = f"a token every {scored.service_seconds:.3f} s"
     return f"{scored.worker} scores {scored.score:.3f}: {step}{_late(scored)}"
 
@@ -185,15 +192,15 @@ def _late(scored: ScoredWorker) -> str:
     return f", {scored.late_seconds:.3f} s late" if scored.late_seconds else ""
 
 
-def test_placement_script(request: pytest.FixtureRequest) -> None:
-    script = "\n".join(f"{scene.prose}\n{told(scene)}" for scene in scenarios())
+def test_placement_decisions_equal_the_golden_script(request: pytest.FixtureRequest) -> None:
+    script = "\n".join(f"{scene.prose}\n{render(scene)}" for scene in scenarios())
     if request.config.getoption("--rewrite"):
         SCRIPT.write_text(script)
     assert script == SCRIPT.read_text()
 
 
 def test_decisions_are_repeatable() -> None:
-    """A policy is pure: the same snapshot gives the same decision, however often."""
+    """A policy is pure: the same snapshot always gives the same decision."""
     for scene in scenarios():
         seen, place = scene.snapshot(), get_policy(scene.policy)
         outcomes = []

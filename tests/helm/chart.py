@@ -1,4 +1,4 @@
-"""The chart, rendered by Helm 4, as objects to ask questions of."""
+"""The chart, rendered by Helm 4, with queries over its objects."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class Pod:
-    """What some object makes pods from."""
+    """A pod template, and the object that owns it."""
 
     owner: Object
     labels: Mapping[str, str]
@@ -48,7 +48,7 @@ class Pod:
 
     @property
     def main(self) -> Object:
-        """Ours, in a pod of one role."""
+        """The container ``baton``."""
         return next(each for each in self.spec["containers"] if each["name"] == "baton")
 
 
@@ -72,7 +72,7 @@ class Release:
         return [pod for each in self.objects for pod in _pods_of(each)]
 
     def serving(self) -> list[Pod]:
-        """Pods of a single program of ours each, which is asked to drain."""
+        """Return the pods that run ``baton serve``; these drain before they stop."""
         return [
             pod
             for pod in self.pods()
@@ -107,18 +107,20 @@ def values_of(scenario: str) -> Object:
 
 
 @cache
-def released(scenario: str) -> Release:
-    """A scenario's objects; rendered once."""
+def release_of(scenario: str) -> Release:
+    """Return a scenario's objects; each is rendered only once."""
     return render(values_of(scenario))
 
 
 def render(values: Object, *, release: str = RELEASE) -> Release:
-    """Raises HelmRenderError, HelmValuesError."""
-    return collected(_chart().render(values, name=release, namespace=NAMESPACE, is_install=True))
+    """Render the chart with these values. Raises HelmRenderError, HelmValuesError."""
+    return parse_release(
+        _chart().render(values, name=release, namespace=NAMESPACE, is_install=True)
+    )
 
 
-def collected(files: Mapping[str, str]) -> Release:
-    """What Helm has rendered, by the templates' paths."""
+def parse_release(files: Mapping[str, str]) -> Release:
+    """Parse Helm's output, given by the templates' paths."""
     notes = "".join(text for path, text in files.items() if path.endswith("NOTES.txt"))
     texts = [text for path, text in sorted(files.items()) if path.endswith(".yaml")]
     objects = [each for text in texts for each in yaml.load_all(text, yaml.CSafeLoader) if each]
@@ -129,8 +131,8 @@ def _place(each: Object) -> tuple[str, str]:
     return each["kind"], each["metadata"]["name"]
 
 
-def overlaid(below: Object, path: str, value: Any) -> Object:
-    """A copy of values with one of them as ``--set PATH=VALUE`` would have it."""
+def with_value(below: Object, path: str, value: Any) -> Object:
+    """Return a copy of values with one of them changed as by ``--set PATH=VALUE``."""
     copy: Object = json.loads(json.dumps(below))
     at = copy
     *folders, last = path.split(".")
@@ -140,9 +142,9 @@ def overlaid(below: Object, path: str, value: Any) -> Object:
     return copy
 
 
-def setting(**values: Any) -> Object:
-    """Values from dotted paths, with __ for a dot."""
-    told: Object = {}
+def make_values(**values: Any) -> Object:
+    """Make values from dotted paths, with __ for a dot."""
+    nested: Object = {}
     for path, value in values.items():
-        told = overlaid(told, path.replace("__", "."), value)
-    return told
+        nested = with_value(nested, path.replace("__", "."), value)
+    return nested

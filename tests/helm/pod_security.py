@@ -1,4 +1,4 @@
-"""Pod Security's levels `baseline` and `restricted`, as rules over a pod's spec (version 1.36)."""
+"""The Pod Security Standards `baseline` and `restricted` (version 1.36), checked on a pod spec."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ VOLUMES = {
     "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim",
     "projected", "secret",
 }  # fmt: skip
-"""That `restricted` lets in."""
+"""Volume types that `restricted` allows."""
 
 BASELINE_CAPABILITIES = {
     "AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD",
@@ -18,8 +18,8 @@ BASELINE_CAPABILITIES = {
 
 
 def violations(spec: Object) -> list[str]:
-    """Of `restricted`, which includes `baseline`; empty for a pod that passes."""
-    return [*_of_pod(spec), *(told for each in _containers(spec) for told in _of(each, spec))]
+    """Return the violations of `restricted`, which includes `baseline`."""
+    return [*_of_pod(spec), *(found for each in _containers(spec) for found in _of(each, spec))]
 
 
 def _of_pod(spec: Object) -> Iterator[str]:

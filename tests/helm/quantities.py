@@ -1,4 +1,4 @@
-"""Amounts of memory as Kubernetes writes them."""
+"""Memory quantities of Kubernetes."""
 
 import re
 
@@ -9,7 +9,7 @@ UNITS = {
 
 
 def size(text: str | int) -> int:
-    """Bytes."""
+    """Return a quantity in bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]*)", str(text))
     assert match, text
     return int(float(match[1]) * UNITS[match[2]])

@@ -1,4 +1,4 @@
-"""What `helm test` runs in its pod: one completion, and a reason when there is none."""
+"""The script that `helm test` runs in its pod: it requests one completion, and reports failures."""
 
 import json
 import os
@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from tests.helm.chart import CHART, released
+from tests.helm.chart import CHART, release_of
 
 SCRIPT = CHART / "files/completion.py"
 GOOD = {"choices": [{"text": " there was"}], "usage": {"completion_tokens": 2}}
 
 
 class Router(ThreadingHTTPServer):
-    """Answers as it is told, and keeps what it was asked."""
+    """A fake router with a fixed response, which records its requests."""
 
     def __init__(self, status: int = 200, answer: Any = None) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.status, self.answer = status, answer or GOOD
-        self.asked: list[tuple[str, str | None, Any]] = []
+        self.requests: list[tuple[str, str | None, Any]] = []
 
     @property
     def url(self) -> str:
@@ -41,7 +41,7 @@ class Handler(BaseHTTPRequestHandler):
         self._reply(self.server.status, self.server.answer, body)
 
     def _reply(self, status: int, answer: Any, body: Any) -> None:
-        self.server.asked.append((self.path, self.headers["authorization"], body))
+        self.server.requests.append((self.path, self.headers["authorization"], body))
         self.send_response(status)
         self.end_headers()
         self.wfile.write(json.dumps(answer).encode())
@@ -67,18 +67,18 @@ def run(url: str, key: str = "") -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
 
 
-def test_an_answer_is_told(router: Router) -> None:
+def test_a_completion_is_printed(router: Router) -> None:
     answer = run(router.url, "sk-1")
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout == "demo: ' there was' (2 tokens)\n"
-    (models, completions) = router.asked
+    (models, completions) = router.requests
     assert models == ("/v1/models", "Bearer sk-1", None)
     assert completions[0] == "/v1/completions"
     assert completions[2]["model"] == "demo"
 
 
 @pytest.mark.parametrize(
-    ("router", "told"),
+    ("router", "message"),
     [
         ((429, {"error": {"message": "full"}}), '/v1/completions: 429: {"error": {"message"'),
         ((200, {"choices": [{"text": ""}], "usage": {"completion_tokens": 0}}), "no answer: "),
@@ -86,14 +86,14 @@ def test_an_answer_is_told(router: Router) -> None:
     ],
     indirect=["router"],
 )
-def test_no_answer_is_told_with_its_reason(router: Router, told: str) -> None:
+def test_a_failed_completion_is_reported_with_its_reason(router: Router, message: str) -> None:
     answer = run(router.url)
     assert answer.returncode == 1
-    assert answer.stderr.startswith(told)
-    assert router.asked[0][1] is None
+    assert answer.stderr.startswith(message)
+    assert router.requests[0][1] is None
 
 
-def test_nobody_there_is_told() -> None:
+def test_an_unreachable_router_is_reported() -> None:
     with Router() as server:
         url = server.url
     answer = run(url)
@@ -108,11 +108,11 @@ def test_nobody_there_is_told() -> None:
         ("everything", "https://baton-router.models", ["API_KEY"]),
     ],
 )
-def test_the_pod_asks_the_router(scenario: str, url: str, key: list[str]) -> None:
-    (pod,) = released(scenario).all("Pod")
+def test_the_test_pod_calls_the_routers_service(scenario: str, url: str, key: list[str]) -> None:
+    (pod,) = release_of(scenario).all("Pod")
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
     (container,) = pod["spec"]["containers"]
-    script, *given = container["args"]
+    script, *arguments = container["args"]
     assert script.strip() == SCRIPT.read_text().strip()
-    assert given == [url, "120"]
+    assert arguments == [url, "120"]
     assert [each["name"] for each in container.get("env", [])] == key

@@ -1,4 +1,4 @@
-"""What docs/kubernetes.md, and the chart's other pages, say of values is so."""
+"""docs/kubernetes.md and the chart's other pages name existing values, and examples render."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.helm.chart import CHART, Object, render
-from tests.helm.test_schema import named
+from tests.helm.test_schema import named_paths
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -20,16 +20,16 @@ PAGES = {
 }  # fmt: skip
 VALUES: Object = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
-KNOWN = set(named(SCHEMA, SCHEMA["definitions"]))
+KNOWN = set(named_paths(SCHEMA, SCHEMA["definitions"]))
 
 FILES = (".yaml", ".md", ".json", ".py", ".crt", ".key")
 
 PATH = re.compile(r"(?:`|--set )([a-z]\w*(?:\.\w+)+)")
-"""Of a value, as a page names it in code."""
+"""The path of a value, as a page names it in code."""
 
 
 def plain(path: str) -> str:
-    """As the schema knows it: what a pool has is what all have."""
+    """Return the path as in the schema, where the values of a pool are those of poolDefaults."""
     path = path.replace("ROLE", "decode")
     path = re.sub(r"^pools\.\w+\.model\b", "model", path)
     return re.sub(r"^pools\.\w+", "poolDefaults", path)
@@ -45,13 +45,13 @@ def paths() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("page", "path"), paths())
-def test_values_that_are_named_exist(page: str, path: str) -> None:
+def test_values_named_in_docs_exist(page: str, path: str) -> None:
     found = plain(path)
     inside_settings = re.search(r"(^|\.)settings\.", found)
     assert inside_settings or found in KNOWN, f"{page} names {path}"
 
 
-def test_pages_name_values() -> None:
+def test_value_names_are_found_in_docs() -> None:
     assert len(paths()) > 30
 
 
@@ -62,9 +62,9 @@ def blocks() -> list[Object]:
 
 
 @pytest.mark.parametrize("block", blocks(), ids=lambda block: "+".join(block))
-def test_examples_render(block: Object) -> None:
+def test_examples_in_docs_render(block: Object) -> None:
     assert render(block).objects
 
 
-def test_there_are_examples() -> None:
+def test_examples_are_found_in_docs() -> None:
     assert len(blocks()) == 3

@@ -1,8 +1,8 @@
-"""Every object of the values files, as it was last looked at.
+"""Golden files of all objects that the values files render.
 
     pytest tests/helm --rewrite
 
-writes ``golden/`` anew; the diff is for review.
+rewrites ``golden/``, for review by diff.
 """
 
 from pathlib import Path
@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.helm.chart import Object, released
+from tests.helm.chart import Object, release_of
 
 GOLDEN = Path(__file__).with_name("golden")
-LOOKED_AT = ("demo", "gpu", "ray", "everything")
+GOLDEN_SCENARIOS = ("demo", "gpu", "ray", "everything")
 
 
 class Plain(yaml.CSafeDumper):
-    """Texts of several lines as such, and nothing by reference."""
+    """Dumps multi-line strings as blocks, and no YAML aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -33,40 +33,42 @@ Plain.add_representer(str, _text)
 
 
 def masked(each: Object) -> Object:
-    """Without what is drawn anew each time."""
+    """Mask generated secrets, which differ each time."""
     if each["kind"] == "Secret" and "data" in each:
         return each | {"data": dict.fromkeys(each["data"], "…")}
     return each
 
 
 def is_a_file(each: Object) -> bool:
-    """A dashboard, or rules: ``test_watching`` compares them with their files."""
+    """Return whether the object is a dashboard or rules, which ``test_watching`` compares."""
     is_dashboard = any(key.endswith(".json") for key in each.get("data", {}))
     return is_dashboard or each["kind"] == "PrometheusRule"
 
 
-@pytest.mark.parametrize("scenario", LOOKED_AT)
-def test_the_render_is_as_it_was(scenario: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("scenario", GOLDEN_SCENARIOS)
+def test_rendered_objects_equal_the_golden_file(
+    scenario: str, request: pytest.FixtureRequest
+) -> None:
     path = GOLDEN / f"{scenario}.yaml"
-    objects = [masked(each) for each in released(scenario).objects if not is_a_file(each)]
+    objects = [masked(each) for each in release_of(scenario).objects if not is_a_file(each)]
     text = yaml.dump_all(objects, Dumper=Plain, sort_keys=False, allow_unicode=True, width=100)
     if request.config.getoption("--rewrite"):
         path.write_text(text)
     assert text == path.read_text(), "pytest tests/helm --rewrite, and look at the diff"
 
 
-@pytest.mark.parametrize("scenario", LOOKED_AT)
-def test_the_notes_are_as_they_were(scenario: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("scenario", GOLDEN_SCENARIOS)
+def test_notes_equal_the_golden_file(scenario: str, request: pytest.FixtureRequest) -> None:
     path = GOLDEN / f"{scenario}.notes.txt"
-    notes = released(scenario).notes
+    notes = release_of(scenario).notes
     if request.config.getoption("--rewrite"):
         path.write_text(notes)
     assert notes == path.read_text(), "pytest tests/helm --rewrite, and look at the diff"
 
 
 def test_generated_secrets_are_long_and_different() -> None:
-    first = released("demo").one("Secret", "demo-baton-secrets")["data"]
-    second = released("ray").one("Secret", "demo-baton-secrets")["data"]
+    first = release_of("demo").one("Secret", "demo-baton-secrets")["data"]
+    second = release_of("ray").one("Secret", "demo-baton-secrets")["data"]
     drawn = [*first.values(), *second.values()]
     assert len(set(drawn)) == len(drawn) == 8
     assert all(len(text) == 64 for text in drawn)  # 48 letters and digits, in base64

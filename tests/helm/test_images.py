@@ -1,5 +1,5 @@
-"""What images are made of, as far as that can be told without building them: the wheel has all of
-our files and works away from the repository, and the Dockerfile and the chart say the same."""
+"""Container images, as far as can be tested without building them: the wheel has all of our files
+and works outside the repository, and the Dockerfile and the chart agree."""
 
 import re
 import shutil
@@ -26,7 +26,7 @@ BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(s
 
 
 def copied() -> set[str]:
-    """What the image's wheel is built from."""
+    """Return the paths from which the image's wheel is built."""
     stage = DOCKERFILE.split("AS wheel")[1].split("FROM")[0]
     lines = re.findall(r"^COPY (.+) \S+$", stage, flags=re.MULTILINE)
     return {name for line in lines for name in line.split()}
@@ -41,7 +41,7 @@ def constraint(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from what the Dockerfile copies, and nothing else."""
+    """The wheel, built only from what the Dockerfile copies."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in copied():
         path = ROOT / name
@@ -55,7 +55,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_all_of_ours_is_in_the_wheel(wheel: Path) -> None:
+def test_the_wheel_contains_all_package_files(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     ours = {
@@ -68,7 +68,7 @@ def test_all_of_ours_is_in_the_wheel(wheel: Path) -> None:
     assert {"baton/models/demo/model.safetensors", "baton/py.typed"} <= ours
 
 
-def test_the_wheel_works_away_from_the_repository(wheel: Path, tmp_path: Path) -> None:
+def test_the_wheel_works_outside_the_repository(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     code = "import command_line.main as main; print(main.__file__); main.main()"
@@ -93,7 +93,7 @@ def test_images_run_as_the_user_of_the_chart() -> None:
     assert f"--uid {user} --gid {user}" in DOCKERFILE
 
 
-def test_images_begin_with_a_version_that_we_support() -> None:
+def test_images_use_a_supported_python_version() -> None:
     (base,) = re.findall(r"^ARG PYTHON_IMAGE=(\S+)$", DOCKERFILE, flags=re.MULTILINE)
     major, minor = re.fullmatch(r"python:(\d+)\.(\d+)\.\d+-slim-\w+(?:@sha256:\w+)?", base).groups()  # type: ignore[union-attr]
     assert PROJECT["project"]["requires-python"] == ">=3.11"
@@ -128,7 +128,7 @@ def test_workflows_build_what_the_chart_names() -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_workflows_have_least_rights_and_end(path: Path) -> None:
+def test_workflows_have_least_permissions_and_a_timeout(path: Path) -> None:
     workflow = yaml.safe_load(path.read_text())
     assert workflow["permissions"] == {"contents": "read"}
     for job in workflow["jobs"].values():

@@ -1,4 +1,4 @@
-"""Kubernetes itself would take every object: its own schemas, strictly, of three minor versions."""
+"""Every object is strictly valid by Kubernetes' own schemas, of three minor versions."""
 
 import functools
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import kubernetes_validate.utils
 import pytest
 import yaml
 
-from tests.helm.chart import CHART, SCENARIOS, Object, released
+from tests.helm.chart import CHART, SCENARIOS, Object, release_of
 
 VERSIONS = ("1.35", "1.36", "1.37")
 OLDEST = "1.27"
@@ -17,12 +17,12 @@ FOREIGN = {
     "keda.sh/v1alpha1", "ray.io/v1", "cert-manager.io/v1", "monitoring.coreos.com/v1",
     "gateway.networking.k8s.io/v1",
 }  # fmt: skip
-"""Of CRDs, whose schemas Kubernetes doesn't carry."""
+"""API versions of CRDs, whose schemas are not part of Kubernetes."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def schemas_are_read_once() -> Iterator[None]:
-    """Each is some megabytes, and would be read for every object."""
+    """Cache the schemas of some megabytes, which would be read again for every object."""
     read = functools.cache(kubernetes_validate.utils.schema_contents)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kubernetes_validate.utils, "schema_contents", read)
@@ -32,14 +32,14 @@ def schemas_are_read_once() -> Iterator[None]:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_objects_are_valid(scenario: str, version: str) -> None:
-    for each in released(scenario).objects:
+    for each in release_of(scenario).objects:
         if each["apiVersion"] not in FOREIGN:
             kubernetes_validate.validate(each, version, strict=True)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_ray_makes_pods_from_is_valid(version: str) -> None:
-    pods = [pod for pod in released("ray").pods() if pod.owner["kind"] == "RayCluster"]
+def test_pod_templates_of_ray_clusters_are_valid(version: str) -> None:
+    pods = [pod for pod in release_of("ray").pods() if pod.owner["kind"] == "RayCluster"]
     assert len(pods) == 2
     for pod in pods:
         whole: Object = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ray"}}
@@ -47,24 +47,24 @@ def test_what_ray_makes_pods_from_is_valid(version: str) -> None:
 
 
 @pytest.mark.parametrize("scenario", ["demo", "gpu", "autoscaled"])
-def test_the_oldest_kubernetes_takes_what_it_knows(scenario: str) -> None:
-    """All but weights from an OCI image, and what is somebody else's."""
+def test_objects_are_valid_for_the_oldest_supported_kubernetes(scenario: str) -> None:
+    """The scenarios exclude weights from an OCI image and CRDs."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["kubeVersion"] == f">={OLDEST}.0-0"
-    for each in released(scenario).objects:
+    for each in release_of(scenario).objects:
         kubernetes_validate.validate(each, OLDEST, strict=True)
 
 
 def test_a_wrong_object_is_not_valid() -> None:
-    """The schemas are there, and are strict."""
+    """This proves that the schemas are loaded and strict."""
     wrong: Object = {"apiVersion": "v1", "kind": "Service", "spec": {"prots": []}}
     with pytest.raises(kubernetes_validate.ValidationError, match="prots"):
         kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
 
 
-def test_only_what_was_asked_for_needs_a_crd() -> None:
+def test_crds_are_needed_only_for_optional_features() -> None:
     for scenario in ("demo", "gpu", "autoscaled"):
-        assert not {each["apiVersion"] for each in released(scenario).objects} & FOREIGN
-    assert {each["apiVersion"] for each in released("everything").objects} & FOREIGN == (
+        assert not {each["apiVersion"] for each in release_of(scenario).objects} & FOREIGN
+    assert {each["apiVersion"] for each in release_of("everything").objects} & FOREIGN == (
         FOREIGN - {"ray.io/v1"}
     )

@@ -21,7 +21,7 @@ TAG, COMMIT, DIGEST = "v4", "0123456789abcdef" * 2 + "01234567", "sha256:" + "ab
 
 def locked(name: str) -> dict[str, Requirement]:
     """A lock's requirements by canonical name."""
-    lines = lock.parsed((lock.LOCKS / f"{name}.txt").read_text())
+    lines = lock.parse_lock((lock.LOCKS / f"{name}.txt").read_text())
     requirements = [Requirement(line) for line in lines]
     return {canonicalize_name(each.name): each for each in requirements}
 
@@ -46,7 +46,7 @@ def test_there_is_a_lock_for_each_part_of_an_image() -> None:
 def test_each_locked_package_has_one_version_and_hashes(name: str) -> None:
     text = (lock.LOCKS / f"{name}.txt").read_text()
     assert text.startswith(lock.HEADER)
-    for entry in lock.parsed(text).values():
+    for entry in lock.parse_lock(text).values():
         assert re.findall(r"--hash=sha256:[0-9a-f]{64}", entry), entry
         assert re.match(r"[\w.-]+==\S+", entry), entry
 
@@ -89,7 +89,7 @@ def test_releases_are_scanned_and_pushed_only_when_pinned() -> None:
     )
 
 
-def test_what_can_be_moved_is_found(tmp_path: Path) -> None:
+def test_unpinned_references_are_found(tmp_path: Path) -> None:
     path = tmp_path / "workflow.yml"
     path.write_text(
         "# syntax=docker/dockerfile:1\n"
@@ -97,19 +97,19 @@ def test_what_can_be_moved_is_found(tmp_path: Path) -> None:
         "- uses: actions/checkout@v4\n"
         f"- uses: actions/checkout@{COMMIT} # v4\n"
     )
-    found = [(pin.line, pin.is_pinned) for pin in pins.pins_of(path)]
+    found = [(pin.line, pin.is_pinned) for pin in pins.find_references(path)]
     assert found == [(1, False), (2, True), (3, False), (4, True)]
 
 
-def test_pins_follow_their_tags() -> None:
-    asked: list[tuple[str, str]] = []
+def test_tags_are_replaced_by_pinned_digests() -> None:
+    lookups: list[tuple[str, str]] = []
 
     def commit_of(repository: str, tag: str) -> str:
-        asked.append((repository, tag))
+        lookups.append((repository, tag))
         return COMMIT
 
     def digest_of(name: str, tag: str) -> str:
-        asked.append((name, tag))
+        lookups.append((name, tag))
         return DIGEST
 
     text = (
@@ -119,12 +119,12 @@ def test_pins_follow_their_tags() -> None:
         f"# syntax=docker/dockerfile:1@{DIGEST}\n- uses: actions/checkout@{COMMIT} # v4\n"
         f"- uses: a/b/sub@{COMMIT} # v2.1\n"
     )
-    assert pins.pinned(text, commit_of, digest_of) == expected
-    assert pins.pinned(expected, commit_of, digest_of) == expected
-    assert asked[:3] == [("actions/checkout", "v4"), ("a/b", "v2.1"), ("docker/dockerfile", "1")]
+    assert pins.pin_references(text, commit_of, digest_of) == expected
+    assert pins.pin_references(expected, commit_of, digest_of) == expected
+    assert lookups[:3] == [("actions/checkout", "v4"), ("a/b", "v2.1"), ("docker/dockerfile", "1")]
 
 
 def test_every_action_and_base_image_is_known_to_the_check() -> None:
-    texts = {path: path.read_text() for path in pins.files()}
+    texts = {path: path.read_text() for path in pins.files_with_references()}
     num_named = sum(text.count("uses:") for text in texts.values()) + 2
-    assert sum(len(pins.pins_of(path)) for path in texts) == num_named
+    assert sum(len(pins.find_references(path)) for path in texts) == num_named

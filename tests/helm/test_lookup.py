@@ -1,5 +1,5 @@
-"""What the chart makes of what the cluster has already: Helm 4 looks it up at an API server of our
-own. (``tests/kube/test_helm.py`` installs and upgrades.)"""
+"""The chart's lookups of existing objects: Helm 4 renders against the API server of ``tests/kube``.
+(``tests/kube/test_helm.py`` installs and upgrades.)"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from helm_python import Chart, Config, HelmError
 
 from baton.clock import SystemClock
-from tests.helm.chart import CHART, Object, Release, collected, render, setting
+from tests.helm.chart import CHART, Object, Release, make_values, parse_release, render
 from tests.kube.api import Api
 from tests.kube.instant import add_node
 from tests.kube.kinds import CONFIG_MAP, DEPLOYMENT, SECRET
@@ -19,22 +19,22 @@ GPU = "nvidia.com/gpu"
 
 
 class Kubernetes:
-    """A namespace, as Helm finds it."""
+    """A cluster with objects that the chart looks up."""
 
     def __init__(self, api: Api, helm: Config) -> None:
         self.api, self.helm = api, helm
 
     def render(self, values: Object) -> Release:
-        """With whatever is there looked up, and nothing written."""
+        """Render the chart with lookups, without writing anything."""
         with Chart.load(CHART) as chart:
-            return collected(self.helm.render(chart, values, name="baton", namespace="default"))
+            return parse_release(self.helm.render(chart, values, name="baton", namespace="default"))
 
     def add_deployment(self, replicas: int) -> None:
-        (made,) = [each for each in render({}, release="baton").all("Deployment")
-                   if each["metadata"]["name"] == DECODE]  # fmt: skip
-        made["spec"]["replicas"] = replicas
-        made["metadata"]["namespace"] = "default"
-        self.api.create(DEPLOYMENT, made)
+        (found,) = [each for each in render({}, release="baton").all("Deployment")
+                    if each["metadata"]["name"] == DECODE]  # fmt: skip
+        found["spec"]["replicas"] = replicas
+        found["metadata"]["namespace"] = "default"
+        self.api.create(DEPLOYMENT, found)
 
     def add_secret(self, name: str, *keys: str) -> None:
         metadata = {"name": name, "namespace": "default"}
@@ -65,48 +65,50 @@ def kubernetes(tmp_path: Path) -> Iterator[Kubernetes]:
 
 
 @pytest.mark.parametrize(("owner", "count"), [("external", 5), ("chart", 2)])
-def test_whose_replicas_are_rendered(kubernetes: Kubernetes, owner: str, count: int) -> None:
-    values = setting(replicasManagedBy=owner, pools__decode__replicas=2)
+def test_externally_managed_replicas_are_kept(
+    kubernetes: Kubernetes, owner: str, count: int
+) -> None:
+    values = make_values(replicasManagedBy=owner, pools__decode__replicas=2)
     assert size(kubernetes.render(values)) == 2
     kubernetes.add_deployment(replicas=5)
     assert size(kubernetes.render(values)) == count
 
 
-def test_none_is_a_number_of_replicas_too(kubernetes: Kubernetes) -> None:
+def test_zero_replicas_are_kept(kubernetes: Kubernetes) -> None:
     kubernetes.add_deployment(replicas=0)
-    assert size(kubernetes.render(setting(replicasManagedBy="external"))) == 0
+    assert size(kubernetes.render(make_values(replicasManagedBy="external"))) == 0
 
 
-def test_a_pool_keeps_its_role(kubernetes: Kubernetes) -> None:
-    """By which its Deployment finds its pods."""
+def test_changing_the_role_of_a_pool_is_refused(kubernetes: Kubernetes) -> None:
+    """The role is part of the Deployment's selector, which is immutable."""
     kubernetes.add_deployment(replicas=1)
-    values = setting(pools__decode__role="prefill", pools__other__role="decode")
-    told = "pools.decode has the role decode, and a Deployment can't change it: give the prefill"
-    with pytest.raises(HelmError, match=f"{told} pool another name"):
+    values = make_values(pools__decode__role="prefill", pools__other__role="decode")
+    message = "pools.decode has the role decode, and a Deployment can't change it: give the prefill"
+    with pytest.raises(HelmError, match=f"{message} pool another name"):
         kubernetes.render(values)
 
 
 # -- secrets -------------------------------------------------------------------------------
 
 
-def test_generated_secrets_are_kept_and_what_is_missing_is_made(kubernetes: Kubernetes) -> None:
+def test_generated_secrets_are_kept_and_missing_ones_are_added(kubernetes: Kubernetes) -> None:
     kubernetes.add_secret("baton-secrets", "cluster-secret", "admin-key")
     data = kubernetes.render({}).one("Secret", "baton-secrets")["data"]
     assert (data["cluster-secret"], data["admin-key"]) == ("eA==", "eA==")
     assert len(data["tenant-secret"]) == len(data["redis-password"]) == 64
 
 
-def test_a_missing_secret_is_told_before_anything_is_installed(kubernetes: Kubernetes) -> None:
-    values = setting(secrets__existingSecret="mine", auth__existingSecret="tenants")
-    with pytest.raises(HelmError) as told:
+def test_a_missing_secret_is_reported_before_installing(kubernetes: Kubernetes) -> None:
+    values = make_values(secrets__existingSecret="mine", auth__existingSecret="tenants")
+    with pytest.raises(HelmError) as message:
         kubernetes.render(values)
     where = "in the namespace default"
-    assert f"secrets.existingSecret: there is no Secret mine {where}" in str(told.value)
-    assert f"auth.existingSecret: there is no Secret tenants {where}" in str(told.value)
+    assert f"secrets.existingSecret: there is no Secret mine {where}" in str(message.value)
+    assert f"auth.existingSecret: there is no Secret tenants {where}" in str(message.value)
 
 
-def test_a_secret_without_a_key_is_told(kubernetes: Kubernetes) -> None:
-    values = setting(secrets__existingSecret="mine")
+def test_a_secret_without_a_key_is_reported(kubernetes: Kubernetes) -> None:
+    values = make_values(secrets__existingSecret="mine")
     kubernetes.add_secret("mine", "cluster-secret", "tenant-secret", "admin-key")
     with pytest.raises(HelmError, match="the Secret mine has no key redis-password"):
         kubernetes.render(values)
@@ -115,25 +117,25 @@ def test_a_secret_without_a_key_is_told(kubernetes: Kubernetes) -> None:
     assert "baton-secrets" not in kubernetes.render(values).names("Secret")
 
 
-def test_a_missing_claim_is_told(kubernetes: Kubernetes) -> None:
-    values = setting(model__source="pvc", model__pvc__claimName="weights")
+def test_a_missing_claim_is_reported(kubernetes: Kubernetes) -> None:
+    values = make_values(model__source="pvc", model__pvc__claimName="weights")
     with pytest.raises(HelmError, match="there is no PersistentVolumeClaim weights"):
         kubernetes.render(values)
-    assert kubernetes.render(values | setting(checks__existing=False)).objects
+    assert kubernetes.render(values | make_values(checks__existing=False)).objects
 
 
 # -- notes ---------------------------------------------------------------------------------
 
 
-def test_nodes_without_gpus_are_warned_of(kubernetes: Kubernetes) -> None:
-    values = setting(pools__decode__gpu__count=1)
+def test_the_notes_warn_of_nodes_without_gpus(kubernetes: Kubernetes) -> None:
+    values = make_values(pools__decode__gpu__count=1)
     add_node(kubernetes.api, "node-1")
-    told = f"No node has {GPU} now: pods of pools.decode stay Pending"
-    assert told in kubernetes.render(values).notes
+    message = f"No node has {GPU} now: pods of pools.decode stay Pending"
+    assert message in kubernetes.render(values).notes
     add_node(kubernetes.api, "node-2", {GPU: "8"})
-    assert told not in kubernetes.render(values).notes
+    assert message not in kubernetes.render(values).notes
 
 
-def test_a_missing_runtime_class_is_warned_of(kubernetes: Kubernetes) -> None:
-    notes = kubernetes.render(setting(pools__decode__runtimeClassName="nvidia")).notes
+def test_the_notes_warn_of_a_missing_runtime_class(kubernetes: Kubernetes) -> None:
+    notes = kubernetes.render(make_values(pools__decode__runtimeClassName="nvidia")).notes
     assert "There is no RuntimeClass nvidia: no pod of pools.decode can be created" in notes

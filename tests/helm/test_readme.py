@@ -1,4 +1,4 @@
-"""The chart's README tells of its values as they are."""
+"""The table of values in the chart's README is up to date."""
 
 import yaml
 
@@ -23,12 +23,12 @@ name: ""
 """
 
 
-def test_the_readme_is_fresh() -> None:
+def test_the_readme_is_up_to_date() -> None:
     text = README.read_text()
     assert text == filled(text, VALUES.read_text()), "python -m tools.chart_readme"
 
 
-def test_keys_are_found_where_they_stand() -> None:
+def test_documented_keys_are_found_with_their_sections() -> None:
     one, two = sections(SAMPLE)
     assert (one.title, two.title) == ("One", "Two")
     assert one.rows == [
@@ -38,7 +38,7 @@ def test_keys_are_found_where_they_stand() -> None:
     assert two.rows == [ValuesRow("name", "", "Nothing.")]
 
 
-def test_what_is_between_the_marks_is_written_anew() -> None:
+def test_the_text_between_the_markers_is_replaced() -> None:
     readme = "before\n<!-- values: begin -->\nold\n<!-- values: end -->\nafter\n"
     text = filled(readme, SAMPLE)
     assert text.startswith("before\n<!-- values: begin -->\n\n### One\n")
@@ -48,8 +48,8 @@ def test_what_is_between_the_marks_is_written_anew() -> None:
     assert filled(text, SAMPLE) == text
 
 
-def test_every_top_level_value_is_told_of() -> None:
+def test_every_top_level_value_is_documented() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    told = {row.path.partition(".")[0] for section in sections(VALUES.read_text())
+    documented = {row.path.partition(".")[0] for section in sections(VALUES.read_text())
             for row in section.rows}  # fmt: skip
-    assert set(values) - told == {"probes"}
+    assert set(values) - documented == {"probes"}

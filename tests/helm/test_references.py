@@ -1,11 +1,11 @@
-"""Everything that one object says of another is so."""
+"""References between objects are valid: selectors, names, volumes and network policies."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
-from tests.helm.chart import SCENARIOS, Object, Pod, Release, released, render, setting
+from tests.helm.chart import SCENARIOS, Object, Pod, Release, make_values, release_of, render
 
 EVERY = pytest.mark.parametrize("scenario", SCENARIOS)
 
@@ -22,11 +22,11 @@ OUTSIDE = {
         ("Secret", "baton-router-tls"), ("Secret", "baton-rpc-tls"),
     },
 }  # fmt: skip
-"""What a scenario's values name that must be there before, or comes by itself."""
+"""Objects that a scenario refers to and that the chart does not create."""
 
 
 def selects(selector: Object, labels: Mapping[str, str]) -> bool:
-    """As Kubernetes does; the operator In alone."""
+    """Evaluate a label selector; of the operators, only In is supported."""
     for each in selector.get("matchExpressions", []):
         assert each["operator"] == "In"
         if labels.get(each["key"]) not in each["values"]:
@@ -43,8 +43,8 @@ def chosen(release: Release, selector: Object) -> set[str]:
 
 
 @EVERY
-def test_an_owner_selects_its_own_pods_and_no_others(scenario: str) -> None:
-    release = released(scenario)
+def test_workloads_and_budgets_select_only_their_own_pods(scenario: str) -> None:
+    release = release_of(scenario)
     for kind in ("Deployment", "StatefulSet", "PodDisruptionBudget"):
         for owner in release.all(kind):
             name = owner["metadata"]["name"]
@@ -52,8 +52,8 @@ def test_an_owner_selects_its_own_pods_and_no_others(scenario: str) -> None:
 
 
 @EVERY
-def test_a_service_leads_to_pods_with_its_ports(scenario: str) -> None:
-    release = released(scenario)
+def test_a_service_selects_pods_that_have_its_ports(scenario: str) -> None:
+    release = release_of(scenario)
     for service in release.all("Service"):
         selector = {"matchLabels": service["spec"]["selector"]}
         pods = [pod for pod in release.pods() if selects(selector, pod.labels)]
@@ -63,17 +63,17 @@ def test_a_service_leads_to_pods_with_its_ports(scenario: str) -> None:
 
 
 @EVERY
-def test_a_spread_is_about_its_own_pods(scenario: str) -> None:
-    release = released(scenario)
+def test_topology_spread_constraints_select_their_own_pods(scenario: str) -> None:
+    release = release_of(scenario)
     for pod in release.pods():
         for constraint in pod.spec.get("topologySpreadConstraints", []):
             assert chosen(release, constraint["labelSelector"]) == {pod.name}
 
 
 @EVERY
-def test_labels_tell_cluster_role_and_pool(scenario: str) -> None:
-    """The pools backend looks for them on Deployments and on pods."""
-    for pod in released(scenario).pods():
+def test_pods_and_owners_have_labels_for_cluster_role_and_pool(scenario: str) -> None:
+    """The Kubernetes pools backend finds Deployments and pods by these labels."""
+    for pod in release_of(scenario).pods():
         owner = pod.owner["metadata"]["labels"]
         for label in ("app.kubernetes.io/part-of", "baton.dev/cluster"):
             assert pod.labels[label] == owner[label]
@@ -87,12 +87,12 @@ def test_labels_tell_cluster_role_and_pool(scenario: str) -> None:
 
 @EVERY
 def test_a_program_serves_the_role_of_its_labels(scenario: str) -> None:
-    for pod in released(scenario).serving():
+    for pod in release_of(scenario).serving():
         assert pod.main["command"] == ["baton", "serve", pod.role]
 
 
-def test_chart_versions_restart_nobody() -> None:
-    for pod in released("demo").pods():
+def test_a_new_chart_version_restarts_no_pod() -> None:
+    for pod in release_of("demo").pods():
         if pod.owner["kind"] != "Pod":
             assert "helm.sh/chart" not in pod.labels
             assert "app.kubernetes.io/version" not in pod.labels
@@ -101,8 +101,8 @@ def test_chart_versions_restart_nobody() -> None:
 # -- names ---------------------------------------------------------------------------------
 
 
-def asked(pod: Pod) -> Iterator[tuple[str, str]]:
-    """Kind and name of all that a pod can't start without."""
+def required_by(pod: Pod) -> Iterator[tuple[str, str]]:
+    """Yield kind and name of all objects without which a pod can't start."""
     spec = pod.spec
     yield "ServiceAccount", spec["serviceAccountName"]
     for secret in spec.get("imagePullSecrets", []):
@@ -121,9 +121,9 @@ def asked(pod: Pod) -> Iterator[tuple[str, str]]:
 
 
 @EVERY
-def test_whatever_pods_name_is_there(scenario: str) -> None:
-    release = released(scenario)
-    named = {each for pod in release.pods() for each in asked(pod)}
+def test_objects_that_pods_refer_to_exist(scenario: str) -> None:
+    release = release_of(scenario)
+    named = {each for pod in release.pods() for each in required_by(pod)}
     for ingress in release.all("Ingress"):
         named |= {("Secret", tls["secretName"]) for tls in ingress["spec"].get("tls", [])}
     rendered = {(each["kind"], each["metadata"]["name"]) for each in release.objects}
@@ -131,8 +131,8 @@ def test_whatever_pods_name_is_there(scenario: str) -> None:
 
 
 @EVERY
-def test_keys_of_our_own_secrets_are_there(scenario: str) -> None:
-    release = released(scenario)
+def test_keys_of_the_charts_secrets_exist(scenario: str) -> None:
+    release = release_of(scenario)
     for pod in release.pods():
         for container in pod.containers:
             for each in container.get("env", []):
@@ -143,7 +143,7 @@ def test_keys_of_our_own_secrets_are_there(scenario: str) -> None:
 
 @EVERY
 def test_mounts_have_volumes_and_volumes_are_mounted(scenario: str) -> None:
-    for pod in released(scenario).pods():
+    for pod in release_of(scenario).pods():
         mounts = [each for c in pod.containers for each in c.get("volumeMounts", [])]
         claims = pod.owner.get("spec", {}).get("volumeClaimTemplates", [])
         volumes = [each["name"] for each in pod.spec.get("volumes", [])]
@@ -158,7 +158,7 @@ def test_mounts_have_volumes_and_volumes_are_mounted(scenario: str) -> None:
 @EVERY
 def test_variables_refer_to_earlier_ones(scenario: str) -> None:
     """Kubernetes leaves $(NAME) as it is where NAME comes later."""
-    for pod in released(scenario).pods():
+    for pod in release_of(scenario).pods():
         for container in pod.containers:
             seen: set[str] = set()
             for each in container.get("env", []):
@@ -173,15 +173,15 @@ def names_in(text: str) -> list[str]:
 
 
 @EVERY
-def test_no_object_is_there_twice(scenario: str) -> None:
-    names = [(each["kind"], each["metadata"]["name"]) for each in released(scenario).objects]
+def test_object_names_are_unique(scenario: str) -> None:
+    names = [(each["kind"], each["metadata"]["name"]) for each in release_of(scenario).objects]
     assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("release", ["a" * 53, "x.y", "baton", "my-baton-2"])
 def test_names_fit_whatever_the_release_is_called(release: str) -> None:
     pool: dict[str, Any] = {"role": "decode"}
-    values = setting(pools__abcdefghijklmnopqrst=pool, kvstore__enabled=True)
+    values = make_values(pools__abcdefghijklmnopqrst=pool, kvstore__enabled=True)
     rendered = render(values, release=release)
     for each in rendered.objects:
         name = each["metadata"]["name"]
@@ -195,11 +195,11 @@ def test_two_long_releases_do_not_share_names() -> None:
     assert not first & second
 
 
-# -- walls ---------------------------------------------------------------------------------
+# -- network policies ----------------------------------------------------------------------
 
 
 def may_reach(release: Release, role: str) -> dict[str, list[int] | None]:
-    """Roles that policies let in to a role's pods, with the ports (None: all of them)."""
+    """Return the roles that may connect to a role's pods, with the ports (None means all)."""
     target = next(pod for pod in release.pods() if pod.role == role)
     roles = sorted({pod.role for pod in release.pods()})
     reach: dict[str, list[int] | None] = {}
@@ -218,7 +218,8 @@ def may_reach(release: Release, role: str) -> dict[str, list[int] | None]:
 
 
 def lets_in(rule: Object, source: Pod) -> bool:
-    """A peer that names only namespaces is for metrics, and asked for apart."""
+    """Return whether a rule allows a pod. Peers with only a namespace selector are for metrics, and
+    are ignored."""
     if "from" not in rule:
         return True
     peers = [peer["podSelector"] for peer in rule["from"] if "podSelector" in peer]
@@ -226,7 +227,7 @@ def lets_in(rule: Object, source: Pod) -> bool:
 
 
 def test_only_the_right_roles_reach_each_other() -> None:
-    release = render(setting(kvstore__enabled=True))
+    release = render(make_values(kvstore__enabled=True))
     rpc = [7000, 7001]
     workers = dict.fromkeys(("decode", "kvstore", "prefill"))
     assert may_reach(release, "conductor") == {"router": rpc, "conductor": rpc}
@@ -238,19 +239,19 @@ def test_only_the_right_roles_reach_each_other() -> None:
     assert may_reach(release, "router") == {role: [8000] for role in everybody}
 
 
-def test_who_may_ask_the_router_can_be_bounded() -> None:
-    reach = may_reach(released("everything"), "router")
+def test_access_to_the_router_can_be_restricted() -> None:
+    reach = may_reach(release_of("everything"), "router")
     assert reach == {"test": [8000]}
 
 
 @EVERY
-def test_every_pod_but_the_test_has_a_wall(scenario: str) -> None:
-    release = released(scenario)
+def test_every_pod_except_the_test_has_a_network_policy(scenario: str) -> None:
+    release = release_of(scenario)
     for pod in release.pods():
-        walls = [
+        policies = [
             policy["metadata"]["name"]
             for policy in release.all("NetworkPolicy")
             if "Ingress" in policy["spec"]["policyTypes"]
             and selects(policy["spec"]["podSelector"], pod.labels)
         ]
-        assert bool(walls) is (pod.role != "test"), pod.name
+        assert bool(policies) is (pod.role != "test"), pod.name

@@ -1,5 +1,4 @@
-"""Values that values.schema.json refuses, each by its name; and those of every file, which it
-takes."""
+"""values.schema.json refuses invalid values by name, and accepts those of every values file."""
 
 import json
 import re
@@ -10,13 +9,13 @@ import pytest
 import yaml
 from helm_python import HelmValuesError, lint
 
-from tests.helm.chart import CHART, SCENARIOS, overlaid, render, values_of
+from tests.helm.chart import CHART, SCENARIOS, render, values_of, with_value
 
 UNKNOWN = "additional properties '{}' not allowed"
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "told"),
+    ("path", "value", "message"),
     [
         # Typing errors
         ("pool", {}, UNKNOWN.format("pool")),
@@ -29,7 +28,7 @@ UNKNOWN = "additional properties '{}' not allowed"
         ("router.ingres", {}, "'/router': " + UNKNOWN.format("ingres")),
         ("images.worker", {}, "'/images': " + UNKNOWN.format("worker")),
         ("pools.decode.tolerations", [{"keys": "gpu"}], "decode/tolerations/0"),
-        # What is the chart's own
+        # Settings that the chart sets itself
         ("settings.redis_url", "redis://x", UNKNOWN.format("redis_url")),
         ("settings.autoscale", "on", UNKNOWN.format("autoscale")),
         ("router.settings.api_keys", "key=tenant", UNKNOWN.format("api_keys")),
@@ -44,7 +43,7 @@ UNKNOWN = "additional properties '{}' not allowed"
         ("settings.tenant_fairness", 1, "'/settings/tenant_fairness'"),
         ("traces.sample", 1.5, "'/traces/sample'"),
         ("security.user", 0, "'/security/user'"),
-        # Words
+        # Enumerations
         ("replicasManagedBy", "nobody", "'/replicasManagedBy'"),
         ("pools.decode.role", "router", "'/pools/decode/role'"),
         ("model.source", "s3", "'/model/source'"),
@@ -52,7 +51,7 @@ UNKNOWN = "additional properties '{}' not allowed"
         ("monitoring.podMonitor", "maybe", "'/monitoring/podMonitor'"),
         ("settings.store_eviction", "random", "'/settings/store_eviction'"),
         ("images.pullPolicy", "Sometimes", "'/images/pullPolicy'"),
-        # Forms
+        # Patterns
         ("cluster", "My_Cluster", "'/cluster'"),
         ("images.cpu.tag", "latest", "'/images/cpu/tag'"),
         ("images.cpu.digest", "sha256:12", "'/images/cpu/digest'"),
@@ -68,10 +67,10 @@ UNKNOWN = "additional properties '{}' not allowed"
         ("monitoring.interval", "15", "'/monitoring/interval'"),
     ],
 )
-def test_wrong_values_are_refused_by_name(path: str, value: Any, told: str) -> None:
+def test_wrong_values_are_refused_by_name(path: str, value: Any, message: str) -> None:
     with pytest.raises(HelmValuesError) as refused:
-        render(overlaid({}, path, value))
-    assert told in str(refused.value)
+        render(with_value({}, path, value))
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +87,8 @@ def test_wrong_values_are_refused_by_name(path: str, value: Any, told: str) -> N
         ("images.cpu.registry", "registry.example.com:5000"),
     ],
 )
-def test_right_values_are_taken(path: str, value: Any) -> None:
-    values = overlaid({"pools": {"other": {"role": "decode"}}}, path, value)
+def test_valid_values_are_accepted(path: str, value: Any) -> None:
+    values = with_value({"pools": {"other": {"role": "decode"}}}, path, value)
     assert render(values).objects
 
 
@@ -97,17 +96,17 @@ OPEN = {
     "global", "settings", "resources", "supervisorResources", "strategy", "issuerRef", "behavior",
     "resourceClaims", "poolDefaults.model", "pools", "labels", "annotations",
 }  # fmt: skip
-"""Whose inside has no default, or is as somewhere else."""
+"""Values whose content has no defaults, or is described elsewhere."""
 
 
-def named(schema: Any, definitions: Any, path: str = "") -> Iterator[str]:
-    """Paths of all values that the schema knows by name."""
+def named_paths(schema: Any, definitions: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths of all values that the schema names."""
     if "$ref" in schema:
         schema = definitions[schema["$ref"].rpartition("/")[2]]
     for name, inner in schema.get("properties", {}).items():
         yield f"{path}{name}"
         if not {name, f"{path}{name}"} & OPEN:
-            yield from named(inner, definitions, f"{path}{name}.")
+            yield from named_paths(inner, definitions, f"{path}{name}.")
 
 
 def leaves(values: Any, path: str = "") -> Iterator[str]:
@@ -117,14 +116,14 @@ def leaves(values: Any, path: str = "") -> Iterator[str]:
             yield from leaves(inner, f"{path}{name}.")
 
 
-def test_whatever_the_schema_knows_has_a_default() -> None:
+def test_every_value_in_the_schema_has_a_default() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    known = set(named(schema, schema["definitions"])) - {"global"}
+    known = set(named_paths(schema, schema["definitions"])) - {"global"}
     assert known - set(leaves(values)) == set()
 
 
-def test_whatever_has_a_default_is_used() -> None:
+def test_every_default_is_used_in_a_template() -> None:
     texts = [path.read_text() for path in (CHART / "templates").rglob("*.*")]
     used = set(re.findall(r'[."](\w+)', " ".join(texts)))
     values = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -133,7 +132,7 @@ def test_whatever_has_a_default_is_used() -> None:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_helm_finds_nothing_to_say(scenario: str) -> None:
+def test_helm_lint_passes(scenario: str) -> None:
     report = lint(CHART, values_of(scenario), strict=True, kube_version="v1.36.0")
-    told = [each["error"] for each in report["messages"]]
-    assert (report["errors"], told) == ([], ["icon is recommended"])
+    message = [each["error"] for each in report["messages"]]
+    assert (report["errors"], message) == ([], ["icon is recommended"])

@@ -1,5 +1,5 @@
-"""Every program of the chart understands what it is told: its variables and its file, read by
-``baton.config`` itself."""
+"""The settings of every program in the chart, from its environment and config file, as
+``baton.config`` reads them."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,8 @@ import pytest
 
 from baton.config import Settings, load_settings
 from router.tenants.tenants_file import load_tenants_file
-from tests.helm.chart import CHART, SCENARIOS, Object, Pod, Release, released, render, setting
-from tests.helm.owned import OWNED, settings_schema
+from tests.helm.chart import CHART, SCENARIOS, Object, Pod, Release, make_values, release_of, render
+from tests.helm.owned import CHART_SETTINGS, settings_schema
 
 EVERY = pytest.mark.parametrize("scenario", SCENARIOS)
 
@@ -21,17 +21,17 @@ FIELDS = {
 
 
 def environment(pod: Pod) -> dict[str, str]:
-    """As the kubelet makes it; what is secret is the name of its key."""
-    told: dict[str, str] = {}
+    """Return the environment as the kubelet makes it; a secret's value is the name of its key."""
+    variables: dict[str, str] = {}
     for each in pod.main["env"]:
         value = each.get("value", "")
         if source := each.get("valueFrom"):
             key = source.get("secretKeyRef", {}).get("key")
             value = key or FIELDS[source["fieldRef"]["fieldPath"]]
-        for name, known in told.items():
+        for name, known in variables.items():
             value = value.replace(f"$({name})", known)
-        told[each["name"]] = value
-    return told
+        variables[each["name"]] = value
+    return variables
 
 
 def settings_of(
@@ -40,10 +40,10 @@ def settings_of(
     config = folder / "baton.yaml"
     name = f"{pod.spec['volumes'][0]['configMap']['name']}"
     config.write_text(release.one("ConfigMap", name)["data"]["baton.yaml"])
-    told = environment(pod)
-    assert told.pop("BATON_CONFIG") == "/etc/baton/baton.yaml"
+    variables = environment(pod)
+    assert variables.pop("BATON_CONFIG") == "/etc/baton/baton.yaml"
     with monkeypatch.context() as patch:
-        for variable, value in told.items():
+        for variable, value in variables.items():
             patch.setenv(variable, value)
         patch.setenv("BATON_CONFIG", str(config))
         return load_settings()
@@ -53,7 +53,7 @@ def settings_of(
 def test_every_program_starts_with_its_settings(
     scenario: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    release = released(scenario)
+    release = release_of(scenario)
     for pod in release.serving():
         settings = settings_of(pod, release, tmp_path, monkeypatch)
         assert settings.cluster == pod.labels["baton.dev/cluster"]
@@ -70,7 +70,7 @@ def test_every_program_starts_with_its_settings(
 def test_ray_supervisors_start_with_their_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    release = released("ray")
+    release = release_of("ray")
     (pod,) = [pod for pod in release.pods() if pod.role == "router"]
     settings = settings_of(pod, release, tmp_path, monkeypatch)
     assert (settings.on, settings.ray_address) == ("ray", "10.0.0.7:6379")
@@ -85,7 +85,7 @@ def loaded(pool: str, values: Object, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "meant"),
+    ("name", "value", "expected"),
     [
         ("max_running", 128, 128),
         ("pool_bytes", "64GiB", 64 * 2**30),
@@ -96,14 +96,15 @@ def loaded(pool: str, values: Object, tmp_path: Path, monkeypatch: pytest.Monkey
         ("read_alone", "auto", "auto"),
     ],
 )
-def test_a_setting_arrives_as_it_was_given(
-    name: str, value: Any, meant: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_setting_reaches_its_program(
+    name: str, value: Any, expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To one pool by its environment, to all by the file, which the environment overrides."""
+    """A pool's setting is passed by its environment; a common one by the config file, which the
+    environment overrides."""
     one = {"pools": {"decode": {"settings": {name: value}}}}
-    assert getattr(loaded("decode", one, tmp_path, monkeypatch), name) == meant
+    assert getattr(loaded("decode", one, tmp_path, monkeypatch), name) == expected
     every = loaded("decode", {"settings": {name: value}}, tmp_path, monkeypatch)
-    assert getattr(every, name) == meant
+    assert getattr(every, name) == expected
     both = {"settings": {"max_running": 1}, "poolDefaults": {"settings": {"max_running": 2}}}
     assert loaded("prefill", both, tmp_path, monkeypatch).max_running == 2
 
@@ -112,26 +113,32 @@ def test_a_setting_arrives_as_it_was_given(
     ("values", "device", "threads"),
     [
         ({}, "cpu", 1),
-        (setting(pools__decode__gpu__count=1), "cuda", 1),
-        (setting(pools__decode__image="cuda"), "cuda", 1),
-        (setting(pools__decode__resources__requests__cpu="2500m"), "cpu", 3),
-        (setting(pools__decode__resources__requests__cpu=4), "cpu", 4),
-        (setting(pools__decode__resources__limits__cpu="2"), "cpu", 2),
-        (setting(pools__decode__settings__threads=0), "cpu", 0),
-        (setting(settings__threads=7), "cpu", 7),
-        (setting(poolDefaults__resources__requests__cpu=None), "cpu", 0),
-        (setting(pools__decode__gpu__count=2, pools__decode__settings__device="auto"), "auto", 1),
+        (make_values(pools__decode__gpu__count=1), "cuda", 1),
+        (make_values(pools__decode__image="cuda"), "cuda", 1),
+        (make_values(pools__decode__resources__requests__cpu="2500m"), "cpu", 3),
+        (make_values(pools__decode__resources__requests__cpu=4), "cpu", 4),
+        (make_values(pools__decode__resources__limits__cpu="2"), "cpu", 2),
+        (make_values(pools__decode__settings__threads=0), "cpu", 0),
+        (make_values(settings__threads=7), "cpu", 7),
+        (make_values(poolDefaults__resources__requests__cpu=None), "cpu", 0),
+        (
+            make_values(pools__decode__gpu__count=2, pools__decode__settings__device="auto"),
+            "auto",
+            1,
+        ),
     ],
 )
-def test_device_and_threads_follow_from_what_is_asked_for(
+def test_device_and_threads_follow_from_the_resources(
     values: Object, device: str, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = loaded("decode", values, tmp_path, monkeypatch)
     assert (settings.device, settings.threads) == (device, threads)
 
 
-def test_where_the_model_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    release = released("everything")
+def test_each_program_gets_the_location_of_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = release_of("everything")
     models = {
         pod.name: settings_of(pod, release, tmp_path, monkeypatch).model
         for pod in release.serving()
@@ -144,10 +151,8 @@ def test_where_the_model_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     }  # fmt: skip
 
 
-def test_the_autoscaler_is_the_conductors_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    release = released("autoscaled")
+def test_only_conductors_autoscale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = release_of("autoscaled")
     for pod in release.serving():
         settings = settings_of(pod, release, tmp_path, monkeypatch)
         assert settings.autoscale == ("on" if pod.role == "conductor" else "off")
@@ -169,12 +174,12 @@ def test_a_changed_setting_restarts_pods_and_a_changed_size_does_not() -> None:
                        for each in deployments]  # fmt: skip
         return {each["checksum/config"] for each in annotations if each}
 
-    assert sums({}) == sums(setting(pools__decode__replicas=7))
-    assert sums({}).isdisjoint(sums(setting(settings__max_running=7)))
+    assert sums({}) == sums(make_values(pools__decode__replicas=7))
+    assert sums({}).isdisjoint(sums(make_values(settings__max_running=7)))
 
 
-def test_the_schema_knows_the_settings(request: pytest.FixtureRequest) -> None:
-    """``pytest tests/helm --rewrite`` writes them anew."""
+def test_the_values_schema_contains_all_settings(request: pytest.FixtureRequest) -> None:
+    """``pytest tests/helm --rewrite`` updates the schema."""
     path = CHART / "values.schema.json"
     schema = json.loads(path.read_text())
     if request.config.getoption("--rewrite"):
@@ -184,12 +189,12 @@ def test_the_schema_knows_the_settings(request: pytest.FixtureRequest) -> None:
     assert known == settings_schema(), "pytest tests/helm --rewrite, and look at the diff"
 
 
-def test_the_charts_own_settings_are_settings() -> None:
-    assert set(Settings.model_fields) >= OWNED
+def test_settings_that_the_chart_sets_exist() -> None:
+    assert set(Settings.model_fields) >= CHART_SETTINGS
 
 
-def test_tenants_are_a_tenants_file(tmp_path: Path) -> None:
-    secret = released("everything").one("Secret", "baton-tenants")
+def test_tenants_are_rendered_as_a_tenants_file(tmp_path: Path) -> None:
+    secret = release_of("everything").one("Secret", "baton-tenants")
     path = tmp_path / "tenants.yaml"
     path.write_text(secret["stringData"]["tenants.yaml"])
     (tenant,) = load_tenants_file(path).tenants.values()

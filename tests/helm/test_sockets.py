@@ -1,11 +1,11 @@
-"""Every port of every pod is one of the table in docs/network.md, and has a lock."""
+"""Every port of every pod is in the table of docs/network.md, and requires authentication."""
 
 from pathlib import Path
 
 import pytest
 
 from baton.network.listeners import LISTENERS, LOOPBACK_ONLY, member_authentication
-from tests.helm.chart import SCENARIOS, released
+from tests.helm.chart import SCENARIOS, release_of
 from tests.helm.test_settings import settings_of
 
 EVERY = pytest.mark.parametrize("scenario", SCENARIOS)
@@ -13,7 +13,7 @@ EVERY = pytest.mark.parametrize("scenario", SCENARIOS)
 
 @EVERY
 def test_every_port_is_a_listener_of_its_role(scenario: str) -> None:
-    for pod in released(scenario).pods():
+    for pod in release_of(scenario).pods():
         for container in pod.containers:
             for port in container.get("ports", []):
                 listener = LISTENERS[port["name"]]
@@ -21,10 +21,10 @@ def test_every_port_is_a_listener_of_its_role(scenario: str) -> None:
 
 
 @EVERY
-def test_what_listens_on_the_pods_network_asks_for_the_secret_or_a_certificate(
+def test_listeners_on_the_pod_network_require_the_secret_or_a_certificate(
     scenario: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    release = released(scenario)
+    release = release_of(scenario)
     for pod in release.serving():
         settings = settings_of(pod, release, tmp_path, monkeypatch)
         assert member_authentication(settings.trust) != LOOPBACK_ONLY, pod.name

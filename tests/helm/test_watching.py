@@ -1,5 +1,4 @@
-"""What the chart gives to Prometheus and Grafana: the files as they are, and pods that can be
-scraped."""
+"""Monitoring: the chart ships dashboards and rules unchanged, and its monitors find all pods."""
 
 import json
 from pathlib import Path
@@ -7,18 +6,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.helm.chart import CHART, released, render, setting, values_of
+from tests.helm.chart import CHART, make_values, release_of, render, values_of
 from tests.helm.test_references import selects
 
 DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
 RULES = sorted((CHART / "rules").glob("*.yaml"))
 MOST_BYTES = 2**20
-"""Of a ConfigMap."""
+"""The size limit of a ConfigMap."""
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.name)
-def test_a_dashboard_is_a_config_map(path: Path) -> None:
-    (found,) = [each for each in released("everything").all("ConfigMap")
+def test_each_dashboard_is_in_a_config_map(path: Path) -> None:
+    (found,) = [each for each in release_of("everything").all("ConfigMap")
                 if path.name in each["data"]]  # fmt: skip
     assert json.loads(found["data"][path.name]) == json.loads(path.read_text())
     assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
@@ -27,20 +26,20 @@ def test_a_dashboard_is_a_config_map(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", RULES, ids=lambda path: path.name)
-def test_rules_are_as_in_their_file(path: Path) -> None:
-    """Their own braces are left alone."""
-    specs = [each["spec"] for each in released("everything").all("PrometheusRule")]
+def test_rules_are_rendered_as_in_their_file(path: Path) -> None:
+    """Helm must not expand the templates in the rules themselves."""
+    specs = [each["spec"] for each in release_of("everything").all("PrometheusRule")]
     assert yaml.safe_load(path.read_text()) in specs
 
 
-def test_there_is_nothing_of_it_unless_asked_for() -> None:
-    release = released("demo")
+def test_monitoring_objects_are_optional() -> None:
+    release = release_of("demo")
     assert not release.all("PrometheusRule")
     assert release.names("ConfigMap") == {"demo-baton-config"}
 
 
-def test_a_pod_monitor_finds_every_pod_of_ours() -> None:
-    release = released("everything")
+def test_the_pod_monitor_selects_every_serving_pod() -> None:
+    release = release_of("everything")
     (monitor,) = release.all("PodMonitor")
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint == {"port": "ops", "path": "/metrics", "interval": "15s"}
@@ -50,8 +49,8 @@ def test_a_pod_monitor_finds_every_pod_of_ours() -> None:
         assert "ops" in {port["name"] for port in pod.main["ports"]}
 
 
-def test_on_ray_the_router_tells_its_metrics() -> None:
-    release = render(values_of("ray") | setting(monitoring__podMonitor=True))
+def test_on_ray_the_pod_monitor_selects_the_router() -> None:
+    release = render(values_of("ray") | make_values(monitoring__podMonitor=True))
     (monitor,) = release.all("PodMonitor")
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     found = [pod for pod in release.pods() if selects(monitor["spec"]["selector"], pod.labels)]
@@ -59,9 +58,9 @@ def test_on_ray_the_router_tells_its_metrics() -> None:
     assert endpoint["port"] in {port["name"] for port in found[0].main["ports"]}
 
 
-def test_a_service_monitor_stands_for_it() -> None:
-    """Every role has one Service with the port, and the router's own hasn't."""
-    release = render(setting(monitoring__serviceMonitor=True, monitoring__podMonitor=True))
+def test_a_service_monitor_replaces_the_pod_monitor() -> None:
+    """Every role has one Service with the metrics port; the router's public Service has none."""
+    release = render(make_values(monitoring__serviceMonitor=True, monitoring__podMonitor=True))
     assert not release.all("PodMonitor")
     (monitor,) = release.all("ServiceMonitor")
     roles = [

@@ -1,5 +1,6 @@
-"""A Kubernetes of one process, to test on: API server, controllers, and nodes whose containers are
-processes of this machine.
+"""A small Kubernetes in one process, for tests: an API server, controllers, and nodes whose
+containers are processes of this machine.
 
-Real enough for Helm, kubectl and the ``kubernetes`` client; small enough to start in a second.
+It is real enough for Helm, kubectl and the ``kubernetes`` client, and starts within a second. See
+``README.md``.
 """

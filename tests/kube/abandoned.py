@@ -1,4 +1,4 @@
-"""A cluster that is killed in the middle: prints its container's process id, and waits for it."""
+"""A cluster that a test kills: prints the process id of its container, and waits to be killed."""
 
 import sys
 
@@ -13,6 +13,6 @@ if __name__ == "__main__":
         spec = {"containers": [{"name": "c", "image": "x:1", "command": ["sleep", "99"]}]}
         kube.api.create(POD, {"metadata": {"name": "p", "namespace": "default"}, "spec": spec})
         kube.wait(lambda: phase(kube.pods()[0]) == "Running", SECONDS, "a pod")
-        words, _ = kube.kubelet.entering("default", "p", "", [])
+        words, _ = kube.kubelet.exec_command("default", "p", "", [])
         print(words[1].partition("=")[2], flush=True)
         sys.stdin.read()

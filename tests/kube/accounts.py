@@ -1,4 +1,4 @@
-"""Who calls, what its Roles allow, and what was called."""
+"""Authentication, RBAC authorization, and a record of the API calls of service accounts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,12 +15,13 @@ from tests.kube.kinds import (
 from tests.kube.store import Store
 
 ADMIN = "admin"
-"""A user, and the token by which it is known."""
+"""The administrator's user name and token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a Role speaks of. ``resource`` with its subresource: ``deployments/scale``."""
+    """An API call, in the terms of RBAC rules. ``resource`` includes the subresource, like
+    ``deployments/scale``."""
 
     user: str
     verb: str
@@ -35,19 +36,19 @@ def user_of(namespace: str, account: str) -> str:
 
 
 class Accounts:
-    """Tokens are the users' names in disguise: nothing here is secret."""
+    """Service accounts. Tokens are derived from their names, so nothing here is secret."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.calls: list[Call] = []
-        """Of everybody but the administrator, in their order, those that were refused, too."""
+        """All calls in order, including refused ones, except the administrator's."""
         self.refused: list[Call] = []
 
     def token(self, namespace: str, account: str) -> str:
         return f"{namespace}.{account}.token"
 
     def user(self, authorization: str) -> str:
-        """Raises Refused (401)."""
+        """Return the user of an Authorization header. Raises Refused (401)."""
         kind, _, token = authorization.partition(" ")
         kind = kind.lower()
         if kind == "bearer" and token == ADMIN:
@@ -59,7 +60,7 @@ class Accounts:
         return user_of(namespace, account)
 
     def check(self, call: Call) -> None:
-        """Notes it; raises Refused (403) for what no Role allows."""
+        """Record the call; raise Refused (403) if no Role allows it."""
         if call.user == ADMIN:
             return
         self.calls.append(call)
@@ -105,8 +106,8 @@ def _has(allowed: list[str], wanted: str) -> bool:
     return wanted in allowed or "*" in allowed
 
 
-def unused(rules: list[Object], calls: list[Call]) -> list[str]:
-    """What ``rules`` allow and nobody did, as ``verb resource name``."""
+def unused_permissions(rules: list[Object], calls: list[Call]) -> list[str]:
+    """Return the permissions in ``rules`` that no call used, as ``verb resource name``."""
     granted = [
         ({**rule, "verbs": [verb], "resources": [resource], "resourceNames": [name]}, text)
         for rule in rules

@@ -1,4 +1,4 @@
-"""What can be done with objects: create, read, update, patch, delete."""
+"""Operations on objects: create, read, update, patch, apply and delete."""
 
 import base64
 from collections.abc import Iterator
@@ -34,18 +34,18 @@ from tests.kube.kinds import (
 from tests.kube.request import Request
 from tests.kube.schemas import schema_of
 from tests.kube.selectors import fields_match, labels_match
-from tests.kube.store import Store, copied, pruned
+from tests.kube.store import Store, deep_copy, without_nulls
 from tests.kube.validation import check_change, check_fields, check_object
 
 LETTERS = "bcdfghjklmnpqrstvwxz2456789"
-"""Of which Kubernetes makes the ends of names."""
+"""The characters of which Kubernetes makes random name suffixes."""
 
 FOREGROUND = "foregroundDeletion"
 APPLY_TYPES = ("application/apply-patch+yaml", "application/apply-patch+cbor")
 
 
 class Api:
-    """Of one cluster. Raises Refused for what a real one would refuse. Any thread may call."""
+    """The API of one cluster. Thread-safe. Raises Refused like a real API server."""
 
     def __init__(self, clock: Clock, service_subnet: str = "10.96.0") -> None:
         self.store = Store()
@@ -54,15 +54,15 @@ class Api:
         self._subnet = service_subnet
         self._numbers = 0
         self.warnings: list[str] = []
-        """Of the last write, for the client to see."""
+        """Warnings about the last write, for its client."""
         for name in ("default", "kube-system"):
             self.create(NAMESPACE, {"metadata": {"name": name}})
 
     # -- reading ---------------------------------------------------------------------------
 
-    def listed(self, request: Request) -> Object:
+    def list_objects(self, request: Request) -> Object:
         with self.store.locked():
-            items = self.selected(request)
+            items = self.select_objects(request)
             version = self.store.version
         kind = request.kind
         return {
@@ -72,41 +72,42 @@ class Api:
             "items": items,
         }
 
-    def selected(self, request: Request) -> list[Object]:
+    def select_objects(self, request: Request) -> list[Object]:
         found = self.store.all(request.kind, request.namespace)
-        return [each for each in found if chosen(request, each)]
+        return [each for each in found if is_selected(request, each)]
 
     # -- writing ---------------------------------------------------------------------------
 
     def create(self, kind: Kind, body: Object, request: Request | None = None) -> Object:
-        """As the one who asks; without a request, as a controller."""
+        """Create an object on behalf of the request's client, or of a controller without one."""
         with self.store.locked():
-            found = self._begun(kind, pruned(body), request)
-            if self.store.find(kind, *place_of(found)) is not None:
+            found = self._prepare_new(kind, without_nulls(body), request)
+            if self.store.find(kind, *namespace_and_name(found)) is not None:
                 raise already_exists(kind, found["metadata"]["name"])
             if "status" in kind.subresources:
                 found["status"] = _first_status(kind)
             self._admit(kind, None, found, request)
             if request is not None:
-                managers.updated(None, found, schema_of(kind), self._writer(request))
+                managers.record_update(None, found, schema_of(kind), self._writer(request))
             return self._saved(kind, None, found, request)
 
     def update(self, kind: Kind, body: Object, request: Request | None = None) -> Object:
-        """All but its status. With a resourceVersion in ``body``, only if it is the last one."""
+        """Replace an object except its status. A resourceVersion in ``body`` must be the current
+        one."""
         with self.store.locked():
             if request is not None:
                 body = {**body, "metadata": _placed(body, request)}
-            before = self.store.get(kind, *place_of(body))
-            return self._changed(kind, before, pruned(body), request)
+            before = self.store.get(kind, *namespace_and_name(body))
+            return self._changed(kind, before, without_nulls(body), request)
 
     def set_status(self, kind: Kind, body: Object) -> Object:
-        """Its status alone, whatever has become of the rest. Raises Refused (404) when it, or the
-        one of that uid, is gone."""
+        """Replace only the status, regardless of changes to the rest. Raises Refused (404) when the
+        object with that uid is gone."""
         with self.store.locked():
-            now = self.store.get(kind, *place_of(body))
+            now = self.store.get(kind, *namespace_and_name(body))
             if now["metadata"]["uid"] != body["metadata"]["uid"]:
                 raise not_found(kind, now["metadata"]["name"])
-            return self.store.put(kind, {**now, "status": copied(body.get("status") or {})})
+            return self.store.put(kind, {**now, "status": deep_copy(body.get("status") or {})})
 
     def patch(self, request: Request) -> tuple[int, Object]:
         kind = request.kind
@@ -114,21 +115,25 @@ class Api:
             if request.content_type in APPLY_TYPES:
                 return self._apply(request)
             before = self.store.get(kind, request.namespace, request.name)
-            return 200, self._changed(kind, before, pruned(self.patched(before, request)), request)
+            return 200, self._changed(
+                kind, before, without_nulls(self.patched(before, request)), request
+            )
 
     def patched(self, before: Object, request: Request) -> Object:
         if request.content_type == "application/json-patch+json":
-            return patches.json_patched(before, request.body)
+            return patches.apply_json_patch(before, request.body)
         if request.content_type == "application/merge-patch+json":
-            out: Object = patches.merged(before, request.body)
+            out: Object = patches.apply_merge_patch(before, request.body)
             return out
         if request.content_type == "application/strategic-merge-patch+json":
-            changed: Object = patches.strategic(before, request.body, schema_of(request.kind))
+            changed: Object = patches.apply_strategic_merge_patch(
+                before, request.body, schema_of(request.kind)
+            )
             return changed
         raise Refused(415, "UnsupportedMediaType", f"not a patch: {request.content_type}")
 
     def _apply(self, request: Request) -> tuple[int, Object]:
-        kind, body = request.kind, pruned(request.body)
+        kind, body = request.kind, without_nulls(request.body)
         metadata = body.setdefault("metadata", {})
         if "fieldManager" not in request.query:
             raise bad_request("PatchOptions.fieldManager: Required value: for apply patch")
@@ -147,9 +152,9 @@ class Api:
         self._check_fields(kind, body, request)
         if kind == SECRET:
             _encode_secret(body)
-        now = managers.applied(before, body, schema_of(kind), self._writer(request))
+        now = managers.apply(before, body, schema_of(kind), self._writer(request))
         if before is None:
-            self._birth(kind, now)
+            self._set_identity(kind, now)
         if request.subresource != "status" and "status" in kind.subresources:
             _keep(now, before or {"status": _first_status(kind)}, "status")
         self._admit(kind, before, now, request, checked=True)
@@ -173,7 +178,7 @@ class Api:
         if request is not None:
             _keep(now["metadata"], before["metadata"], "managedFields")
             if not _equal(before, now):
-                managers.updated(before, now, schema_of(kind), self._writer(request))
+                managers.record_update(before, now, schema_of(kind), self._writer(request))
         return self._saved(kind, before, now, request)
 
     # -- deleting --------------------------------------------------------------------------
@@ -181,8 +186,8 @@ class Api:
     def delete(
         self, kind: Kind, namespace: str, name: str, options: Object | None = None
     ) -> Object:
-        """``options`` as DeleteOptions. A pod on a node is given its time; its kubelet removes it.
-        Returns what there was, or what is left."""
+        """Delete an object; ``options`` are DeleteOptions. A pod on a node gets its grace period,
+        and its kubelet removes it. Returns the object as it was, or as it now is."""
         options = options or {}
         with self.store.locked():
             found = self.store.get(kind, namespace, name)
@@ -198,19 +203,19 @@ class Api:
                 metadata["finalizers"] = ["kubernetes"]
             if not grace and not metadata.get("finalizers"):
                 return self.store.remove(kind, namespace, name)
-            return self.store.put(kind, self._dying(found, grace))
+            return self.store.put(kind, self._mark_deleted(found, grace))
 
-    def _dying(self, found: Object, grace: int) -> Object:
-        """A second deletion may only shorten the time that is left."""
+    def _mark_deleted(self, found: Object, grace: int) -> Object:
+        """Set the deletion timestamp. A second deletion can only shorten the remaining time."""
         metadata = found["metadata"]
-        ends = self.stamp(grace)
+        ends = self.timestamp(grace)
         if metadata.get("deletionTimestamp", "9") > ends:
             metadata["deletionTimestamp"] = ends
             metadata["deletionGracePeriodSeconds"] = grace
         return found
 
-    def released(self, kind: Kind, namespace: str, name: str, finalizer: str) -> None:
-        """Without that finalizer; what was only waiting for it is gone."""
+    def remove_finalizer(self, kind: Kind, namespace: str, name: str, finalizer: str) -> None:
+        """Remove a finalizer, and the object if it is being deleted and this was the last one."""
         with self.store.locked():
             found = self.store.get(kind, namespace, name)
             left = [f for f in found["metadata"].get("finalizers", []) if f != finalizer]
@@ -220,10 +225,10 @@ class Api:
             else:
                 self.store.remove(kind, namespace, name)
 
-    # -- what all writes share -------------------------------------------------------------
+    # -- parts of all writes ---------------------------------------------------------------
 
-    def _begun(self, kind: Kind, found: Object, request: Request | None) -> Object:
-        """A new object with a name, a namespace and an identity."""
+    def _prepare_new(self, kind: Kind, found: Object, request: Request | None) -> Object:
+        """Give a new object a name, a namespace, a uid and a creation time."""
         metadata = found.setdefault("metadata", {})
         if not metadata.get("name"):
             if not metadata.get("generateName"):
@@ -234,22 +239,22 @@ class Api:
         if request is not None and metadata.get("namespace", "") != request.namespace:
             raise bad_request("the namespace of the object does not match the request's")
         self._check_place(kind, found, request)
-        self._birth(kind, found)
+        self._set_identity(kind, found)
         return found
 
-    def _birth(self, kind: Kind, found: Object) -> None:
+    def _set_identity(self, kind: Kind, found: Object) -> None:
         self._numbers += 1
         found["apiVersion"], found["kind"] = kind.api_version, kind.kind
         name = f"{kind.plural}/{found['metadata']['name']}/{self._numbers}"
         found["metadata"] |= {
             "uid": str(uuid5(NAMESPACE_OID, name)),
-            "creationTimestamp": self.stamp(),
+            "creationTimestamp": self.timestamp(),
         }
 
     def _check_place(self, kind: Kind, found: Object, request: Request | None) -> None:
-        told = (found.get("apiVersion", kind.api_version), found.get("kind", kind.kind))
-        if told != (kind.api_version, kind.kind):
-            raise bad_request(f"{told} in the data is not the expected {kind.kind}")
+        given = (found.get("apiVersion", kind.api_version), found.get("kind", kind.kind))
+        if given != (kind.api_version, kind.kind):
+            raise bad_request(f"{given} in the data is not the expected {kind.kind}")
         namespace = found["metadata"].get("namespace", "")
         if kind.namespaced and self.store.find(NAMESPACE, "", namespace) is None:
             raise not_found(NAMESPACE, namespace)
@@ -277,12 +282,12 @@ class Api:
         if before is not None:
             check_change(kind, before, now)
         elif kind == POD:
-            for why in self._against(now):
+            for why in self._missing_references(now):
                 text = f'pods "{now["metadata"]["name"]}" is forbidden: {why}'
                 raise Refused(403, "Forbidden", text)
 
-    def _against(self, pod: Object) -> Iterator[str]:
-        """What a pod refers to and must be there before it."""
+    def _missing_references(self, pod: Object) -> Iterator[str]:
+        """Yield an error for each object that the pod refers to and that must exist before it."""
         spec, namespace = pod["spec"], pod["metadata"]["namespace"]
         account, runtime = spec["serviceAccountName"], spec.get("runtimeClassName")
         priority = spec.get("priorityClassName") or "system-"
@@ -295,7 +300,7 @@ class Api:
             yield f"no PriorityClass with name {priority} was found"
 
     def _address(self, before: Object | None, now: Object) -> None:
-        """A cluster address for life, unless it is headless or points elsewhere."""
+        """Assign a permanent cluster IP, unless the service is headless or an ExternalName."""
         spec = now["spec"]
         if before is not None and before["spec"].get("clusterIP"):
             spec.setdefault("clusterIP", before["spec"]["clusterIP"])
@@ -325,23 +330,23 @@ class Api:
             self.kinds.define(saved)
         dying = "deletionTimestamp" in metadata and not metadata.get("finalizers")
         if dying and kind != POD:
-            return self.store.remove(kind, *place_of(saved))
+            return self.store.remove(kind, *namespace_and_name(saved))
         return saved
 
     def _writer(self, request: Request) -> managers.Writer:
         return managers.Writer(
-            request.manager, request.kind.api_version, self.stamp(),
+            request.manager, request.kind.api_version, self.timestamp(),
             request.subresource, request.query.get("force") == "true",
         )  # fmt: skip
 
     # -- names and times -------------------------------------------------------------------
 
-    def stamp(self, later_seconds: float = 0.0) -> str:
+    def timestamp(self, later_seconds: float = 0.0) -> str:
         seconds = self.clock.wall_nanoseconds() // 10**9 + later_seconds
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def suffix(self) -> str:
-        """Five letters, others each time."""
+        """Return five letters, different ones each time."""
         self._numbers += 1
         number, out = self._numbers * 7_368_787 % 27**5, ""  # a step prime to the modulus
         for _ in range(5):
@@ -350,8 +355,8 @@ class Api:
         return out
 
 
-def chosen(request: Request, found: Object) -> bool:
-    """Whether a list or watch is about this one."""
+def is_selected(request: Request, found: Object) -> bool:
+    """Return whether a list or watch request selects this object."""
     metadata = found["metadata"]
     return (
         request.namespace in ("", metadata.get("namespace", ""))
@@ -361,7 +366,7 @@ def chosen(request: Request, found: Object) -> bool:
     )
 
 
-def place_of(found: Object) -> tuple[str, str]:
+def namespace_and_name(found: Object) -> tuple[str, str]:
     return found["metadata"].get("namespace", "") or "", found["metadata"]["name"]
 
 
@@ -370,13 +375,15 @@ def _first_status(kind: Kind) -> Object:
 
 
 def _placed(body: Object, request: Request) -> Object:
-    """Its metadata, with what only the path says. Raises Refused (400) where they differ."""
+    """Return the body's metadata with name and namespace of the URL. Raises Refused (400) where
+    they differ."""
     metadata: Object = body.get("metadata") or {}
-    said = {"name": request.name} | ({"namespace": request.namespace} if request.namespace else {})
-    for key, value in said.items():
+    in_url = {"name": request.name}
+    in_url |= {"namespace": request.namespace} if request.namespace else {}
+    for key, value in in_url.items():
         if (metadata.get(key) or value) != value:
             raise bad_request(f"the {key} of the object does not match the {key} on the URL")
-    return {**metadata, **said}
+    return {**metadata, **in_url}
 
 
 def _content(found: Object) -> Object:
@@ -396,11 +403,11 @@ def _equal(before: Object, now: Object) -> bool:
 def _keep(now: Object, before: Object | None, name: str) -> None:
     now.pop(name, None)
     if before is not None and name in before:
-        now[name] = copied(before[name])
+        now[name] = deep_copy(before[name])
 
 
 def _check_versions(kind: Kind, before: Object, now: Object) -> None:
-    """What a writer says of identity and version must be so."""
+    """Check that a uid and resourceVersion in a write are the current ones."""
     old, new = before["metadata"], now["metadata"]
     if new.get("uid") not in (None, old["uid"]):
         why = f"Precondition failed: UID in precondition: {new['uid']}, UID in object meta"

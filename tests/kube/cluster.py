@@ -1,4 +1,4 @@
-"""A whole cluster on this machine: API server, controllers, nodes.
+"""A whole cluster on this machine: API server, controllers and nodes.
 
 with cluster() as kube:
     kube.helm().install(chart, "baton")
@@ -25,7 +25,7 @@ from tests.kube.node.images import Images
 from tests.kube.node.kubelet import Kubelet
 from tests.kube.node.network import network
 from tests.kube.node.pod import Node
-from tests.kube.pods import is_leaving
+from tests.kube.pods import is_being_deleted
 from tests.kube.server import KubeServer
 from tests.kube.subresources import is_ready
 
@@ -36,7 +36,7 @@ FOLDER = "baton-kube-"
 
 @dataclass
 class Cluster:
-    """``folder`` holds ``kubeconfig``, and the pods' logs."""
+    """A running cluster. ``folder`` holds ``kubeconfig`` and the pods' logs."""
 
     api: Api
     server: KubeServer
@@ -50,14 +50,14 @@ class Cluster:
         return self.folder / "kubeconfig"
 
     def helm(self, namespace: str = "default") -> Any:
-        """Helm 4, as a ``helm_python.Config``."""
+        """Return a Helm 4 client, as a ``helm_python.Config``."""
         from helm_python import Config
 
         path = self.kubeconfig
         return Config(kubeconfig_path=path, namespace=namespace, qps=500, burst_limit=500)
 
     def client(self) -> client.ApiClient:
-        """Of the administrator."""
+        """Return an API client with the administrator's credentials."""
         configuration = client.Configuration()
         config.load_kube_config(str(self.kubeconfig), client_configuration=configuration)  # type: ignore[no-untyped-call]
         return client.ApiClient(configuration)
@@ -66,22 +66,23 @@ class Cluster:
         return [pod for pod in self.api.store.all(POD) if selector(pod)]
 
     def ready(self, labels: Mapping[str, str]) -> list[str]:
-        """Names of the pods with these labels that are ready and stay."""
+        """Return the names of the pods with these labels that are ready and not being deleted."""
 
         def serves(pod: Object) -> bool:
             own = pod["metadata"].get("labels") or {}
             mine = all(own.get(name) == value for name, value in labels.items())
-            return mine and is_ready(pod) and not is_leaving(pod)
+            return mine and is_ready(pod) and not is_being_deleted(pod)
 
         return [pod["metadata"]["name"] for pod in self.pods(serves)]
 
     def url(self, service: str, namespace: str = "default") -> str:
-        """Of a service's first port, as anybody on this machine reaches it."""
+        """Return the URL of a service's first port, which any process of this machine can reach."""
         spec = self.api.store.get(SERVICE, namespace, service)["spec"]
         return f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}"
 
     def wait(self, until: Callable[[], object], seconds: float, what: str) -> None:
-        """Raises TimeoutError naming ``what``, with the state of all pods."""
+        """Wait until a condition holds. Raises TimeoutError naming ``what``, with the state of all
+        pods."""
         clock = self.api.clock
         end = clock.monotonic() + seconds
         while not until():
@@ -90,7 +91,7 @@ class Cluster:
             self.api.store.changes(self.api.store.version, LOOK_SECONDS)
 
     def describe(self) -> str:
-        """All pods, in a line each."""
+        """Describe all pods, one line each."""
         return "\n".join(_line(pod) for pod in self.pods())
 
     def cordon(self, node: str, on: bool = True) -> None:
@@ -105,7 +106,7 @@ def _line(pod: Object) -> str:
         f"{each['name']} {next(iter(each['state']))} restarts {each['restartCount']}"
         for each in status.get("containerStatuses") or []
     )
-    leaving = ", leaving" if is_leaving(pod) else ""
+    leaving = ", leaving" if is_being_deleted(pod) else ""
     return (
         f"{pod['metadata']['name']}: {status.get('phase', 'Pending')}, "
         f"ready {is_ready(pod)}{leaving} [{containers}]"
@@ -119,8 +120,8 @@ def cluster(
     folder: Path | None = None,
     resources: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Cluster]:
-    """``resources`` of each node, beside those that all have. Whatever
-    happens, no process, mount or interface is left; what a killed process leaves ends with it."""
+    """Run a cluster. ``resources`` are added to the standard ones of each node. No process, mount
+    or network interface is left afterwards, even if this process is killed."""
     _sweep()
     prefix = f"{FOLDER}{os.getpid()}-"
     with tempfile.TemporaryDirectory(prefix=prefix) as own, network() as net:
@@ -142,7 +143,7 @@ def cluster(
 
 
 def _sweep() -> None:
-    """Folders of clusters that were killed."""
+    """Remove the folders of clusters that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*-*"):
         owner = folder.name.removeprefix(FOLDER).partition("-")[0]
         if owner.isdecimal() and not Path(f"/proc/{owner}").exists():

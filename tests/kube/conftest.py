@@ -1,16 +1,16 @@
-"""One cluster with nodes for all tests that don't hurt it."""
+"""A cluster with nodes, shared by all tests that don't kill any part of it."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from tests.kube.cluster import Cluster, cluster
-from tests.kube.node.network import why_not
+from tests.kube.node.network import missing_requirement
 
 
 @pytest.fixture(scope="session")
 def kube() -> Iterator[Cluster]:
-    if why := why_not():
+    if why := missing_requirement():
         pytest.skip(why)
-    with cluster() as made:
-        yield made
+    with cluster() as kube:
+        yield kube

@@ -1,4 +1,4 @@
-"""What an object becomes when it says nothing: the defaults that a real API server writes."""
+"""The defaults that a real API server fills in."""
 
 from tests.kube.kinds import Object
 
@@ -11,7 +11,7 @@ PROBE = {
 
 
 def set_defaults(kind: str, found: Object) -> None:
-    """In place."""
+    """Fill in the defaults of an object, in place."""
     spec = found.get("spec")
     if spec is None:
         return

@@ -1,4 +1,4 @@
-"""What a client asks first: which groups, versions and resources there are, and their schemas."""
+"""The discovery API: groups, versions, resources, and their OpenAPI schemas."""
 
 from tests.kube.kinds import Kind, Kinds, Object
 from tests.kube.schemas import VERSION, definitions
@@ -15,13 +15,13 @@ IN_ALL = {
     "Pod", "Service", "Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job", "CronJob",
     "HorizontalPodAutoscaler",
 }  # fmt: skip
-"""What ``kubectl get all`` shows."""
+"""The kinds that ``kubectl get all`` shows."""
 
 SUB_KINDS = {"scale": ("autoscaling", "v1", "Scale"), "eviction": ("policy", "v1", "Eviction")}
 
 
 def answer(path: str, kinds: Kinds) -> Object | None:
-    """None for a path that is not discovery's."""
+    """Answer a discovery request; None for any other path."""
     if path in ("/version", "/version/"):
         return version()
     if path == "/api":
@@ -128,7 +128,8 @@ def _swagger() -> Object:
 
 
 def _document(prefix: str, kinds: Kinds) -> Object | None:
-    """Of one group and version, with all schemas, so that none lacks what it refers to."""
+    """Return the OpenAPI document of one group and version. It contains all schemas, so that every
+    reference resolves."""
     mine = [kind for kind in kinds.all if kind.prefix == f"/{prefix}"]
     if not mine:
         return None
@@ -141,7 +142,7 @@ def _document(prefix: str, kinds: Kinds) -> Object | None:
 
 
 def _paths(kind: Kind) -> list[tuple[str, Object]]:
-    """Enough to tell that writes take ``fieldValidation``."""
+    """Return just enough for clients to see that writes support ``fieldValidation``."""
     gvk = {"group": kind.group, "version": kind.version, "kind": kind.kind}
     names = ("fieldValidation", "fieldManager", "dryRun", "force")
     parameters = [

@@ -1,26 +1,26 @@
-"""Events: what a controller or a kubelet has to say of an object."""
+"""Events that controllers and kubelets record about objects."""
 
 from tests.kube.api import Api
 from tests.kube.kinds import EVENT, Object
 
 MOST = 500
-"""That are kept; the oldest go."""
+"""How many events are kept; the oldest are deleted."""
 
 
-def tell(api: Api, about: Object, reason: str, message: str, kind: str = "Normal") -> None:
-    """What was told before counts up."""
+def record_event(api: Api, about: Object, reason: str, message: str, kind: str = "Normal") -> None:
+    """Record an event. A repeated event increments the count of the first one."""
     metadata = about["metadata"]
     namespace = metadata.get("namespace") or "default"
-    told = api.store.all(EVENT, namespace)
-    for event in told:
+    events = api.store.all(EVENT, namespace)
+    for event in events:
         same = event["involvedObject"]["uid"] == metadata["uid"]
         if same and (event["reason"], event["message"]) == (reason, message):
             event["count"] += 1
-            event["lastTimestamp"] = api.stamp()
+            event["lastTimestamp"] = api.timestamp()
             api.store.put(EVENT, event)
             return
-    if len(told) >= MOST:
-        oldest = min(told, key=lambda event: int(event["metadata"]["resourceVersion"]))
+    if len(events) >= MOST:
+        oldest = min(events, key=lambda event: int(event["metadata"]["resourceVersion"]))
         api.delete(EVENT, namespace, oldest["metadata"]["name"])
     involved = {
         "kind": about["kind"],
@@ -38,8 +38,8 @@ def tell(api: Api, about: Object, reason: str, message: str, kind: str = "Normal
             "message": message,
             "type": kind,
             "count": 1,
-            "firstTimestamp": api.stamp(),
-            "lastTimestamp": api.stamp(),
+            "firstTimestamp": api.timestamp(),
+            "lastTimestamp": api.timestamp(),
             "source": {"component": "tests.kube"},
         },
     )

@@ -1,4 +1,5 @@
-"""``kubectl exec``: a command in a container, over a WebSocket whose first byte names a channel."""
+"""``kubectl exec``: runs a command in a container, over a WebSocket. The first byte of each message
+is its channel."""
 
 import base64
 import hashlib
@@ -23,11 +24,11 @@ JOIN_SECONDS = 5.0
 
 
 def accepted(key: str, asked: str) -> dict[str, str]:
-    """The headers that answer an upgrade. Raises ValueError for protocols that are not known."""
+    """Return the response headers of the upgrade. Raises ValueError for unknown protocols."""
     wanted = [name.strip() for name in asked.split(",")]
     protocol = next((name for name in PROTOCOLS if name in wanted), None)
     if protocol is None:
-        raise ValueError(f"exec speaks {' and '.join(PROTOCOLS)}, not {asked!r}")
+        raise ValueError(f"exec supports {' and '.join(PROTOCOLS)}, not {asked!r}")
     digest = hashlib.sha1(key.encode() + GUID).digest()
     return {
         "Upgrade": "websocket",
@@ -38,7 +39,7 @@ def accepted(key: str, asked: str) -> dict[str, str]:
 
 
 class Channels:
-    """Frames of one connection. Any thread may send."""
+    """The WebSocket frames of one connection. Any thread may send."""
 
     def __init__(self, source: BufferedIOBase, sink: BufferedIOBase) -> None:
         self._source = source
@@ -62,7 +63,7 @@ class Channels:
             self._sink.flush()
 
     def receive(self) -> bytes | None:
-        """The next message, its channel first; None once the client has closed."""
+        """Return the next message, with its channel first; None once the client has closed."""
         head = self._source.read(2)
         if len(head) < 2 or head[0] & 0x0F == CLOSING:
             return None
@@ -79,7 +80,7 @@ class Channels:
 def execute(
     channels: Channels, command: Sequence[str], environment: Mapping[str, str], takes_input: bool
 ) -> None:
-    """Runs it to its end, and tells the exit code as kubectl wants it."""
+    """Run a command to its end, and send its exit code in the form that kubectl expects."""
     process = subprocess.Popen(
         command, env=dict(environment), bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         stdin=subprocess.PIPE if takes_input else subprocess.DEVNULL,
@@ -96,7 +97,7 @@ def execute(
         for thread in pumps:
             thread.join()
         code = process.wait()
-    channels.send(ERROR, json.dumps(_told(code)).encode())
+    channels.send(ERROR, json.dumps(_exit_status(code)).encode())
     channels.close()
 
 
@@ -106,7 +107,7 @@ def _pump(channels: Channels, channel: int, source: IO[bytes]) -> None:
 
 
 def _feed(channels: Channels, process: "subprocess.Popen[bytes]") -> None:
-    """Its input; a client that leaves ends it."""
+    """Pass the client's input to the process; kill the process if the client disconnects."""
     try:
         while (message := channels.receive()) is not None:
             if message[:1] == bytes([STDIN]) and process.stdin is not None:
@@ -119,7 +120,7 @@ def _feed(channels: Channels, process: "subprocess.Popen[bytes]") -> None:
         process.kill()
 
 
-def _told(code: int) -> Object:
+def _exit_status(code: int) -> Object:
     if code == 0:
         return {"metadata": {}, "status": "Success"}
     causes = [{"reason": "ExitCode", "message": str(code if code > 0 else 128 - code)}]

@@ -1,10 +1,10 @@
-"""What the API server refuses, as the Status objects that clients know."""
+"""Errors of the API server, as the Status objects that clients know."""
 
 from tests.kube.kinds import Kind, Object
 
 
 class Refused(Exception):
-    """``code`` of HTTP, ``reason`` of Kubernetes; ``details`` for clients that look closer."""
+    """A refused request: HTTP status ``code``, Kubernetes ``reason`` and optional ``details``."""
 
     def __init__(self, code: int, reason: str, message: str, details: Object | None = None) -> None:
         super().__init__(message)
@@ -69,6 +69,6 @@ def expired(version: int) -> Refused:
 
 
 def too_many(message: str, cause: str) -> Refused:
-    """As the eviction API says that a disruption budget forbids it."""
+    """Return the eviction API's error for an eviction that a disruption budget forbids."""
     details = {"causes": [{"reason": "DisruptionBudget", "message": cause}]}
     return Refused(429, "TooManyRequests", message, details)

@@ -1,7 +1,7 @@
-"""Sets of fields, as ``metadata.managedFields`` tells who owns what.
+"""Sets of fields, as ``metadata.managedFields`` records their owners.
 
 A path is a tuple of steps: ``("f", name)`` for a field, ``("k", ((key, value), …))`` for an item of
-an associative list, ``("v", value)`` for one of a set.
+an associative list, ``("v", value)`` for an item of a set.
 """
 
 import json
@@ -15,24 +15,24 @@ from tests.kube.schemas import ANY, Schema
 Step = tuple[str, Any]
 Path = tuple[Step, ...]
 
-NOBODYS = {
+UNOWNED = {
     ("apiVersion",), ("kind",), ("status",),
     *(("metadata", name) for name in (
         "name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp",
         "managedFields", "deletionTimestamp", "deletionGracePeriodSeconds", "selfLink",
     )),
 }  # fmt: skip
-"""What no client owns."""
+"""Fields that no client owns."""
 
 
 def fields_of(found: Object, schema: Schema) -> set[Path]:
-    """All that ``found`` sets, but for what nobody owns."""
+    """Return all fields that ``found`` sets, except those that no client owns."""
     return {path for path in _paths(found, schema, ()) if not _nobodys(path)}
 
 
 def _nobodys(path: Path) -> bool:
     names = tuple(value for kind, value in path if kind == "f")
-    return names[:1] in NOBODYS or names[:2] in NOBODYS
+    return names[:1] in UNOWNED or names[:2] in UNOWNED
 
 
 def _paths(value: Any, schema: Schema, path: Path) -> Iterator[Path]:
@@ -52,7 +52,7 @@ def _paths(value: Any, schema: Schema, path: Path) -> Iterator[Path]:
 
 
 def value_at(found: Any, path: Path, schema: Schema) -> Any:
-    """None if there is none."""
+    """Return the value at ``path``, or None."""
     for kind, value in path:
         if found is None:
             return None
@@ -66,15 +66,15 @@ def value_at(found: Any, path: Path, schema: Schema) -> Any:
     return found
 
 
-def without(found: Object, path: Path, schema: Schema) -> None:
-    """Removes what is at ``path``, and what is left empty by it above."""
+def remove_field(found: Object, path: Path, schema: Schema) -> None:
+    """Remove the value at ``path``, and parents that this leaves empty."""
     kind, value = path[0]
     if kind == "f":
         below = schema.field(value) or ANY
         if len(path) == 1:
             found.pop(value, None)
         elif value in found:
-            without(found[value], path[1:], below)
+            remove_field(found[value], path[1:], below)
             if not found[value]:
                 del found[value]
         return
@@ -85,27 +85,27 @@ def without(found: Object, path: Path, schema: Schema) -> None:
     if len(path) == 1:
         del items[place]
     else:
-        without(items[place], path[1:], schema.item)
+        remove_field(items[place], path[1:], schema.item)
 
 
 def _step_is(step: Step, item: Any, schema: Schema) -> bool:
     return bool(item == step[1] if step[0] == "v" else schema.key_of(item) == step[1])
 
 
-def overlaid(below: Any, above: Any, schema: Schema) -> Any:
-    """``above`` merged over ``below``, associative lists by their keys, sets as unions. Raises
-    Refused for a list that names a key twice."""
+def merge_fields(below: Any, above: Any, schema: Schema) -> Any:
+    """Merge ``above`` over ``below``: associative lists by their keys, sets as unions. Raises
+    Refused for a list that has a key twice."""
     if isinstance(above, dict) and isinstance(below, dict) and not schema.atomic:
         out = dict(below)
         for name, inner in above.items():
-            out[name] = overlaid(below.get(name), inner, schema.field(name) or ANY)
+            out[name] = merge_fields(below.get(name), inner, schema.field(name) or ANY)
         return out
     if isinstance(above, list) and schema.keys:
         return _overlaid_items(below or [], above, schema)
     if isinstance(above, list) and schema.is_set:
         return [*(below or []), *(item for item in above if item not in (below or []))]
     if isinstance(above, dict) and not schema.atomic:
-        return {n: overlaid(None, inner, schema.field(n) or ANY) for n, inner in above.items()}
+        return {n: merge_fields(None, inner, schema.field(n) or ANY) for n, inner in above.items()}
     return above
 
 
@@ -116,7 +116,7 @@ def _overlaid_items(below: list[Any], above: list[Any], schema: Schema) -> list[
         raise bad_request(f"duplicate entries for key {dict(twice[0])}")
     old = {schema.key_of(item): item for item in below}
     first = [
-        overlaid(old.get(key), item, schema.item) for key, item in zip(keys, above, strict=True)
+        merge_fields(old.get(key), item, schema.item) for key, item in zip(keys, above, strict=True)
     ]
     return first + [item for key, item in old.items() if key not in keys]
 
@@ -139,21 +139,21 @@ def _name(step: Step) -> str:
     kind, value = step
     if kind == "f":
         return f"f:{value}"
-    told = dict(value) if kind == "k" else value
-    return f"{kind}:{json.dumps(told, separators=(',', ':'), sort_keys=True)}"
+    encoded = dict(value) if kind == "k" else value
+    return f"{kind}:{json.dumps(encoded, separators=(',', ':'), sort_keys=True)}"
 
 
-def from_fields_v1(told: Object) -> set[Path]:
-    return set(_read(told, ()))
+def from_fields_v1(fields: Object) -> set[Path]:
+    return set(_read(fields, ()))
 
 
-def _read(told: Object, path: Path) -> Iterator[Path]:
-    if not [name for name in told if name != "."]:
+def _read(fields: Object, path: Path) -> Iterator[Path]:
+    if not [name for name in fields if name != "."]:
         yield path
         return
-    if "." in told and path and path[-1][0] == "k":
+    if "." in fields and path and path[-1][0] == "k":
         yield path
-    for name, below in told.items():
+    for name, below in fields.items():
         if name != ".":
             yield from _read(below, (*path, _step(name)))
 
@@ -166,8 +166,8 @@ def _step(name: str) -> Step:
     return kind, tuple(value.items()) if kind == "k" else value
 
 
-def told(path: Path) -> str:
-    """As messages name it: ``.spec.containers[name="x"].image``."""
+def format_path(path: Path) -> str:
+    """Format a path as in error messages: ``.spec.containers[name="x"].image``."""
     out = ""
     for kind, value in path:
         if kind == "f":

@@ -1,12 +1,12 @@
-"""A kubelet without containers: pods do what the test says, at once."""
+"""A fake kubelet without containers: pods change state at once when a test says so."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from tests.kube.api import Api
-from tests.kube.events import tell
+from tests.kube.events import record_event
 from tests.kube.kinds import NODE, POD, Object
-from tests.kube.pods import is_leaving, phase, set_condition
+from tests.kube.pods import is_being_deleted, phase, set_condition
 
 RUNNING: Object = {"running": {}}
 
@@ -17,7 +17,7 @@ def add_node(
     resources: Mapping[str, str] = MappingProxyType({}),
     labels: Mapping[str, str] = MappingProxyType({}),
 ) -> Object:
-    """A node with room for a hundred pods; ``resources`` like ``{"nvidia.com/gpu": "8"}``."""
+    """Add a node for 110 pods with extra ``resources`` like ``{"nvidia.com/gpu": "8"}``."""
     capacity = {
         "cpu": "64",
         "memory": "512Gi",
@@ -28,18 +28,18 @@ def add_node(
     metadata: Object = {"name": name, "labels": {"kubernetes.io/hostname": name, **labels}}
     node = api.create(NODE, {"metadata": metadata, "spec": {}})
     node["status"] = {"capacity": capacity, "allocatable": capacity}
-    set_condition(node, "Ready", True, api.stamp(), "KubeletReady")
+    set_condition(node, "Ready", True, api.timestamp(), "KubeletReady")
     return api.set_status(NODE, node)
 
 
-def start(api: Api, ready: bool = True) -> None:
-    """Whatever was placed on a node runs, and is ready or not."""
+def run_placed_pods(api: Api, ready: bool = True) -> None:
+    """Make all pending pods that were placed on a node run, ready or not."""
     for number, pod in enumerate(api.store.all(POD)):
         if pod["spec"].get("nodeName") and phase(pod) == "Pending":
             pod["status"] = (pod.get("status") or {}) | {
                 "phase": "Running",
                 "podIP": f"10.0.{int(pod['metadata']['resourceVersion']) % 250}.{number}",
-                "startTime": api.stamp(),
+                "startTime": api.timestamp(),
             }
             set_ready(api, pod, ready)
 
@@ -58,14 +58,14 @@ def set_ready(api: Api, pod: Object, ready: bool, restarts: int = 0, waiting: st
         for container in pod["spec"]["containers"]
     ]
     for name in ("Ready", "ContainersReady"):
-        set_condition(pod, name, ready, api.stamp())
+        set_condition(pod, name, ready, api.timestamp())
     api.set_status(POD, pod)
 
 
-def end(api: Api) -> list[str]:
-    """Whatever was to go has gone. Returns the names."""
-    gone = [pod for pod in api.store.all(POD) if is_leaving(pod)]
+def remove_deleted_pods(api: Api) -> list[str]:
+    """Remove all pods that are being deleted; return their names."""
+    gone = [pod for pod in api.store.all(POD) if is_being_deleted(pod)]
     for pod in gone:
-        tell(api, pod, "Killing", "Stopping containers")
+        record_event(api, pod, "Killing", "Stopping containers")
         api.store.remove(POD, pod["metadata"]["namespace"], pod["metadata"]["name"])
     return [pod["metadata"]["name"] for pod in gone]

@@ -1,15 +1,15 @@
-"""The kinds of objects that this API server knows, and what custom resources add."""
+"""The kinds of objects that this API server knows, including those of custom resources."""
 
 from dataclasses import dataclass
 from typing import Any
 
 Object = dict[str, Any]
-"""A Kubernetes object as JSON has it."""
+"""A Kubernetes object in its JSON form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """``plural`` is its name in paths and in Roles."""
+    """A kind of objects. ``plural`` is its name in paths and in Roles."""
 
     group: str
     version: str
@@ -25,12 +25,12 @@ class Kind:
 
     @property
     def prefix(self) -> str:
-        """Of its paths."""
+        """The prefix of its URL paths."""
         return f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
 
     @property
     def qualified(self) -> str:
-        """As messages name it: ``deployments.apps``."""
+        """The name in error messages, like ``deployments.apps``."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
 
@@ -93,7 +93,7 @@ BUILT_IN = (
 
 
 class Kinds:
-    """By path and by name; grows by CustomResourceDefinitions."""
+    """All known kinds, by path and by name; CustomResourceDefinitions add more."""
 
     def __init__(self) -> None:
         self.all: list[Kind] = list(BUILT_IN)
@@ -107,7 +107,7 @@ class Kinds:
         return next((k for k in self.all if (k.api_version, k.kind) == wanted), None)
 
     def define(self, definition: Object) -> None:
-        """What a CustomResourceDefinition stands for; one that is known already changes nothing."""
+        """Add the kinds of a CustomResourceDefinition, unless they are known already."""
         spec = definition["spec"]
         names, namespaced = spec["names"], spec["scope"] == "Namespaced"
         for version in spec["versions"]:

@@ -1,8 +1,8 @@
-"""Who owns which fields: server-side apply, and what other writes do to it.
+"""Field ownership: server-side apply, and the effect of other writes on it.
 
-As Kubernetes documents it: an apply conflicts where somebody else owns a field that it would
-change; any other write takes over what it changes. A field that its last owner no longer applies
-goes.
+As in Kubernetes, an apply conflicts where another manager owns a field that it would change; any
+other write takes over the fields that it changes. A field that its last owner no longer applies is
+removed.
 """
 
 from dataclasses import dataclass, replace
@@ -12,15 +12,15 @@ from tests.kube.fields import (
     Path,
     as_fields_v1,
     fields_of,
+    format_path,
     from_fields_v1,
-    overlaid,
-    told,
+    merge_fields,
+    remove_field,
     value_at,
-    without,
 )
 from tests.kube.kinds import Object
 from tests.kube.schemas import Schema
-from tests.kube.store import copied
+from tests.kube.store import deep_copy
 
 APPLY, UPDATE = "Apply", "Update"
 
@@ -52,7 +52,7 @@ class Manager:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Who writes, with what right: ``force`` takes over what others own."""
+    """The client of a write. With ``force``, its apply takes over fields of others."""
 
     name: str
     api_version: str
@@ -76,9 +76,9 @@ def managers_of(found: Object) -> list[Manager]:
     ]  # fmt: skip
 
 
-def applied(live: Object | None, wanted: Object, schema: Schema, writer: Writer) -> Object:
-    """``live`` as it is after ``writer`` has applied ``wanted``. Raises Refused (409) naming the
-    fields in conflict, their owners, and their values."""
+def apply(live: Object | None, wanted: Object, schema: Schema, writer: Writer) -> Object:
+    """Return ``live`` after ``writer`` has applied ``wanted``. Raises Refused (409) with the
+    conflicting fields and their owners."""
     fields = fields_of(wanted, schema)
     mine = writer.owning(fields, APPLY)
     others = [each for each in managers_of(live or _nothing()) if each.key != mine.key]
@@ -88,12 +88,12 @@ def applied(live: Object | None, wanted: Object, schema: Schema, writer: Writer)
         raise _conflict(disputed)
     taken = {path for _, path in disputed}
     others = [replace(each, fields=each.fields - taken) for each in others]
-    out: Object = overlaid(copied(live or {}), copied(wanted), schema)
+    out: Object = merge_fields(deep_copy(live or {}), deep_copy(wanted), schema)
     given_up = set(before[0].fields - fields) if before else set()
     owned = frozenset().union(*(each.fields for each in others)) | fields
     for path in sorted(given_up, key=len):
         if not any(other[: len(path)] == path for other in owned):
-            without(out, path, schema)
+            remove_field(out, path, schema)
     same = before and before[0].fields == mine.fields
     _write(out, [*others, before[0] if same else mine])
     return out
@@ -119,7 +119,7 @@ def _conflict(disputed: list[tuple[Manager, Path]]) -> Refused:
         {
             "reason": "FieldManagerConflict",
             "message": _owner(manager),
-            "field": told(path),
+            "field": format_path(path),
         }
         for manager, path in disputed
     ]
@@ -140,8 +140,9 @@ def _owner(manager: Manager) -> str:
     return by + (f" using {manager.api_version}" if manager.operation == UPDATE else "")
 
 
-def updated(before: Object | None, now: Object, schema: Schema, writer: Writer) -> None:
-    """Notes in ``now`` that ``writer`` owns what differs from ``before``; others lose it."""
+def record_update(before: Object | None, now: Object, schema: Schema, writer: Writer) -> None:
+    """Record in ``now`` that ``writer`` owns the fields that differ from ``before``; other managers
+    lose them."""
     fields = fields_of(now, schema)
     old = fields_of(before, schema) if before else set()
     changed = {
@@ -160,7 +161,7 @@ def updated(before: Object | None, now: Object, schema: Schema, writer: Writer) 
 
 
 def _write(found: Object, managers: list[Manager]) -> None:
-    told = [each.as_json() for each in managers if each.fields]
+    entries = [each.as_json() for each in managers if each.fields]
     found["metadata"].pop("managedFields", None)
-    if told:
-        found["metadata"]["managedFields"] = told
+    if entries:
+        found["metadata"]["managedFields"] = entries

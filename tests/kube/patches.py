@@ -1,39 +1,41 @@
-"""The three kinds of patches of a client that doesn't apply: merge, JSON, and strategic merge."""
+"""The patch types besides server-side apply: JSON merge, JSON, and strategic merge patches."""
 
 from typing import Any
 
 from tests.kube.failures import Refused, bad_request
 from tests.kube.kinds import Object
 from tests.kube.schemas import ANY, Schema
-from tests.kube.store import copied
+from tests.kube.store import deep_copy
 
 ORDER, DELETE_VALUES = "$setElementOrder/", "$deleteFromPrimitiveList/"
 
 
-def merged(target: Any, patch: Any) -> Any:
-    """RFC 7386: None deletes, maps are merged, all else is replaced."""
+def apply_merge_patch(target: Any, patch: Any) -> Any:
+    """Apply a JSON merge patch (RFC 7386): None deletes, maps are merged, all else is replaced."""
     if not isinstance(patch, dict):
-        return copied(patch)
+        return deep_copy(patch)
     out = dict(target) if isinstance(target, dict) else {}
     for name, value in patch.items():
         if value is None:
             out.pop(name, None)
         else:
-            out[name] = merged(out.get(name), value)
+            out[name] = apply_merge_patch(out.get(name), value)
     return out
 
 
 # -- RFC 6902 --------------------------------------------------------------------------------
 
 
-def json_patched(target: Object, operations: list[Object]) -> Object:
-    """Raises Refused: 422 for a ``test`` that fails or a path that there isn't."""
-    out: Object = copied(target)
+def apply_json_patch(target: Object, operations: list[Object]) -> Object:
+    """Apply a JSON patch. Raises Refused (422) for a failed ``test`` or an unknown path."""
+    out: Object = deep_copy(target)
     for operation in operations:
         try:
             _operate(out, operation)
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise Refused(422, "Invalid", f"the patch {operation} does not fit: {error}") from error
+            raise Refused(
+                422, "Invalid", f"can't apply the operation {operation}: {error}"
+            ) from error
     return out
 
 
@@ -50,7 +52,7 @@ def _operate(out: Object, operation: Object) -> None:
         start = _steps(operation["from"])
         _set(out, path, _take(out, start) if name == "move" else _get(out, start), False)
     else:
-        raise bad_request(f"there is no JSON patch {name!r}")
+        raise bad_request(f"unknown JSON patch operation {name!r}")
 
 
 def _steps(path: str) -> list[str]:
@@ -68,11 +70,11 @@ def _set(out: Any, path: list[str], value: Any, must_exist: bool) -> None:
     if must_exist:
         _get(holder, [last])
     if not isinstance(holder, list):
-        holder[last] = copied(value)
+        holder[last] = deep_copy(value)
     elif must_exist:
-        holder[int(last)] = copied(value)
+        holder[int(last)] = deep_copy(value)
     else:
-        holder.insert(len(holder) if last == "-" else int(last), copied(value))
+        holder.insert(len(holder) if last == "-" else int(last), deep_copy(value))
 
 
 def _take(out: Any, path: list[str]) -> Any:
@@ -83,13 +85,14 @@ def _take(out: Any, path: list[str]) -> Any:
 # -- strategic merge -------------------------------------------------------------------------
 
 
-def strategic(target: Any, patch: Any, schema: Schema) -> Any:
-    """As merge, but lists with a merge key are merged by it; ``$patch``, ``$retainKeys``,
-    ``$setElementOrder`` and ``$deleteFromPrimitiveList`` as kubectl and Helm 3 write them."""
+def apply_strategic_merge_patch(target: Any, patch: Any, schema: Schema) -> Any:
+    """Apply a strategic merge patch: like a merge, but lists with a merge key are merged by it.
+    Supports ``$patch``, ``$retainKeys``, ``$setElementOrder`` and ``$deleteFromPrimitiveList``, as
+    kubectl and Helm 3 write them."""
     if not isinstance(patch, dict):
-        return copied(patch)
+        return deep_copy(patch)
     if patch.get("$patch") == "replace":
-        return {name: copied(value) for name, value in patch.items() if name != "$patch"}
+        return {name: deep_copy(value) for name, value in patch.items() if name != "$patch"}
     out = dict(target) if isinstance(target, dict) else {}
     if "$retainKeys" in patch:
         out = {name: value for name, value in out.items() if name in patch["$retainKeys"]}
@@ -113,34 +116,34 @@ def strategic(target: Any, patch: Any, schema: Schema) -> Any:
 
 def _field(target: Any, patch: Any, schema: Schema) -> Any:
     if not isinstance(patch, list):
-        return strategic(target, patch, schema)
+        return apply_strategic_merge_patch(target, patch, schema)
     if schema.merge_key:
         return _list(target or [], patch, schema)
     if schema.merges_values:
         return [*(target or []), *(each for each in patch if each not in (target or []))]
-    return copied(patch)
+    return deep_copy(patch)
 
 
 def _list(target: list[Object], patch: list[Object], schema: Schema) -> list[Object]:
     key = schema.merge_key
     if any(item.get("$patch") == "replace" for item in patch):
-        return [copied(item) for item in patch if "$patch" not in item]
+        return [deep_copy(item) for item in patch if "$patch" not in item]
     gone = {item.get(key) for item in patch if item.get("$patch") == "delete"}
-    out = [copied(item) for item in target if item.get(key) not in gone]
+    out = [deep_copy(item) for item in target if item.get(key) not in gone]
     places = {item.get(key): place for place, item in enumerate(out)}
     for item in patch:
         if "$patch" in item:
             continue
         if item.get(key) in places:
             place = places[item.get(key)]
-            out[place] = strategic(out[place], item, schema.item)
+            out[place] = apply_strategic_merge_patch(out[place], item, schema.item)
         else:
-            out.append(strategic({}, item, schema.item))
+            out.append(apply_strategic_merge_patch({}, item, schema.item))
     return out
 
 
 def _ordered(items: list[Any], order: list[Any], key: str) -> list[Any]:
-    """As the patch says; what it doesn't name stays behind."""
+    """Sort items in the order of the patch; items that it doesn't name come last."""
     wanted = [each.get(key) if key else each for each in order]
 
     def place(item: Any) -> int:

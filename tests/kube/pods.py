@@ -1,4 +1,4 @@
-"""What controllers ask of pods, and the conditions of all objects."""
+"""Helpers for pods, owner references and conditions."""
 
 import json
 from hashlib import sha256
@@ -10,7 +10,7 @@ from tests.kube.kinds import POD, Kind, Object
 FINISHED = ("Succeeded", "Failed")
 
 
-def is_leaving(found: Object) -> bool:
+def is_being_deleted(found: Object) -> bool:
     return "deletionTimestamp" in found["metadata"]
 
 
@@ -19,13 +19,13 @@ def phase(pod: Object) -> str:
 
 
 def is_active(pod: Object) -> bool:
-    return not is_leaving(pod) and phase(pod) not in FINISHED
+    return not is_being_deleted(pod) and phase(pod) not in FINISHED
 
 
 def set_condition(
     found: Object, kind: str, holds: bool, stamp: str, reason: str = "", message: str = ""
 ) -> None:
-    """In its status; ``lastTransitionTime`` moves only when it changes."""
+    """Set a condition in the status; ``lastTransitionTime`` changes only with its value."""
     conditions = found.setdefault("status", {}).setdefault("conditions", [])
     entry = next((each for each in conditions if each["type"] == kind), None)
     if entry is None:
@@ -42,12 +42,12 @@ def set_condition(
 
 
 def owner_of(found: Object) -> Object | None:
-    """The reference to its controller."""
+    """Return the reference to the object's controller."""
     references = found["metadata"].get("ownerReferences") or []
     return next((each for each in references if each.get("controller")), None)
 
 
-def owned(api: Api, kind: Kind, owner: Object) -> list[Object]:
+def owned_by(api: Api, kind: Kind, owner: Object) -> list[Object]:
     found = api.store.all(kind, owner["metadata"]["namespace"])
     return [each for each in found if (owner_of(each) or {}).get("uid") == owner["metadata"]["uid"]]
 
@@ -64,7 +64,7 @@ def reference_to(owner: Object) -> Object:
 
 
 def pod_from(template: Object, owner: Object) -> Object:
-    """Not yet named."""
+    """Return a pod made from a template, without a name."""
     metadata = template.get("metadata") or {}
     return {
         "metadata": {
@@ -78,7 +78,7 @@ def pod_from(template: Object, owner: Object) -> Object:
 
 
 def fingerprint(template: Any) -> str:
-    """Ten digits, the same for equal templates."""
+    """Return ten hexadecimal digits that are the same for equal templates."""
     text = json.dumps(template, sort_keys=True).encode()
     return sha256(text).hexdigest()[:10]
 

@@ -1,7 +1,7 @@
-"""What typed Go clients send as protobuf: Helm's Secrets, and a few kinds besides.
+"""Decoding of objects that typed Go clients send as protobuf: Helm's Secrets and a few other kinds.
 
-Only what Baton's tools write that way is known here, field by field, by the numbers that
-Kubernetes' ``generated.proto`` files give them.
+Only kinds that Helm and Baton's tools send this way are known. The field numbers are those of
+Kubernetes' ``generated.proto`` files.
 """
 
 import base64
@@ -16,18 +16,18 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 Reader = Callable[[Any], Any]
 Message = dict[int, tuple[str, Reader, bool]]
-"""Number → name, how its value is read, and whether there may be several."""
+"""Maps a field number to (name, decoder of its value, whether the field is repeated)."""
 
 
-def loaded(body: bytes) -> Object:
-    """An object from the envelope that begins with MAGIC. Raises Refused (415) for a kind that is
-    not known here."""
+def decode_object(body: bytes) -> Object:
+    """Decode an object from the envelope that begins with MAGIC. Raises Refused (415) for an
+    unknown kind."""
     envelope = dict(_fields(body[len(MAGIC) :]))
     about = dict(_fields(envelope[1]))
     api_version, kind = about[1].decode(), about[2].decode()
     if kind not in KINDS:
-        told = f"this server reads no {api_version} {kind} in protobuf"
-        raise Refused(415, "UnsupportedMediaType", told)
+        message = f"this server can't decode a {api_version} {kind} from protobuf"
+        raise Refused(415, "UnsupportedMediaType", message)
     return {"apiVersion": api_version, "kind": kind, **_message(envelope[2], KINDS[kind])}
 
 

@@ -1,4 +1,4 @@
-"""A request as the API sees it: what is asked of which object."""
+"""A parsed API request: verb, kind, object and parameters."""
 
 import re
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ OF_NAMESPACES = ("finalize", "status")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``verb`` as Roles name it. ``namespace`` and ``name`` are empty when they are not said."""
+    """An API request. ``verb`` is named as in Roles; ``namespace`` and ``name`` may be empty."""
 
     verb: str
     kind: Kind
@@ -41,12 +41,12 @@ class Request:
 
     @property
     def single(self) -> str:
-        """The name that it is about; a list may name one by a field selector."""
+        """The name of the object; a list may name one with a field selector."""
         found = SINGLE_NAME.fullmatch(self.query.get("fieldSelector", ""))
         return self.name or (found[1] if found else "")
 
 
-def parsed(
+def parse_request(
     method: str,
     path: str,
     query: dict[str, str],
@@ -55,14 +55,14 @@ def parsed(
     content_type: str = "",
     agent: str = "",
 ) -> Request:
-    """Raises Refused (404) for a path that there isn't."""
+    """Parse an HTTP request. Raises Refused (404) for an unknown path."""
     found = PATH.fullmatch(path)
     if found is None:
         raise Refused(404, "NotFound", "the server could not find the requested resource")
     namespace, plural, name, sub = (
         found["namespace"] or "", found["plural"], found["name"] or "", found["sub"] or "",
     )  # fmt: skip
-    if namespace and plural in OF_NAMESPACES and not name:  # of the namespace itself
+    if namespace and plural in OF_NAMESPACES and not name:  # a subresource of the namespace itself
         namespace, plural, name, sub = "", "namespaces", namespace, plural
     kind = kinds.of_path(found["group"] or "", found["version"] or "v1", plural)
     if kind is None or (sub and sub not in kind.subresources):

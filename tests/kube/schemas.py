@@ -1,4 +1,4 @@
-"""What each field of an object is, by Kubernetes' own schemas (the package kubernetes-validate)."""
+"""Schemas of all fields, from Kubernetes' own JSON schemas (the package kubernetes-validate)."""
 
 import functools
 import json
@@ -10,16 +10,16 @@ from tests.kube.kinds import Kind, Object
 
 VERSION = "1.36"
 DEFAULT_KEYS = {"protocol": "TCP"}
-"""What a key of an associative list is when it isn't said."""
+"""Default values of keys of associative lists."""
 
 
 class Schema:
-    """Of one field. An unknown one (of a custom resource) takes anything: its maps are merged, its
-    lists are replaced."""
+    """The schema of one field. An unknown field (of a custom resource) accepts anything: its maps
+    are merged, its lists are replaced."""
 
     def __init__(self, node: Object) -> None:
         self._node = node
-        """As the field says; ``_type`` as the type says that it refers to."""
+        """The schema of the field itself; ``_type`` is that of the type to which it refers."""
         self._type = definitions()[node["$ref"].rsplit("/", 1)[-1]] if "$ref" in node else node
 
     @property
@@ -28,13 +28,13 @@ class Schema:
 
     @property
     def atomic(self) -> bool:
-        """A map or list that has one owner and is replaced as a whole."""
+        """Whether the map has one owner and is replaced as a whole."""
         kinds = (self._node.get("x-kubernetes-map-type"), self._type.get("x-kubernetes-map-type"))
         return "atomic" in kinds
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Of an associative list; empty for others."""
+        """The keys of an associative list; empty for other fields."""
         if self._node.get("x-kubernetes-list-type") != "map":
             return ()
         return tuple(self._node["x-kubernetes-list-map-keys"])
@@ -45,17 +45,17 @@ class Schema:
 
     @property
     def merge_key(self) -> str:
-        """Of a strategic merge patch; empty where lists are replaced."""
+        """The key by which strategic merge patches merge the list; empty if they replace it."""
         strategy = self._node.get("x-kubernetes-patch-strategy", "")
         return self._node.get("x-kubernetes-patch-merge-key", "") if "merge" in strategy else ""
 
     @property
     def merges_values(self) -> bool:
-        """A list of plain values that a strategic merge patch adds to."""
+        """Whether a strategic merge patch adds to this list of plain values."""
         return "merge" in self._node.get("x-kubernetes-patch-strategy", "") and not self.merge_key
 
     def field(self, name: str) -> "Schema | None":
-        """None if there is no such field."""
+        """Return the schema of a field; None if there is no such field."""
         properties = self._type.get("properties")
         if properties is not None:
             return Schema(properties[name]) if name in properties else None
@@ -68,12 +68,12 @@ class Schema:
         return Schema(items) if isinstance(items, dict) else ANY
 
     def key_of(self, item: Object) -> tuple[tuple[str, Any], ...]:
-        """By which an item of an associative list is found."""
+        """Return the key of an item of an associative list."""
         pairs = ((key, item.get(key, DEFAULT_KEYS.get(key))) for key in self.keys)
         return tuple((key, value) for key, value in pairs if value is not None)
 
-    def wrong(self, value: Any, path: str = "") -> Iterator[str]:
-        """Unknown fields and wrong types below ``value``, as ``unknown field "spec.x"``."""
+    def validate(self, value: Any, path: str = "") -> Iterator[str]:
+        """Yield unknown fields and wrong types in ``value``, like ``unknown field "spec.x"``."""
         if value is None:
             return
         if not self._takes(value):
@@ -84,15 +84,15 @@ class Schema:
                 if below is None:
                     yield f'unknown field "{where}"'
                 else:
-                    yield from below.wrong(inner, where)
+                    yield from below.validate(inner, where)
         elif isinstance(value, list):
             for number, inner in enumerate(value):
-                yield from self.item.wrong(inner, f"{path}[{number}]")
+                yield from self.item.validate(inner, f"{path}[{number}]")
 
     @property
     def _types(self) -> set[str]:
-        told = self._type.get("type", [])
-        types = set([told] if isinstance(told, str) else told)
+        named = self._type.get("type", [])
+        types = set([named] if isinstance(named, str) else named)
         for each in self._type.get("oneOf", []):
             types |= set(each["type"])
         return types - {"null"}

@@ -12,7 +12,8 @@ EQUAL = re.compile(r"([^=!\s]+)\s*(==|!=|=)\s*(\S*)")
 
 
 def labels_match(selector: str, labels: Mapping[str, str]) -> bool:
-    """``a=b``, ``a!=b``, ``a``, ``!a``, ``a in (b,c)``, ``a notin (b)``, joined by commas."""
+    """Evaluate a label selector: ``a=b``, ``a!=b``, ``a``, ``!a``, ``a in (b,c)``, ``a notin (b)``,
+    joined by commas."""
     return all(
         _term(term.strip(), labels) for term in re.findall(r"(?:[^,(]|\([^)]*\))+", selector)
     )
@@ -30,7 +31,8 @@ def _term(term: str, labels: Mapping[str, str]) -> bool:
 
 
 def fields_match(selector: str, found: Object) -> bool:
-    """``metadata.name=x,status.phase!=Running``; raises Refused for anything else."""
+    """Evaluate a field selector like ``metadata.name=x,status.phase!=Running``. Raises Refused for
+    a malformed one."""
     for term in filter(None, selector.split(",")):
         match = EQUAL.fullmatch(term.strip())
         if match is None:
@@ -47,8 +49,7 @@ def _at(found: Any, path: str) -> Any:
 
 
 def selects(selector: Object | None, labels: Mapping[str, str]) -> bool:
-    """A LabelSelector (``matchLabels``, ``matchExpressions``); None selects nothing, and an empty
-    one everything."""
+    """Evaluate a LabelSelector object. None selects nothing, and an empty one everything."""
     if selector is None:
         return False
     wanted = selector.get("matchLabels") or {}
@@ -66,7 +67,7 @@ def _expression(expression: Object, labels: Mapping[str, str]) -> bool:
 
 
 def selector_text(selector: Object) -> str:
-    """Of a LabelSelector, as the scale subresource tells it."""
+    """Return a LabelSelector as text, for the scale subresource."""
     pairs = sorted((selector.get("matchLabels") or {}).items())
     terms = [f"{key}={value}" for key, value in pairs]
     for each in selector.get("matchExpressions") or []:

@@ -1,4 +1,4 @@
-"""The API over HTTPS: one thread per connection."""
+"""The API server over HTTPS, with one thread per connection."""
 
 import json
 import ssl
@@ -19,44 +19,46 @@ from tests.kube.api import Api
 from tests.kube.execution import Channels, accepted, execute
 from tests.kube.failures import Refused, bad_request
 from tests.kube.kinds import Object
-from tests.kube.request import Request, parsed
+from tests.kube.request import Request, parse_request
 from tests.kube.subresources import subresource
 from tests.kube.watching import watch
 
 IDLE_SECONDS = 300.0
-"""That a connection may wait for its next request."""
+"""How long a connection may be idle."""
 
 LONGEST_BODY = 16 * 2**20
-"""Bytes: Helm keeps a whole release in one Secret of up to a megabyte."""
+"""The largest body in bytes. Helm keeps a whole release in one Secret of up to a megabyte."""
 
 CHANGES = ("ADDED", "MODIFIED", "DELETED")
 PROTOBUF = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
 
 
 class Containers(Protocol):
-    """What a kubelet answers for. ``container`` may be empty: the first one. All raise Refused."""
+    """The interface of a kubelet. An empty ``container`` means the first one. All methods raise
+    Refused."""
 
     def log(self, namespace: str, pod: str, container: str) -> str:
-        """What it has written."""
+        """Return the container's log."""
         ...
 
-    def entering(
+    def exec_command(
         self, namespace: str, pod: str, container: str, command: Sequence[str]
     ) -> tuple[list[str], Mapping[str, str]]:
-        """A command of this machine that runs ``command`` in it, and its environment."""
+        """Return a command line of this machine that runs ``command`` in the container, and its
+        environment."""
         ...
 
 
 class KubeServer:
-    """Serves ``api``. ``before`` sees each request first, and may raise Refused: for tests that
-    want something to go wrong."""
+    """Serves ``api``. ``on_request`` is called with each request and may raise Refused, so that
+    tests can inject errors."""
 
     def __init__(self, api: Api, containers: Containers | None = None) -> None:
         self.api = api
         self.accounts = Accounts(api.store)
-        self.before: Callable[[Request], None] = lambda request: None
+        self.on_request: Callable[[Request], None] = lambda request: None
         self.paths: list[tuple[str, str]] = []
-        """Method and path of each request; for whoever wonders what a client does."""
+        """Method and path of each request, for debugging."""
         self.failures: list[str] = []
         self.containers = containers
         self.closed = threading.Event()
@@ -68,8 +70,8 @@ class KubeServer:
 
     @contextmanager
     def running(self, folder: Path, address: str = "127.0.0.1") -> Iterator["KubeServer"]:
-        """``folder`` gets ``kubeconfig`` and ``ca.crt``. Pods reach it at ``address`` as
-        ``kubernetes.default.svc``, whose certificate it has."""
+        """Serve at ``address``, and write ``kubeconfig`` and ``ca.crt`` to ``folder``. The
+        certificate is also valid for ``kubernetes.default.svc``, which pods use."""
         handler = type("Handler", (_Handler,), {"kube": self})
         server = _Server((address, 0), handler)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -90,12 +92,12 @@ class KubeServer:
         assert not self.failures, self.failures[0]
 
     def answer(self, request: Request, user: str) -> tuple[int, Object]:
-        """Of all but watches and logs. Raises Refused."""
+        """Answer a request other than a watch, log or exec. Raises Refused."""
         kind, name = request.kind, request.name
         if request.subresource:
             return subresource(self.api, request)
         if request.verb == "list":
-            return 200, self.api.listed(request)
+            return 200, self.api.list_objects(request)
         if request.verb == "get":
             return 200, self.api.store.get(kind, request.namespace, name)
         if request.verb == "create":
@@ -105,7 +107,7 @@ class KubeServer:
         if request.verb == "patch":
             return self.api.patch(request)
         if request.verb == "deletecollection":
-            for each in self.api.selected(request):
+            for each in self.api.select_objects(request):
                 self.api.delete(kind, each["metadata"].get("namespace", ""),
                                 each["metadata"]["name"], request.body)  # fmt: skip
             return 200, {"kind": "Status", "apiVersion": "v1", "status": "Success"}
@@ -117,7 +119,7 @@ class KubeServer:
         return 200, self.api.delete(kind, request.namespace, name, options)
 
     def authorize(self, request: Request, authorization: str) -> str:
-        """The user's name."""
+        """Authenticate and authorize a request; return the user's name. Raises Refused."""
         user = self.accounts.user(authorization)
         self.accounts.check(
             Call(
@@ -158,12 +160,12 @@ class _Server(ThreadingHTTPServer):
     context: ssl.SSLContext
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that left is none of ours."""
+        """Ignore clients that disconnect."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # an answer is one packet
+    wbufsize = -1  # send a response as one packet
     timeout = IDLE_SECONDS
     disable_nagle_algorithm = True
     kube: KubeServer
@@ -181,14 +183,14 @@ class _Handler(BaseHTTPRequestHandler):
         super().setup()
 
     def finish(self) -> None:
-        """The server itself knows only the socket below, and closes that."""
+        """Close the TLS socket; the server itself closes only the TCP socket below it."""
         try:
             super().finish()
         finally:
             self.request.close()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Quiet."""
+        """Log nothing."""
 
     def _handle(self) -> None:
         body = self._body()
@@ -197,8 +199,8 @@ class _Handler(BaseHTTPRequestHandler):
         except Refused as refused:
             self._send(refused.code, json.dumps(refused.as_status()).encode())
         except OSError:
-            self.close_connection = True  # the client left
-        except Exception:  # a bug of ours: told to the client, and when the server ends
+            self.close_connection = True  # the client disconnected
+        except Exception:  # a bug here: reported to the client, and again when the server ends
             self.kube.failures.append(f"{self.command} {self.path}\n{traceback.format_exc()}")
             internal = Refused(500, "InternalError", self.kube.failures[-1])
             self._send(500, json.dumps(internal.as_status()).encode())
@@ -220,13 +222,13 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET" and self._discovery(path):
             return
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
-        request = parsed(
+        request = parse_request(
             self.command, path, query, self.kube.api.kinds, _loaded(body),
             (self.headers.get("Content-Type") or "").partition(";")[0],
             self.headers.get("User-Agent") or "",
         )  # fmt: skip
         user = self.kube.authorize(request, self.headers.get("Authorization") or "")
-        self.kube.before(request)
+        self.kube.on_request(request)
         if request.verb == "watch":
             self._watch(request)
         elif request.subresource == "log":
@@ -236,21 +238,21 @@ class _Handler(BaseHTTPRequestHandler):
                 request, [value for name, value in parse_qsl(parts.query) if name == "command"]
             )
         else:
-            code, told = self.kube.answer(request, user)
+            code, found = self.kube.answer(request, user)
             if request.verb in ("get", "list") and self._wants_table:
-                told = self._table(request, told)
-            self._send(code, json.dumps(told).encode())
+                found = self._table(request, found)
+            self._send(code, json.dumps(found).encode())
 
     def _discovery(self, path: str) -> bool:
         if path == "/openapi/v2" and PROTOBUF in (self.headers.get("Accept") or ""):
             self._send(
                 200, b"", PROTOBUF.replace("@", ".")
-            )  # an empty document: nothing is checked by the client
+            )  # an empty document, so that the client validates nothing
             return True
-        told = discovery.answer(path, self.kube.api.kinds)
-        if told is not None:
-            self._send(200, json.dumps(told).encode())
-        return told is not None
+        answer = discovery.answer(path, self.kube.api.kinds)
+        if answer is not None:
+            self._send(200, json.dumps(answer).encode())
+        return answer is not None
 
     def _watch(self, request: Request) -> None:
         self.send_response(200)
@@ -269,27 +271,27 @@ class _Handler(BaseHTTPRequestHandler):
 
     @property
     def _wants_table(self) -> bool:
-        return tables.asked(self.headers.get("Accept") or "")
+        return tables.wants_table(self.headers.get("Accept") or "")
 
     def _table(self, request: Request, found: Object) -> Object:
-        """Of one object, or of a list."""
+        """Render one object or a list as a table."""
         version = found["metadata"].get("resourceVersion", "")
         if request.subresource:
             return found
         items = found.get("items", [found])
-        return tables.table(request.kind, items, version, self.kube.api.stamp())
+        return tables.table(request.kind, items, version, self.kube.api.timestamp())
 
     def _log(self, request: Request) -> None:
         self.kube.api.store.get(request.kind, request.namespace, request.name)
         container = request.query.get("container", "")
-        told = self._containers.log(request.namespace, request.name, container)
-        self._send(200, told.encode(), "text/plain")
+        log = self._containers.log(request.namespace, request.name, container)
+        self._send(200, log.encode(), "text/plain")
 
     def _exec(self, request: Request, command: list[str]) -> None:
         if (self.headers.get("Upgrade") or "").lower() != "websocket":
-            raise bad_request("exec is served over WebSockets alone")
+            raise bad_request("exec is served over WebSockets only")
         container = request.query.get("container", "")
-        words, environment = self._containers.entering(
+        words, environment = self._containers.exec_command(
             request.namespace, request.name, container, command
         )
         key = self.headers.get("Sec-WebSocket-Key") or ""
@@ -319,11 +321,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _loaded(body: bytes) -> Any:
-    """Raises Refused (415) for a protobuf that is not known."""
+    """Decode a body: protobuf, JSON or YAML. Raises Refused (415) for an unknown protobuf kind."""
     if not body:
         return None
     if body.startswith(protobuf.MAGIC):
-        return protobuf.loaded(body)
+        return protobuf.decode_object(body)
     try:
         return json.loads(body)
     except ValueError:

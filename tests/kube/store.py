@@ -1,4 +1,4 @@
-"""Objects, their versions, and what changed: what etcd is to a real API server."""
+"""The object store with versions and a change history, in place of etcd."""
 
 import threading
 from collections import deque
@@ -11,17 +11,18 @@ from tests.kube.failures import expired, not_found
 from tests.kube.kinds import Kind, Object
 
 HISTORY = 4096
-"""Changes that a watch may start from; who asks for older ones is told to list again (410)."""
+"""How many changes are kept for watches; a watch from an older version must list again (410)."""
 
 T = TypeVar("T")
 
 Key = tuple[Kind, str, str]
-"""Kind, namespace (empty for what has none), name."""
+"""Kind, namespace (empty for cluster-scoped objects), name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """``kind_of`` is ADDED, MODIFIED or DELETED; ``before`` is None for what was added."""
+    """A change of one object. ``kind_of`` is ADDED, MODIFIED or DELETED; ``before`` is None for an
+    added object."""
 
     version: int
     kind_of: str
@@ -30,17 +31,17 @@ class Change:
     before: Object | None
 
 
-def copied(value: T) -> T:
-    """Of JSON."""
+def deep_copy(value: T) -> T:
+    """Return a deep copy of a JSON value."""
     return _copied(value)  # type: ignore[no-any-return]
 
 
-def pruned(value: Any) -> Any:
-    """Without nulls, which say nothing."""
+def without_nulls(value: Any) -> Any:
+    """Return a JSON value without nulls, which mean the same as absent fields."""
     if isinstance(value, dict):
-        return {key: pruned(inner) for key, inner in value.items() if inner is not None}
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list):
-        return [pruned(inner) for inner in value]
+        return [without_nulls(inner) for inner in value]
     return value
 
 
@@ -57,8 +58,8 @@ def key_of(kind: Kind, found: Object) -> Key:
 
 
 class Store:
-    """Everything goes in and out as a copy. All calls may come from any thread; ``locked`` makes
-    several of them one. ``version`` is that of the last change."""
+    """The object store. Objects are copied in and out. Thread-safe; ``locked`` makes several calls
+    atomic. ``version`` is that of the last change."""
 
     def __init__(self) -> None:
         self.version = 1
@@ -74,11 +75,11 @@ class Store:
             yield
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Called after each change, in the thread that made it; must not wait."""
+        """Call ``listener`` after each change, in the thread that made it; it must not block."""
         self._listeners.append(listener)
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object:
-        """Raises Refused (404)."""
+        """Return an object. Raises Refused (404)."""
         found = self.find(kind, namespace, name)
         if found is None:
             raise not_found(kind, name)
@@ -87,37 +88,37 @@ class Store:
     def find(self, kind: Kind, namespace: str, name: str) -> Object | None:
         with self._lock:
             found = self._objects.get((kind, namespace, name))
-            return copied(found) if found is not None else None
+            return deep_copy(found) if found is not None else None
 
     def all(self, kind: Kind, namespace: str = "") -> list[Object]:
-        """In the order of their names; of all namespaces when none is named."""
+        """Return objects sorted by namespace and name; of all namespaces if none is named."""
         with self._lock:
             keys = [key for key in self._objects if key[0] == kind and namespace in ("", key[1])]
-            return [copied(self._objects[key]) for key in sorted(keys, key=lambda key: key[1:])]
+            return [deep_copy(self._objects[key]) for key in sorted(keys, key=lambda key: key[1:])]
 
     def put(self, kind: Kind, found: Object) -> Object:
-        """Written as a new version, which is returned. Nothing happens if nothing has changed."""
+        """Write an object as a new version unless nothing changed; return the stored object."""
         with self._lock:
             key = key_of(kind, found)
             before = self._objects.get(key)
             if before is not None and _same(before, found):
-                return copied(before)
-            now = copied(found)
+                return deep_copy(before)
+            now = deep_copy(found)
             self.version += 1
             now["metadata"]["resourceVersion"] = str(self.version)
             self._objects[key] = now
             self._note(Change(self.version, "MODIFIED" if before else "ADDED", kind, now, before))
-            return copied(now)
+            return deep_copy(now)
 
     def remove(self, kind: Kind, namespace: str, name: str) -> Object:
-        """Returns what there was. Raises Refused (404)."""
+        """Remove and return an object. Raises Refused (404)."""
         with self._lock:
             self.get(kind, namespace, name)
-            gone = copied(self._objects.pop((kind, namespace, name)))
+            gone = deep_copy(self._objects.pop((kind, namespace, name)))
             self.version += 1
             gone["metadata"]["resourceVersion"] = str(self.version)
             self._note(Change(self.version, "DELETED", kind, gone, gone))
-            return copied(gone)
+            return deep_copy(gone)
 
     def _note(self, change: Change) -> None:
         self._changes.append(change)
@@ -126,8 +127,8 @@ class Store:
             listener()
 
     def changes(self, after: int, seconds: float) -> list[Change]:
-        """All since that version, waiting so long for the first one. Raises Refused (410) when
-        older ones are missing."""
+        """Return all changes after version ``after``, waiting up to ``seconds`` for the first one.
+        Raises Refused (410) when some of them are no longer kept."""
         with self._changed:
             if self.version <= after:
                 self._changed.wait(seconds)
@@ -143,7 +144,7 @@ class Store:
 
 
 def _same(before: Object, now: Object) -> bool:
-    """But for the version, which the store itself gives."""
+    """Return whether two objects are equal apart from the resourceVersion."""
     if {k: v for k, v in before.items() if k != "metadata"} != {
         k: v for k, v in now.items() if k != "metadata"
     }:

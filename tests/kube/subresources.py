@@ -1,9 +1,9 @@
-"""``scale``, ``status`` and ``eviction``: what is asked of an object, but isn't the object."""
+"""The subresources ``scale``, ``status`` and ``eviction``."""
 
 from typing import Any
 
 from tests.kube import patches
-from tests.kube.api import Api, place_of
+from tests.kube.api import Api, namespace_and_name
 from tests.kube.failures import Refused, invalid, modified, too_many
 from tests.kube.kinds import BUDGET, POD, Object
 from tests.kube.request import Request
@@ -26,7 +26,7 @@ def scale_of(found: Object) -> Object:
 
 
 def change_scale(api: Api, request: Request) -> Object:
-    """PUT or PATCH. Raises Refused (409) when a resourceVersion is said and is not the last."""
+    """Handle PUT or PATCH of ``scale``. Raises Refused (409) for an outdated resourceVersion."""
     kind = request.kind
     with api.store.locked():
         found = api.store.get(kind, request.namespace, request.name)
@@ -44,13 +44,13 @@ def change_scale(api: Api, request: Request) -> Object:
 
 def _patched(before: Object, request: Request) -> Object:
     if request.content_type == "application/json-patch+json":
-        return patches.json_patched(before, request.body)
-    out: Object = patches.merged(before, request.body)
+        return patches.apply_json_patch(before, request.body)
+    out: Object = patches.apply_merge_patch(before, request.body)
     return out
 
 
 def change_status(api: Api, request: Request) -> Object:
-    """PUT or PATCH: of ``metadata`` only the version counts."""
+    """Handle PUT or PATCH of ``status``; of ``metadata``, only the resourceVersion is used."""
     with api.store.locked():
         now = api.store.get(request.kind, request.namespace, request.name)
         wanted = request.body if request.verb == "update" else api.patched(now, request)
@@ -61,14 +61,14 @@ def change_status(api: Api, request: Request) -> Object:
 
 
 def evict(api: Api, request: Request) -> Object:
-    """Deletes the pod unless a disruption budget forbids it (429)."""
+    """Delete the pod unless a disruption budget forbids it (429)."""
     with api.store.locked():
         pod = api.store.get(POD, request.namespace, request.name)
         if "deletionTimestamp" not in pod["metadata"]:
             for budget in budgets_of(api, pod):
                 _spend(api, budget, pod)
         options = (request.body or {}).get("deleteOptions")
-        api.delete(POD, *place_of(pod), options)
+        api.delete(POD, *namespace_and_name(pod), options)
     return {"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201}
 
 
@@ -79,8 +79,8 @@ def budgets_of(api: Api, pod: Object) -> list[Object]:
 
 
 def _spend(api: Api, budget: Object, pod: Object) -> None:
-    """One disruption of it, if there is any left. A pod that isn't ready costs nothing if the
-    budget says ``AlwaysAllow``, or if enough others are healthy."""
+    """Use up one allowed disruption of a budget, or raise Refused (429). Evicting a pod that isn't
+    ready needs none if the budget says ``AlwaysAllow``, or if enough others are healthy."""
     status = budget.get("status") or {}
     if not is_ready(pod):
         always = budget["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow"
@@ -102,13 +102,13 @@ def is_ready(pod: Object) -> bool:
 
 
 def condition(found: Object, name: str) -> str:
-    """True, False, or Unknown."""
+    """Return the status of a condition: "True", "False" or "Unknown"."""
     conditions = (found.get("status") or {}).get("conditions") or []
     return next((str(each["status"]) for each in conditions if each["type"] == name), "Unknown")
 
 
 def subresource(api: Api, request: Request) -> tuple[int, Object]:
-    """What is asked of one, but for ``log``."""
+    """Handle a subresource request other than ``log`` and ``exec``."""
     name, verb = request.subresource, request.verb
     if name == "eviction" and verb == "create":
         return 201, evict(api, request)
@@ -119,4 +119,4 @@ def subresource(api: Api, request: Request) -> tuple[int, Object]:
         return 200, change_scale(api, request)
     if verb in ("update", "patch") and name == "status":
         return 200, change_status(api, request)
-    raise Refused(405, "MethodNotAllowed", f"{verb} is not for {request.resource}")
+    raise Refused(405, "MethodNotAllowed", f"{request.resource} does not support {verb}")

@@ -1,22 +1,22 @@
-"""What ``kubectl get`` prints: rows that the server makes, as a real one does."""
+"""The tables that ``kubectl get`` prints, which the server renders."""
 
 from collections.abc import Callable
 from datetime import datetime
 
 from tests.kube.kinds import Kind, Object
-from tests.kube.pods import is_leaving, phase
+from tests.kube.pods import is_being_deleted, phase
 from tests.kube.subresources import is_ready
 
 ACCEPT = "as=Table"
 Cells = Callable[[Object], list[object]]
 
 
-def asked(accept: str) -> bool:
+def wants_table(accept: str) -> bool:
     return ACCEPT in accept
 
 
 def table(kind: Kind, found: list[Object], version: str, now: str) -> Object:
-    """Names, what matters of the kind, and ages."""
+    """Return a Table object with names, the kind's own columns, and ages."""
     names, cells = COLUMNS.get(kind.kind, ([], lambda each: []))
     rows = [
         {
@@ -39,7 +39,7 @@ def table(kind: Kind, found: list[Object], version: str, now: str) -> Object:
 
 
 def _column(name: str) -> Object:
-    """One that begins with an asterisk is shown with ``-o wide`` alone."""
+    """Return a column definition. Names with an asterisk are shown only with ``-o wide``."""
     format_of = "name" if name == "Name" else ""
     return {
         "name": name.lstrip("*"),
@@ -68,7 +68,7 @@ def _pod(found: Object) -> list[object]:
 
 
 def _pod_state(found: Object, statuses: list[Object]) -> str:
-    if is_leaving(found):
+    if is_being_deleted(found):
         return "Terminating"
     for each in statuses:
         for state in ("waiting", "terminated"):

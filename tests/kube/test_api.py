@@ -1,4 +1,4 @@
-"""The API server: what it keeps, refuses, merges and tells, as the clients expect it."""
+"""The API server: storage, validation, patches, field ownership, watches and RBAC."""
 
 import json
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.clock import ManualClock
-from tests.kube.accounts import Accounts, Call, unused
+from tests.kube.accounts import Accounts, Call, unused_permissions
 from tests.kube.api import Api
 from tests.kube.failures import Refused
 from tests.kube.fields import as_fields_v1, fields_of, from_fields_v1
@@ -24,9 +24,9 @@ from tests.kube.kinds import (
     Kind,
     Object,
 )
-from tests.kube.patches import json_patched, merged, strategic
-from tests.kube.protobuf import MAGIC, loaded
-from tests.kube.request import Request, parsed
+from tests.kube.patches import apply_json_patch, apply_merge_patch, apply_strategic_merge_patch
+from tests.kube.protobuf import MAGIC, decode_object
+from tests.kube.request import Request, parse_request
 from tests.kube.schemas import schema_of
 from tests.kube.selectors import fields_match, labels_match, selects
 from tests.kube.subresources import change_scale, scale_of
@@ -84,7 +84,7 @@ def scaled(api: Api, count: int, version: str | None = None, manager: str = "kub
 # -- objects -----------------------------------------------------------------------------------
 
 
-def test_a_new_object_has_an_identity_a_version_and_its_defaults(api: Api) -> None:
+def test_a_new_object_gets_a_uid_a_version_and_defaults(api: Api) -> None:
     made = api.create(DEPLOYMENT, deployment())
     assert made["spec"]["replicas"] == 1
     assert made["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": "25%", "maxUnavailable": "25%"}
@@ -96,13 +96,13 @@ def test_a_new_object_has_an_identity_a_version_and_its_defaults(api: Api) -> No
     assert versions[1] == versions[0] + 1
 
 
-def test_what_is_created_twice_is_refused(api: Api) -> None:
+def test_creating_an_existing_object_is_refused(api: Api) -> None:
     api.create(DEPLOYMENT, deployment())
     with pytest.raises(Refused, match=r'deployments.apps "web" already exists'):
         api.create(DEPLOYMENT, deployment())
 
 
-def test_an_old_version_is_refused_and_a_new_uid_is_another_object(api: Api) -> None:
+def test_an_update_with_an_old_version_or_another_uid_is_refused(api: Api) -> None:
     old = api.create(DEPLOYMENT, deployment())
     api.update(DEPLOYMENT, {**old, "spec": {**old["spec"], "replicas": 2}})
     with pytest.raises(Refused, match="has been modified") as refused:
@@ -113,13 +113,13 @@ def test_an_old_version_is_refused_and_a_new_uid_is_another_object(api: Api) -> 
         patched(api, "web", wrong)
 
 
-def test_the_generation_counts_changes_of_the_wish_alone(api: Api) -> None:
+def test_the_generation_counts_changes_of_the_spec_only(api: Api) -> None:
     api.create(DEPLOYMENT, deployment())
     assert patched(api, "web", {"metadata": {"labels": {"a": "b"}}})["metadata"]["generation"] == 1
     assert patched(api, "web", {"spec": {"replicas": 4}})["metadata"]["generation"] == 2
 
 
-def test_nothing_changed_is_no_new_version(api: Api) -> None:
+def test_an_update_without_changes_makes_no_new_version(api: Api) -> None:
     made = api.create(DEPLOYMENT, deployment(replicas=2))
     same = patched(api, "web", {"spec": {"replicas": 2}})
     assert same["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
@@ -134,7 +134,7 @@ def test_nothing_changed_is_no_new_version(api: Api) -> None:
         ({"replica": 2}, 'unknown field "spec.replica"'),
     ],
 )
-def test_what_is_wrong_is_named(api: Api, change: Object, message: str) -> None:
+def test_validation_errors_name_the_field(api: Api, change: Object, message: str) -> None:
     query = {"fieldValidation": "Strict"}
     request = Request("create", DEPLOYMENT, "default", query=query)
     with pytest.raises(Refused, match=message.replace(".", r"\.")):
@@ -147,7 +147,7 @@ def test_a_secret_is_kept_in_base64(api: Api) -> None:
     assert made["data"] == {"key": "dmFsdWU="} and "stringData" not in made
 
 
-def test_services_get_addresses_of_their_own_for_life(api: Api) -> None:
+def test_services_get_permanent_cluster_ips(api: Api) -> None:
     def service(name: str, **spec: Any) -> Object:
         metadata, ports = {"name": name, "namespace": "default"}, [{"name": "a", "port": 80}]
         return api.create(SERVICE, {"metadata": metadata, "spec": {"ports": ports, **spec}})
@@ -160,7 +160,7 @@ def test_services_get_addresses_of_their_own_for_life(api: Api) -> None:
     assert [port["port"] for port in changed["spec"]["ports"]] == [80, 81], "merged by their port"
 
 
-def test_a_pod_on_a_node_is_given_its_time_and_others_go_at_once(api: Api) -> None:
+def test_only_pods_on_a_node_get_a_grace_period(api: Api) -> None:
     spec = {"containers": [{"name": "c", "image": "x:1"}], "terminationGracePeriodSeconds": 7}
     for name, node in (("placed", "n1"), ("pending", None)):
         pod = {"metadata": {"name": name, "namespace": "default"}, "spec": {**spec}}
@@ -170,7 +170,7 @@ def test_a_pod_on_a_node_is_given_its_time_and_others_go_at_once(api: Api) -> No
     assert api.store.find(POD, "default", "pending") is None
     left = api.store.get(POD, "default", "placed")
     assert left["metadata"]["deletionGracePeriodSeconds"] == 7
-    assert left["metadata"]["deletionTimestamp"] == api.stamp(7)
+    assert left["metadata"]["deletionTimestamp"] == api.timestamp(7)
     with pytest.raises(Refused, match="Precondition failed: uid"):
         api.delete(POD, "default", "placed", {"preconditions": {"uid": "another"}})
 
@@ -183,7 +183,9 @@ def test_a_pod_on_a_node_is_given_its_time_and_others_go_at_once(api: Api) -> No
         ("priorityClassName", "no PriorityClass with name who was found"),
     ],
 )
-def test_pods_need_what_they_name(api: Api, field: str, message: str) -> None:
+def test_a_pod_that_refers_to_missing_objects_is_refused(
+    api: Api, field: str, message: str
+) -> None:
     metadata = {"name": "p", "namespace": "default"}
     spec = {"containers": [{"name": "c", "image": "x"}], field: "who"}
     with pytest.raises(Refused, match=message):
@@ -195,7 +197,7 @@ def test_pods_need_what_they_name(api: Api, field: str, message: str) -> None:
 
 def test_merge_patch() -> None:
     target = {"a": {"b": 1, "c": [1, 2]}, "d": 1}
-    assert merged(target, {"a": {"b": None, "c": [3]}, "e": 2}) == {
+    assert apply_merge_patch(target, {"a": {"b": None, "c": [3]}, "e": 2}) == {
         "a": {"c": [3]}, "d": 1, "e": 2,
     }  # fmt: skip
 
@@ -209,12 +211,12 @@ def test_json_patch() -> None:
         {"op": "move", "from": "/x", "path": "/y"},
     ]
     target = {"a/b": 1, "list": [1, 2], "x": {"z": 1}}
-    assert json_patched(target, operations) == {"list": [0, 2, 3], "y": {"z": 1}}
+    assert apply_json_patch(target, operations) == {"list": [0, 2, 3], "y": {"z": 1}}
     with pytest.raises(Refused, match="its test fails"):
-        json_patched(target, [{"op": "test", "path": "/a~1b", "value": 2}])
+        apply_json_patch(target, [{"op": "test", "path": "/a~1b", "value": 2}])
 
 
-def test_strategic_merge_knows_the_keys_of_lists() -> None:
+def test_strategic_merge_merges_lists_by_their_keys() -> None:
     schema = schema_of(DEPLOYMENT)
     change = {
         "spec": {
@@ -229,20 +231,22 @@ def test_strategic_merge_knows_the_keys_of_lists() -> None:
             }
         }
     }
-    out = strategic(deployment(), change, schema)
+    out = apply_strategic_merge_patch(deployment(), change, schema)
     containers = out["spec"]["template"]["spec"]["containers"]
     assert [each["name"] for each in containers] == ["side", "c"]
     assert containers[1]["image"] == "x:1"
     assert [each["name"] for each in containers[1]["env"]] == ["A", "B"]
     gone = {"spec": {"template": {"spec": {"containers": [{"name": "side", "$patch": "delete"}]}}}}
-    left = strategic(out, gone, schema)["spec"]["template"]["spec"]["containers"]
+    left = apply_strategic_merge_patch(out, gone, schema)["spec"]["template"]["spec"]["containers"]
     assert [each["name"] for each in left] == ["c"]
     recreate = {"spec": {"strategy": {"$retainKeys": ["type"], "type": "Recreate"}}}
     rolling = deployment(strategy={"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1}})
-    assert strategic(rolling, recreate, schema)["spec"]["strategy"] == {"type": "Recreate"}
+    assert apply_strategic_merge_patch(rolling, recreate, schema)["spec"]["strategy"] == {
+        "type": "Recreate"
+    }
 
 
-# -- who owns what -----------------------------------------------------------------------------
+# -- field ownership ---------------------------------------------------------------------------
 
 
 def owners(found: Object, field: str) -> list[str]:
@@ -253,14 +257,14 @@ def owners(found: Object, field: str) -> list[str]:
     ]
 
 
-def test_sets_of_fields_survive_the_journey() -> None:
+def test_field_sets_survive_a_round_trip_through_fields_v1() -> None:
     fields = fields_of(deployment(replicas=2), schema_of(DEPLOYMENT))
     assert (("f", "spec"), ("f", "replicas")) in fields
     assert (("f", "spec"), ("f", "selector")) in fields, "a selector has one owner"
     assert from_fields_v1(as_fields_v1(fields)) == fields
 
 
-def test_whoever_applies_what_another_has_changed_is_told_of_the_conflict(api: Api) -> None:
+def test_applying_a_field_that_another_manager_changed_is_a_conflict(api: Api) -> None:
     applied(api, deployment(replicas=2), "helm")
     scaled(api, 5)
     with pytest.raises(Refused) as refused:
@@ -272,7 +276,7 @@ def test_whoever_applies_what_another_has_changed_is_told_of_the_conflict(api: A
     )
 
 
-def test_applying_the_value_that_is_there_shares_it(api: Api) -> None:
+def test_applying_the_current_value_shares_ownership(api: Api) -> None:
     applied(api, deployment(replicas=2), "helm")
     scaled(api, 5)
     now = applied(api, deployment(replicas=5), "helm")
@@ -280,25 +284,25 @@ def test_applying_the_value_that_is_there_shares_it(api: Api) -> None:
     assert sorted(owners(now, "f:replicas")) == ["helm", "kubectl"]
 
 
-def test_who_forces_owns_alone(api: Api) -> None:
+def test_a_forced_apply_takes_over_ownership(api: Api) -> None:
     applied(api, deployment(replicas=2), "helm")
     scaled(api, 5)
     now = applied(api, deployment(replicas=2), "helm", force=True)
     assert now["spec"]["replicas"] == 2 and owners(now, "f:replicas") == ["helm"]
 
 
-def test_what_its_only_owner_no_longer_applies_goes_back_to_its_default(api: Api) -> None:
+def test_a_field_that_its_only_owner_no_longer_applies_gets_its_default(api: Api) -> None:
     applied(api, deployment(replicas=3), "helm")
     assert applied(api, deployment(), "helm")["spec"]["replicas"] == 1
 
 
-def test_what_another_owns_too_stays(api: Api) -> None:
+def test_a_field_with_another_owner_is_kept(api: Api) -> None:
     applied(api, deployment(replicas=3), "helm")
     applied(api, deployment(replicas=3), "other")
     assert applied(api, deployment(), "helm")["spec"]["replicas"] == 3
 
 
-def test_items_of_lists_have_owners_of_their_own(api: Api) -> None:
+def test_list_items_have_owners_of_their_own(api: Api) -> None:
     applied(api, deployment(), "helm")
     more = deployment()
     more["spec"]["template"]["spec"]["containers"][0] = {
@@ -317,7 +321,7 @@ def test_items_of_lists_have_owners_of_their_own(api: Api) -> None:
 # -- scale -------------------------------------------------------------------------------------
 
 
-def test_scale_is_a_view_that_can_be_written(api: Api) -> None:
+def test_the_scale_subresource_can_be_read_and_written(api: Api) -> None:
     made = api.create(DEPLOYMENT, deployment(replicas=2))
     scale = scale_of(made)
     assert (scale["spec"]["replicas"], scale["status"]["selector"]) == (2, "app=web")
@@ -349,20 +353,20 @@ def test_field_selectors_and_selectors_of_objects() -> None:
     assert selects(expression, {}) and not selects(expression, {"a": "b"})
 
 
-def test_requests_are_named_as_roles_name_them(api: Api) -> None:
-    def asked(method: str, path: str, **query: str) -> tuple[str, str, str, str]:
-        request = parsed(method, path, query, api.kinds)
+def test_requests_are_parsed_into_the_verbs_and_resources_of_roles(api: Api) -> None:
+    def parse(method: str, path: str, **query: str) -> tuple[str, str, str, str]:
+        request = parse_request(method, path, query, api.kinds)
         return request.verb, request.resource, request.namespace, request.single
 
     base = "/apis/apps/v1/namespaces/a/deployments"
-    assert asked("GET", base) == ("list", "deployments", "a", "")
-    assert asked("GET", base, watch="true") == ("watch", "deployments", "a", "")
-    assert asked("GET", base, fieldSelector="metadata.name=x")[3] == "x"
-    assert asked("PATCH", base + "/x/scale") == ("patch", "deployments/scale", "a", "x")
-    assert asked("GET", "/api/v1/namespaces/a") == ("get", "namespaces", "", "a")
-    assert asked("DELETE", "/api/v1/namespaces/a/pods") == ("deletecollection", "pods", "a", "")
+    assert parse("GET", base) == ("list", "deployments", "a", "")
+    assert parse("GET", base, watch="true") == ("watch", "deployments", "a", "")
+    assert parse("GET", base, fieldSelector="metadata.name=x")[3] == "x"
+    assert parse("PATCH", base + "/x/scale") == ("patch", "deployments/scale", "a", "x")
+    assert parse("GET", "/api/v1/namespaces/a") == ("get", "namespaces", "", "a")
+    assert parse("DELETE", "/api/v1/namespaces/a/pods") == ("deletecollection", "pods", "a", "")
     with pytest.raises(Refused, match="could not find the requested resource"):
-        asked("GET", base + "/x/nothing")
+        parse("GET", base + "/x/nothing")
 
 
 def events(api: Api, most: int, **query: str) -> list[tuple[str, str]]:
@@ -379,7 +383,7 @@ def config_map(api: Api, name: str, **labels: str) -> Object:
     return api.create(CONFIG_MAP, {"metadata": metadata})
 
 
-def test_a_watch_tells_what_its_selector_sees_come_and_go(api: Api) -> None:
+def test_a_watch_reports_objects_that_enter_and_leave_its_selector(api: Api) -> None:
     first = str(api.store.version)
     config_map(api, "a", app="x")
     config_map(api, "b", app="y")
@@ -389,19 +393,19 @@ def test_a_watch_tells_what_its_selector_sees_come_and_go(api: Api) -> None:
     assert found == [("ADDED", "a"), ("DELETED", "a"), ("ADDED", "b")]
 
 
-def test_a_watch_may_begin_with_all_there_is_and_a_bookmark(api: Api) -> None:
+def test_a_watch_may_begin_with_existing_objects_and_a_bookmark(api: Api) -> None:
     config_map(api, "a")
     found = events(api, 2, sendInitialEvents="true", allowWatchBookmarks="true")
     assert found == [("ADDED", "a"), ("BOOKMARK", "")]
 
 
-def test_a_watch_of_what_is_forgotten_ends(api: Api) -> None:
+def test_a_watch_from_a_forgotten_version_ends_with_an_error(api: Api) -> None:
     for number in range(4200):
         config_map(api, f"a{number}")
     assert events(api, 2, resourceVersion="2") == [("ERROR", "")]
 
 
-def test_a_namespace_begins_with_an_account(api: Api) -> None:
+def test_a_namespace_gets_a_default_service_account(api: Api) -> None:
     api.create(NAMESPACE, {"metadata": {"name": "new"}})
     metadata = {"name": "p", "namespace": "new"}
     spec = {"containers": [{"name": "c", "image": "x"}]}
@@ -413,7 +417,7 @@ def test_a_namespace_begins_with_an_account(api: Api) -> None:
 # -- rights ------------------------------------------------------------------------------------
 
 
-def test_roles_allow_what_they_name_and_every_call_is_noted(api: Api) -> None:
+def test_roles_allow_what_they_name_and_every_call_is_recorded(api: Api) -> None:
     rules = [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]},
         {"apiGroups": ["apps"], "resources": ["deployments/scale"], "verbs": ["get", "update"],
@@ -441,26 +445,26 @@ def test_roles_allow_what_they_name_and_every_call_is_noted(api: Api) -> None:
     assert not may("update", "apps", "deployments", "web")
     assert not may("delete", "", "pods", "x")
     assert len(accounts.calls) == 5
-    assert unused(rules, accounts.calls) == ["get pods", "get deployments/scale web"]
+    assert unused_permissions(rules, accounts.calls) == ["get pods", "get deployments/scale web"]
 
 
-def test_a_wrong_token_is_nobody(api: Api) -> None:
+def test_a_wrong_token_is_refused(api: Api) -> None:
     for wrong in ("", "Bearer x", "Basic admin"):
         with pytest.raises(Refused, match="Unauthorized"):
             Accounts(api.store).user(wrong)
 
 
-def test_the_certificate_is_for_the_names_that_pods_use() -> None:
+def test_the_certificate_is_valid_for_the_names_that_pods_use() -> None:
     import ssl
 
-    told: Any = ssl._ssl._test_decode_cert(  # type: ignore[attr-defined]
+    certificate: Any = ssl._ssl._test_decode_cert(  # type: ignore[attr-defined]
         str(Path(__file__).parent / "certificates" / "server.crt")
     )
-    names = {value for _, value in told["subjectAltName"]}
+    names = {value for _, value in certificate["subjectAltName"]}
     assert {"localhost", "kubernetes.default.svc", "127.0.0.1"} <= names
 
 
-def test_what_kubectl_shows_of_pods(api: Api) -> None:
+def test_kubectl_tables_show_the_state_of_pods(api: Api) -> None:
     spec = {"containers": [{"name": "c", "image": "x:1"}]}
     pod = api.create(POD, {"metadata": {"name": "p", "namespace": "default"}, "spec": spec})
     pod["status"] = {
@@ -474,7 +478,7 @@ def test_what_kubectl_shows_of_pods(api: Api) -> None:
             }
         ],
     }
-    shown = table(POD, [pod], "7", api.stamp(90))
+    shown = table(POD, [pod], "7", api.timestamp(90))
     names = [column["name"] for column in shown["columnDefinitions"]]
     assert names == ["Name", "Ready", "Status", "Restarts", "IP", "Node", "Age"]
     assert shown["rows"][0]["cells"] == [
@@ -482,8 +486,8 @@ def test_what_kubectl_shows_of_pods(api: Api) -> None:
     ]  # fmt: skip
 
 
-def test_what_typed_go_clients_write_is_read(api: Api) -> None:
-    """A Secret in protobuf, by hand: envelope, type, and fields by their numbers."""
+def test_protobuf_of_typed_go_clients_is_decoded(api: Api) -> None:
+    """The test encodes a Secret by hand: envelope, type, and fields by their numbers."""
 
     def field(number: int, value: bytes) -> bytes:
         return bytes([number << 3 | 2, len(value)]) + value
@@ -494,13 +498,13 @@ def test_what_typed_go_clients_write_is_read(api: Api) -> None:
     labels = field(11, entry("owner", b"helm")) + field(11, entry("name", b"x"))
     metadata = field(1, b"s") + field(2, b"") + bytes([7 << 3, 5]) + labels
     secret = field(1, metadata) + field(2, entry("release", b"text")) + field(3, b"helm")
-    told = field(1, b"v1") + field(2, b"Secret")
-    assert loaded(MAGIC + field(1, told) + field(2, secret)) == {
+    kind = field(1, b"v1") + field(2, b"Secret")
+    assert decode_object(MAGIC + field(1, kind) + field(2, secret)) == {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": "s", "labels": {"owner": "helm", "name": "x"}},
         "data": {"release": "dGV4dA=="},
         "type": "helm",
     }
-    with pytest.raises(Refused, match="reads no v1 Sofa"):
-        loaded(MAGIC + field(1, field(1, b"v1") + field(2, b"Sofa")) + field(2, b""))
+    with pytest.raises(Refused, match="can't decode a v1 Sofa"):
+        decode_object(MAGIC + field(1, field(1, b"v1") + field(2, b"Sofa")) + field(2, b""))

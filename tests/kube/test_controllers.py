@@ -1,4 +1,4 @@
-"""Controllers: from a wish to pods, step by step, with a kubelet that does what the test says."""
+"""Controllers, step by step, with a fake kubelet that changes pods as the test says."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,14 +28,15 @@ from tests.kube.kinds import (
     Kind,
     Object,
 )
-from tests.kube.pods import is_leaving
+from tests.kube.pods import is_being_deleted
 from tests.kube.request import Request
 from tests.kube.selectors import labels_match
 from tests.kube.subresources import condition, evict, is_ready
 
 
 class Rig:
-    """Two nodes; ``settle`` until all that was placed runs and all that was to go has gone."""
+    """An API server with controllers and two nodes. ``settle`` runs until all placed pods run and
+    all deleted pods are gone."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(1_000_000.0)
@@ -48,12 +49,12 @@ class Rig:
         for _ in range(100):
             before = self.api.store.version
             self.controllers.settle()
-            instant.start(self.api, ready)
-            instant.end(self.api)
+            instant.run_placed_pods(self.api, ready)
+            instant.remove_deleted_pods(self.api)
             self.clock.advance(1)
             if self.api.store.version == before:
                 return
-        raise AssertionError("it goes on for ever")
+        raise AssertionError("the controllers do not settle")
 
     def create(self, kind: Kind, name: str, spec: Object) -> Object:
         return self.api.create(kind, {"metadata": {"name": name, "namespace": "default"},
@@ -69,7 +70,7 @@ class Rig:
         return [pod for pod in found if labels_match(selector, pod["metadata"].get("labels", {}))]
 
     def names(self) -> set[str]:
-        return {pod["metadata"]["name"] for pod in self.pods() if not is_leaving(pod)}
+        return {pod["metadata"]["name"] for pod in self.pods() if not is_being_deleted(pod)}
 
     def deploy(self, replicas: int = 3, **more: Any) -> None:
         self.create(DEPLOYMENT, "web", {**workload("web", replicas), **more})
@@ -110,7 +111,7 @@ def rig() -> Rig:
 # -- deployments -------------------------------------------------------------------------------
 
 
-def test_a_deployment_becomes_ready_pods_spread_over_the_nodes(rig: Rig) -> None:
+def test_a_deployment_gets_ready_pods_spread_over_the_nodes(rig: Rig) -> None:
     rig.deploy(4)
     nodes = sorted(pod["spec"]["nodeName"] for pod in rig.pods("app=web"))
     assert nodes == ["n1", "n1", "n2", "n2"]
@@ -121,29 +122,29 @@ def test_a_deployment_becomes_ready_pods_spread_over_the_nodes(rig: Rig) -> None
     assert reasons["Progressing"] == "NewReplicaSetAvailable"
 
 
-def test_a_rolling_update_never_has_too_few_nor_too_many(rig: Rig) -> None:
+def test_a_rolling_update_respects_max_surge_and_max_unavailable(rig: Rig) -> None:
     rig.deploy(4, strategy={"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 1}})
     rig.new_image("x:2")
     seen = set()
     for _ in range(40):
         rig.controllers.settle()
-        alive = [pod for pod in rig.pods("app=web") if not is_leaving(pod)]
+        alive = [pod for pod in rig.pods("app=web") if not is_being_deleted(pod)]
         seen.add((len(alive), sum(map(is_ready, alive))))
-        instant.start(rig.api)
-        instant.end(rig.api)
+        instant.run_placed_pods(rig.api)
+        instant.remove_deleted_pods(rig.api)
     assert min(ready for _, ready in seen) == 3 and max(count for count, _ in seen) == 5
     assert {pod["spec"]["containers"][0]["image"] for pod in rig.pods()} == {"x:2"}
 
 
-def test_without_surge_one_goes_before_one_comes(rig: Rig) -> None:
+def test_without_surge_an_old_pod_is_deleted_first(rig: Rig) -> None:
     rig.deploy(2, strategy={"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}})
     rig.new_image("x:2")
     rig.controllers.settle()
-    assert [is_leaving(pod) for pod in rig.pods()].count(True) == 1
+    assert [is_being_deleted(pod) for pod in rig.pods()].count(True) == 1
     assert len(rig.names()) == 2, "the new one is there, whether or not there is room for it"
 
 
-def test_a_rollout_that_never_gets_ready_stops(rig: Rig) -> None:
+def test_a_rollout_that_never_gets_ready_fails_after_its_deadline(rig: Rig) -> None:
     rig.deploy(3, strategy={"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}})
     rig.new_image("broken:1")
     rig.settle(ready=False)
@@ -154,7 +155,7 @@ def test_a_rollout_that_never_gets_ready_stops(rig: Rig) -> None:
     assert condition({"status": rig.status(DEPLOYMENT)}, "Progressing") == "False"
 
 
-def test_the_deadline_of_a_rollout_begins_with_it(rig: Rig) -> None:
+def test_the_progress_deadline_counts_from_the_begin_of_the_rollout(rig: Rig) -> None:
     rig.deploy(2, progressDeadlineSeconds=100)
     rig.clock.advance(1000)
     rig.new_image("x:2")
@@ -169,10 +170,10 @@ def test_the_deadline_of_a_rollout_begins_with_it(rig: Rig) -> None:
     rig.controllers.settle()
     status = rig.status(DEPLOYMENT)
     assert status["availableReplicas"] == 0
-    assert condition({"status": status}, "Progressing") == "True", "it had arrived"
+    assert condition({"status": status}, "Progressing") == "True", "the rollout had completed"
 
 
-def test_rolling_back_takes_the_old_replica_set_again(rig: Rig) -> None:
+def test_a_rollback_reuses_the_old_replica_set(rig: Rig) -> None:
     rig.deploy(2)
     first = {pod["metadata"]["labels"]["pod-template-hash"] for pod in rig.pods()}
     rig.new_image("x:2")
@@ -187,16 +188,16 @@ def test_rolling_back_takes_the_old_replica_set_again(rig: Rig) -> None:
     assert sorted(revisions) == ["2", "3"]
 
 
-def test_recreate_waits_until_the_old_ones_are_gone(rig: Rig) -> None:
+def test_recreate_waits_until_the_old_pods_are_gone(rig: Rig) -> None:
     rig.deploy(2, strategy={"type": "Recreate"})
     rig.new_image("x:2")
     rig.controllers.settle()
-    assert [is_leaving(pod) for pod in rig.pods()] == [True, True]
+    assert [is_being_deleted(pod) for pod in rig.pods()] == [True, True]
     rig.settle()
     assert {pod["spec"]["containers"][0]["image"] for pod in rig.pods()} == {"x:2"}
 
 
-def test_old_replica_sets_are_forgotten_beyond_the_limit(rig: Rig) -> None:
+def test_old_replica_sets_beyond_the_history_limit_are_deleted(rig: Rig) -> None:
     rig.deploy(1, revisionHistoryLimit=1)
     for number in range(2, 5):
         rig.new_image(f"x:{number}")
@@ -204,10 +205,10 @@ def test_old_replica_sets_are_forgotten_beyond_the_limit(rig: Rig) -> None:
     assert len(rig.api.store.all(REPLICA_SET)) == 2
 
 
-# -- who goes ----------------------------------------------------------------------------------
+# -- which pod is deleted ----------------------------------------------------------------------
 
 
-def test_the_cheapest_pod_goes_whatever_its_age(rig: Rig) -> None:
+def test_the_pod_with_the_lowest_deletion_cost_is_deleted(rig: Rig) -> None:
     rig.deploy(3)
     victim = sorted(rig.names())[1]
     metadata = {"annotations": {COST: "-2147483647"}}
@@ -216,25 +217,25 @@ def test_the_cheapest_pod_goes_whatever_its_age(rig: Rig) -> None:
     assert victim not in rig.names() and len(rig.names()) == 2
 
 
-def test_who_has_no_node_or_is_not_ready_goes_before_the_cheapest(rig: Rig) -> None:
+def test_unplaced_and_unready_pods_are_deleted_before_the_cheapest(rig: Rig) -> None:
     rig.deploy(3)
-    cheap, sick, _ = sorted(rig.names())
+    cheap, unready, _ = sorted(rig.names())
     metadata = {"annotations": {COST: "-2147483647"}}
     rig.change(POD, cheap, lambda found: found["metadata"].update(metadata))
-    instant.set_ready(rig.api, rig.api.store.get(POD, "default", sick), False)
+    instant.set_ready(rig.api, rig.api.store.get(POD, "default", unready), False)
     for node in ("n1", "n2"):
         rig.change(NODE, node, lambda found: found["spec"].update(unschedulable=True))
     rig.scale(4)
     assert len(rig.names()) == 4
     rig.scale(3)
-    assert {cheap, sick} < rig.names(), "the one that was never placed went"
+    assert {cheap, unready} < rig.names(), "the one that was never placed went"
     rig.scale(2)
-    assert cheap in rig.names() and sick not in rig.names()
+    assert cheap in rig.names() and unready not in rig.names()
     rig.scale(1)
     assert cheap not in rig.names()
 
 
-def test_the_newest_goes_else(rig: Rig) -> None:
+def test_among_equal_pods_the_newest_is_deleted(rig: Rig) -> None:
     rig.deploy(2)
     old = rig.names()
     rig.clock.advance(100)
@@ -247,7 +248,7 @@ def test_the_newest_goes_else(rig: Rig) -> None:
 # -- other workloads ---------------------------------------------------------------------------
 
 
-def test_stateful_pods_have_numbers_claims_and_an_order(rig: Rig) -> None:
+def test_stateful_pods_have_numbers_claims_and_start_in_order(rig: Rig) -> None:
     template = {"metadata": {"name": "data"}, "spec": {
         "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}},
     }}  # fmt: skip
@@ -266,7 +267,7 @@ def test_stateful_pods_have_numbers_claims_and_an_order(rig: Rig) -> None:
     assert status["currentRevision"] == status["updateRevision"]
 
 
-def test_stateful_updates_go_from_the_last_to_the_first(rig: Rig) -> None:
+def test_stateful_pods_are_updated_from_the_last_to_the_first(rig: Rig) -> None:
     rig.create(STATEFUL_SET, "db", {**workload("db", 2), "serviceName": "db"})
     rig.settle()
 
@@ -275,13 +276,13 @@ def test_stateful_updates_go_from_the_last_to_the_first(rig: Rig) -> None:
 
     rig.change(STATEFUL_SET, "db", change)
     rig.controllers.settle()
-    leaving = [pod["metadata"]["name"] for pod in rig.pods() if is_leaving(pod)]
+    leaving = [pod["metadata"]["name"] for pod in rig.pods() if is_being_deleted(pod)]
     assert leaving == ["db-1"]
     rig.settle()
     assert {pod["spec"]["containers"][0]["image"] for pod in rig.pods()} == {"x:2"}
 
 
-def test_a_job_tries_again_until_it_has_failed_often_enough(rig: Rig) -> None:
+def test_a_job_retries_until_its_backoff_limit(rig: Rig) -> None:
     template = {"spec": {**pod_spec(), "restartPolicy": "Never"}}
     rig.create(JOB, "once", {"template": template, "backoffLimit": 1})
     rig.settle()
@@ -309,7 +310,7 @@ def addresses(rig: Rig) -> list[str]:
 
 
 @pytest.mark.parametrize("always", [False, True])
-def test_who_leaves_is_no_endpoint_unless_the_service_wants_everybody(
+def test_a_terminating_pod_is_an_endpoint_only_with_publish_not_ready_addresses(
     rig: Rig, always: bool
 ) -> None:
     spec = {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": "http"}]}
@@ -332,7 +333,7 @@ def evicted(rig: Rig, name: str) -> None:
     evict(rig.api, Request("create", POD, "default", name, "eviction", body=body))
 
 
-def test_a_budget_lets_go_one_at_a_time(rig: Rig) -> None:
+def test_a_disruption_budget_limits_evictions(rig: Rig) -> None:
     rig.create(BUDGET, "web", {"selector": {"matchLabels": {"app": "web"}}, "maxUnavailable": 1})
     rig.deploy(3)
     one, two, _ = sorted(rig.names())
@@ -345,7 +346,7 @@ def test_a_budget_lets_go_one_at_a_time(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(("policy", "goes"), [("AlwaysAllow", True), ("IfHealthyBudget", False)])
-def test_whether_a_sick_pod_may_be_evicted_is_the_budgets_to_say(
+def test_eviction_of_an_unready_pod_follows_the_budgets_policy(
     rig: Rig, policy: str, goes: bool
 ) -> None:
     spec = {"selector": {"matchLabels": {"app": "web"}}, "maxUnavailable": 0}
@@ -360,7 +361,7 @@ def test_whether_a_sick_pod_may_be_evicted_is_the_budgets_to_say(
         assert refused.code == 429 and not goes
 
 
-def test_a_pod_without_room_says_why(rig: Rig) -> None:
+def test_an_unschedulable_pod_says_why(rig: Rig) -> None:
     spec = workload("web", 1)
     limits = {"limits": {"nvidia.com/gpu": "1"}}
     spec["template"]["spec"]["containers"][0]["resources"] = limits
@@ -379,29 +380,29 @@ def test_a_pod_without_room_says_why(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("text", "value"), [("500m", 0.5), ("1Gi", 2**30), ("2", 2), ("1.5k", 1500), (3, 3)]
 )
-def test_quantities(text: str | int, value: float) -> None:
+def test_quantities_are_parsed(text: str | int, value: float) -> None:
     assert scheduler.quantity(text) == value
 
 
-# -- what goes with what -----------------------------------------------------------------------
+# -- garbage collection ------------------------------------------------------------------------
 
 
-def test_what_is_owned_goes_with_its_owner(rig: Rig) -> None:
+def test_owned_objects_are_deleted_with_their_owner(rig: Rig) -> None:
     rig.deploy(2)
     rig.api.delete(DEPLOYMENT, "default", "web")
     rig.settle()
     assert rig.pods() == [] and rig.api.store.all(REPLICA_SET) == []
 
 
-def test_in_foreground_the_owner_goes_last(rig: Rig) -> None:
+def test_with_foreground_deletion_the_owner_is_deleted_last(rig: Rig) -> None:
     rig.deploy(1)
     rig.api.delete(DEPLOYMENT, "default", "web", {"propagationPolicy": "Foreground"})
-    assert is_leaving(rig.api.store.get(DEPLOYMENT, "default", "web"))
+    assert is_being_deleted(rig.api.store.get(DEPLOYMENT, "default", "web"))
     rig.settle()
     assert rig.pods() == [] and rig.api.store.all(DEPLOYMENT) == []
 
 
-def test_a_namespace_takes_all_with_it(rig: Rig) -> None:
+def test_deleting_a_namespace_deletes_its_objects(rig: Rig) -> None:
     rig.deploy(2)
     rig.api.delete(NAMESPACE, "", "default")
     rig.settle()

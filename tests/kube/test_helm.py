@@ -1,6 +1,7 @@
-"""Helm 4 and the chart on the API server: who owns the replicas, and that releases come and go.
+"""Helm 4 and the chart on the API server: ownership of replicas, install, upgrade, rollback and
+uninstall.
 
-Pods become ready at once here; ``test_journey.py`` starts them for real.
+Pods become ready at once here; ``test_journey.py`` starts them as processes.
 """
 
 import threading
@@ -27,7 +28,7 @@ SECONDS = 60
 
 
 class Releases:
-    """The chart's release ``baton`` in a cluster whose pods need no processes."""
+    """The release ``baton`` of the chart, in a cluster whose pods have no processes."""
 
     def __init__(self, api: Api, folder: Path) -> None:
         self.api = api
@@ -36,14 +37,14 @@ class Releases:
         )
 
     def install(self, **values: Any) -> None:
-        """What is wanted is there afterwards, not yet what it leads to."""
+        """Install the chart, without waiting for pods."""
         self.config.install(CHART, "baton", values, timeout=SECONDS)
 
     def upgrade(self, **values: Any) -> None:
         self.config.upgrade(CHART, "baton", values, timeout=SECONDS)
 
     def scale(self, name: str, replicas: int) -> None:
-        """As ``kubectl scale`` does it."""
+        """Scale a Deployment like ``kubectl scale``."""
         body = {"spec": {"replicas": replicas}}
         change_scale(
             self.api,
@@ -69,7 +70,7 @@ class Releases:
 
 @contextmanager
 def kept_ready(api: Api) -> Iterator[None]:
-    """Whatever is placed on a node runs at once, and what is to go has gone."""
+    """Let placed pods run, and deleted pods disappear, at once."""
     over, changed = threading.Event(), threading.Event()
     api.store.listen(changed.set)
 
@@ -78,8 +79,8 @@ def kept_ready(api: Api) -> Iterator[None]:
             changed.wait(0.1)
             changed.clear()
             with api.store.locked():
-                instant.start(api)
-                instant.end(api)
+                instant.run_placed_pods(api)
+                instant.remove_deleted_pods(api)
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -99,7 +100,9 @@ def releases(tmp_path: Path) -> Iterator[Releases]:
         yield Releases(api, tmp_path)
 
 
-def test_a_pool_that_the_chart_owns_is_not_scaled_behind_its_back(releases: Releases) -> None:
+def test_an_upgrade_conflicts_with_manual_scaling_of_a_pool_that_the_chart_owns(
+    releases: Releases,
+) -> None:
     releases.install()
     releases.scale("baton-decode", 3)
     with pytest.raises(helm_python.HelmReleaseError) as refused:
@@ -111,7 +114,7 @@ def test_a_pool_that_the_chart_owns_is_not_scaled_behind_its_back(releases: Rele
     assert releases.replicas("baton-decode") == 3
 
 
-def test_a_pool_that_others_own_keeps_its_size_over_upgrades(releases: Releases) -> None:
+def test_an_externally_managed_pool_keeps_its_size_over_upgrades(releases: Releases) -> None:
     external = {"replicasManagedBy": "external"}
     releases.install(**external, pools={"decode": {"replicas": 2}})
     assert releases.replicas("baton-decode") == 2
@@ -127,8 +130,8 @@ def test_a_pool_that_others_own_keeps_its_size_over_upgrades(releases: Releases)
     assert releases.replicas("baton-decode") == 5
 
 
-def test_a_release_goes_back_and_away(releases: Releases) -> None:
-    """Each time until all is ready, as Helm sees it."""
+def test_a_release_can_be_rolled_back_and_uninstalled(releases: Releases) -> None:
+    """Each step waits until Helm sees everything ready."""
     wait = {"wait": "watcher", "timeout": SECONDS}
     releases.config.install(CHART, "baton", {}, **wait)
     before = releases.templates()

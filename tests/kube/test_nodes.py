@@ -1,4 +1,4 @@
-"""Nodes: what a pod says becomes processes, files, names and addresses; and goes again."""
+"""Nodes: pods become processes with files, names and addresses, and disappear again."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ import pytest
 from kubernetes import client
 from kubernetes.stream import stream
 
-from tests.kube.api import place_of
+from tests.kube.api import namespace_and_name
 from tests.kube.cluster import Cluster, cluster
 from tests.kube.kinds import (
     CLAIM,
@@ -28,18 +28,18 @@ from tests.kube.kinds import (
     Object,
 )
 from tests.kube.node.dns import answer
-from tests.kube.node.environment import expanded
+from tests.kube.node.environment import expand_references
 from tests.kube.node.images import REPOSITORY
-from tests.kube.node.network import why_not
+from tests.kube.node.network import missing_requirement
 from tests.kube.pods import phase
 from tests.kube.subresources import is_ready
 
 SECONDS = 20.0
-"""For a container to start on a busy machine."""
+"""Enough for a container to start on a busy machine."""
 
 
 class Bench:
-    """A namespace of its own in the shared cluster."""
+    """A separate namespace in the shared cluster."""
 
     def __init__(self, kube: Cluster, namespace: str) -> None:
         self.kube, self.api, self.namespace = kube, kube.api, namespace
@@ -77,7 +77,7 @@ class Bench:
 
 
 def status_of(pod: Object) -> Object:
-    """Of its one container; empty before its kubelet has spoken."""
+    """Return the status of the pod's only container; empty before the kubelet has reported it."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or [{}]
     found: Object = statuses[0]
     return found
@@ -97,7 +97,7 @@ def fetch(url: str) -> str:
 
 
 def answers(url: str, count: int) -> set[str]:
-    """Of so many connections; none while one of them is refused."""
+    """Return the distinct responses of ``count`` connections; empty if one of them is refused."""
     try:
         return {fetch(url) for _ in range(count)}
     except OSError:
@@ -148,16 +148,16 @@ def test_a_container_has_its_environment_files_names_and_user(bench: Bench) -> N
     assert "nameserver" in bench.ask("/etc/resolv.conf")
     assert bench.log() == "serving as 10001\n"
     for path, code in (("/scratch/x", 0), ("/etc/x", 1)):
-        words, environment = bench.kube.kubelet.entering(
+        words, environment = bench.kube.kubelet.exec_command(
             bench.namespace, "p", "", ["sh", "-c", f"echo 1 > {path}"]
         )
         done = subprocess.run(words, env=environment, capture_output=True, check=False)
         assert bool(done.returncode) == bool(code), path
     assert bench.ask("/scratch/x") == "1\n"
-    assert not Path("/scratch").exists(), "this machine has seen nothing of it"
+    assert not Path("/scratch").exists(), "the mount is not visible on this machine"
 
 
-def test_services_have_names_and_share_connections_among_the_ready(bench: Bench) -> None:
+def test_services_have_dns_names_and_balance_over_ready_pods(bench: Bench) -> None:
     for name in ("one", "two"):
         env = [{"name": "TOLD", "value": name}]
         bench.pod(name, {"env": env, "readinessProbe": probe("/")})
@@ -177,7 +177,7 @@ def test_services_have_names_and_share_connections_among_the_ready(bench: Bench)
 
     def lookup(name: str) -> str:
         code = f"import socket; print(sorted(set(socket.gethostbyname_ex({name!r})[2])))"
-        words, environment = bench.kube.kubelet.entering(
+        words, environment = bench.kube.kubelet.exec_command(
             bench.namespace, "one", "", ["python", "-c", code]
         )
         return subprocess.run(words, env=environment, capture_output=True, text=True).stdout.strip()
@@ -191,7 +191,7 @@ def test_services_have_names_and_share_connections_among_the_ready(bench: Bench)
     bench.kube.wait(lambda: answers(url, 4) == {"two"}, SECONDS, "two alone")
 
 
-def test_pre_stop_then_sigterm_then_the_end(bench: Bench) -> None:
+def test_a_deleted_pod_gets_pre_stop_and_then_sigterm(bench: Bench) -> None:
     remember = toy("remember", "/proc/1/fd/1", "preStop")["command"]
     hook = {"preStop": {"exec": {"command": remember}}}
     bench.pod(container={"lifecycle": hook, "readinessProbe": probe("/")})
@@ -202,7 +202,7 @@ def test_pre_stop_then_sigterm_then_the_end(bench: Bench) -> None:
     assert log.read_text(encoding="utf-8").split("\n")[-3:] == ["preStop", "SIGTERM", ""]
 
 
-def test_who_does_not_go_is_killed_when_its_time_is_up(bench: Bench) -> None:
+def test_a_pod_that_exceeds_its_grace_period_is_killed(bench: Bench) -> None:
     bench.pod(container={"command": ["sh", "-c", "trap '' TERM; echo up; sleep 100 & wait; wait"]})
     bench.wait(lambda pod: phase(pod) == "Running" and bench.log() == "up\n")
     bench.api.delete(POD, bench.namespace, "p", {"gracePeriodSeconds": 1})
@@ -210,13 +210,13 @@ def test_who_does_not_go_is_killed_when_its_time_is_up(bench: Bench) -> None:
     assert bench.events("Killing") == ["Container c exceeded its grace period"]
 
 
-def test_a_container_that_ends_is_started_again(bench: Bench) -> None:
+def test_a_container_that_ends_is_restarted(bench: Bench) -> None:
     bench.pod(container={"command": ["sh", "-c", "exit 3"]})
     pod = bench.wait(lambda pod: status_of(pod).get("restartCount") == 1)
     assert status_of(pod)["lastState"]["terminated"]["exitCode"] == 3
 
 
-def test_who_is_not_alive_is_started_again_and_who_is_not_ready_gets_nothing(bench: Bench) -> None:
+def test_startup_readiness_and_liveness_probes_take_effect(bench: Bench) -> None:
     serve = " ".join(toy("serve", "8000")["command"])
     bench.pod(
         container={
@@ -228,13 +228,13 @@ def test_who_is_not_alive_is_started_again_and_who_is_not_ready_gets_nothing(ben
     )
     bench.wait(lambda pod: status_of(pod).get("started"))
     assert not is_ready(bench.get())
-    words, environment = bench.kube.kubelet.entering(bench.namespace, "p", "", ["rm", "/alive"])
+    words, environment = bench.kube.kubelet.exec_command(bench.namespace, "p", "", ["rm", "/alive"])
     subprocess.run(words, env=environment, check=True)
     bench.wait(lambda pod: status_of(pod)["restartCount"] == 1)
-    assert any("liveness probe failed" in told for told in bench.events("Killing"))
+    assert any("liveness probe failed" in event for event in bench.events("Killing"))
 
 
-def test_what_is_missing_is_named_and_waited_for(bench: Bench) -> None:
+def test_a_pod_waits_for_a_missing_secret_and_names_it(bench: Bench) -> None:
     secret = {"secretKeyRef": {"name": "later", "key": "key"}}
     env = [{"name": "TOLD", "valueFrom": secret}]
     bench.pod(container={"env": env, "readinessProbe": probe("/")})
@@ -250,7 +250,7 @@ def test_what_is_missing_is_named_and_waited_for(bench: Bench) -> None:
     assert bench.ask() == "it came"
 
 
-def test_a_pod_of_tasks_ends(bench: Bench) -> None:
+def test_pods_that_are_not_restarted_succeed_or_fail(bench: Bench) -> None:
     bench.pod("good", {"command": ["sh", "-c", "echo done"]}, restartPolicy="Never")
     bench.pod("bad", {"command": ["sh", "-c", "exit 1"]}, restartPolicy="Never")
     slow = {"command": ["sleep", "100"]}
@@ -263,7 +263,7 @@ def test_a_pod_of_tasks_ends(bench: Bench) -> None:
     assert bench.log("good") == "done\n"
 
 
-def test_root_is_refused_where_it_is_forbidden(bench: Bench) -> None:
+def test_a_root_container_is_refused_with_run_as_non_root(bench: Bench) -> None:
     bench.pod(securityContext={"runAsNonRoot": True})
     bench.kube.wait(lambda: bench.events("Failed"), SECONDS, "the refusal")
     assert bench.events("Failed") == [
@@ -272,8 +272,8 @@ def test_root_is_refused_where_it_is_forbidden(bench: Bench) -> None:
 
 
 def test_a_volume_of_a_claim_outlives_its_pod(bench: Bench) -> None:
-    wish = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
-    bench.create(CLAIM, "disk", spec=wish)
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    bench.create(CLAIM, "disk", spec=claim)
     volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "disk"}}]
     mounts = {"volumeMounts": [{"name": "v", "mountPath": "/disk"}]}
     for name, text in (("one", "a"), ("two", "b")):
@@ -283,7 +283,7 @@ def test_a_volume_of_a_claim_outlives_its_pod(bench: Bench) -> None:
     assert bench.log("two") == "a\nb\n"
 
 
-def test_kubectl_exec_tells_output_and_exit_code(bench: Bench) -> None:
+def test_kubectl_exec_returns_output_and_exit_code(bench: Bench) -> None:
     bench.pod(container={"readinessProbe": probe("/")})
     bench.wait(is_ready)
     with bench.kube.client() as opened:
@@ -298,7 +298,7 @@ def test_kubectl_exec_tells_output_and_exit_code(bench: Bench) -> None:
     assert done.returncode == 3
 
 
-def test_an_account_without_a_token_has_none(bench: Bench) -> None:
+def test_a_service_account_may_have_no_token(bench: Bench) -> None:
     bench.create(SERVICE_ACCOUNT, "plain", automountServiceAccountToken=False)
     bench.pod(container={"readinessProbe": probe("/")}, serviceAccountName="plain")
     bench.wait(is_ready)
@@ -306,8 +306,8 @@ def test_an_account_without_a_token_has_none(bench: Bench) -> None:
         bench.ask("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
-def test_nothing_is_left_of_a_cluster(kube: Cluster) -> None:
-    """Though its containers would go on for ever."""
+def test_a_cluster_leaves_no_process_interface_or_folder(kube: Cluster) -> None:
+    """The containers of this cluster would run forever."""
     with cluster(nodes=["n"]) as other:
         spec = {"containers": [{"name": "c", "image": "x:1", "command": ["sleep", "314159"]}]}
         template = {"metadata": {"labels": {"a": "b"}}, "spec": spec}
@@ -323,9 +323,9 @@ def test_nothing_is_left_of_a_cluster(kube: Cluster) -> None:
             },
         )
         other.wait(lambda: len(other.ready({"a": "b"})) == 2, SECONDS, "two pods")
-        places = [place_of(pod) for pod in other.pods()]
+        places = [namespace_and_name(pod) for pod in other.pods()]
         runners = [other.kubelet.runner(*place) for place in places]
-        pids = [each.entering("", [])[0][1].partition("=")[2] for each in runners]
+        pids = [each.exec_command("", [])[0][1].partition("=")[2] for each in runners]
         bridge = other.bridge
         assert all(Path(f"/proc/{pid}").exists() for pid in pids)
         assert Path(f"/sys/class/net/{bridge}").exists()
@@ -334,8 +334,8 @@ def test_nothing_is_left_of_a_cluster(kube: Cluster) -> None:
     assert not other.folder.exists()
 
 
-def test_what_a_killed_cluster_leaves_ends_by_itself() -> None:
-    if why := why_not():
+def test_containers_end_with_a_killed_cluster() -> None:
+    if why := missing_requirement():
         pytest.skip(why)
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.kube.abandoned"], cwd=REPOSITORY, stdout=subprocess.PIPE,
@@ -352,15 +352,15 @@ def test_what_a_killed_cluster_leaves_ends_by_itself() -> None:
     raise AssertionError(f"container {pid} outlived its cluster")
 
 
-# -- without a machine's help ------------------------------------------------------------------
+# -- pure functions ----------------------------------------------------------------------------
 
 
-def test_references_in_commands_and_values() -> None:
+def test_references_in_commands_and_values_are_expanded() -> None:
     known = {"A": "1", "B": "$(A)"}
-    assert expanded("$(A)-$(B)-$(C)-$$(A)-$A", known) == "1-$(A)-$(C)-$(A)-$A"
+    assert expand_references("$(A)-$(B)-$(C)-$$(A)-$A", known) == "1-$(A)-$(C)-$(A)-$A"
 
 
-def test_names_are_answered_in_the_form_of_their_protocol() -> None:
+def test_dns_queries_are_answered() -> None:
     question = b"\x12\x34\x01\x00\0\x01\0\0\0\0\0\0" + b"\x01a\x01b\0" + b"\0\x01\0\x01"
     reply = answer(question, {"a.b": ["10.0.0.7"]}.get)
     assert reply[:8] == b"\x12\x34\x85\x80\0\x01\0\x01"

@@ -1,6 +1,7 @@
-"""A small program for containers of tests: it says who it is over HTTP, until SIGTERM.
+"""A small program for test containers.
 
-python -m tests.kube.toy serve PORT | remember FILE
+python -m tests.kube.toy serve PORT           serve $TOLD and files over HTTP, until SIGTERM
+python -m tests.kube.toy remember FILE TEXT   append TEXT to FILE
 """
 
 import os
@@ -13,20 +14,20 @@ from typing import Any
 
 
 class Handler(BaseHTTPRequestHandler):
-    """``/`` names the pod; any other path is a file of the container, 404 if there is none."""
+    """Serves $TOLD at ``/``, and the container's files at any other path."""
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Quiet."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         path = Path(self.path)
         if self.path != "/" and not path.is_file():
             self.send_error(404)
             return
-        told = os.environ.get("TOLD", "") if self.path == "/" else path.read_text(encoding="utf-8")
+        text = os.environ.get("TOLD", "") if self.path == "/" else path.read_text(encoding="utf-8")
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(told.encode())
+        self.wfile.write(text.encode())
 
 
 def main(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""What an API server refuses of an object itself: names, selectors, and what can't be changed."""
+"""Validation of objects: names, labels, selectors, pods, and immutable fields."""
 
 import re
 from collections.abc import Iterator, Set
@@ -20,9 +20,9 @@ SET_MAY_CHANGE = {
 
 
 def check_fields(kind: Kind, found: Object, schema: Schema, strict: bool) -> list[str]:
-    """Warnings about unknown fields; raises Refused (400) for wrong types, and with ``strict`` for
-    unknown fields."""
-    wrong = list(schema.wrong(found))
+    """Return warnings about unknown fields. Raises Refused (400) for wrong types, and with
+    ``strict`` for unknown fields."""
+    wrong = list(schema.validate(found))
     unknown = [each for each in wrong if each.startswith("unknown field")]
     types = [each for each in wrong if each not in unknown]
     if types:
@@ -34,7 +34,7 @@ def check_fields(kind: Kind, found: Object, schema: Schema, strict: bool) -> lis
 
 
 def check_object(kind: Kind, found: Object) -> None:
-    """Raises Refused (422)."""
+    """Validate an object. Raises Refused (422)."""
     name = found["metadata"]["name"]
     for why in _wrong(kind, found):
         raise invalid(kind, name, why)
@@ -76,7 +76,7 @@ def _workload(spec: Object) -> Iterator[str]:
 
 
 def _pod(spec: Object, claims: Set[str] = frozenset()) -> Iterator[str]:
-    """``claims``: volumes that a StatefulSet adds."""
+    """Validate a pod's spec. ``claims`` are the volumes that a StatefulSet adds."""
     containers = [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]
     if not spec.get("containers"):
         yield "spec.containers: Required value"
@@ -107,7 +107,7 @@ def _service(spec: Object) -> Iterator[str]:
 
 
 def check_change(kind: Kind, before: Object, now: Object) -> None:
-    """Raises Refused (422) for what can't be changed once it is."""
+    """Check a change of an object. Raises Refused (422) for changes of immutable fields."""
     old, new = before.get("spec") or {}, now.get("spec") or {}
     name = now["metadata"]["name"]
     if kind.group == "apps" and old.get("selector") != new.get("selector"):
@@ -126,7 +126,7 @@ def check_change(kind: Kind, before: Object, now: Object) -> None:
 
 
 def _frozen(spec: Object) -> Object:
-    """Of a pod: all but its images, tolerations, and the node that it was given."""
+    """Return the immutable part of a pod's spec: all but images, tolerations and the node."""
     out = {key: value for key, value in spec.items() if key not in ("tolerations", "nodeName")}
     for name in ("containers", "initContainers"):
         out[name] = [

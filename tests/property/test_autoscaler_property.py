@@ -1,4 +1,4 @@
-"""The autoscaler under any plans and any fortune of its workers: what it must never do."""
+"""Invariants of the autoscaler, for any pool plans and any worker state changes."""
 
 from dataclasses import replace
 
@@ -23,14 +23,16 @@ CONFIG = ScalingConfig(
     prefill=PoolBounds(1, 6),
     decode=PoolBounds(2, 7),
     max_workers=BUDGET,
-    step=2,
+    max_step_workers=2,
     stable_seconds=5.0,
     cooldown_seconds=10.0,
     pending_seconds=40.0,
 )
 
 
-class House:
+class PoolsModel:
+    """A model of both pools that applies the autoscaler's steps and checks each of them."""
+
     def __init__(self, can_convert: bool) -> None:
         self.config = replace(CONFIG, can_convert=can_convert)
         self.now = 0.0
@@ -43,69 +45,80 @@ class House:
     def occupied(self) -> int:
         return sum(len(states) for states in self.states.values())
 
-    def look(self, plan: PoolPlan | None) -> None:
+    def observe(self, plan: PoolPlan | None) -> None:
         self.now += 5.0
         workers = [
             PoolWorker(WorkerId(f"{role.value}-{number}"), role, state)
             for role, states in self.states.items()
             for number, state in enumerate(states)
         ]
-        sight = PoolObservation(self.now, plan, dict(self.sizes), workers)
-        step, self.past = decide_scaling(sight, self.past, self.config)
+        observation = PoolObservation(self.now, plan, dict(self.sizes), workers)
+        step, self.past = decide_scaling(observation, self.past, self.config)
         if step is not None:
-            self.check_rest(step)
-            if step.other is None:
-                self.check(sight, step)
-                self.take(step)
+            self.check_cooldown(step)
+            if step.simultaneous_step is None:
+                self.check_resize(observation, step)
+                self.resize(step)
             else:
-                self.check_exchange(sight, step, step.other)
-                self.exchange(step, step.other)
+                self.check_conversion(observation, step, step.simultaneous_step)
+                self.convert(step, step.simultaneous_step)
 
-    def check_rest(self, step: ScalingStep) -> None:
-        taken_back = step.reason.startswith("taken back")
-        if self.changes and not taken_back:
+    def check_cooldown(self, step: ScalingStep) -> None:
+        is_rollback = step.reason.startswith("taken back")
+        if self.changes and not is_rollback:
             assert self.now - self.changes[-1][0] >= CONFIG.cooldown_seconds
         self.changes.append((self.now, step))
 
-    def check_exchange(
-        self, sight: PoolObservation, given: ScalingStep, taken: ScalingStep
+    def check_conversion(
+        self, observation: PoolObservation, shrunk: ScalingStep, grown: ScalingStep
     ) -> None:
-        assert self.config.can_convert and given.role is not taken.role
-        assert 0 < given.old - given.new == taken.new - taken.old <= CONFIG.step
-        assert given.new >= CONFIG.bounds(given.role).least
-        assert taken.new <= CONFIG.bounds(taken.role).most
-        assert not any(sight.coming(role) for role in WORKER_ROLES), "somebody is to come"
+        assert self.config.can_convert and shrunk.role is not grown.role
+        assert (
+            0
+            < shrunk.old_size - shrunk.new_size
+            == grown.new_size - grown.old_size
+            <= CONFIG.max_step_workers
+        )
+        assert shrunk.new_size >= CONFIG.bounds(shrunk.role).minimum
+        assert grown.new_size <= CONFIG.bounds(grown.role).maximum
+        assert not any(observation.num_not_serving_yet(role) for role in WORKER_ROLES), (
+            "workers are starting"
+        )
 
-    def check(self, sight: PoolObservation, step: ScalingStep) -> None:
+    def check_resize(self, observation: PoolObservation, step: ScalingStep) -> None:
         bounds = CONFIG.bounds(step.role)
-        taken_back = step.reason.startswith("taken back")
-        assert step.old == self.sizes[step.role] != step.new
-        assert bounds.least <= step.new <= bounds.most
-        if step.new > step.old:
-            assert self.occupied + step.new - step.old <= BUDGET, "beyond the budget"
-            assert step.new - step.old <= CONFIG.step
-        elif not taken_back:
-            assert step.old - step.new <= CONFIG.step
-            assert not any(sight.coming(role) for role in WORKER_ROLES), "somebody is to come"
+        is_rollback = step.reason.startswith("taken back")
+        assert step.old_size == self.sizes[step.role] != step.new_size
+        assert bounds.minimum <= step.new_size <= bounds.maximum
+        if step.new_size > step.old_size:
+            assert self.occupied + step.new_size - step.old_size <= BUDGET, "beyond the budget"
+            assert step.new_size - step.old_size <= CONFIG.max_step_workers
+        elif not is_rollback:
+            assert step.old_size - step.new_size <= CONFIG.max_step_workers
+            assert not any(observation.num_not_serving_yet(role) for role in WORKER_ROLES), (
+                "workers are starting"
+            )
 
-    def take(self, step: ScalingStep) -> None:
-        """Those that do not serve leave first; who never started is gone at once."""
-        self.sizes[step.role] = step.new
+    def resize(self, step: ScalingStep) -> None:
+        """Apply a step. Workers that are starting are removed first and at once; serving ones
+        drain."""
+        self.sizes[step.role] = step.new_size
         states = self.states[step.role]
-        states += ["starting"] * (step.new - step.old)
-        for _ in range(step.old - step.new):
+        states += ["starting"] * (step.new_size - step.old_size)
+        for _ in range(step.old_size - step.new_size):
             if "starting" in states:
                 states.remove("starting")
             else:
                 states[states.index("serving")] = "draining"
 
-    def exchange(self, given: ScalingStep, taken: ScalingStep) -> None:
-        self.sizes |= given.sizes
-        for _ in range(given.old - given.new):
-            self.states[given.role].remove("serving")
-            self.states[taken.role].append("converting")
+    def convert(self, shrunk: ScalingStep, grown: ScalingStep) -> None:
+        self.sizes |= shrunk.sizes
+        for _ in range(shrunk.old_size - shrunk.new_size):
+            self.states[shrunk.role].remove("serving")
+            self.states[grown.role].append("converting")
 
-    def fate(self, role: Role, before: str, after: str) -> None:
+    def change_state(self, role: Role, before: str, after: str) -> None:
+        """Move one worker of the pool to another state, or remove it if ``after`` is ""."""
         states = self.states[role]
         if before in states:
             states.remove(before)
@@ -117,46 +130,47 @@ plans = st.builds(
     st.integers(1, 12),
     st.integers(1, 12),
 )
-fates = st.tuples(
+state_changes = st.tuples(
     st.sampled_from(WORKER_ROLES),
     st.sampled_from([("starting", "serving"), ("converting", "serving"), ("draining", "")]),
 )
 
 
 @given(
-    st.lists(st.tuples(st.none() | plans, st.lists(fates, max_size=3)), max_size=80), st.booleans()
+    st.lists(st.tuples(st.none() | plans, st.lists(state_changes, max_size=3)), max_size=80),
+    st.booleans(),
 )
-def test_never_beyond_its_bounds(
+def test_every_step_respects_bounds_budget_and_cooldown(
     events: list[tuple[PoolPlan | None, list[object]]], can_convert: bool
 ) -> None:
-    house = House(can_convert)
-    for plan, fortunes in events:
-        for role, (before, after) in fortunes:  # type: ignore[misc]
-            house.fate(role, before, after)
-        house.look(plan)
+    pools = PoolsModel(can_convert)
+    for plan, changes in events:
+        for role, (before, after) in changes:  # type: ignore[misc]
+            pools.change_state(role, before, after)
+        pools.observe(plan)
 
 
 @given(plans, st.integers(1, 4), st.booleans())
-def test_a_plan_that_stays_is_reached_and_then_nothing_changes(
+def test_a_constant_plan_is_reached_and_then_nothing_changes(
     plan: PoolPlan, ahead: int, can_convert: bool
 ) -> None:
-    """Whatever is asked for, as soon as workers come and go as they are told."""
-    house = House(can_convert)
+    """This holds for any plan, as long as workers start and stop as they are told."""
+    pools = PoolsModel(can_convert)
     for _ in range(100):
-        house.look(plan)
+        pools.observe(plan)
         for role in WORKER_ROLES:
-            house.fate(role, "converting", "serving")
-            house.fate(role, "converting", "serving")
-            house.fate(role, "starting", "serving")
-            house.fate(role, "draining", "")
-            house.fate(role, "starting", "serving")
-            house.fate(role, "draining", "")
-    settled = dict(house.sizes)
-    num_changes = len(house.changes)
+            pools.change_state(role, "converting", "serving")
+            pools.change_state(role, "converting", "serving")
+            pools.change_state(role, "starting", "serving")
+            pools.change_state(role, "draining", "")
+            pools.change_state(role, "starting", "serving")
+            pools.change_state(role, "draining", "")
+    settled = dict(pools.sizes)
+    num_changes = len(pools.changes)
     for _ in range(10 * ahead):
-        house.look(plan)
-    assert house.sizes == settled
-    assert len(house.changes) == num_changes
-    total = sum(house.sizes.values())
+        pools.observe(plan)
+    assert pools.sizes == settled
+    assert len(pools.changes) == num_changes
+    total = sum(pools.sizes.values())
     wanted = {role: CONFIG.bounds(role).clamp(getattr(plan, role.value)) for role in WORKER_ROLES}
-    assert house.sizes == wanted if sum(wanted.values()) <= BUDGET else total == BUDGET
+    assert pools.sizes == wanted if sum(wanted.values()) <= BUDGET else total == BUDGET

@@ -1,4 +1,4 @@
-"""The block pool against a model of plain dicts and lists, for any order of calls."""
+"""The block pool against a model of plain dicts and lists, for any sequence of calls."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ KEYS = [BlockKey(bytes([index]) * 16) for index in range(5)]
 
 @dataclass
 class Entry:
-    """What the model knows of a block that isn't free."""
+    """The model's state of a block that isn't free."""
 
     owners: int = 1
     key: BlockKey | None = None
@@ -67,7 +67,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @rule(keys=st.lists(st.sampled_from(KEYS), max_size=4, unique=True))
     def reuse(self, keys: list[BlockKey]) -> None:
-        found = self.pool.find(keys)
+        found = self.pool.find_cached(keys)
         expected = [self.holders[key] for key in keys if key in self.holders]
         prefix = next((n for n, key in enumerate(keys) if key not in self.holders), len(keys))
         assert found == expected[:prefix]
@@ -106,8 +106,8 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data())
-    def give_up(self, data: st.DataObject) -> None:
-        """A reservation is aborted while a transfer writes into its tail."""
+    def quarantine(self, data: st.DataObject) -> None:
+        """Abort a reservation while a transfer still writes to its last blocks."""
         table = data.draw(st.sampled_from(self.tables))
         tail = [each for each in table if self.entries[each].state is BlockState.FILLING]
         self.pool.quarantine(tail)
@@ -117,8 +117,9 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def end_quarantine(self, data: st.DataObject) -> None:
-        inside = [each for each, entry in self.entries.items() if entry.quarantined]
-        block_ids = data.draw(st.lists(st.sampled_from(inside), unique=True)) if inside else []
+        candidates = [each for each, entry in self.entries.items() if entry.quarantined]
+        drawn = st.lists(st.sampled_from(candidates), unique=True)
+        block_ids = data.draw(drawn) if candidates else []
         self.pool.release_quarantine(block_ids)
         for block_id in block_ids:
             del self.entries[block_id]
@@ -128,7 +129,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         return [each for each, entry in self.entries.items() if entry.state is BlockState.FILLING]
 
     @invariant()
-    def is_sound(self) -> None:
+    def has_integrity(self) -> None:
         self.pool.check_integrity()
 
     @invariant()
@@ -141,7 +142,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
             assert self.pool.num_references(block_id) == (entry.owners if entry else 0)
         for key in KEYS:
             holder = self.holders.get(key)
-            assert self.pool.find([key]) == ([] if holder is None else [holder])
+            assert self.pool.find_cached([key]) == ([] if holder is None else [holder])
         assert self.pool.num_allocatable == len(self.free) + len(self.idle)
 
 

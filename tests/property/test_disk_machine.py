@@ -1,5 +1,5 @@
-"""The SSD tier against a dict: whatever is stored, held, dropped, damaged and reopened, nobody
-reads wrong bytes, what is sound is found again, and what has gone stays gone."""
+"""The SSD tier against a dict. Whatever is stored, referenced, dropped, corrupted and reopened, no
+reader gets wrong bytes, intact blocks are found again, and dropped blocks stay dropped."""
 
 import os
 import shutil
@@ -23,11 +23,12 @@ from tests.store_house import reserve
 
 SEGMENT = 64 * 1024
 SIZES = (100, 16_000, 5000, 16_000)
-"""14, 3, 7 and 3 slots in a segment; none is whole pages. Most evictions are among the large."""
+"""A segment has 14, 3, 7 and 3 slots of these sizes, none of which is a multiple of a page. Most
+evictions hit the large ones."""
 
 NUM_KEYS = 16
 NUMBERS = st.integers(0, NUM_KEYS - 1)
-STRANGER = b"not ours"
+FOREIGN_FILE = b"not ours"
 
 
 def key_of(number: int) -> BlockKey:
@@ -35,7 +36,7 @@ def key_of(number: int) -> BlockKey:
 
 
 def bytes_of(key: BlockKey) -> bytes:
-    """A key names its bytes, and so their number."""
+    """Return the content of a block, which its key determines, size included."""
     seed = key[0]
     return (bytes((seed * 31 + i) % 251 for i in range(97)) * 200)[: SIZES[seed % len(SIZES)]]
 
@@ -45,30 +46,30 @@ def no_space(*args: object) -> int:
 
 
 class DiskMachine(RuleBasedStateMachine):
-    """``order`` are the sealed keys, the next victim first. ``readers`` are holds that we have,
-    also of dropped blocks. ``damaged`` may be right or Corrupt, and may be gone in another life,
-    as may all of the ``spoiled`` segments."""
+    """The model. ``order`` holds the sealed keys, the next eviction victim first. ``readers`` holds
+    our references, including those to dropped blocks. Reading a ``damaged`` block may succeed or
+    raise Corrupt, and it may be gone after a restart, as may all blocks of ``spoiled`` segments."""
 
     @initialize(num_segments=st.integers(1, 3))
     def start(self, num_segments: int) -> None:
         self.folder = Path(tempfile.mkdtemp())
-        (self.folder / "segment-mine.kv").write_bytes(STRANGER)
+        (self.folder / "segment-mine.kv").write_bytes(FOREIGN_FILE)
         self.num_stored = 0
         self.evictions = 0
         self.order: list[BlockKey] = []
         self.damaged: set[BlockKey] = set()
-        self.be_born(num_segments)
+        self.open_disk(num_segments)
 
-    def be_born(self, num_segments: int) -> None:
+    def open_disk(self, num_segments: int) -> None:
         self.disk = DiskTier(self.folder, num_segments * SEGMENT, "lru", SEGMENT)
         self.evictions = 0
         self.filling: dict[BlockKey, DiskBlock] = {}
         self.written: set[BlockKey] = set()
-        self.readers: list[tuple[DiskBlock, bool]] = []  # and whether its bytes may be wrong
+        self.readers: list[tuple[DiskBlock, bool]] = []  # (block, its bytes may be wrong)
         self.spoiled: set[Path] = set()
 
     def held(self) -> set[BlockKey]:
-        """Without those that were dropped: their keys may have been stored again."""
+        """Return the referenced keys, without dropped blocks, whose keys may be stored again."""
         return {block.key for block, _ in self.readers if not block.doomed}
 
     def block(self, key: BlockKey) -> DiskBlock:
@@ -104,14 +105,15 @@ class DiskMachine(RuleBasedStateMachine):
         self.filling[key] = block
 
     def victims(self, slot_bytes: int) -> list[set[BlockKey]]:
-        """The one of that size that goes next, if one can."""
+        """Return a list with the next eviction victim of that slot size; empty if there is none."""
         self.segment_of = {key: self.block(key).segment for key in self.order}
         idle = [key for key in self.order if key not in self.held()]
         same = [key for key in idle if self.segment_of[key].slot_bytes == slot_bytes]
         return [{key} for key in same[:1]]
 
     def idle_segments(self, evicted: list[BlockKey]) -> list[set[BlockKey]]:
-        """All of the segment of these, if nobody held any of it."""
+        """Return a list with the set of all keys in the segment that held ``evicted``; empty if a
+        block of that segment is being read or written."""
         segment = self.segment_of[evicted[0]]
         there = {key for key in self.order if self.segment_of[key] is segment}
         busy = [block for block, _ in self.readers] + list(self.filling.values())
@@ -162,19 +164,19 @@ class DiskMachine(RuleBasedStateMachine):
     # -- reading ---------------------------------------------------------------------------
 
     def read_block(self, block: DiskBlock, may_be_wrong: bool) -> bool:
-        """Whether it was sound."""
-        into = bytearray(block.size_bytes)
+        """Read a block and check its bytes; return whether it was intact."""
+        buffer = bytearray(block.size_bytes)
         try:
-            self.disk.read(block, memoryview(into))
+            self.disk.read(block, memoryview(buffer))
         except Corrupt:
             assert may_be_wrong
             return False
-        assert into == bytes_of(block.key)
+        assert buffer == bytes_of(block.key)
         return True
 
     @rule(number=NUMBERS)
     def read(self, number: int) -> None:
-        """As the node does: what is damaged is dropped."""
+        """Read a block and drop it if it is corrupt, as the node does."""
         key = key_of(number)
         if key not in self.order:
             assert key not in self.disk
@@ -185,13 +187,13 @@ class DiskMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def hold(self, data: st.DataObject) -> None:
         block = self.block(data.draw(st.sampled_from(self.order)))
-        self.disk.hold(block)
+        self.disk.add_reference(block)
         self.readers.append((block, block.key in self.damaged))
 
     @precondition(lambda self: self.readers)
     @rule(data=st.data())
     def read_held(self, data: st.DataObject) -> None:
-        """Also what was dropped meanwhile."""
+        """Read a referenced block, which may have been dropped meanwhile."""
         block, may_be_wrong = data.draw(st.sampled_from(self.readers))
         self.read_block(block, may_be_wrong)
 
@@ -200,7 +202,7 @@ class DiskMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         index = data.draw(st.integers(0, len(self.readers) - 1))
         block, _ = self.readers.pop(index)
-        self.disk.release(block)
+        self.disk.release_reference(block)
         if not block.doomed and all(other is not block for other, _ in self.readers):
             self.make_newest(block.key)
 
@@ -208,7 +210,7 @@ class DiskMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def use(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(self.order))
-        self.disk.use(self.block(key))
+        self.disk.record_use(self.block(key))
         self.make_newest(key)
 
     def make_newest(self, key: BlockKey) -> None:
@@ -227,16 +229,17 @@ class DiskMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.order)
     @rule(data=st.data(), dies=st.booleans())
     def drop_under_a_reader(self, data: st.DataObject, dies: bool) -> None:
-        """Its slot is free once the reader has left; its key is free at once, and for good."""
+        """Drop a block that has a reader. Its slot is reused only after the reader has released it;
+        its key is free at once and stays dropped, even after a restart."""
         key = data.draw(st.sampled_from(self.order))
         block = self.block(key)
-        self.disk.hold(block)
+        self.disk.add_reference(block)
         self.readers.append((block, key in self.damaged))
         self.drop(key[0] - 1)
         if dies:
-            self.die(3, False)
+            self.restart(3, False)
 
-    # -- what goes wrong -------------------------------------------------------------------
+    # -- faults ----------------------------------------------------------------------------
 
     @precondition(lambda self: self.disk._segments)
     @rule(data=st.data(), part=st.sampled_from(["header", "table", "slots"]))
@@ -244,8 +247,8 @@ class DiskMachine(RuleBasedStateMachine):
         segment = self.draw_segment(data)
         low, high = {
             "header": (0, 24),
-            "table": (PAGE_BYTES, segment._place(segment.num_slots)),
-            "slots": (segment._offset(0), segment._offset(segment.num_slots)),
+            "table": (PAGE_BYTES, segment._record_offset(segment.num_slots)),
+            "slots": (segment._slot_offset(0), segment._slot_offset(segment.num_slots)),
         }[part]
         offset = data.draw(st.integers(low, high - 1))
         with segment.path.open("r+b") as file:
@@ -261,12 +264,12 @@ class DiskMachine(RuleBasedStateMachine):
     @rule(data=st.data(), short=st.booleans())
     def truncate(self, data: st.DataObject, short: bool) -> None:
         segment = self.draw_segment(data)
-        end = segment._offset(0) if short else segment._offset(segment.num_slots)
+        end = segment._slot_offset(0) if short else segment._slot_offset(segment.num_slots)
         length = data.draw(st.integers(0, end))
         if length >= segment.path.stat().st_size:
             return
         os.truncate(segment.path, length)
-        if length < segment._offset(0):
+        if length < segment._slot_offset(0):
             self.spoiled.add(segment.path)
         self.note_damage(segment, lambda _, end: end > length)
 
@@ -275,47 +278,51 @@ class DiskMachine(RuleBasedStateMachine):
         return self.disk._segments[number]
 
     def note_damage(self, segment: Segment, hit: Callable[[int, int], bool]) -> None:
-        """Blocks whose record or payload was hit, being a half-open range of the file."""
+        """Mark blocks as damaged whose record or payload, a half-open byte range, was hit."""
 
         def is_hit(block: DiskBlock) -> bool:
-            place = segment._place(block.slot)
-            start = segment._offset(block.slot)
-            there = hit(place, place + RECORD_BYTES) or hit(start, start + block.size_bytes)
-            return block.segment is segment and there
+            record = segment._record_offset(block.slot)
+            payload = segment._slot_offset(block.slot)
+            hits_record = hit(record, record + RECORD_BYTES)
+            hits_payload = hit(payload, payload + block.size_bytes)
+            return block.segment is segment and (hits_record or hits_payload)
 
         found = [*map(self.block, self.order), *self.filling.values()]
         self.damaged |= {block.key for block in found if is_hit(block)}
         self.readers = [(block, bad or is_hit(block)) for block, bad in self.readers]
 
-    # -- death and birth -------------------------------------------------------------------
+    # -- restarts --------------------------------------------------------------------------
 
     @rule(num_segments=st.integers(1, 3), torn=st.booleans())
-    def die(self, num_segments: int, torn: bool) -> None:
-        """Whoever fills a slot has got to its record, or half through its payload."""
+    def restart(self, num_segments: int, torn: bool) -> None:
+        """Kill the tier and reopen it. A write in progress has reached the record or, if ``torn``,
+        half of the payload."""
         for key, block in self.filling.items():
             if torn:
                 self.written.discard(key)
                 block.segment.erase(block.slot)
                 half = bytes_of(key)[: block.size_bytes // 2]
-                os.pwrite(block.segment._file, half, block.segment._offset(block.slot))
-        there = {key: self.block(key) for key in self.order}
-        there |= {key: self.filling[key] for key in self.written}
+                os.pwrite(block.segment._file, half, block.segment._slot_offset(block.slot))
+        blocks = {key: self.block(key) for key in self.order}
+        blocks |= {key: self.filling[key] for key in self.written}
         kept = {
-            key for key, block in there.items() if int(block.segment.path.stem[-6:]) <= num_segments
+            key
+            for key, block in blocks.items()
+            if int(block.segment.path.stem[-6:]) <= num_segments
         }
-        lost = {key for key in kept if there[key].segment.path in self.spoiled} | self.damaged
-        stored_at = {key: block.record.stored_at for key, block in there.items()}
+        lost = {key for key in kept if blocks[key].segment.path in self.spoiled} | self.damaged
+        stored_at = {key: block.record.stored_at for key, block in blocks.items()}
         self.disk.close()
-        self.be_born(num_segments)
+        self.open_disk(num_segments)
         found = {block.key for block in self.disk.blocks()}
         assert kept - lost <= found <= kept
         self.order = sorted(found, key=stored_at.__getitem__)
         self.damaged &= found
 
-    # -- always ----------------------------------------------------------------------------
+    # -- invariants ------------------------------------------------------------------------
 
     @invariant()
-    def books_balance(self) -> None:
+    def has_integrity(self) -> None:
         if not hasattr(self, "disk"):
             return
         self.disk.check_integrity()
@@ -329,7 +336,7 @@ class DiskMachine(RuleBasedStateMachine):
         for number in range(NUM_KEYS):
             self.read(number)
         self.disk.close()
-        assert (self.folder / "segment-mine.kv").read_bytes() == STRANGER
+        assert (self.folder / "segment-mine.kv").read_bytes() == FOREIGN_FILE
         shutil.rmtree(self.folder)
 
 

@@ -1,8 +1,7 @@
-"""Whatever is batched with it, preempted, cached, handed over or aborted: a request's tokens
-are those that it gets alone.
+"""A request's tokens do not depend on batching, preemption, caching, KV transfers or aborts.
 
-Two engines over fake runners: requests run whole on either, or are computed on the first
-(``left``), handed over block by block, and finished on the second (``right``).
+Two engines over fake runners: requests run entirely on either, or are prefilled on the first
+(``left``), transferred block by block, and decoded on the second (``right``).
 """
 
 from dataclasses import dataclass, field
@@ -31,30 +30,31 @@ MAX_STEPS = 4000
 
 @dataclass
 class Job:
-    """One request of the workload, and what became of it."""
+    """One request of the workload, and its results."""
 
     spec: RequestSpec
     route: str
-    arrives: int
-    aborts: int | None
+    arrival_round: int
+    abort_round: int | None
     imports: bool
     tokens: list[TokenId] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     aborted: bool = False
     refused: bool = False
-    # A job that is handed over: the prompt's table on the left, then the right's reservation.
+    # For a disaggregated job: the prompt's block table on the left, then the reservation on the
+    # right.
     progress: list[PrefillProgress] = field(default_factory=list)
     reservation: Reservation | None = None
     started: bool = False
     cached_tokens: int | None = None
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return self.finish_reason is not None or self.aborted or self.refused
 
 
 class TimedRunner(FakeRunner):
-    """A step takes time, so that the engine learns its speed, and deadlines pass."""
+    """A runner whose steps take time, so that the engine measures its speed and deadlines pass."""
 
     def __init__(self, clock: ManualClock, num_blocks: int, block_tokens: int) -> None:
         super().__init__(num_blocks, block_tokens, VOCAB_SIZE)
@@ -66,13 +66,13 @@ class TimedRunner(FakeRunner):
 
 
 @dataclass
-class Side:
+class EngineUnderTest:
     runner: FakeRunner
     engine: Engine
 
 
-class Pair:
-    """Drives both engines and the hand-offs between them, one round at a time."""
+class EnginePair:
+    """Drives both engines and the KV transfers between them, one round at a time."""
 
     def __init__(self, left: EngineConfig, right: EngineConfig, blocks: tuple[int, int]) -> None:
         self.clock = ManualClock()
@@ -83,7 +83,7 @@ class Pair:
         self.quarantined: list[BlockId] = []
         self.jobs: dict[RequestId, Job] = {}
 
-    def _side(self, config: EngineConfig, num_blocks: int) -> Side:
+    def _side(self, config: EngineConfig, num_blocks: int) -> EngineUnderTest:
         runner = TimedRunner(self.clock, num_blocks, config.block_tokens)
         engine = Engine(
             runner,
@@ -92,9 +92,9 @@ class Pair:
             kv_dtype="float64",
             eos_token_ids=EOS,
             clock=self.clock,
-            pipeline=self._pipeline(runner),
+            executor=self._pipeline(runner),
         )
-        return Side(runner, engine)
+        return EngineUnderTest(runner, engine)
 
     def _pipeline(self, runner: Runner) -> PlanExecutor | None:
         return None
@@ -102,43 +102,44 @@ class Pair:
     def run(self, jobs: list[Job]) -> None:
         for number in range(MAX_STEPS):
             for job in jobs:
-                if job.arrives == number:
+                if job.arrival_round == number:
                     self.arrive(job)
-                if job.aborts == number and not job.over and job.arrives <= number:
+                if job.abort_round == number and not job.is_over and job.arrival_round <= number:
                     self.abort(job)
-            moved = self.round()
-            future = any(job.arrives > number for job in jobs)
-            if not moved and not future:
+            progressed = self.round()
+            has_future_jobs = any(job.arrival_round > number for job in jobs)
+            if not progressed and not has_future_jobs:
                 break
-        assert all(job.over for job in jobs), self.describe()
+        assert all(job.is_over for job in jobs), self.describe()
 
     def round(self) -> bool:
-        """One step on each side, then what can be handed over. Whether anything happened."""
-        moved = False
+        """Run one step on each side, then the transfers that can run; return whether anything
+        happened."""
+        progressed = False
         self.clock.advance(0.01)
         for side in (self.left, self.right):
             if side.engine.has_work():
                 result = side.engine.step()
-                moved = True
+                progressed = True
                 for progress in result.progress:
                     self.on_progress(progress)
                 for output in result.outputs:
                     self.on_output(output)
             side.engine.check_integrity()
         for job in self.jobs.values():
-            moved = self.hand_over(job) or moved
-        if self.quarantined:  # the late transfer writes, and is over
+            progressed = self.advance_transfer(job) or progressed
+        if self.quarantined:  # the unfinished transfer writes and then ends
             for block_id in self.quarantined:
                 size = self.right.runner.block_size_bytes
                 self.right.runner.import_block(block_id, b"\xff" * size)
             self.right.engine.release_quarantine(self.quarantined)
             self.quarantined = []
-            moved = True
-        return moved
+            progressed = True
+        return progressed
 
     def arrive(self, job: Job) -> None:
         side = self.right if job.route == "right" else self.left
-        task = Task.PREFILL if job.route == "hand-off" else Task.WHOLE
+        task = Task.PREFILL if job.route == "transfer" else Task.PREFILL_AND_DECODE
         if job.imports:
             self.import_prefix(side, job.spec)
         try:
@@ -148,14 +149,15 @@ class Pair:
         else:
             self.jobs[job.spec.request_id] = job
 
-    def import_prefix(self, side: Side, spec: RequestSpec) -> None:
-        """What the store has and the pool has not. The last block turns out to be bad."""
+    def import_prefix(self, side: EngineUnderTest, spec: RequestSpec) -> None:
+        """Import the blocks that the store has and the pool lacks; the second half of them turns
+        out to be corrupt."""
         root = side.engine.key_root(spec.tenant_salt)
         keys = block_keys(root, spec.token_ids, self.block_tokens)
         have = cached_tokens(side.engine, spec) // self.block_tokens
         missing = [key for key in keys[have:] if key in self.store]
         missing = missing[: next((i for i, k in enumerate(missing) if k != keys[have + i]), None)]
-        block_ids = side.engine.begin_import(missing, after=keys[:have])
+        block_ids = side.engine.begin_import(missing, preceding_keys=keys[:have])
         if block_ids is None:
             return
         side.engine.check_integrity()
@@ -173,15 +175,15 @@ class Pair:
         root = self.left.engine.key_root(job.spec.tenant_salt)
         keys = block_keys(root, job.spec.token_ids, self.block_tokens)
         num_full = progress.num_computed_tokens // self.block_tokens
-        assert progress.keys == tuple(keys[:num_full])
-        for key, block_id in zip(progress.keys, progress.block_ids, strict=False):
+        assert progress.sealed_keys == tuple(keys[:num_full])
+        for key, block_id in zip(progress.sealed_keys, progress.block_ids, strict=False):
             data = self.left.runner.export_block(block_id)
             assert self.store.setdefault(key, data) == data
         job.progress.append(progress)
 
     def on_output(self, output: RequestOutput) -> None:
         job = self.jobs[output.request_id]
-        assert not job.over
+        assert not job.is_over
         assert output.epoch == job.spec.epoch
         assert output.first_index == job.spec.num_emitted_tokens + len(job.tokens)
         if job.spec.sampling.logprobs is not None:
@@ -192,21 +194,22 @@ class Pair:
             job.cached_tokens = output.cached_tokens
         job.tokens += output.token_ids
         job.finish_reason = output.finish_reason
-        if job.route == "hand-off" and job.over and job.reservation is None:
-            self.left.engine.release(output.request_id)
-        elif job.route == "hand-off" and job.over and not job.started:
-            self.left.engine.release(output.request_id)
+        if job.route == "transfer" and job.is_over and job.reservation is None:
+            self.left.engine.release_export(output.request_id)
+        elif job.route == "transfer" and job.is_over and not job.started:
+            self.left.engine.release_export(output.request_id)
             self.right.engine.abort(output.request_id)
 
-    def hand_over(self, job: Job) -> bool:
-        """Reserve when the first chunk was scheduled, read when the prompt is computed."""
-        if job.route != "hand-off" or job.over or not job.progress or job.started:
+    def advance_transfer(self, job: Job) -> bool:
+        """Advance the job's KV transfer: reserve blocks once its first chunk was scheduled, and
+        copy them once the prompt is computed. Return whether anything happened."""
+        if job.route != "transfer" or job.is_over or not job.progress or job.started:
             return False
         request_id = job.spec.request_id
         if job.reservation is None:
             try:
-                job.reservation = self.right.engine.reserve(job.spec)
-            except Invalid:  # the right's pool is smaller: nobody can finish this one
+                job.reservation = self.right.engine.reserve_blocks(job.spec)
+            except Invalid:  # the right pool is too small for this job
                 self.abort(job)
                 return True
             return job.reservation is not None
@@ -216,8 +219,8 @@ class Pair:
         for index in range(job.reservation.num_cached_blocks, len(source)):
             data = self.left.runner.export_block(source[index])
             self.right.runner.import_block(job.reservation.block_ids[index], data)
-        self.right.engine.start(request_id, job.tokens[0])
-        self.left.engine.release(request_id)
+        self.right.engine.start_decoding(request_id, job.tokens[0])
+        self.left.engine.release_export(request_id)
         job.started = True
         return True
 
@@ -249,14 +252,14 @@ def check_answer(job: Job) -> None:
         assert 0 <= job.cached_tokens < len(job.spec.token_ids)
 
 
-def check_empty(side: Side) -> None:
+def check_no_pinned_blocks(side: EngineUnderTest) -> None:
     pool = side.engine.stats().pool
     assert pool.free + pool.idle == pool.num_blocks, side.engine.describe()
     assert not side.engine.has_work()
 
 
 def prompt(family: int, shared: int, length: int, number: int) -> tuple[TokenId, ...]:
-    """Requests of a family share a prefix; what follows is the request's own."""
+    """Return a prompt. Requests of a family share their first ``shared`` tokens."""
     return tuple(
         TokenId((family * 7 + i) % VOCAB_SIZE if i < shared else (number * 11 + i) % VOCAB_SIZE)
         for i in range(length)
@@ -290,12 +293,12 @@ def job_lists(draw: st.DrawFn) -> list[Job]:
             length - emitted,
             sampling,
             tenant_salt=draw(st.sampled_from([b"", b"", b"other"])),
-            first_token_seconds=draw(st.sampled_from([0.0, 0.02, 1.0])),
+            ttft_slo_seconds=draw(st.sampled_from([0.0, 0.02, 1.0])),
         )
         arrives = draw(st.integers(0, 12))
-        lives = draw(st.none() | st.none() | st.integers(0, 12))
-        route = draw(st.sampled_from(["left", "right", "hand-off", "hand-off"]))
-        aborts = None if lives is None else arrives + lives
+        rounds = draw(st.none() | st.none() | st.integers(0, 12))
+        route = draw(st.sampled_from(["left", "right", "transfer", "transfer"]))
+        aborts = None if rounds is None else arrives + rounds
         jobs.append(Job(spec, route, arrives, aborts, imports=draw(st.booleans())))
     return jobs
 
@@ -311,7 +314,7 @@ def configs(draw: st.DrawFn, block_tokens: int) -> EngineConfig:
         max_running=draw(st.integers(1, 8)),
         max_waiting=draw(st.integers(3, 10)),
         watermark_blocks=draw(st.integers(0, 3)),
-        forecast=draw(st.booleans()),
+        forecasts_memory=draw(st.booleans()),
         growth_tokens=draw(st.integers(0, 10)),
         order=draw(st.sampled_from(list(PREFILL_ORDERS))),
         fairness=draw(st.booleans()),
@@ -321,19 +324,21 @@ def configs(draw: st.DrawFn, block_tokens: int) -> EngineConfig:
 
 
 @st.composite
-def pairs(draw: st.DrawFn) -> Pair:
+def pairs(draw: st.DrawFn) -> EnginePair:
     block_tokens = draw(st.integers(1, 8))
-    enough = -(-54 // block_tokens)  # for the largest request, so pressure comes from others
+    # Enough for the largest request, so that only other requests cause memory pressure.
+    enough = -(-54 // block_tokens)
     blocks = (
         draw(st.integers(enough, 3 * enough)),
         draw(st.integers(enough, 3 * enough) | st.integers(enough // 3 + 1, enough)),
     )
-    return Pair(draw(configs(block_tokens)), draw(configs(block_tokens)), blocks)
+    return EnginePair(draw(configs(block_tokens)), draw(configs(block_tokens)), blocks)
 
 
 @st.composite
 def growing_jobs(draw: st.DrawFn) -> list[Job]:
-    """Short prompts, long answers: the pool fills up by growth, and requests are preempted."""
+    """Draw jobs with short prompts and long outputs: the pool fills up as outputs grow, and
+    requests are preempted."""
     jobs = []
     for number in range(draw(st.integers(3, 8))):
         length = draw(st.integers(1, 10))
@@ -348,44 +353,46 @@ def growing_jobs(draw: st.DrawFn) -> list[Job]:
         )
         arrives = draw(st.integers(0, 20))
         aborts = draw(st.none() | st.none() | st.integers(arrives, arrives + 40))
-        route = draw(st.sampled_from(["left", "right", "hand-off"]))
+        route = draw(st.sampled_from(["left", "right", "transfer"]))
         jobs.append(Job(spec, route, arrives, aborts, imports=False))
     return jobs
 
 
 @st.composite
-def tight_pairs(draw: st.DrawFn) -> Pair:
-    """Pools that hold the largest request and little more."""
+def tight_pairs(draw: st.DrawFn) -> EnginePair:
+    """Draw engines whose pools hold the largest request and little more."""
     block_tokens = draw(st.integers(1, 6))
     config = EngineConfig(
         block_tokens=block_tokens,
         max_model_tokens=64,
         max_step_tokens=draw(st.integers(8, 40)),
         watermark_blocks=draw(st.integers(0, 1)),
-        forecast=draw(st.booleans()),
+        forecasts_memory=draw(st.booleans()),
         growth_tokens=draw(st.integers(0, 4)),
         order=draw(st.sampled_from(list(PREFILL_ORDERS))),
     )
     enough = -(-50 // block_tokens)
     sizes = st.integers(enough, enough + 20 // block_tokens)
-    return Pair(config, config, (draw(sizes), draw(sizes)))
+    return EnginePair(config, config, (draw(sizes), draw(sizes)))
 
 
 @settings(max_examples=300, deadline=None)
 @given(pair=pairs(), jobs=job_lists())
-def test_every_request_gets_the_tokens_that_it_gets_alone(pair: Pair, jobs: list[Job]) -> None:
+def test_every_request_gets_the_tokens_that_it_would_get_alone(
+    pair: EnginePair, jobs: list[Job]
+) -> None:
     check_workload(pair, jobs)
 
 
 @settings(max_examples=150, deadline=None)
 @given(pair=tight_pairs(), jobs=growing_jobs())
-def test_preempted_requests_go_on_as_if_nothing_had_been(pair: Pair, jobs: list[Job]) -> None:
+def test_preemption_does_not_change_tokens(pair: EnginePair, jobs: list[Job]) -> None:
     check_workload(pair, jobs)
 
 
-def check_workload(pair: Pair, jobs: list[Job]) -> None:
+def check_workload(pair: EnginePair, jobs: list[Job]) -> None:
     pair.run(jobs)
     for job in jobs:
         check_answer(job)
     for side in (pair.left, pair.right):
-        check_empty(side)
+        check_no_pinned_blocks(side)

@@ -1,4 +1,5 @@
-"""Random schemas: whole answers are valid, and the same wherever they are written."""
+"""Random JSON schemas: complete outputs are valid, and the same on whichever engine they are
+generated."""
 
 import json
 from typing import Any
@@ -8,7 +9,7 @@ import jsonschema_rs
 from hypothesis import given, settings
 
 from baton.core.request import FinishReason
-from tests.grammar_house import EOS, answers, asking, byte_grammars, schema
+from tests.grammar_house import EOS, byte_grammars, generate_all, grammar_request, schema
 
 GRAMMARS = byte_grammars()
 
@@ -37,10 +38,10 @@ def _objects(values: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dic
     names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=4)
     properties = st.dictionaries(names, values, min_size=1, max_size=3)
     return st.builds(
-        lambda given, all_: {
+        lambda names, all_: {
             "type": "object",
-            "properties": given,
-            "required": list(given) if all_ else list(given)[:1],
+            "properties": names,
+            "required": list(names) if all_ else list(names)[:1],
             "additionalProperties": False,
         },
         properties,
@@ -72,36 +73,36 @@ SCHEMAS = st.recursive(
 
 @settings(max_examples=20)
 @given(SCHEMAS, st.integers(0, 2**32), st.data())
-def test_whole_answers_are_valid_and_the_same_everywhere(
-    wanted: dict[str, Any], seed: int, data: st.DataObject
+def test_complete_outputs_are_valid_and_independent_of_batch_and_failover(
+    json_schema: dict[str, Any], seed: int, data: st.DataObject
 ) -> None:
-    grammar = schema(wanted)
-    specs = [asking(f"r{n}", grammar, seed + n, max_tokens=300) for n in range(4)]
-    together = answers(GRAMMARS, specs)
-    crowded = answers(GRAMMARS, specs, num_blocks=130)
-    assert crowded == together
-    is_valid = jsonschema_rs.validator_for(wanted).is_valid
+    grammar = schema(json_schema)
+    specs = [grammar_request(f"r{n}", grammar, seed + n, max_tokens=300) for n in range(4)]
+    together = generate_all(GRAMMARS, specs)
+    with_few_blocks = generate_all(GRAMMARS, specs, num_blocks=130)
+    assert with_few_blocks == together
+    is_valid = jsonschema_rs.validator_for(json_schema).is_valid
     for text, reason in together.values():
         if reason is FinishReason.STOP:
             assert is_valid(json.loads(text)), text
         else:
             assert reason is FinishReason.LENGTH and len(text) == 300
     text, reason = together["r0"]
-    assert answers(GRAMMARS, specs[:1]) == {"r0": (text, reason)}
+    assert generate_all(GRAMMARS, specs[:1]) == {"r0": (text, reason)}
     cut = data.draw(st.integers(0, min(len(text), 299)))
-    rest = asking("r0", grammar, seed, max_tokens=300, answered=text[:cut])
-    assert answers(GRAMMARS, [rest]) == {"r0": (text[cut:], reason)}
+    rest = grammar_request("r0", grammar, seed, max_tokens=300, generated=text[:cut])
+    assert generate_all(GRAMMARS, [rest]) == {"r0": (text[cut:], reason)}
 
 
-def test_an_answer_goes_on_the_same_after_each_of_its_tokens() -> None:
-    wanted = {
+def test_an_output_continues_the_same_after_a_failover_at_any_token() -> None:
+    json_schema = {
         "type": "object",
         "properties": {"name": {"type": "string", "maxLength": 6}, "n": {"type": "integer"}},
         "required": ["name"],
     }
-    whole = asking("r", schema(wanted), 5, max_tokens=80)
-    text, reason = answers(GRAMMARS, [whole])["r"]
+    whole = grammar_request("r", schema(json_schema), 5, max_tokens=80)
+    text, reason = generate_all(GRAMMARS, [whole])["r"]
     for cut in range(min(len(text) + 1, 80)):
-        rest = asking("r", schema(wanted), 5, max_tokens=80, answered=text[:cut])
+        rest = grammar_request("r", schema(json_schema), 5, max_tokens=80, generated=text[:cut])
         assert EOS not in text
-        assert answers(GRAMMARS, [rest]) == {"r": (text[cut:], reason)}
+        assert generate_all(GRAMMARS, [rest]) == {"r": (text[cut:], reason)}

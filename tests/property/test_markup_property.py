@@ -1,4 +1,4 @@
-"""Calls and thoughts, whatever a model says and however it is split."""
+"""Parsers of tool calls and reasoning, for any model output and any split of it into pieces."""
 
 import json
 from collections.abc import Callable
@@ -56,20 +56,22 @@ calls = st.lists(
 )
 
 
-def told(pieces: list[OutputPart]) -> tuple[str, str, list[tuple[str, str]]]:
-    made: list[tuple[str, str]] = []
-    for piece in pieces:
-        if isinstance(piece, ToolCallStart):
-            made.append((piece.name, ""))
-        elif isinstance(piece, ToolCallArguments):
-            made[-1] = (made[-1][0], made[-1][1] + piece.arguments)
-    thought = "".join(piece.text for piece in pieces if isinstance(piece, ReasoningPart))
-    return thought, "".join(piece.text for piece in pieces if isinstance(piece, TextPart)), made
+def join(parts: list[OutputPart]) -> tuple[str, str, list[tuple[str, str]]]:
+    """Return the reasoning, the text, and the tool calls as (name, arguments)."""
+    tool_calls: list[tuple[str, str]] = []
+    for part in parts:
+        if isinstance(part, ToolCallStart):
+            tool_calls.append((part.name, ""))
+        elif isinstance(part, ToolCallArguments):
+            tool_calls[-1] = (tool_calls[-1][0], tool_calls[-1][1] + part.arguments)
+    reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningPart))
+    text = "".join(part.text for part in parts if isinstance(part, TextPart))
+    return reasoning, text, tool_calls
 
 
-def read(reader: OutputParser, parts: list[str]) -> tuple[str, str, list[tuple[str, str]]]:
-    pieces = [piece for part in parts for piece in reader.push(part)]
-    return told(pieces + reader.flush())
+def parse(parser: OutputParser, pieces: list[str]) -> tuple[str, str, list[tuple[str, str]]]:
+    parts = [part for piece in pieces for part in parser.push(piece)]
+    return join(parts + parser.flush())
 
 
 def split(text: str, cuts: list[int]) -> list[str]:
@@ -83,29 +85,30 @@ def split(text: str, cuts: list[int]) -> list[str]:
     texts,
     st.lists(st.integers(0, 120), max_size=20),
 )
-def test_splitting_changes_nothing(
+def test_splitting_an_output_does_not_change_the_result(
     family: str, inside: bool | None, text: str, cuts: list[int]
 ) -> None:
-    def reader() -> OutputParser:
-        thinking = None if inside is None else ReasoningParser(inside=inside)
-        return OutputParser(thinking, PARSERS[family]())
+    def parser() -> OutputParser:
+        reasoning = None if inside is None else ReasoningParser(in_reasoning=inside)
+        return OutputParser(reasoning, PARSERS[family]())
 
-    whole = read(reader(), [text])
-    assert read(reader(), split(text, cuts)) == whole
-    assert read(reader(), list(text)) == whole
+    whole = parse(parser(), [text])
+    assert parse(parser(), split(text, cuts)) == whole
+    assert parse(parser(), list(text)) == whole
 
 
 @given(texts)
-def test_what_has_no_marks_is_text(text: str) -> None:
+def test_an_output_without_markup_is_text(text: str) -> None:
     if "<tool_call>" not in text:
-        assert read(OutputParser(None, PARSERS["hermes"]()), [text]) == ("", text, [])
+        assert parse(OutputParser(None, PARSERS["hermes"]()), [text]) == ("", text, [])
 
 
-def written(family: str, made: list[tuple[str, dict[str, Any]]], indent: int | None) -> str:
+def render(family: str, tool_calls: list[tuple[str, dict[str, Any]]], indent: int | None) -> str:
+    """Write tool calls as models of the family do."""
     key = "parameters" if family in ("llama3", "tagged") else "arguments"
     objects = [
         json.dumps({"name": name, key: arguments}, ensure_ascii=False, indent=indent)
-        for name, arguments in made
+        for name, arguments in tool_calls
     ]
     match family:
         case "hermes":
@@ -117,12 +120,12 @@ def written(family: str, made: list[tuple[str, dict[str, Any]]], indent: int | N
         case "mistral":
             return "[TOOL_CALLS] [" + ", ".join(objects) + "]"
         case "pythonic":
-            written = (f"{name}(x={arguments!r})" for name, arguments in made)
-            return "[" + ", ".join(written) + "]"
+            rendered = (f"{name}(x={arguments!r})" for name, arguments in tool_calls)
+            return "[" + ", ".join(rendered) + "]"
         case _:
             return "".join(
                 f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments, indent=indent)}"
-                for name, arguments in made
+                for name, arguments in tool_calls
             )
 
 
@@ -132,15 +135,15 @@ def written(family: str, made: list[tuple[str, dict[str, Any]]], indent: int | N
     st.sampled_from([None, 2]),
     st.lists(st.integers(0, 300), max_size=20),
 )
-def test_calls_come_back_as_they_were_written(
-    family: str, made: list[tuple[str, dict[str, Any]]], indent: int | None, cuts: list[int]
+def test_tool_calls_are_parsed_as_they_were_written(
+    family: str, expected: list[tuple[str, dict[str, Any]]], indent: int | None, cuts: list[int]
 ) -> None:
-    parts = split(written(family, made, indent), cuts)
-    thought, text, got = read(OutputParser(None, PARSERS[family]()), parts)
-    assert thought == text == ""
+    pieces = split(render(family, expected, indent), cuts)
+    reasoning, text, parsed = parse(OutputParser(None, PARSERS[family]()), pieces)
+    assert reasoning == text == ""
     if family == "pythonic":
-        made = [(name, {"x": arguments}) for name, arguments in made]
-    assert [(name, json.loads(arguments)) for name, arguments in got] == made
+        expected = [(name, {"x": arguments}) for name, arguments in expected]
+    assert [(name, json.loads(arguments)) for name, arguments in parsed] == expected
 
 
 @given(
@@ -157,13 +160,13 @@ def test_calls_come_back_as_they_were_written(
         max_size=3,
     )
 )
-def test_calls_in_xml(made: list[tuple[str, dict[str, str]]]) -> None:
+def test_tool_calls_in_xml_are_parsed(expected: list[tuple[str, dict[str, str]]]) -> None:
     text = "\n".join(
         f"<tool_call>\n<function={name}>\n"
         + "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
         + "</function>\n</tool_call>"
-        for name, values in made
+        for name, values in expected
     )
-    _, text, got = read(OutputParser(None, PARSERS["coder"]()), [text])
+    _, text, parsed = parse(OutputParser(None, PARSERS["coder"]()), [text])
     assert text == ""
-    assert [(name, json.loads(arguments)) for name, arguments in got] == made
+    assert [(name, json.loads(arguments)) for name, arguments in parsed] == expected

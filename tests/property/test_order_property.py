@@ -1,4 +1,5 @@
-"""The engine under every order: nobody starves, tenants get the same, memory suffices."""
+"""The engine under every prefill order: no request starves, tenants get equal shares, and the
+memory forecast prevents preemptions."""
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from baton.engine.result import StepResult
 BLOCK_TOKENS = 4
 STEP_TOKENS = 16
 TOKEN_SECONDS = 0.05
-PREEMPTIVE = [name for name, order in PREFILL_ORDERS.items() if order.preemptive]
+PREEMPTIVE = [name for name, order in PREFILL_ORDERS.items() if order.is_preemptive]
 
 
 class TimedRunner(FakeRunner):
@@ -56,7 +57,7 @@ class Bench:
         tenant: bytes = b"",
         max_tokens: int = 2,
     ) -> RequestId:
-        """A prompt that no other begins like."""
+        """Add a request whose prompt shares no prefix with others."""
         self._number += 1
         tokens = (TokenId(self._number), *(TokenId(i % 250) for i in range(num_tokens - 1)))
         spec = RequestSpec(
@@ -66,7 +67,7 @@ class Bench:
             num_tokens,
             SamplingParams(max_tokens=max_tokens, temperature=0.0),
             tenant_salt=tenant,
-            first_token_seconds=2.0,
+            ttft_slo_seconds=2.0,
         )
         self.engine.add(spec, task)
         return spec.request_id
@@ -75,28 +76,28 @@ class Bench:
         result = self.engine.step()
         for progress in result.progress:
             if any(output.request_id == progress.request_id for output in result.outputs):
-                self.engine.release(progress.request_id)
+                self.engine.release_export(progress.request_id)
         return result
 
 
 @pytest.mark.parametrize("order", PREFILL_ORDERS)
-def test_a_long_prompt_is_served_though_short_ones_never_end(order: str) -> None:
-    """In every step there is enough else to do. All that may be put before it has come within
-    the patience, and is done after as long again."""
+def test_a_long_prompt_is_served_despite_a_steady_load_of_short_ones(order: str) -> None:
+    """Every step could be filled with other requests. Those that may overtake the long prompt
+    arrive within the starvation limit, and are done within the same time again."""
     bench = Bench(order=order)
-    for _ in range(8):  # the engine learns its speed
+    for _ in range(8):  # lets the engine measure its speed
         bench.add(STEP_TOKENS)
         bench.step()
-    long, began = bench.add(600), bench.clock.monotonic()
+    long, began_at = bench.add(600), bench.clock.monotonic()
     while True:
         bench.add(STEP_TOKENS)
         outputs = bench.step().outputs
         if any(output.request_id == long for output in outputs):
             break
-        waited = bench.clock.monotonic() - began
+        waited = bench.clock.monotonic() - began_at
         assert waited < 2 * NORMAL_STARVATION_LIMIT_SECONDS + 2 * 600 * TOKEN_SECONDS
-    if order == "deadline":  # else this test wouldn't notice an order that is fair anyway
-        assert bench.clock.monotonic() - began > NORMAL_STARVATION_LIMIT_SECONDS
+    if order == "deadline":  # proves that the starvation limit took effect
+        assert bench.clock.monotonic() - began_at > NORMAL_STARVATION_LIMIT_SECONDS
 
 
 @settings(max_examples=60, deadline=None)
@@ -106,7 +107,7 @@ def test_a_long_prompt_is_served_though_short_ones_never_end(order: str) -> None
     one=st.lists(st.integers(1, 120), min_size=2, max_size=25),
     other=st.lists(st.integers(1, 120), min_size=2, max_size=25),
 )
-def test_two_backlogged_tenants_are_given_the_same(
+def test_two_backlogged_tenants_get_equal_shares(
     order: str, slack: int, one: list[int], other: list[int]
 ) -> None:
     bench = Bench(order=order, fairness_slack_tokens=slack)
@@ -124,7 +125,7 @@ def test_two_backlogged_tenants_are_given_the_same(
             left[tenants[progress.request_id]] -= new
         if min(left) < STEP_TOKENS:
             break
-        # Rows of a single token, the ends of prompts, come first and count as an answer's.
+        # Rows of a single token, the ends of prompts, run first and count as decode.
         ends = 3 * len(tenants)
         assert abs(given_tokens[0] - given_tokens[1]) < slack + STEP_TOKENS + ends
 
@@ -136,13 +137,13 @@ def test_two_backlogged_tenants_are_given_the_same(
     max_tokens=st.integers(1, 20),
     arrivals=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), min_size=1, max_size=30),
 )
-def test_nobody_is_preempted_when_predictions_are_right(
+def test_no_request_is_preempted_when_the_forecast_is_right(
     order: str, num_blocks: int, max_tokens: int, arrivals: list[tuple[int, int]]
 ) -> None:
-    """All answers are as long as they may be, and a prompt is read in one step."""
+    """All outputs reach their maximum length, and each prompt is prefilled in one step."""
     bench = Bench(num_blocks, order=order, max_step_tokens=4096, watermark_blocks=0)
     for pause, length in arrivals:
-        bench.add(length, Task.WHOLE, max_tokens=max_tokens)
+        bench.add(length, Task.PREFILL_AND_DECODE, max_tokens=max_tokens)
         for _ in range(pause):
             bench.step()
     while bench.engine.has_work():
@@ -151,11 +152,11 @@ def test_nobody_is_preempted_when_predictions_are_right(
     assert bench.engine.stats().num_preemptions == 0
 
 
-def test_without_the_forecast_somebody_is() -> None:
-    """Else the test before would tell nothing."""
-    bench = Bench(16, forecast=False, max_step_tokens=4096, watermark_blocks=0)
+def test_without_the_forecast_requests_are_preempted() -> None:
+    """This proves that the test before can fail."""
+    bench = Bench(16, forecasts_memory=False, max_step_tokens=4096, watermark_blocks=0)
     for _ in range(4):
-        bench.add(12, Task.WHOLE, max_tokens=20)
+        bench.add(12, Task.PREFILL_AND_DECODE, max_tokens=20)
     while bench.engine.has_work():
         bench.step()
     assert bench.engine.stats().num_preemptions > 0

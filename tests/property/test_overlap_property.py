@@ -1,8 +1,10 @@
-"""A step that is planned before the tokens of the one before it are known changes nothing.
+"""Async scheduling, which plans a step before the tokens of the previous one are known, does not
+change any output.
 
-The workloads are those of ``test_engine_property``: two engines, hand-offs, imports, aborts. A plan
-is computed as early as it can be, as late as it can be, or in a thread: the later it writes, the
-more has been done meanwhile with the blocks of those that have ended.
+The workloads are those of ``test_engine_property``: two engines, KV transfers, imports and aborts.
+A planned step is computed as early as possible, as late as possible, or in a thread. The later it
+writes its KV, the more of its blocks have been freed and reused meanwhile, because their requests
+have ended.
 """
 
 from collections.abc import Callable
@@ -25,10 +27,10 @@ from baton.engine.plan import Plan, Runner, StepOutput, fill_sampled_tokens
 from tests.engine_state import cached_tokens
 from tests.property.test_engine_property import (
     EOS,
+    EnginePair,
     Job,
-    Pair,
     check_answer,
-    check_empty,
+    check_no_pinned_blocks,
     configs,
     growing_jobs,
     job_lists,
@@ -36,12 +38,12 @@ from tests.property.test_engine_property import (
     samplings,
 )
 
-Pipelines = Callable[[Runner], PlanExecutor | None]
+MakeExecutor = Callable[[Runner], PlanExecutor | None]
 Blocks = tuple[int, int]
 
 
-class Early:
-    """Computes a plan as soon as it comes."""
+class EagerExecutor:
+    """Computes a planned step as soon as it is submitted."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -60,8 +62,8 @@ class Early:
         pass
 
 
-class Staged:
-    """Any runner as one that has two stages."""
+class TwoStageRunner:
+    """Adapts a runner to the two stages of :class:`ThreadedExecutor`."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -75,36 +77,36 @@ class Staged:
 
 
 def in_thread(runner: Runner) -> PlanExecutor:
-    return ThreadedExecutor(Staged(runner))
+    return ThreadedExecutor(TwoStageRunner(runner))
 
 
-def off(runner: Runner) -> None:
+def no_executor(runner: Runner) -> None:
     return None
 
 
 STOPS = tuple(TokenId(token) for token in range(0, 40, 8))
-WAYS = {"early": Early, "late": SyncExecutor, "in a thread": in_thread}
+EXECUTORS = {"early": EagerExecutor, "late": SyncExecutor, "in a thread": in_thread}
 
 
-class OverlappedPair(Pair):
+class OverlappedPair(EnginePair):
     def __init__(
-        self, left: EngineConfig, right: EngineConfig, blocks: Blocks, way: Pipelines
+        self, left: EngineConfig, right: EngineConfig, blocks: Blocks, make_executor: MakeExecutor
     ) -> None:
-        self._way = way
+        self._make_executor = make_executor
         super().__init__(left, right, blocks)
 
     def _pipeline(self, runner: Runner) -> PlanExecutor | None:
-        return self._way(runner)
+        return self._make_executor(runner)
 
-    def hand_over(self, job: Job) -> bool:
-        """What is reserved is filled at once, while a step may be on its way."""
-        moved = super().hand_over(job)
-        return super().hand_over(job) or moved
+    def advance_transfer(self, job: Job) -> bool:
+        """Fill reserved blocks at once, while a step may be in flight."""
+        progressed = super().advance_transfer(job)
+        return super().advance_transfer(job) or progressed
 
 
 @st.composite
 def roomy(draw: st.DrawFn) -> tuple[EngineConfig, EngineConfig, Blocks]:
-    """As ``test_engine_property.pairs``."""
+    """Draw configurations and pool sizes like those of ``test_engine_property.pairs``."""
     block_tokens = draw(st.integers(1, 8))
     enough = -(-54 // block_tokens)
     left = draw(st.integers(enough, 3 * enough))
@@ -114,14 +116,14 @@ def roomy(draw: st.DrawFn) -> tuple[EngineConfig, EngineConfig, Blocks]:
 
 @st.composite
 def tight(draw: st.DrawFn) -> tuple[EngineConfig, EngineConfig, Blocks]:
-    """Pools that hold the largest request and little more."""
+    """Draw pools that hold the largest request and little more."""
     block_tokens = draw(st.integers(1, 6))
     config = EngineConfig(
         block_tokens=block_tokens,
         max_model_tokens=64,
         max_step_tokens=draw(st.integers(8, 40)),
         watermark_blocks=draw(st.integers(0, 1)),
-        forecast=draw(st.booleans()),
+        forecasts_memory=draw(st.booleans()),
         growth_tokens=draw(st.integers(0, 4)),
     )
     enough = -(-54 // block_tokens)
@@ -131,7 +133,7 @@ def tight(draw: st.DrawFn) -> tuple[EngineConfig, EngineConfig, Blocks]:
 
 @st.composite
 def stopping_jobs(draw: st.DrawFn) -> list[Job]:
-    """Answers that end when nobody expects it, beside others that come for their blocks."""
+    """Draw jobs whose outputs end unexpectedly by a stop token, while others reuse their blocks."""
     jobs = []
     for number in range(draw(st.integers(4, 12))):
         length = draw(st.integers(1, 20))
@@ -141,30 +143,30 @@ def stopping_jobs(draw: st.DrawFn) -> list[Job]:
         )
         arrives = draw(st.integers(0, 20))
         aborts = draw(st.none() | st.none() | st.integers(arrives, arrives + 20))
-        route = draw(st.sampled_from(["right", "hand-off", "hand-off"]))
+        route = draw(st.sampled_from(["right", "transfer", "transfer"]))
         jobs.append(Job(spec, route, arrives, aborts, imports=draw(st.booleans())))
     return jobs
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("executor", EXECUTORS)
 @settings(max_examples=150, deadline=None)
-@given(house=roomy(), jobs=job_lists())
-def test_every_request_gets_the_tokens_that_it_gets_alone(
-    way: str, house: tuple[EngineConfig, EngineConfig, Blocks], jobs: list[Job]
+@given(engines=roomy(), jobs=job_lists())
+def test_every_request_gets_the_tokens_that_it_would_get_alone(
+    executor: str, engines: tuple[EngineConfig, EngineConfig, Blocks], jobs: list[Job]
 ) -> None:
-    check_workload(OverlappedPair(*house, WAYS[way]), jobs)
+    check_workload(OverlappedPair(*engines, EXECUTORS[executor]), jobs)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("executor", EXECUTORS)
 @settings(max_examples=100, deadline=None)
-@given(house=tight(), jobs=growing_jobs())
-def test_preempted_requests_go_on_as_if_nothing_had_been(
-    way: str, house: tuple[EngineConfig, EngineConfig, Blocks], jobs: list[Job]
+@given(engines=tight(), jobs=growing_jobs())
+def test_preemption_does_not_change_tokens(
+    executor: str, engines: tuple[EngineConfig, EngineConfig, Blocks], jobs: list[Job]
 ) -> None:
-    check_workload(OverlappedPair(*house, WAYS[way]), jobs)
+    check_workload(OverlappedPair(*engines, EXECUTORS[executor]), jobs)
 
 
-def check_workload(pair: Pair, jobs: list[Job]) -> None:
+def check_workload(pair: EnginePair, jobs: list[Job]) -> None:
     try:
         pair.run(jobs)
     finally:
@@ -173,21 +175,21 @@ def check_workload(pair: Pair, jobs: list[Job]) -> None:
     for job in jobs:
         check_answer(job)
     for side in (pair.left, pair.right):
-        check_empty(side)
+        check_no_pinned_blocks(side)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("executor", EXECUTORS)
 @settings(max_examples=200, deadline=None)
-@given(house=tight(), jobs=stopping_jobs())
-def test_nobody_writes_to_blocks_that_others_have_by_then(
-    way: str, house: tuple[EngineConfig, EngineConfig, Blocks], jobs: list[Job]
+@given(engines=tight(), jobs=stopping_jobs())
+def test_no_late_write_hits_a_block_that_was_reused(
+    executor: str, engines: tuple[EngineConfig, EngineConfig, Blocks], jobs: list[Job]
 ) -> None:
-    check_workload(OverlappedPair(*house, WAYS[way]), jobs)
+    check_workload(OverlappedPair(*engines, EXECUTORS[executor]), jobs)
 
 
 @dataclass
-class Told:
-    """All that a client learns."""
+class Received:
+    """All outputs of a request, as a client sees them."""
 
     tokens: list[TokenId] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -197,61 +199,61 @@ class Told:
 
 
 @dataclass
-class Errand:
+class Arrival:
     spec: RequestSpec
     arrives: int
     aborts_after: int | None
-    """Of its own outputs."""
+    """Abort after this many outputs of the request."""
 
 
 @st.composite
-def errands(draw: st.DrawFn, last_arrival: int) -> list[Errand]:
-    found = []
+def arrivals(draw: st.DrawFn, last_arrival: int) -> list[Arrival]:
+    drawn = []
     for number in range(draw(st.integers(1, 8))):
         length = draw(st.integers(1, 40))
         tokens = prompt(draw(st.integers(0, 1)), draw(st.integers(0, 40)), length, number)
         spec = RequestSpec(RequestId(f"r{number}"), Epoch(1), tokens, length, draw(samplings()))
         aborts_after = draw(st.none() | st.integers(0, 12))
-        found.append(Errand(spec, draw(st.integers(0, last_arrival)), aborts_after))
-    return found
+        drawn.append(Arrival(spec, draw(st.integers(0, last_arrival)), aborts_after))
+    return drawn
 
 
 @dataclass
 class Outcome:
-    told: dict[RequestId, Told]
+    received: dict[RequestId, Received]
     pool: BlockCounts
     cached: list[int]
-    """Tokens of each prompt that are left in the cache."""
+    """For each prompt, how many of its tokens are still cached."""
 
 
 def outcome(
-    way: Pipelines, config: EngineConfig, num_blocks: int, errands: list[Errand]
+    executor: MakeExecutor, config: EngineConfig, num_blocks: int, arrivals: list[Arrival]
 ) -> Outcome:
     runner = FakeRunner(num_blocks, config.block_tokens, vocab_size=40)
     engine = Engine(
         runner, config, model_digest=b"fake", kv_dtype="float64", eos_token_ids=EOS,
-        clock=ManualClock(), pipeline=way(runner),
+        clock=ManualClock(), executor=executor(runner),
     )  # fmt: skip
-    told = {errand.spec.request_id: Told() for errand in errands}
+    received = {arrival.spec.request_id: Received() for arrival in arrivals}
     try:
-        _run(engine, errands, told)
+        _run(engine, arrivals, received)
     finally:
         engine.close()
-    cached = [cached_tokens(engine, errand.spec) for errand in errands]
-    return Outcome(told, engine.stats().pool, cached)
+    cached = [cached_tokens(engine, arrival.spec) for arrival in arrivals]
+    return Outcome(received, engine.stats().pool, cached)
 
 
-def _run(engine: Engine, errands: list[Errand], told: dict[RequestId, Told]) -> None:
+def _run(engine: Engine, arrivals: list[Arrival], received: dict[RequestId, Received]) -> None:
     number = 0
-    while engine.has_work() or any(errand.arrives >= number for errand in errands):
-        for errand in errands:
-            if errand.arrives == number:
-                engine.add(errand.spec, Task.WHOLE)
-            if errand.aborts_after == told[errand.spec.request_id].num_outputs:
-                engine.abort(errand.spec.request_id)
+    while engine.has_work() or any(arrival.arrives >= number for arrival in arrivals):
+        for arrival in arrivals:
+            if arrival.arrives == number:
+                engine.add(arrival.spec, Task.PREFILL_AND_DECODE)
+            if arrival.aborts_after == received[arrival.spec.request_id].num_outputs:
+                engine.abort(arrival.spec.request_id)
         number += 1
         for output in engine.step().outputs:
-            mine = told[output.request_id]
+            mine = received[output.request_id]
             assert output.first_index == len(mine.tokens)
             mine.tokens += output.token_ids
             mine.logprobs += output.logprobs
@@ -261,30 +263,31 @@ def _run(engine: Engine, errands: list[Errand], told: dict[RequestId, Told]) -> 
         engine.check_integrity()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("executor", EXECUTORS)
 @settings(max_examples=150, deadline=None)
-@given(block_tokens=st.integers(1, 8), errands=errands(last_arrival=0), data=st.data())
-def test_all_is_told_and_kept_as_without(
-    way: str, block_tokens: int, errands: list[Errand], data: st.DataObject
+@given(block_tokens=st.integers(1, 8), arrivals=arrivals(last_arrival=0), data=st.data())
+def test_outputs_and_cache_are_those_of_synchronous_scheduling(
+    executor: str, block_tokens: int, arrivals: list[Arrival], data: st.DataObject
 ) -> None:
-    """Where nobody waits for room, also what is cached, and how many blocks are."""
+    """With ample memory, the cached tokens and the block counts are the same, too."""
     config = data.draw(configs(block_tokens))
     steps = max(8, config.max_step_tokens)
     config = replace(config, max_waiting=8, max_running=8, max_step_tokens=steps)
-    assert outcome(WAYS[way], config, 600, errands) == outcome(off, config, 600, errands)
+    found = outcome(EXECUTORS[executor], config, 600, arrivals)
+    assert found == outcome(no_executor, config, 600, arrivals)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("executor", EXECUTORS)
 @settings(max_examples=150, deadline=None)
-@given(house=tight(), errands=errands(last_arrival=20))
-def test_all_is_told_as_without_where_memory_is_short(
-    way: str, house: tuple[EngineConfig, EngineConfig, Blocks], errands: list[Errand]
+@given(engines=tight(), arrivals=arrivals(last_arrival=20))
+def test_outputs_are_those_of_synchronous_scheduling_under_memory_pressure(
+    executor: str, engines: tuple[EngineConfig, EngineConfig, Blocks], arrivals: list[Arrival]
 ) -> None:
-    """Whoever has to wait may wait for a step more, and find more in the cache."""
-    config, _, (num_blocks, _) = house
-    found = outcome(WAYS[way], config, num_blocks, errands)
-    expected = outcome(off, config, num_blocks, errands)
-    for told in (*found.told.values(), *expected.told.values()):
-        told.cached_tokens = 0
-    assert found.told == expected.told
+    """A request that has to wait may wait one step longer, and then find more in the cache."""
+    config, _, (num_blocks, _) = engines
+    found = outcome(EXECUTORS[executor], config, num_blocks, arrivals)
+    expected = outcome(no_executor, config, num_blocks, arrivals)
+    for received in (*found.received.values(), *expected.received.values()):
+        received.cached_tokens = 0
+    assert found.received == expected.received
     assert found.pool.free + found.pool.idle == num_blocks

@@ -1,4 +1,4 @@
-"""Placement, whatever the cluster: policies are pure, bounded loads are bounded, sums agree."""
+"""Placement policies for any cluster: they are pure, choose existing workers, bound the loads."""
 
 import math
 
@@ -20,19 +20,20 @@ promises = st.integers(0, 12_000)
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
-    readers = [prefill(f"p{n}", *draw(queues)) for n in range(draw(counts))]
-    writers = [decode(f"d{n}", draw(promises)) for n in range(draw(counts))]
-    for view in (*readers, *writers):
-        view.measured = draw(st.booleans())
-    cached = {view.id: draw(st.integers(0, 8)) for view in readers}
-    held = StoredPrefix("s", draw(st.integers(1, 8))) if draw(st.booleans()) else None
+    prefills = [prefill(f"p{n}", *draw(queues)) for n in range(draw(counts))]
+    decodes = [decode(f"d{n}", draw(promises)) for n in range(draw(counts))]
+    for view in (*prefills, *decodes):
+        view.is_measured = draw(st.booleans())
+    cached = {view.id: draw(st.integers(0, 8)) for view in prefills}
+    stored = StoredPrefix("s", draw(st.integers(1, 8))) if draw(st.booleans()) else None
     shares = draw(st.lists(st.floats(0, 1), max_size=8))
-    return snapshot(readers, writers, FakeCache(cached, held, shares), num_placed=draw(counts))
+    return snapshot(prefills, decodes, FakeCache(cached, stored, shares), num_placed=draw(counts))
 
 
-def outcome(policy: str, seen: Snapshot, **asked: object) -> str:
+def outcome(policy: str, seen: Snapshot, **fields: object) -> str:
+    """Return the decision or the error, as text."""
     try:
-        return repr(get_policy(policy)(seen, query(**asked)))  # type: ignore[arg-type]
+        return repr(get_policy(policy)(seen, query(**fields)))  # type: ignore[arg-type]
     except BatonError as error:
         return repr(error)
 
@@ -43,7 +44,7 @@ def outcome(policy: str, seen: Snapshot, **asked: object) -> str:
     st.sets(st.sampled_from(["p0", "p1", "d0", "d1"])),
 )
 @settings(max_examples=300)
-def test_policies_are_pure_and_answer_with_reasons(
+def test_policies_are_pure_and_always_place_admitted_requests(
     seen: Snapshot, policy: str, failed: set[str]
 ) -> None:
     excluded = frozenset(WorkerId(name) for name in failed)
@@ -51,15 +52,15 @@ def test_policies_are_pure_and_answer_with_reasons(
     first = outcome(policy, seen, excluded=excluded)
     assert outcome(policy, seen, excluded=excluded) == first
     assert repr(list(seen.prefills)) + repr(list(seen.decodes)) == before
-    promised = outcome(policy, seen, excluded=excluded, promised=True)
-    able = [view for view in (*seen.prefills, *seen.decodes) if view.id not in excluded]
-    assert promised.startswith("Decision" if able else "Unavailable")
+    promised = outcome(policy, seen, excluded=excluded, must_admit=True)
+    usable = [view for view in (*seen.prefills, *seen.decodes) if view.id not in excluded]
+    assert promised.startswith("Decision" if usable else "Unavailable")
 
 
 @given(snapshots(), st.sampled_from(PLACEMENT_POLICIES))
-def test_only_workers_that_are_there_are_chosen(seen: Snapshot, policy: str) -> None:
+def test_only_existing_workers_are_chosen(seen: Snapshot, policy: str) -> None:
     try:
-        decision = get_policy(policy)(seen, query(promised=True))
+        decision = get_policy(policy)(seen, query(must_admit=True))
     except BatonError:
         return
     if decision.prefill is not None:
@@ -70,38 +71,38 @@ def test_only_workers_that_are_there_are_chosen(seen: Snapshot, policy: str) -> 
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(0, 10**6))
-def test_bounded_loads_are_bounded(loads: list[int], number: int) -> None:
-    """Whoever gets it has at most 1.25 times the mean then, rounded up; if the loads were within
-    that before, they all stay so."""
-    readers = [prefill(f"p{n:02}", num_requests=load) for n, load in enumerate(loads)]
-    decision = chwbl(snapshot(readers, [decode("d")]), query(f"r{number}"))
+def test_chwbl_bounds_the_load_of_the_chosen_worker(loads: list[int], number: int) -> None:
+    """After the placement, the chosen worker has at most 1.25 times the mean load, rounded up; so
+    loads that were within the bound stay within it."""
+    prefills = [prefill(f"p{n:02}", num_requests=load) for n, load in enumerate(loads)]
+    decision = chwbl(snapshot(prefills, [decode("d")]), query(f"r{number}"))
     bound = math.ceil(CHWBL_LOAD_FACTOR * (sum(loads) + 1) / len(loads))
     assert decision.prefill is not None
     assert loads[int(decision.prefill[1:])] + 1 <= bound
 
 
 @given(st.integers(1, 12), st.lists(st.integers(0, 3), min_size=1, max_size=150))
-def test_a_run_of_bounded_loads_stays_bounded(num_workers: int, heads: list[int]) -> None:
-    """From empty workers on, nobody ever has more than the bound."""
-    ledger = LoadTracker()
+def test_chwbl_keeps_all_loads_bounded_over_a_sequence(num_workers: int, heads: list[int]) -> None:
+    """Starting from idle workers, no worker ever exceeds the bound."""
+    tracker = LoadTracker()
     for number in range(num_workers):
-        ledger.add_prefill(prefill(f"p{number:02}"))
-    ledger.add_decode(decode("d"))
+        tracker.add_prefill(prefill(f"p{number:02}"))
+    tracker.add_decode(decode("d"))
     for number, head in enumerate(heads):
-        seen = snapshot(list(ledger.prefills), list(ledger.decodes))
-        asked = query(f"r{number}")
-        asked = type(asked)(f"r{number}", 133, 1000, (bytes([head]) * 16,))
-        ledger.dispatched(float(number), asked, chwbl(seen, asked), 100.0)
+        seen = snapshot(list(tracker.prefills), list(tracker.decodes))
+        request = query(f"r{number}")
+        request = type(request)(f"r{number}", 133, 1000, (bytes([head]) * 16,))
+        tracker.record_dispatch(float(number), request, chwbl(seen, request), 100.0)
         bound = math.ceil(CHWBL_LOAD_FACTOR * (number + 1) / num_workers)
-        assert max(view.num_requests for view in ledger.prefills) <= bound
+        assert max(view.num_requests for view in tracker.prefills) <= bound
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=60))
-def test_a_pool_is_always_in_the_order_of_load(changes: list[tuple[int, int]]) -> None:
+def test_a_pool_is_always_sorted_by_load(changes: list[tuple[int, int]]) -> None:
     pool = WorkerPool([decode(f"d{number}") for number in range(5)])
     for number, promised in changes:
-        view = pool.take(WorkerId(f"d{number}"))
-        view.promised_tokens = promised
+        view = pool.take_for_update(WorkerId(f"d{number}"))
+        view.projected_tokens = promised
         pool.put(view)
-        order = [(each.load, each.id) for each in pool.least()]
+        order = [(each.load, each.id) for each in pool.by_load()]
         assert order == sorted((each.load, each.id) for each in pool)

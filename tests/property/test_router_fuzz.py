@@ -1,7 +1,8 @@
-"""Bodies, headers and paths that nobody expects: never an error of ours, never a request left over.
+"""The router with random and malformed requests: it never answers with an internal error, and never
+leaks a request.
 
-schemathesis asks what the OpenAPI document allows, and what it does not; Hypothesis asks with what
-is hardly a request at all. All examples are the same in every run.
+schemathesis generates requests that the OpenAPI document allows and ones that it forbids;
+Hypothesis generates requests that are hardly HTTP at all. The examples are the same in every run.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import socket
 import string
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +30,21 @@ from schemathesis.specs.openapi.checks import (
 
 from baton.text.tokenizer import Tokenizer
 from router.api_document.document import build_document
+from router.app import build_app
+from router.http.response_writer import INLINE_WRITER_KEY
 from tests.unit.test_router_http import (
     CHAT,
     COMPLETE,
-    House,
+    RouterHarness,
     chat,
     eventually,
-    listening,
+    serve_over_tcp,
     write_tokenizer,
 )
 
 PATHS = (CHAT, COMPLETE, "/tokenize", "/detokenize")
 WITHOUT_SUPERVISOR = {501, 503}
-"""What pools answer, and nobody else may: workers are there."""
+"""Statuses that only the pool endpoints may return, because there is no supervisor here."""
 
 FEW = hypothesis.settings(derandomize=True, max_examples=8, deadline=None)
 SEVERAL = hypothesis.settings(derandomize=True, max_examples=30, deadline=None)
@@ -49,30 +52,30 @@ SOME = hypothesis.settings(derandomize=True, max_examples=50, deadline=None)
 
 
 class Fuzzed:
-    """A router over twins, and a loop to ask it in."""
+    """A router over in-memory workers, and an event loop to send requests in."""
 
     def __init__(self, folder: Path, automatic: bool = True) -> None:
         tokenizer = Tokenizer.load(write_tokenizer(folder))
-        self.house = House(tokenizer, "Hello, wörld!", automatic)
-        self.house.make_desk(folder / "batches", max_file_bytes=2000, folder_bytes=20_000)
+        self.house = RouterHarness(tokenizer, "Hello, wörld!", automatic)
+        self.house.make_batch_service(folder / "batches", max_file_bytes=2000, folder_bytes=20_000)
         self.runner = asyncio.Runner()
         self.client = self.runner.run(self.house.client())
 
     def post(self, path: str, content: bytes, **headers: str) -> httpx.Response:
-        given = {"content-type": "application/json", **headers}
-        return self.runner.run(self.client.post(path, content=content, headers=given))
+        all_headers = {"content-type": "application/json", **headers}
+        return self.runner.run(self.client.post(path, content=content, headers=all_headers))
 
     def check(self, answer: httpx.Response) -> None:
-        assert is_theirs(answer.request.url.path, answer.status_code), answer.text
+        assert is_no_server_error(answer.request.url.path, answer.status_code), answer.text
         if answer.status_code >= 400:
             assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-        self.check_nothing_is_left()
+        self.check_no_request_is_left()
 
-    def check_nothing_is_left(self) -> None:
+    def check_no_request_is_left(self) -> None:
         house = self.house
-        assert house.service.gate.inside == 0
+        assert house.service.request_limiter.num_in_use == 0
         assert house.prefill.jobs == house.decode.jobs == []
-        for records in house.service.records._records.values():
+        for records in house.service.history._records.values():
             assert all(record.finish_reason for record in records)
 
     def close(self) -> None:
@@ -80,8 +83,17 @@ class Fuzzed:
         self.runner.close()
 
 
-def is_theirs(path: str, status: int) -> bool:
-    """What is wrong, or that nothing is: an answer above 499 is a fault of ours."""
+class PatientClient:
+    """Stands in for the connection, which schemathesis goes past: it never disconnects, and takes
+    no inline writes."""
+
+    on_disconnect: Callable[[], None] | None = None
+    is_disconnected = False
+    is_open = False
+
+
+def is_no_server_error(path: str, status: int) -> bool:
+    """Return whether the status is not a 5xx, apart from those of the pool endpoints."""
     pools = path in ("/admin/pools", "/admin/scale", "/admin/drain")
     return status < 500 or (pools and status in WITHOUT_SUPERVISOR)
 
@@ -89,14 +101,19 @@ def is_theirs(path: str, status: int) -> bool:
 @pytest.fixture(scope="module")
 def fuzzed() -> Iterator[Fuzzed]:
     with tempfile.TemporaryDirectory() as folder:
-        made = Fuzzed(Path(folder))
-        yield made
-        made.close()
+        fuzzed = Fuzzed(Path(folder))
+        yield fuzzed
+        fuzzed.close()
 
 
 @pytest.fixture(scope="module")
 def api(fuzzed: Fuzzed) -> Any:
-    return schemathesis.openapi.from_asgi("/openapi.json", fuzzed.client._transport.app)  # type: ignore[attr-defined]
+    app = build_app(fuzzed.house.service, fuzzed.house.batch_service)
+
+    async def connected(scope: Any, receive: Any, send: Any) -> None:
+        await app({**scope, INLINE_WRITER_KEY: PatientClient()}, receive, send)
+
+    return schemathesis.openapi.from_asgi("/openapi.json", connected)
 
 
 OPERATIONS = [
@@ -107,19 +124,19 @@ CHECKS = [status_code_conformance, content_type_conformance, response_schema_con
 
 
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
-def test_what_the_document_allows_and_what_it_does_not(
+def test_requests_by_the_openapi_document_get_documented_responses(
     fuzzed: Fuzzed, api: Any, path: str, method: str
 ) -> None:
     operation = api[path][method]
 
     def check(case: Any) -> None:
         answer = case.call()
-        assert is_theirs(path, answer.status_code), answer.text
+        assert is_no_server_error(path, answer.status_code), answer.text
         case.validate_response(answer, checks=CHECKS)
-        fuzzed.check_nothing_is_left()
+        fuzzed.check_no_request_is_left()
 
     for mode in MODES:
-        with contextlib.suppress(hypothesis.errors.Unsatisfiable):  # where nothing is wrong
+        with contextlib.suppress(hypothesis.errors.Unsatisfiable):  # where every request is valid
             FEW(hypothesis.given(operation.as_strategy(generation_mode=mode))(check))()
 
 
@@ -150,7 +167,9 @@ VALUES = st.recursive(
 
 @SOME
 @hypothesis.given(st.sampled_from(PATHS), st.dictionaries(st.sampled_from(FIELDS), VALUES))
-def test_any_values_in_any_fields(fuzzed: Fuzzed, path: str, body: dict[str, Any]) -> None:
+def test_any_values_in_any_fields_cause_no_server_error(
+    fuzzed: Fuzzed, path: str, body: dict[str, Any]
+) -> None:
     valid = {CHAT: chat(), COMPLETE: {"prompt": "x"}, "/tokenize": {"prompt": "x"}}
     content = json.dumps({**valid.get(path, {"tokens": [1]}), **body}).encode()
     fuzzed.check(fuzzed.post(path, content))
@@ -158,7 +177,9 @@ def test_any_values_in_any_fields(fuzzed: Fuzzed, path: str, body: dict[str, Any
 
 @SOME
 @hypothesis.given(st.sampled_from(PATHS), st.binary(max_size=100))
-def test_any_bytes(fuzzed: Fuzzed, path: str, content: bytes) -> None:
+def test_random_bytes_as_a_body_are_a_bad_request(
+    fuzzed: Fuzzed, path: str, content: bytes
+) -> None:
     answer = fuzzed.post(path, content)
     assert answer.status_code == 400
     fuzzed.check(answer)
@@ -172,7 +193,7 @@ def chat_with(fields: str) -> bytes:
     return b'{"messages": [{"role": "user", "content": "Hi"}], ' + fields.encode() + b"}"
 
 
-STRANGE = [
+EXTREME_BODIES = [
     deep(200), deep(100_000), b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
     chat_with('"metadata": ' + '{"a":' * 50_000 + "1" + "}" * 50_000),
     chat_with('"guided_json": ' + '{"items":' * 2_000 + "{}" + "}" * 2_000),
@@ -202,12 +223,13 @@ STRANGE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("number", range(len(STRANGE)))
-def test_strange_bodies(fuzzed: Fuzzed, number: int) -> None:
+@pytest.mark.parametrize("number", range(len(EXTREME_BODIES)))
+def test_extreme_bodies_cause_no_server_error(fuzzed: Fuzzed, number: int) -> None:
     for path in PATHS:
-        answer = fuzzed.post(path, STRANGE[number])
+        answer = fuzzed.post(path, EXTREME_BODIES[number])
         fuzzed.check(answer)
-        assert answer.status_code == 200 or len(answer.content) < 4_000, "it repeats what was sent"
+        is_short = len(answer.content) < 4_000
+        assert answer.status_code == 200 or is_short, "the error repeats the body"
 
 
 # -- headers and paths ----------------------------------------------------------------------
@@ -225,12 +247,12 @@ HEADER_TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=255), max_si
         HEADER_TEXT | st.sampled_from(["9" * 5_000, "-1", "Bearer ", "chunked", "٣"]),
     )
 )  # fmt: skip
-def test_any_headers(fuzzed: Fuzzed, headers: dict[str, str]) -> None:
+def test_any_headers_cause_no_server_error(fuzzed: Fuzzed, headers: dict[str, str]) -> None:
     raw = {name: value.encode("latin-1", "replace") for name, value in headers.items()}
-    asked = fuzzed.client.build_request("POST", COMPLETE, content=b'{"prompt": "x"}')
+    request = fuzzed.client.build_request("POST", COMPLETE, content=b'{"prompt": "x"}')
     for name, value in raw.items():
-        asked.headers.raw.append((name.encode(), value))
-    fuzzed.check(fuzzed.runner.run(fuzzed.client.send(asked)))
+        request.headers.raw.append((name.encode(), value))
+    fuzzed.check(fuzzed.runner.run(fuzzed.client.send(request)))
 
 
 @SOME
@@ -239,12 +261,12 @@ def test_any_headers(fuzzed: Fuzzed, headers: dict[str, str]) -> None:
     st.sampled_from(["/", "/v1/models/", "/admin/requests/", "/admin/usage?since=", "/v1/files/"]),
     st.text(max_size=30),
 )
-def test_any_paths(fuzzed: Fuzzed, method: str, path: str, rest: str) -> None:
+def test_any_paths_cause_no_server_error(fuzzed: Fuzzed, method: str, path: str, rest: str) -> None:
     name = httpx.URL("http://test").copy_with(raw_path=_quoted(path + rest))
     answer = fuzzed.runner.run(fuzzed.client.request(method, name))
     if method != "HEAD":
         fuzzed.check(answer)
-    assert is_theirs(answer.request.url.path, answer.status_code)
+    assert is_no_server_error(answer.request.url.path, answer.status_code)
 
 
 UNQUOTED = string.ascii_letters.encode() + string.digits.encode() + b"/?=&.-_"
@@ -255,7 +277,7 @@ def _quoted(text: str) -> bytes:
     return b"".join(b"%%%02x" % byte if byte not in UNQUOTED else bytes([byte]) for byte in data)
 
 
-# -- clients that go ------------------------------------------------------------------------
+# -- clients that disconnect ----------------------------------------------------------------
 
 BODY = json.dumps(chat(stream=True, max_tokens=5)).encode()
 RAW = (
@@ -267,10 +289,10 @@ RESET = struct.pack("ii", 1, 0)
 
 @pytest.fixture(scope="module")
 def url(fuzzed: Fuzzed) -> Iterator[str]:
-    """Where it listens. What is raised into its loop fails the test."""
+    """The URL of the listening router. An exception in its event loop fails the test."""
     raised: list[object] = []
     fuzzed.runner.get_loop().set_exception_handler(lambda loop, context: raised.append(context))
-    server = listening(fuzzed.house)
+    server = serve_over_tcp(fuzzed.house)
     yield fuzzed.runner.run(server.__aenter__())
     fuzzed.runner.run(server.__aexit__(None, None, None))
     assert raised == []
@@ -287,30 +309,30 @@ async def still_serves(url: str) -> None:
     st.binary(max_size=40) | st.sampled_from([b"\r\n", b"\r\n\r\n", b"\x00", b"0\r\n\r\n", RAW]),
     st.integers(0, 40),
 )
-def test_bytes_that_are_hardly_http(
-    fuzzed: Fuzzed, url: str, place: int, put: bytes, left_out: int
+def test_broken_http_leaves_the_router_serving(
+    fuzzed: Fuzzed, url: str, start: int, inserted: bytes, num_removed: int
 ) -> None:
     async def ask() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
-        writer.write(RAW[:place] + put + RAW[place + left_out :])
+        writer.write(RAW[:start] + inserted + RAW[start + num_removed :])
         writer.write_eof()
         with contextlib.suppress(ConnectionError, TimeoutError):
-            async with asyncio.timeout(0.02):  # it may wait for more
+            async with asyncio.timeout(0.02):  # the router may wait for more bytes
                 answer = await reader.read()
                 assert not answer or answer.startswith(b"HTTP/1.1 ")
         writer.close()
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
-        await eventually(lambda: fuzzed.house.service.gate.inside == 0)
+        await eventually(lambda: fuzzed.house.service.request_limiter.num_in_use == 0)
         await still_serves(url)
 
     fuzzed.runner.run(ask())
-    fuzzed.check_nothing_is_left()
+    fuzzed.check_no_request_is_left()
 
 
 @SEVERAL
 @hypothesis.given(st.integers(0, len(RAW)), st.booleans(), st.integers(1, 3))
-def test_uploads_that_end_anywhere(
+def test_uploads_that_end_anywhere_leave_the_router_serving(
     fuzzed: Fuzzed, url: str, cut: int, reset: bool, times: int
 ) -> None:
     async def ask() -> None:
@@ -322,33 +344,33 @@ def test_uploads_that_end_anywhere(
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             client.close()
         await still_serves(url)
-        await eventually(lambda: fuzzed.house.service.gate.inside == 0)
+        await eventually(lambda: fuzzed.house.service.request_limiter.num_in_use == 0)
 
     fuzzed.runner.run(ask())
-    fuzzed.check_nothing_is_left()
+    fuzzed.check_no_request_is_left()
 
 
 @pytest.fixture(scope="module")
 def stepped() -> Iterator[Fuzzed]:
-    """Its workers say a word when they are told to."""
+    """A router whose workers generate a token only when told to."""
     with tempfile.TemporaryDirectory() as folder:
-        made = Fuzzed(Path(folder), automatic=False)
-        yield made
-        made.close()
+        fuzzed = Fuzzed(Path(folder), automatic=False)
+        yield fuzzed
+        fuzzed.close()
 
 
 @SOME
 @hypothesis.given(st.integers(0, 16), st.booleans(), st.integers(1, 3), st.booleans())
-def test_clients_that_leave_at_any_token(
+def test_a_client_that_disconnects_at_any_token_cancels_its_request(
     stepped: Fuzzed, steps: int, stream: bool, n: int, reset: bool
 ) -> None:
     house = stepped.house
-    house.service.records._records.clear()
+    house.service.history._records.clear()
     body = json.dumps(chat(stream=stream, n=n)).encode()
     raw = RAW.partition(b"content-length")[0] + b"content-length: %d\r\n\r\n" % len(body) + body
 
     async def ask() -> None:
-        async with listening(house) as url:
+        async with serve_over_tcp(house) as url:
             client = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
             client.sendall(raw)
             await eventually(lambda: len(house.decode.jobs) == n)
@@ -358,17 +380,17 @@ def test_clients_that_leave_at_any_token(
             if reset:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             client.close()
-            await eventually(lambda: house.service.gate.inside == 0)
+            await eventually(lambda: house.service.request_limiter.num_in_use == 0)
 
     stepped.runner.run(ask())
-    stepped.check_nothing_is_left()
-    [records] = house.service.records._records.values()
+    stepped.check_no_request_is_left()
+    [records] = house.service.history._records.values()
     assert {record.finish_reason for record in records} <= {"stop", "cancelled"}
     assert steps > 14 or any(record.finish_reason == "cancelled" for record in records)
 
 
-def test_messages_are_text_and_no_templates(fuzzed: Fuzzed) -> None:
-    """What is said is never read as a template, and costs what its length does."""
+def test_messages_are_never_rendered_as_templates(fuzzed: Fuzzed) -> None:
+    """A message's text is not interpreted, and costs only what its length does."""
     bombs = [
         "{% for a in range(10**9) %}{% for b in range(10**9) %}x{% endfor %}{% endfor %}",
         "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ 7 * 7 }}", "{% raw %}", "{#", "{{",

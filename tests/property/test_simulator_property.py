@@ -1,4 +1,5 @@
-"""Whatever comes and whoever dies: each request ends once, and no token is lost or made twice."""
+"""The simulator, for any arrivals and worker crashes: each request ends exactly once, and no token
+is lost or generated twice."""
 
 from dataclasses import replace
 
@@ -13,13 +14,13 @@ from conductor.policy.policies import PLACEMENT_POLICIES, get_policy
 from simulator.cluster import SimulatedCluster
 from simulator.faults import Faults, WorkerCrash, WorkerSlowdown
 from simulator.result import summarize
-from tests.unit.test_sim_cluster import BLOCK, CONFIG, arrival
+from tests.unit.test_sim_cluster import BLOCK, CONFIG, make_request
 
 WORKERS = ("p0", "p1", "d0", "d1")
 
 arrivals = st.lists(
     st.builds(
-        arrival,
+        make_request,
         at=st.sampled_from([0.0, 0.2, 0.5, 1.0, 1.75]),
         prompt=st.integers(1, 700),
         answer=st.integers(0, 120),
@@ -28,24 +29,24 @@ arrivals = st.lists(
     min_size=1,
     max_size=10,
 )
-deaths = st.builds(
+crashes = st.builds(
     WorkerCrash,
     worker=st.sampled_from(WORKERS).map(WorkerId),
     at_seconds=st.floats(0, 3),
     down_seconds=st.floats(0, 3),
 )
-slows = st.builds(
+slowdowns = st.builds(
     WorkerSlowdown, st.sampled_from(WORKERS).map(WorkerId), st.sampled_from([0.5, 3.0])
 )
 faults = st.builds(
-    Faults, st.lists(deaths, max_size=3).map(tuple), st.lists(slows, max_size=2).map(tuple)
+    Faults, st.lists(crashes, max_size=3).map(tuple), st.lists(slowdowns, max_size=2).map(tuple)
 )
 
 
 @pytest.mark.parametrize("policy", PLACEMENT_POLICIES)
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(
-    asked=arrivals,
+    requests=arrivals,
     faults=faults,
     order=st.sampled_from(sorted(PREFILL_ORDERS)),
     device_tokens=st.sampled_from([300, 800, 10_000]),
@@ -53,38 +54,40 @@ faults = st.builds(
     num_conductors=st.integers(1, 2),
     num_hosts=st.sampled_from([0, 2]),
 )
-def test_each_request_ends_once(
+def test_each_request_ends_exactly_once(
     policy: str,
-    asked: list[TraceRequest],
+    requests: list[TraceRequest],
     faults: Faults,
     order: str,
     device_tokens: int,
     **more: float,
 ) -> None:
-    """Workers' books are checked after every event, and with them that no memory is promised
-    twice, unless one request is larger than all of it."""
+    """The workers' accounting is checked after every event: no memory is reserved twice, unless one
+    request is larger than all of it."""
     config = replace(
         CONFIG,
         num_prefill=2,
         num_decode=2,
-        order=order,
+        prefill_order=order,
         device_tokens=device_tokens,
         step_tokens=128,
         **more,  # type: ignore[arg-type]
     )
-    ordered = tuple(sorted(asked, key=lambda each: each.at_seconds))
+    ordered = tuple(sorted(requests, key=lambda each: each.arrival_seconds))
     cluster = SimulatedCluster(config, Trace("any", BLOCK, ordered), get_policy(policy), faults)
     for job in cluster.run(check_always=True):
-        assert job.rejected != (job.finished_seconds >= 0)
+        assert job.rejected != (job.finished_at_seconds >= 0)
         if not job.rejected:
-            assert job.num_answered == max(job.arrival.num_answer_tokens, 1)
-            assert job.arrival.at_seconds < job.first_token_seconds <= job.finished_seconds
+            assert job.num_generated_tokens == max(job.arrival.num_answer_tokens, 1)
+            assert (
+                job.arrival.arrival_seconds < job.first_token_at_seconds <= job.finished_at_seconds
+            )
             assert job.cached_tokens < job.num_prompt_tokens
     accepted = [job for job in cluster.jobs if not job.rejected]
-    made = sum(worker.num_made_tokens for worker in cluster.decodes)
+    decoded = sum(worker.num_generated_tokens for worker in cluster.decodes)
     answered = sum(max(job.arrival.num_answer_tokens, 1) for job in accepted)
-    if not faults.deaths:
-        assert made + len(accepted) == answered, "each first token is made with the prompt"
+    if not faults.crashes:
+        assert decoded + len(accepted) == answered, "prefill generates each first token"
     outcome = summarize(cluster)
     assert 0 <= outcome.hit_ratio_tokens <= 1
     assert outcome.load_imbalance >= 1 and outcome.decode_imbalance >= 1

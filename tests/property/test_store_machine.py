@@ -1,6 +1,6 @@
-"""A store node and everything behind it against plain dicts: whatever is put, read, demoted,
-damaged, killed and born again, no reader gets a wrong block, the books balance after every step,
-and whoever follows the events knows exactly what is held."""
+"""A store node with all its tiers against plain dicts. Whatever is put, read, demoted, corrupted,
+killed and restarted, no reader gets a wrong block, the accounting balances after every step, and a
+subscriber to the events knows exactly which blocks are stored."""
 
 import asyncio
 import shutil
@@ -19,14 +19,14 @@ from baton.core.ids import BlockKey, Incarnation
 from baton.core.store import BlockFilter, LeasedBlocks, Tier
 from baton.errors import Corrupt, Overloaded
 from conductor.store_mirror import StoreMirror
-from tests.store_house import KEYS, NUM_BLOCKS, House
+from tests.store_house import KEYS, NUM_BLOCKS, StoreHarness
 
 NUMBERS = st.integers(0, NUM_BLOCKS - 1)
 TENANTS = st.sampled_from([b"a", b"b"])
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """``changes`` is what the node's event log told; ``leases`` are those that we hold."""
+    """The model. ``mirror`` follows the node's event log; ``leases`` are those that we hold."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,33 +37,34 @@ class StoreMachine(RuleBasedStateMachine):
         self.leases: dict[str, tuple[LeasedBlocks, float]] = {}
         self.damaged: set[BlockKey] = set()
         self.mirror = StoreMirror()
-        self.told = 0
         self.pages: Any = None
 
     @initialize(room=st.integers(1, 6), policy=st.sampled_from(["baton", "lru", "lfu"]))
     def start(self, room: int, policy: str) -> None:
         self.room, self.policy = room, policy
-        self.be_born()
+        self.start_node()
 
-    def be_born(self) -> None:
+    def start_node(self) -> None:
         quota = 4 * 64 if self.room > 4 else None
-        self.house = House(self.room, self.folder, 64 * 1024, self.policy, quota, clock=self.clock)
+        self.house = StoreHarness(
+            self.room, self.folder, 64 * 1024, self.policy, quota, clock=self.clock
+        )
         self.leases.clear()
         self.pages = self.house.node.watch(Incarnation(0), 0)
         self.mirror = StoreMirror()
         self.known = 0
 
-    def run(self, work: Any) -> Any:
-        return self.runner.run(work)
+    def run(self, coroutine: Any) -> Any:
+        return self.runner.run(coroutine)
 
-    # -- what workers do ---------------------------------------------------------------------
+    # -- calls of workers --------------------------------------------------------------------
 
     @rule(first=NUMBERS, count=st.integers(1, 6), tenant=TENANTS, fault=st.booleans())
-    def take_in(self, first: int, count: int, tenant: bytes, fault: bool) -> None:
+    def put_blocks(self, first: int, count: int, tenant: bytes, fault: bool) -> None:
         self.put(first, count, tenant, fault)
 
     @rule(first=NUMBERS, count=st.integers(1, 6), max_blocks=st.integers(0, 6))
-    def lend(self, first: int, count: int, max_blocks: int) -> None:
+    def lease_blocks(self, first: int, count: int, max_blocks: int) -> None:
         self.lease(first, count, max_blocks)
 
     def put(self, first: int, count: int, tenant: bytes, fault: bool) -> None:
@@ -84,8 +85,8 @@ class StoreMachine(RuleBasedStateMachine):
         numbers = [number % NUM_BLOCKS for number in range(first, first + count)]
         before = [self.house.node._tiers.tier_of(KEYS[n]) is not Tier.NONE for n in numbers]
         leased = self.run(self.house.lease(*numbers, seconds=10.0, max_bytes=max_blocks * 64))
-        assert leased.num_held == (before.index(False) if False in before else count)
-        assert len(leased.blocks) <= min(leased.num_held, max_blocks)
+        assert leased.num_stored == (before.index(False) if False in before else count)
+        assert len(leased.blocks) <= min(leased.num_stored, max_blocks)
         assert [block.key for block in leased.blocks] == [
             KEYS[number] for number in numbers[: len(leased.blocks)]
         ]
@@ -94,27 +95,28 @@ class StoreMachine(RuleBasedStateMachine):
             self.read(leased)
 
     def read(self, leased: LeasedBlocks) -> None:
-        """As a worker does: what does not match its checksum is reported, the rest is right."""
+        """Read leased blocks as a worker does: report those that fail their checksum, and check the
+        bytes of the others."""
         for block in leased.blocks:
             start = block.offset_bytes
             data = bytes(self.house.arena.view[start : start + block.size_bytes])
             if xxhash.xxh3_64_intdigest(data) != block.checksum:
                 assert block.key in self.damaged
-                self.run(self.house.node.report([block.key]))
+                self.run(self.house.node.report_damaged([block.key]))
             else:
                 assert data == self.house.block(block.key[0])
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
     def read_late(self, data: st.DataObject) -> None:
-        """A lease protects what was lent as long as it lasts."""
+        """Read blocks of a lease again: it protects them as long as it lasts."""
         leased, until = self.leases[data.draw(st.sampled_from(sorted(self.leases)))]
         if until > self.clock.monotonic():
             self.read(leased)
 
     @rule(first=st.integers(0, 3), count=st.integers(1, 6))
     def serve(self, first: int, count: int) -> None:
-        """A prompt that others share is put and read."""
+        """Put and read the blocks of a popular prompt."""
         self.put(first, count, b"a", False)
         self.lease(first, count, 6)
 
@@ -126,13 +128,13 @@ class StoreMachine(RuleBasedStateMachine):
         del self.leases[lease_id]
 
     @rule(action=st.sampled_from(["pin", "make_room", "flush", "purge"]), number=NUMBERS)
-    def keep_house(self, action: str, number: int) -> None:
+    def manage(self, action: str, number: int) -> None:
         if action == "pin":
             self.pin(number)
         elif action == "make_room":
             self.make_room()
         elif action == "flush":
-            self.run(self.house.node.demotion.flush())
+            self.run(self.house.node.demoter.demote_all())
         else:
             self.purge(b"ab"[number % 2 : number % 2 + 1])
 
@@ -142,7 +144,7 @@ class StoreMachine(RuleBasedStateMachine):
         except Overloaded:
             return
 
-    # -- what time and the operator do --------------------------------------------------------
+    # -- time and the operator ----------------------------------------------------------------
 
     @rule(seconds=st.integers(1, 12))
     def wait(self, seconds: int) -> None:
@@ -150,74 +152,74 @@ class StoreMachine(RuleBasedStateMachine):
         self.house.node.sweep()
 
     def make_room(self) -> None:
-        for size in self.house.shelf.sizes():
-            self.run(self.house.node.demotion._make_room(size))
+        for size in self.house.dram.sizes():
+            self.run(self.house.node.demoter._free_slots(size))
 
     def purge(self, tenant: bytes) -> None:
         self.run(self.house.node.purge(BlockFilter(tenant=tenant)))
         assert self.house.node.list_blocks(BlockFilter(tenant=tenant), 0, 1)[1] == 0
 
-    # -- what goes wrong -----------------------------------------------------------------------
+    # -- faults --------------------------------------------------------------------------------
 
     @rule(
-        mishap=st.sampled_from(["dram", "disk", "death", "death after a flush"]),
+        fault=st.sampled_from(["dram", "disk", "restart", "restart after a flush"]),
         number=NUMBERS,
-        where=st.integers(0, 6 * 64 - 1),
+        offset=st.integers(0, 6 * 64 - 1),
     )
-    def go_wrong(self, mishap: str, number: int, where: int) -> None:
-        if mishap == "dram":
-            self.flip_in_dram(where)
-        elif mishap == "disk":
-            self.flip_on_disk(number, where % 64)
+    def inject(self, fault: str, number: int, offset: int) -> None:
+        if fault == "dram":
+            self.flip_in_dram(offset)
+        elif fault == "disk":
+            self.flip_on_disk(number, offset % 64)
         else:
-            self.die(mishap == "death after a flush")
+            self.restart(fault == "restart after a flush")
 
     def flip_in_dram(self, offset: int) -> None:
         if offset < self.room * 64:
             self.damaged.update(KEYS)
-            self.house.flip(offset)
+            self.house.flip_bit(offset)
 
-    def flip_on_disk(self, number: int, where: int) -> None:
+    def flip_on_disk(self, number: int, offset_in_block: int) -> None:
         assert self.house.disk is not None
         block = self.house.disk.get(KEYS[number])
         if block is None:
             return
-        offset = block.segment._offset(block.slot) + where
+        offset = block.segment._slot_offset(block.slot) + offset_in_block
         with block.segment.path.open("r+b") as file:
             file.seek(offset)
             byte = file.read(1)
             file.seek(offset)
             file.write(bytes([byte[0] ^ 1]))
 
-    def die(self, flushed: bool) -> None:
-        """What was sealed on the disk is there again, and nothing else."""
+    def restart(self, flushed: bool) -> None:
+        """Kill and restart the node: exactly the blocks sealed on the disk are there again."""
         house = self.house
         if flushed:
-            self.run(house.node.demotion.flush())
+            self.run(house.node.demoter.demote_all())
         assert house.disk is not None
         on_disk = {block.key for block in house.disk.blocks()}
         house.disk.close()
-        self.be_born()
+        self.start_node()
         assert self.house.disk is not None
         assert {block.key for block in self.house.disk.blocks()} == on_disk
 
-    # -- always ----------------------------------------------------------------------------------
+    # -- invariants ------------------------------------------------------------------------------
 
     @invariant()
-    def books_balance(self) -> None:
+    def has_integrity(self) -> None:
         if hasattr(self, "house"):
             assert self.house.node.stats().violation == ""
 
     @invariant()
-    def whoever_follows_knows(self) -> None:
+    def mirror_equals_the_node(self) -> None:
         if not hasattr(self, "house"):
             return
-        number = self.house.node.events.number
-        while self.known < number or not self.mirror._views:
+        number = self.house.node.events.last_number
+        while self.known < number or not self.mirror._contents:
             page = self.run(anext(self.pages))
             assert self.mirror.apply(self.house.holder.node, page)
             self.known = page.number
-        view = self.mirror._views[self.house.holder.node]
+        view = self.mirror._contents[self.house.holder.node]
         for key in KEYS:
             assert view.table.tier(key) == self.house.node._tiers.tier_of(key)
 

@@ -1,4 +1,4 @@
-"""A worker's store where there is none."""
+"""A worker's prefix store for clusters without store nodes."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,19 +10,19 @@ from baton.worker.prefix_fetch import PrefixFetch
 
 
 class NoStore:
-    async def find(self, spec: RequestSpec, keys: Sequence[BlockKey]) -> PrefixFetch:
+    async def find_prefix(self, spec: RequestSpec, keys: Sequence[BlockKey]) -> PrefixFetch:
         return PrefixFetch(spec.request_id)
 
-    async def extend(self, extension: PrefixFetch, num_cached: int) -> None:
+    async def fetch_prefix(self, extension: PrefixFetch, num_cached: int) -> None:
         raise AssertionError("nothing was found")
 
-    def follow(self, extension: PrefixFetch) -> None:
+    def start_split_fetch(self, extension: PrefixFetch) -> None:
         pass
 
-    def note_step(self, result: StepResult) -> None:
+    def record_step(self, result: StepResult) -> None:
         pass
 
-    async def hand_over(self) -> None:
+    async def publish_remaining(self) -> None:
         pass
 
     bytes_per_second: float | None = None

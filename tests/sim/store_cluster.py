@@ -1,5 +1,5 @@
-"""Workers and store nodes of one process: their production code over twins of the model, the
-transport and the network, with faults on demand."""
+"""Workers and store nodes in one process: their production code over in-memory fakes of the model,
+the transport and the network, with faults on demand."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -44,8 +44,8 @@ STEP_SECONDS = 0.01
 CLOCK = LoopClock()
 
 
-class LineEngine:
-    """An engine door without a thread: commands at once, a step every STEP_SECONDS."""
+class InlineEngineHandle:
+    """An ``EngineHandle`` without a thread; runs commands at once, one step per STEP_SECONDS."""
 
     def __init__(self, engine: Engine, on_step: Callable[[StepResult], None]) -> None:
         self._engine = engine
@@ -71,22 +71,23 @@ class LineEngine:
 
 
 @dataclass
-class Store:
-    """One life of a store node on ``folder``. Dead, every call of it fails; hung, none ends."""
+class SimStoreNode:
+    """One incarnation of a store node on ``folder``. Calls to a ``is_dead`` one fail; calls to a
+    ``is_hung`` one time out."""
 
     name: str
     generation: int
     fabric: MemoryFabric
     folder: Path | None
-    room: int
-    dead: bool = False
-    hung: bool = False
+    dram_blocks: int
+    is_dead: bool = False
+    is_hung: bool = False
     arena: HostMemory = field(init=False)
     disk: DiskTier | None = field(init=False)
     node: StoreNode = field(init=False)
 
     def __post_init__(self) -> None:
-        size = self.room * BLOCK_TOKENS * 8
+        size = self.dram_blocks * BLOCK_TOKENS * 8
         self.arena = HostMemory(self.name, size)
         transport = MemoryTransport(self.fabric, self.name, self.generation, CLOCK)
         transport.register(self.arena.region)
@@ -113,16 +114,16 @@ class Store:
         )
 
     def kill(self) -> None:
-        self.dead = True
+        self.is_dead = True
         self.fabric.kill(self.name)
         if self.disk is not None:
             self.disk.close()
 
 
-class StoreLink:
+class InMemoryStoreClient:
     """Implements :class:`baton.kv.cluster_store_client.StoreNodeClient` without a network."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: SimStoreNode) -> None:
         self._store = store
 
     async def open(self, transports: Sequence[str], host: str) -> Endpoint:
@@ -141,42 +142,42 @@ class StoreLink:
         await self._reach()
         self._store.node.release(lease_id)
 
-    async def report(self, keys: Sequence[BlockKey]) -> int:
+    async def report_damaged(self, keys: Sequence[BlockKey]) -> int:
         await self._reach()
-        return await self._answer(self._store.node.report(keys))
+        return await self._answer(self._store.node.report_damaged(keys))
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to close."""
 
     async def _reach(self, seconds: float = CALL_SECONDS) -> None:
         await asyncio.sleep(0)
-        if self._store.dead:
+        if self._store.is_dead:
             raise Unavailable(f"{self._store.name} is dead")
-        if self._store.hung:
+        if self._store.is_hung:
             await CLOCK.sleep(seconds)
             raise DeadlineExceeded(f"{self._store.name} is silent")
 
     async def _answer(self, call):  # type: ignore[no-untyped-def]
-        """A node that died meanwhile does not answer."""
-        answer = await call
-        if self._store.dead:
+        """Return the call's result, or raise Unavailable if the node died meanwhile."""
+        result = await call
+        if self._store.is_dead:
             raise Unavailable(f"{self._store.name} died")
-        return answer
+        return result
 
 
 @dataclass
 class Node:
-    """One worker that does whole requests."""
+    """One worker that serves requests alone, prefill and decode."""
 
     worker: Worker
     engine: Engine
-    line: LineEngine
+    engine_handle: InlineEngineHandle
     store: ClusterPrefixStore
 
-    async def answer(self, spec: RequestSpec) -> list[RequestOutput]:
-        await asyncio.sleep(0)  # it may have been added just now
+    async def generate(self, spec: RequestSpec) -> list[RequestOutput]:
+        await asyncio.sleep(0)  # the worker may have been added just now
         stream = self.worker.open_stream()
-        stream.submit(spec, Task.WHOLE, None)
+        stream.submit(spec, Task.PREFILL_AND_DECODE, None)
         outputs = await collect(stream, is_finished)
         stream.close()
         return outputs
@@ -189,24 +190,26 @@ class StoreCluster:
     registry: MemoryRegistry
     membership: Membership
     tasks: asyncio.TaskGroup
-    stores: dict[str, Store] = field(default_factory=dict)
+    stores: dict[str, SimStoreNode] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     background: dict[str, list["asyncio.Task[None]"]] = field(default_factory=dict)
 
-    async def start_store(self, name: str, folder: Path | None = None, room: int = 32) -> Store:
-        """A first life, or the next one."""
+    async def start_store(
+        self, name: str, folder: Path | None = None, dram_blocks: int = 32
+    ) -> SimStoreNode:
+        """Start a store node, or its next incarnation."""
         last = self.stores.get(name)
         generation = last.generation + 1 if last else 1
-        store = self.stores[name] = Store(name, generation, self.fabric, folder, room)
+        store = self.stores[name] = SimStoreNode(name, generation, self.fabric, folder, dram_blocks)
         publisher = IndexPublisher(store.holder, store.node, self.index, CLOCK)
-        works = [publisher.run(), store.node.demotion.run()]
-        self.background[name] = [self.tasks.create_task(work) for work in works]
+        coroutines = [publisher.run(), store.node.demoter.run()]
+        self.background[name] = [self.tasks.create_task(each) for each in coroutines]
         await self.registry.announce(store.member, 1e9)
         await self.membership.refresh()
         return store
 
     def kill_store(self, name: str) -> None:
-        """As SIGKILL does: at once, and the registry finds out later."""
+        """Kill a node like SIGKILL: at once, while the registry learns it later."""
         for task in self.background.pop(name, []):
             task.cancel()
         self.stores[name].kill()
@@ -228,23 +231,23 @@ class StoreCluster:
         memory.register(runner.shared.region)
         transports: dict[str, Transport] = {"memory": memory}  # type: ignore[dict-item]
         layout = KvLayout("fake", runner.block_size_bytes, CHECKSUM_XXH3, runner.checksums)  # type: ignore[arg-type]
-        line = LineEngine(engine, lambda result: worker.on_step(result))
+        engine_handle = InlineEngineHandle(engine, lambda result: worker.on_step(result))
         client = ClusterStoreClient(
             self.membership, self.index, transports, self._link, "here", CLOCK, CALL_SECONDS
         )
         store = ClusterPrefixStore(
-            line,
+            engine_handle,
             client,
-            StorePublisher(line, client, layout, DIGEST[:16]),
+            StorePublisher(engine_handle, client, layout, DIGEST[:16]),
             layout,
             BLOCK_TOKENS,
-            config.chunk_limit,
+            config.max_chunk_tokens,
             CLOCK,
             CALL_SECONDS,
             prefer,
         )
         intake = KvImporter(
-            line,
+            engine_handle,
             MemoryKvTransferClient(),
             transports,
             layout,
@@ -254,39 +257,39 @@ class StoreCluster:
             KvImportTimeouts(),
         )
         worker = Worker(
-            WorkerId(name), Incarnation(1), WorkerConfig(), line, intake, store, layout, transports,
-            engine.keys, DIGEST.hex(), "here", CLOCK,
+            WorkerId(name), Incarnation(1), WorkerConfig(), engine_handle, intake, store, layout,
+            transports, engine.key_hasher, DIGEST.hex(), "here", CLOCK,
         )  # fmt: skip
-        for work in (line.run(), store.run(), worker.run()):
-            self.tasks.create_task(work)
-        node = Node(worker, engine, line, store)
+        for coroutine in (engine_handle.run(), store.run(), worker.run()):
+            self.tasks.create_task(coroutine)
+        node = Node(worker, engine, engine_handle, store)
         self.nodes.append(node)
         return node
 
-    async def settle(self, seconds: float = 1.0) -> None:
-        """Lets everything in the background come to rest."""
+    async def run_for(self, seconds: float = 1.0) -> None:
+        """Give all background tasks time to finish."""
         await CLOCK.sleep(seconds)
 
-    def check(self) -> None:
-        """All books balance, nothing is held by anybody."""
+    def check_integrity(self) -> None:
+        """Check integrity everywhere, and that no block is pinned or leased."""
         for node in self.nodes:
             node.engine.check_integrity()
             counts = node.engine.stats().pool
             assert not (counts.referenced or counts.filling or counts.quarantined), counts
-            assert node.worker.idle
+            assert node.worker.is_idle
         for store in self.stores.values():
-            if not store.dead:
+            if not store.is_dead:
                 assert not store.node.stats().violation
 
-    def _link(self, member: Member) -> StoreLink:
+    def _link(self, member: Member) -> InMemoryStoreClient:
         store = self.stores[member.id]
         if store.generation != member.generation:
-            raise Unavailable(f"{member.id} is another one now")
-        return StoreLink(store)
+            raise Unavailable(f"{member.id} is another incarnation now")
+        return InMemoryStoreClient(store)
 
 
-class _Enough(Exception):
-    """Ends the cluster's background."""
+class _TestEnded(Exception):
+    """Ends the cluster's background tasks."""
 
 
 @asynccontextmanager
@@ -298,10 +301,10 @@ async def store_cluster() -> AsyncIterator[StoreCluster]:
             cluster = StoreCluster(MemoryFabric(), MemoryKvIndex(), registry, membership, tasks)
             yield cluster
             for store in cluster.stores.values():
-                if not store.dead:
+                if not store.is_dead:
                     store.kill()
-            raise _Enough
-    except* _Enough:
+            raise _TestEnded
+    except* _TestEnded:
         pass
 
 

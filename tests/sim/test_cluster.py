@@ -1,9 +1,9 @@
-"""A thousand seeded storms over a whole cluster: no request fails, no token is lost, repeated or
-changed, and nothing is left behind. And planted bugs, each of which must be found.
+"""A thousand seeded fault schedules over a whole cluster: no request fails, no token is lost,
+repeated or changed, and no resource leaks. Then planted bugs, each of which must be found.
 
     make sim SEED=17 VERBOSE=1
 
-replays one storm with a line per event.
+replays one run with a line per event.
 """
 
 import os
@@ -13,16 +13,16 @@ import sys
 import pytest
 
 from tests.sim.whole.bugs import BUGS, planted
-from tests.sim.whole.run import run_seed, simulated
+from tests.sim.whole.run import run_seed, simulation_environment
 
 NUM_RUNS = 1000
 BATCHES = 20
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_no_storm_breaks_a_promise(batch: int) -> None:
+def test_no_fault_schedule_breaks_a_guarantee(batch: int) -> None:
     share = NUM_RUNS // BATCHES
-    with simulated():
+    with simulation_environment():
         for seed in range(batch * share, (batch + 1) * share):
             outcome = run_seed(seed)
             assert not outcome.failure, f"seed {seed}: {outcome.failure}"
@@ -30,7 +30,7 @@ def test_no_storm_breaks_a_promise(batch: int) -> None:
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found(bug: str) -> None:
-    with simulated(), planted(bug):
+    with simulation_environment(), planted(bug):
         for seed in range(NUM_RUNS):
             outcome = run_seed(seed)
             if outcome.failure:
@@ -40,13 +40,13 @@ def test_a_planted_bug_is_found(bug: str) -> None:
 
 
 def test_a_seed_replays_its_run_in_any_process() -> None:
-    """Sets have another order in each process; runs must not."""
+    """Sets iterate in a different order in each process; runs must not depend on it."""
     script = (
-        "from tests.sim.whole.run import run_seed, simulated\n"
-        "with simulated():\n"
+        "from tests.sim.whole.run import run_seed, simulation_environment\n"
+        "with simulation_environment():\n"
         "    print([(o.events, o.num_callbacks) for o in map(run_seed, range(20, 30))])\n"
     )
-    told = {
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", script],
             env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": "."},
@@ -55,4 +55,4 @@ def test_a_seed_replays_its_run_in_any_process() -> None:
         ).stdout
         for hash_seed in ("1", "2")
     }
-    assert len(told) == 1
+    assert len(outputs) == 1

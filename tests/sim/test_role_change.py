@@ -1,4 +1,4 @@
-"""Workers that change their role: what runs goes on, what they know stays."""
+"""Workers that change their role: running requests continue, and the prefix cache is kept."""
 
 from dataclasses import replace
 
@@ -21,7 +21,8 @@ from tests.sim.worker_cluster import (
 PROMPT = list(range(1, 41))
 
 
-async def over_both(prefill: Node, decode: Node, name: str) -> list[RequestOutput]:
+async def run_over_both(prefill: Node, decode: Node, name: str) -> list[RequestOutput]:
+    """Run one request over both workers and check its tokens; return its outputs."""
     spec = request(name, PROMPT, 12)
     first, rest = prefill.worker.open_stream(), decode.worker.open_stream()
     first.submit(spec, Task.PREFILL, None)
@@ -38,54 +39,54 @@ async def swap(running: Cluster) -> None:
     await running.prefill.wait_until_ready()
 
 
-async def test_both_change_and_know_what_they_knew() -> None:
+async def test_workers_that_swap_roles_keep_their_prefix_cache() -> None:
     async with cluster() as running:
         prefill, decode = running.prefill, running.decode
-        before = await over_both(prefill, decode, "a")
+        before = await run_over_both(prefill, decode, "a")
         await swap(running)
         assert (prefill.worker.role, decode.worker.role) == (Role.DECODE, Role.PREFILL)
-        after = await over_both(decode, prefill, "b")
+        after = await run_over_both(decode, prefill, "b")
         await prefill.wait_until_free()
         await decode.wait_until_free()
-    # All whole blocks of the prompt but the last, whose last token is computed.
+    # All full blocks of the prompt except the last one, whose last token is always computed.
     assert (before[0].cached_tokens, after[0].cached_tokens) == (0, 36)
 
 
-async def test_a_running_answer_goes_on_elsewhere_and_then_the_role_changes() -> None:
+async def test_a_role_change_migrates_running_requests_first() -> None:
     spec = request("r", PROMPT, 150)
-    async with cluster(config=WorkerConfig(finish_seconds=0.0)) as running:
-        source, heir = running.decode, running.prefill
+    async with cluster(config=WorkerConfig(drain_grace_seconds=0.0)) as running:
+        source, target = running.decode, running.prefill
         gate = source.runner.close_after(8)
-        stream, other = source.worker.open_stream(), heir.worker.open_stream()
-        stream.submit(spec, Task.WHOLE, None)
+        stream, other = source.worker.open_stream(), target.worker.open_stream()
+        stream.submit(spec, Task.PREFILL_AND_DECODE, None)
         outputs = await collect(stream, lambda outputs: len(outputs) >= 2)
         source.worker.convert(Role.PREFILL)
         late = source.worker.open_stream()
-        late.submit(request("late", PROMPT, 8), Task.WHOLE, None)
-        assert (await collect(late, bool))[0].finish_reason is FinishReason.TURNED_AWAY
+        late.submit(request("late", PROMPT, 8), Task.PREFILL_AND_DECODE, None)
+        assert (await collect(late, bool))[0].finish_reason is FinishReason.REROUTED
         await gate.open_slowly(stream, outputs)
-        assert outputs.pop().finish_reason is FinishReason.MOVED
-        # What is held for its reader is not left behind.
+        assert outputs.pop().finish_reason is FinishReason.MIGRATED
+        # The role does not change while KV is still exported for the target.
         assert (source.worker.role, source.worker.state) == (Role.DECODE, WorkerState.DRAINING)
-        known = tokens_of(outputs)
-        going_on = replace(spec, epoch=Epoch(2), token_ids=spec.token_ids + known[:-1])
-        other.submit(going_on, Task.DECODE, source.ref)
+        generated = tokens_of(outputs)
+        continued = replace(spec, epoch=Epoch(2), token_ids=spec.token_ids + generated[:-1])
+        other.submit(continued, Task.DECODE, source.ref)
         rest = await collect(other, is_finished)
         await source.wait_until_ready()
         assert source.worker.role is Role.PREFILL
         await source.wait_until_free()
-        await heir.wait_until_free()
-        await over_both(source, heir, "next")
+        await target.wait_until_free()
+        await run_over_both(source, target, "next")
     assert tokens_of([*outputs, *rest]) == reference_answer(spec)[0]
 
 
-async def test_one_that_is_called_back_goes_on_with_what_it_has() -> None:
+async def test_a_revoked_role_change_keeps_running_requests() -> None:
     spec = request("r", PROMPT, 20)
     async with cluster() as running:
         node = running.decode
         gate = node.runner.close_after(6)
         stream = node.worker.open_stream()
-        stream.submit(spec, Task.WHOLE, None)
+        stream.submit(spec, Task.PREFILL_AND_DECODE, None)
         outputs = await collect(stream, bool)
         node.worker.convert(Role.PREFILL)
         node.worker.convert(Role.DECODE)

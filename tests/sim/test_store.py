@@ -1,5 +1,5 @@
-"""Prefixes between workers by way of the store: the same tokens as alone, whatever is cached, and
-however the store behaves."""
+"""Workers that share prefixes through the store: the tokens are the same as without it, whatever is
+cached and however the store fails."""
 
 import asyncio
 from dataclasses import replace
@@ -17,239 +17,242 @@ from tests.sim.virtual_time import simulate
 from tests.sim.worker_cluster import request, tokens_of
 
 
-async def ask(node: Node, spec: RequestSpec) -> dict[str, int]:
-    """Answers as if alone; where its cached tokens came from."""
-    outputs = await node.answer(spec)
+async def generate(node: Node, spec: RequestSpec) -> dict[str, int]:
+    """Run a request and check its tokens; return the number of cached tokens by tier."""
+    outputs = await node.generate(spec)
     assert tokens_of(outputs) == reference_answer(spec)[0]
-    return tiers(outputs[0])
+    return cached_by_tier(outputs[0])
 
 
-def tiers(first: RequestOutput) -> dict[str, int]:
-    told = {tier: int(first.details[f"cached_{tier}"]) for tier in ("device", "dram", "disk")}
-    assert sum(told.values()) == first.cached_tokens
-    return {tier: count for tier, count in told.items() if count}
+def cached_by_tier(first: RequestOutput) -> dict[str, int]:
+    counts = {tier: int(first.details[f"cached_{tier}"]) for tier in ("device", "dram", "disk")}
+    assert sum(counts.values()) == first.cached_tokens
+    return {tier: count for tier, count in counts.items() if count}
 
 
-def test_a_prompt_and_its_answer_are_found_by_another_worker() -> None:
+def test_another_worker_finds_a_prompt_and_its_answer_in_the_store() -> None:
     async def main() -> None:
         async with store_cluster() as cluster:
             await cluster.start_store("s")
             one, two = cluster.add_worker("one"), cluster.add_worker("two")
             first = request("a", tokens(1, 30), 20)
-            assert await ask(one, first) == {}
-            await cluster.settle()
+            assert await generate(one, first) == {}
+            await cluster.run_for()
             answer = reference_answer(first)[0]
             # 30 tokens and 19 of the answer were computed: 12 full blocks of 4.
             second = request("b", [*tokens(1, 30), *answer, *tokens(9, 9)], 5)
-            assert await ask(two, second) == {"dram": 48}
-            assert await ask(two, second) | {} == {"device": 56}
-            await cluster.settle()
-            cluster.check()
+            assert await generate(two, second) == {"dram": 48}
+            assert await generate(two, second) | {} == {"device": 56}
+            await cluster.run_for()
+            cluster.check_integrity()
 
     simulate(main())
 
 
-def test_who_leaves_hands_over_what_only_it_holds() -> None:
-    """There was no store when it was computed, and what the store had it lost with its life."""
+def test_a_draining_worker_stores_the_blocks_that_only_it_has() -> None:
+    """One request's blocks were computed before there was a store; the other's were lost with the
+    store that died. The worker stores both in the new store before it counts as drained."""
 
     async def main() -> None:
         async with store_cluster() as cluster:
             one = cluster.add_worker("one")
             early, late = request("a", tokens(1, 40), 4), request("b", tokens(60, 40), 4)
-            await ask(one, early)
-            await cluster.settle()
+            await generate(one, early)
+            await cluster.run_for()
             await cluster.start_store("s")
-            await ask(one, late)
-            await cluster.settle()
+            await generate(one, late)
+            await cluster.run_for()
             cluster.kill_store("s")
             store = await cluster.start_store("s")
             assert store.node.stats().num_blocks == 0
-            one.worker.start_drain(for_good=False)
-            assert not one.worker.drained
-            await cluster.settle(11.0)  # a store that failed is left alone for a while
-            assert one.worker.drained
+            one.worker.start_drain(permanent=False)
+            assert not one.worker.is_drained
+            await cluster.run_for(11.0)  # the worker avoids a store that failed for a while
+            assert one.worker.is_drained
             assert store.node.stats().num_blocks == 20
             two = cluster.add_worker("two")
-            assert await ask(two, early) == {"dram": 36}
-            assert await ask(two, late) == {"dram": 36}
-            cluster.check()
+            assert await generate(two, early) == {"dram": 36}
+            assert await generate(two, late) == {"dram": 36}
+            cluster.check_integrity()
 
     simulate(main())
 
 
-def test_who_leaves_and_finds_no_store_leaves_all_the_same() -> None:
+def test_a_draining_worker_leaves_even_without_a_store() -> None:
     async def main() -> None:
         async with store_cluster() as cluster:
             one = cluster.add_worker("one")
-            await ask(one, request("a", tokens(1, 40), 4))
+            await generate(one, request("a", tokens(1, 40), 4))
             one.worker.start_drain()
-            await cluster.settle()
-            assert one.worker.drained
+            await cluster.run_for()
+            assert one.worker.is_drained
 
     simulate(main())
 
 
-def test_who_stays_after_all_hands_over_once_more_when_it_leaves() -> None:
+def test_a_worker_whose_drain_was_revoked_stores_its_blocks_when_it_leaves_later() -> None:
     async def main() -> None:
         async with store_cluster() as cluster:
             one = cluster.add_worker("one")
-            await cluster.settle()
-            one.worker.start_drain(for_good=False)
-            await cluster.settle()
+            await cluster.run_for()
+            one.worker.start_drain(permanent=False)
+            await cluster.run_for()
             one.worker.convert(one.worker.role)
-            assert not one.worker.drained
-            store = await cluster.start_store("s", room=1)  # too small to keep what it is offered
-            await ask(one, request("a", tokens(1, 40), 4))
-            await cluster.settle()
+            assert not one.worker.is_drained
+            store = await cluster.start_store(
+                "s", dram_blocks=1
+            )  # too small to keep what it is offered
+            await generate(one, request("a", tokens(1, 40), 4))
+            await cluster.run_for()
             cluster.kill_store("s")
             store = await cluster.start_store("s")
             one.worker.start_drain()
-            await cluster.settle(11.0)
-            assert one.worker.drained and store.node.stats().num_blocks == 10
+            await cluster.run_for(11.0)
+            assert one.worker.is_drained and store.node.stats().num_blocks == 10
 
     simulate(main())
 
 
-def test_a_worker_reborn_starts_warm_and_a_store_from_its_disk(tmp_path: Path) -> None:
+def test_a_new_worker_starts_warm_and_a_restarted_store_reads_its_disk(tmp_path: Path) -> None:
     async def main() -> None:
         async with store_cluster() as cluster:
             store = await cluster.start_store("s", tmp_path)
             spec = request("a", tokens(1, 60), 4)
-            await ask(cluster.add_worker("one"), spec)
-            await cluster.settle()
-            assert await ask(cluster.add_worker("two"), spec) == {"dram": 56}
-            assert await store.node.demotion.flush() == 15
+            await generate(cluster.add_worker("one"), spec)
+            await cluster.run_for()
+            assert await generate(cluster.add_worker("two"), spec) == {"dram": 56}
+            assert await store.node.demoter.demote_all() == 15
             cluster.kill_store("s")
             await cluster.start_store("s", tmp_path)
-            assert await ask(cluster.add_worker("three"), spec) == {"disk": 56}
-            await cluster.settle()
-            cluster.check()
+            assert await generate(cluster.add_worker("three"), spec) == {"disk": 56}
+            await cluster.run_for()
+            cluster.check_integrity()
 
     simulate(main())
 
 
-@pytest.mark.parametrize("way", [ReloadMode.FETCH, ReloadMode.SPLIT, ReloadMode.RECOMPUTE])
+@pytest.mark.parametrize("mode", [ReloadMode.FETCH, ReloadMode.SPLIT, ReloadMode.RECOMPUTE])
 @pytest.mark.parametrize("stored", [4, 8, 16, 40, 100, 200])
-def test_every_way_gives_the_same_tokens(way: ReloadMode, stored: int) -> None:
+def test_every_reload_mode_gives_the_same_tokens(mode: ReloadMode, stored: int) -> None:
     async def main() -> None:
         async with store_cluster() as cluster:
-            await cluster.start_store("s", room=64)
-            await ask(cluster.add_worker("one"), request("a", tokens(1, stored), 1))
-            await cluster.settle()
-            two = cluster.add_worker("two", prefer=way)
+            await cluster.start_store("s", dram_blocks=64)
+            await generate(cluster.add_worker("one"), request("a", tokens(1, stored), 1))
+            await cluster.run_for()
+            two = cluster.add_worker("two", prefer=mode)
             spec = request("b", [*tokens(1, stored), *tokens(3, 21)], 6)
-            told = await ask(two, spec)
-            if way is ReloadMode.FETCH:
-                assert told == {"dram": stored}
-            elif way is ReloadMode.RECOMPUTE:
-                assert told == {}
+            cached = await generate(two, spec)
+            if mode is ReloadMode.FETCH:
+                assert cached == {"dram": stored}
+            elif mode is ReloadMode.RECOMPUTE:
+                assert cached == {}
             elif stored >= 40:
-                # Computed from the front, fetched from the back, until they met.
-                assert 0 < told["dram"] < stored
-            await cluster.settle()
-            cluster.check()
+                # Computed from the front, fetched from the back, until the two met.
+                assert 0 < cached["dram"] < stored
+            await cluster.run_for()
+            cluster.check_integrity()
 
     simulate(main())
 
 
-def test_two_requests_with_one_prompt_share_what_either_computes() -> None:
+def test_concurrent_requests_with_one_prompt_share_computed_blocks() -> None:
     async def main() -> None:
         async with store_cluster() as cluster:
             node = cluster.add_worker("one")
             specs = [request(f"r{n}", [*tokens(1, 100), n], 8, seed=n) for n in range(4)]
-            answers = await asyncio.gather(*(node.answer(spec) for spec in specs))
+            answers = await asyncio.gather(*(node.generate(spec) for spec in specs))
             cached = [outputs[0].cached_tokens for outputs in answers]
             for spec, outputs in zip(specs, answers, strict=True):
                 assert tokens_of(outputs) == reference_answer(spec)[0]
-            assert sum(100 - count for count in cached) < 150, cached  # alone: 400
-            cluster.check()
+            assert sum(100 - count for count in cached) < 150, cached  # without the store: 400
+            cluster.check_integrity()
 
     simulate(main())
 
 
-def test_tenants_share_nothing() -> None:
+def test_tenants_share_no_blocks() -> None:
     async def main() -> None:
         async with store_cluster() as cluster:
             await cluster.start_store("s")
             one, two = cluster.add_worker("one"), cluster.add_worker("two")
             mine = request("a", tokens(1, 40), 4)
-            await ask(one, mine)
-            await cluster.settle()
+            await generate(one, mine)
+            await cluster.run_for()
             other = replace(mine, tenant_salt=b"other")
-            assert await ask(two, other) == {}
-            assert await ask(two, replace(mine, request_id=other.request_id)) == {"dram": 36}
+            assert await generate(two, other) == {}
+            assert await generate(two, replace(mine, request_id=other.request_id)) == {"dram": 36}
 
     simulate(main())
 
 
 @pytest.mark.parametrize("fault", ["lost", "corrupt"])
-def test_what_does_not_arrive_is_computed(fault: str) -> None:
+def test_blocks_that_do_not_arrive_are_computed(fault: str) -> None:
     async def main() -> None:
         async with store_cluster() as cluster:
             store = await cluster.start_store("s")
             spec = request("a", tokens(1, 40), 4)
-            await ask(cluster.add_worker("one"), spec)
-            await cluster.settle()
+            await generate(cluster.add_worker("one"), spec)
+            await cluster.run_for()
             cluster.fabric.fault = lambda endpoint, span: fault if endpoint.owner == "s" else ""
             two = cluster.add_worker("two")
-            assert await ask(two, spec) == {}
+            assert await generate(two, spec) == {}
             cluster.fabric.fault = None
-            await cluster.settle(5.0)
-            assert store.node.stats().checksum_failures == 0  # its own copies are sound
-            assert await ask(cluster.add_worker("three"), spec) == {"dram": 36}
-            cluster.check()
+            await cluster.run_for(5.0)
+            assert store.node.stats().checksum_failures == 0  # the store's copies are intact
+            assert await generate(cluster.add_worker("three"), spec) == {"dram": 36}
+            cluster.check_integrity()
 
     simulate(main())
 
 
-def test_a_bit_flipped_in_dram_is_never_served_and_mended() -> None:
+def test_a_block_corrupted_in_dram_is_never_served_and_is_replaced() -> None:
     async def main() -> None:
         async with store_cluster() as cluster:
             store = await cluster.start_store("s")
             spec = request("a", tokens(1, 40), 4)
-            await ask(cluster.add_worker("one"), spec)
-            await cluster.settle()
+            await generate(cluster.add_worker("one"), spec)
+            await cluster.run_for()
             store.arena.view[4 * 32 + 5] ^= 1  # the fifth block
-            assert await ask(cluster.add_worker("two"), spec) == {"dram": 16}
-            await cluster.settle()
+            assert await generate(cluster.add_worker("two"), spec) == {"dram": 16}
+            await cluster.run_for()
             assert store.node.stats().checksum_failures == 1
-            # The second worker has put what was missing.
-            assert await ask(cluster.add_worker("three"), spec) == {"dram": 36}
+            # The second worker has put the missing blocks.
+            assert await generate(cluster.add_worker("three"), spec) == {"dram": 36}
 
     simulate(main())
 
 
-def test_a_silent_store_costs_one_call_and_then_nothing() -> None:
+def test_a_silent_store_costs_one_timeout_and_then_nothing() -> None:
     async def main() -> None:
         async with store_cluster() as cluster:
             store = await cluster.start_store("s")
             node = cluster.add_worker("one")
-            store.hung = True
+            store.is_hung = True
             waited = []
             for number in range(4):
                 spec = request(f"r{number}", tokens(number, 20), 1)
-                began = CLOCK.monotonic()
-                assert await ask(node, spec) == {}
-                waited.append(CLOCK.monotonic() - began)
+                began_at = CLOCK.monotonic()
+                assert await generate(node, spec) == {}
+                waited.append(CLOCK.monotonic() - began_at)
             steps = 0.03 + 1e-6
             assert waited[0] <= CALL_SECONDS + steps
             assert all(seconds <= steps for seconds in waited[1:]), waited
-            store.hung = False
-            await cluster.settle(60.0)
-            await ask(node, request("x", tokens(50, 20), 1))
-            await cluster.settle()
+            store.is_hung = False
+            await cluster.run_for(60.0)
+            await generate(node, request("x", tokens(50, 20), 1))
+            await cluster.run_for()
             assert store.node.stats().num_blocks == 5
 
     simulate(main())
 
 
-def test_a_store_killed_while_it_is_read() -> None:
+def test_a_store_killed_during_a_read_delays_the_request_only_briefly() -> None:
     async def main() -> None:
         async with store_cluster() as cluster:
             await cluster.start_store("s")
             spec = request("a", tokens(1, 100), 4)
-            await ask(cluster.add_worker("one"), spec)
-            await cluster.settle()
+            await generate(cluster.add_worker("one"), spec)
+            await cluster.run_for()
 
             def die(endpoint: Endpoint, span: TransferRange) -> str:
                 cluster.fabric.fault = None
@@ -258,10 +261,10 @@ def test_a_store_killed_while_it_is_read() -> None:
 
             cluster.fabric.fault = die
             two = cluster.add_worker("two")
-            began = CLOCK.monotonic()
-            assert await ask(two, spec) == {}
-            assert CLOCK.monotonic() - began < CALL_SECONDS + 0.2
-            await cluster.settle()
-            cluster.check()
+            began_at = CLOCK.monotonic()
+            assert await generate(two, spec) == {}
+            assert CLOCK.monotonic() - began_at < CALL_SECONDS + 0.2
+            await cluster.run_for()
+            cluster.check_integrity()
 
     simulate(main())

@@ -1,8 +1,8 @@
-"""A thousand seeded schedules of requests and faults: not one wrong token, nothing left behind.
+"""A thousand seeded schedules of requests and store faults: no wrong token, no leaked resource.
 
     FAULT_SEED=17 python -m pytest tests/sim/test_store_campaign.py -k replay
 
-replays one of them with a line per event.
+replays one schedule with a line per event.
 """
 
 import os
@@ -19,7 +19,7 @@ from baton.errors import Unavailable
 from baton.transport.base import TransferRange
 from baton.worker.reload_policy import ReloadMode
 from kvstore.segment import BlockRecord, Segment
-from tests.sim.store_cluster import CLOCK, Node, Store, StoreCluster, store_cluster, tokens
+from tests.sim.store_cluster import CLOCK, Node, SimStoreNode, StoreCluster, store_cluster, tokens
 from tests.sim.virtual_time import simulate
 from tests.sim.worker_cluster import request, tokens_of
 
@@ -29,7 +29,7 @@ NUM_REQUESTS = 8
 
 
 class Schedule:
-    """Everything that happens, from one seed."""
+    """The requests and faults of one run, drawn from one seed."""
 
     def __init__(self, seed: int, folder: Path, verbose: bool = False) -> None:
         self.chance = np.random.default_rng(seed)
@@ -42,7 +42,7 @@ class Schedule:
     def draw(self, *options: str) -> str:
         return options[int(self.chance.integers(len(options)))]
 
-    def tell(self, event: str) -> None:
+    def log(self, event: str) -> None:
         if self.verbose:
             print(f"{CLOCK.monotonic():8.3f} {event}")
 
@@ -51,39 +51,40 @@ class Schedule:
             cluster.fabric.fault = self.fault
             for number in range(1 + int(self.chance.integers(2))):
                 await self.start(cluster, f"s{number}")
-            ways = (None, ReloadMode.FETCH, ReloadMode.SPLIT)
+            modes = (None, ReloadMode.FETCH, ReloadMode.SPLIT)
             for name in ("one", "two"):
-                way = ways[int(self.chance.integers(3))]
-                cluster.add_worker(name, num_blocks=40 + int(self.chance.integers(40)), prefer=way)
-            harm = cluster.tasks.create_task(self.do_harm(cluster))
-            asking = [
-                cluster.tasks.create_task(self.ask(cluster, number))
+                mode = modes[int(self.chance.integers(3))]
+                cluster.add_worker(name, num_blocks=40 + int(self.chance.integers(40)), prefer=mode)
+            faults = cluster.tasks.create_task(self.inject_faults(cluster))
+            requests = [
+                cluster.tasks.create_task(self.send_request(cluster, number))
                 for number in range(NUM_REQUESTS)
             ]
-            for task in asking:
+            for task in requests:
                 await task
-            harm.cancel()
-            await self.calm_down(cluster)
-            cluster.check()
+            faults.cancel()
+            await self.end_faults(cluster)
+            cluster.check_integrity()
 
     async def start(self, cluster: StoreCluster, name: str) -> None:
         room = 8 + int(self.chance.integers(40))
         await cluster.start_store(name, self.folder / name, room)
 
-    async def ask(self, cluster: StoreCluster, number: int) -> None:
-        """Requests come over a few seconds; of the same family they share their beginning."""
+    async def send_request(self, cluster: StoreCluster, number: int) -> None:
+        """Send a request within four seconds and check its tokens."""
         await CLOCK.sleep(float(self.chance.uniform(0, 4)))
         spec = self.spec(number)
         node: Node = cluster.nodes[int(self.chance.integers(2))]
-        self.tell(f"asks r{number}: {len(spec.token_ids)} tokens")
-        began = CLOCK.monotonic()
-        outputs = await node.answer(spec)
+        self.log(f"request r{number}: {len(spec.token_ids)} tokens")
+        began_at = CLOCK.monotonic()
+        outputs = await node.generate(spec)
         expected = reference_answer(spec)[0]
-        self.tell(f"has r{number}: {outputs[0].details}")
+        self.log(f"response r{number}: {outputs[0].details}")
         assert tokens_of(outputs) == expected, f"r{number} of {spec.token_ids}"
-        assert CLOCK.monotonic() - began < 20.0
+        assert CLOCK.monotonic() - began_at < 20.0
 
     def spec(self, number: int) -> RequestSpec:
+        """Return a request; requests of one family share the beginning of their prompt."""
         family = int(self.chance.integers(3))
         shared = 4 * int(self.chance.integers(1, 25))
         own = tokens(50 + number, int(self.chance.integers(1, 30)))
@@ -96,34 +97,34 @@ class Schedule:
             return ""
         return self.reads
 
-    async def do_harm(self, cluster: StoreCluster) -> None:
+    async def inject_faults(self, cluster: StoreCluster) -> None:
         while True:
             await CLOCK.sleep(float(self.chance.uniform(0.05, 1.0)))
             name = self.draw(*cluster.stores)
-            what = self.draw("kill", "kill", "hang", "reads", "dram", "disk", "full", "index")
-            self.tell(f"{what} {name}")
-            await self.harm(cluster, what, cluster.stores[name])
+            kind = self.draw("kill", "kill", "hang", "reads", "dram", "disk", "full", "index")
+            self.log(f"{kind} {name}")
+            await self.inject(cluster, kind, cluster.stores[name])
 
-    async def harm(self, cluster: StoreCluster, what: str, store: Store) -> None:
-        if what == "kill":
-            if not store.dead:
+    async def inject(self, cluster: StoreCluster, kind: str, store: SimStoreNode) -> None:
+        if kind == "kill":
+            if not store.is_dead:
                 cluster.kill_store(store.name)
             if self.chance.random() < 0.7:
                 await self.start(cluster, store.name)
-        elif what == "hang":
-            store.hung = not store.hung
-        elif what == "reads":
+        elif kind == "hang":
+            store.is_hung = not store.is_hung
+        elif kind == "reads":
             self.reads = self.draw("sound", "lost", "corrupt")
-        elif what == "dram":
+        elif kind == "dram":
             store.arena.view[int(self.chance.integers(len(store.arena.view)))] ^= 1
-        elif what == "disk":
+        elif kind == "disk":
             self.damage_disk(store)
-        elif what == "full":
+        elif kind == "full":
             self.disk_fails = not self.disk_fails
         else:
-            cluster.index.reachable = not cluster.index.reachable
+            cluster.index.is_reachable = not cluster.index.is_reachable
 
-    def damage_disk(self, store: Store) -> None:
+    def damage_disk(self, store: SimStoreNode) -> None:
         files = sorted((self.folder / store.name).glob("segment-*.kv"))
         if not files:
             return
@@ -143,11 +144,11 @@ class Schedule:
             raise Unavailable("no space left on device")
         WRITE(segment, slot, record, data)
 
-    async def calm_down(self, cluster: StoreCluster) -> None:
-        self.reads, self.disk_fails, cluster.index.reachable = "sound", False, True
+    async def end_faults(self, cluster: StoreCluster) -> None:
+        self.reads, self.disk_fails, cluster.index.is_reachable = "sound", False, True
         for store in cluster.stores.values():
-            store.hung = False
-        await cluster.settle(120.0)
+            store.is_hung = False
+        await cluster.run_for(120.0)
 
 
 WRITE = Segment.write
@@ -171,6 +172,6 @@ def test_no_schedule_serves_a_wrong_block(batch: int, monkeypatch: pytest.Monkey
         run_seed(seed, monkeypatch)
 
 
-@pytest.mark.skipif("FAULT_SEED" not in os.environ, reason="names no seed")
+@pytest.mark.skipif("FAULT_SEED" not in os.environ, reason="set FAULT_SEED to replay a seed")
 def test_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     run_seed(int(os.environ["FAULT_SEED"]), monkeypatch, verbose=True)

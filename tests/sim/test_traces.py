@@ -1,5 +1,6 @@
-"""Traces in a storm: whatever dies, freezes, drains or comes back, what is told of a request is one
-tree. Production code of router, conductors and workers over the network of ``tests/sim/whole``."""
+"""Traces under faults: whichever processes die, freeze, drain or restart, the spans of a request
+form one tree. Production code of router, conductors and workers over the network of
+``tests/sim/whole``."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,52 +12,56 @@ from prometheus_client import CollectorRegistry
 
 from baton.core.trace_context import TraceContext
 from baton.obs.span import MemorySpanSink, Span
-from baton.worker.telemetry import WorkerTelemetry as WorkerWitness
+from baton.worker.telemetry import WorkerTelemetry
 from baton.worker.worker import Worker
 from conductor.conductor import Conductor
 from conductor.metrics import ConductorMetrics
-from conductor.telemetry import ConductorTelemetry as ConductorWitness
+from conductor.telemetry import ConductorTelemetry
 from router.generation.record import GenerationRecord
 from router.telemetry.tracing import RequestTrace, build_request_spans
 from tests.sim.whole.loop import SimLoop
-from tests.sim.whole.run import Run, simulated
+from tests.sim.whole.run import Run, simulation_environment
 
 NUM_SEEDS = 24
 
 
-class Watcher:
-    """All processes tell one: what dies has told what it had told."""
+class SpanCollector:
+    """Collects the spans of all processes of a run; spans of a process that died are kept."""
 
     def __init__(self) -> None:
         self.spans = MemorySpanSink()
         self.traces: dict[str, RequestTrace] = {}
-        self._num_lives = 0
+        self._num_processes = 0
 
-    def _next_life(self) -> str:
-        self._num_lives += 1
-        return f"life{self._num_lives}"
+    def _next_process_name(self) -> str:
+        self._num_processes += 1
+        return f"process{self._num_processes}"
 
-    def worker(self, *given: Any, **named: Any) -> Worker:
-        clock = given[11]
-        witness = WorkerWitness(self._next_life(), CollectorRegistry(), clock, self.spans)
-        return Worker(*given, **{**named, "witness": witness})
+    def worker(self, *arguments: Any, **keywords: Any) -> Worker:
+        clock = arguments[11]
+        name = self._next_process_name()
+        telemetry = WorkerTelemetry(name, CollectorRegistry(), clock, self.spans)
+        return Worker(*arguments, **{**keywords, "telemetry": telemetry})
 
-    def conductor(self, membership: Any, mirror: Any, clock: Any, config: Any) -> ConductorWitness:
+    def conductor(
+        self, membership: Any, mirror: Any, clock: Any, config: Any
+    ) -> ConductorTelemetry:
         core = Conductor(membership, mirror, clock, config)
         metrics = ConductorMetrics(CollectorRegistry())
-        return ConductorWitness(core, metrics, clock, self._next_life(), self.spans)
+        return ConductorTelemetry(core, metrics, clock, self._next_process_name(), self.spans)
 
     def record(self, request_id: Any, arrived_at: float, num_tokens: int) -> GenerationRecord:
         record = GenerationRecord(request_id, arrived_at, num_tokens)
         root = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", f"{len(self.traces) + 1:016x}")
         trace = self.traces[request_id] = RequestTrace(root, "", request_id, arrived_at)
-        trace.follow([record], arrived_at)
+        trace.set_records([record], arrived_at)
         return record
 
     @contextmanager
-    def looking(self) -> Iterator[None]:
+    def patched(self) -> Iterator[None]:
+        """Make simulated processes report their spans here."""
         with (
-            simulated(),
+            simulation_environment(),
             patch("tests.sim.whole.worker.Worker", self.worker),
             patch("tests.sim.whole.conductor.Conductor", self.conductor),
             patch("tests.sim.whole.router.GenerationRecord", self.record),
@@ -69,32 +74,31 @@ def orphans(spans: list[Span]) -> list[str]:
     return [span.name for span in spans if span.parent_id and span.parent_id not in known]
 
 
-def told(seed: int) -> list[Span]:
-    """All spans of one run."""
-    watcher, loop = Watcher(), SimLoop()  # type: ignore[abstract]
+def run_and_collect_spans(seed: int) -> list[Span]:
+    collector, loop = SpanCollector(), SimLoop()  # type: ignore[abstract]
 
     async def main() -> None:
         await Run(seed, loop).main()
 
-    with watcher.looking():
+    with collector.patched():
         loop.run(main())
-    spans = list(watcher.spans.spans)
-    for trace in watcher.traces.values():
+    spans = list(collector.spans.spans)
+    for trace in collector.traces.values():
         spans += build_request_spans(trace, "sim", 200, loop.time())
     return spans
 
 
-def test_no_storm_makes_an_orphan() -> None:
+def test_no_fault_leaves_an_orphaned_span() -> None:
     seen: Counter[str] = Counter()
     for seed in range(NUM_SEEDS):
-        spans = told(seed)
+        spans = run_and_collect_spans(seed)
         assert orphans(spans) == [], f"seed {seed}"
         ids = Counter(span.context.span_id for span in spans)
         assert max(ids.values()) == 1, f"seed {seed}: {ids.most_common(1)}"
         assert all(span.begin_seconds <= span.end_seconds for span in spans), f"seed {seed}"
         seen.update(span.name for span in spans)
         seen["failed"] += sum(span.name == "attempt" and bool(span.error) for span in spans)
-    # The storms were some: placements failed, and every kind of stage was seen.
+    # The faults had an effect: placements failed, and spans of every kind were recorded.
     assert seen["failed"] > 10 and seen["attempt"] > seen["request"]
     kinds = ("decide", "prefill job", "decode job", "whole job", "pull", "hand-off", "store fetch")
     assert all(seen[kind] for kind in kinds), seen

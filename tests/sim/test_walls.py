@@ -1,5 +1,5 @@
-"""An exception that belongs to one request ends that one: in a worker's event loop, in its engine's
-thread, and in its grammar."""
+"""Fault isolation: an exception that one request causes in a worker's event loop, in its engine
+thread or in its grammar fails only that request."""
 
 import asyncio
 from typing import Any
@@ -10,25 +10,26 @@ from baton.core.request import RequestOutput
 from baton.core.task import Task
 from baton.engine.engine import Engine
 from baton.engine.fake_runner import reference_answer
-from tests.grammar_house import EOS, asking, byte_grammars, choice
+from tests.grammar_house import EOS, byte_grammars, choice, grammar_request
 from tests.sim.worker_cluster import Cluster, cluster, collect, request, tokens_of
 
-SOUND = request("sound", list(range(30)), 20)
+GOOD = request("good", list(range(30)), 20)
 
 
-async def beside(running: Cluster, spoiled: Any) -> tuple[RequestOutput, tuple[int, ...]]:
-    """The end of ``spoiled``, and the answer of a sound request beside it."""
+async def run_beside_good(running: Cluster, failing: Any) -> tuple[RequestOutput, tuple[int, ...]]:
+    """Run ``failing`` and a good request together; return the last output of ``failing`` and the
+    tokens of the good request."""
     stream = running.decode.worker.open_stream()
-    for spec in (spoiled, SOUND):
-        stream.submit(spec, Task.WHOLE, None)
-    outputs = await collect(stream, lambda got: sum(bool(each.finish_reason) for each in got) == 2)
+    for spec in (failing, GOOD):
+        stream.submit(spec, Task.PREFILL_AND_DECODE, None)
+    outputs = await collect(stream, lambda all_: sum(bool(o.finish_reason) for o in all_) == 2)
     await running.decode.wait_until_free()
     stream.close()
     [end] = [each for each in outputs if each.request_id == "r" and each.finish_reason]
-    return end, tokens_of([each for each in outputs if each.request_id == "sound"])
+    return end, tokens_of([each for each in outputs if each.request_id == "good"])
 
 
-async def test_a_crash_in_one_delivery_is_one_request_s() -> None:
+async def test_an_exception_in_output_delivery_fails_one_request() -> None:
     async with cluster() as running:
         worker, deliver = running.decode.worker, running.decode.worker._deliver
 
@@ -38,41 +39,41 @@ async def test_a_crash_in_one_delivery_is_one_request_s() -> None:
             deliver(job, output)
 
         worker._deliver = crash  # type: ignore[method-assign]
-        end, sound = await beside(running, request("r", [1, 2, 3], 20))
+        end, tokens = await run_beside_good(running, request("r", [1, 2, 3], 20))
     assert (end.details["error_status"], end.error) == ("INTERNAL", "internal error")
-    assert sound == reference_answer(SOUND)[0]
+    assert tokens == reference_answer(GOOD)[0]
 
 
-async def test_a_crash_on_the_way_in_is_one_request_s() -> None:
+async def test_an_exception_in_the_store_lookup_fails_one_request() -> None:
     async with cluster() as running:
         store = running.decode.worker._store
-        find = store.find
+        find = store.find_prefix
 
         async def crash(spec: Any, keys: Any) -> Any:
             if spec.request_id == "r/1":
                 raise ZeroDivisionError
             return await find(spec, keys)
 
-        store.find = crash  # type: ignore[method-assign]
-        end, sound = await beside(running, request("r", [1, 2, 3], 20))
+        store.find_prefix = crash  # type: ignore[method-assign]
+        end, tokens = await run_beside_good(running, request("r", [1, 2, 3], 20))
     assert end.details["error_status"] == "INTERNAL"
-    assert sound == reference_answer(SOUND)[0]
+    assert tokens == reference_answer(GOOD)[0]
 
 
-async def test_what_is_noted_of_steps_may_crash() -> None:
+async def test_an_exception_in_the_step_callback_fails_no_request() -> None:
     def crash(*_: object) -> None:
         raise ZeroDivisionError
 
     async with cluster() as running:
-        running.decode.worker._store.note_step = crash  # type: ignore[method-assign]
+        running.decode.worker._store.record_step = crash  # type: ignore[method-assign]
         spec = request("r", [1, 2, 3], 20)
-        _, sound = await beside(running, spec)
-    assert sound == reference_answer(SOUND)[0]
+        _, tokens = await run_beside_good(running, spec)
+    assert tokens == reference_answer(GOOD)[0]
 
 
 @pytest.mark.parametrize("part", ["mask", "accept"])
-async def test_a_grammar_that_panics_is_one_request_s(part: str) -> None:
-    """A native library's panic is no Exception."""
+async def test_a_grammar_that_panics_fails_one_request(part: str) -> None:
+    """A panic in a native library is a BaseException, not an Exception."""
 
     class Panic(BaseException):
         pass
@@ -81,21 +82,23 @@ async def test_a_grammar_that_panics_is_one_request_s(part: str) -> None:
         raise Panic
 
     grammars = byte_grammars()
-    opened = grammars.open
+    opened = grammars.create
 
-    def open_spoiled(*arguments: Any) -> Any:
+    def open_failing(*arguments: Any) -> Any:
         constraint = opened(*arguments)
         setattr(constraint, part, panic)
         return constraint
 
-    grammars.open = open_spoiled  # type: ignore[method-assign]
+    grammars.create = open_failing  # type: ignore[method-assign]
     async with cluster(constraints=grammars, eos=frozenset({EOS})) as running:
-        end, sound = await beside(running, asking("r", choice("yes", "yesterday"), 1))
-    assert "the grammar can't be followed any more: Panic" in end.error
-    assert sound == reference_answer(SOUND)[0]
+        end, tokens = await run_beside_good(
+            running, grammar_request("r", choice("yes", "yesterday"), 1)
+        )
+    assert "the grammar can't be enforced any more: Panic" in end.error
+    assert tokens == reference_answer(GOOD)[0]
 
 
-async def test_a_command_that_crashes_is_its_caller_s_while_the_books_balance() -> None:
+async def test_a_failing_command_crashes_the_engine_only_if_integrity_is_lost() -> None:
     def crash(engine: Engine) -> None:
         raise ZeroDivisionError
 

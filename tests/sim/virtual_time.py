@@ -1,5 +1,5 @@
-"""An event loop whose clock jumps to the next timer: time-outs cost nothing, and a seed replays
-everything, since there is neither a thread nor a socket in it."""
+"""An event loop whose clock jumps to the next timer. Timeouts cost nothing, and a seed replays
+everything, because the loop has neither threads nor sockets."""
 
 import asyncio
 import selectors
@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 class _Jumping(selectors.PollSelector):
-    """Nothing ever arrives from outside; a wait is a jump."""
+    """A selector for a loop without external events: instead of waiting, it advances the clock."""
 
     jumped = 0.0
 
     def select(self, timeout: float | None = None) -> list[Any]:
         events = super().select(0)
         if not events:
-            assert timeout is not None, "everybody waits for somebody else"
+            assert timeout is not None, "deadlock: no callback is ready and no timer is set"
             self.jumped += max(timeout, 0.0)
         return events
 
@@ -47,7 +47,7 @@ class LoopClock:
 
 
 def simulate(main: Coroutine[Any, Any, T]) -> T:
-    """Runs ``main`` in virtual time."""
+    """Run ``main`` in virtual time."""
     token = RUN_INLINE.set(True)
     try:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:

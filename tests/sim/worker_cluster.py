@@ -1,5 +1,5 @@
-"""A prefill and a decode worker in one process: the production code of both over twins of the
-model, the transport and the network."""
+"""A prefill and a decode worker in one process: the production code of both over in-memory fakes of
+the model, the transport and the network."""
 
 import asyncio
 import threading
@@ -53,49 +53,49 @@ class Node:
     crashes: list[BaseException] = field(default_factory=list)
 
     async def wait_until_free(self) -> None:
-        """Until no block is pinned; the test's time-out bounds it."""
+        """Wait until no block is pinned; the test's timeout bounds this."""
         while True:
             counts = await self.thread.call(lambda engine: engine.stats().pool)
             if not (counts.referenced or counts.filling or counts.quarantined):
                 break
             await asyncio.sleep(0.001)
         await self.thread.call(Engine.check_integrity)
-        assert self.worker.idle
+        assert self.worker.is_idle
 
     async def wait_until_ready(self) -> None:
-        """Until it takes requests again; the test's time-out bounds it."""
+        """Wait until the worker accepts requests again; the test's timeout bounds this."""
         while self.worker.state is not WorkerState.READY:
             await asyncio.sleep(0.001)
 
 
 class Gate:
-    """Lets so many steps through; the engine waits at it."""
+    """Let ``num_steps`` engine steps pass; the engine waits before the next one."""
 
     def __init__(self, num_steps: int) -> None:
         self._steps = threading.Semaphore(num_steps)
 
-    def pass_one(self) -> None:
+    def wait_for_step(self) -> None:
         assert self._steps.acquire(timeout=30), "nobody opened the gate"
 
     def open(self) -> None:
-        """For all that any test runs."""
+        """Let more steps pass than any test runs."""
         self._steps.release(1000)
 
     async def open_slowly(self, stream: OutputStream, outputs: list[RequestOutput]) -> None:
-        """Few steps between two sweeps of the worker, until the stream's request is over here."""
+        """Let few steps pass between two sweeps of the worker, until its request has finished."""
         while not is_finished(outputs):
             self._steps.release()
             await asyncio.sleep(SWEEP_SECONDS / 4)
             try:
                 async with asyncio.timeout(0):
-                    outputs.extend(await stream.outputs())
+                    outputs.extend(await stream.next_outputs())
             except TimeoutError:
                 pass
         self.open()
 
 
 class SharedRunner(FakeRunner):
-    """A fake whose memory other workers can read."""
+    """A fake model runner whose KV memory other workers can read."""
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks, BLOCK_TOKENS)
@@ -109,7 +109,7 @@ class SharedRunner(FakeRunner):
 
     def run(self, plan: Plan) -> StepOutput:
         if self._gate is not None:
-            self._gate.pass_one()
+            self._gate.wait_for_step()
         return super().run(plan)
 
     def checksums(self, block_ids: list[BlockId]) -> list[int]:
@@ -156,8 +156,9 @@ def make_node(
     metrics = CollectorRegistry()
     worker = Worker(
         WorkerId(name), Incarnation(1), config, thread, intake, NoStore(), layout, transports,
-        engine.keys, DIGEST.hex(), "here", CLOCK, role=Role(name), constraints=constraints,
-        witness=WorkerTelemetry(name, metrics, CLOCK, spans),
+        engine.key_hasher, DIGEST.hex(), "here", CLOCK, role=Role(name),
+        constraint_factory=constraints,
+        telemetry=WorkerTelemetry(name, metrics, CLOCK, spans),
     )  # fmt: skip
     peers.workers[name] = worker
     ref = WorkerRef(WorkerId(name), name, Incarnation(1))
@@ -217,10 +218,10 @@ def request(
 async def collect(
     stream: OutputStream, enough: Callable[[list[RequestOutput]], bool]
 ) -> list[RequestOutput]:
-    """Outputs until ``enough`` says so."""
+    """Return outputs of the stream once ``enough`` returns true for them."""
     outputs: list[RequestOutput] = []
     while not enough(outputs):
-        outputs.extend(await stream.outputs())
+        outputs.extend(await stream.next_outputs())
     return outputs
 
 
@@ -229,7 +230,7 @@ def is_finished(outputs: list[RequestOutput]) -> bool:
 
 
 def tokens_of(outputs: list[RequestOutput]) -> tuple[TokenId, ...]:
-    """In the order of their index, which must have neither gap nor repetition."""
+    """Return the tokens in the order of their index; check for gaps and repetitions."""
     tokens: list[TokenId] = []
     for output in sorted(outputs, key=lambda output: output.first_index):
         assert output.first_index == len(tokens) or not output.token_ids

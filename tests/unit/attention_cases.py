@@ -1,4 +1,4 @@
-"""Ragged batches, and a backend's answer to them against the reference's.
+"""Ragged batches, and checks that an attention backend agrees with the reference on them.
 
     TRITON_INTERPRET=1 python -m tests.unit.attention_cases
 
@@ -26,14 +26,15 @@ LAYERS = 2
 SCALES = (KvScale(0.37, 1.7), KvScale(1.2, 0.06))
 SAMPLING = SamplingParams(max_tokens=1)
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-"""Absolute, for values of about 1: sums in another order, and in the 16-bit formats products
-whose operands (the softmax weights) were rounded once more than the reference's."""
+"""Absolute tolerances, for values of about 1: sums are computed in another order, and in the
+16-bit formats the operands of products (the softmax weights) are rounded once more than the
+reference's."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """``rows``: tokens in the cache before the step, and tokens of the step; decodes first. ``kv``:
-    what the pool is in, if not ``dtype``; ``scales``: of its layers."""
+    """``rows``: tokens in the cache before the step, and tokens of the step; decodes first.
+    ``kv``: the pool's format, if it is not ``dtype``; ``scales``: each layer's KV scales."""
 
     name: str
     rows: Sequence[tuple[int, int]]
@@ -70,11 +71,12 @@ CASES = [
 ]
 
 
-def check(case: Case, backend: type[Any], seed: int, *, poisoned: bool = False) -> float:
-    """The largest difference from the reference; raises AssertionError when it is too large, or
-    when the backend wrote anything but its own slots. ``poisoned``: what no row may read is NaN."""
+def check_case(case: Case, backend: type[Any], seed: int, *, poisoned: bool = False) -> float:
+    """Return the largest difference from the reference. Raise AssertionError when it is too
+    large, or when the backend wrote to slots other than its own. ``poisoned``: slots that no row
+    may read are NaN."""
     chance = torch.Generator().manual_seed(seed)
-    pool, rows = random_pool(case, chance), rows_of(case, seed)
+    pool, rows = random_pool(case, chance), make_rows(case, seed)
     if poisoned:
         poison(pool, rows)
     batch = pack_batch(rows, case.block_tokens, torch.device("cpu"))
@@ -85,7 +87,10 @@ def check(case: Case, backend: type[Any], seed: int, *, poisoned: bool = False) 
         for _ in range(2)
     )
     expected_pool, worst = pool.clone(), 0.0
-    ours, reference = bound(backend, pool, case), bound(ReferenceAttention, expected_pool, case)
+    ours, reference = (
+        bind_backend(backend, pool, case),
+        bind_backend(ReferenceAttention, expected_pool, case),
+    )
     for attention in (ours, reference):
         attention.prepare(batch)
     for layer in range(LAYERS):
@@ -98,8 +103,8 @@ def check(case: Case, backend: type[Any], seed: int, *, poisoned: bool = False) 
 
 
 def poison(pool: torch.Tensor, rows: Sequence[Row]) -> None:
-    """NaN in every slot that holds no token of a row's earlier context: a weight of zero does
-    not hide it, so that reading beyond a context, a head or the table shows."""
+    """Write NaN to every slot that holds no token of a row's earlier context. A weight of zero
+    does not hide a NaN, so that a read beyond a context, a head or the table shows."""
     block_tokens = pool.shape[3]
     known = torch.zeros(pool.shape[0], block_tokens, dtype=torch.bool)
     for row in rows:
@@ -110,11 +115,11 @@ def poison(pool: torch.Tensor, rows: Sequence[Row]) -> None:
 
 
 def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """NaN equals itself here."""
+    """Compare bytes, so that NaN equals itself."""
     return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
-def bound(backend: type[Any], pool: torch.Tensor, case: Case) -> Attention:
+def bind_backend(backend: type[Any], pool: torch.Tensor, case: Case) -> Attention:
     held = SimpleNamespace(tensor=pool, block_tokens=case.block_tokens, scales=case.scales)
     attention: Attention = backend(held)
     return attention
@@ -129,8 +134,8 @@ def random_pool(case: Case, chance: torch.Generator) -> torch.Tensor:
     return torch.randn(shape, generator=chance).to(case.pool_dtype)
 
 
-def rows_of(case: Case, seed: int) -> list[Row]:
-    """Every row has blocks of its own, in no order."""
+def make_rows(case: Case, seed: int) -> list[Row]:
+    """Return rows that each have blocks of their own, in random order."""
     total = sum(num_blocks_of(case)) + 3
     ids = iter(np.random.default_rng(seed).permutation(total).tolist())
     return [
@@ -148,8 +153,9 @@ def rows_of(case: Case, seed: int) -> list[Row]:
     ]
 
 
-def shared_out(backend: type[Any], programs: int) -> type[Any]:
-    """The interpreter has one processor, so that one program would take all splits."""
+def with_num_programs(backend: type[Any], programs: int) -> type[Any]:
+    """Split rows over ``programs`` programs: the interpreter has one processor, so that a single
+    program would otherwise take all splits."""
 
     class Shared(backend):  # type: ignore[misc]
         def _num_programs(self, rows: int, splits: int) -> int:
@@ -165,7 +171,9 @@ def main() -> int:
     compute_as_gpus_do()
     for seed, case in enumerate(CASES):
         for programs in (1, 3):
-            worst = check(case, shared_out(TritonAttention, programs), seed, poisoned=True)
+            worst = check_case(
+                case, with_num_programs(TritonAttention, programs), seed, poisoned=True
+            )
             print(f"{case.name}, {programs} programs, seed {seed}: within {worst:.1e}")
     return 0
 

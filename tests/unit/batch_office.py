@@ -1,4 +1,5 @@
-"""A router with files and batches over twins, its client, and files and batches without one."""
+"""A router with files and batches over in-memory implementations, its client, and helpers that
+create files and batches without HTTP."""
 
 import asyncio
 import json
@@ -16,14 +17,15 @@ from router.app import build_app
 from router.batches.batch import TERMINAL_STATUSES, Batch
 from router.batches.batch_store import BatchStore
 from router.batches.file_store import StoredFile
-from tests.unit.test_router_http import House
+from tests.http_transport import HttpServerTransport
+from tests.unit.test_router_http import RouterHarness
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-WHO = TenantId("alice")
-BOUNDS = ("folder_bytes", "max_file_bytes", "file_limits")
+TENANT = TenantId("alice")
+LIMIT_SETTINGS = ("folder_bytes", "max_file_bytes", "file_limits")
 
 
-def line(custom_id: str, url: str = COMPLETIONS, **body: Any) -> dict[str, Any]:
+def batch_line(custom_id: str, url: str = COMPLETIONS, **body: Any) -> dict[str, Any]:
     body = body or {"prompt": "x", "max_tokens": 3}
     return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
 
@@ -32,20 +34,20 @@ def jsonl(*lines: Any) -> bytes:
     return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
 
 
-class Office:
-    """A router with a desk, and its client."""
+class BatchRouter:
+    """A router with the batch API, and its client."""
 
     def __init__(self, tokenizer: Tokenizer, root: Path, **settings: Any) -> None:
-        bounds = {name: settings.pop(name) for name in BOUNDS if name in settings}
-        self.house = House(tokenizer, "Hello", automatic=True, **settings)
-        self.library = BatchStore(root)
-        self.desk = self.house.make_desk(root, **bounds)
+        bounds = {name: settings.pop(name) for name in LIMIT_SETTINGS if name in settings}
+        self.router = RouterHarness(tokenizer, "Hello", automatic=True, **settings)
+        self.store = BatchStore(root)
+        self.service = self.router.make_batch_service(root, **bounds)
 
     @asynccontextmanager
     async def open(self, runs: bool = True) -> AsyncIterator[httpx.AsyncClient]:
-        await self.house.service.cluster.refresh()
-        transport = httpx.ASGITransport(build_app(self.house.service, self.desk))
-        running = asyncio.create_task(self.desk.run()) if runs else None
+        await self.router.service.cluster.refresh()
+        transport = HttpServerTransport(build_app(self.router.service, self.service))
+        running = asyncio.create_task(self.service.run()) if runs else None
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             yield client
         if running is not None:
@@ -58,7 +60,7 @@ async def upload(client: httpx.AsyncClient, data: bytes, **fields: str) -> httpx
     return await client.post("/v1/files", files={"file": ("in.jsonl", data)}, data=form)
 
 
-async def start(client: httpx.AsyncClient, data: bytes, **fields: Any) -> dict[str, Any]:
+async def start_batch(client: httpx.AsyncClient, data: bytes, **fields: Any) -> dict[str, Any]:
     file = (await upload(client, data)).json()
     body = {"input_file_id": file["id"], "endpoint": COMPLETIONS, "completion_window": "24h"}
     response = await client.post("/v1/batches", json={**body, **fields})
@@ -68,7 +70,7 @@ async def start(client: httpx.AsyncClient, data: bytes, **fields: Any) -> dict[s
     return batch
 
 
-async def finished(client: httpx.AsyncClient, batch: dict[str, Any]) -> dict[str, Any]:
+async def wait_until_finished(client: httpx.AsyncClient, batch: dict[str, Any]) -> dict[str, Any]:
     async with asyncio.timeout(5):
         while True:
             now: dict[str, Any] = (await client.get(f"/v1/batches/{batch['id']}")).json()
@@ -78,24 +80,24 @@ async def finished(client: httpx.AsyncClient, batch: dict[str, Any]) -> dict[str
             await asyncio.sleep(0.005)
 
 
-async def lines_of(client: httpx.AsyncClient, file_id: str) -> list[Any]:
+async def read_lines(client: httpx.AsyncClient, file_id: str) -> list[Any]:
     content = (await client.get(f"/v1/files/{file_id}/content")).content
     return [json.loads(each) for each in content.splitlines()]
 
 
-def kept(root: Path) -> list[Path]:
+def stored_files(root: Path) -> list[Path]:
     return sorted(root.glob("*/files/*"))
 
 
-def make_batch(library: BatchStore, number: int, *lines: Any, tenant: TenantId = WHO) -> Batch:
+def make_batch(library: BatchStore, number: int, *lines: Any, tenant: TenantId = TENANT) -> Batch:
     file_id = make_file(library, number, jsonl(*lines), tenant)
     batch = Batch(f"batch_{number}", tenant, COMPLETIONS, file_id, 1_000_000 + number)
     library.create(batch)
     return batch
 
 
-def make_file(library: BatchStore, number: int, data: bytes, tenant: TenantId = WHO) -> str:
-    shelf = library.shelf(tenant)
+def make_file(library: BatchStore, number: int, data: bytes, tenant: TenantId = TENANT) -> str:
+    shelf = library.file_store(tenant)
     part = shelf.upload(str(number), 10**6, 0, lambda path, least, wanted: wanted)
     part.write(data)
     part.close()

@@ -1,4 +1,4 @@
-"""What runs on a GPU beside attention, through Triton's interpreter, against torch's operations.
+"""GPU code other than attention, through Triton's interpreter, against torch's operations.
 
     TRITON_INTERPRET=1 python -m tests.unit.cuda_cases
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from baton.checkpoint import ModelConfig, Rope
+from baton.checkpoint import ModelConfig, RopeConfig
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
 from baton.engine.attention.base import pack_batch
@@ -40,22 +40,23 @@ SHAPES = [(4, 2, 16, True), (6, 2, 20, False), (9, 9, 8, True)]
 """Heads, KV heads, head size, and whether queries and keys are normed."""
 
 KV_SCALES = (KvScale(0.37, 1.7), KvScale(1.2, 0.06))
-"""Of the two layers."""
+"""KV scales of the two layers."""
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-6, torch.float16: 2**-9}
-"""Of the largest value: sums in another order; in 16 bits that may turn one rounding."""
+"""Relative to the largest value: sums are computed in another order, which in 16 bits may change
+a rounding."""
 
 
-def config_of(heads: int, kv_heads: int, dim: int, qk_norm: bool) -> ModelConfig:
+def make_config(heads: int, kv_heads: int, dim: int, qk_norm: bool) -> ModelConfig:
     return ModelConfig(
         architecture="qwen3", num_layers=2, hidden_size=48, intermediate_size=80, num_heads=heads,
         num_kv_heads=kv_heads, head_dim=dim, vocab_size=100, max_position_embeddings=512,
-        rms_norm_eps=1e-6, rope=Rope(1e4), tie_word_embeddings=False, qkv_bias=False,
+        rms_norm_eps=1e-6, rope=RopeConfig(1e4), tie_word_embeddings=False, qkv_bias=False,
         qk_norm=qk_norm, moe=None, dtype="float32", eos_token_ids=(),
     )  # fmt: skip
 
 
-def weights_of(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
+def make_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
     chance = torch.Generator().manual_seed(SEED)
 
     def make(*shape: int) -> torch.Tensor:
@@ -78,21 +79,22 @@ def weights_of(config: ModelConfig, dtype: torch.dtype, device: torch.device) ->
     return Weights(make(vocab, hidden), layers, make(hidden), make(vocab, hidden))
 
 
-def rotary_of(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> RotaryTable:
+def make_rotary_table(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> RotaryTable:
     return RotaryTable(config.rope, config.head_dim, config.max_position_embeddings, device, dtype)
 
 
-def in_fp8(weights: Weights, block: int | None) -> Weights:
-    """With its layers' matrices in FP8; ``block``: of outputs, and inputs, that share a scale."""
+def quantize_layers_to_fp8(weights: Weights, block: int | None) -> Weights:
+    """Quantize the layers' matrices to FP8. ``block``: how many outputs, and inputs, share a
+    scale."""
     for layer in weights.layers:
         for name in ("qkv", "output", "gate_up", "down"):
             weight = getattr(layer, name)
-            codes = quantize(weight, "fp8") if block is None else in_blocks(weight, block)
-            setattr(layer, name, QuantizedMatrix.holding(codes, weight.shape, weight.dtype))
+            codes = quantize(weight, "fp8") if block is None else quantize_in_blocks(weight, block)
+            setattr(layer, name, QuantizedMatrix.from_codes(codes, weight.shape, weight.dtype))
     return weights
 
 
-def in_blocks(weight: torch.Tensor, block: int) -> QuantizedCodes:
+def quantize_in_blocks(weight: torch.Tensor, block: int) -> QuantizedCodes:
     outs, ins = weight.shape
     padded = functional.pad(weight.float(), (0, -ins % block, 0, -outs % block))
     grid = padded.view(padded.shape[0] // block, block, padded.shape[1] // block, block)
@@ -101,7 +103,7 @@ def in_blocks(weight: torch.Tensor, block: int) -> QuantizedCodes:
     return QuantizedCodes(values[:outs, :ins].contiguous(), scales, block, block)
 
 
-def pool_of(
+def make_pool(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
@@ -120,7 +122,7 @@ def pool_of(
     return pool
 
 
-def rows_of(spans: list[tuple[int, int]]) -> list[Row]:
+def make_rows(spans: list[tuple[int, int]]) -> list[Row]:
     """(tokens in the cache, tokens of the step), decodes first; every row has its own blocks."""
     rows, first = [], 0
     for number, (start, count) in enumerate(spans):
@@ -136,10 +138,10 @@ def rows_of(spans: list[tuple[int, int]]) -> list[Row]:
 SPANS = [(40, 1), (0, 1), (300, 1), (0, 6), (16, 3)]
 
 
-def near(
+def assert_near(
     got: torch.Tensor, wanted: torch.Tensor, times: int = 1, dtype: torch.dtype | None = None
 ) -> float:
-    """The largest difference, as a share of the largest value; raises when that is too much."""
+    """Return the largest difference as a share of the largest value. Raise when it is too large."""
     assert got.dtype is wanted.dtype and got.shape == wanted.shape
     got, wanted = got.cpu(), wanted.cpu()
     assert got.isfinite().all()
@@ -149,49 +151,51 @@ def near(
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where ours run, and in which formats."""
+class DeviceUnderTest:
+    """The device that our kernels run on, and the formats to test."""
 
     device: torch.device
     dtypes: Sequence[torch.dtype]
 
 
-INTERPRETER = Place(CPU, (torch.float32, torch.bfloat16))
-GPU = Place(torch.device("cuda:0"), tuple(TOLERANCE))
+INTERPRETER = DeviceUnderTest(CPU, (torch.float32, torch.bfloat16))
+GPU = DeviceUnderTest(torch.device("cuda:0"), tuple(TOLERANCE))
 
 
-def ours(config: ModelConfig, pool: KvPool, dtype: torch.dtype) -> "TritonOps":
+def triton_ops(config: ModelConfig, pool: KvPool, dtype: torch.dtype) -> "TritonOps":
     from baton.engine.cuda.ops import TritonOps
 
-    return TritonOps(config, pool, rotary_of(config, dtype, pool.tensor.device))
+    return TritonOps(config, pool, make_rotary_table(config, dtype, pool.tensor.device))
 
 
-def theirs(config: ModelConfig, pool: KvPool, dtype: torch.dtype) -> TorchOps:
-    return TorchOps(config, CpuAttention(pool), rotary_of(config, dtype, CPU))
+def torch_ops(config: ModelConfig, pool: KvPool, dtype: torch.dtype) -> TorchOps:
+    return TorchOps(config, CpuAttention(pool), make_rotary_table(config, dtype, CPU))
 
 
-def operations_agree(place: Place) -> Iterator[str]:
+def operations_agree(place: DeviceUnderTest) -> Iterator[str]:
     for dtype in place.dtypes:
-        config = config_of(*SHAPES[0])
-        mine = ours(config, pool_of(config, dtype, place.device), dtype)
-        torchs = theirs(config, pool_of(config, dtype, CPU), dtype)
+        config = make_config(*SHAPES[0])
+        mine = triton_ops(config, make_pool(config, dtype, place.device), dtype)
+        torchs = torch_ops(config, make_pool(config, dtype, CPU), dtype)
         chance = torch.Generator().manual_seed(SEED)
         x, update = (torch.randn(5, 48, generator=chance).to(dtype) for _ in range(2))
         weight = torch.randn(48, generator=chance).to(dtype)
         joined = torch.randn(5, 2 * 1100, generator=chance).to(dtype)
         there = [part.to(place.device) for part in (x, update, weight, joined)]
-        worst = near(mine.norm(there[0], there[2]), torchs.norm(x, weight))
+        worst = assert_near(mine.norm(there[0], there[2]), torchs.norm(x, weight))
         wanted = torchs.add_norm(x, update, weight)
         got = mine.add_norm(*there[:3])
         assert torch.equal(got[0].cpu(), wanted[0])
         worst = max(
-            worst, near(got[1], wanted[1]), near(mine.gated(there[3]), torchs.gated(joined))
+            worst,
+            assert_near(got[1], wanted[1]),
+            assert_near(mine.silu_and_mul(there[3]), torchs.silu_and_mul(joined)),
         )
         yield f"norms and SiLU, {dtype}: within {worst:.1e}"
 
 
 class _Spy:
-    """Torch's attention, and the queries that it was given."""
+    """Torch's attention, which records the queries that it is given."""
 
     def __init__(self, pool: KvPool) -> None:
         self._attention = CpuAttention(pool)
@@ -202,45 +206,46 @@ class _Spy:
         return self._attention.attend(layer, q, k, v)
 
 
-def turned_and_written(place: Place) -> Iterator[str]:
-    """What is written, and that nothing else is; attention has cases of its own."""
+def rope_and_kv_write_agree(place: DeviceUnderTest) -> Iterator[str]:
+    """Check that rotated keys and values are written, and that nothing else is. Attention has
+    its own cases."""
     for dtype in place.dtypes:
         for shape in SHAPES if dtype is torch.float32 else SHAPES[:1]:
-            yield _turned_and_written(place, dtype, shape, dtype)
-        yield _turned_and_written(place, dtype, SHAPES[0], E4M3)
+            yield _rope_and_kv_write_agree(place, dtype, shape, dtype)
+        yield _rope_and_kv_write_agree(place, dtype, SHAPES[0], E4M3)
 
 
-def _turned_and_written(
-    place: Place, dtype: torch.dtype, shape: tuple[int, int, int, bool], kept: torch.dtype
+def _rope_and_kv_write_agree(
+    place: DeviceUnderTest, dtype: torch.dtype, shape: tuple[int, int, int, bool], kept: torch.dtype
 ) -> str:
-    """``kept``: what the pool is in."""
-    config = config_of(*shape)
-    weights = weights_of(config, dtype, CPU).layers[1]
-    batch = pack_batch(rows_of(SPANS), BLOCK_TOKENS, CPU)
+    """``kept``: the pool's format."""
+    config = make_config(*shape)
+    weights = make_weights(config, dtype, CPU).layers[1]
+    batch = pack_batch(make_rows(SPANS), BLOCK_TOKENS, CPU)
     width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     chance = torch.Generator().manual_seed(SEED)
     qkv = torch.randn(batch.offsets[-1], width, generator=chance).to(dtype)
     scales = KV_SCALES if kept is E4M3 else None
     wanted_pool, pool, untouched = (
-        pool_of(config, kept, at, scales) for at in (CPU, place.device, CPU)
+        make_pool(config, kept, at, scales) for at in (CPU, place.device, CPU)
     )
     spy = _Spy(wanted_pool)
-    torchs = TorchOps(config, spy, rotary_of(config, dtype, CPU))
+    torchs = TorchOps(config, spy, make_rotary_table(config, dtype, CPU))
     torchs.prepare(batch)
     torchs.attend(1, qkv, weights)
-    mine = ours(config, pool, dtype)
+    mine = triton_ops(config, pool, dtype)
     mine.prepare(batch)
-    worst = near(mine.turn_and_write(1, *_at(place, qkv, weights)), spy.q)
+    worst = assert_near(mine.norm_rope_write_kv(1, *_at(place, qkv, weights)), spy.q)
     got = pool.tensor.cpu()
     if kept is E4M3:
-        neighbours(got, wanted_pool.tensor)
+        assert_neighbouring_codes(got, wanted_pool.tensor)
     else:
-        worst = max(worst, near(got, wanted_pool.tensor))
+        worst = max(worst, assert_near(got, wanted_pool.tensor))
     before = _bytes(untouched.tensor)
     assert torch.equal(_bytes(got)[:, 0], before[:, 0]), "another layer was written"
     assert torch.equal(_without(_bytes(got), batch.slots), _without(before, batch.slots))
     mine.prepare(replace(batch, slots=torch.full_like(batch.slots, -1)))
-    mine.turn_and_write(1, *_at(place, qkv, weights))
+    mine.norm_rope_write_kv(1, *_at(place, qkv, weights))
     assert torch.equal(_bytes(pool.tensor.cpu()), _bytes(got)), "a slot below 0 was written"
     return f"turn and write, {dtype}, {shape}, kept in {kept}: within {worst:.1e}"
 
@@ -249,57 +254,61 @@ def _bytes(pool: torch.Tensor) -> torch.Tensor:
     return pool.view(torch.uint8)
 
 
-def neighbours(got: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Of codes, one in a hundred may be the next one: what they are of was summed otherwise."""
+def assert_neighbouring_codes(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    """One FP8 code in a hundred may be the neighbouring code, since its value was summed in
+    another order."""
     got, wanted = got.float(), wanted.float()
     off = (got - wanted).abs()
     assert (off <= wanted.abs() / 8 + 2.0**-9).all() and (off > 0).double().mean() <= 0.01
 
 
-def models_agree(place: Place) -> Iterator[str]:
-    """All of a model, in a step of decodes and chunks."""
+def models_agree(place: DeviceUnderTest) -> Iterator[str]:
+    """A whole model, in a step of decodes and chunks."""
     for dtype in place.dtypes:
-        config = config_of(*SHAPES[0])
-        mine, torchs = (weights_of(config, dtype, at) for at in (place.device, CPU))
+        config = make_config(*SHAPES[0])
+        mine, torchs = (make_weights(config, dtype, at) for at in (place.device, CPU))
         yield f"model, {dtype}: within {_models_agree(place, dtype, mine, torchs, dtype):.1e}"
 
 
-def models_in_fp8_agree(place: Place) -> Iterator[str]:
-    """Weights with scales for outputs and for blocks, and KV."""
-    config = config_of(*SHAPES[0])
+def models_in_fp8_agree(place: DeviceUnderTest) -> Iterator[str]:
+    """FP8 weights with scales per output and per block, and FP8 KV."""
+    config = make_config(*SHAPES[0])
     for dtype in place.dtypes:
         for block in (None, 32):
             mine, torchs = (
-                in_fp8(weights_of(config, dtype, at), block) for at in (place.device, CPU)
+                quantize_layers_to_fp8(make_weights(config, dtype, at), block)
+                for at in (place.device, CPU)
             )
             worst = _models_agree(place, dtype, mine, torchs, E4M3)
             yield f"model in FP8, {dtype}, blocks of {block}: within {worst:.1e}"
 
 
 def _models_agree(
-    place: Place, dtype: torch.dtype, mine: Weights, torchs: Weights, kept: torch.dtype
+    place: DeviceUnderTest, dtype: torch.dtype, mine: Weights, torchs: Weights, kept: torch.dtype
 ) -> float:
-    config = config_of(*SHAPES[0])
-    rows = rows_of(SPANS)
+    config = make_config(*SHAPES[0])
+    rows = make_rows(SPANS)
     batch = pack_batch(rows, BLOCK_TOKENS, CPU)
     tokens = torch.tensor([token for row in rows for token in row.token_ids])
     wanted = torch.tensor(batch.offsets[1:]) - 1
     scales = KV_SCALES if kept is E4M3 else None
-    pools = [pool_of(config, kept, at, scales) for at in (place.device, CPU)]
+    pools = [make_pool(config, kept, at, scales) for at in (place.device, CPU)]
     models = (
-        Model(config, mine, ours(config, pools[0], dtype)),
-        Model(config, torchs, theirs(config, pools[1], dtype)),
+        Model(config, mine, triton_ops(config, pools[0], dtype)),
+        Model(config, torchs, torch_ops(config, pools[1], dtype)),
     )
     got = models[0].forward(tokens.to(place.device), batch, wanted.to(place.device))
-    worst = near(got, models[1].forward(tokens, batch, wanted), times=4, dtype=dtype)
+    worst = assert_near(got, models[1].forward(tokens, batch, wanted), times=4, dtype=dtype)
     if kept is not E4M3:
-        near(pools[0].tensor, pools[1].tensor, times=4)
-    elif dtype is torch.float32:  # roundings to 16 bits may make it any other code
-        neighbours(pools[0].tensor.cpu(), pools[1].tensor)
+        assert_near(pools[0].tensor, pools[1].tensor, times=4)
+    elif dtype is torch.float32:  # rounding to 16 bits may change a code arbitrarily
+        assert_neighbouring_codes(pools[0].tensor.cpu(), pools[1].tensor)
     return worst
 
 
-def _at(place: Place, qkv: torch.Tensor, weights: LayerWeights) -> tuple[torch.Tensor, Any]:
+def _at(
+    place: DeviceUnderTest, qkv: torch.Tensor, weights: LayerWeights
+) -> tuple[torch.Tensor, Any]:
     q_norm, k_norm = (
         each if each is None else each.to(place.device) for each in (weights.q_norm, weights.k_norm)
     )
@@ -307,30 +316,31 @@ def _at(place: Place, qkv: torch.Tensor, weights: LayerWeights) -> tuple[torch.T
 
 
 def _without(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """The pool, with zeros in ``slots``."""
+    """Return a copy of the pool with zeros in ``slots``."""
     rest = pool.clone()
     rest[slots // BLOCK_TOKENS, :, :, slots % BLOCK_TOKENS] = 0
     return rest
 
 
-class Again:
-    """A graph that computes again, on the same memory: what a GPU does, but for its speed."""
+class FakeGraph:
+    """A fake CUDA graph that recomputes on the same memory: as a GPU's graph, except for its
+    speed."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self.replay = work
 
 
 def graphs_equal_eager(
-    place: Place, graph_of: Callable[[Callable[[], None]], Any]
+    place: DeviceUnderTest, graph_of: Callable[[Callable[[], None]], Any]
 ) -> Iterator[str]:
-    """Whatever fills the batch up; and nothing is written but the rows' slots."""
+    """Graphs equal eager execution whatever pads the batch, and write only to the rows' slots."""
     from baton.engine.cuda.graphs import DecodeCudaGraphs
 
-    config, dtype = config_of(*SHAPES[0]), torch.float32
-    weights = weights_of(config, dtype, place.device)
-    pool, eager_pool = (pool_of(config, dtype, place.device) for _ in range(2))
-    ops = ours(config, pool, dtype)
-    eager = Model(config, weights, ours(config, eager_pool, dtype))
+    config, dtype = make_config(*SHAPES[0]), torch.float32
+    weights = make_weights(config, dtype, place.device)
+    pool, eager_pool = (make_pool(config, dtype, place.device) for _ in range(2))
+    ops = triton_ops(config, pool, dtype)
+    eager = Model(config, weights, triton_ops(config, eager_pool, dtype))
     captured: list[object] = []
 
     def capture(work: Callable[[], None]) -> Any:
@@ -342,7 +352,7 @@ def graphs_equal_eager(
 
     graphs = DecodeCudaGraphs(Model(config, weights, ops), config, pool, capture)
     for span in ([(40, 1), (15, 1), (0, 1)], [(300, 1)], [(41, 1), (16, 1)], [(1, 1)] * 5):
-        rows = rows_of(span)
+        rows = make_rows(span)
         batch = pack_batch(rows, BLOCK_TOKENS, CPU)
         tokens = [row.token_ids[0] for row in rows]
         untouched = _without(pool.tensor.cpu(), batch.slots)
@@ -350,37 +360,38 @@ def graphs_equal_eager(
         assert got is not None
         wanted = torch.arange(len(rows), device=place.device)
         expected = eager.forward(torch.tensor(tokens, device=place.device), batch, wanted)
-        worst = max(near(got, expected), near(pool.tensor, eager_pool.tensor))
+        worst = max(assert_near(got, expected), assert_near(pool.tensor, eager_pool.tensor))
         assert torch.equal(_without(pool.tensor.cpu(), batch.slots), untouched), span
         yield f"graph of {len(rows)} decodes: within {worst:.1e} of eager"
     assert len(captured) == 4, "for buckets of 4, 1, 2 and 8"
-    graphs.warm(9)
+    graphs.warm_up(9)
     assert len(captured) == 5, "and for 16"
-    mixed = pack_batch(rows_of([(4, 1), (0, 5)]), BLOCK_TOKENS, CPU)
+    mixed = pack_batch(make_rows([(4, 1), (0, 5)]), BLOCK_TOKENS, CPU)
     assert graphs.logits([1] * 6, mixed) is None
-    assert graphs.logits([1], pack_batch(rows_of([(512, 1)]), BLOCK_TOKENS, CPU)) is None
+    assert graphs.logits([1], pack_batch(make_rows([(512, 1)]), BLOCK_TOKENS, CPU)) is None
 
 
-def decodes_keep_their_bits(place: Place) -> Iterator[str]:
-    """However many programs share a row's splits, and whatever rows lie beside it."""
-    config, dtype = config_of(4, 2, 16, True), place.dtypes[-1]
-    attention = ours(config, pool_of(config, dtype, place.device), dtype).attention
-    rows = rows_of([(299, 1), (40, 1), (270, 1)])
+def decodes_keep_their_bits(place: DeviceUnderTest) -> Iterator[str]:
+    """A decode's bits do not depend on how many programs share its splits, or on the other rows
+    of the batch."""
+    config, dtype = make_config(4, 2, 16, True), place.dtypes[-1]
+    attention = triton_ops(config, make_pool(config, dtype, place.device), dtype).attention
+    rows = make_rows([(299, 1), (40, 1), (270, 1)])
     q = torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(SEED))
     q = q.to(place.device, dtype)
     together = []
     for programs in (1, 2, 3):
         attention._num_programs = lambda *_, programs=programs: programs  # type: ignore[method-assign]
         attention.prepare(pack_batch(rows, BLOCK_TOKENS, CPU))
-        together.append(attention.read(1, q))
+        together.append(attention.attend_cached(1, q))
     assert all(torch.equal(each, together[0]) for each in together)
     for index, row in enumerate(rows):
         attention.prepare(pack_batch([row], BLOCK_TOKENS, CPU))
-        assert torch.equal(attention.read(1, q[index : index + 1])[0], together[0][index])
+        assert torch.equal(attention.attend_cached(1, q[index : index + 1])[0], together[0][index])
         yield f"decode of {row.context_tokens} tokens: the same bits alone"
 
 
-def products_keep_their_bits(place: Place) -> Iterator[str]:
+def products_keep_their_bits(place: DeviceUnderTest) -> Iterator[str]:
     from baton.engine.cuda import gemm
 
     dtype = place.dtypes[-1]
@@ -391,34 +402,39 @@ def products_keep_their_bits(place: Place) -> Iterator[str]:
         x, weight, bias = (each.to(place.device) for each in operands)
         tile = gemm.fixed_tiling(dtype)
         got = gemm.gemm_linear(x, weight, bias, tile, 3)
-        near(got, torch.nn.functional.linear(*operands))
+        assert_near(got, torch.nn.functional.linear(*operands))
         for some in (slice(0, 1), slice(rows // 2, rows)):
             assert torch.equal(gemm.gemm_linear(x[some], weight, bias, tile, 2), got[some])
         yield f"product of {rows} rows: the same bits in smaller batches"
 
 
-def products_in_fp8(place: Place) -> Iterator[str]:
-    """Of few rows, by codes as they are; of many, decoded; each against what codes stand for."""
+def fp8_products_agree(place: DeviceUnderTest) -> Iterator[str]:
+    """FP8 weights with few rows (codes used as they are) and with many (decoded first), each
+    against the decoded weights' product."""
     from baton.engine.cuda import fp8
 
     chance = torch.Generator().manual_seed(SEED)
     weight, bias = torch.randn(70, 100, generator=chance), torch.randn(70, generator=chance)
     for dtype in place.dtypes:
-        for codes in (quantize(weight, "fp8"), in_blocks(weight, 16), in_blocks(weight, 64)):
+        for codes in (
+            quantize(weight, "fp8"),
+            quantize_in_blocks(weight, 16),
+            quantize_in_blocks(weight, 64),
+        ):
             there = QuantizedCodes(codes.values.to(place.device), codes.scales.to(place.device),
-                          codes.group, codes.tall)  # fmt: skip
+                          codes.columns_per_scale, codes.rows_per_scale)  # fmt: skip
             worst = 0.0
             for rows in (1, 5, 40, fp8.MAX_WEIGHT_ONLY_ROWS + 3):
                 x = torch.randn(rows, 100, generator=chance).to(dtype)
                 got = fp8.fp8_linear(x.to(place.device), there, bias.to(place.device, dtype), 3)
                 exact = functional.linear(x.float(), codes.decode(), bias.to(dtype).float())
-                worst = max(worst, near(got, exact.to(dtype)))
+                worst = max(worst, assert_near(got, exact.to(dtype)))
             shape = f"{[*codes.scales.shape]} scales"
             yield f"product in FP8, {dtype}, {shape}: within {worst:.1e}"
 
 
-def rows_in_fp8(place: Place) -> Iterator[str]:
-    """Numbers of very different sizes, and none; and what FP8 by FP8 is made of them."""
+def fp8_row_quantization_agrees(place: DeviceUnderTest) -> Iterator[str]:
+    """Quantize rows of very different magnitudes, and a row of zeros."""
     from baton.engine.cuda import fp8
 
     chance = torch.Generator().manual_seed(SEED)
@@ -428,13 +444,13 @@ def rows_in_fp8(place: Place) -> Iterator[str]:
         wide = x.to(dtype).float()
         largest = wide.abs().amax(dim=1, keepdim=True).clamp(min=1e-30)
         codes, scales = fp8.quantize_rows(x.to(place.device, dtype))
-        near(scales.cpu(), largest / MAX_E4M3)
-        neighbours(codes.cpu(), to_e4m3(wide * (MAX_E4M3 / largest)))
+        assert_near(scales.cpu(), largest / MAX_E4M3)
+        assert_neighbouring_codes(codes.cpu(), to_e4m3(wide * (MAX_E4M3 / largest)))
         yield f"rows in FP8, {dtype}: the nearest codes"
 
 
-def fp8_by_fp8(place: Place) -> Iterator[str]:
-    """What torch is given of rows and weights; on a GPU, what comes out."""
+def fp8_by_fp8_products_agree(place: DeviceUnderTest) -> Iterator[str]:
+    """Check what torch is given for rows and weights, and on a GPU also the result."""
     from baton.engine.cuda import fp8
 
     chance = torch.Generator().manual_seed(SEED)
@@ -443,42 +459,45 @@ def fp8_by_fp8(place: Place) -> Iterator[str]:
     dtype = torch.bfloat16
     codes = quantize(weight, "fp8")
     there = QuantizedCodes(
-        codes.values.to(place.device), codes.scales.to(place.device), codes.group
+        codes.values.to(place.device), codes.scales.to(place.device), codes.columns_per_scale
     )
     rounded = x.to(dtype).float()
     largest = rounded.abs().amax(dim=1, keepdim=True)
     kept = to_e4m3(rounded * (MAX_E4M3 / largest)).float() * (largest / MAX_E4M3)
     wanted = functional.linear(kept, codes.decode(), bias.to(dtype).float())
-    assert fp8.can_scale(there)
+    assert fp8.supports_scaled_mm(there)
     got = fp8.scaled_linear(x.to(place.device, dtype), there, bias.to(place.device, dtype))
-    # A code that is another one, since what it is of was divided otherwise, is off by an eighth.
-    worst = near(got.cpu().float(), wanted, dtype=torch.bfloat16)
+    # A code is off by an eighth if it is the neighbouring code, because its value was divided in
+    # another order.
+    worst = assert_near(got.cpu().float(), wanted, dtype=torch.bfloat16)
     exact = functional.linear(rounded, codes.decode(), bias.to(dtype).float())
     lost = float((wanted - exact).norm() / exact.norm())
     assert lost <= 0.04, "of the products, by rows in FP8"
     yield f"FP8 by FP8: within {worst:.1e}; rows in FP8 lose {lost:.1%}"
 
 
-def fixed_operations_keep_their_bits(place: Place) -> Iterator[str]:
-    """A prompt's last logits, in one piece, and in chunks beside another request, the last a
-    decode; weights and KV as the model has them, and in FP8."""
-    config, dtype = config_of(4, 2, 16, True), place.dtypes[-1]
-    plain = weights_of(config, dtype, place.device)
-    yield _fixed_operations_keep_their_bits(place, plain, dtype)
-    kept = in_fp8(weights_of(config, dtype, place.device), None)
-    yield _fixed_operations_keep_their_bits(place, kept, E4M3)
+def batch_invariant_ops_keep_their_bits(place: DeviceUnderTest) -> Iterator[str]:
+    """A prompt's last logits are the same in one piece and in chunks beside another request (the
+    last chunk is a decode), with weights and KV in the model's format and in FP8."""
+    config, dtype = make_config(4, 2, 16, True), place.dtypes[-1]
+    plain = make_weights(config, dtype, place.device)
+    yield _batch_invariant_ops_keep_their_bits(place, plain, dtype)
+    kept = quantize_layers_to_fp8(make_weights(config, dtype, place.device), None)
+    yield _batch_invariant_ops_keep_their_bits(place, kept, E4M3)
 
 
-def _fixed_operations_keep_their_bits(place: Place, weights: Weights, kept: torch.dtype) -> str:
+def _batch_invariant_ops_keep_their_bits(
+    place: DeviceUnderTest, weights: Weights, kept: torch.dtype
+) -> str:
     from baton.engine.cuda.ops import BatchInvariantOps
 
-    config, dtype = config_of(4, 2, 16, True), place.dtypes[-1]
+    config, dtype = make_config(4, 2, 16, True), place.dtypes[-1]
     tokens = [TokenId(7 * n % 100) for n in range(21)]
     blocks, others = ((first, first + 1) for first in (3, 9))
     seen = []
     for chunks in ((21,), (12, 8, 1)):
-        pool = pool_of(config, kept, place.device)
-        rotary = rotary_of(config, dtype, place.device)
+        pool = make_pool(config, kept, place.device)
+        rotary = make_rotary_table(config, dtype, place.device)
         model = Model(config, weights, BatchInvariantOps(config, pool, rotary))
         start = 0
         for count in chunks:
@@ -498,33 +517,33 @@ def _fixed_operations_keep_their_bits(place: Place, weights: Weights, kept: torc
     return f"fixed operations, KV in {kept}: the same bits in {len(seen)} chunkings"
 
 
-def a_trial_passes(place: Place) -> Iterator[str]:
-    """What a worker that promises determinism does at its start."""
+def determinism_probe_passes(place: DeviceUnderTest) -> Iterator[str]:
+    """The check that a worker with ``deterministic`` runs at its start."""
     from baton.engine.cuda.ops import BatchInvariantOps
 
-    config, dtype = config_of(4, 2, 16, True), place.dtypes[-1]
-    pool = pool_of(config, dtype, place.device)
-    ops = BatchInvariantOps(config, pool, rotary_of(config, dtype, place.device))
-    model = Model(config, weights_of(config, dtype, place.device), ops)
+    config, dtype = make_config(4, 2, 16, True), place.dtypes[-1]
+    pool = make_pool(config, dtype, place.device)
+    ops = BatchInvariantOps(config, pool, make_rotary_table(config, dtype, place.device))
+    model = Model(config, make_weights(config, dtype, place.device), ops)
     yield f"trial of determinism: {numerics_fingerprint(model, pool, config.vocab_size)}"
 
 
 def all_checks(
-    place: Place, graph_of: Callable[[Callable[[], None]], Any]
+    place: DeviceUnderTest, graph_of: Callable[[Callable[[], None]], Any]
 ) -> dict[str, Iterator[str]]:
     return {
         "operations": operations_agree(place),
-        "turn and write": turned_and_written(place),
+        "turn and write": rope_and_kv_write_agree(place),
         "models": models_agree(place),
         "models in FP8": models_in_fp8_agree(place),
         "graphs": graphs_equal_eager(place, graph_of),
         "decodes": decodes_keep_their_bits(place),
         "products": products_keep_their_bits(place),
-        "products in FP8": products_in_fp8(place),
-        "rows in FP8": rows_in_fp8(place),
-        "FP8 by FP8": fp8_by_fp8(place),
-        "fixed operations": fixed_operations_keep_their_bits(place),
-        "trial": a_trial_passes(place),
+        "products in FP8": fp8_products_agree(place),
+        "rows in FP8": fp8_row_quantization_agrees(place),
+        "FP8 by FP8": fp8_by_fp8_products_agree(place),
+        "fixed operations": batch_invariant_ops_keep_their_bits(place),
+        "trial": determinism_probe_passes(place),
     }
 
 
@@ -534,7 +553,7 @@ def main() -> int:
     compute_as_gpus_do()
     torch.set_num_threads(1)
     with torch.inference_mode():
-        for check in all_checks(INTERPRETER, Again).values():
+        for check in all_checks(INTERPRETER, FakeGraph).values():
             for line in check:
                 print(line, flush=True)
     return 0

@@ -1,11 +1,11 @@
-"""A program that only reports: what supervisors are tested with.
+"""A program that only reports its status: the supervisor tests start it.
 
     python -m tests.unit.fake_program FOLDER ROLE [--status-fd N]
 
-Serves until SIGTERM, and writes its id to FOLDER/stopped as it ends. FOLDER/misbehave, a JSON
-object, tells an id to ``fail`` (exit 1), to be asked ``wrongly`` (exit 2), to be ``slow`` (it never
-serves), or to be ``deaf`` to SIGTERM. It gives a sign of life twenty times a second. SIGUSR1 makes
-it say that it serves the other pool.
+It serves until SIGTERM, and appends its id to FOLDER/stopped as it ends. FOLDER/misbehave, a JSON
+object, maps an id to ``fail`` (exit 1), ``wrongly`` (exit 2, as after a wrong command line),
+``slow`` (it never serves), or ``deaf`` (it ignores SIGTERM). It sends a heartbeat twenty times a
+second. SIGUSR1 makes it report that it serves the other pool.
 """
 
 import json
@@ -14,7 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
-from baton.serve.status_pipe import STATUS, StatusReport, open_status, report_role
+from baton.serve.status_pipe import STATUS, StatusReport, open_status_pipe, report_role
 
 BEAT_SECONDS = 0.05
 OTHER = {"prefill": "decode", "decode": "prefill"}
@@ -24,7 +24,7 @@ def main(folder: Path, role: str, status_fd: int) -> int:
     me = os.environ["BATON_ID"]
     rules = folder / "misbehave"
     rule = json.loads(rules.read_text()).get(me, "") if rules.exists() else ""
-    open_status(status_fd)
+    open_status_pipe(status_fd)
     STATUS.send(StatusReport("starting", "weights", 1, 2))
     if rule in ("fail", "wrongly"):
         print(f"baton: {me} can't start", file=sys.stderr)
@@ -41,7 +41,7 @@ def main(folder: Path, role: str, status_fd: int) -> int:
         if got is not None and got.si_signo == signal.SIGUSR1:
             role = OTHER[role]
             report_role(role, f"127.0.0.1:{1000 + len(role)}")
-        STATUS.beat()
+        STATUS.send_heartbeat()
     STATUS.send(StatusReport("draining"))
     with (folder / "stopped").open("a") as file:
         file.write(f"{me}\n")

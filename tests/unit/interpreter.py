@@ -1,10 +1,10 @@
-"""Triton's interpreter (3.7 to 3.9) with the numbers that GPUs have.
+"""Triton's interpreter (3.7 to 3.9) with the arithmetic of GPUs.
 
-By itself it multiplies the bit patterns of BF16, cuts off where others round to it, loses carries
+By itself it multiplies the bit patterns of BF16, truncates where GPUs round to BF16, loses carries
 when it rounds to FP8, and leaves products to a library whose sums depend on where a row lies. Here
-rounding is to the nearest, ties to even ones, and to the largest what is too large for FP8; and a
-product's sums are those of FP64, so that they have the same bits anywhere. A product of FP8 by FP8,
-which torch has on GPUs, is one of what they stand for.
+rounding is to nearest, ties to even, and values too large for FP8 become its largest value.
+Products are summed in FP64, so that they have the same bits wherever a row lies. FP8 by FP8
+products, which torch has on GPUs only, multiply the decoded values.
 """
 
 from typing import Any
@@ -16,29 +16,29 @@ from triton.runtime import interpreter
 
 from baton.engine.quantization import E4M3, to_e4m3
 
-KINDS = {
+TORCH_TYPES = {
     tl.float8e4nv: E4M3,
     tl.bfloat16: torch.bfloat16,
     tl.float16: torch.float16,
     tl.float32: torch.float32,
 }
-PATTERNS = {tl.float8e4nv: torch.uint8, tl.bfloat16: torch.uint16}
-"""How the interpreter holds what numpy does not know."""
+BIT_PATTERN_TYPES = {tl.float8e4nv: torch.uint8, tl.bfloat16: torch.uint16}
+"""The integer types in which the interpreter holds formats that numpy does not know."""
 
 
-def numbers(values: Any, kind: Any) -> torch.Tensor:
-    return torch.from_numpy(np.array(values)).view(KINDS[kind])
+def to_torch(values: Any, kind: Any) -> torch.Tensor:
+    return torch.from_numpy(np.array(values)).view(TORCH_TYPES[kind])
 
 
 def convert(values: Any, source: Any, target: Any, rounding: Any) -> Any:
-    found = numbers(values, source)
-    made = to_e4m3(found.float()) if target == tl.float8e4nv else found.to(KINDS[target])
-    return made.view(PATTERNS.get(target, made.dtype)).numpy()
+    found = to_torch(values, source)
+    made = to_e4m3(found.float()) if target == tl.float8e4nv else found.to(TORCH_TYPES[target])
+    return made.view(BIT_PATTERN_TYPES.get(target, made.dtype)).numpy()
 
 
 def dot(self: Any, one: Any, other: Any, acc: Any, precision: Any, imprecise: Any) -> Any:
-    products = [numbers(part.data, part.dtype.scalar).double() for part in (one, other)]
-    found = torch.matmul(*products).to(KINDS[acc.dtype.scalar]).numpy()
+    products = [to_torch(part.data, part.dtype.scalar).double() for part in (one, other)]
+    found = torch.matmul(*products).to(TORCH_TYPES[acc.dtype.scalar]).numpy()
     return interpreter.TensorHandle(found + acc.data, acc.dtype.scalar)
 
 
@@ -52,7 +52,8 @@ def scaled_mm(
     out_dtype: torch.dtype,
     use_fast_accum: bool,
 ) -> torch.Tensor:
-    """``one`` [rows, depth], ``other`` [depth, outs]: with what torch asks of them on a GPU."""
+    """Replace ``torch._scaled_mm``: ``one`` [rows, depth], ``other`` [depth, outs]. Assert what
+    torch requires of them on a GPU."""
     (rows, depth), outs = one.shape, other.shape[1]
     assert one.dtype is E4M3 and other.dtype is E4M3
     assert one.is_contiguous() and other.t().is_contiguous() and not use_fast_accum

@@ -1,4 +1,4 @@
-"""What tests of the kernels share."""
+"""Shared helpers of the native kernels' tests."""
 
 from collections.abc import Iterator
 
@@ -6,20 +6,28 @@ import pytest
 import torch
 
 from baton.engine.native.backend_choice import unavailable_reason
-from baton.engine.native.processor import limited_to, supported_instruction_sets
+from baton.engine.native.processor import limit_instruction_set, supported_instruction_sets
 from tools.determinism import all_logits, load, row_of
 
-__all__ = ["FORMATS", "HERE", "all_logits", "each_processor", "load", "needs_kernels", "row_of"]
+__all__ = [
+    "FORMATS",
+    "LOCAL_INSTRUCTION_SETS",
+    "all_logits",
+    "each_instruction_set",
+    "load",
+    "needs_kernels",
+    "row_of",
+]
 
-MISSING = unavailable_reason()
-needs_kernels = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+UNAVAILABLE_REASON = unavailable_reason()
+needs_kernels = pytest.mark.skipif(UNAVAILABLE_REASON is not None, reason=str(UNAVAILABLE_REASON))
 FORMATS = [torch.float32, torch.bfloat16]
-HERE = supported_instruction_sets()
-"""Instructions that this machine has, the best first."""
+LOCAL_INSTRUCTION_SETS = supported_instruction_sets()
+"""Instruction sets that this machine has, the best first."""
 
 
-@pytest.fixture(params=HERE)
-def each_processor(request: pytest.FixtureRequest) -> Iterator[str]:
-    """What is built within the test computes as on a processor with these instructions."""
-    with limited_to(request.param):
+@pytest.fixture(params=LOCAL_INSTRUCTION_SETS)
+def each_instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Make everything built within the test compute as on a processor with these instructions."""
+    with limit_instruction_set(request.param):
         yield request.param

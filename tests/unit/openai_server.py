@@ -11,7 +11,8 @@ KEY = "secret"
 
 
 class Handler(BaseHTTPRequestHandler):
-    """A word is a token, and a chat adds three. The model's name says what goes wrong."""
+    """Counts a word as a token and adds three tokens for a chat. The model's name chooses the
+    misbehaviour."""
 
     protocol_version = "HTTP/1.1"
     server: "FakeServer"
@@ -53,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("content-type", "text/event-stream")
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
-        if body["model"] == "hanging" and self.server.asked.index(body) >= 2:
+        if body["model"] == "hanging" and self.server.load_requests.index(body) >= 2:
             self.server.released.wait(30)
         for number in range(body["max_tokens"]):
             last = number + 1 == body["max_tokens"]
@@ -95,15 +96,15 @@ class FakeServer(ThreadingHTTPServer):
         self.released = threading.Event()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever leaves early is no error."""
+        """Ignore clients that disconnect early: they are no error."""
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
     @property
-    def asked(self) -> list[dict[str, Any]]:
-        """Without what bench asks before its load."""
+    def load_requests(self) -> list[dict[str, Any]]:
+        """Streaming requests: without the ones that bench sends before its load."""
         return [body for body in self.bodies if body.get("stream")]
 
 

@@ -1,4 +1,4 @@
-"""HOST:PORT, of both families."""
+"""Addresses as HOST:PORT, IPv4 and IPv6."""
 
 import asyncio
 import socket
@@ -13,7 +13,7 @@ from baton.rpc.server import build_server, listen
 
 
 @pytest.mark.parametrize(
-    ("host", "told"),
+    ("host", "address"),
     [
         ("127.0.0.1", "127.0.0.1:7"),
         ("::1", "[::1]:7"),
@@ -21,9 +21,9 @@ from baton.rpc.server import build_server, listen
         ("fd00::1", "[fd00::1]:7"),
     ],
 )
-def test_what_is_told_can_be_taken_apart(host: str, told: str) -> None:
-    assert host_port(host, 7) == told
-    assert told.rpartition(":")[0].strip("[]") == host
+def test_formatted_address_can_be_split_into_host_and_port(host: str, address: str) -> None:
+    assert host_port(host, 7) == address
+    assert address.rpartition(":")[0].strip("[]") == host
 
 
 def has_ipv6() -> bool:

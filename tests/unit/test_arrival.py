@@ -1,4 +1,4 @@
-"""A program that starts before its registry does."""
+"""A program that starts before its registry is reachable waits for it."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from baton.registry.startup import wait_for_registry
 
 
 class Late:
-    """Answers the ping of that number."""
+    """A registry that answers from its ``number``-th ping on."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -29,11 +29,11 @@ class QuickClock(ManualClock):
         await asyncio.sleep(0)
 
 
-async def test_who_is_there_is_not_waited_for() -> None:
+async def test_reachable_registry_is_not_waited_for() -> None:
     await wait_for_registry(Late(1), ManualClock(), 0.0)
 
 
-async def test_who_comes_late_is_waited_for_and_told_of_once() -> None:
+async def test_late_registry_is_waited_for_and_logged_once() -> None:
     late, clock = Late(8), QuickClock()
     with capture_logs() as logs:
         await wait_for_registry(late, clock, 30.0)
@@ -42,6 +42,8 @@ async def test_who_comes_late_is_waited_for_and_told_of_once() -> None:
 
 
 @pytest.mark.parametrize(("patience", "pings"), [(0.0, 1), (5.0, 6)])
-async def test_who_does_not_come_is_given_up(patience: float, pings: int) -> None:
+async def test_waiting_for_the_registry_fails_after_the_timeout(
+    patience: float, pings: int
+) -> None:
     with pytest.raises(Unavailable, match=f"ping {pings} was refused"):
         await wait_for_registry(Late(100), QuickClock(), patience)

@@ -1,4 +1,4 @@
-"""Every attention backend gives the reference's answer, and writes its own slots alone."""
+"""Every attention backend agrees with the reference, and writes only its own slots."""
 
 import os
 import subprocess
@@ -16,28 +16,28 @@ from baton.engine.attention.triton_cuda import (
 )
 from baton.engine.native.decoder import NativeAttention
 from baton.engine.native.library import DTYPE_CODES
-from tests.unit.attention_cases import CASES, Case, bound, check, random_pool
+from tests.unit.attention_cases import CASES, Case, bind_backend, check_case, random_pool
 from tests.unit.native_house import needs_kernels
 
 
 @pytest.mark.parametrize("seed", range(len(CASES)), ids=lambda seed: CASES[seed].name)
-def test_cpu(seed: int) -> None:
+def test_cpu_attention_agrees_with_the_reference(seed: int) -> None:
     print(f"seed {seed}")
-    check(CASES[seed], CpuAttention, seed, poisoned=True)
+    check_case(CASES[seed], CpuAttention, seed, poisoned=True)
 
 
 @needs_kernels
 @pytest.mark.parametrize("seed", range(len(CASES)), ids=lambda seed: CASES[seed].name)
-def test_kernels_of_our_own(seed: int) -> None:
+def test_native_attention_agrees_with_the_reference(seed: int) -> None:
     if CASES[seed].pool_dtype not in DTYPE_CODES:
         pytest.skip("torch computes in this format")
     print(f"seed {seed}")
-    check(CASES[seed], NativeAttention, seed, poisoned=True)
+    check_case(CASES[seed], NativeAttention, seed, poisoned=True)
 
 
 @pytest.mark.timeout(300)
-def test_triton_through_its_interpreter() -> None:
-    """In a process of its own: the interpreter is chosen when Triton is imported."""
+def test_triton_attention_agrees_with_the_reference_when_interpreted() -> None:
+    """Runs in its own process: the interpreter is chosen when Triton is imported."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.unit.attention_cases"],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
@@ -50,7 +50,7 @@ def test_triton_through_its_interpreter() -> None:
     assert done.stdout.count("within") == 2 * len(CASES)
 
 
-def test_a_tile_holds_whole_groups() -> None:
+def test_tiles_hold_whole_query_groups() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         for dim in (16, 64, 128, 256):
             for group in (1, 3, 8, 40):
@@ -59,9 +59,9 @@ def test_a_tile_holds_whole_groups() -> None:
                 assert decode.m >= 16 and prefill.n >= 16
 
 
-def test_programs_are_enough_for_the_device_and_never_more_than_splits() -> None:
+def test_enough_programs_for_the_device_but_never_more_than_splits() -> None:
     case = Case("", [(8191, 1)], 8, 2, 16, 16)
-    attention = bound(TritonAttention, random_pool(case, torch.Generator()), case)
+    attention = bind_backend(TritonAttention, random_pool(case, torch.Generator()), case)
     assert isinstance(attention, TritonAttention)
     attention.num_processors = 64
     wanted = PROGRAMS_PER_PROCESSOR * 64

@@ -1,4 +1,4 @@
-"""The autoscaler: what it does next, exactly, and what it does about pools that fail."""
+"""The autoscaler: its exact steps, and how it handles pools that fail."""
 
 import asyncio
 from collections.abc import Mapping
@@ -27,7 +27,11 @@ from baton.pools.scaling_policy import (
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
 CONFIG = ScalingConfig(
-    max_workers=8, step=1, stable_seconds=10.0, cooldown_seconds=30.0, pending_seconds=100.0
+    max_workers=8,
+    max_step_workers=1,
+    stable_seconds=10.0,
+    cooldown_seconds=30.0,
+    pending_seconds=100.0,
 )
 
 
@@ -35,8 +39,9 @@ def plan(prefill: int, decode: int) -> PoolPlan:
     return PoolPlan(prefill, decode, "why", prefill, decode, 1.0, 1000.0, 100.0, 0.0)
 
 
-class House:
-    """Pools whose workers serve, drain and go as the test says; looked at by hand."""
+class SimulatedPools:
+    """Pools whose workers start, serve and drain as the test says; the autoscaler is called by
+    hand."""
 
     def __init__(self, prefill: int, decode: int, config: ScalingConfig = CONFIG) -> None:
         self.config = config
@@ -46,7 +51,7 @@ class House:
         self.sizes = {PREFILL: prefill, DECODE: decode}
         self.states = {PREFILL: ["serving"] * prefill, DECODE: ["serving"] * decode}
 
-    def sight(self) -> PoolObservation:
+    def observe(self) -> PoolObservation:
         workers = [
             PoolWorker(WorkerId(f"{role.value}-{number}"), role, state)
             for role, states in self.states.items()
@@ -54,173 +59,179 @@ class House:
         ]
         return PoolObservation(self.now, self.plan, dict(self.sizes), workers)
 
-    def look(self, seconds: float = 5.0) -> ScalingStep | None:
-        """So much later; the step is taken."""
+    def step_after(self, seconds: float = 5.0) -> ScalingStep | None:
+        """Advance the clock, decide, and apply the step to the pools."""
         self.now += seconds
-        step, self.past = decide_scaling(self.sight(), self.past, self.config)
-        if step is not None and step.other is not None:
+        step, self.past = decide_scaling(self.observe(), self.past, self.config)
+        if step is not None and step.simultaneous_step is not None:
             self.sizes |= step.sizes
-            del self.states[step.role][step.new :]
-            self.states[step.other.role] += ["converting"] * (step.other.new - step.other.old)
+            del self.states[step.role][step.new_size :]
+            self.states[step.simultaneous_step.role] += ["converting"] * (
+                step.simultaneous_step.new_size - step.simultaneous_step.old_size
+            )
         elif step is not None:
-            self.sizes[step.role] = step.new
+            self.sizes[step.role] = step.new_size
             states = self.states[step.role]
-            states += ["starting"] * (step.new - step.old)
-            for index in range(step.old - step.new):
+            states += ["starting"] * (step.new_size - step.old_size)
+            for index in range(step.old_size - step.new_size):
                 states[-1 - index] = "draining"
         return step
 
-    def looks(self, count: int) -> list[tuple[float, Role, int]]:
+    def steps_of(self, count: int) -> list[tuple[float, Role, int]]:
         found = []
         for _ in range(count):
-            step = self.look()
+            step = self.step_after()
             if step is not None:
-                found.append((self.now, step.role, step.new))
+                found.append((self.now, step.role, step.new_size))
         return found
 
     def settle(self, role: Role) -> None:
-        """Who starts serves; who drains is gone."""
+        """Starting workers of ``role`` serve; draining workers are gone."""
         staying = [state for state in self.states[role] if state != "draining"]
         self.states[role] = ["serving"] * len(staying)
 
 
-def test_what_is_as_planned_stays() -> None:
-    assert House(2, 3).looks(100) == []
+def test_pools_of_the_planned_sizes_are_left_alone() -> None:
+    assert SimulatedPools(2, 3).steps_of(100) == []
 
 
-def test_a_change_must_be_wanted_for_a_while() -> None:
-    house = House(2, 2)
-    house.plan = plan(3, 2)
-    assert house.looks(2) == []  # at 5 and 10: wanted since 5
-    house.plan = plan(2, 2)
-    assert house.looks(1) == []
-    house.plan = plan(3, 2)
-    assert house.looks(3) == [(30.0, PREFILL, 3)]
+def test_change_is_made_only_after_the_plan_is_stable() -> None:
+    pools = SimulatedPools(2, 2)
+    pools.plan = plan(3, 2)
+    assert pools.steps_of(2) == []  # at 5 and 10: wanted since 5
+    pools.plan = plan(2, 2)
+    assert pools.steps_of(1) == []
+    pools.plan = plan(3, 2)
+    assert pools.steps_of(3) == [(30.0, PREFILL, 3)]
 
 
-def test_one_step_at_a_time_with_a_rest_between() -> None:
-    """Growth does not wait for growth."""
-    house = House(2, 2)
-    house.plan = plan(4, 2)
-    assert house.looks(20) == [(15.0, PREFILL, 3), (45.0, PREFILL, 4)]
+def test_steps_are_single_and_separated_by_the_cooldown() -> None:
+    """A second growth does not wait until the first one serves."""
+    pools = SimulatedPools(2, 2)
+    pools.plan = plan(4, 2)
+    assert pools.steps_of(20) == [(15.0, PREFILL, 3), (45.0, PREFILL, 4)]
 
 
-def test_a_step_says_what_the_plan_says_of_its_pool() -> None:
-    house = House(2, 2)
-    said = "prefill 2 stay: 1.2 would be busy; decode 2 to 3: 2.1 would be busy, at 80% at most"
-    house.plan = replace(plan(2, 3), reason=said)
-    house.looks(2)
-    assert str(house.look()) == "decode 2 to 3: 2.1 would be busy, at 80% at most"
+def test_step_gives_the_plans_reason_for_its_pool() -> None:
+    pools = SimulatedPools(2, 2)
+    said = (
+        "prefill 2 stay: load of 1.2 workers; "
+        "decode 2 to 3: load of 2.1 workers, at most 80% utilised"
+    )
+    pools.plan = replace(plan(2, 3), reason=said)
+    pools.steps_of(2)
+    assert str(pools.step_after()) == "decode 2 to 3: load of 2.1 workers, at most 80% utilised"
 
 
-def test_larger_steps() -> None:
-    house = House(2, 2, replace(CONFIG, step=3))
-    house.plan = plan(4, 2)
-    assert house.looks(20) == [(15.0, PREFILL, 4)]
+def test_configured_step_size_is_used() -> None:
+    pools = SimulatedPools(2, 2, replace(CONFIG, max_step_workers=3))
+    pools.plan = plan(4, 2)
+    assert pools.steps_of(20) == [(15.0, PREFILL, 4)]
 
 
-def test_a_step_goes_no_further_than_was_wanted_all_the_while() -> None:
-    house = House(2, 2, replace(CONFIG, step=9))
-    house.plan = plan(6, 2)
-    house.look()
-    house.plan = plan(4, 2)
-    house.look()
-    house.plan = plan(6, 2)
-    assert house.look() == ScalingStep(PREFILL, 2, 4, "why")
+def test_step_goes_no_further_than_the_plan_wanted_throughout() -> None:
+    pools = SimulatedPools(2, 2, replace(CONFIG, max_step_workers=9))
+    pools.plan = plan(6, 2)
+    pools.step_after()
+    pools.plan = plan(4, 2)
+    pools.step_after()
+    pools.plan = plan(6, 2)
+    assert pools.step_after() == ScalingStep(PREFILL, 2, 4, "why")
 
 
-def test_who_lacks_most_grows_first() -> None:
-    house = House(4, 2)
-    house.plan = plan(5, 3)
-    assert house.looks(20) == [(15.0, DECODE, 3), (45.0, PREFILL, 5)]
+def test_pool_with_the_largest_relative_lack_grows_first() -> None:
+    pools = SimulatedPools(4, 2)
+    pools.plan = plan(5, 3)
+    assert pools.steps_of(20) == [(15.0, DECODE, 3), (45.0, PREFILL, 5)]
 
 
-def test_nobody_goes_while_somebody_comes() -> None:
-    house = House(3, 2)
-    house.plan = plan(1, 3)
-    assert house.looks(20) == [(15.0, DECODE, 3)]
-    house.settle(DECODE)
-    assert house.looks(20) == [(105.0, PREFILL, 2), (135.0, PREFILL, 1)]
+def test_no_pool_shrinks_while_another_grows() -> None:
+    pools = SimulatedPools(3, 2)
+    pools.plan = plan(1, 3)
+    assert pools.steps_of(20) == [(15.0, DECODE, 3)]
+    pools.settle(DECODE)
+    assert pools.steps_of(20) == [(105.0, PREFILL, 2), (135.0, PREFILL, 1)]
 
 
-def test_who_restarts_does_not_keep_others() -> None:
-    house = House(3, 2)
-    house.states[DECODE][0] = "restarting"
-    house.plan = plan(2, 2)
-    assert house.looks(3) == [(15.0, PREFILL, 2)]
+def test_restarting_worker_does_not_block_other_changes() -> None:
+    pools = SimulatedPools(3, 2)
+    pools.states[DECODE][0] = "restarting"
+    pools.plan = plan(2, 2)
+    assert pools.steps_of(3) == [(15.0, PREFILL, 2)]
 
 
-def test_a_pool_that_is_down_is_not_shrunk() -> None:
-    """Its workers crash and come back; a conductor that sees none of them plans for one."""
-    house = House(4, 2)
-    house.states[PREFILL] = ["restarting"] * 4
-    house.plan = plan(1, 2)
-    assert house.looks(40) == []
-    house.states[PREFILL] = ["restarting"] * 2 + ["serving"] * 2
-    assert house.looks(1) == [(205.0, PREFILL, 3)]
+def test_pool_that_is_down_is_not_shrunk() -> None:
+    """Its workers crash and restart. A conductor that sees none of them plans for one worker."""
+    pools = SimulatedPools(4, 2)
+    pools.states[PREFILL] = ["restarting"] * 4
+    pools.plan = plan(1, 2)
+    assert pools.steps_of(40) == []
+    pools.states[PREFILL] = ["restarting"] * 2 + ["serving"] * 2
+    assert pools.steps_of(1) == [(205.0, PREFILL, 3)]
 
 
-def test_at_the_budget_one_goes_before_another_comes() -> None:
-    """Growth waits until the place is free, not until it is given up."""
-    house = House(5, 3)
-    house.plan = plan(4, 4)
-    assert house.looks(3) == [(15.0, PREFILL, 4)]
-    assert house.looks(20) == []  # it drains
-    house.settle(PREFILL)
-    assert house.looks(1) == [(120.0, DECODE, 4)]
+def test_at_the_budget_a_pool_grows_only_after_the_other_has_drained() -> None:
+    """Growth waits until the drained worker is gone, not just until its removal is decided."""
+    pools = SimulatedPools(5, 3)
+    pools.plan = plan(4, 4)
+    assert pools.steps_of(3) == [(15.0, PREFILL, 4)]
+    assert pools.steps_of(20) == []  # it drains
+    pools.settle(PREFILL)
+    assert pools.steps_of(1) == [(120.0, DECODE, 4)]
 
 
 CONVERTING = replace(CONFIG, can_convert=True)
 
 
-def test_what_one_pool_gives_up_the_other_gets() -> None:
-    """In one step, also at the budget; the next one waits until that one serves."""
-    house = House(5, 3, CONVERTING)
-    house.plan = plan(3, 5)
-    assert house.looks(2) == []
-    step = house.look()
+def test_surplus_worker_of_a_pool_is_converted_for_the_other() -> None:
+    """Both sizes change in one step, also at the budget. The next step waits until the converted
+    worker serves."""
+    pools = SimulatedPools(5, 3, CONVERTING)
+    pools.plan = plan(3, 5)
+    assert pools.steps_of(2) == []
+    step = pools.step_after()
     assert step == ScalingStep(PREFILL, 5, 4, "why", ScalingStep(DECODE, 3, 4, "why"))
     assert str(step) == "prefill 5 to 4: why; decode 3 to 4: why"
-    assert house.looks(10) == []
-    house.settle(DECODE)
-    step = house.look()
+    assert pools.steps_of(10) == []
+    pools.settle(DECODE)
+    step = pools.step_after()
     assert step is not None and step.sizes == {PREFILL: 3, DECODE: 5}
-    house.settle(DECODE)
-    assert house.looks(20) == []
+    pools.settle(DECODE)
+    assert pools.steps_of(20) == []
 
 
-def test_no_more_change_than_both_pools_want() -> None:
-    house = House(5, 2, replace(CONVERTING, step=3))
-    house.plan = plan(2, 3)
-    house.looks(2)
-    step = house.look()
+def test_no_more_workers_are_converted_than_both_pools_want() -> None:
+    pools = SimulatedPools(5, 2, replace(CONVERTING, max_step_workers=3))
+    pools.plan = plan(2, 3)
+    pools.steps_of(2)
+    step = pools.step_after()
     assert step is not None and step.sizes == {PREFILL: 4, DECODE: 3}
-    house.settle(DECODE)
-    assert house.looks(10) == [(45.0, PREFILL, 2)]
+    pools.settle(DECODE)
+    assert pools.steps_of(10) == [(45.0, PREFILL, 2)]
 
 
-def test_a_change_of_roles_is_of_wishes_that_are_both_old_enough() -> None:
-    house = House(3, 2, CONVERTING)
-    house.plan = plan(3, 3)
-    house.looks(2)
-    house.plan = plan(2, 3)
-    assert house.looks(1) == [(15.0, DECODE, 3)]
+def test_conversion_needs_both_pools_changes_to_be_stable() -> None:
+    pools = SimulatedPools(3, 2, CONVERTING)
+    pools.plan = plan(3, 3)
+    pools.steps_of(2)
+    pools.plan = plan(2, 3)
+    assert pools.steps_of(1) == [(15.0, DECODE, 3)]
 
 
-def test_who_does_not_change_its_role_in_time_is_taken_back() -> None:
-    house = House(3, 2, CONVERTING)
-    house.plan = plan(2, 3)
-    house.looks(3)
-    assert house.looks(20) == [(115.0, DECODE, 2)]
+def test_conversion_that_takes_too_long_is_taken_back() -> None:
+    pools = SimulatedPools(3, 2, CONVERTING)
+    pools.plan = plan(2, 3)
+    pools.steps_of(3)
+    assert pools.steps_of(20) == [(115.0, DECODE, 2)]
 
 
-def test_bounds() -> None:
+def test_wanted_sizes_stay_within_each_pools_bounds() -> None:
     config = replace(CONFIG, prefill=PoolBounds(2, 3), decode=PoolBounds(1, 4))
-    house = House(2, 2, config)
-    house.plan = plan(9, 9)
-    assert wanted_sizes(house.sight(), config) == {PREFILL: 3, DECODE: 4}
-    house.plan = plan(1, 1)
-    assert wanted_sizes(house.sight(), config) == {PREFILL: 2, DECODE: 1}
+    pools = SimulatedPools(2, 2, config)
+    pools.plan = plan(9, 9)
+    assert wanted_sizes(pools.observe(), config) == {PREFILL: 3, DECODE: 4}
+    pools.plan = plan(1, 1)
+    assert wanted_sizes(pools.observe(), config) == {PREFILL: 2, DECODE: 1}
 
 
 @pytest.mark.parametrize(
@@ -234,67 +245,70 @@ def test_bounds() -> None:
         ((4, 60), (1, 7)),
     ],
 )
-def test_the_budget_is_shared_out(asked: tuple[int, int], given: tuple[int, int]) -> None:
-    house = House(1, 1)
-    house.plan = plan(*asked)
-    assert tuple(wanted_sizes(house.sight(), CONFIG).values()) == given
+def test_budget_is_divided_in_proportion_to_the_plan(
+    asked: tuple[int, int], given: tuple[int, int]
+) -> None:
+    pools = SimulatedPools(1, 1)
+    pools.plan = plan(*asked)
+    assert tuple(wanted_sizes(pools.observe(), CONFIG).values()) == given
 
 
-def test_growth_that_does_not_come_is_taken_back_and_rests() -> None:
-    """Asked for at 15 s, given up 100 s later; wanted still, it is not tried for 100 s."""
-    house = House(2, 2)
-    house.plan = plan(3, 2)
-    assert house.looks(24) == [(15.0, PREFILL, 3), (115.0, PREFILL, 2)]
-    house.states[PREFILL] = ["serving"] * 2
-    assert house.looks(20) == [(215.0, PREFILL, 3)]
+def test_growth_that_never_serves_is_taken_back_and_retried_later() -> None:
+    """Requested at 15 s, taken back 100 s later, and although it is still wanted, not retried
+    for 100 s."""
+    pools = SimulatedPools(2, 2)
+    pools.plan = plan(3, 2)
+    assert pools.steps_of(24) == [(15.0, PREFILL, 3), (115.0, PREFILL, 2)]
+    pools.states[PREFILL] = ["serving"] * 2
+    assert pools.steps_of(20) == [(215.0, PREFILL, 3)]
 
 
-def test_what_is_taken_back_says_why_it_did_not_come() -> None:
-    house = House(1, 1)
-    house.plan = plan(2, 1)
-    house.looks(3)
-    sight, why = house.sight(), "0/3 nodes are available: 3 Insufficient nvidia.com/gpu"
+def test_taken_back_growth_gives_the_reason_of_the_pending_worker() -> None:
+    pools = SimulatedPools(1, 1)
+    pools.plan = plan(2, 1)
+    pools.steps_of(3)
+    sight, why = pools.observe(), "0/3 nodes are available: 3 Insufficient nvidia.com/gpu"
     pending = PoolWorker(WorkerId("x"), PREFILL, "pending", "", why)
     workers = [*(each for each in sight.workers if each.state == "serving"), pending]
-    late = replace(sight, now_seconds=house.now + 100.0, workers=workers)
-    step, _ = decide_scaling(late, house.past, CONFIG)
-    assert str(step) == f"prefill 2 to 1: taken back, 1 do not serve after 100 s: {why}"
+    late = replace(sight, now_seconds=pools.now + 100.0, workers=workers)
+    step, _ = decide_scaling(late, pools.past, CONFIG)
+    assert str(step) == f"prefill 2 to 1: taken back, 1 not serving after 100 s: {why}"
 
 
-def test_what_has_come_of_a_growth_stays() -> None:
-    """Of two, one serves."""
-    house = House(2, 2, replace(CONFIG, step=2))
-    house.plan = plan(4, 2)
-    assert house.looks(3) == [(15.0, PREFILL, 4)]
-    house.states[PREFILL][2] = "serving"
-    assert house.looks(20) == [(115.0, PREFILL, 3)]
+def test_workers_of_a_partial_growth_that_serve_are_kept() -> None:
+    """One of the two requested workers serves."""
+    pools = SimulatedPools(2, 2, replace(CONFIG, max_step_workers=2))
+    pools.plan = plan(4, 2)
+    assert pools.steps_of(3) == [(15.0, PREFILL, 4)]
+    pools.states[PREFILL][2] = "serving"
+    assert pools.steps_of(20) == [(115.0, PREFILL, 3)]
 
 
-def test_growth_that_served_is_not_taken_back_later() -> None:
-    house = House(2, 2)
-    house.plan = plan(3, 2)
-    house.looks(4)
-    house.settle(PREFILL)
-    house.looks(1)
-    house.states[PREFILL][2] = "restarting"
-    assert house.looks(40) == []
+def test_growth_that_has_served_is_not_taken_back_later() -> None:
+    pools = SimulatedPools(2, 2)
+    pools.plan = plan(3, 2)
+    pools.steps_of(4)
+    pools.settle(PREFILL)
+    pools.steps_of(1)
+    pools.states[PREFILL][2] = "restarting"
+    assert pools.steps_of(40) == []
 
 
-def test_who_was_resized_by_somebody_else_is_left_alone() -> None:
-    house = House(2, 2)
-    house.plan = plan(3, 2)
-    house.looks(4)
-    house.sizes[PREFILL], house.states[PREFILL] = 2, ["serving"] * 2
-    house.plan = plan(2, 2)
-    assert house.looks(40) == []
+def test_pool_resized_by_somebody_else_is_left_alone() -> None:
+    pools = SimulatedPools(2, 2)
+    pools.plan = plan(3, 2)
+    pools.steps_of(4)
+    pools.sizes[PREFILL], pools.states[PREFILL] = 2, ["serving"] * 2
+    pools.plan = plan(2, 2)
+    assert pools.steps_of(40) == []
 
 
-def test_without_a_plan_nothing_changes_but_what_never_came() -> None:
-    house = House(2, 2)
-    house.plan = plan(3, 2)
-    house.looks(3)
-    house.plan = None
-    assert house.looks(40) == [(115.0, PREFILL, 2)]
+def test_without_a_plan_only_growth_that_never_served_is_taken_back() -> None:
+    pools = SimulatedPools(2, 2)
+    pools.plan = plan(3, 2)
+    pools.steps_of(3)
+    pools.plan = None
+    assert pools.steps_of(40) == [(115.0, PREFILL, 2)]
 
 
 # -- the loop ------------------------------------------------------------------------------
@@ -327,8 +341,8 @@ class Loop:
         self.leads = True
         self.plan: PoolPlan | Exception = plan(2, 1)
         self.scaler = Autoscaler(
-            self.pools, self.ask, self.clock, CONFIG, dry_run=dry_run, say=self.said.append,
-            leads=lambda: self.leads,
+            self.pools, self.ask, self.clock, CONFIG, dry_run=dry_run, log_message=self.said.append,
+            is_leader=lambda: self.leads,
         )  # fmt: skip
 
     async def ask(self) -> PoolPlan:
@@ -336,66 +350,69 @@ class Loop:
             raise self.plan
         return self.plan
 
-    async def looks(self, count: int) -> None:
+    async def tick(self, count: int) -> None:
         for _ in range(count):
             self.clock.advance(5.0)
-            await self.scaler.look()
+            await self.scaler.check_pools()
 
 
-async def test_a_step_is_taken_and_told() -> None:
+async def test_step_is_carried_out_and_logged() -> None:
     loop = Loop()
-    await loop.looks(3)
+    await loop.tick(3)
     assert loop.pools.asked == [{PREFILL: 2}]
     assert loop.said == ["changes prefill 1 to 2: why"]
 
 
-async def test_who_does_not_lead_does_nothing_and_forgets() -> None:
-    """A growth that it asked for before is the next one's to take back."""
+async def test_autoscaler_that_does_not_lead_does_nothing_and_forgets_its_history() -> None:
+    """A growth that it requested before is for the next leader to take back."""
     loop = Loop()
-    await loop.looks(3)
+    await loop.tick(3)
     assert loop.pools.asked == [{PREFILL: 2}]
     loop.leads = False
-    await loop.looks(100)
+    await loop.tick(100)
     assert loop.pools.asked == [{PREFILL: 2}]
     loop.leads, loop.plan = True, plan(1, 1)
-    await loop.looks(100)
+    await loop.tick(100)
     assert loop.pools.asked == [{PREFILL: 2}]
 
 
-async def test_a_dry_run_only_says_so() -> None:
-    """As often as it would act."""
+async def test_dry_run_only_logs_its_steps() -> None:
+    """It logs a step as often as it would take it."""
     loop = Loop(dry_run=True)
-    await loop.looks(14)
+    await loop.tick(14)
     assert loop.pools.asked == []
     assert loop.said == ["would change prefill 1 to 2: why"] * 2
 
 
-async def test_pools_that_fail_are_tried_again_after_a_rest() -> None:
+async def test_failed_resize_is_retried_after_the_cooldown() -> None:
     loop = Loop()
     loop.pools.error = Overloaded("somebody else")
-    await loop.looks(10)
+    await loop.tick(10)
     assert loop.pools.asked == [{PREFILL: 2}] * 2
     assert loop.said[:2] == [
         "changes prefill 1 to 2: why", "could not change prefill: somebody else",
     ]  # fmt: skip
 
 
-async def test_what_fails_at_every_look_is_said_once() -> None:
+async def test_repeated_failure_is_logged_once() -> None:
     loop = Loop()
     loop.plan = Unavailable("gone")
-    await loop.looks(5)
+    await loop.tick(5)
     loop.pools.error = Unavailable("no server")
-    await loop.looks(5)
-    assert loop.said == ["no conductor tells a plan: gone", "can't see the pools: no server"]
+    await loop.tick(5)
+    assert loop.said == [
+        "can't get a plan from a conductor: gone",
+        "can't see the pools: no server",
+    ]
 
 
-async def test_off_is_off() -> None:
+async def test_autoscale_off_returns_at_once() -> None:
     await autoscaler.run_autoscaler(
         Settings(autoscale="off"), FakePools(), Loop().ask, ManualClock()
     )
 
 
-async def test_it_looks_until_it_is_cancelled() -> None:
+async def test_autoscaler_runs_until_it_is_cancelled() -> None:
     loop = Loop()
     settings = Settings(autoscale="on", autoscale_seconds=5.0, autoscale_stable_seconds=0.0)
     running = asyncio.ensure_future(
@@ -410,8 +427,8 @@ async def test_it_looks_until_it_is_cancelled() -> None:
     assert loop.pools.asked[0] == {PREFILL: 2}
 
 
-def test_settings() -> None:
+def test_scaling_config_is_read_from_the_settings() -> None:
     settings = Settings(min_prefill=2, max_decode=5, max_workers=7, autoscale_step=2)
     assert scaling_config(settings) == ScalingConfig(
-        prefill=PoolBounds(2, 64), decode=PoolBounds(1, 5), max_workers=7, step=2
+        prefill=PoolBounds(2, 64), decode=PoolBounds(1, 5), max_workers=7, max_step_workers=2
     )

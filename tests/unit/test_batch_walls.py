@@ -1,4 +1,4 @@
-"""What goes wrong in one line, or in one batch's files, ends that and nothing else."""
+"""An error in one line, or in one batch's files, ends only that line or batch."""
 
 import asyncio
 from pathlib import Path
@@ -18,14 +18,14 @@ from router.http.nesting import MAX_NESTING, is_nested_deeper
 from tests.unit import test_router_http
 from tests.unit.batch_office import (
     COMPLETIONS,
-    WHO,
-    Office,
-    finished,
+    TENANT,
+    BatchRouter,
+    batch_line,
     jsonl,
-    line,
-    lines_of,
     make_batch,
-    start,
+    read_lines,
+    start_batch,
+    wait_until_finished,
 )
 from tests.unit.test_router_http import eventually
 
@@ -39,25 +39,27 @@ def nested(depth: int) -> Any:
     return value
 
 
-async def test_a_nested_line_is_wrong_and_the_batch_goes_on(
+async def test_too_deeply_nested_line_fails_and_the_batch_continues(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """Encoders of JSON give up at 254 levels, parsers at 1024."""
-    async with Office(tokenizer, tmp_path).open() as client:
+    """JSON encoders give up at 254 levels, parsers at 1024."""
+    async with BatchRouter(tokenizer, tmp_path).open() as client:
         lines = [
-            line("deep", prompt="x", logit_bias=nested(260)),
-            line("good"),
-            line("deeper", prompt="x", logit_bias=nested(700)),
+            batch_line("deep", prompt="x", logit_bias=nested(260)),
+            batch_line("good"),
+            batch_line("deeper", prompt="x", logit_bias=nested(700)),
         ]
         deepest = b'{"custom_id": "deepest", "body": ' + b"[" * 1500 + b"]" * 1500 + b"}\n"
-        batch = await finished(client, await start(client, jsonl(*lines) + deepest))
+        batch = await wait_until_finished(
+            client, await start_batch(client, jsonl(*lines) + deepest)
+        )
         assert (batch["status"], batch["request_counts"]["completed"]) == ("completed", 1)
-        wrong = await lines_of(client, batch["error_file_id"])
+        wrong = await read_lines(client, batch["error_file_id"])
         assert [each["custom_id"] for each in wrong] == ["deep", "deeper", None]
         assert f"nested deeper than {MAX_NESTING}" in wrong[0]["error"]["message"]
 
 
-def test_nesting() -> None:
+def test_nesting_depth_is_measured() -> None:
     assert not is_nested_deeper(1, 0)
     assert is_nested_deeper([], 0)
     assert not is_nested_deeper({"a": [1, "text"]}, 2)
@@ -67,8 +69,9 @@ def test_nesting() -> None:
     assert is_nested_deeper(nested(5_000))
 
 
-class Asked:
-    """Answers all but ``crash``, and waits in ``slow`` for ever."""
+class FakeBackend:
+    """An inference backend that answers all prompts except ``crash``, and never answers
+    ``slow``."""
 
     def __init__(self) -> None:
         self.prompts: list[str] = []
@@ -83,7 +86,7 @@ class Asked:
         return BatchResponse(200, "r", {})
 
 
-def make_runner(library: BatchStore, asked: Asked) -> BatchRunner:
+def make_runner(library: BatchStore, asked: FakeBackend) -> BatchRunner:
     return BatchRunner(library, asked, lambda _: 4, ManualClock(1_000_000.0), 10_000, 10**6)
 
 
@@ -95,96 +98,96 @@ async def until(condition: Any, runner: BatchRunner) -> None:
     await asyncio.wait([running])
 
 
-async def test_a_line_that_crashes_ends_alone(tmp_path: Path) -> None:
+async def test_line_that_crashes_fails_alone(tmp_path: Path) -> None:
     library = BatchStore(tmp_path)
-    batch = make_batch(library, 1, line("a", prompt="crash"), line("b"))
-    await until(lambda: not library.unfinished(), make_runner(library, Asked()))
-    seen = library.get(WHO, batch.id)
+    batch = make_batch(library, 1, batch_line("a", prompt="crash"), batch_line("b"))
+    await until(lambda: not library.list_unfinished(), make_runner(library, FakeBackend()))
+    seen = library.get(TENANT, batch.id)
     assert (seen.status, seen.completed, seen.failed) == (BatchStatus.COMPLETED, 1, 1)
 
 
 @pytest.mark.parametrize("spoilt", ["input", "output"])
-async def test_a_batch_whose_files_are_spoilt_fails_alone(tmp_path: Path, spoilt: str) -> None:
+async def test_batch_with_unreadable_files_fails_alone(tmp_path: Path, spoilt: str) -> None:
     library = BatchStore(tmp_path)
     bad, good = (
-        make_batch(library, number, line("a"), tenant=TenantId(who))
+        make_batch(library, number, batch_line("a"), tenant=TenantId(who))
         for number, who in ((1, "alice"), (2, "bob"))
     )
-    path = library.shelf(WHO).data(bad.input_file_id)
+    path = library.file_store(TENANT).data_path(bad.input_file_id)
     if spoilt == "output":
-        path = library.part(bad, "output")
+        path = library.path(bad, "output")
     path.unlink(missing_ok=True)
     path.mkdir()
-    runner = make_runner(library, Asked())
-    await until(lambda: library.get(TenantId("bob"), good.id).is_over, runner)
+    runner = make_runner(library, FakeBackend())
+    await until(lambda: library.get(TenantId("bob"), good.id).is_finished, runner)
     assert library.get(TenantId("bob"), good.id).status is BatchStatus.COMPLETED
     if spoilt == "input":
-        seen = library.get(WHO, bad.id)
+        seen = library.get(TENANT, bad.id)
         assert seen.status is BatchStatus.FAILED and "directory" in seen.errors[0]["message"]
 
 
-# -- lines that routers die of --------------------------------------------------------------------
+# -- lines that kill routers ----------------------------------------------------------------------
 
 
-def die(library: BatchStore, num_lines: int) -> list[BatchRequest]:
-    """A router that begins so many lines, and ends without a word."""
-    job = BatchJob(library, library.unfinished()[0], 1000)
+def crash_router(library: BatchStore, num_lines: int) -> list[BatchRequest]:
+    """Begin ``num_lines`` lines as a router would, and end without recording replies."""
+    job = BatchJob(library, library.list_unfinished()[0], 1000)
     job.open(0.0)
-    found = [job.next_line(0.0) for _ in range(num_lines)]
+    found = [job.next_request(0.0) for _ in range(num_lines)]
     job.close()
     return [each for each in found if each is not None]
 
 
-async def test_a_line_that_two_routers_died_of_is_not_tried_again(tmp_path: Path) -> None:
-    library, asked = BatchStore(tmp_path), Asked()
-    batch = make_batch(library, 1, line("a", prompt="slow"), line("b"))
-    assert [each.number for each in die(library, 1)] == [0]
-    assert [each.number for each in die(library, 2)] == [1, 0]
-    die(library, 0)  # whoever dies of something else changes nothing
-    await until(lambda: not library.unfinished(), make_runner(library, asked))
-    seen = library.get(WHO, batch.id)
+async def test_line_that_killed_two_routers_is_not_retried(tmp_path: Path) -> None:
+    library, asked = BatchStore(tmp_path), FakeBackend()
+    batch = make_batch(library, 1, batch_line("a", prompt="slow"), batch_line("b"))
+    assert [each.number for each in crash_router(library, 1)] == [0]
+    assert [each.number for each in crash_router(library, 2)] == [1, 0]
+    crash_router(library, 0)  # a crash without lines in flight changes nothing
+    await until(lambda: not library.list_unfinished(), make_runner(library, asked))
+    seen = library.get(TENANT, batch.id)
     assert asked.prompts == ["good"] and (seen.completed, seen.failed) == (1, 1)
-    wrong = library.shelf(WHO).data(seen.error_file_id or "").read_text()
-    assert "the router ended 2 times while this line was under way" in wrong
-    assert "router_died" in wrong and not library.part(batch, "attempts").exists()
+    wrong = library.file_store(TENANT).data_path(seen.error_file_id or "").read_text()
+    assert "routers died 2 times while this request was in flight" in wrong
+    assert "router_died" in wrong and not library.path(batch, "attempts").exists()
 
 
-async def test_suspects_are_tried_one_at_a_time(tmp_path: Path) -> None:
-    """So that one that ends routers has no other with it at two deaths."""
-    library, asked = BatchStore(tmp_path), Asked()
-    make_batch(library, 1, *(line(str(number), prompt="slow") for number in range(3)))
-    assert len(die(library, 3)) == 3
+async def test_suspect_lines_are_retried_one_at_a_time(tmp_path: Path) -> None:
+    """A line that kills routers then has no other line with it at its second crash."""
+    library, asked = BatchStore(tmp_path), FakeBackend()
+    make_batch(library, 1, *(batch_line(str(number), prompt="slow") for number in range(3)))
+    assert len(crash_router(library, 3)) == 3
     await until(lambda: asked.prompts == ["slow"], make_runner(library, asked))
     assert asked.prompts == ["slow"]
 
 
-async def test_routers_that_end_in_order_are_no_deaths(tmp_path: Path) -> None:
+async def test_orderly_router_stops_do_not_count_against_lines(tmp_path: Path) -> None:
     library = BatchStore(tmp_path)
-    batch = make_batch(library, 1, line("a", prompt="slow"))
+    batch = make_batch(library, 1, batch_line("a", prompt="slow"))
     for _ in range(4):
-        asked = Asked()
+        asked = FakeBackend()
         await until(lambda asked=asked: bool(asked.prompts), make_runner(library, asked))
-    assert library.get(WHO, batch.id).failed == 0
-    job = BatchJob(library, library.unfinished()[0], 1000)
+    assert library.get(TENANT, batch.id).failed == 0
+    job = BatchJob(library, library.list_unfinished()[0], 1000)
     job.open(0.0)
-    found = job.next_line(0.0)
+    found = job.next_request(0.0)
     assert found is not None and not job.is_suspect(found)
     job.put_back(found)  # refused for now
-    assert job.next_line(0.0) == found
+    assert job.next_request(0.0) == found
     job.close()
-    assert [each.number for each in die(library, 2)] == [0]  # it has died once
+    assert [each.number for each in crash_router(library, 2)] == [0]  # it has one crash on record
 
 
-def test_what_was_written_of_a_batch_that_fails_is_handed_out(tmp_path: Path) -> None:
+def test_finished_lines_of_a_failed_batch_are_published(tmp_path: Path) -> None:
     library = BatchStore(tmp_path)
-    batch = make_batch(library, 1, line("a"), line("b"))
+    batch = make_batch(library, 1, batch_line("a"), batch_line("b"))
     job = BatchJob(library, batch, 1000)
     job.open(0.0)
-    found, other = job.next_line(0.0), job.next_line(0.0)
+    found, other = job.next_request(0.0), job.next_request(0.0)
     assert found is not None and other is not None
-    job.note_reply(found, BatchResponse(200, "r", {}))
+    job.record_response(found, BatchResponse(200, "r", {}))
     job.fail("the disk is gone", 1.0)
-    job.note_reply(other, BatchResponse(200, "r", {}))  # it was under way, and changes nothing
-    seen = library.get(WHO, batch.id)
+    job.record_response(other, BatchResponse(200, "r", {}))  # it was in flight, and changes nothing
+    seen = library.get(TENANT, batch.id)
     assert seen.status is BatchStatus.FAILED and seen.endpoint == COMPLETIONS
-    assert library.shelf(WHO).get(seen.output_file_id or "").bytes > 0
+    assert library.file_store(TENANT).get(seen.output_file_id or "").bytes > 0

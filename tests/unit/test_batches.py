@@ -1,4 +1,4 @@
-"""Batches over HTTP and twins, and when there is no room for them."""
+"""The batch API over HTTP with in-memory implementations, and batches that wait for capacity."""
 
 import asyncio
 import json
@@ -23,16 +23,16 @@ from tests.unit import test_router_http
 from tests.unit.batch_office import (
     CHATS,
     COMPLETIONS,
-    WHO,
-    Office,
-    finished,
+    TENANT,
+    BatchRouter,
+    batch_line,
     jsonl,
-    line,
-    lines_of,
     make_batch,
     make_file,
-    start,
+    read_lines,
+    start_batch,
     upload,
+    wait_until_finished,
 )
 from tests.unit.test_router_http import eventually, member, wrong_error
 
@@ -41,27 +41,29 @@ tokenizer = test_router_http.tokenizer
 # -- batches --------------------------------------------------------------------------------------
 
 
-async def test_a_batch(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """Good lines and every kind of wrong one: these are lines of the error file."""
-    office = Office(tokenizer, tmp_path)
+async def test_batch_separates_answers_and_errors(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Valid lines and every kind of invalid line, which go to the error file."""
+    office = BatchRouter(tokenizer, tmp_path)
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
     data = (
-        jsonl(line("a"), line("b", prompt="y", max_tokens=2, n=2))
+        jsonl(batch_line("a"), batch_line("b", prompt="y", max_tokens=2, n=2))
         + b"\n \nnonsense\n[]\n"
         + jsonl(
-            line("a"), line("", prompt="x"), line("c", url=CHATS, **chat), line("d", prompt=""),
-            line("e", prompt="x", stream=True), line("f", prompt="x", max_tokens=10**6),
-            {**line("g"), "method": "GET"}, {**line("h"), "mood": 1}, {**line("i"), "body": 5},
+            batch_line("a"), batch_line("", prompt="x"), batch_line("c", url=CHATS, **chat),
+            batch_line("d", prompt=""),
+            batch_line("e", prompt="x", stream=True), batch_line("f", prompt="x", max_tokens=10**6),
+            {**batch_line("g"), "method": "GET"}, {**batch_line("h"), "mood": 1},
+            {**batch_line("i"), "body": 5},
         )
-        + json.dumps(line("j", prompt="z", max_tokens=1)).encode()
+        + json.dumps(batch_line("j", prompt="z", max_tokens=1)).encode()
     )  # fmt: skip
     async with office.open() as client:
-        batch = await start(client, data, metadata={"job": "night"})
+        batch = await start_batch(client, data, metadata={"job": "night"})
         assert batch["status"] == "validating" and batch["metadata"] == {"job": "night"}
         assert batch["expires_at"] == batch["created_at"] + COMPLETION_WINDOW_SECONDS
-        done = await finished(client, batch)
-        good = await lines_of(client, done["output_file_id"])
-        bad = await lines_of(client, done["error_file_id"])
+        done = await wait_until_finished(client, batch)
+        good = await read_lines(client, done["output_file_id"])
+        bad = await read_lines(client, done["error_file_id"])
         listed = (await client.get("/v1/files", params={"purpose": "batch_output"})).json()
     assert done["status"] == "completed"
     assert done["request_counts"] == {"total": 14, "completed": 3, "failed": 11}
@@ -78,25 +80,25 @@ async def test_a_batch(tokenizer: Tokenizer, tmp_path: Path) -> None:
     for custom_id in ("a", "c", "e", "g", "h", "i"):
         assert why[custom_id]["response"] is None
         assert why[custom_id]["error"]["code"] == "invalid_request"
-    specs = [job.spec for job in office.house.prefill.submitted]
+    specs = [job.spec for job in office.router.prefill.submitted]
     assert {spec.priority for spec in specs} == {Priority.BATCH}
 
 
-async def test_a_batch_of_chats(tokenizer: Tokenizer, tmp_path: Path) -> None:
+async def test_batch_of_chats_completes(tokenizer: Tokenizer, tmp_path: Path) -> None:
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
-    async with Office(tokenizer, tmp_path).open() as client:
-        data = jsonl(*(line(str(number), url=CHATS, **chat) for number in range(20)))
-        done = await finished(client, await start(client, data, endpoint=CHATS))
-        answers = await lines_of(client, done["output_file_id"])
+    async with BatchRouter(tokenizer, tmp_path).open() as client:
+        data = jsonl(*(batch_line(str(number), url=CHATS, **chat) for number in range(20)))
+        done = await wait_until_finished(client, await start_batch(client, data, endpoint=CHATS))
+        answers = await read_lines(client, done["output_file_id"])
     assert done["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
     assert done["error_file_id"] is None
     texts = {a["response"]["body"]["choices"][0]["message"]["content"] for a in answers}
     assert texts == {"He"}
 
 
-async def test_wrong_batches(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    async with Office(tokenizer, tmp_path).open() as client:
-        file = (await upload(client, jsonl(line("a")))).json()["id"]
+async def test_invalid_batch_requests_are_rejected(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    async with BatchRouter(tokenizer, tmp_path).open() as client:
+        file = (await upload(client, jsonl(batch_line("a")))).json()["id"]
         good = {"input_file_id": file, "endpoint": COMPLETIONS, "completion_window": "24h"}
         for fields, param in (
             ({"endpoint": "/v1/embeddings"}, "endpoint"),
@@ -114,19 +116,21 @@ async def test_wrong_batches(tokenizer: Tokenizer, tmp_path: Path) -> None:
             wrong_error(await client.post("/v1/batches", json=asked), 404)
         wrong_error(await client.post("/v1/batches", content=b"x" * 100_000), 413)
         wrong_error(await client.get("/v1/batches/batch_0"), 404)
-        blank = await finished(client, await start(client, b"\n \n"))
+        blank = await wait_until_finished(client, await start_batch(client, b"\n \n"))
         assert blank["status"] == "failed"
         assert "1 to 50000 lines" in blank["errors"]["data"][0]["message"]
-        done = await finished(client, await start(client, jsonl(line("a"))))
+        done = await wait_until_finished(client, await start_batch(client, jsonl(batch_line("a"))))
         wrong_error(await client.post(f"/v1/batches/{done['id']}/cancel"), 409)
         output = {**good, "input_file_id": done["output_file_id"]}
         assert wrong_error(await client.post("/v1/batches", json=output))["param"]
 
 
-async def test_batches_are_listed_and_bounded(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    office = Office(tokenizer, tmp_path)
+async def test_batches_are_paged_and_limited_in_number(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    office = BatchRouter(tokenizer, tmp_path)
     async with office.open(runs=False) as client:
-        file = (await upload(client, jsonl(line("a")))).json()["id"]
+        file = (await upload(client, jsonl(batch_line("a")))).json()["id"]
         body = {"input_file_id": file, "endpoint": COMPLETIONS, "completion_window": "24h"}
         for _ in range(100):
             assert (await client.post("/v1/batches", json=body)).status_code == 200
@@ -143,55 +147,57 @@ async def test_batches_are_listed_and_bounded(tokenizer: Tokenizer, tmp_path: Pa
         assert len(ids) == len(set(ids)) == 100 and page["has_more"] and not rest["has_more"]
 
 
-async def test_cancelling(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    office = Office(tokenizer, tmp_path)
+async def test_cancelled_batch_starts_no_further_lines(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    office = BatchRouter(tokenizer, tmp_path)
     async with office.open(runs=False) as client:
-        batch = await start(client, jsonl(*(line(str(number)) for number in range(50))))
-        told = (await client.post(f"/v1/batches/{batch['id']}/cancel")).json()
-        assert told["status"] == "cancelling"
-    job = BatchJob(office.library, office.library.unfinished()[0], 1000)
+        batch = await start_batch(client, jsonl(*(batch_line(str(number)) for number in range(50))))
+        cancelled = (await client.post(f"/v1/batches/{batch['id']}/cancel")).json()
+        assert cancelled["status"] == "cancelling"
+    job = BatchJob(office.store, office.store.list_unfinished()[0], 1000)
     job.open(1000.0)
-    assert job.next_line(1001.0) is None
+    assert job.next_request(1001.0) is None
     assert job.finish_if_done(1002.0)
     assert (job.batch.status, job.batch.times) == (
         BatchStatus.CANCELLED, {"in_progress": 1000, "cancelling": 1001, "cancelled": 1002},
     )  # fmt: skip
-    assert office.library.unfinished() == []
+    assert office.store.list_unfinished() == []
 
 
-# -- room -----------------------------------------------------------------------------------------
+# -- capacity for lines ---------------------------------------------------------------------------
 
 
-def business(**fields: Any) -> RouterLoad:
+def router_load(**fields: Any) -> RouterLoad:
     decode = [member(f"d{number}", Role.DECODE) for number in range(3)]
-    given = {"inside": 0, "limit": 100, "prefill": [], "decode": decode, "draining": False}
+    given = {"num_requests": 0, "limit": 100, "prefill": [], "decode": decode, "draining": False}
     return RouterLoad(**{**given, **fields})
 
 
-def test_room_for_lines() -> None:
+def test_lines_in_flight_follow_the_clusters_free_capacity() -> None:
     def loaded(**load: Any) -> Any:
         return [member("d0", Role.DECODE, load=WorkerLoad(**load))]
 
-    assert num_allowed_batch_requests(2, 0, business()) == 6
-    assert num_allowed_batch_requests(1000, 0, business()) == 256
-    assert num_allowed_batch_requests(2, 0, business(draining=True)) == 0
-    assert num_allowed_batch_requests(2, 0, business(decode=[])) == 0
-    assert num_allowed_batch_requests(2, 0, business(inside=50)) == 0
-    assert num_allowed_batch_requests(2, 0, business(inside=49)) == 6
-    assert num_allowed_batch_requests(2, 0, business(prefill=loaded(waiting=1))) == 0
-    assert num_allowed_batch_requests(2, 1, business(prefill=loaded(waiting=1))) == 6
+    assert num_allowed_batch_requests(2, 0, router_load()) == 6
+    assert num_allowed_batch_requests(1000, 0, router_load()) == 256
+    assert num_allowed_batch_requests(2, 0, router_load(draining=True)) == 0
+    assert num_allowed_batch_requests(2, 0, router_load(decode=[])) == 0
+    assert num_allowed_batch_requests(2, 0, router_load(num_requests=50)) == 0
+    assert num_allowed_batch_requests(2, 0, router_load(num_requests=49)) == 6
+    assert num_allowed_batch_requests(2, 0, router_load(prefill=loaded(waiting=1))) == 0
+    assert num_allowed_batch_requests(2, 1, router_load(prefill=loaded(waiting=1))) == 6
     assert (
-        num_allowed_batch_requests(2, 0, business(decode=loaded(free_blocks=9, num_blocks=100)))
+        num_allowed_batch_requests(2, 0, router_load(decode=loaded(free_blocks=9, num_blocks=100)))
         == 0
     )
     assert (
-        num_allowed_batch_requests(2, 0, business(decode=loaded(free_blocks=10, num_blocks=100)))
+        num_allowed_batch_requests(2, 0, router_load(decode=loaded(free_blocks=10, num_blocks=100)))
         == 2
     )
 
 
-class Asked:
-    """What a runner asked, and what it is told."""
+class FakeBackend:
+    """An inference backend that records its requests and answers with ``status``."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
@@ -208,7 +214,7 @@ class Asked:
         return BatchResponse(self.status, "r", {"n": len(self.ids)})
 
 
-def make_runner(library: BatchStore, ask: Asked, room: Any) -> BatchRunner:
+def make_runner(library: BatchStore, ask: FakeBackend, room: Any) -> BatchRunner:
     return BatchRunner(library, ask, room, ManualClock(1_000_000.0), 1000, 10**6)
 
 
@@ -219,71 +225,73 @@ async def until(condition: Any, runner: BatchRunner) -> None:
     await asyncio.wait([running])
 
 
-async def test_tenants_take_turns(tmp_path: Path) -> None:
-    library, asked = BatchStore(tmp_path), Asked()
+async def test_batches_of_different_tenants_alternate(tmp_path: Path) -> None:
+    library, asked = BatchStore(tmp_path), FakeBackend()
     for number, who in enumerate(("alice", "alice", "bob")):
-        lines = [line(f"{who}{number}{each}", prompt=f"{who}{number}") for each in range(3)]
+        lines = [batch_line(f"{who}{number}{each}", prompt=f"{who}{number}") for each in range(3)]
         make_batch(library, number, *lines, tenant=TenantId(who))
-    await until(lambda: not library.unfinished(), make_runner(library, asked, lambda _: 1))
+    await until(lambda: not library.list_unfinished(), make_runner(library, asked, lambda _: 1))
     assert asked.ids[:6] == ["alice0", "bob2"] * 3
     assert asked.ids[6:] == ["alice1"] * 3 and asked.most == 1
 
 
-async def test_no_room_no_lines(tmp_path: Path) -> None:
-    library, asked, room = BatchStore(tmp_path), Asked(), [0]
-    batch = make_batch(library, 1, line("a"))
+async def test_no_lines_start_without_capacity(tmp_path: Path) -> None:
+    library, asked, room = BatchStore(tmp_path), FakeBackend(), [0]
+    batch = make_batch(library, 1, batch_line("a"))
     runner = make_runner(library, asked, lambda _: room[0])
     running = asyncio.create_task(runner.run())
-    await eventually(lambda: library.get(WHO, batch.id).status is BatchStatus.IN_PROGRESS)
+    await eventually(lambda: library.get(TENANT, batch.id).status is BatchStatus.IN_PROGRESS)
     assert asked.ids == []
     room[0] = 1
-    runner.hurry()
-    await eventually(lambda: library.get(WHO, batch.id).status is BatchStatus.COMPLETED)
+    runner.check_now()
+    await eventually(lambda: library.get(TENANT, batch.id).status is BatchStatus.COMPLETED)
     running.cancel()
     await asyncio.wait([running])
 
 
-async def test_no_room_on_the_disk_no_lines(tmp_path: Path) -> None:
-    library, asked = BatchStore(tmp_path), Asked()
-    batch = make_batch(library, 1, line("a"))
+async def test_no_lines_start_without_disk_space(tmp_path: Path) -> None:
+    library, asked = BatchStore(tmp_path), FakeBackend()
+    batch = make_batch(library, 1, batch_line("a"))
     filler = make_file(library, 2, b"x" * 5000)
     runner = BatchRunner(library, asked, lambda _: 1, ManualClock(1_000_000.0), 1000, 5000)
     running = asyncio.create_task(runner.run())
-    await eventually(lambda: library.get(WHO, batch.id).status is BatchStatus.IN_PROGRESS)
+    await eventually(lambda: library.get(TENANT, batch.id).status is BatchStatus.IN_PROGRESS)
     assert asked.ids == []
-    library.shelf(WHO).delete(filler)
-    runner.hurry()
-    await eventually(lambda: library.get(WHO, batch.id).status is BatchStatus.COMPLETED)
+    library.file_store(TENANT).delete(filler)
+    runner.check_now()
+    await eventually(lambda: library.get(TENANT, batch.id).status is BatchStatus.COMPLETED)
     running.cancel()
     await asyncio.wait([running])
 
 
-def test_what_was_left_behind_goes(tmp_path: Path) -> None:
-    shelf = BatchStore(tmp_path).shelf(WHO)
+def test_abandoned_uploads_are_deleted_after_a_day(tmp_path: Path) -> None:
+    shelf = BatchStore(tmp_path).file_store(TENANT)
     left = shelf.upload("left", 10, 0, lambda path, least, wanted: wanted)
     left.write(b"x")
     left.close()
     began = left.path.stat().st_mtime
-    shelf.expire(began + 3600)
+    shelf.delete_expired(began + 3600)
     assert left.path.exists()
-    shelf.expire(began + 24 * 3600 + 1)
+    shelf.delete_expired(began + 24 * 3600 + 1)
     assert not left.path.exists()
 
 
-def test_the_oldest_batches_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_finished_batches_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("router.batches.batch_store.MAX_BATCHES", 3)
     library = BatchStore(tmp_path)
     for number in range(5):
-        batch = make_batch(library, number, line("a"))
+        batch = make_batch(library, number, batch_line("a"))
         if number != 1:
-            batch.become(BatchStatus.FAILED, 0.0)
+            batch.set_status(BatchStatus.FAILED, 0.0)
             library.save(batch)
-    assert [batch.id for batch in library.batches(WHO)] == ["batch_4", "batch_3", "batch_1"]
+    assert [batch.id for batch in library.list_batches(TENANT)] == ["batch_4", "batch_3", "batch_1"]
 
 
-async def test_refused_lines_are_asked_again(tmp_path: Path) -> None:
-    library, asked = BatchStore(tmp_path), Asked()
-    batch = make_batch(library, 1, line("a"))
+async def test_refused_lines_are_retried_with_backoff(tmp_path: Path) -> None:
+    library, asked = BatchStore(tmp_path), FakeBackend()
+    batch = make_batch(library, 1, batch_line("a"))
     clock = ManualClock(1_000_000.0)
     runner = BatchRunner(library, asked, lambda _: 1, clock, 1000, 10**6)
     asked.status = 503
@@ -293,25 +301,25 @@ async def test_refused_lines_are_asked_again(tmp_path: Path) -> None:
         if times == 3:
             asked.status = 200
         clock.advance(pause)
-        runner.hurry()
-    await eventually(lambda: library.get(WHO, batch.id).status is BatchStatus.COMPLETED)
+        runner.check_now()
+    await eventually(lambda: library.get(TENANT, batch.id).status is BatchStatus.COMPLETED)
     running.cancel()
     await asyncio.wait([running])
-    assert library.get(WHO, batch.id).completed == 1 and len(asked.ids) == 4
+    assert library.get(TENANT, batch.id).completed == 1 and len(asked.ids) == 4
 
 
-async def test_one_of_two_routers_runs(tmp_path: Path) -> None:
-    one, two = Asked(), Asked()
+async def test_only_one_of_two_routers_runs_batches(tmp_path: Path) -> None:
+    one, two = FakeBackend(), FakeBackend()
     library = BatchStore(tmp_path)
-    make_batch(library, 1, *(line(str(number)) for number in range(9)))
+    make_batch(library, 1, *(batch_line(str(number)) for number in range(9)))
     first = asyncio.create_task(make_runner(library, one, lambda _: 1).run())
     await eventually(lambda: bool(one.ids))
     second = asyncio.create_task(make_runner(library, two, lambda _: 1).run())
-    await eventually(lambda: not library.unfinished())
+    await eventually(lambda: not library.list_unfinished())
     for task in (first, second):
         task.cancel()
         await asyncio.wait([task])
     assert len(one.ids) == 9 and two.ids == []
-    make_batch(library, 2, line("a"))
-    await until(lambda: not library.unfinished(), make_runner(library, two, lambda _: 1))
+    make_batch(library, 2, batch_line("a"))
+    await until(lambda: not library.list_unfinished(), make_runner(library, two, lambda _: 1))
     assert len(two.ids) == 1

@@ -1,4 +1,4 @@
-"""``baton bench``: what is asked, what is counted, and what is said when it goes wrong."""
+"""``baton bench``: the requests it sends, the figures it computes, and its errors."""
 
 import json
 import os
@@ -22,9 +22,9 @@ from load_generator import plots
 from load_generator.load_spec import LoadSpec, RequestLengths, group_by_session, plain_trace
 from load_generator.multiprocess import split_load
 from load_generator.prompts import PromptText, TokenCalibration, token_ids
-from load_generator.record import LatencyHistogram, RequestRecord, record_of
+from load_generator.record import LatencyHistogram, RequestRecord, make_record
 from load_generator.request import BenchRequest
-from load_generator.result import GeneratorUsage, SloTargets, summarise
+from load_generator.result import GeneratorUsage, SloTargets, summarize
 from load_generator.server_probe import fit_to_context
 from load_generator.table import warnings
 from load_generator.target import parse_target
@@ -47,7 +47,7 @@ def load(**fields: Any) -> LoadSpec:
 
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
-    """Exit code, stdout and stderr of ``baton bench …``, in this process."""
+    """Run ``baton bench …`` in this process; return its exit code, stdout and stderr."""
     monkeypatch.delenv("BENCH_API_KEY", raising=False)
 
     def asked(*arguments: str) -> tuple[int, str, str]:
@@ -60,7 +60,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return asked
 
 
-def told(answer: tuple[int, str, str]) -> dict[str, Any]:
+def json_result(answer: tuple[int, str, str]) -> dict[str, Any]:
     code, out, err = answer
     assert (code, err) == (0, "")
     found: dict[str, Any] = json.loads(out.splitlines()[-1])
@@ -70,82 +70,82 @@ def told(answer: tuple[int, str, str]) -> dict[str, Any]:
 # -- the load --------------------------------------------------------------------------------
 
 
-def test_plain_requests() -> None:
+def test_plain_load_has_the_requested_lengths_rate_and_sharing() -> None:
     even = plain_trace(LENGTHS, 5, 4.0, 0.0, 1)
-    assert [arrival.at_seconds for arrival in even.arrivals] == [0, 0.25, 0.5, 0.75, 1.0]
-    assert {arrival.num_prompt_tokens for arrival in even.arrivals} == {100}
-    blocks = [block for arrival in even.arrivals for block in arrival.blocks]
+    assert [arrival.arrival_seconds for arrival in even.requests] == [0, 0.25, 0.5, 0.75, 1.0]
+    assert {arrival.num_prompt_tokens for arrival in even.requests} == {100}
+    blocks = [block for arrival in even.requests for block in arrival.block_ids]
     assert len(set(blocks)) == len(blocks) == 10
     spread = replace(LENGTHS, input_spread=0.5, shared_tokens=64)
     many = plain_trace(spread, 2000, 10.0, 2.0, 1)
     assert many == plain_trace(spread, 2000, 10.0, 2.0, 1)
-    assert {arrival.blocks[0] for arrival in many.arrivals if len(arrival.blocks) > 1} == {0}
-    mean = sum(arrival.num_prompt_tokens for arrival in many.arrivals) / 2000
+    assert {arrival.block_ids[0] for arrival in many.requests if len(arrival.block_ids) > 1} == {0}
+    mean = sum(arrival.num_prompt_tokens for arrival in many.requests) / 2000
     assert 95 < mean < 105
-    assert 150 < many.arrivals[-1].at_seconds < 260
+    assert 150 < many.requests[-1].arrival_seconds < 260
 
 
-def test_a_load_by_time() -> None:
-    cut = load(rate=50.0, duration=2.0).arrivals().arrivals
-    assert 60 < len(cut) < 140 and cut[-1].at_seconds < 2
+def test_load_is_limited_by_duration_or_by_requests() -> None:
+    cut = load(rate=50.0, duration=2.0).make_trace().requests
+    assert 60 < len(cut) < 140 and cut[-1].arrival_seconds < 2
     assert load(rate=50.0, duration=2.0).warm_up_seconds == 0.2
     assert load(rate=50.0, requests=30).warm_up_requests(30) == 3
     assert load(rate=50.0, requests=30, warm_up=1.0).warm_up_requests(30) == 0
-    assert len(load(concurrency=3).arrivals().arrivals) == 100
-    twice = load(rate=1.0, rate_factor=4.0, requests=3, burstiness=0.0).arrivals()
-    assert [arrival.at_seconds for arrival in twice.arrivals] == [0, 0.25, 0.5]
-    assert load(concurrency=3, kind="chat", requests=20).arrivals().block_tokens == 64
+    assert len(load(concurrency=3).make_trace().requests) == 100
+    twice = load(rate=1.0, rate_factor=4.0, requests=3, burstiness=0.0).make_trace()
+    assert [arrival.arrival_seconds for arrival in twice.requests] == [0, 0.25, 0.5]
+    assert load(concurrency=3, kind="chat", requests=20).make_trace().block_tokens == 64
 
 
 def test_conversations_keep_their_order() -> None:
     trace = TRACE_GENERATORS["chat"](60, 8.0, 3)
-    whole = group_by_session(trace.arrivals)
+    whole = group_by_session(trace.requests)
     assert sum(map(len, whole)) == 60
     assert all(len({turn.session for turn in session}) == 1 for session in whole)
-    assert len(group_by_session(plain_trace(LENGTHS, 7, 1.0, 1.0, 0).arrivals)) == 7
+    assert len(group_by_session(plain_trace(LENGTHS, 7, 1.0, 1.0, 0).requests)) == 7
 
 
-def test_parts_of_a_load_are_the_load() -> None:
+def test_split_load_keeps_every_request() -> None:
     asked = load(concurrency=5, kind="chat", requests=60)
-    trace = asked.arrivals()
+    trace = asked.make_trace()
     parts = split_load(asked, trace, 3)
     assert [part.concurrency for part, _ in parts] == [2, 2, 1]
-    split = [arrival for _, part in parts for arrival in part.arrivals]
-    assert sorted(split, key=lambda each: each.at_seconds) == list(trace.arrivals)
+    split = [arrival for _, part in parts for arrival in part.requests]
+    assert sorted(split, key=lambda each: each.arrival_seconds) == list(trace.requests)
     opened = load(rate=5.0, requests=9)
-    parts = split_load(opened, opened.arrivals(), 2)
-    assert [len(part.arrivals) for _, part in parts] == [5, 4]
-    with pytest.raises(Invalid, match="for 5 users"):
+    parts = split_load(opened, opened.make_trace(), 2)
+    assert [len(part.requests) for _, part in parts] == [5, 4]
+    with pytest.raises(Invalid, match="there are 5 users"):
         split_load(asked, trace, 6)
 
 
-def test_what_is_too_long_is_shortened() -> None:
+def test_requests_beyond_the_context_are_shortened() -> None:
     trace = Trace(
         "t", 64, (TraceRequest(0, 900, 50, tuple(range(15))), TraceRequest(1, 10, 5, (99,)))
     )
     assert fit_to_context(trace, None, True) == (trace, 0)
     cut, count = fit_to_context(trace, 500, True)
-    assert (count, cut.arrivals[1]) == (1, trace.arrivals[1])
-    assert cut.arrivals[0] == TraceRequest(0, 450, 50, tuple(range(8)))
+    assert (count, cut.requests[1]) == (1, trace.requests[1])
+    assert cut.requests[0] == TraceRequest(0, 450, 50, tuple(range(8)))
 
 
 # -- prompts ---------------------------------------------------------------------------------
 
 
-def test_prompts_share_what_their_blocks_share() -> None:
+def test_prompts_with_common_blocks_share_their_prefix() -> None:
     text = PromptText("s", TokenCalibration())
     one, other = TraceRequest(0, 200, 1, (1, 2, 3, 4)), TraceRequest(0, 130, 1, (1, 2, 9))
-    first, second = text.of(one, 64).split(), text.of(other, 64).split()
+    first, second = text.make_prompt(one, 64).split(), text.make_prompt(other, 64).split()
     assert (len(first), len(second)) == (200, 130)
     assert first[:128] == second[:128] and first[128] != second[128]
-    assert text.of(one, 64, lap=1).split()[0] != first[0]
-    assert PromptText("t", TokenCalibration()).of(one, 64).split()[0] != first[0]
-    halved = PromptText("s", TokenCalibration(tokens_per_word=2.0, tokens_around=20.0))
-    assert len(halved.of(one, 64).split()) == 90
-    assert len(text.of(TraceRequest(0, 40_000, 1, (1, 2)), 20_000).split()) == 40_000
+    assert text.make_prompt(one, 64, repetition=1).split()[0] != first[0]
+    assert PromptText("t", TokenCalibration()).make_prompt(one, 64).split()[0] != first[0]
+    halved = PromptText("s", TokenCalibration(tokens_per_word=2.0, overhead_tokens=20.0))
+    assert len(halved.make_prompt(one, 64).split()) == 90
+    assert len(text.make_prompt(TraceRequest(0, 40_000, 1, (1, 2)), 20_000).split()) == 40_000
 
 
-def test_prompts_of_token_ids_are_exactly_as_long() -> None:
+def test_prompts_of_token_ids_have_exact_lengths() -> None:
     one, other = TraceRequest(0, 200, 1, (1, 2, 3, 4)), TraceRequest(0, 130, 1, (1, 2, 9))
     first, second = token_ids(one, 64, 7), token_ids(other, 64, 7)
     assert (len(first), len(second)) == (200, 130)
@@ -154,7 +154,7 @@ def test_prompts_of_token_ids_are_exactly_as_long() -> None:
     assert all(300 <= token < 1324 for token in first)
 
 
-# -- what comes ------------------------------------------------------------------------------
+# -- responses -------------------------------------------------------------------------------
 
 
 def call(status: int = 200) -> BenchRequest:
@@ -171,7 +171,7 @@ def chunk(text: str, reason: str | None = None) -> bytes:
     return event(choices=[{"delta": {"content": text}, "finish_reason": reason}])
 
 
-def test_a_stream_is_timed_from_when_it_was_due() -> None:
+def test_stream_is_timed_from_its_scheduled_start() -> None:
     usage = {"prompt_tokens": 12, "completion_tokens": 3,
              "prompt_tokens_details": {"cached_tokens": 8}}  # fmt: skip
     made = call()
@@ -180,9 +180,9 @@ def test_a_stream_is_timed_from_when_it_was_due() -> None:
     made.feed(data[:30], 2.25)
     made.feed(data[30:] + b": comment\r\ndata: [DONE]\n\n", 2.5)
     made.complete(3.0)
-    record = record_of(made, 1.0)
+    record = make_record(made, 1.0)
     assert record == RequestRecord(0.0, 0.5, 2.0, 1.0, 0.25, 12, 3, 8, 200, None, "")
-    assert made.gaps == [0.5, 0.0]
+    assert made.inter_token_seconds == [0.5, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -191,18 +191,20 @@ def test_a_stream_is_timed_from_when_it_was_due() -> None:
         (chunk("a"), "connection lost", "without a finish_reason"),
         (event(error={"code": "unavailable", "message": "died"}), "unavailable", "died"),
         (event(error="what"), "", "what"),
-        (b"data: {nonsense\n\n", "malformed", "no event of OpenAI's"),
-        (b"data: 17\n\n", "malformed", "no event of OpenAI's"),
-        (event(choices=[7]), "malformed", "no event of OpenAI's"),
+        (b"data: {nonsense\n\n", "malformed", "not an event of OpenAI's API"),
+        (b"data: 17\n\n", "malformed", "not an event of OpenAI's API"),
+        (event(choices=[7]), "malformed", "not an event of OpenAI's API"),
     ],
 )
-def test_streams_that_fail(data: bytes, code: str, message: str) -> None:
+def test_failed_streams_are_recorded_with_code_and_message(
+    data: bytes, code: str, message: str
+) -> None:
     made = call()
     made.feed(data, 2.0)
     made.complete(3.0)
-    assert made.fault is not None
-    assert (made.fault.code, made.fault.status) == (code, 200)
-    assert message in made.fault.message
+    assert made.error is not None
+    assert (made.error.code, made.error.status) == (code, 200)
+    assert message in made.error.message
 
 
 @pytest.mark.parametrize(
@@ -214,13 +216,13 @@ def test_streams_that_fail(data: bytes, code: str, message: str) -> None:
         (b"<html>no</html>", "", "<html>no</html>"),
     ],
 )
-def test_refusals_in_all_forms(data: bytes, code: str, message: str) -> None:
+def test_error_bodies_of_all_forms_are_understood(data: bytes, code: str, message: str) -> None:
     made = call(503)
     made.feed(data[:5], 2.0)
     made.feed(data[5:], 2.0)
     made.complete(3.0)
-    assert made.fault is not None
-    assert (made.fault.status, made.fault.code, made.fault.message) == (503, code, message)
+    assert made.error is not None
+    assert (made.error.status, made.error.code, made.error.message) == (503, code, message)
 
 
 def test_reasoning_and_tool_calls_are_tokens() -> None:
@@ -228,13 +230,17 @@ def test_reasoning_and_tool_calls_are_tokens() -> None:
     made.feed(event(choices=[{"delta": {"reasoning_content": "hm"}}]), 2.0)
     made.feed(event(choices=[{"delta": {"tool_calls": [{"index": 0}]}, "finish_reason": "x"}]), 3.0)
     made.complete(3.0)
-    assert (made.first_at, made.gaps, record_of(made, 1.0).answer_tokens) == (2.0, [1.0], 2)
+    assert (
+        made.first_token_at,
+        made.inter_token_seconds,
+        make_record(made, 1.0).answer_tokens,
+    ) == (2.0, [1.0], 2)
 
 
-# -- what is counted -------------------------------------------------------------------------
+# -- figures ---------------------------------------------------------------------------------
 
 
-def test_gaps_are_right_to_half_a_percent() -> None:
+def test_latency_histogram_is_accurate_to_half_a_percent() -> None:
     gaps = LatencyHistogram()
     gaps.add(number / 1000 for number in range(1, 1001))
     gaps.add([0.0, 1e9])
@@ -243,7 +249,9 @@ def test_gaps_are_right_to_half_a_percent() -> None:
     again = LatencyHistogram(list(gaps.counts))
     again.merge(gaps)
     assert len(again) == 2 * len(gaps) == 2004
-    assert LatencyHistogram([0] * 3).counts[0] == 0 and LatencyHistogram().sample(5) == []
+    assert (
+        LatencyHistogram([0] * 3).counts[0] == 0 and LatencyHistogram().sample_percentiles(5) == []
+    )
 
 
 def record(ttft: float | None = 0.1, **fields: Any) -> RequestRecord:
@@ -251,7 +259,7 @@ def record(ttft: float | None = 0.1, **fields: Any) -> RequestRecord:
     return replace(base, **fields)
 
 
-def test_an_outcome() -> None:
+def test_summary_counts_goodput_attainment_and_errors() -> None:
     records = [
         *(record(prompt_tokens=length) for length in (10, 20, 30)),
         record(0.9, prompt_tokens=40),
@@ -260,7 +268,7 @@ def test_an_outcome() -> None:
         record(None, status=0, code="timeout", message="slow", prompt_tokens=80),
     ]
     effort = GeneratorUsage(0.4, 10.0, 1, 10, 3)
-    found = summarise(records, LatencyHistogram(), 2.0, SloTargets(0.5, 0.05), effort)
+    found = summarize(records, LatencyHistogram(), 2.0, SloTargets(0.5, 0.05), effort)
     assert (found.num_requests, found.completed, found.throughput_rps) == (8, 6, 3.0)
     assert (found.attainment, found.goodput_rps) == (3 / 8, 1.5)
     assert found.attainment_by_length_quartile == [1.0, 0.5, 0.0, 0.0]
@@ -271,13 +279,13 @@ def test_an_outcome() -> None:
     assert (found.cpu_share, found.cpu_seconds_per_request) == (0.04, 0.04)
 
 
-def test_a_generator_that_lags_says_so() -> None:
+def test_overloaded_load_generator_is_reported() -> None:
     late = [record(lag_seconds=0.2)] * 10
-    found = summarise(
+    found = summarize(
         late, LatencyHistogram(), 1.0, SloTargets(None, None), GeneratorUsage(1, 10, 1, 10, 3)
     )
-    assert not found.kept_up and "left 200 ms late (p99), and not for" in warnings(found)[0]
-    busy = summarise(
+    assert not found.kept_up and "sent 200 ms late (p99), although" in warnings(found)[0]
+    busy = summarize(
         [record()],
         LatencyHistogram(),
         1.0,
@@ -285,21 +293,23 @@ def test_a_generator_that_lags_says_so() -> None:
         GeneratorUsage(19, 10, 2, 10, 3),
     )
     assert not busy.kept_up and busy.goodput_rps is None
-    assert "95% of a core: --processes N" in warnings(busy)[0]
-    nothing = summarise(
+    assert "95% of a core: use --processes N" in warnings(busy)[0]
+    nothing = summarize(
         [], LatencyHistogram(), 0.0, SloTargets(1.0, None), GeneratorUsage(0, 0, 1, 0, 0)
     )
     assert nothing.ttft_seconds["p99"] is None and nothing.attainment == 0.0
-    assert warnings(nothing) == ["nothing was measured: the warm-up was not over"]
+    assert warnings(nothing) == ["nothing was measured: the load ended during the warm-up"]
 
 
-# -- the whole -------------------------------------------------------------------------------
+# -- whole runs ------------------------------------------------------------------------------
 
 
-def test_a_closed_loop(ask: Ask) -> None:
-    """Each user waits; the first tenth does not count."""
+def test_closed_loop_run(ask: Ask) -> None:
+    """Each user waits for its answer. The first tenth of the requests is warm-up and does not
+    count."""
     with fake_server() as server:
-        found = told(ask("--url", server.url + "/v1/", "--concurrency", "3", "--requests", "40",
+        found = json_result(ask(
+                         "--url", server.url + "/v1/", "--concurrency", "3", "--requests", "40",
                          "--input-tokens", "50", "--output-tokens", "5", "--json",
                          "--slo-ttft", "60"))  # fmt: skip
     assert (found["num_requests"], found["completed"], found["loop"]) == (36, 36, "closed")
@@ -307,34 +317,36 @@ def test_a_closed_loop(ask: Ask) -> None:
     assert found["prompt_tokens"]["p50"] == 50 and found["answer_tokens"]["mean"] == 5
     assert found["attainment_by_length_quartile"] == [1.0] * 4
     assert 0.4 < found["hit_ratio_tokens"] <= 0.5
-    body = server.asked[0]
+    body = server.load_requests[0]
     assert set(body) == {"model", "messages", "max_tokens", "stream", "stream_options"}
-    assert len({body["messages"][0]["content"] for body in server.asked}) == 40
+    assert len({body["messages"][0]["content"] for body in server.load_requests}) == 40
 
 
-def test_an_open_loop_of_token_ids(ask: Ask) -> None:
+def test_open_loop_run_with_token_ids(ask: Ask) -> None:
     with fake_server() as server:
-        found = told(ask("--url", server.url, "--rate", "200", "--requests", "30", "--warm-up", "0",
+        found = json_result(ask(
+                         "--url", server.url, "--rate", "200", "--requests", "30", "--warm-up", "0",
                          "--prompts", "tokens", "--ignore-eos", "--extra", '{"top_k": 1}',
                          "--input-tokens", "33", "--output-tokens", "2", "--json"))  # fmt: skip
     assert (found["num_requests"], found["completed"], found["loop"]) == (30, 30, "open")
-    assert {len(body["prompt"]) for body in server.asked} == {33}
-    assert all(body["ignore_eos"] and body["top_k"] == 1 for body in server.asked)
+    assert {len(body["prompt"]) for body in server.load_requests} == {33}
+    assert all(body["ignore_eos"] and body["top_k"] == 1 for body in server.load_requests)
 
 
-def test_a_trace_and_files(ask: Ask, tmp_path: Path) -> None:
+def test_trace_replay_writes_its_output_file(ask: Ask, tmp_path: Path) -> None:
     path, output = tmp_path / "t.jsonl", tmp_path / "out.json"
     write_trace(TRACE_GENERATORS["rag"](12, 100.0, 1), path)
     with fake_server() as server:
-        found = told(ask("--url", server.url, "--trace", str(path), "--rate-factor", "4", "--json",
+        found = json_result(ask(
+                         "--url", server.url, "--trace", str(path), "--rate-factor", "4", "--json",
                          "--output", str(output)))  # fmt: skip
     assert found == json.loads(output.read_text())
     assert found["load"] == "t.jsonl" and found["trace_requests"] == 12
     assert found["shortened_requests"] > 0
 
 
-def test_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is drawn; how is the simulator's."""
+def test_plots_get_latencies_and_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check which values are plotted; the plotting itself is the simulator's."""
     drawn: dict[str, Any] = {}
     monkeypatch.setattr(plots, "plot_cdfs", lambda path, lines: drawn.update({path.name: lines}))
     monkeypatch.setattr(plots, "plot_load", lambda path, lines: drawn.update({path.name: lines}))
@@ -351,26 +363,29 @@ def test_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-def test_users_by_time_go_round(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_loop_by_duration_repeats_its_requests_with_new_prompts(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("load_generator.load_spec.CLOSED_REQUESTS", 3)
     with fake_server() as server:
-        found = told(ask("--url", server.url, "--concurrency", "2", "--duration", "1.5",
+        found = json_result(ask("--url", server.url, "--concurrency", "2", "--duration", "1.5",
                          "--output-tokens", "2", "--json"))  # fmt: skip
-        contents = [body["messages"][0]["content"] for body in server.asked]
+        contents = [body["messages"][0]["content"] for body in server.load_requests]
     assert found["completed"] > 4
     assert len(set(contents)) == len(contents) > 6
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the server's thread is ours
-def test_several_processes(ask: Ask) -> None:
+def test_load_is_spread_over_processes(ask: Ask) -> None:
     with fake_server() as server:
-        found = told(ask("--url", server.url, "--concurrency", "4", "--requests", "20", "--json",
+        found = json_result(ask(
+                         "--url", server.url, "--concurrency", "4", "--requests", "20", "--json",
                          "--warm-up", "0", "--processes", "2", "--output-tokens", "2"))  # fmt: skip
-        assert len(server.asked) == 20
+        assert len(server.load_requests) == 20
     assert (found["completed"], found["num_requests"], found["most_at_once"]) == (20, 20, 4)
 
 
-def test_a_table_of_errors(ask: Ask) -> None:
+def test_errors_are_printed_as_a_table(ask: Ask) -> None:
     with fake_server("busy") as server:
         code, out, _ = ask("--url", server.url, "--concurrency", "1", "--requests", "10",
                            "--warm-up", "0", "--output-tokens", "2")  # fmt: skip
@@ -379,9 +394,10 @@ def test_a_table_of_errors(ask: Ask) -> None:
     assert "50.0% (429), 50.0%" in out
 
 
-def test_connections_that_the_server_closes_are_opened_anew(ask: Ask) -> None:
+def test_connections_closed_by_the_server_are_reopened(ask: Ask) -> None:
     with fake_server("closing") as server:
-        found = told(ask("--url", server.url, "--concurrency", "2", "--requests", "20", "--json",
+        found = json_result(ask(
+                         "--url", server.url, "--concurrency", "2", "--requests", "20", "--json",
                          "--warm-up", "0", "--output-tokens", "2"))  # fmt: skip
     assert (found["completed"], found["errors"]) == (20, [])
 
@@ -390,7 +406,7 @@ def test_connections_that_the_server_closes_are_opened_anew(ask: Ask) -> None:
     ("model", "message"),
     [("torn", "connection lost"), ("failing", "unavailable worker died")],
 )
-def test_a_load_that_nobody_answers_fails(ask: Ask, model: str, message: str) -> None:
+def test_run_without_any_answer_exits_with_1(ask: Ask, model: str, message: str) -> None:
     with fake_server(model) as server:
         code, _, err = ask("--url", server.url, "--concurrency", "1", "--requests", "3",
                            "--warm-up", "0", "--output-tokens", "4")  # fmt: skip
@@ -398,52 +414,52 @@ def test_a_load_that_nobody_answers_fails(ask: Ask, model: str, message: str) ->
     assert "not one of 3 requests was answered: 200" in err and message in err
 
 
-def test_a_request_that_takes_too_long(ask: Ask) -> None:
+def test_request_that_exceeds_its_timeout_is_an_error(ask: Ask) -> None:
     with fake_server("hanging") as server:
-        found = told(ask("--url", server.url, "--rate", "100", "--requests", "4", "--json",
+        found = json_result(ask("--url", server.url, "--rate", "100", "--requests", "4", "--json",
                          "--warm-up", "0", "--timeout", "1", "--output-tokens", "2"))  # fmt: skip
     assert found["completed"] == 2
     (error,) = found["errors"]
     assert (error["code"], error["count"], error["message"]) == (
         "timeout",
         2,
-        "no end within 1 s",
+        "not completed within 1 s",
     )
 
 
-def test_what_is_there_when_it_is_interrupted(ask: Ask) -> None:
-    """What is under way counts for nothing."""
+def test_interrupted_run_reports_what_it_has(ask: Ask) -> None:
+    """Requests in flight count neither as completed nor as failed."""
     with fake_server("hanging") as server:
 
         def interrupt() -> None:
-            while len(server.asked) < 4:
+            while len(server.load_requests) < 4:
                 server.released.wait(0.01)
             os.kill(os.getpid(), signal.SIGINT)
 
         hand = threading.Thread(target=interrupt)
         hand.start()
-        found = told(ask("--url", server.url, "--rate", "100", "--requests", "4", "--json",
+        found = json_result(ask("--url", server.url, "--rate", "100", "--requests", "4", "--json",
                          "--warm-up", "0", "--output-tokens", "2"))  # fmt: skip
         hand.join()
     assert (found["interrupted"], found["failed_ratio"]) == (True, 0.0)
     assert found["completed"] <= 2
 
 
-def test_requests_under_way_are_bounded(ask: Ask) -> None:
-    """Those that had to wait are late, and that counts."""
+def test_requests_in_flight_are_bounded(ask: Ask) -> None:
+    """Requests that had to wait start late, and the delay is counted."""
     with fake_server() as server:
-        found = told(ask("--url", server.url, "--rate", "5000", "--requests", "20", "--json",
+        found = json_result(ask("--url", server.url, "--rate", "5000", "--requests", "20", "--json",
                          "--warm-up", "0", "--at-once", "1", "--output-tokens", "2"))  # fmt: skip
     assert (found["completed"], found["most_at_once"]) == (20, 1)
     assert found["lag_seconds"]["max"] > 0.01
     assert found["ttft_seconds"]["max"] > found["lag_seconds"]["max"]
 
 
-def test_keys(ask: Ask) -> None:
+def test_api_key_is_sent(ask: Ask) -> None:
     with fake_server(needs_key=True) as server:
         run = ("--url", server.url, "--concurrency", "1", "--requests", "2", "--warm-up", "0")
         code, _, err = ask(*run)
-        assert code == 1 and "says 401: --api-key KEY (" in err and "no such key" in err
+        assert code == 1 and "says 401: use --api-key KEY (" in err and "no such key" in err
         code, _, _ = ask(*run, "--api-key", KEY)
         assert code == 0
 
@@ -452,17 +468,17 @@ def test_keys(ask: Ask) -> None:
     ("arguments", "code", "message"),
     [
         ((), 2, "bench needs --rate R, --concurrency N, or --trace FILE"),
-        (("--rate", "1", "--concurrency", "1"), 2, "exclude each other"),
+        (("--rate", "1", "--concurrency", "1"), 2, "can't be combined"),
         (("--rate", "0"), 2, "--rate is 0; it must be above 0"),
         (("--rate", "1", "--kind", "poem"), 2, "there is no kind 'poem'; there are plain, chat"),
         (("--rate", "1", "--url", "ftp://x"), 2, "it must look like http://HOST:PORT"),
         (("--rate", "1", "--url", "http://x:99999"), 2, "--url http://x:99999"),
         (("--rate", "1", "--api-key", "a\nb"), 2, "--api-key has characters"),
-        (("--rate", "1", "--prompts", "songs"), 2, "--prompts songs: it is text or tokens"),
+        (("--rate", "1", "--prompts", "songs"), 2, "--prompts songs: it must be text or tokens"),
         (("--rate", "1", "--prompts", "tokens", "--endpoint", "chat"), 2, "needs --endpoint"),
-        (("--rate", "1", "--endpoint", "x"), 2, "--endpoint x: it is chat or completions"),
+        (("--rate", "1", "--endpoint", "x"), 2, "--endpoint x: it must be chat or completions"),
         (("--rate", "1", "--extra", "[]"), 2, "--extra must be a JSON object"),
-        (("--rate", "1", "--extra", "{"), 2, "--extra is no JSON"),
+        (("--rate", "1", "--extra", "{"), 2, "--extra is not valid JSON"),
         (("--rate", "1", "--extra", '{"stream": false}'), 2, "--extra has 'stream'"),
         (("--rate", "1", "--input-tokens", "0"), 2, "--input-tokens is 0"),
         (("--rate", "1", "--output-spread", "9"), 2, "--output-spread is 9"),
@@ -484,16 +500,18 @@ def test_keys(ask: Ask) -> None:
         ),
     ],
 )
-def test_wrong_questions(ask: Ask, arguments: tuple[str, ...], code: int, message: str) -> None:
+def test_invalid_arguments_exit_with_one_line(
+    ask: Ask, arguments: tuple[str, ...], code: int, message: str
+) -> None:
     found, _, err = ask(*arguments)
     assert found == code and message in err
     assert len(err.splitlines()) == 1
 
 
-def test_addresses() -> None:
+def test_target_url_is_parsed() -> None:
     target = parse_target("https://[::1]/openai/v1", "key", None, True)
-    assert (target.host, target.port, target.base) == ("::1", 443, "/openai")
+    assert (target.host, target.port, target.base_path) == ("::1", 443, "/openai")
     assert target.url == "https://[::1]:443/openai"
-    head = target.head("POST", "/completions").decode()
+    head = target.request_head("POST", "/completions").decode()
     assert head.startswith("POST /openai/v1/completions HTTP/1.1\r\nhost: [::1]:443\r\n")
     assert "authorization: Bearer key\r\n" in head and head.endswith("content-length: ")

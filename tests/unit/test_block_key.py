@@ -1,5 +1,6 @@
-"""Committed vectors: keys are shared between processes, machines and versions. If one of
-these changes, every stored block becomes unreachable, and the format version must change."""
+"""Committed test vectors of block keys, which are shared between processes, machines and
+versions. If one of them changes, every stored block becomes unreachable, and the format version
+must change."""
 
 import pytest
 
@@ -46,12 +47,12 @@ def test_next_key_is_one_link_of_the_chain() -> None:
     assert next_key(first, [5, 6, 7, 8]).hex() == CHAIN_VECTORS[1][1]
 
 
-def test_a_partial_block_has_no_key() -> None:
+def test_partial_block_has_no_key() -> None:
     assert block_keys(ROOT.key(), [1, 2, 3], 4) == []
     assert len(block_keys(ROOT.key(), [1, 2, 3, 4, 5, 6, 7], 4)) == 1
 
 
-def test_a_key_names_all_that_precedes() -> None:
+def test_key_depends_on_all_preceding_tokens() -> None:
     one = block_keys(ROOT.key(), [1, 2, 3, 4, 5, 6, 7, 8], 4)
     other = block_keys(ROOT.key(), [1, 2, 3, 9, 5, 6, 7, 8], 4)
     assert one[0] != other[0]
@@ -62,12 +63,12 @@ def test_fields_of_a_root_do_not_run_into_each_other() -> None:
     assert KeyRoot(b"ab", "c", 4).key() != KeyRoot(b"a", "bc", 4).key()
 
 
-def test_key_length() -> None:
+def test_keys_have_the_fixed_length() -> None:
     assert len(ROOT.key()) == BLOCK_KEY_BYTES
     assert len(next_key(BlockKey(bytes(BLOCK_KEY_BYTES)), [0])) == BLOCK_KEY_BYTES
 
 
 @pytest.mark.parametrize("token", [-1, 4_294_967_296])
-def test_a_token_is_a_uint32(token: int) -> None:
+def test_token_outside_uint32_is_rejected(token: int) -> None:
     with pytest.raises(OverflowError):
         next_key(ROOT.key(), [token])

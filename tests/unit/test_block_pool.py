@@ -1,4 +1,4 @@
-"""Exact block ids: who gets which, what stays findable, who is evicted first."""
+"""The block pool, with exact block ids: allocation order, what stays findable, eviction order."""
 
 import pytest
 
@@ -15,7 +15,7 @@ A, B, C, D = (key(name) for name in "ABCD")
 
 
 def cached(pool: BlockPool, *keys: BlockKey) -> list[BlockId]:
-    """A finished sequence's blocks: allocated, sealed, released."""
+    """Allocate, seal and release blocks with these keys, as a finished sequence does."""
     block_ids = pool.allocate(len(keys))
     for block_id, each in zip(block_ids, keys, strict=True):
         pool.seal(block_id, each)
@@ -23,23 +23,27 @@ def cached(pool: BlockPool, *keys: BlockKey) -> list[BlockId]:
     return block_ids
 
 
-def test_a_block_goes_once_around() -> None:
+def test_block_passes_through_all_its_states() -> None:
     pool = BlockPool(2)
     (block,) = pool.allocate(1)
     assert (block, pool.state(block), pool.num_references(block)) == (0, BlockState.FILLING, 1)
     assert pool.seal(block, A)
     assert (pool.state(block), pool.key(block)) == (BlockState.REFERENCED, A)
     pool.release([block])
-    assert (pool.state(block), pool.find([A])) == (BlockState.IDLE, [block])
+    assert (pool.state(block), pool.find_cached([A])) == (BlockState.IDLE, [block])
     pool.reference([block])
     assert (pool.state(block), pool.num_references(block)) == (BlockState.REFERENCED, 1)
     pool.release([block])
     assert pool.allocate(2) == [1, 0]
-    assert (pool.state(block), pool.key(block), pool.find([A])) == (BlockState.FILLING, None, [])
+    assert (pool.state(block), pool.key(block), pool.find_cached([A])) == (
+        BlockState.FILLING,
+        None,
+        [],
+    )
     pool.check_integrity()
 
 
-def test_a_block_that_was_not_full_is_free_when_released() -> None:
+def test_unsealed_block_is_free_when_released() -> None:
     pool = BlockPool(2)
     pool.release(pool.allocate(2))
     assert pool.counts == BlockCounts(2, free=2, filling=0, idle=0, referenced=0, quarantined=0)
@@ -51,7 +55,7 @@ def test_can_allocate_counts_free_and_idle() -> None:
     pool.allocate(1)
     assert pool.can_allocate(2)
     assert not pool.can_allocate(3)
-    with pytest.raises(AssertionError, match="ask can_allocate first"):
+    with pytest.raises(AssertionError, match="check can_allocate first"):
         pool.allocate(3)
 
 
@@ -69,9 +73,9 @@ def test_eviction_takes_the_leaf_before_its_parent() -> None:
     pool = BlockPool(3)
     assert cached(pool, A, B, C) == [0, 1, 2]
     pool.allocate(1)
-    assert pool.find([A, B, C]) == [0, 1]
+    assert pool.find_cached([A, B, C]) == [0, 1]
     pool.allocate(1)
-    assert pool.find([A, B, C]) == [0]
+    assert pool.find_cached([A, B, C]) == [0]
     assert [pool.state(BlockId(index)) for index in range(3)] == [
         BlockState.IDLE,
         BlockState.FILLING,
@@ -84,21 +88,21 @@ def test_eviction_takes_the_least_recently_released_sequence() -> None:
     old = cached(pool, A, B)
     cached(pool, C, D)
     pool.reference(old)
-    pool.release(old)  # a hit makes A and B the younger ones
+    pool.release(old)  # the hit makes A and B the most recently used
     assert pool.allocate(4) == [3, 2, 1, 0]
 
 
 def test_find_stops_at_the_first_gap() -> None:
     pool = BlockPool(4)
     blocks = cached(pool, A, B, C)
-    assert pool.find([A, D, C]) == blocks[:1]
-    assert pool.find([A, B, C], limit=2) == blocks[:2]
+    assert pool.find_cached([A, D, C]) == blocks[:1]
+    assert pool.find_cached([A, B, C], limit=2) == blocks[:2]
     assert pool.count_cached([A, B, C, D]) == 3
     assert pool.count_cached([A, B, C], 1) == 1
     assert pool.counts.idle == 3
 
 
-def test_a_shared_block_is_idle_only_after_its_last_owner() -> None:
+def test_shared_block_becomes_idle_when_its_last_owner_releases_it() -> None:
     pool = BlockPool(1)
     blocks = cached(pool, A)
     pool.reference(blocks)
@@ -109,40 +113,41 @@ def test_a_shared_block_is_idle_only_after_its_last_owner() -> None:
     assert (pool.state(blocks[0]), pool.can_allocate(1)) == (BlockState.IDLE, True)
 
 
-def test_a_duplicate_is_free_when_released_and_its_holder_stays() -> None:
+def test_duplicate_is_freed_on_release_and_the_keys_holder_stays() -> None:
     pool = BlockPool(2)
     first, second = pool.allocate(2)
     assert pool.seal(first, A)
     assert not pool.seal(second, A)
     pool.release([second])
-    assert (pool.state(second), pool.find([A])) == (BlockState.FREE, [first])
+    assert (pool.state(second), pool.find_cached([A])) == (BlockState.FREE, [first])
     pool.check_integrity()
 
 
-def test_a_duplicate_inherits_the_key_of_an_evicted_holder() -> None:
+def test_duplicate_takes_over_the_key_of_an_evicted_holder() -> None:
     pool = BlockPool(2)
     first, second = pool.allocate(2)
     pool.seal(first, A)
     pool.seal(second, A)
     pool.release([first])
     assert pool.allocate(1) == [first]
-    assert pool.find([A]) == []
+    assert pool.find_cached([A]) == []
     pool.release([second])
-    assert pool.find([A]) == [second]
+    assert pool.find_cached([A]) == [second]
     pool.check_integrity()
 
 
-def test_use_of_a_duplicate_keeps_the_holder_young() -> None:
-    """B hangs on A: if A's holder were evicted first, B could not be found any more."""
+def test_releasing_a_duplicate_marks_the_keys_holder_as_recently_used() -> None:
+    """B is A's child: if the block that holds A's key were evicted first, B could not be found
+    any more."""
     pool = BlockPool(3)
     (holder,) = cached(pool, A)
     table = pool.allocate(2)
     pool.seal(table[0], A)
     pool.seal(table[1], B)
     pool.release(table)
-    assert pool.find([A, B]) == [holder, table[1]]
+    assert pool.find_cached([A, B]) == [holder, table[1]]
     assert pool.allocate(2) == [table[0], table[1]]
-    assert pool.find([A, B]) == [holder]
+    assert pool.find_cached([A, B]) == [holder]
 
 
 def test_quarantine_keeps_blocks_out_of_use() -> None:
@@ -156,7 +161,7 @@ def test_quarantine_keeps_blocks_out_of_use() -> None:
     pool.check_integrity()
 
 
-def test_forbidden_moves_are_caught() -> None:
+def test_forbidden_state_transitions_raise() -> None:
     pool = BlockPool(3)
     filling, sealed, free = BlockId(0), BlockId(1), BlockId(2)
     pool.allocate(2)
@@ -165,7 +170,7 @@ def test_forbidden_moves_are_caught() -> None:
         pool.seal(sealed, B)
     with pytest.raises(AssertionError, match="block 1: referenced → quarantined"):
         pool.quarantine([sealed])
-    with pytest.raises(AssertionError, match="only sealed ones are shared"):
+    with pytest.raises(AssertionError, match="only sealed blocks are shared"):
         pool.reference([filling])
     with pytest.raises(AssertionError, match="block 2 has no owner"):
         pool.release([free])
@@ -173,13 +178,13 @@ def test_forbidden_moves_are_caught() -> None:
         pool.release_quarantine([filling])
 
 
-def test_every_state_can_be_reached_and_left() -> None:
+def test_every_block_state_can_be_reached_and_left() -> None:
     assert set(BLOCK_TRANSITIONS) == set(BlockState)
     assert all(BLOCK_TRANSITIONS.values())
     assert set().union(*BLOCK_TRANSITIONS.values()) == set(BlockState)
 
 
-def test_check_integrity_notices() -> None:
+def test_check_integrity_detects_a_wrong_reference_count() -> None:
     pool = BlockPool(2)
     pool.seal(pool.allocate(1)[0], A)
     pool.check_integrity()
@@ -188,7 +193,7 @@ def test_check_integrity_notices() -> None:
         pool.check_integrity()
 
 
-def test_describe() -> None:
+def test_describe_draws_one_character_per_block() -> None:
     pool = BlockPool(66)
     cached(pool, A)
     pool.seal(pool.allocate(1)[0], B)

@@ -1,4 +1,4 @@
-"""Block tables that are kept between steps, against those that are built anew."""
+"""Block tables that are kept between steps equal freshly built ones."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ import torch
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
 from baton.engine.attention.base import pack_batch
-from baton.engine.attention.block_tables import BlockTables
+from baton.engine.attention.block_tables import BlockTableCache
 from baton.engine.plan import Row
 
 BLOCK_TOKENS = 4
@@ -27,30 +27,30 @@ def row(name: str, start: int, num_tokens: int, block_ids: tuple[int, ...]) -> R
     )
 
 
-def test_rows_are_padded_and_cut_to_what_is_used() -> None:
+def test_block_tables_are_padded_and_truncated_to_the_used_blocks() -> None:
     rows = [row("a", 9, 1, (7, 3, 5)), row("b", 0, 3, (4, 9, 8))]
     batch = pack_batch(rows, BLOCK_TOKENS, CPU)
     assert batch.block_tables.tolist() == [[7, 3, 5], [4, 0, 0]]
-    assert (batch.starts, batch.contexts, batch.offsets) == ((9, 0), (10, 3), (0, 1, 4))
+    assert (batch.starts, batch.context_lengths, batch.offsets) == ((9, 0), (10, 3), (0, 1, 4))
     assert batch.num_decodes == 1
     assert batch.positions.tolist() == [9, 0, 1, 2]
     assert batch.slots.tolist() == [5 * 4 + 1, 16, 17, 18]
 
 
-def test_decodes_alone() -> None:
+def test_batch_of_decodes_only() -> None:
     batch = pack_batch([row("a", 3, 1, (2,)), row("b", 4, 1, (6, 1))], BLOCK_TOKENS, CPU)
     assert batch.num_decodes == 2
     assert batch.positions.tolist() == [3, 4]
     assert batch.slots.tolist() == [11, 4]
 
 
-def test_steps_of_requests_that_come_grow_and_go() -> None:
-    """Also of two that share a table, and of one that comes back with other blocks."""
+def test_kept_block_tables_equal_fresh_ones_over_many_steps() -> None:
+    """Requests start, grow and end; some share a table, and some return with other blocks."""
     print(f"seed {SEED}")
-    chance, tables = np.random.default_rng(SEED), BlockTables()
+    chance, tables = np.random.default_rng(SEED), BlockTableCache()
     rows = [row(str(n), int(chance.integers(40)), 1, ()) for n in range(6)]
     for _ in range(300):
-        rows = [_grown(each, chance) for each in rows]
+        rows = [_advanced(each, chance) for each in rows]
         chosen = [rows[n] for n in chance.permutation(6)[: int(chance.integers(1, 7))]]
         if chance.random() < 0.3:
             chosen.append(replace(chosen[0], request_id=RequestId("twin")))
@@ -60,8 +60,9 @@ def test_steps_of_requests_that_come_grow_and_go() -> None:
         assert kept.slots.tolist() == fresh.slots.tolist()
 
 
-def _grown(one: Row, chance: np.random.Generator) -> Row:
-    """A token further, with a block more if need be; now and then somewhere else."""
+def _advanced(one: Row, chance: np.random.Generator) -> Row:
+    """Return the row one token later, with another block if needed. At random, the row moves
+    elsewhere."""
     start, block_ids = one.start + 1, one.block_ids
     if chance.random() < 0.05:
         start, block_ids = int(chance.integers(40)), ()

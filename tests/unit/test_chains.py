@@ -1,4 +1,4 @@
-"""What a worker remembers of the chains that it has computed."""
+"""The record that a worker keeps of the block-key chains that it has computed."""
 
 from baton.core.ids import BlockKey
 from baton.engine.result import SealedRun
@@ -6,41 +6,41 @@ from baton.worker.computed_chains import ComputedChains
 
 
 def run(text: str, first: int = 0) -> SealedRun:
-    """A letter is a block of the chain; two chains with the same beginning share its keys."""
+    """Each letter is a block of the chain; two chains with the same beginning share its keys."""
     keys = tuple(BlockKey(text[: end + 1].encode()) for end in range(len(text)))
     return SealedRun(keys, first, b"t")
 
 
-def told(chains: ComputedChains) -> list[tuple[str, int]]:
-    return [(chain.keys[-1].decode(), chain.first) for chain in chains.newest_first()]
+def listed(chains: ComputedChains) -> list[tuple[str, int]]:
+    return [(chain.keys[-1].decode(), chain.first_new_block) for chain in chains.newest_first()]
 
 
-def test_each_chain_once_at_its_longest() -> None:
+def test_each_chain_is_kept_once_at_its_longest() -> None:
     chains = ComputedChains()
     chains.add(run("ab"))
     chains.add(run("xy"))
     chains.add(run("abcd", first=2))
     chains.add(run("xy"))
-    assert told(chains) == [("xy", 0), ("abcd", 0)]
+    assert listed(chains) == [("xy", 0), ("abcd", 0)]
 
 
-def test_a_branch_is_a_chain_of_its_own() -> None:
+def test_branch_is_a_separate_chain() -> None:
     chains = ComputedChains()
     chains.add(run("abcd"))
     chains.add(run("abef", first=2))
-    assert told(chains) == [("abef", 0), ("abcd", 0)]
+    assert listed(chains) == [("abef", 0), ("abcd", 0)]
 
 
-def test_the_oldest_are_forgotten() -> None:
+def test_oldest_chains_are_forgotten() -> None:
     chains = ComputedChains(max_keys=6)
     for text in ("ab", "cde", "f", "gh"):
         chains.add(run(text))
-    assert told(chains) == [("gh", 0), ("f", 0), ("cde", 0)]
+    assert listed(chains) == [("gh", 0), ("f", 0), ("cde", 0)]
     chains.add(run("abcdefgh"))
-    assert told(chains) == []
+    assert listed(chains) == []
 
 
-def test_nothing_is_no_chain() -> None:
+def test_empty_run_adds_no_chain() -> None:
     chains = ComputedChains()
     chains.add(run(""))
     assert len(chains) == 0

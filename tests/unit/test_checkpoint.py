@@ -1,4 +1,4 @@
-"""Model directories as they come, and what is said of bad ones."""
+"""Valid model directories are loaded, and broken ones are reported."""
 
 import json
 import struct
@@ -21,7 +21,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(original: Path, tmp_path: Path) -> Path:
-    """A copy to spoil."""
+    """A copy of the model that a test may break."""
     for file in original.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     return tmp_path
@@ -105,7 +105,7 @@ def test_integer_weights_are_refused(model: Path) -> None:
         load(model)
 
 
-def test_shards_are_one_model(original: Path, tmp_path: Path) -> None:
+def test_sharded_weights_load_as_one_model(original: Path, tmp_path: Path) -> None:
     make_model(tmp_path, "qwen3", max_shard_size="100KB")
     assert len(list_shards(tmp_path)) > 2
     config = load_model_config(tmp_path)
@@ -117,17 +117,17 @@ def test_shards_are_one_model(original: Path, tmp_path: Path) -> None:
     assert all(torch.equal(a.qkv, b.qkv) for a, b in zip(one.layers, other.layers, strict=True))
 
 
-def test_progress_ends_at_the_whole(original: Path) -> None:
-    told: list[tuple[int, int]] = []
+def test_loading_progress_ends_at_the_total(original: Path) -> None:
+    progress: list[tuple[int, int]] = []
     config = load_model_config(original)
     load_weights(
-        original, config, torch.device("cpu"), torch.float32, lambda *seen: told.append(seen)
+        original, config, torch.device("cpu"), torch.float32, lambda *seen: progress.append(seen)
     )
-    assert told[-1][0] == told[-1][1] > 0
-    assert told == sorted(told)
+    assert progress[-1][0] == progress[-1][1] > 0
+    assert progress == sorted(progress)
 
 
-def test_several_eos_ids_and_who_wins(model: Path) -> None:
+def test_eos_ids_come_from_the_generation_config_first(model: Path) -> None:
     assert load_model_config(model).eos_token_ids == (1, 2)
     change("generation_config.json", eos_token_id=[7, 8, 9])(model)
     assert load_model_config(model).eos_token_ids == (7, 8, 9)
@@ -136,7 +136,7 @@ def test_several_eos_ids_and_who_wins(model: Path) -> None:
     assert load_model_config(model).eos_token_ids == (5,)
 
 
-def test_digests_tell_weights_and_configs_apart(original: Path, model: Path) -> None:
+def test_digest_depends_on_weights_and_config(original: Path, model: Path) -> None:
     assert model_digest(model) == model_digest(original)
     data = bytearray((model / "model.safetensors").read_bytes())
     data[-1] ^= 1
@@ -148,6 +148,6 @@ def test_digests_tell_weights_and_configs_apart(original: Path, model: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "one", "a/b/c"])
-def test_neither_directory_nor_hub_id(name: str) -> None:
+def test_name_that_is_neither_directory_nor_hub_id_is_rejected(name: str) -> None:
     with pytest.raises(Invalid, match="no hub id of the form owner/name"):
         resolve_model(name)

@@ -1,4 +1,4 @@
-"""What is checked after a read: any changed byte shows."""
+"""Checksums after a read: any changed byte is detected."""
 
 import numpy as np
 import torch
@@ -27,13 +27,14 @@ def test_swapped_words_change_the_weighted_sum() -> None:
     assert weighted_sums(words) != weighted_sums(swapped)
 
 
-def test_weighted_sums_by_hand() -> None:
+def test_weighted_sums_equal_a_plain_computation() -> None:
     golden = 0x9E3779B97F4A7C15
     words = [1, -2, 3]
     expected = sum(word * (2 * n + 1) * golden for n, word in enumerate(words)) % 2**64
     assert weighted_sums(torch.tensor([words], dtype=torch.int32)) == [expected]
 
 
-def test_xxh3_is_the_published_one() -> None:
-    """XXH3-64 of nothing, seed 0, as the reference implementation prints it."""
+def test_xxh3_gives_the_published_digest() -> None:
+    """The XXH3-64 digest of the empty string with seed 0, as the reference implementation prints
+    it."""
     assert xxhash.xxh3_64_intdigest(b"") == 0x2D06800538D394C2

@@ -1,4 +1,4 @@
-"""The command line: exit codes, one clear line, and no torch where none is needed."""
+"""The command line: exit codes, errors in one line, and no torch import where none is needed."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def baton(
         (["explain", "some-request"], 1, "no cluster named 'default'"),
     ],
 )
-def test_wrong_questions(
+def test_invalid_arguments_exit_with_one_line(
     environment: dict[str, str], arguments: list[str], code: int, message: str
 ) -> None:
     answer = baton(environment, *arguments)
@@ -67,19 +67,21 @@ def test_wrong_questions(
 
 
 @pytest.mark.parametrize("arguments", ["fly", "up --speed 9", "generate --top-p 7"])
-def test_unknown_commands_and_options(environment: dict[str, str], arguments: str) -> None:
+def test_unknown_commands_and_options_print_the_usage(
+    environment: dict[str, str], arguments: str
+) -> None:
     answer = baton(environment, *arguments.split())
     assert answer.returncode == 2
     assert "Usage: baton" in answer.stderr
 
 
-def test_down_twice_is_down(environment: dict[str, str]) -> None:
+def test_down_without_a_running_cluster_succeeds(environment: dict[str, str]) -> None:
     answer = baton(environment, "down", "--name", "other")
     assert answer.returncode == 0
     assert answer.stdout == "no cluster named 'other' is running\n"
 
 
-def test_a_port_in_use(environment: dict[str, str]) -> None:
+def test_port_in_use_is_reported_in_one_line(environment: dict[str, str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -90,7 +92,9 @@ def test_a_port_in_use(environment: dict[str, str]) -> None:
     assert len(answer.stderr.splitlines()) == 1
 
 
-def test_a_wrong_environment_is_told_before_anything_starts(environment: dict[str, str]) -> None:
+def test_unknown_environment_variable_is_reported_before_anything_starts(
+    environment: dict[str, str],
+) -> None:
     answer = baton(environment, "up", BATON_PREFIL="2")
     assert answer.returncode == 2
     assert "environment variable BATON_PREFIL" in answer.stderr
@@ -106,11 +110,11 @@ def test_light_commands_import_neither_torch_nor_grpc(environment: dict[str, str
     assert answer.returncode == 0
 
 
-def test_status_for_scripts(environment: dict[str, str], tmp_path: Path) -> None:
+def test_status_json_has_no_secrets(environment: dict[str, str], tmp_path: Path) -> None:
     folder = ClusterFolder(tmp_path, "default")
-    folder.take()
+    folder.acquire()
     processes = [ProcessState("prefill-0", "prefill", 7, "serving", "127.0.0.1:9")]
-    folder.write(
+    folder.write_state(
         ClusterState(
             os.getpid(), "http://127.0.0.1:8000", "redis://x", "default",
             cluster_secret="hush", ready=True, processes=processes,
@@ -128,7 +132,7 @@ def test_status_for_scripts(environment: dict[str, str], tmp_path: Path) -> None
     assert process["address"] == "127.0.0.1:9"
 
 
-def test_generate_for_scripts(environment: dict[str, str]) -> None:
+def test_generate_json_prints_one_object_per_prompt(environment: dict[str, str]) -> None:
     arguments = ["--max-tokens", "5", "--json", "--prompt", "import ", "--prompt", "def f("]
     answer = baton(environment, "generate", *arguments)
     assert answer.returncode == 0, answer.stderr
@@ -146,7 +150,7 @@ def test_help_names_every_command(environment: dict[str, str]) -> None:
         assert command in answer.stdout
 
 
-def test_doctor(environment: dict[str, str]) -> None:
+def test_doctor_reports_a_healthy_installation(environment: dict[str, str]) -> None:
     answer = baton(environment, "doctor")
     assert answer.returncode == 0, answer.stdout
     assert all(line.startswith("ok") for line in answer.stdout.splitlines())

@@ -1,4 +1,4 @@
-"""``baton scale --on kubernetes`` and ``baton drain --on kubernetes``."""
+"""``baton scale --on kubernetes``, ``baton drain --on kubernetes`` and ``baton status``."""
 
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -56,45 +56,53 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> RecordedPools:
     return made
 
 
-def test_scale(pools: RecordedPools, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scale_resizes_the_named_pools(
+    pools: RecordedPools, capsys: pytest.CaptureFixture[str]
+) -> None:
     kubernetes.scale(SETTINGS, ["prefill=2", "decode-big=3"])
     assert pools.asked == [{"prefill": 2, "decode-big": 3}]
     assert capsys.readouterr().out == "prefill=2 decode-big=3\n"
 
 
-def test_status(pools: RecordedPools, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_lists_pools_and_pending_pods(
+    pools: RecordedPools, capsys: pytest.CaptureFixture[str]
+) -> None:
     kubernetes.status(SETTINGS, as_json=False)
     sizes, _heading, pod = capsys.readouterr().out.splitlines()
     assert sizes == "prefill=2 decode-big=3"
     assert pod.split(maxsplit=3) == ["b-decode-big-x", "decode", "pending", "0/3 nodes have a GPU"]
 
 
-def test_status_for_scripts(pools: RecordedPools, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_json_lists_pools_and_workers(
+    pools: RecordedPools, capsys: pytest.CaptureFixture[str]
+) -> None:
     kubernetes.status(SETTINGS, as_json=True)
-    told = json.loads(capsys.readouterr().out)
-    assert told["pools"]["decode-big"] == {"role": "decode", "replicas": 3}
-    assert told["workers"][0]["id"] == "b-decode-big-x"
+    status = json.loads(capsys.readouterr().out)
+    assert status["pools"]["decode-big"] == {"role": "decode", "replicas": 3}
+    assert status["workers"][0]["id"] == "b-decode-big-x"
 
 
-def test_drain(pools: RecordedPools, capsys: pytest.CaptureFixture[str]) -> None:
+def test_drain_removes_the_named_worker(
+    pools: RecordedPools, capsys: pytest.CaptureFixture[str]
+) -> None:
     kubernetes.drain(SETTINGS, "baton-prefill-abc")
     assert pools.asked == ["baton-prefill-abc"]
-    assert capsys.readouterr().out == "baton-prefill-abc drains, and then goes\n"
+    assert capsys.readouterr().out == "baton-prefill-abc is draining, and will then be removed\n"
 
 
 @pytest.mark.parametrize("text", ["prefill", "prefill=", "prefill=x", "prefill=-1", "=1"])
-def test_wrong_sizes(pools: RecordedPools, text: str) -> None:
+def test_invalid_sizes_are_rejected(pools: RecordedPools, text: str) -> None:
     with pytest.raises(Invalid, match="scale takes POOL=N, as in decode=3"):
         kubernetes.scale(SETTINGS, [text])
     assert pools.asked == []
 
 
-def test_neither_in_a_pod_nor_with_a_kubeconfig(
+def test_missing_kubernetes_access_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setattr(
         "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", f"{tmp_path}/none"
     )
-    with pytest.raises(Invalid, match="neither in a pod nor with a usable kubeconfig"):
+    with pytest.raises(Invalid, match="this is not a pod, and there is no usable kubeconfig"):
         kubernetes.scale(SETTINGS, ["prefill=1"])

@@ -1,4 +1,4 @@
-"""What ``baton scale`` and ``baton drain`` say while it goes on, and when they give up."""
+"""Progress lines of ``baton scale`` and ``baton drain``, and when the commands give up."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from baton.core.worker_load import WorkerLoad
 from baton.errors import Invalid, Unavailable
 from baton.pools.base import PoolWorker
 from command_line import scale
-from command_line.scale import DrainWatch, ScaleWatch, parse_role_pool_sizes
+from command_line.scale import DrainProgress, ScaleProgress, parse_role_pool_sizes
 
 NOBODY: dict[str, Member] = {}
 
@@ -26,11 +26,11 @@ def busy(name: str, running: int, waiting: int) -> dict[str, Member]:
     return {name: member}
 
 
-def growing() -> ScaleWatch:
-    return ScaleWatch({Role.PREFILL: 3, Role.DECODE: 1}, {Role.PREFILL: 1, Role.DECODE: 2})
+def growing() -> ScaleProgress:
+    return ScaleProgress({Role.PREFILL: 3, Role.DECODE: 1}, {Role.PREFILL: 1, Role.DECODE: 2})
 
 
-def test_both_pools_are_told_of_until_they_are_as_wanted() -> None:
+def test_progress_of_both_pools_is_shown_until_their_sizes_are_reached() -> None:
     workers = [
         worker("prefill-0", "serving"),
         worker("prefill-1", "starting"),
@@ -38,59 +38,65 @@ def test_both_pools_are_told_of_until_they_are_as_wanted() -> None:
         worker("decode-0", "serving"),
         worker("decode-1", "draining"),
     ]
-    assert growing().look(workers, busy("decode-1", 2, 1)) == (
+    assert growing().describe_progress(workers, busy("decode-1", 2, 1)) == (
         "prefill 1 → 3: 1 starting, 1 pending (waits for a node); "
         "decode 2 → 1: draining decode-1: 3 requests left"
     )
-    assert growing().look(workers[:1] + workers[3:4], NOBODY) == ""
+    assert growing().describe_progress(workers[:1] + workers[3:4], NOBODY) == ""
 
 
-def test_a_change_of_roles_is_told_of_both_pools() -> None:
-    scaling = ScaleWatch({Role.PREFILL: 1, Role.DECODE: 3}, {Role.PREFILL: 3, Role.DECODE: 1})
+def test_role_conversion_is_shown_for_both_pools() -> None:
+    scaling = ScaleProgress({Role.PREFILL: 1, Role.DECODE: 3}, {Role.PREFILL: 3, Role.DECODE: 1})
     changing = [
         PoolWorker(WorkerId(f"prefill-{number}"), Role.DECODE, "converting") for number in (2, 1)
     ]
     workers = [worker("prefill-0", "serving"), worker("decode-0", "serving")]
     both = "prefill 3 → 1, decode 1 → 3: "
-    assert scaling.look(workers + changing, NOBODY) == both + "prefill-2, prefill-1 change role"
-    assert scaling.look([*workers, changing[1], worker("decode-1", "starting")], NOBODY) == (
-        both + "prefill-1 changes role; decode 1 → 3: 1 starting"
+    assert (
+        scaling.describe_progress(workers + changing, NOBODY)
+        == both + "prefill-2, prefill-1 change role"
     )
+    assert scaling.describe_progress(
+        [*workers, changing[1], worker("decode-1", "starting")], NOBODY
+    ) == (both + "prefill-1 changes role; decode 1 → 3: 1 starting")
 
 
-def test_a_pool_that_nobody_asked_for_is_not_watched() -> None:
-    scaling = ScaleWatch({Role.PREFILL: 1}, {Role.PREFILL: 1})
-    assert scaling.look([worker("decode-0", "failed", "no")], NOBODY) == ""
+def test_pool_that_is_not_resized_is_not_watched() -> None:
+    scaling = ScaleProgress({Role.PREFILL: 1}, {Role.PREFILL: 1})
+    assert scaling.describe_progress([worker("decode-0", "failed", "no")], NOBODY) == ""
 
 
-def test_a_worker_that_fails_to_start_ends_the_watch() -> None:
+def test_worker_that_fails_to_start_ends_the_watch_with_an_error() -> None:
     with pytest.raises(Unavailable, match="prefill-1 failed to start: no memory"):
-        growing().look([worker("prefill-1", "failed", "no memory")], NOBODY)
+        growing().describe_progress([worker("prefill-1", "failed", "no memory")], NOBODY)
 
 
-def test_who_only_waits_for_a_machine_is_not_watched_for_ever() -> None:
+def test_watch_gives_up_when_workers_only_wait_for_a_machine() -> None:
     scaling, workers = growing(), [worker("prefill-1", "pending", "waits for 1 GPU")]
-    looks = int(scale.PENDING_SECONDS / scale.LOOK_SECONDS)
+    looks = int(scale.MAX_PENDING_SECONDS / scale.POLL_SECONDS)
     for _ in range(looks):
-        scaling.look(workers, NOBODY)
-    # As long as others are on their way, there is something to wait for.
-    scaling.look([*workers, worker("decode-1", "draining")], NOBODY)
+        scaling.describe_progress(workers, NOBODY)
+    # While other workers are changing, there is still something to wait for.
+    scaling.describe_progress([*workers, worker("decode-1", "draining")], NOBODY)
     for _ in range(looks):
-        scaling.look(workers, NOBODY)
-    with pytest.raises(Unavailable, match="prefill-1 waits for 1 GPU; it starts when"):
-        scaling.look(workers, NOBODY)
+        scaling.describe_progress(workers, NOBODY)
+    with pytest.raises(Unavailable, match="prefill-1 waits for 1 GPU; it starts once"):
+        scaling.describe_progress(workers, NOBODY)
 
 
-def test_a_drain_is_over_when_its_worker_has_gone() -> None:
-    draining = DrainWatch(WorkerId("decode-1"))
+def test_drain_is_over_when_its_worker_has_gone() -> None:
+    draining = DrainProgress(WorkerId("decode-1"))
     left = [worker("decode-0", "serving"), worker("decode-1", "draining")]
-    assert draining.look(left, busy("decode-1", 1, 0)) == "draining decode-1: 1 request left"
-    assert draining.look(left[:1], NOBODY) == ""
+    assert (
+        draining.describe_progress(left, busy("decode-1", 1, 0))
+        == "draining decode-1: 1 request left"
+    )
+    assert draining.describe_progress(left[:1], NOBODY) == ""
 
 
 @pytest.mark.parametrize(
     "wrong", ["prefill", "=2", "decode=-1", "decode=x", "router=2", "decode=0"]
 )
-def test_wrong_sizes(wrong: str) -> None:
+def test_invalid_sizes_are_rejected(wrong: str) -> None:
     with pytest.raises(Invalid, match="scale takes prefill=N and decode=N"):
         parse_role_pool_sizes(["prefill=2", wrong])

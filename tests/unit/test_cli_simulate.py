@@ -1,4 +1,4 @@
-"""``baton simulate`` and ``baton plan``: what scripts rely on, and wrong questions."""
+"""``baton simulate`` and ``baton plan``: output for scripts and tables, and invalid arguments."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ SMALL = ("--requests", "60")
 
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
-    """Exit code, stdout and stderr of ``baton …``, in this process."""
+    """Run ``baton …`` in this process; return its exit code, stdout and stderr."""
 
     def asked(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["baton", *arguments])
@@ -31,7 +31,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return asked
 
 
-def told(answer: tuple[int, str, str]) -> dict[str, Any]:
+def parsed(answer: tuple[int, str, str]) -> dict[str, Any]:
     code, out, err = answer
     assert (code, err) == (0, "")
     found: dict[str, Any] = json.loads(out.splitlines()[-1])
@@ -41,8 +41,8 @@ def told(answer: tuple[int, str, str]) -> dict[str, Any]:
 # -- simulate ------------------------------------------------------------------------------
 
 
-def test_one_policy_for_scripts(ask: Ask) -> None:
-    outcome = told(ask("simulate", *SMALL, "--json"))
+def test_json_of_one_policy_has_all_figures(ask: Ask) -> None:
+    outcome = parsed(ask("simulate", *SMALL, "--json"))
     assert outcome["policy"] == "baton"
     assert outcome["num_requests"] == 60
     assert outcome["goodput_rps"] > 0
@@ -56,15 +56,15 @@ def test_one_policy_for_scripts(ask: Ask) -> None:
     assert "policies" not in outcome
 
 
-def test_several_policies_for_scripts(ask: Ask) -> None:
-    outcome = told(ask("simulate", *SMALL, "--json", "--policy", "round_robin,baton"))
+def test_json_of_several_policies_has_each_ones_figures(ask: Ask) -> None:
+    outcome = parsed(ask("simulate", *SMALL, "--json", "--policy", "round_robin,baton"))
     assert list(outcome["policies"]) == ["round_robin", "baton"]
     first = outcome["policies"]["round_robin"]
     assert outcome["policy"] == "round_robin"
     assert {name: outcome[name] for name in first} == first
 
 
-def test_all_policies_in_a_table(ask: Ask) -> None:
+def test_all_policies_are_printed_as_a_table(ask: Ask) -> None:
     code, out, _ = ask("simulate", *SMALL, "--policy", "all", "--kind", "agents", "--as-deployed")
     assert code == 0
     lines = out.splitlines()
@@ -72,46 +72,48 @@ def test_all_policies_in_a_table(ask: Ask) -> None:
     assert [line.split()[0] for line in lines[2:]] == list(PLACEMENT_POLICIES)
 
 
-def test_a_trace_from_a_file(ask: Ask, tmp_path: Path) -> None:
-    """As it is, and at a rate or a factor that is asked for."""
+def test_trace_file_can_be_rescaled_to_a_rate(ask: Ask, tmp_path: Path) -> None:
+    """A trace runs at its own rate, or at a given rate or factor."""
     path = tmp_path / "rag.jsonl"
     write_trace(TRACE_GENERATORS["rag"](50, 2.0, 1), path)
     run = ("simulate", "--json", "--trace", str(path))
-    plain = told(ask(*run))
+    plain = parsed(ask(*run))
     assert plain["num_requests"] == 50
-    assert told(ask(*run, "--rate-factor", "3"))["rate_rps"] == pytest.approx(3 * plain["rate_rps"])
-    assert told(ask(*run, "--rate", "5"))["rate_rps"] == pytest.approx(5.0, rel=0.05)
-    assert told(ask(*run, "--seed", "7")) == plain
-    assert told(ask(*run, "--seed", "7", "--jitter-seconds", "3")) != plain
+    faster = parsed(ask(*run, "--rate-factor", "3"))
+    assert faster["rate_rps"] == pytest.approx(3 * plain["rate_rps"])
+    assert parsed(ask(*run, "--rate", "5"))["rate_rps"] == pytest.approx(5.0, rel=0.05)
+    assert parsed(ask(*run, "--seed", "7")) == plain
+    assert parsed(ask(*run, "--seed", "7", "--jitter-seconds", "3")) != plain
 
 
-def test_the_same_question_has_the_same_answer(ask: Ask) -> None:
+def test_same_seed_gives_the_same_result(ask: Ask) -> None:
     run = ("simulate", *SMALL, "--json", "--kind", "mixed", "--burstiness", "3")
-    assert told(ask(*run, "--seed", "5")) == told(ask(*run, "--seed", "5"))
-    assert told(ask(*run, "--seed", "5")) != told(ask(*run, "--seed", "6"))
+    assert parsed(ask(*run, "--seed", "5")) == parsed(ask(*run, "--seed", "5"))
+    assert parsed(ask(*run, "--seed", "5")) != parsed(ask(*run, "--seed", "6"))
 
 
-def test_workers_die_and_are_slow(ask: Ask) -> None:
+def test_killed_and_slow_workers_affect_the_result(ask: Ask) -> None:
     run = ("simulate", *SMALL, "--json", "--decode", "3")
-    plain = told(ask(*run))
+    plain = parsed(ask(*run))
     assert plain["restarts"] == 0
-    hurt = told(ask(*run, "--kill", "d0@2.5:3", "--kill", "p1@4:1", "--slow", "d2x3"))
+    hurt = parsed(ask(*run, "--kill", "d0@2.5:3", "--kill", "p1@4:1", "--slow", "d2x3"))
     assert hurt["restarts"] > 0
     assert hurt["tbt_seconds"]["p99"] > plain["tbt_seconds"]["p99"]
 
 
-def test_as_deployed_takes_from_rivals_what_baton_adds(ask: Ask) -> None:
-    """The order by deadlines; Baton has it either way."""
+def test_as_deployed_removes_batons_prefill_order_from_other_policies(ask: Ask) -> None:
+    """``--as-deployed`` takes the order by deadlines from the other policies; Baton has it
+    either way."""
     run = ("simulate", "--requests", "200", "--json", "--kind", "rag", "--rate", "40")
     for policy, same in (("baton", True), ("least_work", False)):
-        given = told(ask(*run, "--policy", policy))
-        deployed = told(ask(*run, "--policy", policy, "--as-deployed"))
+        given = parsed(ask(*run, "--policy", policy))
+        deployed = parsed(ask(*run, "--policy", policy, "--as-deployed"))
         assert (given == deployed) == same
 
 
-def test_the_highest_rate(ask: Ask) -> None:
-    """Of each seed by itself; what was asked for is told as ever."""
-    found = told(ask("simulate", *SMALL, "--json", "--kind", "few_shot", "--find-goodput",
+def test_find_goodput_reports_the_highest_rate_of_each_seed(ask: Ask) -> None:
+    """The run with the given options is reported as usual."""
+    found = parsed(ask("simulate", *SMALL, "--json", "--kind", "few_shot", "--find-goodput",
                      "--gpu", "L40S", "--seeds", "2"))  # fmt: skip
     highest = found["highest"]
     assert [each["seed"] for each in highest["by_seed"]] == [0, 1]
@@ -122,7 +124,7 @@ def test_the_highest_rate(ask: Ask) -> None:
     assert found["attainment"] == 1.0
 
 
-def test_costs_that_were_measured(ask: Ask, tmp_path: Path) -> None:
+def test_measured_cost_table_is_used(ask: Ask, tmp_path: Path) -> None:
     table = tmp_path / "costs.json"
     prefill = [
         {"new_tokens": new, "cached_tokens": cached, "seconds": 1e-4 * new + 1e-9 * new * cached}
@@ -136,7 +138,7 @@ def test_costs_that_were_measured(ask: Ask, tmp_path: Path) -> None:
     ]
     costs = {"kv_bytes_per_token": 1000, "kv_capacity_tokens": 100_000}
     table.write_text(json.dumps({"prefill": prefill, "decode": decode, **costs}))
-    outcome = told(ask("simulate", *SMALL, "--json", "--costs", str(table)))
+    outcome = parsed(ask("simulate", *SMALL, "--json", "--costs", str(table)))
     assert outcome["tbt_seconds"]["p50"] > 0.01
 
 
@@ -153,7 +155,7 @@ def test_costs_that_were_measured(ask: Ask, tmp_path: Path) -> None:
         ("--decode -1", "--decode is -1; it must be from 1 to"),
         ("--gpus-per-worker 0", "--gpus-per-worker is 0"),
         ("--conductors 0", "--conductors is 0"),
-        ("--requests 0", "0 requests"),
+        ("--requests 0", "num_requests is 0"),
         ("--seeds 0", "--seeds is 0"),
         ("--seed -1", "--seed is -1"),
         ("--model deepseek-v3", "deepseek-v3 needs 624.9 GiB for its weights; 1 × H100 has 80 GiB"),
@@ -161,25 +163,27 @@ def test_costs_that_were_measured(ask: Ask, tmp_path: Path) -> None:
         ("--tbt-slo nan", "--tbt-slo is nan; it must be above 0"),
         ("--rate 0", "--rate is 0; it must be above 0"),
         ("--rate-factor -2", "--rate-factor is -2; it must be above 0"),
-        ("--burstiness 99", "burstiness 99.0; it must be above 0"),
+        ("--burstiness 99", "burstiness is 99.0; it must be above 0"),
         ("--link-gbytes 0", "--link-gbytes is 0"),
         ("--device-tokens 0", "--device-tokens is 0"),
         ("--node-tokens -1", "--node-tokens is -1"),
         ("--hosts -1", "--hosts is -1"),
         ("--report-seconds inf", "--report-seconds is inf"),
-        ("--jitter-seconds -1 --trace TRACE", "the granularity is -1.0 s"),
+        ("--jitter-seconds -1 --trace TRACE", "granularity_seconds is -1.0"),
         ("--kill p0", "--kill takes WORKER@SECOND:SECONDS, like p3@120:30, not 'p0'"),
         ("--kill p9@1:1", "there is no worker 'p9'; there are p0 to p1"),
         ("--kill d01@1:1", "there is no worker 'd01'"),
         ("--slow d0x0", "--slow d0 is 0; it must be above 0"),
         ("--slow x", "--slow takes WORKERxFACTOR, like p1x2.0, not 'x'"),
         ("--trace /nowhere", "/nowhere: cannot be read"),
-        ("--trace TRACE --kind chat", "--trace and --kind exclude each other"),
+        ("--trace TRACE --kind chat", "--trace and --kind can't be combined"),
         ("--trace BROKEN", "broken.jsonl:2: input_length is -5; it must be a whole number from 1"),
         ("--costs /nowhere", "/nowhere: cannot be read"),
     ],
 )
-def test_wrong_questions(ask: Ask, tmp_path: Path, arguments: str, message: str) -> None:
+def test_invalid_simulate_arguments_exit_with_one_line(
+    ask: Ask, tmp_path: Path, arguments: str, message: str
+) -> None:
     trace, broken = tmp_path / "trace.jsonl", tmp_path / "broken.jsonl"
     write_trace(TRACE_GENERATORS["chat"](3, 2.0, 1), trace)
     line = '{"timestamp": 0, "input_length": %d, "output_length": 1, "hash_ids": [0]}\n'
@@ -191,17 +195,19 @@ def test_wrong_questions(ask: Ask, tmp_path: Path, arguments: str, message: str)
     assert err.startswith("baton: ") and len(err.splitlines()) == 1
 
 
-def test_a_trace_all_of_whose_requests_come_at_once_has_no_rate(ask: Ask, tmp_path: Path) -> None:
+def test_trace_whose_requests_all_arrive_at_once_cannot_be_rescaled(
+    ask: Ask, tmp_path: Path
+) -> None:
     path = tmp_path / "once.jsonl"
     line = '{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [0]}\n'
     path.write_text(line * 2)
-    assert told(ask("simulate", "--json", "--trace", str(path)))["rate_rps"] == 0
+    assert parsed(ask("simulate", "--json", "--trace", str(path)))["rate_rps"] == 0
     code, _, err = ask("simulate", "--trace", str(path), "--rate", "2")
     assert (code, err) == (2, "baton: once: all requests come at once, so no rate can be set\n")
 
 
-def test_figures(ask: Ask, tmp_path: Path) -> None:
-    """Without matplotlib, one line says what is missing."""
+def test_plots_are_written_or_matplotlib_is_named(ask: Ask, tmp_path: Path) -> None:
+    """Without matplotlib, one line says which package is missing."""
     folder = tmp_path / "figures"
     code, _, err = ask("simulate", *SMALL, "--plots", str(folder))
     try:
@@ -216,8 +222,8 @@ def test_figures(ask: Ask, tmp_path: Path) -> None:
 # -- plan ----------------------------------------------------------------------------------
 
 
-def test_a_plan_for_scripts(ask: Ask) -> None:
-    plan = told(ask("plan", *SMALL, "--rate", "20", "--gpus", "4", "--json"))
+def test_plan_json_ranks_all_splits(ask: Ask) -> None:
+    plan = parsed(ask("plan", *SMALL, "--rate", "20", "--gpus", "4", "--json"))
     assert plan["meets"] is True
     assert sorted((each["prefill"], each["decode"]) for each in plan["splits"]) == [
         (1, 3), (2, 2), (3, 1),
@@ -230,24 +236,24 @@ def test_a_plan_for_scripts(ask: Ask) -> None:
     assert plan["best"]["tokens_per_second_per_user"] == pytest.approx(speed)
 
 
-def test_the_price_is_that_of_all_gpus_by_the_tokens_they_made(ask: Ask) -> None:
-    """Twice the GPUs for the same load cost twice as much per token."""
+def test_price_per_token_counts_all_gpus(ask: Ask) -> None:
+    """Twice as many GPUs for the same load cost twice as much per token."""
     run = ("plan", *SMALL, "--rate", "2", "--json", "--gpus")
     prices = [
-        told(ask(*run, *gpus))["best"]["dollars_per_million_tokens"]
+        parsed(ask(*run, *gpus))["best"]["dollars_per_million_tokens"]
         for gpus in (("2",), ("4", "--gpus-per-worker", "2"))
     ]
     assert prices[1] == pytest.approx(2 * prices[0])
 
 
-def test_a_plan_in_a_table(ask: Ask) -> None:
+def test_plan_is_printed_as_a_table(ask: Ask) -> None:
     code, out, err = ask("plan", *SMALL, "--rate", "5", "--gpus", "3")
     assert (code, err) == (0, "")
     assert len(out.splitlines()) == 3
     assert "$ per million tokens" in out
 
 
-def test_no_split_will_do(ask: Ask) -> None:
+def test_plan_without_a_sufficient_split_exits_with_1(ask: Ask) -> None:
     code, out, err = ask(
         "plan", *SMALL, "--rate", "9", "--gpus", "2", "--json", "--tbt-slo", "1e-4"
     )
@@ -255,7 +261,7 @@ def test_no_split_will_do(ask: Ask) -> None:
     plan = json.loads(out)
     assert plan["meets"] is False
     assert err == (
-        "baton: no split of 2 workers has 90% of the requests within their SLO; the nearest is "
+        "baton: no split of 2 workers has 90% of the requests within their SLO; the best is "
         f"1 prefill and 1 decode with {plan['best']['attainment']:.1%}\n"
     )
 
@@ -263,7 +269,7 @@ def test_no_split_will_do(ask: Ask) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--rate 5 --gpus 1", "--gpus 1 makes 1 workers of 1; it must be from 2 to 256"),
+        ("--rate 5 --gpus 1", "--gpus 1 makes 1 workers of 1; there must be from 2 to 256"),
         ("--rate 5 --gpus 7 --gpus-per-worker 4", "--gpus 7 makes 1 workers of 4"),
         ("--rate 5 --gpus 4 --gpus-per-worker 0", "--gpus-per-worker is 0"),
         ("--rate -5 --gpus 4", "--rate is -5; it must be above 0"),
@@ -272,7 +278,7 @@ def test_no_split_will_do(ask: Ask) -> None:
         ("--rate 5 --gpus 4 --tbt-slo 0", "--tbt-slo is 0"),
     ],
 )
-def test_wrong_plans(ask: Ask, arguments: str, message: str) -> None:
+def test_invalid_plan_arguments_exit_with_one_line(ask: Ask, arguments: str, message: str) -> None:
     code, out, err = ask("plan", "--json", *arguments.split())
     assert (code, out) == (2, "")
     assert message in err

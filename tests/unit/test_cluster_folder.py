@@ -1,4 +1,4 @@
-"""A cluster's folder: one owner, private state, and readers that never see half of it."""
+"""A cluster's folder: one owner at a time, private state, and no partly written reads."""
 
 import json
 import os
@@ -19,10 +19,10 @@ def state(**changes: object) -> ClusterState:
 
 
 def owner_elsewhere(home: Path) -> "subprocess.Popen[bytes]":
-    """Another process that owns the folder until it is killed."""
+    """Start another process that owns the folder until it is killed."""
     code = (
         "import sys; from pathlib import Path; from orchestrator.cluster_state import *; "
-        f"f = ClusterFolder(Path({str(home)!r}), 'c'); f.take(); "
+        f"f = ClusterFolder(Path({str(home)!r}), 'c'); f.acquire(); "
         "print('taken', flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen(
@@ -34,71 +34,71 @@ def owner_elsewhere(home: Path) -> "subprocess.Popen[bytes]":
 
 def test_one_owner_at_a_time(tmp_path: Path) -> None:
     folder = ClusterFolder(tmp_path, "c")
-    assert not folder.is_owned()
+    assert not folder.is_locked()
     other = owner_elsewhere(tmp_path)
-    assert folder.is_owned()
+    assert folder.is_locked()
     with pytest.raises(Invalid, match="a cluster named 'c' is running already: `baton down"):
-        folder.take()
+        folder.acquire()
     other.kill()
     other.communicate()
-    assert not folder.is_owned()
-    folder.take()
+    assert not folder.is_locked()
+    folder.acquire()
     folder.release()
 
 
-def test_state_is_private_and_whole(tmp_path: Path) -> None:
+def test_state_file_is_private_and_round_trips(tmp_path: Path) -> None:
     folder = ClusterFolder(tmp_path, "c")
-    folder.take()
-    assert folder.read() is None
+    folder.acquire()
+    assert folder.read_state() is None
     written = state(cluster_secret="s", processes=[ProcessState("a", "router", 1, "serving")])
-    folder.write(written)
-    assert folder.read() == written
+    folder.write_state(written)
+    assert folder.read_state() == written
     assert (folder.path / "state.json").stat().st_mode & 0o777 == 0o600
     assert folder.path.stat().st_mode & 0o777 == 0o700
     folder.release()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"processes": [{"a": 1}]}', '{"url": "u"}'])
-def test_what_is_no_state_is_none(tmp_path: Path, text: str) -> None:
+def test_invalid_state_file_reads_as_none(tmp_path: Path, text: str) -> None:
     folder = ClusterFolder(tmp_path, "c")
-    folder.make()
+    folder.create()
     (folder.path / "state.json").write_text(text)
-    assert folder.read() is None
+    assert folder.read_state() is None
 
 
-def test_a_state_without_an_owner_is_history(tmp_path: Path) -> None:
+def test_state_without_an_owner_is_not_a_running_cluster(tmp_path: Path) -> None:
     folder = ClusterFolder(tmp_path, "c")
-    folder.make()
-    folder.write(state())
+    folder.create()
+    folder.write_state(state())
     with pytest.raises(NotFound, match="no cluster named 'c' is running here: `baton up`"):
-        folder.running()
+        folder.read_running()
 
 
-def test_a_new_owner_keeps_the_last_logs(tmp_path: Path) -> None:
+def test_new_owner_keeps_the_previous_logs(tmp_path: Path) -> None:
     folder = ClusterFolder(tmp_path, "c")
-    folder.make()
-    folder.write(state())
+    folder.create()
+    folder.write_state(state())
     (folder.logs / "router.log").write_text("old")
-    folder.take()
+    folder.acquire()
     assert (folder.logs / "router.log.old").read_text() == "old"
     assert not (folder.logs / "router.log").exists()
-    assert folder.read() is None
+    assert folder.read_state() is None
     folder.release()
 
 
-def test_an_owner_that_has_just_ended(tmp_path: Path) -> None:
+def test_signalling_an_owner_that_has_just_ended_raises_not_found(tmp_path: Path) -> None:
     folder, other = ClusterFolder(tmp_path, "c"), owner_elsewhere(tmp_path)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    folder.write(state(supervisor_pid=gone.pid))
+    folder.write_state(state(supervisor_pid=gone.pid))
     with pytest.raises(NotFound, match="has just ended"):
-        folder.signal_owner(signal.SIGTERM)
+        folder.signal_supervisor(signal.SIGTERM)
     other.kill()
     other.communicate()
 
 
-def test_the_file_is_what_other_programs_read(tmp_path: Path) -> None:
+def test_state_file_is_plain_json(tmp_path: Path) -> None:
     folder = ClusterFolder(tmp_path, "c")
-    folder.make()
-    folder.write(state(ready=True))
+    folder.create()
+    folder.write_state(state(ready=True))
     assert json.loads((folder.path / "state.json").read_text())["ready"] is True

@@ -1,4 +1,5 @@
-"""The live conductor: what it makes of the registry, of reports and of what it sent itself."""
+"""The live conductor: how it turns the registry, workers' reports and its own placements into
+views, and what it decides."""
 
 import math
 from dataclasses import replace
@@ -34,8 +35,8 @@ from conductor.worker_directory import (
     UNKNOWN_CAPACITY_TOKENS,
 )
 
-READS = PrefillCost(0.0, 0.001, 0.0)
-WRITES = DecodeCost(0.01, 0.001, 0.0)
+PREFILL_COST = PrefillCost(0.0, 0.001, 0.0)
+DECODE_COST = DecodeCost(0.01, 0.001, 0.0)
 
 
 def keys(*numbers: int) -> tuple[BlockKey, ...]:
@@ -49,34 +50,34 @@ def member(name: str, role: Role, generation: int = 1, host: str = "", **load: o
     )  # fmt: skip
 
 
-def reader(name: str, **load: object) -> Member:
-    given = {"at_seconds": 1e9, "prefill_cost": READS, "prefill_error": 0.0}
+def prefill_member(name: str, **load: object) -> Member:
+    given = {"at_seconds": 1e9, "prefill_cost": PREFILL_COST, "prefill_error": 0.0}
     return member(name, Role.PREFILL, **(given | load))  # type: ignore[arg-type]
 
 
-def writer(name: str, **load: object) -> Member:
-    given = {"at_seconds": 1e9, "decode_cost": WRITES, "num_blocks": 1000}
+def decode_member(name: str, **load: object) -> Member:
+    given = {"at_seconds": 1e9, "decode_cost": DECODE_COST, "num_blocks": 1000}
     return member(name, Role.DECODE, **(given | load))  # type: ignore[arg-type]
 
 
 class Clock(ManualClock):
-    """Wall time of its own."""
+    """A clock whose wall time starts at 1e9 s."""
 
     def wall_nanoseconds(self) -> int:
         return int((1e9 + self.monotonic()) * 1e9)
 
 
-class House:
+class ConductorHarness:
     def __init__(self, read_alone: bool = False, **config: object) -> None:
         self.clock = Clock(100.0)
         self.registry = MemoryRegistry(self.clock)
         self.membership = Membership(self.registry, self.clock)
         self.mirror = StoreMirror()
-        settings = ConductorConfig(read_alone=read_alone, **config)  # type: ignore[arg-type]
+        settings = ConductorConfig(local_prefill=read_alone, **config)  # type: ignore[arg-type]
         self.conductor = Conductor(self.membership, self.mirror, self.clock, settings)
 
     async def announce(self, *members: Member) -> None:
-        """As reports of now, unless one says when it was made."""
+        """Announce the members. Reports get the current time unless a test sets another one."""
         for one in members:
             if one.load.at_seconds == 1e9:
                 wall = self.clock.wall_nanoseconds() / 1e9
@@ -93,24 +94,24 @@ class House:
             excluded=excluded, session=session,
         )  # fmt: skip
 
-    def reader(self, name: str) -> PrefillView:
+    def prefill_view(self, name: str) -> PrefillView:
         return self.conductor.snapshot().prefills[name]
 
-    def writer(self, name: str) -> DecodeView:
+    def decode_view(self, name: str) -> DecodeView:
         return self.conductor.snapshot().decodes[name]
 
-    def hold(self, node: str, *held: BlockKey) -> None:
-        page = WatchEvent(Incarnation(1), 0, Tier.DRAM, held, reset=True)
+    def add_stored_blocks(self, node: str, *held: BlockKey) -> None:
+        page = WatchEvent(Incarnation(1), 0, Tier.DRAM, held, is_reset=True)
         assert self.mirror.apply(WorkerId(node), page)
 
 
-# -- members that say anything ---------------------------------------------------------------
+# -- members with extreme reports ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [0, MIN_RATE, MAX_NUMBER])
-async def test_no_report_keeps_the_others_from_being_placed(number: float) -> None:
-    """Whatever the codec lets through, a conductor can compute with."""
-    house, count = House(read_alone=True), int(number)
+async def test_extreme_reports_do_not_prevent_placements(number: float) -> None:
+    """The conductor can compute with every number that the codec accepts."""
+    cluster, count = ConductorHarness(read_alone=True), int(number)
     wild = {
         "running": count, "waiting": count, "queued_tokens": count, "num_blocks": count,
         "free_blocks": count, "decode_requests": count, "context_tokens": count,
@@ -120,412 +121,440 @@ async def test_no_report_keeps_the_others_from_being_placed(number: float) -> No
         "queue": tuple(QueuedWork(due, number) for due in (-number, number, None)),
         "link_bytes_per_second": max(number, MIN_RATE),
     }  # fmt: skip
-    await house.announce(
-        reader("p0"), reader("p1", **wild), writer("d0"), writer("d1", **wild),
-        reader("p2", **wild), writer("d2", **wild),
+    await cluster.announce(
+        prefill_member("p0"), prefill_member("p1", **wild), decode_member("d0"),
+        decode_member("d1", **wild),
+        prefill_member("p2", **wild), decode_member("d2", **wild),
     )  # fmt: skip
     for turn in range(20):
-        placement = house.place(str(turn))
+        placement = cluster.place(str(turn))
         assert placement.decode is not None
-        house.clock.advance(0.3)
-        await house.announce(reader("p1", **wild), writer("d1", **wild))
+        cluster.clock.advance(0.3)
+        await cluster.announce(prefill_member("p1", **wild), decode_member("d1", **wild))
 
 
 # -- sessions -------------------------------------------------------------------------------
 
 
-async def test_a_session_is_read_at_one_place_where_nothing_else_decides() -> None:
-    house = House()
-    await house.announce(*(reader(f"p{number}") for number in range(8)), writer("d0"))
+async def test_requests_of_a_session_go_to_one_prefill_worker_if_all_else_is_equal() -> None:
+    cluster = ConductorHarness()
+    await cluster.announce(
+        *(prefill_member(f"p{number}") for number in range(8)), decode_member("d0")
+    )
 
     def place_of(session: str) -> set[str]:
         placements = []
         for number in range(4):
-            house.clock.advance(60)  # what was placed has been read
-            placements.append(house.place(f"{session}/{number}", 8, session=session))
+            cluster.clock.advance(60)  # by now the placed prompt has been computed
+            placements.append(cluster.place(f"{session}/{number}", 8, session=session))
         return {placement.prefill.id for placement in placements if placement.prefill}
 
     assert all(len(place_of(f"s{number}")) == 1 for number in range(4))
 
 
-# -- who is there --------------------------------------------------------------------------
+# -- membership ----------------------------------------------------------------------------
 
 
-async def test_a_snapshot_holds_those_that_take_requests() -> None:
-    house = House()
-    leaving = replace(reader("p1"), state=WorkerState.DRAINING)
-    await house.announce(reader("p0"), leaving, writer("d0"), member("s", Role.KVSTORE))
-    snapshot = house.conductor.snapshot()
+async def test_snapshot_holds_only_ready_workers() -> None:
+    cluster = ConductorHarness()
+    leaving = replace(prefill_member("p1"), state=WorkerState.DRAINING)
+    await cluster.announce(
+        prefill_member("p0"), leaving, decode_member("d0"), member("s", Role.KVSTORE)
+    )
+    snapshot = cluster.conductor.snapshot()
     assert (snapshot.prefills.ids, snapshot.decodes.ids) == (("p0",), ("d0",))
-    members, ring = house.conductor.describe()
+    members, ring = cluster.conductor.describe()
     assert len(members) == 4 and ring == "d0 p0 p1"
-    await house.announce(replace(reader("p0"), state=WorkerState.DRAINING), reader("p1"))
-    assert house.conductor.snapshot().prefills.ids == ("p1",)
-    await house.registry.withdraw(WorkerId("d0"), Incarnation(1))
-    await house.membership.refresh()
-    assert house.conductor.snapshot().decodes.ids == ()
+    await cluster.announce(
+        replace(prefill_member("p0"), state=WorkerState.DRAINING), prefill_member("p1")
+    )
+    assert cluster.conductor.snapshot().prefills.ids == ("p1",)
+    await cluster.registry.withdraw(WorkerId("d0"), Incarnation(1))
+    await cluster.membership.refresh()
+    assert cluster.conductor.snapshot().decodes.ids == ()
 
 
-async def test_who_is_to_end_gets_nothing_more_at_once() -> None:
-    """Before the registry knows, and until the hint is taken back."""
-    house = House()
-    await house.announce(reader("p"), writer("d"), writer("e"))
-    house.conductor.snapshot()
-    house.conductor.leave(frozenset({WorkerId("e"), WorkerId("of another role")}))
-    assert [view.id for view in house.conductor.snapshot().decodes] == ["d"]
-    assert {house.place(f"r{n}").decode.id for n in range(20)} == {"d"}
-    house.conductor.leave(frozenset())
-    assert {view.id for view in house.conductor.snapshot().decodes} == {"d", "e"}
+async def test_worker_that_is_about_to_leave_gets_no_more_requests() -> None:
+    """This holds before the registry knows, and until the hint is withdrawn."""
+    cluster = ConductorHarness()
+    await cluster.announce(prefill_member("p"), decode_member("d"), decode_member("e"))
+    cluster.conductor.snapshot()
+    cluster.conductor.set_leaving_workers(frozenset({WorkerId("e"), WorkerId("of another role")}))
+    assert [view.id for view in cluster.conductor.snapshot().decodes] == ["d"]
+    assert {cluster.place(f"r{n}").decode.id for n in range(20)} == {"d"}
+    cluster.conductor.set_leaving_workers(frozenset())
+    assert {view.id for view in cluster.conductor.snapshot().decodes} == {"d", "e"}
 
 
-async def test_nothing_is_looked_at_while_the_registry_was_not() -> None:
-    house = House()
-    await house.announce(reader("p"), writer("d"))
-    house.conductor.snapshot()
-    house.membership.members.clear()
-    assert house.conductor.snapshot().prefills.ids == ("p",)
+async def test_snapshot_is_kept_while_the_registry_was_not_read_again() -> None:
+    cluster = ConductorHarness()
+    await cluster.announce(prefill_member("p"), decode_member("d"))
+    cluster.conductor.snapshot()
+    cluster.membership.members.clear()
+    assert cluster.conductor.snapshot().prefills.ids == ("p",)
 
 
-async def test_nobody_all_draining_or_one_pool_only() -> None:
-    house = House()
+async def test_placement_without_workers_fails_and_with_one_pool_uses_it() -> None:
+    cluster = ConductorHarness()
     with pytest.raises(Unavailable, match="no worker is ready"):
-        house.place("one", 48, keys(1))
-    leaving = [replace(one, state=WorkerState.DRAINING) for one in (reader("p"), writer("d"))]
-    await house.announce(*leaving)
+        cluster.place("one", 48, keys(1))
+    leaving = [
+        replace(one, state=WorkerState.DRAINING)
+        for one in (prefill_member("p"), decode_member("d"))
+    ]
+    await cluster.announce(*leaving)
     with pytest.raises(Unavailable, match="no worker is ready"):
-        house.place("two", 48, keys(1))
-    await house.announce(writer("d"))
-    alone = house.place("three", 48, keys(1))
+        cluster.place("two", 48, keys(1))
+    await cluster.announce(decode_member("d"))
+    alone = cluster.place("three", 48, keys(1))
     assert (alone.prefill, alone.decode.id) == (None, "d")
     assert alone.reason == "no prefill worker is ready"
-    assert house.writer("d").num_requests == 1
-    await house.announce(replace(writer("d"), state=WorkerState.DRAINING), reader("p"))
-    alone = house.place("four", 48, keys(1))
+    assert cluster.decode_view("d").num_requests == 1
+    await cluster.announce(
+        replace(decode_member("d"), state=WorkerState.DRAINING), prefill_member("p")
+    )
+    alone = cluster.place("four", 48, keys(1))
     assert (alone.prefill, alone.decode.id) == (None, "p")
     assert alone.ttft_seconds == pytest.approx(0.048)
-    assert house.reader("p").num_requests == 1
+    assert cluster.prefill_view("p").num_requests == 1
 
 
 @pytest.mark.parametrize("policy", PLACEMENT_POLICIES)
-async def test_every_policy_lives_with_what_happens(policy: str) -> None:
-    house = House(policy=policy)
+async def test_every_policy_copes_with_missing_and_excluded_workers(policy: str) -> None:
+    cluster = ConductorHarness(policy=policy)
     with pytest.raises(Unavailable, match="no worker is ready"):
-        house.place("nobody")
-    await house.announce(reader("p0"), reader("p1"), writer("d0"), writer("d1"))
+        cluster.place("nobody")
+    await cluster.announce(
+        prefill_member("p0"), prefill_member("p1"), decode_member("d0"), decode_member("d1")
+    )
     for number in range(4):
-        assert house.place(f"r{number}", 40, keys(1, 2)).policy == policy
-    again = house.place("r0", 40, keys(1, 2), 2, frozenset({"p0", "d1"}))
+        assert cluster.place(f"r{number}", 40, keys(1, 2)).policy == policy
+    again = cluster.place("r0", 40, keys(1, 2), 2, frozenset({"p0", "d1"}))
     assert again.prefill is not None
     assert (again.prefill.id, again.decode.id) == ("p1", "d0")
-    alone = house.place("r0", 40, keys(1, 2), 3, frozenset({"p0", "p1", "d0"}))
+    alone = cluster.place("r0", 40, keys(1, 2), 3, frozenset({"p0", "p1", "d0"}))
     assert (alone.prefill, alone.decode.id) == (None, "d1")
-    alone = house.place("r0", 40, keys(1, 2), 4, frozenset({"p0", "d0", "d1"}))
+    alone = cluster.place("r0", 40, keys(1, 2), 4, frozenset({"p0", "d0", "d1"}))
     assert (alone.prefill, alone.decode.id) == (None, "p1")
-    await house.announce(*(replace(w, state=WorkerState.DRAINING) for w in (reader("p0"),)))
-    assert house.place("r9", 40, keys(1, 2)).prefill.id == "p1"  # type: ignore[union-attr]
+    await cluster.announce(
+        *(replace(w, state=WorkerState.DRAINING) for w in (prefill_member("p0"),))
+    )
+    assert cluster.place("r9", 40, keys(1, 2)).prefill.id == "p1"  # type: ignore[union-attr]
 
 
-def test_a_policy_that_there_is_not() -> None:
+def test_unknown_policy_is_rejected() -> None:
     with pytest.raises(Invalid, match="there is no policy 'best'; there are baton, full_scan"):
-        House(policy="best")
+        ConductorHarness(policy="best")
 
 
 # -- reports -------------------------------------------------------------------------------
 
 
-async def test_reports_become_views() -> None:
-    house = House()
+async def test_worker_reports_become_views() -> None:
+    cluster = ConductorHarness()
     queue = (QueuedWork(1.0, 0.25), QueuedWork(None, 0.5))
-    await house.announce(
-        reader("p", queue=queue, running=1, waiting=2, queued_tokens=750, answer_tokens=80.0),
-        writer("d", decode_requests=3, context_tokens=600, promised_tokens=900,
+    await cluster.announce(
+        prefill_member(
+            "p", queue=queue, running=1, waiting=2, queued_tokens=750, answer_tokens=80.0
+        ),
+        decode_member("d", decode_requests=3, context_tokens=600, promised_tokens=900,
                answer_tokens=120.0, short_answer_tokens=7.0, link_bytes_per_second=1e8),
     )  # fmt: skip
-    snapshot = house.conductor.snapshot()
+    snapshot = cluster.conductor.snapshot()
     view = snapshot.prefills["p"]
-    assert (view.cost, view.measured) == (READS, True)
+    assert (view.cost, view.is_measured) == (PREFILL_COST, True)
     assert view.queue == [QueuedPrefill(pytest.approx(101.0), 0.25), QueuedPrefill(math.inf, 0.5)]
     assert view.free_at_seconds == pytest.approx(100.75)
     assert (view.num_requests, view.queued_tokens) == (3, 750)
     other = snapshot.decodes["d"]
-    assert (other.cost, other.capacity_tokens, other.measured) == (WRITES, 16_000, True)
-    assert (other.num_requests, other.context_tokens, other.promised_tokens) == (3, 600, 900)
+    assert (other.cost, other.capacity_tokens, other.is_measured) == (DECODE_COST, 16_000, True)
+    assert (other.num_requests, other.context_tokens, other.projected_tokens) == (3, 600, 900)
     assert (snapshot.answer_tokens, snapshot.short_answer_tokens) == (100.0, 7.0)
     assert snapshot.link == LinkSpeed(1e8, 1e8)
 
 
-async def test_who_has_measured_nothing_is_taken_for_another_of_its_pool() -> None:
-    house = House()
+async def test_worker_without_measurements_gets_its_pools_costs() -> None:
+    cluster = ConductorHarness()
     new = member("p0", Role.PREFILL, at_seconds=1e9, running=1, queued_tokens=100)
-    await house.announce(new, member("d0", Role.DECODE))
-    view, other = house.reader("p0"), house.writer("d0")
-    assert (view.cost, view.measured) == (PRIOR_PREFILL_COST, False)
+    await cluster.announce(new, member("d0", Role.DECODE))
+    view, other = cluster.prefill_view("p0"), cluster.decode_view("d0")
+    assert (view.cost, view.is_measured) == (PRIOR_PREFILL_COST, False)
     assert view.queue == [QueuedPrefill(math.inf, pytest.approx(0.01))]
     assert (other.cost, other.capacity_tokens) == (PRIOR_DECODE_COST, UNKNOWN_CAPACITY_TOKENS)
-    house.clock.advance(1.0)
-    await house.announce(new, reader("p1"), writer("d1"))
-    house.clock.advance(1.0)
-    await house.announce(new, member("d0", Role.DECODE, at_seconds=1e9))
-    view, other = house.reader("p0"), house.writer("d0")
-    assert (view.cost, view.measured) == (READS, False)
+    cluster.clock.advance(1.0)
+    await cluster.announce(new, prefill_member("p1"), decode_member("d1"))
+    cluster.clock.advance(1.0)
+    await cluster.announce(new, member("d0", Role.DECODE, at_seconds=1e9))
+    view, other = cluster.prefill_view("p0"), cluster.decode_view("d0")
+    assert (view.cost, view.is_measured) == (PREFILL_COST, False)
     assert view.queue == [QueuedPrefill(math.inf, pytest.approx(0.1))]
-    assert (other.cost, other.measured) == (WRITES, False)
+    assert (other.cost, other.is_measured) == (DECODE_COST, False)
 
 
-async def test_what_was_sent_counts_until_it_is_reported() -> None:
-    house = House()
-    await house.announce(reader("p"), writer("d"))
+async def test_placed_requests_count_until_a_later_report_includes_them() -> None:
+    cluster = ConductorHarness()
+    await cluster.announce(prefill_member("p"), decode_member("d"))
     for name in ("one", "two"):
-        house.place(name, 50)
-    assert house.reader("p").num_requests == 2
-    assert house.reader("p").free_at_seconds == pytest.approx(100.1)
-    assert house.writer("d").promised_tokens == 2 * (50 + 16)
-    house.clock.advance(0.01)
-    # The same report again is no news.
-    await house.membership.refresh()
-    assert house.reader("p").num_requests == 2
-    house.place("three", 50)
-    made = house.clock.wall_nanoseconds() / 1e9
-    house.clock.advance(0.01)
-    house.place("four", 50)
-    house.clock.advance(0.01)
-    await house.announce(
-        reader("p", at_seconds=made, running=3), writer("d", at_seconds=made, decode_requests=3)
+        cluster.place(name, 50)
+    assert cluster.prefill_view("p").num_requests == 2
+    assert cluster.prefill_view("p").free_at_seconds == pytest.approx(100.1)
+    assert cluster.decode_view("d").projected_tokens == 2 * (50 + 16)
+    cluster.clock.advance(0.01)
+    # The same report again changes nothing.
+    await cluster.membership.refresh()
+    assert cluster.prefill_view("p").num_requests == 2
+    cluster.place("three", 50)
+    made = cluster.clock.wall_nanoseconds() / 1e9
+    cluster.clock.advance(0.01)
+    cluster.place("four", 50)
+    cluster.clock.advance(0.01)
+    await cluster.announce(
+        prefill_member("p", at_seconds=made, running=3),
+        decode_member("d", at_seconds=made, decode_requests=3),
     )
-    assert house.reader("p").num_requests == 3 + 1
-    assert house.writer("d").num_requests == 3 + 1
+    assert cluster.prefill_view("p").num_requests == 3 + 1
+    assert cluster.decode_view("d").num_requests == 3 + 1
 
 
 @pytest.mark.parametrize("skew", [-3600.0, 3600.0])
-async def test_a_workers_clock_need_not_be_right(skew: float) -> None:
-    house = House()
-    await house.announce(reader("p", at_seconds=1e9 + 100 + skew), writer("d"))
-    assert house.reader("p").busy_until_seconds in (100.0, 100.0 - MAX_REPORT_AGE_SECONDS)
-    house.place("one", 50)
-    house.clock.advance(0.5)
-    await house.membership.refresh()
-    assert house.reader("p").num_requests == 1
-    house.place("two", 50)
-    house.clock.advance(0.5)
-    # What is new at this look was made since the last one, when the first was sent already.
-    await house.announce(reader("p", at_seconds=1e9 + 100.9 + skew, running=1))
-    assert house.reader("p").num_requests in ((1, 2) if skew < 0 else (1,))
-    assert 100.5 <= house.reader("p").busy_until_seconds <= 101.0
+async def test_workers_clock_skew_is_tolerated(skew: float) -> None:
+    cluster = ConductorHarness()
+    await cluster.announce(prefill_member("p", at_seconds=1e9 + 100 + skew), decode_member("d"))
+    assert cluster.prefill_view("p").busy_until_seconds in (100.0, 100.0 - MAX_REPORT_AGE_SECONDS)
+    cluster.place("one", 50)
+    cluster.clock.advance(0.5)
+    await cluster.membership.refresh()
+    assert cluster.prefill_view("p").num_requests == 1
+    cluster.place("two", 50)
+    cluster.clock.advance(0.5)
+    # The next report was made after the last refresh, when the first request had already been sent.
+    await cluster.announce(prefill_member("p", at_seconds=1e9 + 100.9 + skew, running=1))
+    assert cluster.prefill_view("p").num_requests in ((1, 2) if skew < 0 else (1,))
+    assert 100.5 <= cluster.prefill_view("p").busy_until_seconds <= 101.0
 
 
-async def test_a_burst_is_spread() -> None:
-    house = House()
-    await house.announce(*(reader(f"p{n}") for n in range(4)), *(writer(f"d{n}") for n in range(2)))
-    chosen = [house.place(str(number)) for number in range(40)]
+async def test_burst_is_spread_evenly() -> None:
+    cluster = ConductorHarness()
+    await cluster.announce(
+        *(prefill_member(f"p{n}") for n in range(4)), *(decode_member(f"d{n}") for n in range(2))
+    )
+    chosen = [cluster.place(str(number)) for number in range(40)]
     prefills = [one.prefill.id for one in chosen if one.prefill]
     decodes = [one.decode.id for one in chosen]
     assert sorted(prefills.count(f"p{n}") for n in range(4)) == [10, 10, 10, 10]
     assert sorted(decodes.count(f"d{n}") for n in range(2)) == [20, 20]
 
 
-async def test_other_conductors_are_taken_to_send_as_much() -> None:
-    house = House()
+async def test_other_conductors_are_assumed_to_place_as_much() -> None:
+    cluster = ConductorHarness()
     others = [member(f"c{number}", Role.CONDUCTOR) for number in range(3)]
     others.append(replace(member("c3", Role.CONDUCTOR), state=WorkerState.DRAINING))
-    await house.announce(reader("p"), writer("d"), *others)
-    house.place("one", 50)
-    assert house.reader("p").free_at_seconds == pytest.approx(100.15)
+    await cluster.announce(prefill_member("p"), decode_member("d"), *others)
+    cluster.place("one", 50)
+    assert cluster.prefill_view("p").free_at_seconds == pytest.approx(100.15)
 
 
 # -- blocks --------------------------------------------------------------------------------
 
 
-async def test_a_conversation_stays_where_it_is() -> None:
-    house = House()
-    await house.announce(*(reader(f"p{n}") for n in range(4)), writer("d"))
+async def test_conversation_stays_with_its_prefill_worker() -> None:
+    cluster = ConductorHarness()
+    await cluster.announce(*(prefill_member(f"p{n}") for n in range(4)), decode_member("d"))
     homes, at_hand = set(), []
     for length in (4, 8, 12):
-        placement = house.place(f"turn {length}", 16 * length + 5, keys(*range(length)))
+        placement = cluster.place(f"turn {length}", 16 * length + 5, keys(*range(length)))
         assert placement.prefill is not None
         homes.add(placement.prefill.id)
         at_hand.append(placement.prefill_alternatives[0].local_blocks)
-        house.clock.advance(60.0)
+        cluster.clock.advance(60.0)
     assert at_hand == [0, 4, 8] and len(homes) == 1
 
 
-async def test_a_reborn_worker_holds_nothing() -> None:
-    house = House()
-    await house.announce(reader("p"), writer("d"))
-    house.place("one", 48, keys(1, 2, 3))
+async def test_restarted_worker_has_an_empty_cache() -> None:
+    cluster = ConductorHarness()
+    await cluster.announce(prefill_member("p"), decode_member("d"))
+    cluster.place("one", 48, keys(1, 2, 3))
 
     def at_hand() -> int:
-        cache = house.conductor.snapshot().cache
-        return cache.local_blocks(house.reader("p"), keys(1, 2, 3))
+        cache = cluster.conductor.snapshot().cache
+        return cache.num_local_blocks(cluster.prefill_view("p"), keys(1, 2, 3))
 
     assert at_hand() == 3
-    await house.announce(replace(reader("p"), state=WorkerState.DRAINING))
-    house.conductor.snapshot()
-    await house.announce(reader("p"))
+    await cluster.announce(replace(prefill_member("p"), state=WorkerState.DRAINING))
+    cluster.conductor.snapshot()
+    await cluster.announce(prefill_member("p"))
     assert at_hand() == 3
-    house.place("two", 48, keys(1, 2, 3))
-    await house.announce(replace(reader("p", running=0), generation=Incarnation(2)))
+    cluster.place("two", 48, keys(1, 2, 3))
+    await cluster.announce(replace(prefill_member("p", running=0), generation=Incarnation(2)))
     assert at_hand() == 0
-    assert house.reader("p").num_requests == 0
-    house.place("three", 33, keys(1, 2))
+    assert cluster.prefill_view("p").num_requests == 0
+    cluster.place("three", 33, keys(1, 2))
     assert at_hand() == 2
 
 
 @pytest.mark.parametrize("drain_was_seen", [True, False])
-async def test_who_changes_its_role_is_the_other_pools(drain_was_seen: bool) -> None:
-    house = House()
-    await house.announce(reader("w", running=3), reader("p"), writer("d"))
-    house.place("one", 48, keys(1, 2, 3), excluded=frozenset({"p"}))
+async def test_worker_that_changes_its_role_moves_to_the_other_pool(drain_was_seen: bool) -> None:
+    cluster = ConductorHarness()
+    await cluster.announce(prefill_member("w", running=3), prefill_member("p"), decode_member("d"))
+    cluster.place("one", 48, keys(1, 2, 3), excluded=frozenset({"p"}))
     if drain_was_seen:
-        await house.announce(replace(reader("w"), state=WorkerState.DRAINING))
-        house.conductor.snapshot()
-    house.clock.advance(1.0)
-    await house.announce(writer("w", decode_requests=2))
-    snapshot = house.conductor.snapshot()
+        await cluster.announce(replace(prefill_member("w"), state=WorkerState.DRAINING))
+        cluster.conductor.snapshot()
+    cluster.clock.advance(1.0)
+    await cluster.announce(decode_member("w", decode_requests=2))
+    snapshot = cluster.conductor.snapshot()
     assert (snapshot.prefills.ids, set(snapshot.decodes.ids)) == (("p",), {"d", "w"})
-    assert house.writer("w").num_requests == 2
-    house.clock.advance(1.0)
-    await house.announce(reader("w", running=1))
-    snapshot = house.conductor.snapshot()
+    assert cluster.decode_view("w").num_requests == 2
+    cluster.clock.advance(1.0)
+    await cluster.announce(prefill_member("w", running=1))
+    snapshot = cluster.conductor.snapshot()
     assert (set(snapshot.prefills.ids), snapshot.decodes.ids) == ({"p", "w"}, ("d",))
-    assert house.reader("w").num_requests == 1
-    # Its pool is the one that it had all the while.
-    assert snapshot.cache.local_blocks(house.reader("w"), keys(1, 2, 3)) == 3
+    assert cluster.prefill_view("w").num_requests == 1
+    # Its KV pool is the same one as before.
+    assert snapshot.cache.num_local_blocks(cluster.prefill_view("w"), keys(1, 2, 3)) == 3
 
 
-async def test_stores_count_for_their_own_host_and_as_a_source() -> None:
-    house = House()
+async def test_stored_blocks_are_local_on_the_stores_host_and_fetchable_elsewhere() -> None:
+    cluster = ConductorHarness()
     here, there = {"host": "h0"}, {"host": "h1"}
-    await house.announce(
-        *(replace(reader(f"p{n}", **(here if n < 2 else there)), kv_bytes_per_token=1000)
+    await cluster.announce(
+        *(replace(prefill_member(f"p{n}", **(here if n < 2 else there)), kv_bytes_per_token=1000)
           for n in range(4)),
-        writer("d"),
+        decode_member("d"),
         member("s0", Role.KVSTORE, **here), member("s1", Role.KVSTORE, **there),  # type: ignore[arg-type]
     )  # fmt: skip
     chain = keys(1, 2, 3, 4)
-    house.hold("s0", *chain[:3])
-    house.hold("s1", *chain[:1])
-    snapshot = house.conductor.snapshot()
+    cluster.add_stored_blocks("s0", *chain[:3])
+    cluster.add_stored_blocks("s1", *chain[:1])
+    snapshot = cluster.conductor.snapshot()
     cache = snapshot.cache
-    assert [cache.local_blocks(snapshot.prefills[f"p{n}"], chain) for n in range(4)] == [3, 3, 1, 1]
-    assert cache.stored(chain) == StoredPrefix("s0", 3)
-    assert cache.holders(chain, 2) == ["p0", "p1"]
-    placement = house.place("one", 70, chain)
+    assert [cache.num_local_blocks(snapshot.prefills[f"p{n}"], chain) for n in range(4)] == [
+        3,
+        3,
+        1,
+        1,
+    ]
+    assert cache.longest_stored_prefix(chain) == StoredPrefix("s0", 3)
+    assert cache.workers_with_prefix(chain, 2) == ["p0", "p1"]
+    placement = cluster.place("one", 70, chain)
     assert placement.prefill is not None and placement.prefill.id in ("p0", "p1")
     assert placement.store_hint == StoreHint(WorkerId("s0"), 3)
-    far = house.place("one", 70, chain, 2, frozenset({"p0", "p1"}))
+    far = cluster.place("one", 70, chain, 2, frozenset({"p0", "p1"}))
     assert far.prefill is not None and far.prefill.id in ("p2", "p3")
     assert far.prefill_alternatives[0].fetched_blocks == 2
     assert far.store_hint == StoreHint(WorkerId("s0"), 3)
-    house.hold("s1", *chain[:3])
-    again = house.place("one", 70, chain, 3, frozenset({"p0", "p1"}))
+    cluster.add_stored_blocks("s1", *chain[:3])
+    again = cluster.place("one", 70, chain, 3, frozenset({"p0", "p1"}))
     assert again.store_hint == StoreHint(WorkerId("s1"), 3)
 
 
-async def test_what_everybody_shares_is_noticed() -> None:
-    house = House()
-    await house.announce(reader("p"), writer("d"))
+async def test_share_of_requests_per_block_key_is_tracked() -> None:
+    cluster = ConductorHarness()
+    await cluster.announce(prefill_member("p"), decode_member("d"))
     for number in range(20):
-        house.place(str(number), 32, keys(0, number + 1))
-    share = house.conductor.snapshot().cache.share
+        cluster.place(str(number), 32, keys(0, number + 1))
+    share = cluster.conductor.snapshot().cache.request_share
     assert [share(key) for key in keys(0, 1, 99)] == [1.0, 0.05, 0.0]
 
 
 # -- admission -----------------------------------------------------------------------------
 
 
-TOO_MUCH = (QueuedWork(1.0, 0.9), QueuedWork(1.7, 0.8), QueuedWork(1.75, 0.5))
+OVERLONG_QUEUE = (QueuedWork(1.0, 0.9), QueuedWork(1.7, 0.8), QueuedWork(1.75, 0.5))
 
 
-async def crowded(**config: object) -> House:
-    """Its one reader has more to do in time than it can."""
-    house = House(**config)
-    await house.announce(reader("p", queue=TOO_MUCH), writer("d"))
-    return house
+async def overloaded_cluster(**config: object) -> ConductorHarness:
+    """A cluster whose only prefill worker has more to do than it can finish in time."""
+    cluster = ConductorHarness(**config)
+    await cluster.announce(prefill_member("p", queue=OVERLONG_QUEUE), decode_member("d"))
+    return cluster
 
 
-async def test_what_would_be_late_is_refused_and_a_promise_kept() -> None:
-    house = await crowded()
+async def test_late_request_is_refused_but_a_replacement_is_placed() -> None:
+    cluster = await overloaded_cluster()
     with pytest.raises(Overloaded, match=r"would come 0\.50 s late"):
-        house.place("new")
-    again = house.place("old", epoch=2)
+        cluster.place("new")
+    again = cluster.place("old", epoch=2)
     assert again.prefill_alternatives[0].late_seconds > 0
     assert again.ttft_seconds == pytest.approx(2.264)
 
 
-async def test_admission_can_be_off() -> None:
-    house = await crowded(admission=False)
-    assert house.place("new").prefill is not None
+async def test_admission_can_be_turned_off() -> None:
+    cluster = await overloaded_cluster(admission=False)
+    assert cluster.place("new").prefill is not None
 
 
-async def test_on_a_cpu_it_is_off_unless_asked_for() -> None:
+async def test_admission_is_off_on_cpus_unless_configured() -> None:
     for admission, refuses in ((None, False), (True, True)):
-        house = await crowded(admission=admission)
-        await house.announce(replace(reader("p2", queue=TOO_MUCH), device="cpu"))
+        cluster = await overloaded_cluster(admission=admission)
+        await cluster.announce(replace(prefill_member("p2", queue=OVERLONG_QUEUE), device="cpu"))
         if refuses:
             with pytest.raises(Overloaded):
-                house.place("new")
+                cluster.place("new")
         else:
-            assert house.place("new").decode.id == "d"
+            assert cluster.place("new").decode.id == "d"
 
 
-async def test_who_has_no_news_refuses_nobody() -> None:
-    house = await crowded()
-    house.registry.reachable = False
-    house.clock.advance(MAX_REGISTRY_AGE_SECONDS + 1)
-    await house.membership.refresh()
-    assert house.place("new").prefill is not None
+async def test_conductor_with_a_stale_registry_refuses_nothing() -> None:
+    cluster = await overloaded_cluster()
+    cluster.registry.is_reachable = False
+    cluster.clock.advance(MAX_REGISTRY_AGE_SECONDS + 1)
+    await cluster.membership.refresh()
+    assert cluster.place("new").prefill is not None
 
 
-async def test_an_idle_cluster_refuses_nothing_that_fits() -> None:
-    house = House(first_token_seconds=1e-6, token_gap_seconds=1e-6)
-    await house.announce(reader("p"), writer("d", num_blocks=5))
-    assert house.place("fits", 80).decode.id == "d"
+async def test_idle_cluster_refuses_nothing_that_fits() -> None:
+    cluster = ConductorHarness(ttft_slo_seconds=1e-6, itl_slo_seconds=1e-6)
+    await cluster.announce(prefill_member("p"), decode_member("d", num_blocks=5))
+    assert cluster.place("fits", 80).decode.id == "d"
     with pytest.raises(Invalid, match="81 tokens, and the largest decode worker has memory for 80"):
-        house.place("never", 81)
+        cluster.place("never", 81)
 
 
-async def test_nothing_promised_is_nothing_missed() -> None:
-    house = House(first_token_seconds=0.0)
-    await house.announce(reader("p", queue=(QueuedWork(None, 500.0),)), writer("d"))
-    placement = house.place("patient")
+async def test_without_a_ttft_slo_nothing_counts_as_late() -> None:
+    cluster = ConductorHarness(ttft_slo_seconds=0.0)
+    await cluster.announce(
+        prefill_member("p", queue=(QueuedWork(None, 500.0),)), decode_member("d")
+    )
+    placement = cluster.place("patient")
     assert placement.ttft_seconds == pytest.approx(500.064)
     assert placement.prefill_alternatives[0].late_seconds == 0.0
 
 
-async def test_a_burst_on_new_workers_is_let_in() -> None:
-    house = House()
-    await house.announce(
+async def test_burst_on_workers_without_measurements_is_admitted() -> None:
+    cluster = ConductorHarness()
+    await cluster.announce(
         *(member(f"p{n}", Role.PREFILL) for n in range(2)),
         *(member(f"d{n}", Role.DECODE, at_seconds=1e9, num_blocks=4096) for n in range(2)),
     )
     for number in range(64):
-        placement = house.place(str(number), 800)
-        assert (placement.ttft_seconds, placement.tbt_seconds) == (None, None)
+        placement = cluster.place(str(number), 800)
+        assert (placement.ttft_seconds, placement.itl_seconds) == (None, None)
 
 
-async def test_a_refused_request_leaves_no_trace() -> None:
-    house = await crowded()
-    before = house.reader("p").num_requests
+async def test_refused_request_changes_no_state() -> None:
+    cluster = await overloaded_cluster()
+    before = cluster.prefill_view("p").num_requests
     with pytest.raises(Overloaded):
-        house.place("new", 64, keys(1))
-    assert house.reader("p").num_requests == before
-    assert house.conductor.snapshot().cache.holders(keys(1), 2) == []
+        cluster.place("new", 64, keys(1))
+    assert cluster.prefill_view("p").num_requests == before
+    assert cluster.conductor.snapshot().cache.workers_with_prefix(keys(1), 2) == []
 
 
-async def test_no_more_is_believed_of_pools_than_they_hold() -> None:
-    house = House()
-    await house.announce(reader("p", num_blocks=3), writer("d"))
-    house.place("old", 32, keys(1, 2))
-    house.place("new", 32, keys(3, 4))
-    view = house.reader("p")
-    cache = house.conductor.snapshot().cache
-    assert [cache.local_blocks(view, keys(*each)) for each in ((1, 2), (3, 4))] == [1, 2]
+async def test_expected_cache_contents_are_bounded_by_the_pools_size() -> None:
+    cluster = ConductorHarness()
+    await cluster.announce(prefill_member("p", num_blocks=3), decode_member("d"))
+    cluster.place("old", 32, keys(1, 2))
+    cluster.place("new", 32, keys(3, 4))
+    view = cluster.prefill_view("p")
+    cache = cluster.conductor.snapshot().cache
+    assert [cache.num_local_blocks(view, keys(*each)) for each in ((1, 2), (3, 4))] == [1, 2]
 
 
-async def test_alternatives_are_bounded() -> None:
-    house = House(policy="full_scan")
-    await house.announce(*(reader(f"p{n}") for n in range(20)), writer("d"))
-    placement = house.place("one")
+async def test_number_of_reported_alternatives_is_bounded() -> None:
+    cluster = ConductorHarness(policy="full_scan")
+    await cluster.announce(*(prefill_member(f"p{n}") for n in range(20)), decode_member("d"))
+    placement = cluster.place("one")
     assert len(placement.prefill_alternatives) == MAX_ALTERNATIVES
     assert placement.prefill is not None
     assert placement.prefill_alternatives[0].worker == placement.prefill.id
@@ -534,63 +563,71 @@ async def test_alternatives_are_bounded() -> None:
 # -- conditional disaggregation ------------------------------------------------------------
 
 
-async def test_a_decode_worker_may_read_a_short_prompt_itself() -> None:
-    house = House(read_alone=True)
-    await house.announce(reader("p"), writer("d"))
-    placement = house.place("r", 40, keys(1, 2))
+async def test_short_prompt_may_be_prefilled_on_the_decode_worker() -> None:
+    cluster = ConductorHarness(read_alone=True)
+    await cluster.announce(prefill_member("p"), decode_member("d"))
+    placement = cluster.place("r", 40, keys(1, 2))
     assert (placement.prefill, placement.decode.id) == (None, "d")
-    # It has the blocks now, and is not asked to compute more than a gap between tokens.
-    again = house.place("r2", 300, keys(*range(1, 19)))
+    # The decode worker now has the blocks, but it may not compute for longer than one inter-token
+    # latency.
+    again = cluster.place("r2", 300, keys(*range(1, 19)))
     assert again.prefill is not None
-    assert house.conductor.snapshot().cache.local_blocks(PrefillView("d", READS), keys(1, 2)) == 2  # type: ignore[arg-type]
+    assert (
+        cluster.conductor.snapshot().cache.num_local_blocks(
+            PrefillView("d", PREFILL_COST), keys(1, 2)
+        )
+        == 2
+    )  # type: ignore[arg-type]
 
 
-async def test_not_on_a_cpu_unless_told_to() -> None:
+async def test_local_prefill_is_off_on_cpus_unless_configured() -> None:
     for device, read_alone, alone in (
         ("cpu", None, False), ("cpu", True, True), ("cuda:0", None, True), ("cuda:0", False, False),
     ):  # fmt: skip
-        house = House(read_alone=read_alone)  # type: ignore[arg-type]
-        await house.announce(reader("p"), replace(writer("d"), device=device))
-        assert (house.place("r", 40).prefill is None) is alone, (device, read_alone)
+        cluster = ConductorHarness(read_alone=read_alone)  # type: ignore[arg-type]
+        await cluster.announce(prefill_member("p"), replace(decode_member("d"), device=device))
+        assert (cluster.place("r", 40).prefill is None) is alone, (device, read_alone)
 
 
-async def test_speeds_that_hardly_differ_are_one() -> None:
-    house = House()
+async def test_similar_prefill_speeds_are_treated_as_equal() -> None:
+    cluster = ConductorHarness()
     costs = {"p0": 0.001, "p1": 0.00105, "p2": 0.0009, "p3": 0.01}
-    members = [reader(n, prefill_cost=PrefillCost(0.0, c, 0.0)) for n, c in costs.items()]
-    await house.announce(*members, writer("d"))
-    assert paces(house, *costs) == [0.00105, 0.00105, 0.00105, 0.01]
+    members = [prefill_member(n, prefill_cost=PrefillCost(0.0, c, 0.0)) for n, c in costs.items()]
+    await cluster.announce(*members, decode_member("d"))
+    assert prefill_seconds_per_token(cluster, *costs) == [0.00105, 0.00105, 0.00105, 0.01]
 
 
-def paces(house: House, *names: str) -> list[float]:
-    return [house.reader(name).cost.per_token_seconds for name in names]
+def prefill_seconds_per_token(cluster: ConductorHarness, *names: str) -> list[float]:
+    return [cluster.prefill_view(name).cost.per_token_seconds for name in names]
 
 
-def paced(name: str, pace: float, error: float | None) -> Member:
-    return reader(name, prefill_cost=PrefillCost(0.0, pace, 0.0), prefill_error=error)
+def prefill_with_speed(name: str, pace: float, error: float | None) -> Member:
+    return prefill_member(name, prefill_cost=PrefillCost(0.0, pace, 0.0), prefill_error=error)
 
 
-async def test_nor_do_those_that_may_hardly_differ() -> None:
-    house = House()
+async def test_uncertain_prefill_speeds_are_treated_as_equal() -> None:
+    cluster = ConductorHarness()
     for error, pace in ((0.3, 0.001), (None, 0.001), (0.1, 0.002)):
-        await house.announce(paced("p0", 0.001, 0.0), paced("p1", 0.002, error), writer("d"))
-        assert paces(house, "p0", "p1") == [0.001, pace], error
+        readers = prefill_with_speed("p0", 0.001, 0.0), prefill_with_speed("p1", 0.002, error)
+        await cluster.announce(*readers, decode_member("d"))
+        assert prefill_seconds_per_token(cluster, "p0", "p1") == [0.001, pace], error
 
 
-async def test_the_pools_speed_is_that_of_those_who_know() -> None:
-    house = House()
-    unsure = [paced("p1", 0.003, 0.9), paced("p2", 0.005, None)]
-    await house.announce(paced("p0", 0.001, 0.1), *unsure, writer("d"))
-    assert paces(house, "p0", "p1", "p2") == [0.001] * 3
+async def test_pools_speed_comes_from_workers_with_reliable_measurements() -> None:
+    cluster = ConductorHarness()
+    unsure = [prefill_with_speed("p1", 0.003, 0.9), prefill_with_speed("p2", 0.005, None)]
+    await cluster.announce(prefill_with_speed("p0", 0.001, 0.1), *unsure, decode_member("d"))
+    assert prefill_seconds_per_token(cluster, "p0", "p1", "p2") == [0.001] * 3
 
 
-async def test_who_was_slow_is_tried_again() -> None:
-    house = House()
-    fast, slow = paced("p0", 0.001, 0.0), paced("p1", 0.01, 0.0)
-    await house.announce(fast, slow, writer("d"))
-    assert paces(house, "p0", "p1") == [0.001, 0.01]
-    house.clock.advance(MAX_MEASUREMENT_AGE_SECONDS + 1)
-    await house.announce(paced("p0", 0.0011, 0.0), slow, writer("d"))
-    assert paces(house, "p0", "p1") == [0.0011, 0.0011]
-    await house.announce(paced("p0", 0.0011, 0.0), paced("p1", 0.0101, 0.0), writer("d"))
-    assert paces(house, "p0", "p1") == [0.0011, 0.0101]
+async def test_slow_worker_is_tried_again_when_its_measurement_is_old() -> None:
+    cluster = ConductorHarness()
+    fast, slow = prefill_with_speed("p0", 0.001, 0.0), prefill_with_speed("p1", 0.01, 0.0)
+    await cluster.announce(fast, slow, decode_member("d"))
+    assert prefill_seconds_per_token(cluster, "p0", "p1") == [0.001, 0.01]
+    cluster.clock.advance(MAX_MEASUREMENT_AGE_SECONDS + 1)
+    await cluster.announce(prefill_with_speed("p0", 0.0011, 0.0), slow, decode_member("d"))
+    assert prefill_seconds_per_token(cluster, "p0", "p1") == [0.0011, 0.0011]
+    readers = prefill_with_speed("p0", 0.0011, 0.0), prefill_with_speed("p1", 0.0101, 0.0)
+    await cluster.announce(*readers, decode_member("d"))
+    assert prefill_seconds_per_token(cluster, "p0", "p1") == [0.0011, 0.0101]

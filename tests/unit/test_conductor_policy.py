@@ -1,4 +1,4 @@
-"""Baton's placement: pure, with exact scores."""
+"""Baton's placement policy: a pure function, with exact scores."""
 
 import math
 from dataclasses import replace
@@ -14,12 +14,12 @@ from conductor.policy.decision import ScoredWorker
 from conductor.policy.prefill_work import PrefillWork, prefill_work
 from conductor.policy.queue_forecast import QueueForecast, forecast_queue
 from conductor.policy.snapshot import AdmissionRates, QueuedPrefill, StoredPrefix
-from tests.fleet import CHAIN, NOW, PREFILL, FakeCache, decode, prefill, query, snapshot
+from tests.fleet import BLOCK_KEYS, NOW, PREFILL, FakeCache, decode, prefill, query, snapshot
 
 CONFIG = BatonPolicyConfig()
 W = CONFIG.service_weight
 OWN = 1.33
-"""Seconds that the request takes an idle worker with an empty cache."""
+"""Prefill seconds of the request on an idle worker with an empty cache."""
 
 
 def excluding(*names: str) -> dict[str, object]:
@@ -40,23 +40,23 @@ def excluding(*names: str) -> dict[str, object]:
         (0, [1.0, 0.25], 1),
     ],
 )
-def test_the_ring_key_is_the_first_that_few_share(
+def test_ring_key_is_the_first_block_key_that_few_requests_share(
     num_workers: int, shares: list[float], depth: int
 ) -> None:
     workers = [prefill(f"p{number}") for number in range(num_workers)]
-    assert ring_key(snapshot(workers, [], FakeCache(shares=shares)), query()) == CHAIN[depth]
+    assert ring_key(snapshot(workers, [], FakeCache(shares=shares)), query()) == BLOCK_KEYS[depth]
 
 
-def test_the_ring_key_of_what_everybody_asks_is_the_session_or_the_request() -> None:
+def test_ring_key_of_a_fully_shared_prompt_is_the_session_or_request_id() -> None:
     seen = snapshot([prefill("p")], [], FakeCache(shares=[1.0] * 8))
     assert ring_key(seen, query("mine")) == b"mine"
     assert ring_key(seen, query("mine", session="talk")) == b"talk"
     assert ring_key(seen, replace(query("mine"), keys=())) == b"mine"
 
 
-def test_candidates_are_the_ring_the_holders_and_one_of_the_least_loaded() -> None:
+def test_candidates_are_ring_successors_cache_holders_and_a_least_loaded_worker() -> None:
     names = tuple(f"p{number:02}" for number in range(12))
-    ring = list(ring_successors(names, CHAIN[0]))
+    ring = list(ring_successors(names, BLOCK_KEYS[0]))
     cached = {ring[5]: 1, ring[6]: 3, ring[7]: 2, "stranger": 9}
     idle = sorted(ring[8:])
     workers = [prefill(n) if n in idle else prefill(n, (9.0, 1.0)) for n in names]
@@ -77,12 +77,12 @@ def test_candidates_are_the_ring_the_holders_and_one_of_the_least_loaded() -> No
 # -- prefill -------------------------------------------------------------------------------
 
 
-def test_prefill_scores_are_queue_and_weighted_service() -> None:
+def test_prefill_score_is_queue_time_plus_weighted_service_time() -> None:
     workers = [prefill("p0", (9.0, 0.2)), prefill("p1"), prefill("p2", (9.0, 0.1))]
     decision = place(
         snapshot(workers, [decode("d")], FakeCache({"p0": 2, "p1": 8})), query(), CONFIG
     )
-    # 133 tokens, of which 128 are in p1's cache and 32 in p0's.
+    # The prompt has 133 tokens: 128 are in p1's cache and 32 in p0's.
     assert [each.worker for each in decision.prefill_scores] == ["p1", "p0", "p2"]
     assert [each.score for each in decision.prefill_scores] == pytest.approx(
         [W * 0.05, 0.2 + W * 1.01, 0.1 + W * OWN]
@@ -91,16 +91,16 @@ def test_prefill_scores_are_queue_and_weighted_service() -> None:
     assert (decision.prefill, decision.decode) == ("p1", "d")
     assert decision.service_seconds == pytest.approx(0.05)
     assert decision.ttft_seconds == pytest.approx(0.05)
-    assert decision.tbt_seconds == pytest.approx(0.011)
+    assert decision.itl_seconds == pytest.approx(0.011)
     assert decision.reason == (
-        "8 of 8 blocks at hand, 0 to fetch, starts in 0.000 s, computes 0.050 s, best of 3"
+        "8 of 8 blocks cached, 0 to fetch, starts in 0.000 s, prefill takes 0.050 s, best of 3"
     )
     light = replace(CONFIG, service_weight=0.0)
     by_queue = place(snapshot(workers, [decode("d")], FakeCache({"p0": 8})), query(), light)
     assert [each.worker for each in by_queue.prefill_scores] == ["p1", "p2", "p0"]
 
 
-def test_the_last_token_is_never_cached() -> None:
+def test_last_prompt_token_is_always_computed() -> None:
     seen = snapshot([prefill("p")], [decode("d")], FakeCache({"p": 8}))
     [scored] = place(seen, query("r", 128), CONFIG).prefill_scores
     assert scored == ScoredWorker(
@@ -108,49 +108,49 @@ def test_the_last_token_is_never_cached() -> None:
     )
 
 
-def test_what_is_worth_its_way_is_fetched() -> None:
+def test_stored_prefix_is_fetched_when_that_is_faster_than_computing() -> None:
     cache = FakeCache({"p": 2}, StoredPrefix("s", 8))
     seen = snapshot([prefill("p")], [decode("d")], cache)
-    work = prefill_work(seen, query(), seen.prefills["p"], cache.held)
-    # 96 tokens in 0.096 s instead of 0.96 s.
+    work = prefill_work(seen, query(), seen.prefills["p"], cache.stored_prefix)
+    # Fetching 96 tokens takes 0.096 s, computing them 0.96 s.
     assert work == PrefillWork(pytest.approx(0.05), 2, 6, pytest.approx(0.096))
     decision = place(seen, query(), CONFIG)
-    assert decision.reuse == StoredPrefix("s", 8)
+    assert decision.fetch_source == StoredPrefix("s", 8)
     assert decision.prefill_scores[0].fetched_blocks == 6
     assert decision.ttft_seconds == pytest.approx(0.146)
     slow = replace(seen, kv_bytes_per_token=20_000)
-    assert prefill_work(slow, query(), seen.prefills["p"], cache.held) == PrefillWork(
+    assert prefill_work(slow, query(), seen.prefills["p"], cache.stored_prefix) == PrefillWork(
         pytest.approx(1.01), 2
     )
-    assert place(slow, query(), CONFIG).reuse is None
+    assert place(slow, query(), CONFIG).fetch_source is None
 
 
-def test_who_would_be_late_comes_after_who_would_not() -> None:
-    # Due in 2 s + 1.33 s, planned 0.3 s earlier; behind 2 s of work it is 0.3 s late.
+def test_worker_that_would_be_late_ranks_after_one_in_time() -> None:
+    # Due in 2 s + 1.33 s, and planned 0.3 s earlier: behind 2 s of work the request is 0.3 s late.
     workers = [prefill("p0", (2.5, 2.0)), prefill("p1", (9.0, 3.0))]
     decision = place(snapshot(workers, [decode("d")], FakeCache({"p1": 1})), query(), CONFIG)
     first, second = decision.prefill_scores
     assert (first.worker, first.late_seconds) == ("p1", 0.0)
-    # What is due later waits for it, and is in time all the same.
+    # Work that is due later waits for this request, and is still in time.
     assert first.queue_seconds == 0.0
     assert second.late_seconds == pytest.approx(0.3)
     assert second.score == pytest.approx(SLO_MISS_PENALTY + 2.0 + W * OWN)
 
 
-def test_who_would_make_others_late_comes_last() -> None:
+def test_worker_where_others_would_become_late_ranks_last() -> None:
     workers = [prefill("p0", (3.2, 2.0)), prefill("p1", (9.0, 2.0))]
-    asked = query(first_token_seconds=1.0)
+    asked = query(ttft_slo_seconds=1.0)
     decision = place(snapshot(workers, [decode("d")]), asked, CONFIG)
     assert [each.worker for each in decision.prefill_scores] == ["p1", "p0"]
     assert [each.score for each in decision.prefill_scores] == pytest.approx(
         [2.0 + W * OWN, SLO_MISS_PENALTY + 2.0 + W * OWN]
     )
     alone = snapshot(workers[:1], [decode("d")])
-    with pytest.raises(Overloaded, match="requests that were let in before would be late"):
+    with pytest.raises(Overloaded, match="requests admitted earlier would miss their SLO"):
         place(alone, asked, CONFIG)
 
 
-def test_of_equals_the_first_on_the_ring_is_taken() -> None:
+def test_ties_go_to_the_first_worker_on_the_ring() -> None:
     names = tuple(f"{number}" for number in range(6))
     for number in range(20):
         asked = query(f"request {number}")
@@ -161,7 +161,7 @@ def test_of_equals_the_first_on_the_ring_is_taken() -> None:
         assert decision.decode == next(ring_successors(names, asked.request_id.encode()))
 
 
-def test_the_order_of_the_views_does_not_matter() -> None:
+def test_decision_does_not_depend_on_the_order_of_the_views() -> None:
     workers = [prefill(f"p{number}", (9.0, number % 3 + 0.1)) for number in range(7)]
     others = [decode(f"d{number}", 100 * (number % 2)) for number in range(5)]
     for number in range(20):
@@ -173,10 +173,10 @@ def test_the_order_of_the_views_does_not_matter() -> None:
         )
 
 
-def test_a_full_scan_scores_everybody() -> None:
+def test_full_scan_scores_all_workers() -> None:
     workers = [prefill(f"p{number}", (50.0, 20.0 - number)) for number in range(20)]
     seen = snapshot(workers, [decode("d")])
-    asked = query(first_token_seconds=60.0, **excluding("p19"))
+    asked = query(ttft_slo_seconds=60.0, **excluding("p19"))
     decision = place(seen, asked, replace(CONFIG, full_scan=True))
     assert decision.prefill == "p18" and len(decision.prefill_scores) == 19
     assert len(place(seen, asked, CONFIG).prefill_scores) <= 4
@@ -185,16 +185,16 @@ def test_a_full_scan_scores_everybody() -> None:
 # -- decode --------------------------------------------------------------------------------
 
 
-def test_the_least_promised_decodes() -> None:
+def test_decode_worker_with_the_fewest_reserved_tokens_is_chosen() -> None:
     others = [decode("d0", 4000), decode("d1", 1000), decode("d2", 1000, 2000)]
     scores = place(snapshot([prefill("p")], others), query(), CONFIG).decode_scores
-    # 133 tokens and an answer of 100 are needed.
+    # The request needs 133 tokens for its prompt and 100 for its answer.
     assert [each.worker for each in scores] == ["d1", "d0", "d2"]
     assert [each.score for each in scores] == pytest.approx([0.1233, 0.4233, 0.6165])
     assert [each.service_seconds for each in scores] == pytest.approx([0.012] * 3)
 
 
-def test_who_would_be_too_slow_comes_last() -> None:
+def test_decode_worker_that_would_be_too_slow_ranks_last() -> None:
     others = [decode("d0", 4000), decode("d1", 1000, num_requests=40)]
     scores = place(snapshot([prefill("p")], others), query(), CONFIG).decode_scores
     assert [each.worker for each in scores] == ["d0", "d1"]
@@ -202,7 +202,7 @@ def test_who_would_be_too_slow_comes_last() -> None:
     assert scores[1].late_seconds == pytest.approx(0.001)
 
 
-def test_who_could_never_hold_it_is_not_asked() -> None:
+def test_decode_worker_that_could_never_hold_the_request_is_no_candidate() -> None:
     others = [decode("d0", 0, 100), decode("d1", 5000)]
     decision = place(snapshot([prefill("p")], others), query(), CONFIG)
     assert [each.worker for each in decision.decode_scores] == ["d1"]
@@ -211,78 +211,80 @@ def test_who_could_never_hold_it_is_not_asked() -> None:
 # -- refusals ------------------------------------------------------------------------------
 
 
-def test_without_memory_it_is_refused_unless_promised() -> None:
+def test_request_without_memory_is_refused_unless_already_admitted() -> None:
     full = decode("d", 9900, num_requests=9)
     seen = snapshot([prefill("p")], [full])
-    # 133 more tokens than there are get free within 133 / 9900 of an answer's 1.9 s. With 31 ms to
-    # spare for each of 16 tokens, even a short answer makes up for that.
-    patient = query(token_gap_seconds=0.05)
+    # The 133 missing tokens become free within 133 / 9900 of an answer's 1.9 s. With 31 ms to spare
+    # for each of 16 tokens, even a short answer makes up for that.
+    patient = query(itl_slo_seconds=0.05)
     assert place(seen, patient, CONFIG).decode == "d"
-    hasty = query(token_gap_seconds=0.02)
+    hasty = query(itl_slo_seconds=0.02)
     with pytest.raises(Overloaded, match="room for 100 tokens, and 233 are needed") as refusal:
         place(replace(seen, short_answer_tokens=0.0), hasty, CONFIG)
     assert refusal.value.retry_after_seconds == 0.1
     for let_in in (replace(CONFIG, admission=False), CONFIG):
-        asked = replace(hasty, promised=let_in.admission)
+        asked = replace(hasty, must_admit=let_in.admission)
         assert place(seen, asked, let_in).decode == "d"
 
 
-def test_an_idle_worker_refuses_nothing_that_it_can_hold() -> None:
+def test_idle_worker_refuses_nothing_that_it_can_hold() -> None:
     seen = snapshot([prefill("p")], [decode("d", 0, 140)])
-    assert place(seen, query(first_token_seconds=1e-6, token_gap_seconds=1e-6), CONFIG)
+    assert place(seen, query(ttft_slo_seconds=1e-6, itl_slo_seconds=1e-6), CONFIG)
 
 
-def test_what_would_be_late_is_refused_with_the_time_to_wait() -> None:
+def test_late_request_is_refused_with_a_retry_after() -> None:
     seen = snapshot([prefill("p", (2.5, 2.0))], [decode("d")])
     with pytest.raises(Overloaded, match=r"would come 0\.30 s late") as refusal:
         place(seen, query(), CONFIG)
     assert refusal.value.retry_after_seconds == pytest.approx(0.3)
-    assert place(seen, query(promised=True), CONFIG).prefill == "p"
-    assert place(seen, query(first_token_seconds=math.inf), CONFIG).prefill == "p"
+    assert place(seen, query(must_admit=True), CONFIG).prefill == "p"
+    assert place(seen, query(ttft_slo_seconds=math.inf), CONFIG).prefill == "p"
 
 
-def test_tokens_that_would_come_too_slowly_are_refused() -> None:
+def test_request_that_would_miss_the_itl_slo_is_refused() -> None:
     seen = snapshot([prefill("p")], [decode("d", 1000, num_requests=40)])
-    with pytest.raises(Overloaded, match=r"every 0\.051 s, which is more than 0\.050 s"):
+    with pytest.raises(
+        Overloaded, match=r"would be 0\.051 s, which is more than the SLO of 0\.050 s"
+    ):
         place(seen, query(), CONFIG)
 
 
-def test_nobody_is_refused_for_a_guess() -> None:
-    guessed = prefill("p", (2.5, 2.0), measured=False)
-    slow = decode("d", 1000, num_requests=40, measured=False)
+def test_requests_are_not_refused_on_unmeasured_costs() -> None:
+    guessed = prefill("p", (2.5, 2.0), is_measured=False)
+    slow = decode("d", 1000, num_requests=40, is_measured=False)
     decision = place(snapshot([guessed], [slow]), query(), CONFIG)
     assert (decision.prefill, decision.decode) == ("p", "d")
     assert decision.prefill_scores[0].score == pytest.approx(2.0 + W * OWN)
     assert decision.prefill_scores[0].late_seconds == 0.0
 
 
-def test_short_prompts_leave_room_for_a_long_one() -> None:
+def test_memory_is_reserved_for_long_prompts_when_they_are_refused_more_often() -> None:
     unfair = AdmissionRates((100, 200, 300), (1.0, 1.0, 1.0, 0.9), large_tokens=500)
     nearly_full = decode("d", 9400, num_requests=9)
     seen = snapshot([prefill("p")], [nearly_full], admitted=unfair)
     seen = replace(seen, short_answer_tokens=0.0)
-    with pytest.raises(Overloaded, match="keeps its last 500 tokens for a longer prompt"):
+    with pytest.raises(Overloaded, match="reserves its last 500 tokens of KV for a longer prompt"):
         place(seen, query("short", 133), CONFIG)
     assert place(seen, query("long", 301), CONFIG).decode == "d"
-    fair = replace(seen, admitted=replace(unfair, shares=(1.0, 1.0, 1.0, 0.99)))
+    fair = replace(seen, admission_rates=replace(unfair, admitted_shares=(1.0, 1.0, 1.0, 0.99)))
     assert place(fair, query("short", 133), CONFIG).decode == "d"
 
 
-def test_what_nobody_can_ever_hold_is_the_callers_mistake() -> None:
+def test_request_larger_than_any_decode_worker_is_invalid() -> None:
     others = [decode("d0", 0, 100), decode("d1", 0, 132)]
-    for asked in (query(), query(promised=True), query(**excluding("d1"))):
+    for asked in (query(), query(must_admit=True), query(**excluding("d1"))):
         with pytest.raises(Invalid, match=r"has 133 tokens, and the largest .* for 132"):
             place(snapshot([prefill("p")], others), asked, CONFIG)
 
 
-def test_pools_that_are_empty_or_failed() -> None:
+def test_placement_with_empty_or_excluded_pools() -> None:
     workers, others = [prefill("p0"), prefill("p1", (9.0, 1.0))], [decode("d0"), decode("d1", 99)]
     seen = snapshot(workers, others, FakeCache({"p0": 8}, StoredPrefix("s", 4)))
     decision = place(seen, query(**excluding("p0", "d0")), CONFIG)
     assert (decision.prefill, decision.decode) == ("p1", "d1")
     alone = place(seen, query(**excluding("p0", "p1", "d0")), CONFIG)
     assert (alone.prefill, alone.decode, alone.reason) == (None, "d1", "no prefill worker is ready")
-    assert (alone.tbt_seconds, alone.reuse) == (pytest.approx(0.012), StoredPrefix("s", 4))
+    assert (alone.itl_seconds, alone.fetch_source) == (pytest.approx(0.012), StoredPrefix("s", 4))
     reader = place(seen, query(**excluding("d0", "d1")), CONFIG)
     assert (reader.prefill, reader.decode) == (None, "p0")
     assert reader.reason == "no decode worker is ready"
@@ -292,20 +294,20 @@ def test_pools_that_are_empty_or_failed() -> None:
             place(nobody, query(**excluding("p0", "p1", "d0", "d1")), CONFIG)
 
 
-# -- outlook -------------------------------------------------------------------------------
+# -- queue forecast ------------------------------------------------------------------------
 
 
-def test_the_outlook_is_by_deadline() -> None:
+def test_queue_forecast_is_ordered_by_deadline() -> None:
     view = prefill("p", (1.0, 0.5), (3.0, 1.0), (5.0, 1.0))
     assert forecast_queue(view, NOW, NOW, NOW + 2.0, 0.5) == QueueForecast(NOW + 1.0, 0)
     assert forecast_queue(view, NOW, NOW, NOW + 9.0, 0.5) == QueueForecast(NOW + 3.0, 0)
-    # Before the second, which then ends at 4.0 s, and the third, at 5.0 s.
+    # The new work goes before the second entry, which then ends at 4.0 s, and the third, at 5.0 s.
     assert forecast_queue(view, NOW, NOW, NOW + 2.0, 2.0) == QueueForecast(NOW + 2.5, 1)
     assert forecast_queue(view, NOW, NOW, NOW + 2.0, 3.0) == QueueForecast(NOW + 3.5, 2)
     assert forecast_queue(view, NOW, NOW + 4.0, NOW + 9.0, 0.5) == QueueForecast(NOW + 4.5, 0)
 
 
-def test_what_is_done_or_lost_holds_nobody_up() -> None:
+def test_finished_or_overdue_work_delays_nothing() -> None:
     view = prefill("p", (1.0, 0.5), (3.0, 1.0))
     later = NOW + 0.6
     assert forecast_queue(view, later, later, NOW + 9.0, 0.5) == QueueForecast(NOW + 2.0, 0)
@@ -319,30 +321,31 @@ def test_what_is_done_or_lost_holds_nobody_up() -> None:
 @pytest.mark.parametrize(
     ("num_tokens", "cached", "batch", "queued", "reads_itself"),
     [
-        # 4 tokens take 40 ms and travel in 4 ms: itself, if nobody has to wait for that.
+        # 4 tokens take 40 ms to compute and 4 ms to transfer: local prefill if no decode has to
+        # wait.
         (4, 0, 0, 0.0, True),
         (4, 0, 1, 0.0, False),
-        # Others wait twice 40 ms, the request itself more than that at the prefill worker.
+        # Other decodes wait 40 ms twice, but the request itself waits longer at the prefill worker.
         (4, 0, 1, 0.1, True),
-        # 6 tokens take longer than the gap between two tokens may be.
+        # 6 tokens take longer than the inter-token latency SLO.
         (6, 0, 0, 0.9, False),
         (133, 8, 0, 0.0, True),
         (133, 7, 0, 0.0, False),
     ],
 )
-def test_a_decode_worker_reads_what_is_cheaper_there(
+def test_prompt_is_prefilled_on_the_decode_worker_when_cheaper_there(
     num_tokens: int, cached: int, batch: int, queued: float, reads_itself: bool
 ) -> None:
     busy = ((1.0, queued),) if queued else ()
     writer = decode("d", num_requests=batch, prefill_cost=PREFILL)
     cache = FakeCache({"d": cached, "p": cached})
     seen = snapshot([prefill("p", *busy)], [writer], cache)
-    asked = query(num_tokens=num_tokens, token_gap_seconds=0.055, promised=True)
+    asked = query(num_tokens=num_tokens, itl_slo_seconds=0.055, must_admit=True)
     decision = place(seen, asked, CONFIG)
     assert (decision.prefill is None, decision.decode) == (reads_itself, "d")
     assert len(decision.prefill_scores) == len(decision.decode_scores) == 1
 
 
-def test_who_may_not_read_does_not() -> None:
+def test_decode_worker_without_prefill_cost_does_no_local_prefill() -> None:
     seen = snapshot([prefill("p")], [decode("d")])
     assert place(seen, query(num_tokens=1), CONFIG).prefill == "p"

@@ -1,4 +1,4 @@
-"""What is told of a conductor's decisions: counted, timed, traced, with few labels."""
+"""Telemetry of a conductor's decisions: counts, durations, spans, and few labels."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from baton.errors import BatonError, Invalid, Overloaded, Unavailable
 from baton.obs.span import MemorySpanSink
 from conductor.metrics import ClusterGauges, ConductorMetrics
 from conductor.telemetry import ConductorTelemetry
-from tests.unit.test_conductor import House, member, reader, writer
+from tests.unit.test_conductor import ConductorHarness, decode_member, member, prefill_member
 
 QUESTION = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
 
@@ -42,7 +42,7 @@ ONE_POOL = Placement(None, ref("d0"), "no prefill worker is ready", policy="bato
 
 
 class Core:
-    """Answers what it is told to, after a quarter of a millisecond."""
+    """A conductor core that returns the given answers, each after a quarter of a millisecond."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(50.0)
@@ -63,7 +63,7 @@ class Core:
         return None
 
 
-class Scene:
+class Harness:
     def __init__(self, *answers: Placement | Exception) -> None:
         self.core, self.registry, self.spans = Core(), CollectorRegistry(), MemorySpanSink()
         self.core.answers = list(answers)
@@ -81,15 +81,15 @@ class Scene:
 
 
 def test_decisions_are_counted_by_policy_and_kind() -> None:
-    scene = Scene(PAIR, PAIR, ALONE, ONE_POOL)
-    assert [scene.place(epoch) for epoch in (1, 2, 1, 1)] == [PAIR, PAIR, ALONE, ONE_POOL]
-    kinds = {kind: scene.value("decisions_total", policy="baton", kind=kind)
+    harness = Harness(PAIR, PAIR, ALONE, ONE_POOL)
+    assert [harness.place(epoch) for epoch in (1, 2, 1, 1)] == [PAIR, PAIR, ALONE, ONE_POOL]
+    kinds = {kind: harness.value("decisions_total", policy="baton", kind=kind)
              for kind in ("pair", "alone", "one_pool")}  # fmt: skip
     assert kinds == {"pair": 2, "alone": 1, "one_pool": 1}
-    assert scene.value("replacements_total") == 1
-    assert scene.value("decision_seconds_count") == 4
-    assert scene.value("decision_seconds_sum") == pytest.approx(0.001)
-    assert scene.spans.spans == []
+    assert harness.value("replacements_total") == 1
+    assert harness.value("decision_seconds_count") == 4
+    assert harness.value("decision_seconds_sum") == pytest.approx(0.001)
+    assert harness.spans.spans == []
 
 
 @pytest.mark.parametrize(
@@ -103,20 +103,20 @@ def test_decisions_are_counted_by_policy_and_kind() -> None:
     ],
 )
 def test_refusals_are_counted_by_reason_and_passed_on(error: Exception, reason: str) -> None:
-    scene = Scene(error)
+    harness = Harness(error)
     with pytest.raises(type(error)):
-        scene.place()
-    assert scene.value("refusals_total", reason=reason) == 1
-    assert scene.value("decision_seconds_count") == 1
+        harness.place()
+    assert harness.value("refusals_total", reason=reason) == 1
+    assert harness.value("decision_seconds_count") == 1
 
 
-def test_a_question_with_a_span_gets_one_below_it_each_time_it_is_asked() -> None:
-    scene = Scene(PAIR, Overloaded("full"), PAIR)
-    scene.place(trace=QUESTION.traceparent)
+def test_each_placement_of_a_traced_request_gets_a_child_span() -> None:
+    harness = Harness(PAIR, Overloaded("full"), PAIR)
+    harness.place(trace=QUESTION.traceparent)
     with pytest.raises(Overloaded):
-        scene.place(2, trace=QUESTION.traceparent)
-    scene.place(trace="what is no span")
-    first, second = scene.spans.spans
+        harness.place(2, trace=QUESTION.traceparent)
+    harness.place(trace="what is no span")
+    first, second = harness.spans.spans
     assert (first.name, first.parent_id, first.error) == ("decide", QUESTION.span_id, "")
     assert first.attributes == {
         "baton.epoch": 1,
@@ -131,31 +131,33 @@ def test_a_question_with_a_span_gets_one_below_it_each_time_it_is_asked() -> Non
     assert first.context.span_id != second.context.span_id
 
 
-async def test_what_is_known_of_the_cluster_is_looked_up_when_asked() -> None:
-    house = House()
-    gone = replace(reader("p1"), state=WorkerState.DRAINING)
-    await house.announce(reader("p0"), gone, writer("d0"), member("s", Role.KVSTORE))
-    house.hold("s", *(BlockKey(bytes([number]) * 16) for number in range(3)))
+async def test_cluster_gauges_are_read_at_scrape_time() -> None:
+    cluster = ConductorHarness()
+    gone = replace(prefill_member("p1"), state=WorkerState.DRAINING)
+    await cluster.announce(
+        prefill_member("p0"), gone, decode_member("d0"), member("s", Role.KVSTORE)
+    )
+    cluster.add_stored_blocks("s", *(BlockKey(bytes([number]) * 16) for number in range(3)))
     plans: list[PoolPlan | None] = [None]
     registry = CollectorRegistry()
     leading = [False]
     gauges = ClusterGauges(
-        house.membership, house.mirror, lambda: plans[0], house.clock, lambda: leading[0]
+        cluster.membership, cluster.mirror, lambda: plans[0], cluster.clock, lambda: leading[0]
     )
     registry.register(gauges)
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"baton_conductor_{name}", labels)
 
-    house.clock.advance(4.0)
+    cluster.clock.advance(4.0)
     assert value("members", role="prefill", state="ready") == 1
     assert value("members", role="prefill", state="draining") == 1
     assert value("members", role="decode", state="ready") == 1
     assert value("members", role="kvstore", state="ready") == 1
-    assert value("members", role="router", state="ready") == 0  # and not absent
+    assert value("members", role="router", state="ready") == 0  # zero rather than absent
     assert value("registry_age_seconds") == 4.0
     assert (value("mirror_blocks"), value("mirror_nodes")) == (3, 1)
-    assert value("wished_workers", pool="decode") is None  # nobody has asked for anything yet
+    assert value("wished_workers", pool="decode") is None  # no plan exists yet
     plans[0] = PoolPlan(3, 5, "why", 1, 1, 12.5, 100.0, 10.0, 0.5)
     assert value("wished_workers", pool="prefill") == 3
     assert value("wished_workers", pool="decode") == 5
@@ -163,5 +165,5 @@ async def test_what_is_known_of_the_cluster_is_looked_up_when_asked() -> None:
     assert value("leads") == 0
     leading[0] = True
     assert value("leads") == 1
-    house.mirror.drop(WorkerId("s"))
+    cluster.mirror.drop_node(WorkerId("s"))
     assert (value("mirror_blocks"), value("mirror_nodes")) == (0, 0)

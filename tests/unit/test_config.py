@@ -1,4 +1,4 @@
-"""Settings: one name each, flag over environment over file over default, and clear complaints."""
+"""Settings: precedence (flag, environment, file, default), validation, and error messages."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("BATON_"):
             monkeypatch.delenv(name)
-    # load_settings() hands a file's name on to later readers; undone after each test.
+    # load_settings() sets BATON_CONFIG for later readers; this is undone after each test.
     monkeypatch.setenv("BATON_CONFIG", "")
 
 
@@ -32,7 +32,7 @@ def write(folder: Path, text: str) -> Path:
     return file
 
 
-def test_defaults() -> None:
+def test_defaults_are_local_and_small() -> None:
     settings = load_settings()
     assert (settings.port, settings.prefill, settings.decode) == (8000, 1, 1)
     assert settings.model == str(DEMO_MODEL)
@@ -52,7 +52,7 @@ def test_flag_over_environment_over_file(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("text", "value"), [("auto", "auto"), ("true", True), ("false", False), ("0", False)]
 )
-def test_admission_is_yes_no_or_auto(
+def test_admission_is_true_false_or_auto(
     text: str, value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert load_settings().admission == "auto"
@@ -63,7 +63,7 @@ def test_admission_is_yes_no_or_auto(
     assert load_settings().admission == settings.admission
 
 
-def test_flags_that_were_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unset_flags_do_not_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_PORT", "9")
     assert load_settings(port=None).port == 9
 
@@ -91,7 +91,7 @@ def test_flags_that_were_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
         ("trace_sample", "10", "trace_sample is '10': input should be less than or equal to 1"),
     ],
 )
-def test_wrong_values_name_key_value_and_what_is_right(
+def test_invalid_value_error_names_key_value_and_constraint(
     name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Invalid, match=message):
@@ -101,12 +101,14 @@ def test_wrong_values_name_key_value_and_what_is_right(
         load_settings()
 
 
-def test_several_wrong_values_are_told_at_once() -> None:
+def test_several_invalid_values_are_reported_together() -> None:
     with pytest.raises(Invalid, match=r"port is -1.*; .*prefill is -2"):
         load_settings(port=-1, prefill=-2)
 
 
-def test_unknown_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_settings_are_rejected_with_a_suggestion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(Invalid, match="no setting 'prefil'; did you mean prefill"):
         load_settings(prefil=1)
     with pytest.raises(Invalid, match=r"baton\.yaml: there is no setting 'prot'"):
@@ -118,12 +120,12 @@ def test_unknown_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("text", ["- a\n", "{", "just words", "\x00"])
-def test_files_that_are_no_mapping(tmp_path: Path, text: str) -> None:
+def test_config_file_that_is_no_mapping_is_rejected(tmp_path: Path, text: str) -> None:
     with pytest.raises(Invalid, match=r"config file .*baton\.yaml"):
         load_settings(write(tmp_path, text))
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_config_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match=r"nowhere\.yaml"):
         load_settings(tmp_path / "nowhere.yaml")
 
@@ -131,19 +133,19 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "size"), [("1", 1), ("10K", 10_000), ("2MiB", 2 << 20), ("3GiB", 3 << 30)]
 )
-def test_sizes(text: str, size: int) -> None:
+def test_byte_sizes_are_parsed(text: str, size: int) -> None:
     assert load_settings(store_bytes=text).store_bytes == size
 
 
 @pytest.mark.parametrize("name", ["api_keys", "redis_url", "cluster_secret", "admin_key"])
-def test_secrets_are_never_repeated(name: str) -> None:
+def test_error_messages_never_contain_secrets(name: str) -> None:
     with pytest.raises(Invalid) as failure:
         load_settings(**{name: ["hush", 7]})
     assert "hush" not in str(failure.value)
     assert name in str(failure.value)
 
 
-def test_listening_beyond_loopback_needs_a_lock() -> None:
+def test_listening_beyond_loopback_requires_keys_or_secrets() -> None:
     with pytest.raises(Invalid, match="needs api_keys"):
         load_settings(host="0.0.0.0")
     with pytest.raises(Invalid, match="needs cluster_secret"):
@@ -154,12 +156,12 @@ def test_listening_beyond_loopback_needs_a_lock() -> None:
 
 
 @pytest.mark.parametrize("text", ["key", "key=", "=tenant", "{", '{"a": 1}'])
-def test_malformed_api_keys(text: str) -> None:
+def test_malformed_api_keys_are_rejected(text: str) -> None:
     with pytest.raises(Invalid, match="api_keys"):
         load_settings(api_keys=text)
 
 
-def test_settings_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_round_trip_through_a_child_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_settings(
         api_keys={"k,1": "t=2"}, transports="grpc,shm", pool_bytes="1MiB", redis_url="redis://x/0",
         served_model_name="it's", cluster_secret="s s",
@@ -172,12 +174,14 @@ def test_settings_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) ->
     assert load_settings() == settings
 
 
-def test_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_home_folder_comes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("BATON_HOME", str(tmp_path))
     assert baton_home() == tmp_path
 
 
-def test_who_waits_does_not_spin() -> None:
+def test_thread_environment_limits_threads_and_disables_spinning() -> None:
     assert thread_environment(3)["OMP_NUM_THREADS"] == "3"
     assert thread_environment(0)["OMP_WAIT_POLICY"] == "PASSIVE"
 
@@ -190,7 +194,7 @@ def test_who_waits_does_not_spin() -> None:
         ({"autoscale_utilisation": 0.5}, "autoscale_shrink_utilisation is 0.6: .* would flap"),
     ],
 )
-def test_bounds_of_pools_that_contradict_each_other(given: dict[str, float], message: str) -> None:
+def test_contradicting_pool_bounds_are_rejected(given: dict[str, float], message: str) -> None:
     with pytest.raises(Invalid, match=message):
         load_settings(**given)
 
@@ -198,14 +202,16 @@ def test_bounds_of_pools_that_contradict_each_other(given: dict[str, float], mes
 @pytest.mark.parametrize(
     ("written", "meant"), [("on", "on"), ("off", "off"), ("dry_run", "dry_run")]
 )
-def test_a_switch_in_yaml(tmp_path: Path, written: str, meant: str) -> None:
+def test_yaml_on_and_off_are_accepted_for_autoscale(
+    tmp_path: Path, written: str, meant: str
+) -> None:
     """YAML reads on and off as true and false."""
     file = tmp_path / "baton.yaml"
     file.write_text(f"autoscale: {written}\n")
     assert load_settings(file).autoscale == meant
 
 
-def test_origins_of_web_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cors_origins_are_validated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_CORS_ORIGINS", "https://a.example, http://localhost:3000")
     assert load_settings().cors_origins == ("https://a.example", "http://localhost:3000")
     for wrong in ("a.example", "https://a.example/", "https://a.example/path", "https://a b"):
@@ -213,18 +219,18 @@ def test_origins_of_web_pages(monkeypatch: pytest.MonkeyPatch) -> None:
             load_settings(cors_origins=wrong)
 
 
-def test_names_that_a_router_is_asked_by() -> None:
+def test_allowed_hosts_are_validated() -> None:
     settings = load_settings(allowed_hosts="baton.example, 10.0.0.7", advertise_address="here")
-    assert settings.known_hosts("127.0.0.1") == ("baton.example", "10.0.0.7", "here")
-    assert load_settings().known_hosts("127.0.0.1") == ()
-    assert load_settings().known_hosts("0.0.0.0") is None
-    assert load_settings(allowed_hosts="a").known_hosts("0.0.0.0") == ("a",)
-    assert load_settings(allowed_hosts="*").known_hosts("127.0.0.1") is None
+    assert settings.accepted_hosts("127.0.0.1") == ("baton.example", "10.0.0.7", "here")
+    assert load_settings().accepted_hosts("127.0.0.1") == ()
+    assert load_settings().accepted_hosts("0.0.0.0") is None
+    assert load_settings(allowed_hosts="a").accepted_hosts("0.0.0.0") == ("a",)
+    assert load_settings(allowed_hosts="*").accepted_hosts("127.0.0.1") is None
     for wrong in ("http://a.example", "a.example:80", "a/b", "a b"):
         with pytest.raises(Invalid, match=r"allowed_hosts is .*must be \*, or names like"):
             load_settings(allowed_hosts=wrong)
 
 
-def test_a_certificate_needs_its_key() -> None:
+def test_tls_certificate_requires_its_key() -> None:
     with pytest.raises(Invalid, match="tls_certificate and tls_key go together"):
         load_settings(tls_certificate="a.pem")

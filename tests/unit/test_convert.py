@@ -1,4 +1,4 @@
-"""What becomes of a request on its way through a message."""
+"""Conversion between dataclasses and protobuf messages."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,7 +37,7 @@ SPEC = RequestSpec(
     1,
     SamplingParams(max_tokens=3),
     tenant_salt=b"salt",
-    first_token_seconds=2.5,
+    ttft_slo_seconds=2.5,
     tenant=b"tag",
     priority=Priority.BATCH,
     weight=2.5,
@@ -45,16 +45,16 @@ SPEC = RequestSpec(
 )
 
 
-def test_a_request_comes_out_as_it_went_in() -> None:
+def test_request_spec_round_trips() -> None:
     assert spec_from_proto(spec_to_proto(SPEC)) == SPEC
-    without = replace(SPEC, first_token_seconds=0.0, trace="")
+    without = replace(SPEC, ttft_slo_seconds=0.0, trace="")
     assert spec_from_proto(spec_to_proto(without)) == without
 
 
 @pytest.mark.parametrize("seconds", [-0.1, float("inf"), float("nan")])
-def test_a_time_that_cannot_be_is_refused(seconds: float) -> None:
+def test_invalid_ttft_slo_is_rejected(seconds: float) -> None:
     with pytest.raises(Invalid, match="first_token_seconds must be at least 0") as refusal:
-        spec_from_proto(spec_to_proto(replace(SPEC, first_token_seconds=seconds)))
+        spec_from_proto(spec_to_proto(replace(SPEC, ttft_slo_seconds=seconds)))
     assert refusal.value.param == "first_token_seconds"
 
 
@@ -62,28 +62,28 @@ def test_a_time_that_cannot_be_is_refused(seconds: float) -> None:
     ("wrong", "param"),
     [({"tenant": b"t" * 17}, "tenant"), ({"priority": 3}, "priority"), ({"weight": -1}, "weight")],
 )
-def test_a_standing_that_cannot_be_is_refused(wrong: dict[str, Any], param: str) -> None:
+def test_invalid_tenant_priority_or_weight_is_rejected(wrong: dict[str, Any], param: str) -> None:
     with pytest.raises(Invalid) as refusal:
         spec_from_proto(spec_to_proto(replace(SPEC, **wrong)))
     assert refusal.value.param == param
 
 
 @pytest.mark.parametrize("kind", GrammarKind)
-def test_a_grammar_comes_out_as_it_went_in(kind: GrammarKind) -> None:
+def test_grammar_round_trips(kind: GrammarKind) -> None:
     sampling = SamplingParams(max_tokens=3, grammar=Grammar(kind, "text"), prompt_logprobs=0,
                               min_tokens=2)  # fmt: skip
     spec = replace(SPEC, sampling=sampling)
     assert spec_from_proto(spec_to_proto(spec)) == spec
 
 
-def test_a_grammar_of_an_unknown_kind_is_refused() -> None:
+def test_unknown_grammar_kind_is_rejected() -> None:
     message = spec_to_proto(replace(SPEC, sampling=SamplingParams(3, grammar=GRAMMAR)))
     message.sampling.grammar.kind = 99  # type: ignore[assignment]
     with pytest.raises(Invalid, match="unknown kind of grammar 99"):
         spec_from_proto(message)
 
 
-def test_logprobs_of_a_prompt_come_out_as_they_went_in() -> None:
+def test_prompt_logprobs_round_trip() -> None:
     entries = (TokenLogprob(TokenId(6), -0.5, ((TokenId(7), -0.25),)), TokenLogprob(TokenId(8), -1))
     output = RequestOutput(RequestId("r"), Epoch(1), 0, (TokenId(9),), prompt_logprobs=entries)
     assert output_from_proto(output_to_proto(output)) == output
@@ -96,21 +96,22 @@ def told(**fields: Any) -> common_pb2.RequestOutput:
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        (told(finish_reason=99), "unknown finish reason 99: the worker is of another version"),
+        (told(finish_reason=99), "unknown finish reason 99: the worker has another version"),
         (
             told(logprobs=[common_pb2.TokenLogprob(top_token_ids=[1, 2], top_logprobs=[-0.1])]),
-            "each of the best tokens has a logprob",
+            "each of top_token_ids must have a logprob",
         ),
     ],
 )
-def test_an_output_that_can_t_be_is_refused(message: common_pb2.RequestOutput, why: str) -> None:
-    """By a name of ours, whose request alone ends: :mod:`baton.rpc.convert.outputs`."""
+def test_invalid_output_is_rejected(message: common_pb2.RequestOutput, why: str) -> None:
+    """The error is our own ``Invalid``, so that only this request ends:
+    :mod:`baton.rpc.convert.outputs`."""
     with pytest.raises(Invalid, match=why):
         output_from_proto(message)
 
 
-def test_enums_of_a_newer_peer_end_one_message_each() -> None:
-    """Every message that has an enum or an optional part, with a value that nobody knows."""
+def test_unknown_enum_values_reject_only_their_message() -> None:
+    """Try every message that has an enum or an optional part, with an unknown value."""
     odd: list[tuple[Callable[[Any], Any], Any]] = [
         (grammar_from_proto, common_pb2.Grammar(kind=99, text="a")),  # type: ignore[arg-type]
         (stored_from_proto, kvstore_pb2.StoredBlock(key=bytes(16), tier=99)),  # type: ignore[arg-type]
@@ -126,9 +127,9 @@ def test_enums_of_a_newer_peer_end_one_message_each() -> None:
 
 
 @pytest.mark.parametrize("told", ["inf", "nan", "-1", "soon", "1e9", "", float("inf"), -0.5])
-def test_nobody_waits_for_ever_because_a_peer_says_so(told: str | float) -> None:
+def test_absurd_retry_after_values_become_one_second(told: str | float) -> None:
     assert parse_retry_after(told) == 1.0
 
 
-def test_a_time_to_wait_is_as_it_was_told() -> None:
+def test_valid_retry_after_is_kept() -> None:
     assert parse_retry_after("2.500") == parse_retry_after(2.5) == 2.5

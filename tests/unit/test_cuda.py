@@ -1,4 +1,5 @@
-"""What surrounds the kernels of a GPU: buckets, static batches, and all of it interpreted."""
+"""The code around the GPU kernels: buckets, static batches, graph replay, and all kernels in the
+interpreter."""
 
 import os
 import subprocess
@@ -12,20 +13,20 @@ import torch
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
 from baton.engine.attention.base import PackedBatch, pack_batch
-from baton.engine.cuda.buckets import BUCKETS, SPLITS_BYTES, bucket_for, context_limit
+from baton.engine.cuda.buckets import BUCKETS, MAX_SPLITS_BYTES, bucket_for, context_limit
 from baton.engine.cuda.static_batch import NO_SLOT, StaticBatch
 from baton.engine.model import Model
 from baton.engine.plan import Plan, Row
 from baton.engine.runner import ModelRunner
-from tests.unit.cuda_cases import config_of, pool_of, rows_of, theirs, weights_of
+from tests.unit.cuda_cases import make_config, make_pool, make_rows, make_weights, torch_ops
 
 CPU = torch.device("cpu")
 NUM_CHECKS = 2 + 6 + 2 + 4 + 4 + 3 + 3 + 6 + 2 + 1 + 2 + 1
 
 
 @pytest.mark.timeout(300)
-def test_all_through_tritons_interpreter() -> None:
-    """In a process of its own: the interpreter is chosen when Triton is imported."""
+def test_all_gpu_checks_pass_in_tritons_interpreter() -> None:
+    """Runs in its own process: the interpreter is chosen when Triton is imported."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.unit.cuda_cases"],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
@@ -38,7 +39,7 @@ def test_all_through_tritons_interpreter() -> None:
     assert len(done.stdout.splitlines()) == NUM_CHECKS
 
 
-def test_a_batch_takes_the_smallest_bucket_that_holds_it() -> None:
+def test_batch_uses_the_smallest_bucket_that_holds_it() -> None:
     wanted = {1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 8: 8, 9: 16, 17: 24, 255: 256, 256: 256, 257: None}
     assert {rows: bucket_for(rows) for rows in wanted} == wanted
     assert list(BUCKETS) == sorted(set(BUCKETS))
@@ -46,7 +47,11 @@ def test_a_batch_takes_the_smallest_bucket_that_holds_it() -> None:
 
 def test_contexts_are_limited_by_the_model_and_by_scratch_memory() -> None:
     assert context_limit(1, 40_960, 256, 16_512) == 40_960
-    assert context_limit(256, 40_960, 256, 16_512) == SPLITS_BYTES // (256 * 16_512) * 256 == 32_512
+    assert (
+        context_limit(256, 40_960, 256, 16_512)
+        == MAX_SPLITS_BYTES // (256 * 16_512) * 256
+        == 32_512
+    )
 
 
 def row(number: int, start: int, blocks: list[int], tokens: int = 1) -> Row:
@@ -60,35 +65,40 @@ def batch_of(*rows: Row) -> PackedBatch:
     return pack_batch(rows, 16, CPU)
 
 
-def test_rows_that_fill_a_batch_up_touch_no_block() -> None:
+def test_padding_rows_touch_no_block() -> None:
     static = StaticBatch(4, 64, 16, CPU)
     static.fill([5, 6, 7], batch_of(row(0, 17, [3, 9]), row(1, 0, [1]), row(2, 50, [2, 4, 6, 8])))
-    seen = static.device
+    seen = static.device_batch
     assert static.token_ids.tolist() == [5, 6, 7, 0]
     assert seen.positions.tolist() == [17, 0, 50, 0]
     assert seen.slots.tolist() == [9 * 16 + 1, 16, 8 * 16 + 2, NO_SLOT]
-    assert seen.contexts.tolist() == [18, 1, 51, 0]
-    assert seen.tables[0, :2].tolist() == [3, 9] and seen.tables[2].tolist() == [2, 4, 6, 8]
+    assert seen.context_lengths.tolist() == [18, 1, 51, 0]
+    assert seen.block_tables[0, :2].tolist() == [3, 9] and seen.block_tables[2].tolist() == [
+        2,
+        4,
+        6,
+        8,
+    ]
 
 
-def test_a_smaller_batch_leaves_nothing_of_the_one_before() -> None:
+def test_smaller_batch_clears_rows_of_the_previous_one() -> None:
     static = StaticBatch(4, 64, 16, CPU)
-    addresses = [static.token_ids.data_ptr(), static.device.tables.data_ptr()]
+    addresses = [static.token_ids.data_ptr(), static.device_batch.block_tables.data_ptr()]
     static.fill([5, 6], batch_of(row(0, 17, [3, 9]), row(1, 0, [1])))
     static.fill([8], batch_of(row(0, 2, [7])))
     assert static.token_ids.tolist() == [8, 0, 0, 0]
-    assert static.device.slots.tolist() == [7 * 16 + 2, *[NO_SLOT] * 3]
-    assert static.device.contexts.tolist() == [3, 0, 0, 0]
-    assert [static.token_ids.data_ptr(), static.device.tables.data_ptr()] == addresses
+    assert static.device_batch.slots.tolist() == [7 * 16 + 2, *[NO_SLOT] * 3]
+    assert static.device_batch.context_lengths.tolist() == [3, 0, 0, 0]
+    assert [static.token_ids.data_ptr(), static.device_batch.block_tables.data_ptr()] == addresses
 
 
-def test_before_it_is_filled_no_row_is_real() -> None:
+def test_unfilled_static_batch_has_only_padding() -> None:
     static = StaticBatch(2, 64, 16, CPU)
-    assert static.device.slots.tolist() == [NO_SLOT] * 2
-    assert static.device.contexts.tolist() == [0, 0]
+    assert static.device_batch.slots.tolist() == [NO_SLOT] * 2
+    assert static.device_batch.context_lengths.tolist() == [0, 0]
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_batch_that_does_not_fit_is_rejected() -> None:
     static = StaticBatch(1, 32, 16, CPU)
     assert static.fits(batch_of(row(0, 31, [1, 2])))
     assert not static.fits(batch_of(row(0, 32, [1, 2, 3])))
@@ -98,7 +108,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 class Replayed:
-    """Stands for graphs: what the model itself says, of batches that are asked for."""
+    """Stands for the CUDA graphs: runs the model itself, and records the batches."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -111,22 +121,22 @@ class Replayed:
             return None
         return self._model.forward(torch.tensor(token_ids), batch, torch.arange(batch.num_rows))
 
-    def warm(self, num_rows: int) -> None:
+    def warm_up(self, num_rows: int) -> None:
         self.warmed.append(num_rows)
 
 
-def test_a_runner_replays_steps_of_decodes_and_computes_all_others() -> None:
-    config = config_of(4, 2, 16, True)
-    weights = weights_of(config, torch.float32, CPU)
+def test_runner_replays_decode_steps_and_runs_all_others_eagerly() -> None:
+    config = make_config(4, 2, 16, True)
+    weights = make_weights(config, torch.float32, CPU)
     tokens = []
     for replays in (True, False):
-        pool = pool_of(config, torch.float32, CPU)
-        model = Model(config, weights, theirs(config, pool, torch.float32))
+        pool = make_pool(config, torch.float32, CPU)
+        model = Model(config, weights, torch_ops(config, pool, torch.float32))
         graphs = Replayed(model)
         runner = ModelRunner(config, b"", model, pool, graphs=graphs if replays else None)
-        runner.warm(7)
+        runner.warm_up(7)
         assert graphs.warmed == ([7] if replays else [])
-        steps = [rows_of([(0, 9), (0, 3)]), rows_of([(9, 1), (3, 1)])]
+        steps = [make_rows([(0, 9), (0, 3)]), make_rows([(9, 1), (3, 1)])]
         steps.append([replace(steps[1][0], sample=False), steps[1][1]])
         tokens.append([runner.run(Plan(n, tuple(rows))).sampled for n, rows in enumerate(steps)])
         assert graphs.asked == ([2, 2] if replays else []), "what samples nothing is not replayed"

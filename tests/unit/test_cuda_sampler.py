@@ -1,4 +1,4 @@
-"""Sampling a batch at a time gives the tokens of sampling row by row."""
+"""Sampling a whole batch gives the same tokens as sampling row by row."""
 
 from dataclasses import replace
 
@@ -12,12 +12,12 @@ from baton.engine.cuda import sampler as batched
 from baton.engine.cuda.sampler import sample_batch
 from baton.engine.philox_batch import uniforms
 from baton.engine.sampler import sample
-from tests.unit.test_sampler import CASES, PLAIN, VOCAB, all_kinds, row
+from tests.unit.test_sampler import CASES, PLAIN, VOCAB, row, rows_of_all_kinds
 
 SEED = 20261121
 
 
-def test_draws_are_those_of_single_tokens() -> None:
+def test_batched_random_draws_equal_single_draws() -> None:
     chance = np.random.default_rng(SEED)
     print(f"seed {SEED}")
     seeds = [0, 1, -1, 2**64 - 1, *chance.integers(0, 2**63, 200).tolist()]
@@ -33,8 +33,10 @@ def mixed(trial: int) -> list[SamplingParams]:
 
 
 @pytest.mark.parametrize("window", [batched.TOP_WINDOW_TOKENS, 5])
-def test_the_same_tokens_as_row_by_row(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a choice may lie outside of the window."""
+def test_batched_sampling_gives_the_tokens_of_row_by_row_sampling(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This includes rows whose choice may lie outside of the top-token window."""
     monkeypatch.setattr(batched, "TOP_WINDOW_TOKENS", window)
     print(f"seed {SEED}")
     chance = np.random.default_rng(SEED)
@@ -45,7 +47,7 @@ def test_the_same_tokens_as_row_by_row(window: int, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("window", [batched.TOP_WINDOW_TOKENS, 5])
-def test_ties_stay_with_lower_ids(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ties_go_to_lower_token_ids(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batched, "TOP_WINDOW_TOKENS", window)
     logits = torch.zeros(1, VOCAB)
     logits[0, 9:] = 1.0
@@ -57,7 +59,7 @@ def test_ties_stay_with_lower_ids(window: int, monkeypatch: pytest.MonkeyPatch) 
     assert seen == {9, 10, 11}
 
 
-def test_a_choice_within_the_window_is_not_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choice_within_the_window_needs_no_full_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise AssertionError("it was sure")
 
@@ -72,7 +74,7 @@ def test_a_choice_within_the_window_is_not_done_again(monkeypatch: pytest.Monkey
 def test_masks_biases_and_logprobs() -> None:
     print(f"seed {SEED}")
     logits = torch.from_numpy(np.random.default_rng(SEED).normal(size=(5, VOCAB))).float()
-    rows = all_kinds()
+    rows = rows_of_all_kinds()
     got, wanted = sample_batch(logits, rows), sample(logits, rows)
     assert [each and each.token_id for each in got] == [each and each.token_id for each in wanted]
     for ours, theirs in zip(got, wanted, strict=True):
@@ -83,5 +85,5 @@ def test_masks_biases_and_logprobs() -> None:
     assert logits[2, 3] != -torch.inf
 
 
-def test_nobody_samples() -> None:
+def test_empty_batch_samples_nothing() -> None:
     assert sample_batch(torch.empty(0, VOCAB), []) == []

@@ -1,4 +1,4 @@
-"""Dashboards and alert rules: in sync with what describes them, and PromQL throughout."""
+"""Dashboards and alert rules: the chart's files are up to date, and all queries are PromQL."""
 
 import json
 import re
@@ -12,24 +12,24 @@ from tools.dashboards import DASHBOARDS, FOLDER
 from tools.dashboards.grafana import COLUMNS, Dashboard, PromQuery
 from tools.promql import MetricUse, uses
 from tools.scrape import Scrape
-from tools.watching import RULES, alerts, watched_for
+from tools.watching import RULES, alerts, used_metrics
 
 ROOT = Path(__file__).parents[2]
 SEVERITIES = {"critical", "warning", "info"}
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
-def test_the_chart_has_what_is_described(dashboard: Dashboard) -> None:
+def test_chart_contains_the_rendered_dashboard(dashboard: Dashboard) -> None:
     written = (FOLDER / f"{dashboard.name}.json").read_text(encoding="utf-8")
     assert written == dashboard.render(), "python -m tools.dashboards"
 
 
-def test_the_chart_has_no_other() -> None:
+def test_chart_contains_no_other_dashboards() -> None:
     assert {path.stem for path in FOLDER.glob("*")} == {each.name for each in DASHBOARDS}
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
-def test_panels_lie_beside_each_other_and_ask_something(dashboard: Dashboard) -> None:
+def test_panels_do_not_overlap_and_have_queries(dashboard: Dashboard) -> None:
     described = dashboard.to_json()
     taken: set[tuple[int, int]] = set()
     numbers = [panel["id"] for panel in described["panels"]]
@@ -45,18 +45,18 @@ def test_panels_lie_beside_each_other_and_ask_something(dashboard: Dashboard) ->
         assert not cells & taken, panel["title"]
         taken |= cells
         assert panel["type"] == "row" or all(target["expr"] for target in panel["targets"])
-    # No name of a data source of ours: every Grafana has its own.
+    # No fixed data source: every Grafana has its own.
     assert "${datasource}" in json.dumps(described)
 
 
-def test_every_query_is_of_the_chosen_cluster() -> None:
+def test_every_query_filters_by_cluster() -> None:
     for dashboard in DASHBOARDS:
         for query in dashboard.queries:
             for use in uses(query.of_cluster):
                 assert "baton_dev_cluster" in use.labels, query.of_cluster
 
 
-def test_the_cluster_is_put_into_a_query_whatever_it_has() -> None:
+def test_cluster_filter_is_added_to_every_selector() -> None:
     query = PromQuery('rate(baton_a_total[5m]) / on (instance) baton_b{x="y"} > 0')
     assert query.of_cluster == (
         'rate(baton_a_total{baton_dev_cluster=~"$cluster"}[5m]) / on (instance) '
@@ -68,7 +68,7 @@ def test_the_cluster_is_put_into_a_query_whatever_it_has() -> None:
 
 
 @pytest.mark.parametrize("alert", alerts(), ids=lambda alert: alert["alert"])
-def test_an_alert_says_what_it_is_and_what_to_do(alert: dict[str, Any]) -> None:
+def test_alert_has_severity_annotations_and_runbook_link(alert: dict[str, Any]) -> None:
     assert set(alert) == {"alert", "expr", "for", "labels", "annotations"}
     assert re.fullmatch(r"Baton[A-Za-z]+", alert["alert"])
     assert re.fullmatch(r"\d+m", alert["for"])
@@ -78,7 +78,7 @@ def test_an_alert_says_what_it_is_and_what_to_do(alert: dict[str, Any]) -> None:
     assert notes["runbook"] == f"docs/runbook.md#{alert['alert'].lower()}"
     assert len(notes["summary"]) < 100 and notes["description"].endswith(".")
     assert uses(alert["expr"])
-    # What a summary takes from the alert's labels must still be there after its groupings.
+    # Labels that the summary uses must survive the expression's groupings.
     for label in re.findall(r"\$labels\.(\w+)", json.dumps(notes)):
         grouped = re.findall(r"by \(([^)]*)\)", alert["expr"])
         assert not grouped or any(label in each.split(", ") for each in grouped), label
@@ -87,17 +87,17 @@ def test_an_alert_says_what_it_is_and_what_to_do(alert: dict[str, Any]) -> None:
 def test_the_runbook_has_a_section_for_each_alert_and_no_other() -> None:
     page = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
     sections = re.split(r"^## (\w+)$", page, flags=re.MULTILINE)[1:]
-    told = dict(zip(sections[::2], sections[1::2], strict=True))
+    sections_by_name = dict(zip(sections[::2], sections[1::2], strict=True))
     names = [alert["alert"] for alert in alerts()]
     assert len(set(names)) == len(names) >= 20
-    assert sorted(told) == sorted(names)
-    for name, text in told.items():
+    assert sorted(sections_by_name) == sorted(names)
+    for name, text in sections_by_name.items():
         assert all(part in text for part in ("**Means**", "**Look**", "**Do**")), name
     for link in re.findall(r"\(#(\w+)\)", page):
         assert link in {name.lower() for name in names}, link
 
 
-def test_rules_are_groups_as_the_chart_puts_them_into_a_spec() -> None:
+def test_rule_files_have_groups_at_the_top_level() -> None:
     for path in RULES.glob("*.yaml"):
         assert "\ngroups:\n" in "\n" + path.read_text(encoding="utf-8"), path.name
 
@@ -105,7 +105,7 @@ def test_rules_are_groups_as_the_chart_puts_them_into_a_spec() -> None:
 # -- the check itself -------------------------------------------------------------------------
 
 
-def test_what_an_expression_names() -> None:
+def test_metrics_and_labels_of_an_expression_are_found() -> None:
     assert uses('sum by (le) (rate(a_bucket{x="1"}[5m])) / b') == [
         MetricUse("a_bucket", frozenset({"le", "x"})),
         MetricUse("b", frozenset()),
@@ -120,7 +120,7 @@ def test_what_an_expression_names() -> None:
         uses("sum by (a")
 
 
-def test_what_a_scrape_lacks() -> None:
+def test_missing_metrics_of_a_scrape_are_listed() -> None:
     found = Scrape()
     found.add(
         "router",
@@ -138,5 +138,5 @@ def test_what_a_scrape_lacks() -> None:
     assert found.num_series == {"router-0": 1}
 
 
-def test_dashboards_and_alerts_name_much_of_what_there_is() -> None:
-    assert len({use.metric for _, use in watched_for()}) > 60
+def test_dashboards_and_alerts_use_many_metrics() -> None:
+    assert len({use.metric for _, use in used_metrics()}) > 60

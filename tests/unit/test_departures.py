@@ -1,4 +1,4 @@
-"""Peers that left the cluster: their pools are let go, and nobody else's."""
+"""Peers that left the cluster: the mappings of their KV pools, and no others, are removed."""
 
 import os
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ SIZE = 1 << 20
 
 
 class Members:
-    """A registry that answered just now."""
+    """A membership view that was refreshed just now, unless ``answers`` is false."""
 
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
@@ -28,14 +28,14 @@ class Members:
         self._fresh_at = 0.0
 
     @property
-    def fresh_at(self) -> float:
+    def last_answer_seconds(self) -> float:
         if self.answers:
             self._fresh_at = self._clock.monotonic()
         return self._fresh_at
 
 
-class House:
-    """A reader that has mapped the pools of two sources."""
+class Peers:
+    """A reader that has mapped the KV pools of two sources."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -43,7 +43,7 @@ class House:
         self.memories = {name: HostMemory(name, SIZE) for name in ("reader", "stays", "leaves")}
         self.sides = {name: self._transport(name) for name in self.memories}
         self.reader = self.sides["reader"]
-        self.departures = StalePeerSweeper([self.reader], self.members, self.clock)
+        self.sweeper = StalePeerSweeper([self.reader], self.members, self.clock)
         for name in ("stays", "leaves"):
             self.reader.connect(self.sides[name].export())
         self.members.members = [member("reader"), member("stays")]
@@ -55,10 +55,10 @@ class House:
         return transport
 
     def pass_grace(self) -> None:
-        """Two looks, ``GRACE_SECONDS`` apart."""
-        self.departures.sweep()
+        """Sweep twice, ``GRACE_SECONDS`` apart."""
+        self.sweeper.sweep()
         self.clock.advance(GRACE_SECONDS)
-        self.departures.sweep()
+        self.sweeper.sweep()
 
     @property
     def connected(self) -> set[str]:
@@ -66,7 +66,7 @@ class House:
 
     @property
     def num_maps(self) -> int:
-        """How often this process has mapped a pool."""
+        """How many mappings of the test's pools this process has."""
         files = [memory.region.file_descriptor for memory in self.memories.values()]
         inodes = {os.fstat(file).st_ino for file in files}
         lines = Path("/proc/self/maps").read_text().splitlines()
@@ -84,62 +84,62 @@ def member(name: str, generation: int = 1) -> Member:
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
-    house = House()
-    yield house
-    house.close()
+def peers() -> Iterator[Peers]:
+    peers = Peers()
+    yield peers
+    peers.close()
 
 
-def test_the_pool_of_a_worker_that_left_is_unmapped(house: House) -> None:
-    before = house.num_maps
-    house.departures.sweep()
-    house.clock.advance(GRACE_SECONDS - 1)
-    house.departures.sweep()
-    assert house.connected == {"stays", "leaves"}
-    house.clock.advance(1)
-    house.departures.sweep()
-    assert house.connected == {"stays"}
-    assert house.num_maps == before - 1
+def test_pool_of_a_departed_worker_is_unmapped_after_the_grace_period(peers: Peers) -> None:
+    before = peers.num_maps
+    peers.sweeper.sweep()
+    peers.clock.advance(GRACE_SECONDS - 1)
+    peers.sweeper.sweep()
+    assert peers.connected == {"stays", "leaves"}
+    peers.clock.advance(1)
+    peers.sweeper.sweep()
+    assert peers.connected == {"stays"}
+    assert peers.num_maps == before - 1
 
 
-def test_who_comes_back_in_time_stays(house: House) -> None:
-    house.departures.sweep()
-    house.members.members.append(member("leaves"))
-    house.pass_grace()
-    house.members.members.pop()
-    house.departures.sweep()
-    assert house.connected == {"stays", "leaves"}
+def test_worker_that_returns_in_time_stays_connected(peers: Peers) -> None:
+    peers.sweeper.sweep()
+    peers.members.members.append(member("leaves"))
+    peers.pass_grace()
+    peers.members.members.pop()
+    peers.sweeper.sweep()
+    assert peers.connected == {"stays", "leaves"}
 
 
-def test_another_life_of_the_same_worker_is_another_peer(house: House) -> None:
-    house.members.members.append(member("leaves", generation=2))
-    house.pass_grace()
-    assert house.connected == {"stays"}
+def test_restarted_worker_is_another_peer(peers: Peers) -> None:
+    peers.members.members.append(member("leaves", generation=2))
+    peers.pass_grace()
+    assert peers.connected == {"stays"}
 
 
-def test_a_registry_that_does_not_answer_says_nothing(house: House) -> None:
-    house.departures.sweep()
-    house.members.answers = False
-    house.clock.advance(2 * GRACE_SECONDS)
-    house.departures.sweep()
-    assert house.connected == {"stays", "leaves"}
-    house.members.answers = True
-    house.departures.sweep()
-    assert house.connected == {"stays", "leaves"}, "the time without an answer does not count"
+def test_stale_registry_view_disconnects_nothing(peers: Peers) -> None:
+    peers.sweeper.sweep()
+    peers.members.answers = False
+    peers.clock.advance(2 * GRACE_SECONDS)
+    peers.sweeper.sweep()
+    assert peers.connected == {"stays", "leaves"}
+    peers.members.answers = True
+    peers.sweeper.sweep()
+    assert peers.connected == {"stays", "leaves"}, "the time without an answer does not count"
 
 
-def test_who_is_being_read_stays_until_the_read_has_ended(house: House) -> None:
-    read = house.reader.copy
+def test_peer_is_kept_until_its_running_transfer_has_ended(peers: Peers) -> None:
+    read = peers.reader.copy
 
     def copy_meanwhile(endpoint: object, span: TransferRange) -> None:
-        house.pass_grace()
-        assert house.reader.connect(peer.endpoint) is peer
+        peers.pass_grace()
+        assert peers.reader.connect(peer.endpoint) is peer
         read(endpoint, span)  # type: ignore[arg-type]
 
-    house.reader.copy = copy_meanwhile  # type: ignore[method-assign, assignment]
-    peer = house.reader.connect(house.sides["leaves"].export())
-    transfer = house.reader.prepare(peer, [TransferRange(0, 0, 4096)], 1.0)
-    house.reader.post(transfer)
+    peers.reader.copy = copy_meanwhile  # type: ignore[method-assign, assignment]
+    peer = peers.reader.connect(peers.sides["leaves"].export())
+    transfer = peers.reader.prepare(peer, [TransferRange(0, 0, 4096)], 1.0)
+    peers.reader.post(transfer)
     assert transfer.error == ""
-    house.pass_grace()
-    assert house.connected == {"stays"}
+    peers.pass_grace()
+    assert peers.connected == {"stays"}

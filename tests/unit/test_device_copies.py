@@ -1,4 +1,4 @@
-"""KV of a GPU over gRPC: with a driver that keeps a GPU's memory in the host's."""
+"""KV of a GPU over gRPC, with a fake driver that keeps the GPU's memory in host memory."""
 
 import asyncio
 import ctypes
@@ -21,7 +21,7 @@ SIZE = 5 * 2**20 + 3
 
 
 class Driver:
-    """CUDA's driver, as far as it is asked: what would be wrong on a GPU fails here, too."""
+    """The part of CUDA's driver that is used. It rejects what would fail on a GPU."""
 
     def __init__(self) -> None:
         self.copied, self.broken, self.lock = 0, "", threading.Lock()
@@ -53,7 +53,7 @@ class Driver:
         if self.broken or stream != 9:
             return 700
         ctypes.memmove(target, source, size)
-        with self.lock:  # each transport has one of its own, and copies from its own threads
+        with self.lock:  # each transport has its own driver lock and copies from its own threads
             self.copied += size
         return 0
 
@@ -78,7 +78,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return made
 
 
-async def test_a_gpus_blocks_cross_hosts_over_grpc(driver: Driver) -> None:
+async def test_gpu_blocks_cross_hosts_over_grpc(driver: Driver) -> None:
     there = np.random.default_rng(1).integers(256, size=SIZE, dtype=np.uint8)
     here = np.zeros(SIZE, dtype=np.uint8)
     source, reader = opened("source", there), opened("reader", here)
@@ -98,12 +98,12 @@ async def test_a_gpus_blocks_cross_hosts_over_grpc(driver: Driver) -> None:
         await asyncio.to_thread(source.close)
 
 
-def test_what_the_driver_refuses_is_told(driver: Driver) -> None:
+def test_driver_error_is_reported_with_its_text_and_code(driver: Driver) -> None:
     with pytest.raises(Unavailable, match=r"cuDeviceGet failed: an illegal memory access.*\(101\)"):
         CudaMemoryCopier(5, driver)
 
 
-def test_without_a_driver_a_gpu_can_t_be_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_driver_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_copier, "DRIVER", "libnothing.so.1")
     with pytest.raises(Unavailable, match="CUDA's driver can't be loaded"):
         open_memory_copier("cuda:0")

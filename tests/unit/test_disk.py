@@ -1,4 +1,5 @@
-"""The SSD tier's files: what earlier lives left is found, what is damaged is not believed."""
+"""The SSD tier's files: blocks of earlier processes are found again, and damaged ones are
+rejected."""
 
 import os
 import struct
@@ -21,7 +22,7 @@ from tests.store_house import reserve
 
 SEGMENT = 64 * 1024
 LARGE = 16_000
-"""Three slots of four pages in a segment."""
+"""A segment has three slots of four pages."""
 
 
 def payload(number: int, size: int = LARGE) -> bytes:
@@ -39,7 +40,7 @@ def opened(folder: Path, segments: int = 2) -> DiskTier:
 
 
 def store(disk: DiskTier, number: int, size: int = LARGE) -> list[BlockKey]:
-    """Returns who went for it."""
+    """Store a block and return the keys evicted for it."""
     reserved = reserve(disk, record(number, size))
     assert reserved is not None
     block, evicted = reserved
@@ -61,7 +62,7 @@ def numbers(disk: DiskTier) -> list[int]:
     return sorted(block.key[0] for block in disk.blocks())
 
 
-def test_what_was_written_is_read_also_in_another_life(tmp_path: Path) -> None:
+def test_written_blocks_are_read_back_also_after_a_restart(tmp_path: Path) -> None:
     disk = opened(tmp_path)
     for number in (1, 2, 3, 4):
         assert store(disk, number) == []
@@ -76,12 +77,12 @@ def test_what_was_written_is_read_also_in_another_life(tmp_path: Path) -> None:
     assert [load(disk, number) for number in (1, 2, 3, 4)] == [payload(n) for n in (1, 2, 3, 4)]
     block = disk.get(record(3).key)
     assert block is not None and block.record == record(3)
-    # The oldest goes first, in this life too.
+    # The oldest is evicted first, also after the restart.
     assert store(disk, 5) == [] and store(disk, 6) == []
     assert store(disk, 7) == [record(1).key]
 
 
-def test_the_table_lies_before_the_slots() -> None:
+def test_segment_has_room_for_its_record_table_and_slots() -> None:
     assert num_slots_in(SEGMENT, 16384) == 3
     assert num_slots_in(SEGMENT, 4096) == 14
     for slot_bytes in (4096, 8192, 16384):
@@ -91,31 +92,31 @@ def test_the_table_lies_before_the_slots() -> None:
     assert num_slots_in(SEGMENT, SEGMENT) == 0 and num_slots_in(SEGMENT, 0) == 0
 
 
-def test_a_block_too_large_is_not_kept(tmp_path: Path) -> None:
+def test_block_larger_than_a_segment_is_not_stored(tmp_path: Path) -> None:
     disk = opened(tmp_path)
     assert reserve(disk, record(1, SEGMENT)) is None
     disk.check_integrity()
 
 
-def test_what_is_held_stays_and_a_dropped_one_waits_for_its_reader(tmp_path: Path) -> None:
+def test_referenced_blocks_stay_and_a_dropped_one_waits_for_its_reader(tmp_path: Path) -> None:
     disk = opened(tmp_path, segments=1)
     for number in (1, 2, 3):
         store(disk, number)
     blocks = [disk.get(record(number).key) for number in (1, 2, 3)]
     for block in blocks:
         assert block is not None
-        disk.hold(block)
+        disk.add_reference(block)
     assert reserve(disk, record(4)) is None
     assert disk.drop(record(1).key) and not disk.drop(record(1).key)
     assert record(1).key not in disk and reserve(disk, record(4)) is None
     disk.check_integrity()
     assert blocks[0] is not None
-    disk.release(blocks[0])
+    disk.release_reference(blocks[0])
     assert store(disk, 4) == []
     assert numbers(disk) == [2, 3, 4]
 
 
-def test_another_size_takes_a_whole_segment(tmp_path: Path) -> None:
+def test_blocks_of_another_size_take_over_a_whole_segment(tmp_path: Path) -> None:
     disk = opened(tmp_path, segments=1)
     for number in (1, 2, 3):
         store(disk, number)
@@ -125,28 +126,28 @@ def test_another_size_takes_a_whole_segment(tmp_path: Path) -> None:
     assert numbers(opened(tmp_path, segments=1)) == [9]
 
 
-def test_a_death_between_payload_and_record(tmp_path: Path) -> None:
+def test_crash_between_payload_and_record_loses_only_that_block(tmp_path: Path) -> None:
     disk = opened(tmp_path)
     store(disk, 1)
     reserved = reserve(disk, record(2))
     assert reserved is not None
     block, _ = reserved
-    os.pwrite(block.segment._file, payload(2), block.segment._offset(block.slot))
+    os.pwrite(block.segment._file, payload(2), block.segment._slot_offset(block.slot))
     disk.close()
     assert numbers(opened(tmp_path)) == [1]
 
 
-def test_an_overwritten_slot_has_no_record_before_its_payload(tmp_path: Path) -> None:
+def test_overwritten_slot_has_no_record_before_its_payload(tmp_path: Path) -> None:
     disk = opened(tmp_path, segments=1)
     for number in (1, 2, 3):
         store(disk, number)
-    reserved = reserve(disk, record(4))  # in place of 1
+    reserved = reserve(disk, record(4))  # in place of block 1
     assert reserved is not None and reserved[1] == [record(1).key]
     disk.close()
     assert numbers(opened(tmp_path, segments=1)) == [2, 3]
 
 
-def test_a_record_is_zeroed_before_its_slot_is_written(
+def test_record_is_zeroed_before_its_slot_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = opened(tmp_path, segments=1)
@@ -164,7 +165,7 @@ def test_a_record_is_zeroed_before_its_slot_is_written(
         return pwrite(file, data, offset)
 
     monkeypatch.setattr("os.pwrite", fail)
-    reserved = reserve(disk, record(4))  # in place of 1, whose record can't be erased now
+    reserved = reserve(disk, record(4))  # in place of block 1, whose record can't be erased now
     assert reserved is not None and reserved[1] == [record(1).key]
     monkeypatch.setattr("os.pwrite", fail_from_the_second_on)
     with pytest.raises(Unavailable, match="Input/output error"):
@@ -183,17 +184,17 @@ def spoil(path: Path, offset: int) -> None:
         file.write(bytes([byte[0] ^ 4]))
 
 
-def test_a_bit_of_a_payload(tmp_path: Path) -> None:
+def test_flipped_bit_in_a_payload_is_detected(tmp_path: Path) -> None:
     disk = opened(tmp_path)
     store(disk, 1)
     block = disk.get(record(1).key)
     assert block is not None
-    spoil(block.segment.path, block.segment._offset(block.slot) + 15_999)
-    with pytest.raises(Corrupt, match="not what was written"):
+    spoil(block.segment.path, block.segment._slot_offset(block.slot) + 15_999)
+    with pytest.raises(Corrupt, match="does not match its checksum"):
         load(disk, 1)
 
 
-def test_a_bit_of_a_record_or_a_header(tmp_path: Path) -> None:
+def test_flipped_bit_in_a_record_or_header_drops_the_block_or_segment(tmp_path: Path) -> None:
     disk = opened(tmp_path)
     for number in (1, 2, 3, 4):
         store(disk, number)
@@ -207,12 +208,12 @@ def test_a_bit_of_a_record_or_a_header(tmp_path: Path) -> None:
     assert store(disk, 5) == []
 
 
-def test_files_cut_short(tmp_path: Path) -> None:
+def test_truncated_segments_keep_their_complete_blocks(tmp_path: Path) -> None:
     disk = opened(tmp_path)
     for number in (1, 2, 3, 4):
         store(disk, number)
     segment = next(iter(disk._segments.values()))
-    end = segment._offset(2) + 1
+    end = segment._slot_offset(2) + 1
     disk.close()
     os.truncate(tmp_path / "segment-000001.kv", end)
     os.truncate(tmp_path / "segment-000002.kv", 100)
@@ -223,7 +224,7 @@ def test_files_cut_short(tmp_path: Path) -> None:
     assert load(disk, 5) == payload(5)
 
 
-def test_strangers_in_the_folder_are_left_alone(tmp_path: Path) -> None:
+def test_foreign_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "segment-mine.kv").write_text("mine")
     disk = opened(tmp_path)
@@ -231,7 +232,7 @@ def test_strangers_in_the_folder_are_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "segment-mine.kv").read_text() == "mine"
 
 
-def test_a_smaller_and_a_larger_limit(tmp_path: Path) -> None:
+def test_size_limit_may_change_between_restarts(tmp_path: Path) -> None:
     disk = opened(tmp_path)
     for number in (1, 2, 3, 4):
         store(disk, number)
@@ -245,15 +246,15 @@ def test_a_smaller_and_a_larger_limit(tmp_path: Path) -> None:
     assert store(disk, 11) == [record(1).key]
 
 
-def test_one_folder_one_store(tmp_path: Path) -> None:
+def test_folder_is_locked_by_one_store(tmp_path: Path) -> None:
     disk = opened(tmp_path)
-    with pytest.raises(Unavailable, match="is another store node's"):
+    with pytest.raises(Unavailable, match="is in use by another store node"):
         opened(tmp_path)
     disk.close()
     opened(tmp_path)
 
 
-def test_wrong_settings(tmp_path: Path) -> None:
+def test_invalid_settings_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="store_disk_bytes is 1000: the SSD tier needs at least"):
         DiskTier(tmp_path, 1000)
     with pytest.raises(Invalid, match="no eviction policy"):
@@ -263,7 +264,9 @@ def test_wrong_settings(tmp_path: Path) -> None:
         DiskTier(tmp_path / "file", 4 * SEGMENT)
 
 
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_evicts_blocks_and_fails_single_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = opened(tmp_path)
     for number in (1, 2, 3):
         store(disk, number)
@@ -272,7 +275,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.posix_fallocate", full)
-    assert store(disk, 4) == [record(1).key]  # it goes on with the segments that there are
+    assert store(disk, 4) == [record(1).key]  # it continues with the existing segments
     monkeypatch.setattr("os.pwrite", full)
     reserved = reserve(disk, record(5))
     assert reserved is not None
@@ -284,7 +287,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert numbers(disk) == [3, 4]
 
 
-def test_records_of_blocks_that_are_here_twice(tmp_path: Path) -> None:
+def test_newest_record_of_a_duplicate_block_wins(tmp_path: Path) -> None:
     disk = opened(tmp_path)
     store(disk, 1)
     segment: Segment = next(iter(disk._segments.values()))
@@ -299,7 +302,7 @@ def test_records_of_blocks_that_are_here_twice(tmp_path: Path) -> None:
     assert block is not None and (block.slot, block.record.stored_at) == (2, 9.0)
 
 
-def test_an_empty_segment_of_another_size_is_taken_over(tmp_path: Path) -> None:
+def test_empty_segment_of_another_size_is_taken_over(tmp_path: Path) -> None:
     disk = opened(tmp_path, segments=1)
     store(disk, 1)
     assert disk.drop(record(1).key)
@@ -307,31 +310,31 @@ def test_an_empty_segment_of_another_size_is_taken_over(tmp_path: Path) -> None:
     assert disk.describe() == "segment-000001.kv: 1 of 14 slots of 4096 bytes"
 
 
-def test_the_segment_that_was_left_alone_longest_is_taken_over(tmp_path: Path) -> None:
+def test_least_recently_used_segment_is_taken_over(tmp_path: Path) -> None:
     disk = opened(tmp_path)
     for number in range(1, 7):
         store(disk, number)
     first = disk.get(record(2).key)
     assert first is not None
-    disk.hold(first)
-    disk.release(first)
+    disk.add_reference(first)
+    disk.release_reference(first)
     assert sorted(store(disk, 9, size=100)) == [record(n).key for n in (4, 5, 6)]
     assert (numbers(disk), disk.evictions) == ([1, 2, 3, 9], 3)
 
 
-def test_a_segment_with_a_held_block_is_not_taken_over(tmp_path: Path) -> None:
+def test_segment_with_a_referenced_block_is_not_taken_over(tmp_path: Path) -> None:
     disk = opened(tmp_path, segments=1)
     for number in (1, 2, 3):
         store(disk, number)
     held = disk.get(record(2).key)
     assert held is not None
-    disk.hold(held)
+    disk.add_reference(held)
     assert reserve(disk, record(9, size=100)) is None
     assert numbers(disk) == [1, 2, 3]
     disk.check_integrity()
 
 
-def test_a_block_is_not_found_before_it_is_sealed(tmp_path: Path) -> None:
+def test_block_is_not_found_before_it_is_sealed(tmp_path: Path) -> None:
     disk = opened(tmp_path)
     reserved = reserve(disk, record(1))
     assert reserved is not None
@@ -341,32 +344,32 @@ def test_a_block_is_not_found_before_it_is_sealed(tmp_path: Path) -> None:
     assert record(1).key in disk and numbers(disk) == [1]
 
 
-def test_a_block_purged_under_its_reader_does_not_come_back(tmp_path: Path) -> None:
+def test_block_purged_while_it_is_read_does_not_come_back(tmp_path: Path) -> None:
     disk = opened(tmp_path, segments=1)
     store(disk, 1)
     block = disk.get(record(1).key)
     assert block is not None
-    disk.hold(block)
+    disk.add_reference(block)
     assert disk.drop(record(1).key)
     into = bytearray(LARGE)
     disk.read(block, memoryview(into))
     assert into == payload(1)
-    disk.close()  # the process dies before the reader has let go
+    disk.close()  # the process dies before the reader has released the block
     assert numbers(opened(tmp_path, segments=1)) == []
 
 
-def test_the_record_of_another_block(tmp_path: Path) -> None:
+def test_slot_with_another_blocks_record_is_corrupt(tmp_path: Path) -> None:
     disk = opened(tmp_path)
     store(disk, 1)
     block = disk.get(record(1).key)
     assert block is not None
     other = replace(record(1), key=record(2).key)
-    os.pwrite(block.segment._file, other.pack(), block.segment._place(block.slot))
-    with pytest.raises(Corrupt, match="slot 0 is another block's"):
+    os.pwrite(block.segment._file, other.pack(), block.segment._record_offset(block.slot))
+    with pytest.raises(Corrupt, match="slot 0 contains another block"):
         load(disk, 1)
 
 
-def test_a_damaged_record_is_no_matter_while_its_block_is_known(tmp_path: Path) -> None:
+def test_damaged_record_does_not_matter_while_the_process_lives(tmp_path: Path) -> None:
     disk = opened(tmp_path)
     store(disk, 1)
     spoil(tmp_path / "segment-000001.kv", PAGE_BYTES + 5)
@@ -374,7 +377,7 @@ def test_a_damaged_record_is_no_matter_while_its_block_is_known(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 3 * 4096 + 1])
-def test_sizes_beside_whole_pages(tmp_path: Path, size: int) -> None:
+def test_block_sizes_need_not_be_whole_pages(tmp_path: Path, size: int) -> None:
     disk = opened(tmp_path)
     for number in (1, 2):
         store(disk, number, size)
@@ -384,17 +387,19 @@ def test_sizes_beside_whole_pages(tmp_path: Path, size: int) -> None:
     assert disk.used_bytes == 2 * -(-size // 4096) * 4096
 
 
-def test_a_buffer_of_another_size(tmp_path: Path) -> None:
+def test_read_into_a_buffer_of_another_size_fails(tmp_path: Path) -> None:
     disk = opened(tmp_path)
     store(disk, 1)
     block = disk.get(record(1).key)
     assert block is not None
     for size in (LARGE - 1, LARGE + 1):
-        with pytest.raises(Corrupt, match="cut off"):
+        with pytest.raises(Corrupt, match="is truncated"):
             disk.read(block, memoryview(bytearray(size)))
 
 
-def test_a_disk_that_fails_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_error_is_reported_and_not_sticky(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = opened(tmp_path)
     store(disk, 1)
 
@@ -408,7 +413,7 @@ def test_a_disk_that_fails_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert load(disk, 1) == payload(1)
 
 
-def test_a_checksum_of_another_algorithm_is_its_readers_to_check(tmp_path: Path) -> None:
+def test_checksum_of_another_algorithm_is_left_to_the_reader(tmp_path: Path) -> None:
     disk = opened(tmp_path)
     reserved = reserve(disk, replace(record(1), checksum=7, algorithm="wsum64"))
     assert reserved is not None
@@ -421,7 +426,7 @@ def test_a_checksum_of_another_algorithm_is_its_readers_to_check(tmp_path: Path)
     assert load(disk, 1) == payload(1)
 
 
-def test_deeper_blocks_of_one_time_go_first_in_the_next_life(tmp_path: Path) -> None:
+def test_after_a_restart_deeper_blocks_of_equal_age_are_evicted_first(tmp_path: Path) -> None:
     disk = opened(tmp_path, segments=1)
     for number, depth in ((1, 5), (2, 7), (3, 6)):
         reserved = reserve(disk, replace(record(number, depth=depth), stored_at=1.0))
@@ -437,7 +442,7 @@ def test_deeper_blocks_of_one_time_go_first_in_the_next_life(tmp_path: Path) -> 
     ]
 
 
-def test_a_segment_of_another_version_is_dropped(tmp_path: Path) -> None:
+def test_segment_of_another_version_is_dropped(tmp_path: Path) -> None:
     disk = opened(tmp_path)
     store(disk, 1)
     disk.close()
@@ -453,7 +458,7 @@ def test_a_segment_of_another_version_is_dropped(tmp_path: Path) -> None:
     assert numbers(disk) == [] and not path.exists()
 
 
-def test_a_table_cut_short(tmp_path: Path) -> None:
+def test_segment_with_a_truncated_table_is_dropped(tmp_path: Path) -> None:
     disk = opened(tmp_path)
     store(disk, 1)
     disk.close()
@@ -464,12 +469,12 @@ def test_a_table_cut_short(tmp_path: Path) -> None:
     assert store(disk, 2) == [] and path.stat().st_size == SEGMENT
 
 
-def test_a_block_that_was_cut_off_does_not_come_back(tmp_path: Path) -> None:
+def test_truncated_block_does_not_come_back_when_the_file_grows(tmp_path: Path) -> None:
     disk = opened(tmp_path)
     for number in (1, 2, 3):
         store(disk, number)
     segment = next(iter(disk._segments.values()))
-    end = segment._offset(1)
+    end = segment._slot_offset(1)
     disk.close()
     os.truncate(segment.path, end)
     disk = opened(tmp_path)
@@ -480,7 +485,7 @@ def test_a_block_that_was_cut_off_does_not_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["segment-1.kv", "segment-0000001.kv", "segment-²²²²²².kv"])
-def test_names_that_are_nearly_ours(tmp_path: Path, name: str) -> None:
+def test_files_with_similar_names_are_left_alone(tmp_path: Path, name: str) -> None:
     disk = opened(tmp_path)
     store(disk, 1)
     disk.close()
@@ -515,7 +520,7 @@ from tests.unit.test_disk import opened, payload, record, store
 disk = opened(Path(sys.argv[1]))
 store(disk, 1)
 block, _ = reserve(disk, record(2))
-os.pwrite(block.segment._file, payload(2), block.segment._offset(block.slot))
+os.pwrite(block.segment._file, payload(2), block.segment._slot_offset(block.slot))
 os._exit(7)
 """
 
@@ -526,16 +531,16 @@ def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
 
 
-def test_another_process_dies_and_leaves_what_it_sealed(tmp_path: Path) -> None:
+def test_sealed_blocks_of_a_killed_process_are_found(tmp_path: Path) -> None:
     assert run(STORE_AND_DIE, tmp_path).returncode == 7
     disk = opened(tmp_path)
     assert numbers(disk) == [1] and load(disk, 1) == payload(1)
     refused = run(STORE_AND_DIE, tmp_path)
     assert refused.returncode == 1
-    assert f"Unavailable: store_folder {tmp_path} is another store node's" in refused.stderr
+    assert f"Unavailable: store_folder {tmp_path} is in use by another store node" in refused.stderr
 
 
-def test_a_folder_is_free_once_it_is_closed(tmp_path: Path) -> None:
+def test_folder_lock_is_released_on_close(tmp_path: Path) -> None:
     """Even while a process that another thread starts still has our files."""
     disk = opened(tmp_path)
     inherited = os.dup(disk._lock)

@@ -1,4 +1,4 @@
-"""A worker's duty: from one role to the other and back, and for good."""
+"""A worker's role state: conversion from one role to the other and back, and leaving for good."""
 
 import pytest
 
@@ -10,86 +10,91 @@ PREFILL, DECODE = Role.PREFILL, Role.DECODE
 READY, DRAINING = WorkerState.READY, WorkerState.DRAINING
 
 
-class House:
+class RoleRecorder:
     def __init__(self) -> None:
-        self.heard: list[tuple[Role, WorkerState]] = []
-        self.duty = RoleState(PREFILL, lambda: self.heard.append((self.duty.role, self.duty.state)))
-        self.duty.begin()
+        self.changes: list[tuple[Role, WorkerState]] = []
+        self.role_state = RoleState(PREFILL, self._record)
+        self.role_state.mark_ready()
+
+    def _record(self) -> None:
+        self.changes.append((self.role_state.role, self.role_state.state))
 
 
-def test_it_drains_and_takes_the_other_role() -> None:
-    house = House()
-    house.duty.convert(DECODE, 5.0)
-    house.duty.convert(DECODE, 6.0)
-    assert house.duty.drains_since == 5.0
-    house.duty.settle()
-    house.duty.settle()
-    assert house.heard == [(PREFILL, DRAINING), (PREFILL, DRAINING), (DECODE, READY)]
-    assert house.duty.drains_since is None
+def test_converting_worker_drains_and_takes_the_other_role() -> None:
+    recorder = RoleRecorder()
+    recorder.role_state.convert(DECODE, 5.0)
+    recorder.role_state.convert(DECODE, 6.0)
+    assert recorder.role_state.draining_since_seconds == 5.0
+    recorder.role_state.finish_role_change()
+    recorder.role_state.finish_role_change()
+    assert recorder.changes == [(PREFILL, DRAINING), (PREFILL, DRAINING), (DECODE, READY)]
+    assert recorder.role_state.draining_since_seconds is None
 
 
-def test_back_while_it_drains_it_is_ready_at_once() -> None:
-    house = House()
-    house.duty.convert(DECODE, 5.0)
-    house.duty.convert(PREFILL, 6.0)
-    house.duty.settle()
-    assert house.heard == [(PREFILL, DRAINING), (PREFILL, READY)]
-    assert house.duty.drains_since is None
+def test_conversion_back_while_draining_makes_the_worker_ready_at_once() -> None:
+    recorder = RoleRecorder()
+    recorder.role_state.convert(DECODE, 5.0)
+    recorder.role_state.convert(PREFILL, 6.0)
+    recorder.role_state.finish_role_change()
+    assert recorder.changes == [(PREFILL, DRAINING), (PREFILL, READY)]
+    assert recorder.role_state.draining_since_seconds is None
 
 
-def test_the_role_that_it_has_is_no_change_but_told_again() -> None:
-    house = House()
-    house.duty.convert(PREFILL, 5.0)
-    assert house.heard == [(PREFILL, READY)]
+def test_conversion_to_the_current_role_only_reports_it_again() -> None:
+    recorder = RoleRecorder()
+    recorder.role_state.convert(PREFILL, 5.0)
+    assert recorder.changes == [(PREFILL, READY)]
 
 
-def test_before_it_is_ready_there_is_nothing_to_drain() -> None:
-    house = House()
-    duty = RoleState(PREFILL, lambda: None)
-    duty.convert(DECODE, 5.0)
-    duty.begin()
-    assert (duty.role, duty.state) == (DECODE, READY)
-    assert house.heard == []
+def test_conversion_before_the_start_needs_no_drain() -> None:
+    recorder = RoleRecorder()
+    role_state = RoleState(PREFILL, lambda: None)
+    role_state.convert(DECODE, 5.0)
+    role_state.mark_ready()
+    assert (role_state.role, role_state.state) == (DECODE, READY)
+    assert recorder.changes == []
 
 
-def test_who_leaves_does_not_come_back() -> None:
-    house = House()
-    house.duty.convert(DECODE, 5.0)
-    house.duty.leave(6.0)
-    house.duty.settle()
+def test_leaving_worker_can_not_be_converted() -> None:
+    recorder = RoleRecorder()
+    recorder.role_state.convert(DECODE, 5.0)
+    recorder.role_state.start_drain(6.0)
+    recorder.role_state.finish_role_change()
     for role in (PREFILL, DECODE):
-        with pytest.raises(Unavailable, match="the worker leaves"):
-            house.duty.convert(role, 7.0)
-    assert (house.duty.role, house.duty.state, house.duty.drains_since) == (PREFILL, DRAINING, 5.0)
+        with pytest.raises(Unavailable, match="the worker is shutting down"):
+            recorder.role_state.convert(role, 7.0)
+    state = recorder.role_state
+    assert (state.role, state.state, state.draining_since_seconds) == (PREFILL, DRAINING, 5.0)
 
 
-def test_who_leaves_until_it_is_told_to_stay() -> None:
-    house = House()
-    house.duty.convert(DECODE, 5.0)
-    assert not house.duty.leaves  # it comes back, in another role
-    house.duty.leave(6.0, for_good=False)
-    house.duty.settle()
-    assert house.duty.leaves and (house.duty.role, house.duty.state) == (PREFILL, DRAINING)
-    house.duty.convert(PREFILL, 7.0)
-    assert not house.duty.leaves
-    assert (house.duty.role, house.duty.state, house.duty.drains_since) == (PREFILL, READY, None)
+def test_provisional_leave_can_be_revoked() -> None:
+    recorder = RoleRecorder()
+    recorder.role_state.convert(DECODE, 5.0)
+    assert not recorder.role_state.is_leaving  # it comes back in another role
+    recorder.role_state.start_drain(6.0, permanent=False)
+    recorder.role_state.finish_role_change()
+    state = recorder.role_state
+    assert state.is_leaving and (state.role, state.state) == (PREFILL, DRAINING)
+    recorder.role_state.convert(PREFILL, 7.0)
+    assert not recorder.role_state.is_leaving
+    assert (state.role, state.state, state.draining_since_seconds) == (PREFILL, READY, None)
 
 
-def test_for_good_stays_for_good() -> None:
-    house = House()
-    house.duty.leave(5.0)
-    house.duty.leave(6.0, for_good=False)
-    with pytest.raises(Unavailable, match="the worker leaves"):
-        house.duty.convert(PREFILL, 7.0)
+def test_permanent_leave_can_not_be_weakened() -> None:
+    recorder = RoleRecorder()
+    recorder.role_state.start_drain(5.0)
+    recorder.role_state.start_drain(6.0, permanent=False)
+    with pytest.raises(Unavailable, match="the worker is shutting down"):
+        recorder.role_state.convert(PREFILL, 7.0)
 
 
-def test_who_was_told_to_leave_before_it_was_ready() -> None:
-    duty = RoleState(PREFILL, lambda: None)
-    duty.leave(5.0)
-    duty.begin()
-    assert duty.state is DRAINING
+def test_leave_before_the_start_begins_draining() -> None:
+    role_state = RoleState(PREFILL, lambda: None)
+    role_state.start_drain(5.0)
+    role_state.mark_ready()
+    assert role_state.state is DRAINING
 
 
-def test_no_other_role() -> None:
+def test_conversion_to_a_non_worker_role_is_rejected() -> None:
     with pytest.raises(Invalid, match="a worker can't become a router"):
-        House().duty.convert(Role.ROUTER, 5.0)
+        RoleRecorder().role_state.convert(Role.ROUTER, 5.0)

@@ -1,4 +1,4 @@
-"""``baton bench engine``: what is measured, what it takes at least, and what is told."""
+"""``baton bench engine``: its measurements, the roofline they are compared with, and its output."""
 
 import json
 import sys
@@ -14,8 +14,13 @@ from baton.checkpoint import ModelConfig, load_model_config
 from baton.engine.bench import ceilings
 from baton.engine.bench.bench_case import BenchCase, bench_cases
 from baton.engine.bench.bench_result import BenchResult
-from baton.engine.bench.bench_runner import BenchRunner, blocks_of, max_blocks
-from baton.engine.bench.ceilings import Ceilings, MeasuredCeilings, best_of, measure_ceilings
+from baton.engine.bench.bench_runner import BenchRunner, max_blocks, num_blocks_for
+from baton.engine.bench.ceilings import (
+    Ceilings,
+    MeasuredCeilings,
+    highest_ceilings,
+    measure_ceilings,
+)
 from baton.engine.bench.memory_fit import split_by_memory
 from baton.engine.bench.roofline_demand import (
     ElementSizes,
@@ -35,7 +40,7 @@ from baton.engine.native.processor import model_name
 from baton.engine.plan import Plan
 from baton.errors import Invalid
 from command_line.bench_engine.config import parse_counts
-from command_line.bench_engine.roofline_plot import roof_at
+from command_line.bench_engine.roofline_plot import attainable_flops_per_second
 from command_line.main import main
 from tests.model_zoo import make_model
 from tests.unit.native_house import needs_kernels
@@ -47,8 +52,8 @@ ROOF = Ceilings(flops_per_second=100.0, bytes_per_second=10.0)
 
 @pytest.fixture(autouse=True)
 def short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How high ceilings are is no matter here."""
-    monkeypatch.setattr(ceilings, "STEPS", 1000)
+    """Make the probes fast: the height of the ceilings does not matter here."""
+    monkeypatch.setattr(ceilings, "PRODUCT_ITERATIONS", 1000)
     monkeypatch.setattr(ceilings, "READ_BYTES", 2**20)
     monkeypatch.setattr(ceilings, "CPU_MATRIX", 64)
 
@@ -65,7 +70,7 @@ def config(path: Path) -> ModelConfig:
 
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
-    """Exit code, stdout and stderr of ``baton …``, in this process."""
+    """Run ``baton …`` in this process; return its exit code, stdout and stderr."""
 
     def asked(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["baton", *arguments])
@@ -77,10 +82,10 @@ def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return asked
 
 
-# -- works, and what they take -----------------------------------------------------------------
+# -- cases and their roofline demand -----------------------------------------------------------
 
 
-def test_works_in_order() -> None:
+def test_cases_are_ordered_by_kind_context_and_batch() -> None:
     assert list(bench_cases([1], [1, 8], [16, 64])) == [
         BenchCase("prefill", 1, 16), BenchCase("prefill", 1, 64),
         BenchCase("decode", 1, 16), BenchCase("decode", 8, 16),
@@ -88,7 +93,7 @@ def test_works_in_order() -> None:
     ]  # fmt: skip
 
 
-def test_a_work_counts() -> None:
+def test_case_counts_tokens_and_attention_pairs() -> None:
     read, written = BenchCase("prefill", 2, 5), BenchCase("decode", 3, 5)
     assert (read.num_tokens, read.kv_tokens, read.num_pairs) == (10, 10, 2 * (1 + 2 + 3 + 4 + 5))
     assert (written.num_tokens, written.kv_tokens, written.num_pairs) == (3, 15, 15)
@@ -96,7 +101,7 @@ def test_a_work_counts() -> None:
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "qwen3-moe"])
-def test_weights_are_those_of_the_file(tmp_path: Path, kind: str) -> None:
+def test_weight_count_matches_the_checkpoint(tmp_path: Path, kind: str) -> None:
     from safetensors import safe_open
 
     made = make_model(tmp_path / "model", kind)
@@ -106,7 +111,7 @@ def test_weights_are_those_of_the_file(tmp_path: Path, kind: str) -> None:
     assert num_weights(load_model_config(made)) == expected
 
 
-def test_demand_of_a_decode(config: ModelConfig) -> None:
+def test_decode_demand_counts_flops_and_bytes(config: ModelConfig) -> None:
     work = BenchCase("decode", 3, 40)
     head = config.vocab_size * config.hidden_size
     layers = num_weights(config) - head * (1 if config.tie_word_embeddings else 2)
@@ -116,11 +121,11 @@ def test_demand_of_a_decode(config: ModelConfig) -> None:
     assert demand.num_bytes == layers + 2 * head + 4 * 120 * config.kv_elements_per_token
 
 
-def test_a_prompt_asks_for_one_row_of_logits(config: ModelConfig) -> None:
+def test_prompt_demand_includes_one_row_of_logits(config: ModelConfig) -> None:
     head = config.vocab_size * config.hidden_size
     flops = [
         roofline_demand(
-            BenchCase("prefill", 1, context), config, ElementSizes.of(torch.bfloat16)
+            BenchCase("prefill", 1, context), config, ElementSizes.for_formats(torch.bfloat16)
         ).flops
         for context in (1, 2)
     ]
@@ -129,7 +134,7 @@ def test_a_prompt_asks_for_one_row_of_logits(config: ModelConfig) -> None:
     assert flops[1] - flops[0] == 2 * layers + pairs
 
 
-def test_experts_are_read_as_they_are_chosen(tmp_path: Path) -> None:
+def test_demand_counts_only_experts_that_are_used(tmp_path: Path) -> None:
     config = load_model_config(make_model(tmp_path / "model", "qwen3-moe"))
     one, many = (
         roofline_demand(
@@ -143,16 +148,16 @@ def test_experts_are_read_as_they_are_chosen(tmp_path: Path) -> None:
     assert many - one == pytest.approx(others * expert)
 
 
-def test_the_roof() -> None:
+def test_roofline_is_the_lower_of_compute_and_memory_ceiling() -> None:
     for flops, num_bytes, seconds, bound in ((50.0, 10.0, 1.0, True), (400.0, 10.0, 4.0, False)):
         demand = RooflineDemand(flops, num_bytes)
         assert demand.intensity == flops / num_bytes
         assert demand.seconds_at(ROOF) == seconds
         assert demand.is_bound_by_memory(ROOF) is bound
-    assert [roof_at(x, ROOF) for x in (1.0, 10.0, 50.0)] == [10.0, 100.0, 100.0]
+    assert [attainable_flops_per_second(x, ROOF) for x in (1.0, 10.0, 50.0)] == [10.0, 100.0, 100.0]
 
 
-def test_a_figure() -> None:
+def test_bench_result_derives_rates_and_shares() -> None:
     core = Ceilings(50.0, 5.0)
     figure = BenchResult(
         BenchCase("decode", 4, 8),
@@ -162,14 +167,14 @@ def test_a_figure() -> None:
     )
     assert (figure.tokens_per_second, figure.flops_per_second) == (2.0, 25.0)
     assert (figure.bytes_per_second, figure.bound) == (5.0, "memory")
-    assert (figure.share, figure.cpu_share) == (0.5, 2 / 3)
+    assert (figure.roofline_share, figure.cpu_roofline_share) == (0.5, 2 / 3)
     assert figure.as_dict()["share_of_roof"] == 0.5
 
 
 # -- measuring -----------------------------------------------------------------------------------
 
 
-def test_both_clocks_are_read_around_the_action() -> None:
+def test_wall_and_cpu_time_are_measured_around_the_action() -> None:
     told: list[str] = []
     walls, cpus = iter([1.0, 4.0]), iter([10.0, 15.0])
     spent = time_once(lambda: told.append("done"), lambda: next(walls), lambda: next(cpus))
@@ -178,24 +183,24 @@ def test_both_clocks_are_read_around_the_action() -> None:
     assert (median_time(times), min_time(times)) == (ElapsedTime(2, 3), ElapsedTime(1, 2))
 
 
-def test_the_mean_of_some() -> None:
+def test_time_mean_runs_the_action_n_times() -> None:
     told: list[int] = []
     time_mean(lambda: told.append(1), 3)
     assert len(told) == 3
 
 
 @pytest.mark.parametrize(("seconds", "calls"), [(1e9, 5), (0.0, 2)])
-def test_rounds_end_with_their_time(seconds: float, calls: int) -> None:
+def test_repeated_timing_stops_at_its_time_limit(seconds: float, calls: int) -> None:
     told: list[int] = []
-    times = time_repeatedly(lambda: told.append(1), rounds=4, most_seconds=seconds)
+    times = time_repeatedly(lambda: told.append(1), rounds=4, max_seconds=seconds)
     assert (len(told), len(times)) == (calls, calls - 1)
 
 
-def test_the_best_ceilings_of_a_run() -> None:
+def test_best_ceilings_are_taken_per_value() -> None:
     first = MeasuredCeilings(Ceilings(1.0, 20.0), Ceilings(3.0, 4.0), "so")
     second = MeasuredCeilings(Ceilings(10.0, 2.0), Ceilings(3.5, 0.5), "so")
     best = MeasuredCeilings(Ceilings(10.0, 20.0), Ceilings(3.5, 4.0), "so")
-    assert best_of([first, second]) == best
+    assert highest_ceilings([first, second]) == best
 
 
 def check_ceilings(told: str) -> None:
@@ -206,17 +211,17 @@ def check_ceilings(told: str) -> None:
 
 
 @needs_kernels
-def test_ceilings_by_kernels() -> None:
+def test_ceilings_are_measured_with_native_kernels() -> None:
     check_ceilings("products in registers")
 
 
-def test_ceilings_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ceilings_are_measured_with_torch_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "unavailable_reason", lambda: "none of it")
     check_ceilings("torch: a product")
 
 
 class Recorder:
-    """A runner that keeps what it was to run."""
+    """A runner that records its plans."""
 
     num_blocks, block_tokens = 16, 4
 
@@ -236,9 +241,9 @@ def rows_of(runner: Recorder) -> list[list[tuple[str, int, int, bool]]]:
     ]
 
 
-def test_prompts_fill_their_steps() -> None:
+def test_prompts_are_packed_into_full_steps() -> None:
     runner = Recorder()
-    BenchRunner(runner, 6, seed=0).step(BenchCase("prefill", 2, 10))()  # type: ignore[arg-type]
+    BenchRunner(runner, 6, seed=0).make_action(BenchCase("prefill", 2, 10))()  # type: ignore[arg-type]
     assert rows_of(runner) == [
         [("0", 0, 6, False)],
         [("0", 6, 4, True), ("1", 0, 2, False)],
@@ -250,21 +255,21 @@ def test_prompts_fill_their_steps() -> None:
     assert all(token < 7 for plan in runner.plans for row in plan.rows for token in row.token_ids)
 
 
-def test_a_decode_is_one_step() -> None:
+def test_decode_case_is_one_step() -> None:
     runner = Recorder()
-    step = BenchRunner(runner, 6, seed=0).step(BenchCase("decode", 3, 10))  # type: ignore[arg-type]
+    step = BenchRunner(runner, 6, seed=0).make_action(BenchCase("decode", 3, 10))  # type: ignore[arg-type]
     step()
     step()
     assert rows_of(runner) == [[(name, 9, 1, True) for name in "012"]] * 2
     assert runner.pool.tensor.abs().min() > 0
 
 
-def test_blocks_of_works() -> None:
-    assert blocks_of(BenchCase("decode", 3, 10), 4) == 9
+def test_blocks_needed_by_cases() -> None:
+    assert num_blocks_for(BenchCase("decode", 3, 10), 4) == 9
     assert max_blocks([BenchCase("decode", 3, 10), BenchCase("prefill", 1, 64)], 4) == 16
 
 
-def test_what_does_not_fit_is_left_out(config: ModelConfig) -> None:
+def test_cases_that_do_not_fit_in_memory_are_left_out(config: ModelConfig) -> None:
     small, huge = BenchCase("decode", 1, 16), BenchCase("decode", 10**9, 16)
     fitting, told = split_by_memory([small, huge], config, CPU, torch.bfloat16, torch.bfloat16)
     assert fitting == [small]
@@ -273,7 +278,7 @@ def test_what_does_not_fit_is_left_out(config: ModelConfig) -> None:
         split_by_memory([huge], config, CPU, torch.bfloat16, torch.bfloat16)
 
 
-def test_what_a_processor_is_called(tmp_path: Path) -> None:
+def test_processor_name_is_read_from_cpuinfo(tmp_path: Path) -> None:
     told = tmp_path / "cpuinfo"
     told.write_text("processor : 0\nmodel name\t: Some CPU 9\nmodel name\t: Another\n")
     assert model_name(told) == "Some CPU 9"
@@ -283,7 +288,7 @@ def test_what_a_processor_is_called(tmp_path: Path) -> None:
 # -- the command ---------------------------------------------------------------------------------
 
 
-def test_the_command(ask: Ask, path: Path, tmp_path: Path) -> None:
+def test_command_measures_and_writes_json(ask: Ask, path: Path, tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     given = ["--model", str(path), "--dtype", "float32", "--rounds", "1", "--json", str(file)]
     code, out, err = ask("bench", "engine", *given, "--contexts", "16", "--batches", "2")
@@ -313,32 +318,34 @@ def test_the_command(ask: Ask, path: Path, tmp_path: Path) -> None:
     ("arguments", "told"),
     [
         (["--contexts", "99999999"], "--contexts 99999999: the model has "),
-        (["--contexts", "0"], "--contexts takes counts with commas between, as in 1,8,32, not '0'"),
+        (["--contexts", "0"], "--contexts takes counts separated by commas, as in 1,8,32, not '0'"),
         (["--batches", "1,x"], "--batches takes counts"),
         (["--model", "nowhere"], "no directory 'nowhere'"),
         (["--json", "/nowhere/at/all"], "--json /nowhere/at/all: No such file"),
         (["--device", "tpu"], "device"),
     ],
 )
-def test_wrong_questions(ask: Ask, path: Path, arguments: list[str], told: str) -> None:
+def test_invalid_arguments_exit_with_one_line(
+    ask: Ask, path: Path, arguments: list[str], told: str
+) -> None:
     code, _, err = ask("bench", "engine", "--model", str(path), *arguments)
     assert (code, len(err.splitlines())) == (2, 1), err
     assert told in err
 
 
-def test_options_of_the_load_are_not_the_engines(ask: Ask) -> None:
+def test_load_options_before_engine_are_rejected(ask: Ask) -> None:
     code, _, err = ask("bench", "--rate", "3", "engine")
     assert code == 2
-    assert err == "baton: --rate is of baton bench; options of engine go behind its name\n"
+    assert err == "baton: --rate is an option of baton bench; options of engine go after its name\n"
 
 
 @pytest.mark.skipif(find_spec("matplotlib") is not None, reason="matplotlib is there")
-def test_a_plot_without_matplotlib(ask: Ask, tmp_path: Path) -> None:
+def test_plot_without_matplotlib_names_the_package(ask: Ask, tmp_path: Path) -> None:
     code, _, err = ask("bench", "engine", "--plot", str(tmp_path / "roof.png"))
     assert (code, "pip install 'baton[plots]'" in err) == (2, True)
 
 
-def test_a_plot(ask: Ask, path: Path, tmp_path: Path) -> None:
+def test_plot_is_written(ask: Ask, path: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     file = tmp_path / "roof.png"
     given = ["--model", str(path), "--rounds", "1", "--contexts", "16", "--batches", "1"]
@@ -346,7 +353,7 @@ def test_a_plot(ask: Ask, path: Path, tmp_path: Path) -> None:
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
-def test_counts() -> None:
+def test_counts_are_parsed_and_bounded() -> None:
     assert parse_counts("--batches", "1, 8,8,32") == (1, 8, 32)
     with pytest.raises(Invalid, match="33 counts; 32 at most"):
         parse_counts("--batches", ",".join(["1"] * 33))

@@ -1,4 +1,5 @@
-"""The engine's thread while it is busy: what it refuses, and what it never may."""
+"""The engine's thread while it is busy: it refuses new calls, but never those that release
+blocks."""
 
 import asyncio
 import threading
@@ -26,35 +27,37 @@ def new_engine() -> Engine:
     )
 
 
-async def test_what_gives_blocks_back_is_never_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_command_that_gives_blocks_back_is_never_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(engine_thread, "MAX_COMMANDS", 3)
-    engine, may_go_on = new_engine(), threading.Event()
+    engine, may_continue = new_engine(), threading.Event()
     thread = EngineThread(engine, lambda result: None, lambda error: None)
     thread.start()
-    keys = [engine.keys.root(b"tenant")]
+    keys = [engine.key_hasher.root_key(b"tenant")]
     block_ids = await thread.call(lambda engine: engine.begin_import(keys))
     assert block_ids is not None and engine.stats().pool.free == 7
     entered = asyncio.get_running_loop().create_future()
     loop = asyncio.get_running_loop()
 
-    def stand_still(engine: Engine) -> None:
+    def block_thread(engine: Engine) -> None:
         loop.call_soon_threadsafe(entered.set_result, None)
-        may_go_on.wait()
+        may_continue.wait()
 
-    thread.send(stand_still)
+    thread.send(block_thread)
     await entered
     asking = [asyncio.create_task(thread.call(lambda engine: None)) for _ in range(3)]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded):
         await thread.call(lambda engine: None)
     thread.send(lambda engine: engine.finish_import(keys, block_ids, 0))
-    may_go_on.set()
+    may_continue.set()
     await asyncio.gather(*asking)
     assert await thread.call(lambda engine: engine.stats().pool.free) == 8
     await thread.stop()
 
 
-async def test_a_thread_that_has_stopped_has_nothing_to_give_back() -> None:
+async def test_stopped_thread_ignores_sends_and_rejects_calls() -> None:
     thread = EngineThread(new_engine(), lambda result: None, lambda error: None)
     thread.start()
     await thread.stop()

@@ -1,4 +1,4 @@
-"""Eviction policies: exact victims on small scripts, and each rule against a naive model."""
+"""Eviction policies: exact victims in small scenarios, and each rule against a naive model."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from baton.core.ids import BlockKey
 from baton.errors import Invalid
-from benchmarks.eviction import BLOCK_TOKENS, Saved, TracePrompt, optimum, plain_lru, replay
+from benchmarks.eviction import BLOCK_TOKENS, CacheHits, TracePrompt, optimum, plain_lru, replay
 from kvstore.eviction import (
     BOOST_REQUESTS_PER_DOUBLING,
     EVICTION_POLICIES,
@@ -23,24 +23,25 @@ def key(name: str) -> BlockKey:
 
 
 def request(policy: EvictionPolicy, names: Sequence[str]) -> None:
-    """One request: what is new is admitted, the rest used, all released last to first."""
+    """Simulate a request: new blocks are admitted, the others used, and all are released from
+    last to first."""
     policy.tick()
     for depth, name in enumerate(names):
         try:
-            policy.hold(key(name))
-            policy.use(key(name))
+            policy.mark_in_use(key(name))
+            policy.record_use(key(name))
         except KeyError:
             policy.admit(key(name), depth)
     for name in reversed(names):
-        policy.release(key(name))
+        policy.mark_evictable(key(name))
 
 
-def order(policy: EvictionPolicy) -> str:
-    """Everybody, in the order of going."""
+def eviction_order(policy: EvictionPolicy) -> str:
+    """Evict everything; return the names in eviction order."""
     gone = ""
-    while (victim := policy.victim()) is not None:
+    while (victim := policy.next_victim()) is not None:
         gone += victim.decode()
-        policy.forget(victim)
+        policy.remove(victim)
     assert len(policy) == 0
     return gone
 
@@ -49,50 +50,50 @@ def order(policy: EvictionPolicy) -> str:
     ("name", "expected"),
     [
         ("lru", "cbazyx"),
-        # c, z and y, x were used once, a and b twice.
+        # c, z and y, x were used once; a and b twice.
         ("lfu", "czyxba"),
-        # The deepest first: c and z, then b and y.
+        # The deepest are evicted first: c and z, then b and y.
         ("length_aware", "czbyax"),
         ("baton", "czyxba"),
     ],
 )
-def test_who_goes(name: str, expected: str) -> None:
+def test_eviction_order_of_each_policy(name: str, expected: str) -> None:
     policy = new_eviction_policy(name)
     request(policy, "abc")
     request(policy, "ab")
     request(policy, "xyz")
-    assert order(policy) == expected
+    assert eviction_order(policy) == expected
 
 
-def test_a_head_start_ends() -> None:
+def test_boost_of_frequently_used_blocks_expires() -> None:
     policy = new_eviction_policy("baton")
     request(policy, "a")
     request(policy, "a")
     for _ in range(BOOST_REQUESTS_PER_DOUBLING):
         policy.tick()
     request(policy, "b")
-    assert order(policy) == "ab"
+    assert eviction_order(policy) == "ab"
     for _ in range(2):
         request(policy, "c")
     for _ in range(BOOST_REQUESTS_PER_DOUBLING - 2):
         policy.tick()
     request(policy, "d")
-    assert order(policy) == "dc"
+    assert eviction_order(policy) == "dc"
 
 
-def test_what_is_held_stays() -> None:
+def test_referenced_blocks_are_not_evicted() -> None:
     policy = new_eviction_policy("lru")
     request(policy, "ab")
-    policy.hold(key("b"))
-    assert policy.victim() == key("a")
-    policy.hold(key("a"))
-    assert policy.victim() is None and len(policy) == 0
-    policy.forget(key("b"))
-    policy.release(key("a"))
-    assert policy.victim() == key("a")
+    policy.mark_in_use(key("b"))
+    assert policy.next_victim() == key("a")
+    policy.mark_in_use(key("a"))
+    assert policy.next_victim() is None and len(policy) == 0
+    policy.remove(key("b"))
+    policy.mark_evictable(key("a"))
+    assert policy.next_victim() == key("a")
 
 
-def test_a_tie_goes_to_the_block_of_fewer_uses() -> None:
+def test_ties_evict_the_block_with_fewer_uses() -> None:
     policy = new_eviction_policy("baton")
     request(policy, "a")
     request(policy, "a")
@@ -100,93 +101,93 @@ def test_a_tie_goes_to_the_block_of_fewer_uses() -> None:
         policy.tick()
     request(policy, "b")
     assert policy.last_used(key("b")) == policy.last_used(key("a")) + BOOST_REQUESTS_PER_DOUBLING
-    assert order(policy) == "ba"
+    assert eviction_order(policy) == "ba"
 
 
-def test_head_starts_are_capped() -> None:
+def test_boosts_are_capped() -> None:
     policy = new_eviction_policy("baton")
     for name, uses in (("b", 32), ("a", 16), ("c", 15)):
         policy.admit(key(name), 0)
         for _ in range(uses - 1):
-            policy.use(key(name))
-        policy.release(key(name))
-    assert order(policy) == "cba"
+            policy.record_use(key(name))
+        policy.mark_evictable(key(name))
+    assert eviction_order(policy) == "cba"
 
 
 @pytest.mark.parametrize("name", EVICTION_POLICIES)
-def test_uses_outlive_a_hold_but_not_forgetting(name: str) -> None:
+def test_use_counts_survive_a_reference_but_not_an_eviction(name: str) -> None:
     policy = new_eviction_policy(name)
     for names in ("a", "a", "b"):
         request(policy, names)
-    policy.hold(key("a"))
-    policy.release(key("a"))
-    assert policy.victim() == key("b")
-    policy.forget(key("a"))
+    policy.mark_in_use(key("a"))
+    policy.mark_evictable(key("a"))
+    assert policy.next_victim() == key("b")
+    policy.remove(key("a"))
     request(policy, "a")
-    policy.hold(key("b"))
-    policy.release(key("b"))
-    assert order(policy) == "ab"
+    policy.mark_in_use(key("b"))
+    policy.mark_evictable(key("b"))
+    assert eviction_order(policy) == "ab"
 
 
-def test_a_use_counts_as_the_last_one_held_or_not() -> None:
+def test_last_use_is_tracked_with_and_without_references() -> None:
     policy = new_eviction_policy("lru")
     request(policy, "ab")
     assert [policy.last_used(key(name)) for name in "ab"] == [1, 1]
     policy.tick()
-    policy.use(key("b"))
-    policy.hold(key("a"))
+    policy.record_use(key("b"))
+    policy.mark_in_use(key("a"))
     policy.tick()
-    policy.use(key("a"))
+    policy.record_use(key("a"))
     assert [policy.last_used(key(name)) for name in "ab"] == [3, 2]
     policy.tick()
-    policy.release(key("a"))
+    policy.mark_evictable(key("a"))
     assert policy.last_used(key("a")) == 4
-    assert order(policy) == "ba"
+    assert eviction_order(policy) == "ba"
 
 
-def test_a_thousand_uses_are_more_than_a_thousand_less_one() -> None:
+def test_large_use_counts_stay_exact() -> None:
     policy = new_eviction_policy("lfu")
     for name, uses in (("a", 2_000), ("b", 1_999)):
         policy.admit(key(name), 0)
         for _ in range(uses - 1):
-            policy.use(key(name))
-        policy.release(key(name))
-    assert order(policy) == "ba"
+            policy.record_use(key(name))
+        policy.mark_evictable(key(name))
+    assert eviction_order(policy) == "ba"
 
 
-def test_the_deepest_goes_first_at_any_depth() -> None:
+def test_deepest_block_is_evicted_first_at_any_depth() -> None:
     policy = new_eviction_policy("length_aware")
     for name, depth in (("a", 0), ("b", 1_024), ("c", 1_025), ("d", 100_000)):
         policy.admit(key(name), depth)
-        policy.release(key(name))
-    assert order(policy) == "dcba"
+        policy.mark_evictable(key(name))
+    assert eviction_order(policy) == "dcba"
 
 
 @pytest.mark.parametrize("name", EVICTION_POLICIES)
-def test_empty_lanes_do_not_pile_up(name: str) -> None:
-    """``first`` goes first all the time, so that nothing behind it comes to the front."""
+def test_empty_buckets_do_not_accumulate(name: str) -> None:
+    """``first`` always has the lowest rank, so that no bucket behind it comes to the front."""
     policy = new_eviction_policy(name)
     assert isinstance(policy, BucketPolicy)
     policy.admit(key("first"), 10_000)
-    policy.release(key("first"))
+    policy.mark_evictable(key("first"))
     policy.admit(key("used"), 0)
-    policy.release(key("used"))
+    policy.mark_evictable(key("used"))
     for depth in range(1, 3_000):
-        policy.use(key("used"))
+        policy.record_use(key("used"))
         policy.admit(key("passing"), depth)
-        policy.release(key("passing"))
-        policy.forget(key("passing"))
+        policy.mark_evictable(key("passing"))
+        policy.remove(key("passing"))
         policy.check_integrity()
-    assert order(policy) == "firstused"
+    assert eviction_order(policy) == "firstused"
 
 
-def test_an_unknown_policy() -> None:
+def test_unknown_policy_is_rejected() -> None:
     with pytest.raises(Invalid, match="no eviction policy 'best'; there are baton, lru, lfu, len"):
         new_eviction_policy("best")
 
 
 class Naive:
-    """The rules, in O(n)."""
+    """The same rules as a linear search."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -224,7 +225,7 @@ ACTIONS = st.lists(
 @pytest.mark.parametrize("name", EVICTION_POLICIES)
 @settings(deadline=None, max_examples=60)
 @given(actions=ACTIONS)
-def test_every_rule_is_what_it_says(name: str, actions: list[tuple[str, int]]) -> None:
+def test_every_policy_equals_its_naive_model(name: str, actions: list[tuple[str, int]]) -> None:
     policy, naive = new_eviction_policy(name), Naive(name)
     for action, number in actions:
         one = key(str(number))
@@ -239,20 +240,21 @@ def test_every_rule_is_what_it_says(name: str, actions: list[tuple[str, int]]) -
         elif block is None:
             continue
         elif action == "use":
-            policy.use(one)
-            naive.order += not block[4]  # used where it stands: the last of its lane now
+            policy.record_use(one)
+            # A block used without a reference becomes the last of its bucket.
+            naive.order += not block[4]
             block[1:4] = block[1] + 1, naive.clock, naive.order
         elif action == "hold" and not block[4]:
-            policy.hold(one)
+            policy.mark_in_use(one)
             block[4] = 1
         elif action == "release" and block[4]:
-            policy.release(one)
+            policy.mark_evictable(one)
             naive.order += 1
             block[2:] = [naive.clock, naive.order, 0]
         elif action == "forget":
-            policy.forget(one)
+            policy.remove(one)
             del naive.blocks[one]
-        victim = policy.victim()
+        victim = policy.next_victim()
         assert victim is None or not naive.blocks[victim][4], "held or forgotten"
         assert victim == naive.victim()
         assert len(policy) == sum(not each[4] for each in naive.blocks.values())
@@ -260,32 +262,32 @@ def test_every_rule_is_what_it_says(name: str, actions: list[tuple[str, int]]) -
     assert isinstance(policy, BucketPolicy)
     policy.check_integrity()
     while (victim := naive.victim()) is not None:
-        assert policy.victim() == victim
-        policy.forget(victim)
+        assert policy.next_victim() == victim
+        policy.remove(victim)
         del naive.blocks[victim]
-    assert policy.victim() is None
+    assert policy.next_victim() is None
 
 
 def prompt(names: str, num_tokens: int | None = None) -> TracePrompt:
     return TracePrompt(tuple(map(key, names)), num_tokens or len(names) * BLOCK_TOKENS)
 
 
-def test_a_replay_stores_full_blocks_only() -> None:
+def test_replay_stores_only_full_blocks() -> None:
     prompts = [prompt("ab", BLOCK_TOKENS + 100)] * 2
-    assert replay(prompts, new_eviction_policy("lru"), None) == Saved(1, BLOCK_TOKENS)
-    assert plain_lru(prompts, None) == optimum(prompts, 2) == Saved(2, BLOCK_TOKENS + 100)
+    assert replay(prompts, new_eviction_policy("lru"), None) == CacheHits(1, BLOCK_TOKENS)
+    assert plain_lru(prompts, None) == optimum(prompts, 2) == CacheHits(2, BLOCK_TOKENS + 100)
 
 
 @pytest.mark.parametrize("name", EVICTION_POLICIES)
-def test_a_replay_leaves_out_what_finds_no_room(name: str) -> None:
-    """A request's own blocks are held, so that its head stays and its end is left out."""
+def test_replay_skips_blocks_that_find_no_room(name: str) -> None:
+    """A request's own blocks are referenced, so that its head stays and its end is not stored."""
     prompts = [prompt("abc"), prompt("abc"), prompt("x"), prompt("ab")]
     assert replay(prompts, new_eviction_policy(name), 2).blocks == 3
 
 
-def test_the_references_on_a_script() -> None:
+def test_reference_policies_on_a_small_scenario() -> None:
     prompts = [prompt("ab"), prompt("xy"), prompt("a"), prompt("ab"), prompt("xy")]
     # Three blocks. LRU: a b | x y a | a x y | b a x | y x b, so it finds a, a and x.
     assert plain_lru(prompts, 3).blocks == 3
-    # The optimum leaves y out and finds a, a, b and x.
+    # The optimum does not store y, and finds a, a, b and x.
     assert optimum(prompts, 3).blocks == 4

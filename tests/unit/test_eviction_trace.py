@@ -1,4 +1,4 @@
-"""The conversation trace through the store's own eviction policies."""
+"""The store's eviction policies replayed on the conversation trace."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def prompts() -> list[TracePrompt]:
     ("capacity", "share"),
     [(1_000, 0.0445), (10_000, 0.2116), (30_000, 0.3257), (50_000, 0.3546), (None, 0.3664)],
 )
-def test_plain_lru_hits_what_is_known(
+def test_plain_lru_reaches_the_published_hit_rates(
     prompts: list[TracePrompt], capacity: int | None, share: float
 ) -> None:
     num_blocks = sum(len(prompt.keys) for prompt in prompts)

@@ -1,6 +1,6 @@
-"""A fair sample of the exactness matrix: the engine alone against transformers, in one process.
+"""A sample of the exactness matrix: the engine against transformers, in one process.
 
-``python -m tools.exactness`` runs the whole matrix, clusters and all.
+``python -m tools.exactness`` runs the whole matrix, including clusters.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from tools.exactness import EngineAlone, Score, reference_of
 SEED = 20261121
 TOKENS = 24
 LENGTHS = [1, 2, 15, 16, 17, 33, 64, 65, 130, 257, 700]
-"""Prompts around block borders, and longer than several chunks."""
+"""Prompt lengths around block boundaries, and longer than several chunks."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ SAMPLES = [
     )
 ]
 ON_TORCH = [Sample("llama3-rope", 128, 16, 16, "off"), Sample("qwen3", 16, 64, 1, "off")]
-"""What a machine without our kernels computes with."""
+"""Samples for machines on which our kernels are not available."""
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ ON_TORCH = [Sample("llama3-rope", 128, 16, 16, "off"), Sample("qwen3", 16, 64, 1
     SAMPLES + ON_TORCH,
     ids=lambda s: f"{s.architecture}-{s.chunk}-{s.block}-{s.cpu_kernels}",
 )
-def test_equal_to_transformers(sample: Sample, tmp_path: Path) -> None:
+def test_engine_generates_the_tokens_of_transformers(sample: Sample, tmp_path: Path) -> None:
     print(f"seed {SEED}")
     make_model(tmp_path, sample.architecture, seed=SEED)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
@@ -67,14 +67,14 @@ def test_equal_to_transformers(sample: Sample, tmp_path: Path) -> None:
     alone.engine.check_integrity()
 
 
-def test_the_sample_has_every_value_of_the_matrix() -> None:
+def test_samples_cover_every_value_of_the_matrix() -> None:
     assert {sample.chunk for sample in SAMPLES} == {16, 128, 512}
     assert {sample.block for sample in SAMPLES} == {16, 64}
     assert {sample.batch for sample in SAMPLES} == {1, 16}
     assert [sample.architecture for sample in SAMPLES] == list(ZOO)
 
 
-def test_the_zoo_has_odd_shapes(tmp_path: Path) -> None:
+def test_model_zoo_has_odd_shapes(tmp_path: Path) -> None:
     configs = []
     for name in ZOO:
         make_model(tmp_path / name, name)

@@ -1,4 +1,4 @@
-"""What `baton explain` prints for people."""
+"""The output of ``baton explain`` for people."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ from command_line.explain import render_explanation
 from command_line.main import app
 
 
-def told(**fields: Any) -> dict[str, Any]:
-    """As a router answers."""
+def explanation(**fields: Any) -> dict[str, Any]:
+    """Return an explanation as a router sends it, with these fields changed."""
     placement = {"epoch": 1, "reason": "ring", "error": "lost worker d1"}
     reader = {
         "worker": "p0", "score": 1.5, "queue_seconds": 0.5, "service_seconds": 0.25,
@@ -34,50 +34,51 @@ def told(**fields: Any) -> dict[str, Any]:
     }
 
 
-def shown(value: dict[str, Any]) -> list[list[str]]:
+def rendered_words(value: dict[str, Any]) -> list[list[str]]:
     console = Console(width=160, no_color=True)
     with console.capture() as capture:
         console.print(*render_explanation(value), sep="\n", highlight=False, markup=False)
     return [line.split() for line in capture.get().splitlines() if line.strip()]
 
 
-def test_facts_then_seconds_then_who_was_thought_of() -> None:
-    lines = shown(told())
+def test_explanation_shows_facts_then_times_then_candidates() -> None:
+    lines = rendered_words(explanation())
     assert lines[0] == ["request_id", "cmpl-7"]
     assert ["prefill.id", "p0"] in lines and ["decode.id", "d0"] in lines
     assert ["policy", "baton"] in lines
     assert ["reason", "3", "of", "8", "blocks", "at", "hand"] in lines
-    assert ["first", "token", "0.7500", "s", "0.8000", "s"] in lines
-    assert ["between", "tokens", "unknown", "0.0100", "s"] in lines
+    assert ["TTFT", "0.7500", "s", "0.8000", "s"] in lines
+    assert ["inter-token", "latency", "unknown", "0.0100", "s"] in lines
     assert ["*", "p0", "1.5000", "0.5000", "0.2500", "3", "2", "0.0000"] in lines
     assert ["p1", "1000.2500", "0.5000", "0.2500", "3", "2", "inf"] in lines
     assert lines[-1] == ["before,", "epoch", "1:", "ring:", "lost", "worker", "d1"]
 
 
-def test_what_never_was_placed() -> None:
+def test_explanation_of_a_request_that_was_never_placed() -> None:
     nothing = {"ttft_seconds": None, "tbt_seconds": None}
-    lines = shown(
-        told(
+    lines = rendered_words(
+        explanation(
             prefill=None, decode=None, predicted=nothing, actual=nothing,
             alternatives={"prefill": [], "decode": []}, placements=[],
         )
     )  # fmt: skip
-    assert lines[-1] == ["between", "tokens", "unknown", "unknown"]
+    assert lines[-1] == ["inter-token", "latency", "unknown", "unknown"]
 
 
-def test_pods_are_called_by_their_names() -> None:
+def test_pod_uids_are_left_out() -> None:
     pod = "baton-decode-7d9f-x2x4z.0f3c1f6e-8a51-4a4c-9a52-5d1f7e7ac001"
     scored = {
         "worker": pod, "score": 1.5, "queue_seconds": 0.5, "service_seconds": 0.25,
         "local_blocks": 3, "fetched_blocks": 2, "late_seconds": 0.0,
     }  # fmt: skip
-    lines = shown(told(decode={"id": pod}, alternatives={"prefill": [], "decode": [scored]}))
+    alternatives = {"prefill": [], "decode": [scored]}
+    lines = rendered_words(explanation(decode={"id": pod}, alternatives=alternatives))
     assert ["decode.id", "baton-decode-7d9f-x2x4z"] in lines
     assert next(line[:2] for line in lines if line[0] == "*") == ["*", "baton-decode-7d9f-x2x4z"]
     assert display_name("node.example.com") == "node.example.com"
 
 
-def test_a_router_elsewhere_is_asked_with_the_admins_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_router_is_queried_with_the_admin_key(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def get(url: str, headers: dict[str, str], **_: object) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""Files over HTTP: uploaded, listed, bounded, and nobody else's."""
+"""The files API over HTTP: uploads, lists, limits, and isolation of tenants."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,14 @@ from router.errors import ApiError
 from router.http.multipart import MultipartParser, parse_boundary
 from router.tenants.tenants_file import parse_tenants_file
 from tests.unit import test_router_http
-from tests.unit.batch_office import COMPLETIONS, WHO, Office, kept, start, upload
+from tests.unit.batch_office import (
+    COMPLETIONS,
+    TENANT,
+    BatchRouter,
+    start_batch,
+    stored_files,
+    upload,
+)
 from tests.unit.test_router_http import wrong_error
 
 tokenizer = test_router_http.tokenizer
@@ -21,14 +28,16 @@ tokenizer = test_router_http.tokenizer
 # -- files ----------------------------------------------------------------------------------------
 
 
-async def test_files(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    async with Office(tokenizer, tmp_path).open(runs=False) as client:
+async def test_file_can_be_uploaded_listed_read_and_deleted(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    async with BatchRouter(tokenizer, tmp_path).open(runs=False) as client:
         data = b"\x00\r\n--not a boundary\r\n" + "ö".encode() * 300
         response = await upload(client, data)
         file = response.json()
         FileObject.model_validate(file, strict=True)
-        told = (file["bytes"], file["filename"], file["purpose"])
-        assert told == (len(data), "in.jsonl", "batch")
+        fields = (file["bytes"], file["filename"], file["purpose"])
+        assert fields == (len(data), "in.jsonl", "batch")
         assert (await client.get(f"/v1/files/{file['id']}")).json() == file
         assert (await client.get(f"/v1/files/{file['id']}/content")).content == data
         other = (await upload(client, b"{}")).json()
@@ -44,11 +53,11 @@ async def test_files(tokenizer: Tokenizer, tmp_path: Path) -> None:
         for path in ("", "/content"):
             wrong_error(await client.get(f"/v1/files/{file['id']}{path}"), 404)
         wrong_error(await client.delete(f"/v1/files/{file['id']}"), 404)
-    assert [path.suffix for path in kept(tmp_path)] == [".data", ".json"]
+    assert [path.suffix for path in stored_files(tmp_path)] == [".data", ".json"]
 
 
-async def test_wrong_uploads_leave_nothing(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    office = Office(tokenizer, tmp_path)
+async def test_invalid_uploads_leave_no_files(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    office = BatchRouter(tokenizer, tmp_path)
     async with office.open(runs=False) as client:
         assert wrong_error(await upload(client, b"{}", purpose="vision"))["param"] == "purpose"
         assert wrong_error(await upload(client, b"{}", mood="x"))["param"] == "mood"
@@ -66,22 +75,24 @@ async def test_wrong_uploads_leave_nothing(tokenizer: Tokenizer, tmp_path: Path)
             assert wrong_error(answer)["code"] == "invalid_form"
         for query in ({"limit": 0}, {"limit": "x"}, {"after": "file-0"}, {"mood": 1}):
             wrong_error(await client.get("/v1/files", params=query))
-    assert kept(tmp_path) == []
-    assert office.house.service.gate.inside == 0
+    assert stored_files(tmp_path) == []
+    assert office.router.service.request_limiter.num_in_use == 0
 
 
-async def test_a_folder_that_is_none(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """It is told once, and batches are tried again; the rest of the router goes on."""
+async def test_unusable_folder_fails_only_the_files_api(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """The problem is logged once and batches are retried; the rest of the router keeps working."""
     root = tmp_path / "file"
     root.touch()
-    async with Office(tokenizer, root).open() as client:
-        assert "can't be kept" in wrong_error(await upload(client, b"{}"), 503)["message"]
+    async with BatchRouter(tokenizer, root).open() as client:
+        assert "can't store files" in wrong_error(await upload(client, b"{}"), 503)["message"]
         assert (await client.get("/v1/files")).json()["data"] == []
         assert (await client.get("/v1/models")).status_code == 200
 
 
-async def test_a_folder_that_is_full(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    office = Office(tokenizer, tmp_path, folder_bytes=1000)
+async def test_full_folder_rejects_large_uploads(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    office = BatchRouter(tokenizer, tmp_path, folder_bytes=1000)
     async with office.open(runs=False) as client:
         assert (await upload(client, b"x" * 600)).status_code == 200
         wrong_error(await upload(client, b"x" * 600), 413)
@@ -89,47 +100,47 @@ async def test_a_folder_that_is_full(tokenizer: Tokenizer, tmp_path: Path) -> No
         assert len((await client.get("/v1/files")).json()["data"]) == 2
 
 
-async def test_uploads_at_once_share_what_room_there_is(
+async def test_concurrent_uploads_share_the_free_space(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """Each has its room before anything is written."""
+    """Each upload reserves its space before anything is written."""
     limits = FileLimits(concurrent_uploads=20)
-    office = Office(tokenizer, tmp_path, folder_bytes=20_000, file_limits=limits)
+    office = BatchRouter(tokenizer, tmp_path, folder_bytes=20_000, file_limits=limits)
     async with office.open(runs=False) as client:
         answers = await asyncio.gather(*(upload(client, b"x" * 3000) for _ in range(20)))
         assert {answer.status_code for answer in answers} == {200, 413}
         refused = next(answer for answer in answers if answer.status_code == 413)
         assert wrong_error(refused, 413)["code"] == "no_space"
-    assert 3000 < sum(path.stat().st_size for path in kept(tmp_path)) <= 20_000
-    assert all(path.suffix != ".part" for path in kept(tmp_path))
+    assert 3000 < sum(path.stat().st_size for path in stored_files(tmp_path)) <= 20_000
+    assert all(path.suffix != ".part" for path in stored_files(tmp_path))
 
 
-def test_room_is_reserved_before_it_is_used(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    office = Office(tokenizer, tmp_path, folder_bytes=20_000, max_file_bytes=15_000)
-    first = office.desk.open_upload(WHO, 8000)
-    second = office.desk.open_upload(TenantId("bob"), 8000)
+def test_upload_space_is_reserved_before_it_is_used(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    office = BatchRouter(tokenizer, tmp_path, folder_bytes=20_000, max_file_bytes=15_000)
+    first = office.service.open_upload(TENANT, 8000)
+    second = office.service.open_upload(TenantId("bob"), 8000)
     with pytest.raises(ApiError, match="there is room for 4000 bytes"):
-        office.desk.open_upload(WHO, 8000)
+        office.service.open_upload(TENANT, 8000)
     first.write(b"x" * 9000)
     with pytest.raises(ApiError, match="there is room for 8000 bytes"):
         second.write(b"x" * 10_000)
     first.close()
-    assert office.library.used_bytes() == 17_000
+    assert office.store.used_bytes() == 17_000
     second.discard()
-    assert office.library.used_bytes() == office.library.used_bytes(WHO) == 9000
+    assert office.store.used_bytes() == office.store.used_bytes(TENANT) == 9000
 
 
-async def test_a_tenants_files_have_a_number_and_a_sum(
+async def test_tenants_number_and_total_size_of_files_are_limited(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     limits = FileLimits(files=3, file_bytes=8000)
     keys = {"sk-a": "alice", "sk-b": "bob"}
-    office = Office(tokenizer, tmp_path, file_limits=limits, api_keys=keys)
+    office = BatchRouter(tokenizer, tmp_path, file_limits=limits, api_keys=keys)
     async with office.open(runs=False) as client:
         client.headers["authorization"] = "Bearer sk-a"
         first = (await upload(client, b"x" * 3000)).json()
         error = wrong_error(await upload(client, b"x" * 6000), 413)
-        assert error["code"] == "no_space" and "at most 8000 bytes together" in error["message"]
+        assert error["code"] == "no_space" and "may have 8000 bytes together" in error["message"]
         for _ in range(2):
             assert (await upload(client, b"x")).status_code == 200
         error = wrong_error(await upload(client, b"x"), 413)
@@ -141,15 +152,15 @@ async def test_a_tenants_files_have_a_number_and_a_sum(
         assert (await upload(client, b"x" * 6000)).status_code == 200
 
 
-async def test_a_tenants_uploads_have_a_rate_and_a_number(
+async def test_tenants_upload_rate_and_concurrency_are_limited(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     limits = FileLimits(uploads_per_minute=3, concurrent_uploads=1)
     keys = {"sk-a": "alice", "sk-b": "bob"}
-    office = Office(tokenizer, tmp_path, file_limits=limits, api_keys=keys)
+    office = BatchRouter(tokenizer, tmp_path, file_limits=limits, api_keys=keys)
     async with office.open(runs=False) as client:
         client.headers["authorization"] = "Bearer sk-a"
-        with office.desk.upload_turn(WHO):
+        with office.service.admit_upload(TENANT):
             refused = await upload(client, b"x")
             assert "concurrent uploads: limit 1" in wrong_error(refused, 429)["message"]
         assert [(await upload(client, b"x")).status_code for _ in range(2)] == [200, 200]
@@ -160,10 +171,10 @@ async def test_a_tenants_uploads_have_a_rate_and_a_number(
         assert 1 <= int(refused.headers["retry-after"]) <= 20
         client.headers["authorization"] = "Bearer sk-b"
         assert (await upload(client, b"x")).status_code == 200
-    assert office.house.service.gate.inside == 0
+    assert office.router.service.request_limiter.num_in_use == 0
 
 
-def test_the_tenants_file_says_what_of_files_a_tenant_has() -> None:
+def test_file_limits_come_from_the_tenants_file() -> None:
     text = b"""
 defaults: {limits: {file_bytes: 5000}}
 tenants:
@@ -172,18 +183,20 @@ tenants:
 """
     roll = parse_tenants_file(text)
     settings = FileLimits(1, 2, 3, 4)
-    assert settings.of(roll.tenant(WHO)) == FileLimits(7, 5000, 8, 9)
-    assert settings.of(roll.tenant(TenantId("bob"))) == FileLimits(1, 5000, 3, 4)
-    assert settings.of(roll.tenant(TenantId("carol"))) == settings
+    assert settings.with_tenant_limits(roll.tenant(TENANT)) == FileLimits(7, 5000, 8, 9)
+    assert settings.with_tenant_limits(roll.tenant(TenantId("bob"))) == FileLimits(1, 5000, 3, 4)
+    assert settings.with_tenant_limits(roll.tenant(TenantId("carol"))) == settings
 
 
-async def test_files_of_others(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    office = Office(tokenizer, tmp_path, api_keys={"sk-a": "alice", "sk-b": "../bob"})
+async def test_tenants_can_not_see_each_others_files_and_batches(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    office = BatchRouter(tokenizer, tmp_path, api_keys={"sk-a": "alice", "sk-b": "../bob"})
     async with office.open(runs=False) as client:
         wrong_error(await client.get("/v1/files"), 401)
         client.headers["authorization"] = "Bearer sk-a"
         file = (await upload(client, b"{}")).json()
-        batch = await start(client, b"{}\n")
+        batch = await start_batch(client, b"{}\n")
         client.headers["authorization"] = "Bearer sk-b"
         assert (await client.get("/v1/files")).json()["data"] == []
         assert (await client.get("/v1/batches")).json()["data"] == []
@@ -194,24 +207,26 @@ async def test_files_of_others(tokenizer: Tokenizer, tmp_path: Path) -> None:
         body = {"endpoint": COMPLETIONS, "completion_window": "24h"}
         taken = await client.post("/v1/batches", json={**body, "input_file_id": file["id"]})
         wrong_error(taken, 404)
-    assert all(path.parts[-3].isalnum() and len(path.parts[-3]) == 32 for path in kept(tmp_path))
+    assert all(
+        path.parts[-3].isalnum() and len(path.parts[-3]) == 32 for path in stored_files(tmp_path)
+    )
 
 
-async def test_files_expire(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    office = Office(tokenizer, tmp_path)
+async def test_expired_files_are_deleted(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    office = BatchRouter(tokenizer, tmp_path)
     async with office.open(runs=False) as client:
         hour = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
         file = (await upload(client, b"{}", **hour)).json()
         stays = (await upload(client, b"{}")).json()
         assert file["expires_at"] == file["created_at"] + 3600
-        office.library.expire(file["expires_at"] - 1)
+        office.store.delete_expired(file["expires_at"] - 1)
         assert len((await client.get("/v1/files")).json()["data"]) == 2
-        office.library.expire(file["expires_at"])
+        office.store.delete_expired(file["expires_at"])
         assert [f["id"] for f in (await client.get("/v1/files")).json()["data"]] == [stays["id"]]
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_forms_in_pieces(size: int) -> None:
+def test_multipart_form_can_arrive_in_pieces(size: int) -> None:
     body = (
         b'preamble\r\n--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
         b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jsonl"\r\n'
@@ -231,7 +246,7 @@ def test_forms_in_pieces(size: int) -> None:
     assert b"".join(written) == b"{}\r\n-\r\n--\r\n--c"
 
 
-def test_forms_have_bounds() -> None:
+def test_multipart_forms_are_bounded() -> None:
     part = b'--b\r\nContent-Disposition: form-data; name="x"\r\n\r\n'
     for body in (part + b"y" * 5000, b"--b\r\n" + b"y" * 5000, (part + b"y\r\n") * 17, b"--bxx"):
         with pytest.raises(ApiError):

@@ -1,4 +1,4 @@
-"""A batch of reads that can't be ended, and a caller who is cancelled more than once."""
+"""Reading ranges when transfers can't be ended, and when the caller is cancelled more than once."""
 
 import asyncio
 
@@ -14,12 +14,12 @@ CLOCK = LoopClock()
 
 
 class Stubborn(MemoryTransport):
-    """Reads last until ``ends_at``, whoever wants to end them."""
+    """A transport whose transfers last until ``ends_at``, even if they are released earlier."""
 
     ends_at = 0.0
 
     def post(self, transfer: object) -> None:
-        """Never done by itself."""
+        """Start nothing: the transfer never completes by itself."""
 
     def poll(self, transfer: object) -> TransferState:
         return TransferState.PENDING
@@ -29,7 +29,7 @@ class Stubborn(MemoryTransport):
 
 
 async def read_and_cancel_twice(ends_at: float) -> float:
-    """When the read came back; raises what it raised."""
+    """Return the time at which the cancelled read returned; raise its error if it failed."""
     memory = bytearray(64)
     transport = Stubborn(MemoryFabric(), "reader", 1, CLOCK)
     transport.register(Region(0, len(memory)))
@@ -48,11 +48,11 @@ async def read_and_cancel_twice(ends_at: float) -> float:
     raise AssertionError("a cancelled read does not end well")
 
 
-def test_who_is_cancelled_again_still_waits_until_nothing_writes() -> None:
+def test_read_cancelled_twice_still_waits_until_nothing_writes() -> None:
     assert simulate(read_and_cancel_twice(0.7)) == pytest.approx(0.7, abs=0.01)
 
 
-def test_who_is_cancelled_again_still_tells_of_a_stray() -> None:
+def test_read_cancelled_twice_still_reports_an_unfinished_transfer() -> None:
     with pytest.raises(TransferFailed, match="can't end a read") as failure:
         simulate(read_and_cancel_twice(100.0))
-    assert len(failure.value.strays) == 1
+    assert len(failure.value.unfinished_transfers) == 1

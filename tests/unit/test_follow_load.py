@@ -1,4 +1,5 @@
-"""Who makes the pools follow the load: the supervisor for its own, a conductor for Kubernetes'."""
+"""Autoscaling: the supervisor resizes its own pools, and a leading conductor those on
+Kubernetes."""
 
 import asyncio
 import threading
@@ -23,7 +24,7 @@ from conductor import leader_autoscaler as resizer_module
 from conductor.leader_autoscaler import LeaderAutoscaler
 from conductor.terminating_pods import TerminatingPodWatcher
 from orchestrator import supervisor as supervisor_module
-from tests.unit.test_supervisor import House
+from tests.unit.test_supervisor import ClusterHarness
 
 PLAN = PoolPlan(1, 2, "why", 1, 1, 1.0, 1000.0, 100.0, 0.0)
 
@@ -38,24 +39,24 @@ async def test_the_supervisor_follows_its_conductors_plan(
         return PLAN
 
     monkeypatch.setattr(supervisor_module, "fetch_pool_plan", ask)
-    house = House(
+    cluster = ClusterHarness(
         tmp_path, monkeypatch, prefill=2, decode=1, autoscale="on", autoscale_seconds=0.05,
         autoscale_stable_seconds=0.0, autoscale_cooldown_seconds=0.0, cluster_secret="s",
     )  # fmt: skip
 
     def sizes() -> tuple[int, int]:
-        states = [(process.role, process.state) for process in house.state.processes]
+        states = [(process.role, process.state) for process in cluster.state.processes]
         return states.count(("prefill", "serving")), states.count(("decode", "serving"))
 
-    async with house.running():
-        await house.until(lambda: sizes() == (1, 2))
+    async with cluster.running():
+        await cluster.wait_until(lambda: sizes() == (1, 2))
     assert set(asked) == {("127.0.0.1:1009", "s")}
 
 
 class Pools:
     def __init__(self) -> None:
         self.asked: list[Mapping[Role, int]] = []
-        self.mended = 0
+        self.num_repairs = 0
         self.fails = False
 
     async def sizes(self) -> Mapping[Role, int]:
@@ -67,14 +68,14 @@ class Pools:
     async def scale(self, wanted: Mapping[Role, int]) -> None:
         self.asked.append(wanted)
 
-    async def mend(self) -> None:
+    async def end_leftover_drains(self) -> None:
         if self.fails:
             raise Unavailable("no API server")
-        self.mended += 1
+        self.num_repairs += 1
 
 
 class Kubernetes:
-    """Pools and a lease that all conductors of a cluster share."""
+    """Kubernetes pools and a lease, shared by all conductors of a cluster."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pools, self.record = Pools(), LeaseRecord("")
@@ -107,7 +108,7 @@ class Kubernetes:
         async def plan() -> PoolPlan:
             return PLAN
 
-        made = LeaderAutoscaler.of(settings, WorkerId(name), plan, self.clock)
+        made = LeaderAutoscaler.from_settings(settings, WorkerId(name), plan, self.clock)
         assert made is not None
         return made
 
@@ -123,24 +124,25 @@ def kubernetes(monkeypatch: pytest.MonkeyPatch) -> Kubernetes:
     return Kubernetes(monkeypatch)
 
 
-async def test_of_several_conductors_one_resizes(kubernetes: Kubernetes) -> None:
-    """And mends first what another one may have left."""
+async def test_only_the_leading_conductor_resizes(kubernetes: Kubernetes) -> None:
+    """A new leader first repairs what its predecessor may have left unfinished."""
     one = asyncio.create_task(kubernetes.resizer("one").run())
     await kubernetes.wait(1)
     two = asyncio.create_task(kubernetes.resizer("two").run())
     await kubernetes.wait(20)
-    assert (kubernetes.record.holder, kubernetes.pools.mended) == ("one", 1)
+    assert (kubernetes.record.holder, kubernetes.pools.num_repairs) == ("one", 1)
     assert kubernetes.pools.asked == [{Role.DECODE: 2}]
     one.cancel()
     await asyncio.wait([one])
-    assert kubernetes.record.holder == ""  # given back, so that nobody waits for its end
+    # Released, so that the next leader need not wait until it expires.
+    assert kubernetes.record.holder == ""
     await kubernetes.wait(5)
-    assert (kubernetes.record.holder, kubernetes.pools.mended) == ("two", 2)
+    assert (kubernetes.record.holder, kubernetes.pools.num_repairs) == ("two", 2)
     two.cancel()
     await asyncio.wait([two])
 
 
-async def test_what_could_not_be_mended_is_tried_again(kubernetes: Kubernetes) -> None:
+async def test_failed_repair_is_retried(kubernetes: Kubernetes) -> None:
     kubernetes.pools.fails = True
     running = asyncio.create_task(kubernetes.resizer("one").run())
     await kubernetes.wait(35)
@@ -148,31 +150,35 @@ async def test_what_could_not_be_mended_is_tried_again(kubernetes: Kubernetes) -
     await kubernetes.wait(90)
     running.cancel()
     await asyncio.wait([running])
-    assert kubernetes.pools.mended == 1
+    assert kubernetes.pools.num_repairs == 1
 
 
-async def test_a_dry_run_changes_nothing(kubernetes: Kubernetes) -> None:
+async def test_dry_run_changes_nothing(kubernetes: Kubernetes) -> None:
     running = asyncio.create_task(kubernetes.resizer("one", autoscale="dry_run").run())
     await kubernetes.wait(60)
     running.cancel()
     await asyncio.wait([running])
-    assert kubernetes.pools.asked == [] and kubernetes.pools.mended == 0
+    assert kubernetes.pools.asked == [] and kubernetes.pools.num_repairs == 0
 
 
 @pytest.mark.parametrize("given", [{}, {"autoscale": "on"}, {"autoscale_pools": "kubernetes"}])
-def test_nobody_resizes_unless_it_is_asked_for(given: dict[str, str]) -> None:
+def test_no_autoscaler_runs_unless_configured(given: dict[str, str]) -> None:
     settings = load_settings(**given)
-    assert LeaderAutoscaler.of(settings, WorkerId("c"), AsyncMock(), ManualClock()) is None
+    assert (
+        LeaderAutoscaler.from_settings(settings, WorkerId("c"), AsyncMock(), ManualClock()) is None
+    )
 
 
-def test_of_several_pools_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_several_decode_pools_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resizer_module, "kubernetes_client_for", MagicMock())
     places = {"big": "decode/x-big", "small": "decode/x-small", "prefill": "prefill/x-prefill"}
     given = {"autoscale": "on", "autoscale_pools": "kubernetes", "kubernetes_pools": places}
-    wrong = "autoscale_decode_pool is {}: of the decode pools .*: big, small"
+    wrong = "autoscale_decode_pool is {}: it must name the decode pool to scale, one of big, small"
     for name in (None, "prefill"):
         settings = load_settings(**given, autoscale_decode_pool=name)
-        resizer = LeaderAutoscaler.of(settings, WorkerId("c"), AsyncMock(), ManualClock())
+        resizer = LeaderAutoscaler.from_settings(
+            settings, WorkerId("c"), AsyncMock(), ManualClock()
+        )
         assert resizer is not None
         with pytest.raises(Invalid, match=wrong.format(name)):
             resizer.check()
@@ -180,13 +186,15 @@ def test_of_several_pools_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         load_settings(**given, autoscale_decode_pool="small"),
         load_settings(**given | {"kubernetes_pools": places | {"decode": "decode/x-decode"}}),
     ):
-        resizer = LeaderAutoscaler.of(fine, WorkerId("c"), AsyncMock(), ManualClock())
+        resizer = LeaderAutoscaler.from_settings(fine, WorkerId("c"), AsyncMock(), ManualClock())
         assert resizer is not None
         resizer.check()
 
 
-async def test_pods_that_end_are_told_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a thread, to the conductor."""
+async def test_terminating_pods_are_reported_in_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A watch thread reports them to the conductor."""
 
     class Watch:
         def __init__(self, client: object, cluster: str, tell: Callable[..., None]) -> None:
@@ -201,7 +209,7 @@ async def test_pods_that_end_are_told_in_the_event_loop(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("conductor.terminating_pods.kubernetes_client_for", MagicMock())
     monkeypatch.setattr("baton.pools.kubernetes.pod_watch.PodWatch", Watch)
-    told: asyncio.Future[frozenset[WorkerId]] = asyncio.get_running_loop().create_future()
-    pods = TerminatingPodWatcher(load_settings(cluster="c"), told.set_result)
-    assert await told == {"w"}
+    reported: asyncio.Future[frozenset[WorkerId]] = asyncio.get_running_loop().create_future()
+    pods = TerminatingPodWatcher(load_settings(cluster="c"), reported.set_result)
+    assert await reported == {"w"}
     pods.close()

@@ -1,4 +1,4 @@
-"""FP8: weights that become so, checkpoints that come so, and KV that is kept so."""
+"""FP8: weights quantized at load, checkpoints in FP8, and KV kept in FP8."""
 
 import json
 from collections.abc import Callable
@@ -21,12 +21,12 @@ from baton.engine.quantization import E4M3, QuantizedCodes, check_fp8, quantize
 from baton.engine.runner import ModelRunner
 from baton.errors import Invalid
 from tests.model_zoo import make_model
-from tests.unit.cuda_cases import in_blocks
+from tests.unit.cuda_cases import quantize_in_blocks
 from tests.unit.native_house import all_logits, row_of
 
 SEED = 20261121
 NEAR = 2e-5
-"""In FP32, of the largest logit: sums in another order, in every layer."""
+"""Tolerance in FP32, relative to the largest logit: every layer sums in another order."""
 
 PROMPT = np.random.default_rng(SEED).integers(500, size=60).tolist()
 
@@ -47,15 +47,16 @@ def near(got: torch.Tensor, wanted: torch.Tensor) -> None:
 # -- codes -------------------------------------------------------------------------------------
 
 
-def test_the_nearest_code() -> None:
+def test_quantization_chooses_the_nearest_code() -> None:
     codes = quantize(torch.tensor([[896.0, 1.0, -3.0, 34.0], [0.0, 0.0, 0.0, 0.0]]), "fp8")
     assert codes.scales.tolist() == [[2.0], [0.0]]
     assert codes.values.float().tolist() == [[448.0, 0.5, -1.5, 16.0], [0.0] * 4]  # 17 is a tie
     assert codes.decode().tolist() == [[896.0, 1.0, -3.0, 32.0], [0.0] * 4]
 
 
-def test_a_weight_is_off_by_a_sixteenth_of_itself_at_most() -> None:
-    """Three bits of mantissa; below 2 ** -6 of a scale's unit, half of the smallest step."""
+def test_quantization_error_is_at_most_a_sixteenth() -> None:
+    """Codes have three bits of mantissa. Below 2 ** -6 of a scale's unit, the error is half of
+    the smallest step."""
     chance = torch.Generator().manual_seed(SEED)
     weight = torch.randn(65, 300, generator=chance) * torch.logspace(-6, 3, 65)[:, None]
     codes = quantize(weight, "fp8")
@@ -64,15 +65,15 @@ def test_a_weight_is_off_by_a_sixteenth_of_itself_at_most() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(64, 32, 40), (40, 33)], ids=str)
-def test_joined_matrices_decode_to_what_each_does(sizes: tuple[int, ...]) -> None:
-    """Blocks go on where they end with a part; else each row gets its scales."""
+def test_joined_matrices_decode_like_their_parts(sizes: tuple[int, ...]) -> None:
+    """Blocks are kept if they end with each part; otherwise each row gets its own scales."""
     chance = torch.Generator().manual_seed(SEED)
-    parts = [in_blocks(torch.randn(rows, 80, generator=chance), 32) for rows in sizes]
-    whole = QuantizedCodes.join(parts)
-    assert whole.tall == (32 if sizes == (64, 32, 40) else 1)
-    assert torch.equal(whole.decode(), torch.cat([part.decode() for part in parts]))
-    last = whole.take(slice(sizes[0], sum(sizes)))
-    assert torch.equal(last.decode(), whole.decode()[sizes[0] :])
+    parts = [quantize_in_blocks(torch.randn(rows, 80, generator=chance), 32) for rows in sizes]
+    joined = QuantizedCodes.join(parts)
+    assert joined.rows_per_scale == (32 if sizes == (64, 32, 40) else 1)
+    assert torch.equal(joined.decode(), torch.cat([part.decode() for part in parts]))
+    last = joined.select_rows(slice(sizes[0], sum(sizes)))
+    assert torch.equal(last.decode(), joined.decode()[sizes[0] :])
 
 
 # -- checkpoints -------------------------------------------------------------------------------
@@ -92,15 +93,15 @@ ROWS = {
 }
 
 
-def whole(weight: torch.Tensor) -> QuantizedCodes:
-    """One scale for all."""
+def one_scale(weight: torch.Tensor) -> QuantizedCodes:
+    """Quantize with a single scale."""
     codes = quantize(weight.view(1, -1), "fp8")
     scales = codes.scales.expand(len(weight), 1)
     return QuantizedCodes(codes.values.view(weight.shape), scales, weight.shape[1])
 
 
 def into_fp8(path: Path, told: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Makes a checkpoint one that comes in FP8. Returns what its weights stand for."""
+    """Convert the checkpoint to FP8; return the values that its codes decode to."""
     file = path / "model.safetensors"
     stands_for = load_file(file)
     stored = dict(stands_for)
@@ -108,11 +109,11 @@ def into_fp8(path: Path, told: dict[str, Any]) -> dict[str, torch.Tensor]:
         if "proj" not in name or weight.dim() != 2:
             continue
         if told is BLOCKS:
-            codes = in_blocks(weight, 32)
+            codes = quantize_in_blocks(weight, 32)
             stored[name + "_scale_inv"] = codes.scales.bfloat16()
             codes = QuantizedCodes(codes.values, codes.scales.bfloat16().float(), 32, 32)
         else:
-            codes = whole(weight) if told is WHOLE else quantize(weight, "fp8")
+            codes = one_scale(weight) if told is WHOLE else quantize(weight, "fp8")
             stored[name + "_scale"] = codes.scales[0, 0] if told is WHOLE else codes.scales
         stored[name], stands_for[name] = codes.values, codes.decode()
     save_file(stored, file, metadata={"format": "pt"})
@@ -133,20 +134,22 @@ def into_fp8(path: Path, told: dict[str, Any]) -> dict[str, torch.Tensor]:
     ],
     ids=["blocks", "odd blocks", "experts in blocks", "rows", "whole", "experts in rows"],
 )
-def test_a_checkpoint_in_fp8_is_taken_as_it_is(
+def test_fp8_checkpoint_is_loaded_as_it_is(
     model: str, told: dict[str, Any], tmp_path: Path
 ) -> None:
-    """It says what one says that has what its codes stand for."""
+    """Its logits equal those of a checkpoint that contains the decoded values."""
     make_model(tmp_path, model, seed=SEED)
     plain = (tmp_path / "config.json").read_text()
     stands_for = into_fp8(tmp_path, told)
     progress: list[tuple[int, int]] = []
     runner = load(tmp_path, progress=lambda *seen: progress.append(seen))
     got = logits_of(runner)
-    assert runner.quantization == "fp8" and runner.choice.told.startswith("torch; fp8 is decoded")
+    assert runner.quantization == "fp8" and runner.backend.description.startswith(
+        "torch; weights in fp8 are decoded"
+    )
     assert progress[-1][0] == progress[-1][1] > 0
     assert runner.model_digest == load(tmp_path, quantization="fp8").model_digest
-    with pytest.raises(Invalid, match="quantization is int8, and the checkpoint comes in FP8"):
+    with pytest.raises(Invalid, match="quantization is int8, but the checkpoint is in FP8"):
         load(tmp_path, quantization="int8")
     (tmp_path / "config.json").write_text(plain)
     save_file(stands_for, tmp_path / "model.safetensors", metadata={"format": "pt"})
@@ -156,7 +159,7 @@ def test_a_checkpoint_in_fp8_is_taken_as_it_is(
 def change(
     name: str, make: Callable[[torch.Tensor], torch.Tensor | None]
 ) -> Callable[[Path], None]:
-    """Of the file's tensors; None: it is gone."""
+    """Change one tensor of the file; ``make`` returns None to remove it."""
 
     def spoil(path: Path) -> None:
         file = path / "model.safetensors"
@@ -207,7 +210,9 @@ GROUP = ROWS["config_groups"]["group_0"]["weights"]  # type: ignore[index]
         ),
     ],
 )
-def test_bad_checkpoints(spoil: Callable[[Path], None], told: str, tmp_path: Path) -> None:
+def test_invalid_fp8_checkpoints_are_rejected(
+    spoil: Callable[[Path], None], told: str, tmp_path: Path
+) -> None:
     make_model(tmp_path, "qwen3", seed=SEED)
     into_fp8(tmp_path, BLOCKS)
     spoil(tmp_path)
@@ -215,10 +220,10 @@ def test_bad_checkpoints(spoil: Callable[[Path], None], told: str, tmp_path: Pat
         load(tmp_path)
 
 
-# -- weights that become FP8 -------------------------------------------------------------------
+# -- weights quantized at load -----------------------------------------------------------------
 
 
-def test_the_layers_matrices_are_kept_so_and_the_head_is_not(tmp_path: Path) -> None:
+def test_fp8_quantizes_the_layers_matrices_but_not_the_head(tmp_path: Path) -> None:
     make_model(tmp_path, "qwen3", seed=SEED)
     got = logits_of(load(tmp_path, quantization="fp8"))
     file = tmp_path / "model.safetensors"
@@ -230,21 +235,23 @@ def test_the_layers_matrices_are_kept_so_and_the_head_is_not(tmp_path: Path) -> 
     near(got, logits_of(load(tmp_path)))
 
 
-def test_a_cpu_decodes_it_with_torch(tmp_path: Path) -> None:
+def test_cpu_uses_torch_for_fp8(tmp_path: Path) -> None:
     config = load(make_model(tmp_path, "qwen3")).model_config
     here = torch.device("cpu")
     choice = choose_backend("auto", config, here, torch.float32, "fp8")
-    told = "torch: they don't keep weights in fp8; fp8 is decoded for each product"
+    reason = "the kernels don't store weights in fp8"
+    told = f"torch: {reason}; weights in fp8 are decoded for each product"
     assert choice == BackendChoice(False, told, is_fallback=True)
     choice = choose_backend("auto", config, here, torch.float32, "none", E4M3)
-    assert choice == BackendChoice(False, "torch: they don't keep KV in fp8", is_fallback=True)
-    with pytest.raises(Invalid, match="cpu_kernels is on, but they don't keep weights in fp8"):
+    told = "torch: the kernels don't store KV in fp8"
+    assert choice == BackendChoice(False, told, is_fallback=True)
+    with pytest.raises(Invalid, match=f"cpu_kernels is on, but {reason}"):
         choose_backend("on", config, here, torch.float32, "fp8")
     there = choose_backend("auto", config, torch.device("cuda:0"), torch.bfloat16, "fp8")
     assert there == BackendChoice(False, "torch and Triton, in bfloat16; weights in fp8")
 
 
-def test_older_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp8_is_rejected_on_older_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     capability = (8, 6)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
     with pytest.raises(Invalid, match=r"kv_dtype is fp8, .* 8\.9 .*cuda:0 has 8\.6"):
@@ -254,24 +261,24 @@ def test_older_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, 64, 65, 128])
-def test_a_tile_has_all_rows_and_each_processor_a_tile(rows: int) -> None:
+def test_tile_holds_all_rows_and_each_processor_gets_a_tile(rows: int) -> None:
     for outs in (1024, 4096, 24_576, 150_000):
-        tile = fp8.tiling(torch.bfloat16, rows, outs, 132)
+        tile = fp8.weight_only_tiling(torch.bfloat16, rows, outs, 132)
         assert tile.m >= max(rows, 16) and 16 <= tile.n <= 64
         assert tile.n <= 32 or outs // tile.n >= 2 * 132 - 1
         assert tile.stages * tile.k * (2 * tile.m + tile.n) <= 96 * 1024
         assert tile.stages >= 3 and tile.k in (64, 128, 256)
 
 
-def test_steps_of_a_sum_lie_in_one_block() -> None:
+def test_depth_steps_lie_within_one_scale_block() -> None:
     assert [depth_step(128, group) for group in (0, 128, 64, 48, 16, 256)] == [
         128, 128, 64, 16, 16, 128,
     ]  # fmt: skip
 
 
-def test_bytes_of_a_roof() -> None:
-    assert ElementSizes.of(torch.bfloat16, "fp8", E4M3) == ElementSizes(1.0, 2.0, 1)
-    assert ElementSizes.of(torch.bfloat16, "fp8") == ElementSizes(1.0, 2.0, 2)
+def test_element_sizes_follow_the_formats() -> None:
+    assert ElementSizes.for_formats(torch.bfloat16, "fp8", E4M3) == ElementSizes(1.0, 2.0, 1)
+    assert ElementSizes.for_formats(torch.bfloat16, "fp8") == ElementSizes(1.0, 2.0, 2)
 
 
 # -- KV ----------------------------------------------------------------------------------------
@@ -282,7 +289,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model"), "qwen3", seed=SEED)
 
 
-def test_a_block_takes_half_of_the_bytes_and_no_other_worker_can_read_it(model: Path) -> None:
+def test_fp8_kv_halves_block_bytes_and_has_another_layout(model: Path) -> None:
     plain, kept = (load(model, dtype="bfloat16", kv_dtype=name) for name in ("auto", "fp8"))
     assert kept.pool.block_bytes * 2 == plain.pool.block_bytes == 2 * 16 * 2 * 2 * 2 * 32
     assert kept.pool.size_bytes == kept.num_blocks * kept.pool.block_bytes
@@ -291,8 +298,9 @@ def test_a_block_takes_half_of_the_bytes_and_no_other_worker_can_read_it(model: 
     assert load(model, kv_dtype="fp8", num_blocks=None, pool_bytes=2**20).num_blocks == 256
 
 
-def test_what_is_read_is_what_was_kept(model: Path) -> None:
-    """Of every key and value, the nearest code: three bits of mantissa say nearly the same."""
+def test_fp8_kv_stores_the_nearest_codes(model: Path) -> None:
+    """Every key and value is stored as its nearest code, with three bits of mantissa, and the
+    logits stay close."""
     plain, kept = load(model), load(model, kv_dtype="fp8")
     told, wanted = logits_of(kept), logits_of(plain)
     assert (kept.pool.tensor[0, 0].float() - plain.pool.tensor[0, 0]).abs().max() > 0
@@ -301,9 +309,9 @@ def test_what_is_read_is_what_was_kept(model: Path) -> None:
     assert (told - wanted).norm() <= 0.15 * wanted.norm()
 
 
-def test_blocks_mean_the_same_bytes_to_another_worker(model: Path) -> None:
-    """A prompt read by one, its blocks copied as they are, and the answer's next token by another,
-    at other places."""
+def test_fp8_blocks_copied_to_another_worker_give_the_same_logits(model: Path) -> None:
+    """A worker computes a prompt, its blocks are copied byte for byte, and another worker
+    computes the answer's next token with them at other block ids."""
     one, other = (load(model, kv_dtype="fp8") for _ in range(2))
     mine, its = [3, 9, 4, 11], [7, 2, 15, 0]
     all_logits(one, [row_of(PROMPT, 0, mine)])
@@ -315,8 +323,8 @@ def test_blocks_mean_the_same_bytes_to_another_worker(model: Path) -> None:
     assert torch.equal(*answers)
 
 
-def test_a_checkpoint_may_bring_scales(model: Path, tmp_path: Path) -> None:
-    """Keys and values are kept as their quotients."""
+def test_kv_scales_of_a_checkpoint_are_used(model: Path, tmp_path: Path) -> None:
+    """Keys and values are divided by their scale before they are stored."""
     for file in model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     exact = load(tmp_path)
@@ -338,7 +346,7 @@ def test_a_checkpoint_may_bring_scales(model: Path, tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_scales_are_part_of_the_digest() -> None:
+def test_kv_scales_are_part_of_the_digest() -> None:
     digest = b"m" * 16
     assert kv_scaled_digest(digest, [KvScale(), KvScale()]) == digest
     found = {
@@ -352,7 +360,7 @@ def test_scales_are_part_of_the_digest() -> None:
 # -- settings ----------------------------------------------------------------------------------
 
 
-def test_settings(model: Path) -> None:
+def test_fp8_settings_are_validated(model: Path) -> None:
     settings = load_settings()
     assert (settings.kv_dtype, settings.cuda_graphs) == ("auto", True)
     assert load_settings(quantization="fp8", kv_dtype="fp8").kv_dtype == "fp8"
@@ -363,15 +371,18 @@ def test_settings(model: Path) -> None:
         load(model, kv_dtype="int8")
 
 
-def test_graphs_can_be_turned_off(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_graphs_can_be_turned_off(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = object()
     monkeypatch.setattr("baton.engine.runner.make_graphs", lambda *given: graphs)
     assert load(model)._graphs is graphs
     assert load(model, cuda_graphs=False)._graphs is None
 
 
-def test_a_gpu_says_that_its_determinism_was_not_seen() -> None:
+def test_gpu_determinism_is_reported_as_unverified() -> None:
     choice = require_deterministic(
         BackendChoice(False, "torch and Triton, in bfloat16"), torch.device("cuda:0")
     )
-    assert choice.told == f"torch and Triton, in bfloat16; {UNVERIFIED_NOTE}" and choice.is_fallback
+    assert (
+        choice.description == f"torch and Triton, in bfloat16; {UNVERIFIED_NOTE}"
+        and choice.is_fallback
+    )

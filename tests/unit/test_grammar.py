@@ -1,4 +1,4 @@
-"""Answers held to grammars: masks against a plain list of all texts, and what nobody can follow."""
+"""Structured output: masks against a plain list of all texts, and grammars that are refused."""
 
 import json
 import re
@@ -29,11 +29,11 @@ from tests.grammar_house import (
     CONFIG,
     EOS,
     VOCAB,
-    answers,
-    asking,
     byte_grammars,
     byte_vocabulary,
     choice,
+    generate_all,
+    grammar_request,
     regex,
     schema,
 )
@@ -53,7 +53,7 @@ def allowed(bits: bytes) -> list[int]:
 
 
 def test_masks_equal_a_list_of_all_texts() -> None:
-    """Over a real vocabulary, whose tokens are pieces of words and of characters."""
+    """With a real vocabulary, whose tokens are pieces of words and of characters."""
     tokenizer = Tokenizer.load(DEMO_MODEL)
     eos = 0
     vocab_size = tokenizer.vocab_size + 5
@@ -66,7 +66,7 @@ def test_masks_equal_a_list_of_all_texts() -> None:
     }
     chance = np.random.default_rng(SEED)
     for _ in range(20):
-        walk, said = grammars.open(choice(*TEXTS)), b""
+        walk, said = grammars.create(choice(*TEXTS)), b""
         while True:
             fits = [
                 token_id
@@ -86,31 +86,33 @@ def test_masks_equal_a_list_of_all_texts() -> None:
     "pattern", ["[a-c]{2,5}", r"\d{3}-(x|yz)+!", "(?i)ab", "a/b|c", "^[0-9]$", "é+\n?", r"\\\."]
 )
 def test_answers_match_their_pattern(grammars: GrammarCompiler, pattern: str) -> None:
-    specs = [asking(str(seed), regex(pattern), seed) for seed in range(20)]
-    for text, reason in answers(grammars, specs).values():
+    specs = [grammar_request(str(seed), regex(pattern), seed) for seed in range(20)]
+    for text, reason in generate_all(grammars, specs).values():
         assert reason is FinishReason.STOP
         assert re.fullmatch(pattern, text.decode()), text
 
 
 def test_answers_are_one_of_the_choices(grammars: GrammarCompiler) -> None:
-    specs = [asking(str(seed), choice(*TEXTS), seed) for seed in range(60)]
-    seen = answers(grammars, specs)
+    specs = [grammar_request(str(seed), choice(*TEXTS), seed) for seed in range(60)]
+    seen = generate_all(grammars, specs)
     assert {text.decode() for text, _ in seen.values()} == set(TEXTS)
     assert {reason for _, reason in seen.values()} == {FinishReason.STOP}
 
 
-def test_a_grammar_in_larks_notation(grammars: GrammarCompiler) -> None:
+def test_lark_grammars_are_followed(grammars: GrammarCompiler) -> None:
     lark = Grammar(GrammarKind.LARK, 'start: "<" item+ ">"\nitem: /[ab]/ | "(" item ")"')
-    specs = [asking(str(seed), lark, seed, max_tokens=60) for seed in range(10)]
-    for text, reason in answers(grammars, specs).values():
+    specs = [grammar_request(str(seed), lark, seed, max_tokens=60) for seed in range(10)]
+    for text, reason in generate_all(grammars, specs).values():
         assert text.startswith(b"<") and text.count(b"(") - text.count(b")") >= 0
         assert (reason is FinishReason.STOP) == text.endswith(b">")
 
 
-def test_an_object_of_any_kind_may_be_cut_by_its_length(grammars: GrammarCompiler) -> None:
-    specs = [asking(str(seed), Grammar(GrammarKind.JSON_OBJECT), seed, 60) for seed in range(20)]
+def test_json_object_may_be_truncated_at_max_tokens(grammars: GrammarCompiler) -> None:
+    specs = [
+        grammar_request(str(seed), Grammar(GrammarKind.JSON_OBJECT), seed, 60) for seed in range(20)
+    ]
     reasons = set()
-    for text, reason in answers(grammars, specs).values():
+    for text, reason in generate_all(grammars, specs).values():
         reasons.add(reason)
         assert text.startswith(b"{")
         if reason is FinishReason.STOP:
@@ -118,41 +120,42 @@ def test_an_object_of_any_kind_may_be_cut_by_its_length(grammars: GrammarCompile
     assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
 
 
-def test_an_answer_ends_where_its_grammar_does(grammars: GrammarCompiler) -> None:
-    walk = grammars.open(regex("ab?"), [TokenId(ord("a"))])
+def test_only_eos_is_allowed_at_the_end_of_the_grammar(grammars: GrammarCompiler) -> None:
+    walk = grammars.create(regex("ab?"), [TokenId(ord("a"))])
     assert allowed(walk.mask()) == [ord("b"), EOS]
     walk.accept(TokenId(ord("b")))
     assert allowed(walk.mask()) == [EOS]
 
 
-def test_ids_that_the_tokenizer_has_not_are_never_allowed() -> None:
+def test_token_ids_beyond_the_tokenizer_are_never_allowed() -> None:
     larger = GrammarCompiler(byte_vocabulary(), VOCAB + 50, [EOS])
     anything = regex("(?s:.)+")
-    assert max(allowed(larger.open(anything).mask())) < VOCAB
+    assert max(allowed(larger.create(anything).mask())) < VOCAB
 
 
-def test_an_answer_that_is_none_of_its_grammars_is_refused(grammars: GrammarCompiler) -> None:
-    with pytest.raises(Invalid, match="can't be followed any further"):
-        grammars.open(regex("ab"), [TokenId(ord("x"))])
+def test_answer_that_violates_its_grammar_is_refused(grammars: GrammarCompiler) -> None:
+    with pytest.raises(Invalid, match="can't be enforced any further"):
+        grammars.create(regex("ab"), [TokenId(ord("x"))])
 
 
-def test_a_token_out_of_place_ends_the_walk(grammars: GrammarCompiler) -> None:
-    walk = grammars.open(regex("ab"))
+def test_token_outside_the_grammar_ends_the_walk_with_an_error(grammars: GrammarCompiler) -> None:
+    walk = grammars.create(regex("ab"))
     walk.accept(TokenId(ord("x")))
     assert walk.mask() == b""
-    assert "can't be followed any further" in walk.error
+    assert "can't be enforced any further" in walk.error
 
 
-def test_what_others_found_out_of_a_grammar_does_not_count(grammars: GrammarCompiler) -> None:
-    """A pattern with more states than one grammar may have: each answer meets some of them."""
+def test_state_limit_applies_to_each_answer_separately(grammars: GrammarCompiler) -> None:
+    """The pattern has more states than one grammar may have; each answer visits only some of
+    them."""
     greedy = regex("|".join(f".*{letter}.{{20}}" for letter in "abcdefghij"))
     chance = np.random.default_rng(SEED)
-    ways = [chance.integers(97, 107, size=45).tolist() for _ in range(6)]
+    token_paths = [chance.integers(97, 107, size=45).tolist() for _ in range(6)]
     masks = []
-    for way in (*ways, *ways):
-        walk = grammars.open(greedy)
+    for token_path in (*token_paths, *token_paths):
+        walk = grammars.create(greedy)
         seen = []
-        for token_id in way:
+        for token_id in token_path:
             seen.append(walk.mask())
             assert seen[-1], walk.error
             walk.accept(TokenId(token_id))
@@ -160,15 +163,28 @@ def test_what_others_found_out_of_a_grammar_does_not_count(grammars: GrammarComp
     assert masks[:6] == masks[6:]
 
 
-def test_few_grammars_are_kept(grammars: GrammarCompiler) -> None:
+def test_number_of_cached_grammars_is_bounded(grammars: GrammarCompiler) -> None:
     for number in range(3 * limits.MAX_COMPILED):
-        grammars.open(regex(f"a{{{number + 1}}}"))
+        grammars.create(regex(f"a{{{number + 1}}}"))
     assert len(grammars._compiled) == limits.MAX_COMPILED
 
 
+def test_grammars_that_nobody_uses_are_dropped() -> None:
+    clock = ManualClock()
+    compiler = GrammarCompiler(byte_vocabulary(), VOCAB, [EOS], clock)
+    compiler.create(regex("a"))
+    matcher = compiler.create(regex("b"))
+    clock.advance(20)
+    compiler.create(regex("a"))
+    clock.advance(20)
+    assert compiler.drop_unused(30) == 1
+    assert [grammar for _, grammar in compiler._compiled] == [regex("a")]
+    assert allowed(matcher.mask()) == [ord("b")]
+
+
 @pytest.mark.parametrize("kind", [models.WordLevel({"a": 0, "u": 1}, "u"), models.Unigram()])
-def test_a_tokenizer_that_is_not_made_of_bytes(kind: models.Model) -> None:
-    with pytest.raises(Invalid, match="can't be followed with this tokenizer"):
+def test_tokenizer_without_bytes_is_rejected(kind: models.Model) -> None:
+    with pytest.raises(Invalid, match="can't be enforced with this tokenizer"):
         GrammarCompiler(tokenizers.Tokenizer(kind).to_str(), 10, [TokenId(0)])
 
 
@@ -204,25 +220,28 @@ UNFOLLOWABLE = [
 
 
 @pytest.mark.parametrize("unfollowable", UNFOLLOWABLE, ids=range(len(UNFOLLOWABLE)))
-def test_what_cannot_be_followed_is_refused_at_once(
+def test_unusable_grammars_are_refused_at_once(
     grammars: GrammarCompiler, unfollowable: Grammar
 ) -> None:
     with pytest.raises(Invalid) as refusal:
         compiling.validate_grammar(unfollowable)
     assert 0 < len(str(refusal.value)) <= compiling.MAX_MESSAGE
     with pytest.raises(Invalid):
-        grammars.open(unfollowable)
+        grammars.create(unfollowable)
 
 
-def test_a_grammar_that_allows_nothing_ends_its_request_alone(grammars: GrammarCompiler) -> None:
-    """It can be compiled, and no text fits it."""
-    specs = [asking("barren", schema({"$ref": "#"}), 1), asking("good", choice("yes"), 1)]
-    seen = answers(grammars, specs)
+def test_grammar_that_allows_nothing_fails_only_its_request(grammars: GrammarCompiler) -> None:
+    """The grammar compiles, but no text fits it."""
+    specs = [
+        grammar_request("barren", schema({"$ref": "#"}), 1),
+        grammar_request("good", choice("yes"), 1),
+    ]
+    seen = generate_all(grammars, specs)
     assert seen["barren"] == (b"", FinishReason.ERROR)
     assert seen["good"] == (b"yes", FinishReason.STOP)
 
 
-def test_a_failure_tells_that_the_prompt_was_computed(grammars: GrammarCompiler) -> None:
+def test_grammar_failure_reports_that_the_prompt_was_computed(grammars: GrammarCompiler) -> None:
     engine = Engine(
         FakeRunner(64, CONFIG.block_tokens, VOCAB),
         CONFIG,
@@ -232,13 +251,14 @@ def test_a_failure_tells_that_the_prompt_was_computed(grammars: GrammarCompiler)
         clock=ManualClock(),
     )
     barren = schema({"$ref": "#"})
-    engine.add(asking("r", barren, 1), Task.WHOLE, grammars.open(barren))
+    engine.add(grammar_request("r", barren, 1), Task.PREFILL_AND_DECODE, grammars.create(barren))
     (output,) = engine.step().outputs
     assert output.finish_reason is FinishReason.ERROR and PROMPT_PREFILLED in output.details
 
 
 def test_hostile_grammars_take_bounded_memory() -> None:
-    """In a process of its own, with 2 GiB to live on: each is refused, or followed for a while."""
+    """In its own process with 2 GiB of address space, each hostile grammar is refused or
+    followed for a while."""
     command = [sys.executable, "-m", "tests.unit.hostile_grammars"]
     folder = Path(__file__).parents[2]
 

@@ -1,4 +1,4 @@
-"""Grammars that end whoever compiles them: a helper process ends, and nobody else."""
+"""Hostile grammars: only the helper process that compiles them is killed."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ ORDINARY = schema({"type": "object", "properties": {"a": {"type": "integer"}}})
 CONJUNCTION = lark(
     "start: T\nT: " + " & ".join(f"/(.*{'abcdefghij'[i % 10]}.{{{i}}})?/" for i in range(20))
 )
-"""A third of a kilobyte that is read in a millisecond, and compiled for minutes."""
+"""A third of a kilobyte that parses in a millisecond and compiles for minutes."""
 
 
 def rules(number: int, first: str = "") -> Grammar:
@@ -39,10 +39,10 @@ HOSTILE = {
     "conjunction": (CONJUNCTION, r"more than 0\.5 s of processor time"),
     "alternatives": (
         lark("start: " + "|".join(['"b"'] * 12_000)),
-        "its first token takes|of processor time",
+        "the first token's mask takes|of processor time",
     ),
-    "nothing": (regex(r"[^\s\S]"), "no text fits it"),
-    "itself": (schema({"$ref": "#"}), "no text fits it"),
+    "nothing": (regex(r"[^\s\S]"), "no text matches it"),
+    "itself": (schema({"$ref": "#"}), "no text matches it"),
     "many rules": (rules(2700), "at most 2048 rules"),
     "patterns": (
         schema({"patternProperties": {f"^{each:03}[a-z]*$": {} for each in range(400)}}),
@@ -53,8 +53,8 @@ HOSTILE = {
 
 @pytest.fixture
 async def checker() -> AsyncIterator[GrammarChecker]:
-    """With the demo model's vocabulary."""
-    made = GrammarChecker.of_model(DEMO_MODEL, 4096, [0])
+    """A grammar checker with the demo model's vocabulary."""
+    made = GrammarChecker.for_model(DEMO_MODEL, 4096, [0])
     yield made
     made.close()
 
@@ -66,15 +66,15 @@ async def test_hostile_grammars_are_refused_with_a_reason(checker: GrammarChecke
     await checker.check(ORDINARY, "alice")
 
 
-async def test_a_helper_is_used_again(checker: GrammarChecker) -> None:
-    checker.start()
+async def test_helper_process_is_reused(checker: GrammarChecker) -> None:
+    checker.start_helper()
     helper = checker._idle[0]
     for owner in ("alice", "bob", "alice"):
         await checker.check(ORDINARY, owner)
-    assert checker._idle == [helper] and helper._num_jobs == 2  # what has passed is remembered
+    assert checker._idle == [helper] and helper._num_jobs == 2  # a grammar that passed is cached
 
 
-async def test_one_that_was_killed_is_replaced(checker: GrammarChecker) -> None:
+async def test_killed_helper_is_replaced(checker: GrammarChecker) -> None:
     await checker.check(ORDINARY, "alice")
     process = checker._idle[0]._process
     os.kill(process.pid, signal.SIGKILL)
@@ -83,20 +83,20 @@ async def test_one_that_was_killed_is_replaced(checker: GrammarChecker) -> None:
     assert checker._idle[0]._process is not process
 
 
-async def test_a_helper_that_stands_still(
+async def test_stopped_helper_raises_unavailable(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That is not the grammar's doing."""
+    """A helper that is stopped from outside is not the grammar's fault."""
     await checker.check(ORDINARY, "alice")
-    monkeypatch.setattr(grammar_checker, "WALL_SECONDS", 0.05)
+    monkeypatch.setattr(grammar_checker, "VERDICT_TIMEOUT_SECONDS", 0.05)
     os.kill(checker._idle[0]._process.pid, signal.SIGSTOP)
     with pytest.raises(Unavailable, match="no verdict in time"):
         await checker.check(ORDINARY, "bob")
     assert checker._idle == []
 
 
-async def test_whoever_leaves_takes_the_work_along(checker: GrammarChecker) -> None:
-    checker.start()
+async def test_cancelled_check_kills_its_helper(checker: GrammarChecker) -> None:
+    checker.start_helper()
     helper = checker._idle[0]
     asked = asyncio.create_task(checker.check(CONJUNCTION, "mallory"))
     await eventually(lambda: helper._num_jobs == 1)
@@ -107,11 +107,11 @@ async def test_whoever_leaves_takes_the_work_along(checker: GrammarChecker) -> N
     await checker.check(ORDINARY, "mallory")
 
 
-async def test_a_tokenizer_that_is_not_made_of_bytes(tmp_path: Path) -> None:
+async def test_tokenizer_without_bytes_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(tokenizers.Tokenizer(models.Unigram()).to_str())
-    checker = GrammarChecker.of_model(tmp_path, 10, [0])
-    with pytest.raises(Invalid, match="can't be followed with this tokenizer"):
+    checker = GrammarChecker.for_model(tmp_path, 10, [0])
+    with pytest.raises(Invalid, match="can't be enforced with this tokenizer"):
         await checker.check(ORDINARY, "alice")
     checker.close()
 
@@ -120,7 +120,8 @@ async def test_a_tokenizer_that_is_not_made_of_bytes(tmp_path: Path) -> None:
 
 
 class Work:
-    """What each owner does in its turn, in order; it lasts until it is released."""
+    """Jobs of several owners, each of which occupies its slot until it is ended; records their
+    order."""
 
     def __init__(self, slots: FairSlots) -> None:
         self._slots = slots
@@ -137,12 +138,12 @@ class Work:
 
     async def _work(self, name: str) -> None:
         self._release[name] = asyncio.Event()
-        async with self._slots.turn(name[0]):
+        async with self._slots.slot(name[0]):
             self.began.append(name)
             await self._release[name].wait()
 
 
-async def test_nobody_takes_all_slots_and_owners_take_turns() -> None:
+async def test_no_owner_takes_all_slots_and_owners_alternate() -> None:
     work = Work(FairSlots(2, 16, "things"))
     tasks = [work.begin(name) for name in ("a1", "a2", "a3", "a4", "b1", "b2", "c1")]
     await asyncio.sleep(0)
@@ -161,24 +162,24 @@ async def test_nobody_takes_all_slots_and_owners_take_turns() -> None:
     assert work.began[5:] == ["a4"] and work._slots.num_waiting == 0 and not work._slots._busy
 
 
-async def test_a_line_of_waiters_has_an_end() -> None:
+async def test_waiting_jobs_are_bounded_per_owner_and_in_total() -> None:
     slots = FairSlots(1, 8, "things")
     work = Work(slots)
     tasks = [work.begin(f"a{number}") for number in range(3)]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded, match="too many things wait"):
-        await slots._take("a")
+        await slots._acquire("a")
     others = [work.begin(f"{name}1") for name in "bcdefg"]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded):
-        await slots._take("h")
+        await slots._acquire("h")
     for task in (*tasks, *others):
         task.cancel()
     await asyncio.wait((*tasks, *others))
     assert slots.num_waiting == 0 and not slots._busy
 
 
-def test_kinds_of_grammars_that_nobody_need_compile() -> None:
+def test_invalid_grammar_is_rejected_without_a_helper() -> None:
     checker = GrammarChecker()
     with pytest.raises(Invalid):
         asyncio.run(checker.check(Grammar(GrammarKind.LARK, "%llguidance {}"), "a"))

@@ -1,4 +1,4 @@
-"""The source's side of a hand-off."""
+"""The exporting side of a KV transfer."""
 
 import asyncio
 
@@ -16,19 +16,19 @@ def progress(num_tokens: int) -> PrefillProgress:
     return PrefillProgress(RequestId("r"), num_tokens, block_ids, (), 0)
 
 
-async def test_the_reader_makes_room_when_little_is_left() -> None:
+async def test_receiver_reserves_blocks_when_little_of_the_prompt_is_left() -> None:
     layout = KvLayout("layout", 16, "xxh3", lambda block_ids: [0] * len(block_ids))
-    hold = KvExport(layout, 100, 16, late_tokens=20, on_close=lambda complete: None)
-    hold.attach(ENDPOINT)
-    events = hold.events()
+    export = KvExport(layout, 100, 16, reserve_ahead_tokens=20, on_close=lambda complete: None)
+    export.attach_reader(ENDPOINT)
+    events = export.events()
     first = asyncio.ensure_future(anext(events))
     for computed in (16, 48, 79):
-        hold.advance(progress(computed))
+        export.record_progress(progress(computed))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert not first.done(), computed
-    hold.advance(progress(80))
+    export.record_progress(progress(80))
     assert await first == KvTransferScheduled(ENDPOINT, 100, "xxh3")
     chunk = await anext(events)
     assert chunk.first_block == 0 and len(chunk.blocks) == 5  # type: ignore[union-attr]
-    hold.close()
+    export.close()

@@ -1,4 +1,4 @@
-"""Pools whose workers change their role, with keepers that only remember."""
+"""Supervised pools whose workers change their role, with fake processes that only record calls."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,23 +15,23 @@ from orchestrator.supervised_pools import OnChange, SupervisedPools, SupervisedP
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
 
 
-class FakeKeeper:
-    """Serves as soon as the test says so; ends when it is stopped."""
+class FakeProcess:
+    """A process that serves as soon as the test says so, and ends when it is stopped."""
 
     def __init__(self, state: ProcessState) -> None:
         self.state = state
         self._ended = asyncio.Event()
 
     @property
-    def serving(self) -> bool:
+    def is_serving(self) -> bool:
         return self.state.state == "serving"
 
     @property
-    def stopping(self) -> bool:
+    def is_stopping(self) -> bool:
         return self.state.state == "draining"
 
     @property
-    def failed_to_start(self) -> bool:
+    def has_failed_to_start(self) -> bool:
         return False
 
     async def run(self) -> None:
@@ -46,51 +46,53 @@ class FakeKeeper:
 
 
 class FakePools(SupervisedPools):
-    """``told`` is who was told which role; ``error`` comes of it, once ``answers`` is set."""
+    """Pools that record role conversions in ``conversions``. Once ``answers`` is set, a
+    conversion returns, or raises ``error``."""
 
     can_convert = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[tuple[str, str]] = []
+        self.conversions: list[tuple[str, str]] = []
         self.error: Unavailable | None = None
         self.answers = asyncio.Event()
         self.answers.set()
         self._number = 0
 
-    def _keeper(self, role: Role, on_change: OnChange) -> SupervisedProcess:
+    def _create_process(self, role: Role, on_change: OnChange) -> SupervisedProcess:
         self._number += 1
-        return FakeKeeper(ProcessState(f"w{self._number}", role.value, 1, "starting"))
+        return FakeProcess(ProcessState(f"w{self._number}", role.value, 1, "starting"))
 
-    def _change_role(self, keeper: SupervisedProcess, role: Role) -> None:
-        keeper.state.role, keeper.state.state = role.value, "converting"
+    def _change_role(self, process: SupervisedProcess, role: Role) -> None:
+        process.state.role, process.state.state = role.value, "converting"
 
-    async def _convert(self, keeper: SupervisedProcess) -> None:
-        self.told.append((keeper.state.id, keeper.state.role))
+    async def _convert(self, process: SupervisedProcess) -> None:
+        self.conversions.append((process.state.id, process.state.role))
         await self.answers.wait()
         if self.error is not None:
             raise self.error
 
     def serve(self, *names: str) -> None:
-        for keeper in self.keepers:
+        for keeper in self.processes:
             if not names or keeper.state.id in names:
                 keeper.state.state = "serving"
 
-    def there(self) -> dict[str, str]:
+    def describe_workers(self) -> dict[str, str]:
         return {
-            keeper.state.id: f"{keeper.state.role} {keeper.state.state}" for keeper in self.keepers
+            keeper.state.id: f"{keeper.state.role} {keeper.state.state}"
+            for keeper in self.processes
         }
 
 
 async def settle() -> None:
-    """Tasks that wait for nothing have ended."""
+    """Let all tasks run until they wait for something."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
 @asynccontextmanager
-async def house(prefill: int, decode: int) -> AsyncIterator[FakePools]:
-    """w1, w2, …: first those that prefill."""
+async def open_pools(prefill: int, decode: int) -> AsyncIterator[FakePools]:
+    """Pools of workers w1, w2, …, the prefill workers first."""
     pools = FakePools()
     async with asyncio.TaskGroup() as tasks:
         pools.open(tasks, lambda keeper: None)
@@ -102,12 +104,12 @@ async def house(prefill: int, decode: int) -> AsyncIterator[FakePools]:
         await pools.stop()
 
 
-async def test_the_newest_that_serve_change_and_the_rest_is_as_ever() -> None:
-    async with house(4, 1) as pools:
+async def test_newest_serving_workers_are_converted() -> None:
+    async with open_pools(4, 1) as pools:
         await pools.scale({PREFILL: 1, DECODE: 3})
         await settle()
-        assert pools.told == [("w4", "decode"), ("w3", "decode")]
-        assert pools.there() == {
+        assert pools.conversions == [("w4", "decode"), ("w3", "decode")]
+        assert pools.describe_workers() == {
             "w1": "prefill serving",
             "w3": "decode converting",
             "w4": "decode converting",
@@ -116,10 +118,10 @@ async def test_the_newest_that_serve_change_and_the_rest_is_as_ever() -> None:
         assert await pools.sizes() == {PREFILL: 1, DECODE: 3}
 
 
-async def test_what_nobody_gives_up_starts() -> None:
-    async with house(2, 1) as pools:
+async def test_workers_beyond_the_conversions_are_started() -> None:
+    async with open_pools(2, 1) as pools:
         await pools.scale({DECODE: 3, PREFILL: 1})
-        assert pools.there() == {
+        assert pools.describe_workers() == {
             "w1": "prefill serving",
             "w2": "decode converting",
             "w3": "decode serving",
@@ -127,73 +129,73 @@ async def test_what_nobody_gives_up_starts() -> None:
         }
 
 
-async def test_who_does_not_serve_is_replaced_and_nobody_who_does() -> None:
-    async with house(1, 1) as pools:
+async def test_worker_that_does_not_serve_is_replaced_rather_than_converted() -> None:
+    async with open_pools(1, 1) as pools:
         await pools.scale({PREFILL: 2})
         await pools.scale({PREFILL: 1, DECODE: 2})
         await settle()
-        assert pools.there() == {
+        assert pools.describe_workers() == {
             "w1": "prefill serving", "w2": "decode serving", "w4": "decode starting",
         }  # fmt: skip
-        assert pools.told == []
+        assert pools.conversions == []
 
 
-async def test_one_pool_alone_changes_nobodys_role() -> None:
-    async with house(2, 1) as pools:
+async def test_resizing_a_single_pool_converts_no_worker() -> None:
+    async with open_pools(2, 1) as pools:
         await pools.scale({PREFILL: 1})
         await pools.scale({DECODE: 2})
-        assert pools.told == []
+        assert pools.conversions == []
 
 
-async def test_both_grow_or_both_shrink() -> None:
-    async with house(2, 2) as pools:
+async def test_no_worker_is_converted_when_both_pools_grow_or_shrink() -> None:
+    async with open_pools(2, 2) as pools:
         await pools.scale({PREFILL: 3, DECODE: 3})
         pools.serve()
         await pools.scale({PREFILL: 1, DECODE: 2})
         await settle()
-        assert list(pools.there()) == ["w1", "w3", "w4"]
-        assert pools.told == []
+        assert list(pools.describe_workers()) == ["w1", "w3", "w4"]
+        assert pools.conversions == []
 
 
-async def test_who_is_called_back_is_the_one_that_is_on_its_way() -> None:
-    """And is told once more, after it has answered."""
-    async with house(2, 1) as pools:
+async def test_reversed_resize_converts_the_same_worker_back() -> None:
+    """It is told its role once more after it has answered the first conversion."""
+    async with open_pools(2, 1) as pools:
         pools.answers.clear()
         await pools.scale({PREFILL: 1, DECODE: 2})
         await settle()
         await pools.scale({PREFILL: 2, DECODE: 1})
         await settle()
-        assert pools.told == [("w2", "decode")]
+        assert pools.conversions == [("w2", "decode")]
         pools.answers.set()
         await settle()
-        assert pools.told == [("w2", "decode"), ("w2", "prefill")]
-        assert pools.there()["w2"] == "prefill converting"
+        assert pools.conversions == [("w2", "decode"), ("w2", "prefill")]
+        assert pools.describe_workers()["w2"] == "prefill converting"
 
 
-async def test_who_can_not_be_told_is_replaced() -> None:
-    async with house(2, 1) as pools:
+async def test_worker_that_can_not_be_converted_is_replaced() -> None:
+    async with open_pools(2, 1) as pools:
         pools.error = Unavailable("nobody answers")
         await pools.scale({PREFILL: 1, DECODE: 2})
         await settle()
-        assert pools.there() == {
+        assert pools.describe_workers() == {
             "w1": "prefill serving", "w3": "decode serving", "w4": "decode starting",
         }  # fmt: skip
 
 
-async def test_who_died_meanwhile_comes_back_in_its_new_role() -> None:
-    async with house(2, 1) as pools:
+async def test_worker_that_dies_during_conversion_restarts_in_its_new_role() -> None:
+    async with open_pools(2, 1) as pools:
         pools.error = Unavailable("nobody answers")
         pools.answers.clear()
         await pools.scale({PREFILL: 1, DECODE: 2})
-        pools.keepers[1].state.state = "restarting"
+        pools.processes[1].state.state = "restarting"
         pools.answers.set()
         await settle()
-        assert pools.there()["w2"] == "decode restarting"
-        assert len(pools.keepers) == 3
+        assert pools.describe_workers()["w2"] == "decode restarting"
+        assert len(pools.processes) == 3
 
 
-async def test_who_was_sent_away_meanwhile_is_not_replaced() -> None:
-    async with house(2, 2) as pools:
+async def test_worker_removed_during_conversion_is_not_replaced() -> None:
+    async with open_pools(2, 2) as pools:
         pools.error = Unavailable("the worker leaves")
         pools.answers.clear()
         await pools.scale({PREFILL: 1, DECODE: 3})
@@ -201,23 +203,25 @@ async def test_who_was_sent_away_meanwhile_is_not_replaced() -> None:
         await pools.remove(WorkerId("w2"))
         pools.answers.set()
         await settle()
-        assert list(pools.there()) == ["w1", "w3", "w4"]
+        assert list(pools.describe_workers()) == ["w1", "w3", "w4"]
         assert await pools.sizes() == {PREFILL: 1, DECODE: 2}
 
 
-async def test_nobody_is_started_once_the_cluster_stops() -> None:
-    async with house(2, 1) as pools:
+async def test_no_worker_is_started_once_the_cluster_stops() -> None:
+    async with open_pools(2, 1) as pools:
         pools.error = Unavailable("nobody answers")
         await pools.scale({PREFILL: 1, DECODE: 2})
         pools.close()
         await settle()
-        assert list(pools.there()) == ["w1", "w3"]
+        assert list(pools.describe_workers()) == ["w1", "w3"]
 
 
-async def test_where_no_role_can_change_others_start(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_conversion_support_workers_are_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(FakePools, "can_convert", False)
-    async with house(2, 1) as pools:
+    async with open_pools(2, 1) as pools:
         await pools.scale({PREFILL: 1, DECODE: 2})
         await settle()
-        assert pools.told == []
-        assert list(pools.there()) == ["w1", "w3", "w4"]
+        assert pools.conversions == []
+        assert list(pools.describe_workers()) == ["w1", "w3", "w4"]

@@ -1,4 +1,4 @@
-"""The key table against a dict, where keys collide on purpose, and its search for prefixes."""
+"""The key table against a dict, with deliberate key collisions, and its search for prefixes."""
 
 from unittest import mock
 
@@ -13,7 +13,7 @@ from conductor import key_table
 from conductor.key_table import MIN_SLOTS, KeyTable
 
 ALWAYS, NEVER = 1, 1 << 30
-"""Values of VECTORIZED_KEYS: all batches go through numpy, or none."""
+"""Values of VECTORIZED_KEYS: all batches use numpy, or none."""
 
 
 def random_keys(count: int, seed: int = 1) -> list[BlockKey]:
@@ -26,11 +26,12 @@ def key_of(fingerprint: int, rest: int = 0) -> BlockKey:
 
 
 def crowded(number: int) -> BlockKey:
-    """Keys that all want the last place of a table of any size, so that they wrap around."""
+    """Return keys that all hash to the last slot of a table of any size, so that they wrap
+    around."""
     return key_of((0xFFFFFFFF << 32) + number)
 
 
-# Crowds at the last place and at the first, where the former wrap to, and loners.
+# Clusters at the last slot and at the first, into which the former wrap, and isolated keys.
 KEYS = [
     *(crowded(number) for number in range(40)),
     *(key_of(number) for number in range(20)),
@@ -40,7 +41,7 @@ BATCHES = st.lists(st.sampled_from(KEYS), max_size=30)
 
 
 class Machine(RuleBasedStateMachine):
-    """Chunks are tiny, so that batches and tables of a few dozen have several."""
+    """Use tiny chunks, so that batches and tables of a few dozen keys have several."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +80,7 @@ class Machine(RuleBasedStateMachine):
         self.model.clear()
 
     @invariant()
-    def it_is_a_dict(self) -> None:
+    def table_equals_a_dict(self) -> None:
         assert len(self.table) == len(self.model)
         assert [self.table.tier(key) for key in KEYS] == [self.model.get(k, 0) for k in KEYS]
         assert self.table.size_bytes <= 9 * max(MIN_SLOTS, 4 * len(self.model) + 1)
@@ -100,7 +101,7 @@ def _either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("_either_way")
-def test_it_grows_and_shrinks() -> None:
+def test_table_grows_and_shrinks() -> None:
     keys = random_keys(50_000)
     table = KeyTable()
     least = table.size_bytes
@@ -121,7 +122,7 @@ def test_it_grows_and_shrinks() -> None:
 
 
 @pytest.mark.usefixtures("_either_way")
-def test_a_crowd_that_wraps_around_survives_growth_and_gaps() -> None:
+def test_wrapping_collision_cluster_survives_growth_and_gaps() -> None:
     keys = [crowded(number) for number in range(300)]
     table = KeyTable(capacity=1)
     table.add(keys[:150], 1)
@@ -133,8 +134,9 @@ def test_a_crowd_that_wraps_around_survives_growth_and_gaps() -> None:
 
 
 @pytest.mark.usefixtures("_either_way")
-def test_neighbours_at_the_end_wrap_around_when_it_shrinks() -> None:
-    """Each at home in a table of a thousand places, all at the last one in a table of forty."""
+def test_keys_at_the_end_wrap_around_when_the_table_shrinks() -> None:
+    """Each key has its own slot in a table of a thousand, but all share the last slot in one of
+    forty."""
     last = [key_of((1 << 64) - 1 - (number << 54)) for number in range(20)]
     others = random_keys(600)
     table = KeyTable(capacity=1)
@@ -147,7 +149,7 @@ def test_neighbours_at_the_end_wrap_around_when_it_shrinks() -> None:
 
 
 @pytest.mark.usefixtures("_either_way")
-def test_keys_again_change_tiers_and_no_size() -> None:
+def test_adding_existing_keys_changes_tiers_but_not_the_size() -> None:
     keys = random_keys(700)
     table = KeyTable(capacity=700)
     size = table.size_bytes
@@ -159,7 +161,7 @@ def test_keys_again_change_tiers_and_no_size() -> None:
     assert (len(table), table.size_bytes > size) == (701, True)
 
 
-def test_a_key_of_zeros_is_absent_until_it_is_added() -> None:
+def test_key_of_zeros_is_absent_until_it_is_added() -> None:
     table = KeyTable()
     assert key_of(0) not in table
     table.remove([key_of(0)])
@@ -169,13 +171,13 @@ def test_a_key_of_zeros_is_absent_until_it_is_added() -> None:
     assert (key_of(0) in table, len(table)) == (False, 0)
 
 
-def test_keys_that_agree_in_eight_bytes_are_taken_for_one() -> None:
+def test_keys_with_equal_fingerprints_count_as_one() -> None:
     table = KeyTable()
     table.add([key_of(5, rest=1), key_of(5, rest=2)], 1)
     assert (key_of(5, rest=3) in table, len(table)) == (True, 1)
 
 
-def test_clear_gives_memory_back_and_capacity_is_kept() -> None:
+def test_clear_frees_memory_down_to_the_initial_capacity() -> None:
     table = KeyTable(capacity=5_000)
     least = table.size_bytes
     table.add(random_keys(5_000), 1)
@@ -190,7 +192,7 @@ def test_clear_gives_memory_back_and_capacity_is_kept() -> None:
 
 
 @pytest.mark.parametrize("tier", [0, 256])
-def test_a_tier_fits_in_a_byte_and_is_not_zero(tier: int) -> None:
+def test_tier_fits_in_a_byte_and_is_not_zero(tier: int) -> None:
     with pytest.raises(AssertionError):
         KeyTable().add(random_keys(1), tier)
 
@@ -206,7 +208,7 @@ def test_tiers_of_a_prefix() -> None:
     assert table.tiers_of_prefix(keys, 0) == {}
 
 
-def test_the_longest_prefix_of_every_length() -> None:
+def test_longest_prefix_of_every_length() -> None:
     keys = random_keys(33)
     table = KeyTable()
     for held in range(len(keys)):
@@ -230,8 +232,8 @@ def naive_prefix(table: KeyTable, keys: list[BlockKey]) -> int:
         max_size=8,
     )
 )
-def test_the_longest_prefix_is_that_of_a_scan(branches: list[tuple[int, int, int]]) -> None:
-    """Chains that share a trunk for a while, each held up to somewhere."""
+def test_longest_prefix_equals_that_of_a_scan(branches: list[tuple[int, int, int]]) -> None:
+    """Chains share a trunk for a while, and each is in the table up to some block."""
     trunk, table = random_keys(60), KeyTable()
     chains = []
     for number, (shared, own, held) in enumerate(branches):
@@ -243,7 +245,7 @@ def test_the_longest_prefix_is_that_of_a_scan(branches: list[tuple[int, int, int
 
 
 @given(held=st.lists(st.booleans(), max_size=40))
-def test_where_heads_are_missing_the_answer_is_some_end(held: list[bool]) -> None:
+def test_longest_prefix_with_gaps_ends_before_some_gap(held: list[bool]) -> None:
     keys = random_keys(len(held))
     table = KeyTable()
     table.add([key for key, here in zip(keys, held, strict=True) if here], 1)

@@ -1,4 +1,5 @@
-"""The store node's DRAM tier over the in-memory transport: what is put is verified and lent."""
+"""The store node's DRAM tier over the in-memory transport: puts are verified, and leases lend
+blocks."""
 
 import asyncio
 import threading
@@ -11,173 +12,176 @@ from baton.core.store import BlockFilter, PutRequest
 from baton.errors import Corrupt, Invalid, Overloaded, Unavailable
 from baton.transport.base import TransferRange
 from baton.transport.memory import MemoryTransport
-from tests.store_house import KEYS, SIZE, House
+from tests.store_house import KEYS, SIZE, StoreHarness
 
 
-async def test_what_was_put_is_lent() -> None:
-    house = House()
-    assert await house.put(0, 1, 2) == (3, 0)
-    assert await house.put(0, 1, 3) == (1, 2)
-    assert await house.read(0, 1, 2, 3) == [house.block(number) for number in range(4)]
-    stats = house.node.stats()
+async def test_stored_blocks_can_be_leased() -> None:
+    store = StoreHarness()
+    assert await store.put(0, 1, 2) == (3, 0)
+    assert await store.put(0, 1, 3) == (1, 2)
+    assert await store.read(0, 1, 2, 3) == [store.block(number) for number in range(4)]
+    stats = store.node.stats()
     assert (stats.num_blocks, stats.used_bytes, stats.violation) == (4, 4 * SIZE, "")
     assert (stats.put_blocks, stats.put_bytes) == (4, 4 * SIZE)
 
 
-async def test_asking_alone_pins_nothing() -> None:
-    house = House()
-    await house.put(0, 1, 2, 3)
+async def test_lookup_without_bytes_leases_nothing() -> None:
+    store = StoreHarness()
+    await store.put(0, 1, 2, 3)
     for _ in range(100):
-        told = await house.lease(0, 1, 2, 3, 4, max_bytes=0)
-        assert (told.lease_id, told.blocks, told.num_held) == ("", (), 4)
-    assert house.node.stats().leased_blocks == 0
-    assert await house.put(4, 5, 6, 7) == (4, 0)
+        found = await store.lease(0, 1, 2, 3, 4, max_bytes=0)
+        assert (found.lease_id, found.blocks, found.num_stored) == ("", (), 4)
+    assert store.node.stats().leased_blocks == 0
+    assert await store.put(4, 5, 6, 7) == (4, 0)
 
 
 async def test_checking_every_key_before_a_put_never_makes_one_fail() -> None:
-    """In an arena four times too small."""
-    house = House(room=4)
+    """With an arena that is four times too small."""
+    store = StoreHarness(dram_blocks=4)
     for _ in range(10):
         for number in range(16):
-            await house.held(*range(16))
-            stored, present = await house.put(number)
+            await store.stored_numbers(*range(16))
+            stored, present = await store.put(number)
             assert stored + present == 1
-    assert house.node.stats().evictions == 156
+    assert store.node.stats().evictions == 156
 
 
-async def test_a_lease_takes_what_it_asked_for() -> None:
-    house = House()
-    await house.put(0, 1, 2)
-    leased = await house.lease(0, 1, 2, 3, max_bytes=2 * SIZE + 1)
+async def test_lease_covers_only_the_requested_bytes() -> None:
+    store = StoreHarness()
+    await store.put(0, 1, 2)
+    leased = await store.lease(0, 1, 2, 3, max_bytes=2 * SIZE + 1)
     assert [block.key for block in leased.blocks] == KEYS[:2]
-    assert leased.num_held == 3
-    assert house.node.stats().leased_blocks == 2
-    house.node.release(leased.lease_id)
-    house.node.release(leased.lease_id)
-    stats = house.node.stats()
+    assert leased.num_stored == 3
+    assert store.node.stats().leased_blocks == 2
+    store.node.release(leased.lease_id)
+    store.node.release(leased.lease_id)
+    stats = store.node.stats()
     assert (stats.leased_blocks, stats.hit_blocks_dram, stats.missed_blocks) == (0, 2, 1)
 
 
-async def test_what_does_not_match_is_not_kept() -> None:
-    house = House()
-    with pytest.raises(Corrupt, match="2 blocks are not what was announced"):
-        await house.node.put(house.request([0, 1], wrong=1))
-    stats = house.node.stats()
+async def test_block_with_a_wrong_checksum_is_not_stored() -> None:
+    store = StoreHarness()
+    with pytest.raises(Corrupt, match="2 blocks do not match their checksums"):
+        await store.node.put(store.request([0, 1], checksum_error=1))
+    stats = store.node.stats()
     assert (stats.num_blocks, stats.checksum_failures, stats.violation) == (0, 2, "")
-    assert await house.put(0, 1) == (2, 0)
+    assert await store.put(0, 1) == (2, 0)
 
 
-async def test_blocks_before_a_damaged_one_are_kept() -> None:
-    house = House()
-    blocks = (house.ref(0), house.ref(1, wrong=1), house.ref(2))
+async def test_blocks_before_a_damaged_one_are_stored() -> None:
+    store = StoreHarness()
+    blocks = (store.ref(0), store.ref(1, checksum_error=1), store.ref(2))
     with pytest.raises(Corrupt, match="2 blocks"):
-        await house.node.put(PutRequest(house.source, CHECKSUM_XXH3, blocks))
-    assert await house.held(0, 1, 2) == [0]
-    assert house.sound()
+        await store.node.put(PutRequest(store.source, CHECKSUM_XXH3, blocks))
+    assert await store.stored_numbers(0, 1, 2) == [0]
+    assert store.has_integrity()
 
 
-async def test_a_key_twice_in_one_put_is_read_once() -> None:
-    house = House()
-    assert await house.put(2, 2) == (1, 1)
+async def test_duplicate_key_in_one_put_is_read_once() -> None:
+    store = StoreHarness()
+    assert await store.put(2, 2) == (1, 1)
 
 
-async def test_a_reader_that_is_gone_leaves_no_slot() -> None:
-    house = House()
-    house.fabric.kill("worker")
+async def test_put_from_a_dead_worker_leaves_no_slot() -> None:
+    store = StoreHarness()
+    store.fabric.kill("worker")
     with pytest.raises(Unavailable):
-        await house.put(0)
-    assert house.node.stats().num_blocks == 0
+        await store.put(0)
+    assert store.node.stats().num_blocks == 0
 
 
-async def test_a_full_store_forgets_the_end_of_the_oldest() -> None:
-    house = House()
-    await house.put(0, 1, 2, 3)
-    await house.put(4)
-    assert await house.held(0, 1, 2, 3, 4) == [0, 1, 2, 4]
+async def test_full_store_evicts_the_end_of_the_oldest_chain() -> None:
+    store = StoreHarness()
+    await store.put(0, 1, 2, 3)
+    await store.put(4)
+    assert await store.stored_numbers(0, 1, 2, 3, 4) == [0, 1, 2, 4]
 
 
-async def test_leased_blocks_make_a_put_wait_its_turn() -> None:
-    house = House()
-    await house.put(0, 1, 2, 3)
-    lease = await house.lease(0, 1, 2, 3)
-    with pytest.raises(Overloaded, match="leased or being filled"):
-        await house.put(4, 5)
-    house.node.release(lease.lease_id)
-    assert await house.put(4, 5) == (2, 0)
+async def test_put_is_overloaded_while_all_blocks_are_leased() -> None:
+    store = StoreHarness()
+    await store.put(0, 1, 2, 3)
+    lease = await store.lease(0, 1, 2, 3)
+    with pytest.raises(Overloaded, match="leased or being written"):
+        await store.put(4, 5)
+    store.node.release(lease.lease_id)
+    assert await store.put(4, 5) == (2, 0)
 
 
-async def test_a_put_takes_no_room_from_its_own_prefix() -> None:
-    house = House()
-    await house.put(0, 1)
-    await house.put(2, 3)
-    assert await house.put(0, 1, 4) == (1, 2)
-    assert await house.held(0, 1, 2, 3, 4) == [0, 1, 2, 4]  # of 2 and 3 the end went
+async def test_put_does_not_evict_its_own_prefix() -> None:
+    store = StoreHarness()
+    await store.put(0, 1)
+    await store.put(2, 3)
+    assert await store.put(0, 1, 4) == (1, 2)
+    # The last block of the chain 2, 3 was evicted.
+    assert await store.stored_numbers(0, 1, 2, 3, 4) == [0, 1, 2, 4]
 
 
-async def test_the_head_of_a_put_counts_as_used() -> None:
-    house = House()
-    await house.put(0, 1)
-    await house.put(2, 3)
-    request = PutRequest(house.source, CHECKSUM_XXH3, (house.ref(4),), head=tuple(KEYS[:2]))
-    assert (await house.node.put(request)).stored == 1
-    assert await house.held(0, 1, 2, 3, 4) == [0, 1, 2, 4]
-    only_head = PutRequest(house.source, CHECKSUM_XXH3, (), head=(KEYS[2],))
-    assert (await house.node.put(only_head)).stored == 0
-    await house.put(5)
-    assert await house.held(0, 1, 2, 4, 5) == [0, 2, 4, 5]
+async def test_head_of_a_put_counts_as_used() -> None:
+    store = StoreHarness()
+    await store.put(0, 1)
+    await store.put(2, 3)
+    request = PutRequest(
+        store.source, CHECKSUM_XXH3, (store.ref(4),), preceding_keys=tuple(KEYS[:2])
+    )
+    assert (await store.node.put(request)).num_stored == 1
+    assert await store.stored_numbers(0, 1, 2, 3, 4) == [0, 1, 2, 4]
+    only_head = PutRequest(store.source, CHECKSUM_XXH3, (), preceding_keys=(KEYS[2],))
+    assert (await store.node.put(only_head)).num_stored == 0
+    await store.put(5)
+    assert await store.stored_numbers(0, 1, 2, 4, 5) == [0, 2, 4, 5]
 
 
-async def test_of_a_put_without_room_for_all_the_prefix_is_kept() -> None:
-    house = House()
-    assert await house.put(0, 1, 2, 3, 4, 5) == (4, 0)
-    assert await house.held(*range(6)) == [0, 1, 2, 3]
-    assert await house.put(0, 1, 2, 3, 4, 5) == (0, 4)
-    stats = house.node.stats()
+async def test_put_larger_than_the_store_keeps_its_prefix() -> None:
+    store = StoreHarness()
+    assert await store.put(0, 1, 2, 3, 4, 5) == (4, 0)
+    assert await store.stored_numbers(*range(6)) == [0, 1, 2, 3]
+    assert await store.put(0, 1, 2, 3, 4, 5) == (0, 4)
+    stats = store.node.stats()
     assert (stats.num_blocks, stats.evictions, stats.violation) == (4, 0, "")
 
 
-async def test_a_tenant_over_its_quota_loses_its_own() -> None:
-    house = House(room=4, tenant_bytes=2 * SIZE)
-    await house.put(0, 1, tenant=b"a")
-    await house.put(2, tenant=b"b")
-    assert await house.put(3, tenant=b"a") == (1, 0)
-    assert await house.held(0, 1, 2, 3) == [0, 2, 3]
-    stats = house.node.stats()
+async def test_tenant_over_its_quota_evicts_its_own_blocks() -> None:
+    store = StoreHarness(dram_blocks=4, tenant_bytes=2 * SIZE)
+    await store.put(0, 1, tenant=b"a")
+    await store.put(2, tenant=b"b")
+    assert await store.put(3, tenant=b"a") == (1, 0)
+    assert await store.stored_numbers(0, 1, 2, 3) == [0, 2, 3]
+    stats = store.node.stats()
     assert (stats.evictions, stats.quota_evictions, stats.violation) == (0, 1, "")
-    lease = await house.lease(0)
-    await house.put(4, tenant=b"a")  # of 0, which is leased, and 3
-    assert await house.held(0, 2, 3, 4) == [0, 2, 4]
-    other = await house.lease(4)
-    with pytest.raises(Overloaded, match="a tenant may have 128 bytes"):
-        await house.put(5, tenant=b"a")
-    house.node.release(lease.lease_id)
-    house.node.release(other.lease_id)
-    assert await house.put(5, tenant=b"a") == (1, 0)
+    lease = await store.lease(0)
+    await store.put(4, tenant=b"a")  # evicts 3 rather than 0, which is leased
+    assert await store.stored_numbers(0, 2, 3, 4) == [0, 2, 4]
+    other = await store.lease(4)
+    with pytest.raises(Overloaded, match="quota of 128 bytes of the store is in use"):
+        await store.put(5, tenant=b"a")
+    store.node.release(lease.lease_id)
+    store.node.release(other.lease_id)
+    assert await store.put(5, tenant=b"a") == (1, 0)
 
 
-async def test_pinned_blocks_stay() -> None:
-    house = House()
-    await house.put(0, 1, 2, 3)
-    assert house.node.pin(KEYS[2:], 60.0) == 2
+async def test_pinned_blocks_are_not_evicted() -> None:
+    store = StoreHarness()
+    await store.put(0, 1, 2, 3)
+    assert store.node.pin(KEYS[2:], 60.0) == 2
     for number in range(4, 12):
-        await house.put(number)
-    assert await house.held(0, 1, 2, 3) == [2, 3]
-    assert house.node.stats().pinned_bytes == 2 * SIZE
-    with pytest.raises(Overloaded, match="50% may be"):
-        house.node.pin([KEYS[11]], 60.0)
-    assert isinstance(house.clock, ManualClock)
-    house.clock.advance(60.0)
-    assert house.node.stats().pinned_bytes == 0
-    assert house.node.pin([KEYS[15]], 60.0) == 0
+        await store.put(number)
+    assert await store.stored_numbers(0, 1, 2, 3) == [2, 3]
+    assert store.node.stats().pinned_bytes == 2 * SIZE
+    with pytest.raises(Overloaded, match="at most 50% of the"):
+        store.node.pin([KEYS[11]], 60.0)
+    assert isinstance(store.clock, ManualClock)
+    store.clock.advance(60.0)
+    assert store.node.stats().pinned_bytes == 0
+    assert store.node.pin([KEYS[15]], 60.0) == 0
     with pytest.raises(Invalid, match="a pin lasts"):
-        house.node.pin([KEYS[11]], 1e9)
+        store.node.pin([KEYS[11]], 1e9)
 
 
-async def test_a_put_cancelled_while_bytes_come_in_waits_for_their_end(
+async def test_put_cancelled_during_its_copy_waits_for_the_copy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("baton.transport.reads.INLINE_BYTES", 0)
-    house = House()
+    store = StoreHarness()
     copying, go_on = threading.Event(), threading.Event()
 
     def hold(endpoint: Endpoint, span: TransferRange) -> str:
@@ -185,105 +189,106 @@ async def test_a_put_cancelled_while_bytes_come_in_waits_for_their_end(
         assert go_on.wait(30.0)
         return ""
 
-    house.fabric.fault = hold
-    putting = asyncio.create_task(house.put(0))
+    store.fabric.fault = hold
+    putting = asyncio.create_task(store.put(0))
     await asyncio.to_thread(copying.wait, 30.0)
     putting.cancel()
     for _ in range(5):
         await asyncio.sleep(0)
-    assert house.node.stats().num_blocks == 1  # still written to
+    assert store.node.stats().num_blocks == 1  # the slot is still being written
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await putting
-    assert house.node.stats().num_blocks == 0
+    assert store.node.stats().num_blocks == 0
 
 
-async def test_a_cancelled_put_leaves_no_slot() -> None:
-    house = House()
-    putting = asyncio.create_task(house.put(0, 1))
-    while not house.node.stats().num_blocks:
+async def test_cancelled_put_leaves_no_slot() -> None:
+    store = StoreHarness()
+    putting = asyncio.create_task(store.put(0, 1))
+    while not store.node.stats().num_blocks:
         await asyncio.sleep(0)
     putting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await putting
-    stats = house.node.stats()
+    stats = store.node.stats()
     assert (stats.num_blocks, stats.violation) == (0, "")
-    assert await house.put(0, 1) == (2, 0)
+    assert await store.put(0, 1) == (2, 0)
 
 
-async def test_what_is_damaged_on_the_way_is_not_kept() -> None:
-    house = House()
-    house.fabric.fault = lambda endpoint, span: "corrupt"
+async def test_block_damaged_during_transfer_is_not_stored() -> None:
+    store = StoreHarness()
+    store.fabric.fault = lambda endpoint, span: "corrupt"
     with pytest.raises(Corrupt):
-        await house.put(0)
-    house.fabric.fault = lambda endpoint, span: "lost"
+        await store.put(0)
+    store.fabric.fault = lambda endpoint, span: "lost"
     with pytest.raises(Unavailable, match="lost"):
-        await house.put(0)
-    stats = house.node.stats()
+        await store.put(0)
+    stats = store.node.stats()
     assert (stats.num_blocks, stats.checksum_failures, stats.violation) == (0, 1, "")
 
 
-async def test_a_flipped_bit_is_found_when_a_reader_reports() -> None:
-    house = House()
-    await house.put(0, 1, 2)
-    leased = await house.lease(0, 1, 2)
-    house.flip(leased.blocks[1].offset_bytes + 7)
-    assert await house.node.report(KEYS[:3]) == 1
-    stats = house.node.stats()
+async def test_flipped_bit_is_found_when_a_reader_reports_it() -> None:
+    store = StoreHarness()
+    await store.put(0, 1, 2)
+    leased = await store.lease(0, 1, 2)
+    store.flip_bit(leased.blocks[1].offset_bytes + 7)
+    assert await store.node.report_damaged(KEYS[:3]) == 1
+    stats = store.node.stats()
     assert (stats.checksum_failures, stats.used_bytes, stats.violation) == (1, 3 * SIZE, "")
-    assert await house.held(0, 1, 2) == [0, 2]  # gone at once, its slot with its lease
-    house.node.release(leased.lease_id)
-    assert house.node.stats().used_bytes == 2 * SIZE
-    assert await house.node.report(KEYS) == 0
-    assert await house.put(0, 1, 2) == (1, 2)
+    # Block 1 is not found any more; its slot is freed with the lease.
+    assert await store.stored_numbers(0, 1, 2) == [0, 2]
+    store.node.release(leased.lease_id)
+    assert store.node.stats().used_bytes == 2 * SIZE
+    assert await store.node.report_damaged(KEYS) == 0
+    assert await store.put(0, 1, 2) == (1, 2)
 
 
-async def test_leases_end_by_the_clock() -> None:
-    house = House()
-    await house.put(0, 1)
-    assert (await house.lease(0, 1)).lease_id
-    assert isinstance(house.clock, ManualClock)
-    house.clock.advance(4.75)
-    assert house.node.stats().leased_blocks == 2
-    house.clock.advance(0.25)
-    assert house.node.stats().leased_blocks == 0
+async def test_leases_expire() -> None:
+    store = StoreHarness()
+    await store.put(0, 1)
+    assert (await store.lease(0, 1)).lease_id
+    assert isinstance(store.clock, ManualClock)
+    store.clock.advance(4.75)
+    assert store.node.stats().leased_blocks == 2
+    store.clock.advance(0.25)
+    assert store.node.stats().leased_blocks == 0
 
 
-async def test_wrong_requests() -> None:
-    house = House()
-    request = house.request([0])
+async def test_invalid_requests_are_rejected() -> None:
+    store = StoreHarness()
+    request = store.request([0])
     unknown = Endpoint("pigeon", "worker", 1, "here", 8 * SIZE, b"")
     with pytest.raises(Invalid, match="no transport 'pigeon'"):
-        await house.node.put(PutRequest(unknown, CHECKSUM_XXH3, request.blocks))
+        await store.node.put(PutRequest(unknown, CHECKSUM_XXH3, request.blocks))
     huge = BlockRef(0, 5 * SIZE, 0, KEYS[0])
     with pytest.raises(Invalid, match=r"does not fit a slab .*: raise store_bytes"):
-        await house.node.put(PutRequest(house.source, CHECKSUM_XXH3, (huge,)))
+        await store.node.put(PutRequest(store.source, CHECKSUM_XXH3, (huge,)))
     outside = BlockRef(16 * SIZE - 1, SIZE, 0, KEYS[0])
     with pytest.raises(Invalid):
-        await house.node.put(PutRequest(house.source, CHECKSUM_XXH3, (outside,)))
+        await store.node.put(PutRequest(store.source, CHECKSUM_XXH3, (outside,)))
     for seconds in (0.0, 61.0, float("nan")):
-        await house.put(1)
+        await store.put(1)
         with pytest.raises(Invalid, match="a lease lasts up to 60 s"):
-            await house.lease(1, seconds=seconds)
-    assert (house.node.stats().num_blocks, house.node.stats().leased_blocks) == (1, 0)
+            await store.lease(1, seconds=seconds)
+    assert (store.node.stats().num_blocks, store.node.stats().leased_blocks) == (1, 0)
 
 
-async def test_puts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_puts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.node.MAX_PUTS", 1)
-    house = House()
-    putting = asyncio.create_task(house.put(0))
-    while not house.node.stats().num_blocks:
+    store = StoreHarness()
+    putting = asyncio.create_task(store.put(0))
+    while not store.node.stats().num_blocks:
         await asyncio.sleep(0)
     with pytest.raises(Overloaded, match="1 puts are running") as refusal:
-        await house.put(1)
+        await store.put(1)
     assert refusal.value.retry_after_seconds == 0.2
     assert await putting == (1, 0)
-    assert await house.put(1) == (1, 0)
+    assert await store.put(1) == (1, 0)
 
 
-async def test_slots_of_a_stray_read_come_back() -> None:
+async def test_slots_of_an_unfinished_transfer_are_freed_when_it_ends() -> None:
     class Stubborn(MemoryTransport):
-        """Can't end a read before ``under_way`` is False."""
+        """A transport that can't end a transfer while ``under_way`` is true."""
 
         under_way = True
 
@@ -293,79 +298,79 @@ async def test_slots_of_a_stray_read_come_back() -> None:
         def release(self, transfer: object) -> bool:
             return not self.under_way
 
-    house = House()
-    assert isinstance(house.clock, ManualClock)
-    transport = Stubborn(house.fabric, "stubborn", 1, house.clock)
-    transport.register(house.arena.region)
-    house.node._transports["memory"] = transport  # type: ignore[assignment]
-    putting = asyncio.create_task(house.put(0))
+    store = StoreHarness()
+    assert isinstance(store.clock, ManualClock)
+    transport = Stubborn(store.fabric, "stubborn", 1, store.clock)
+    transport.register(store.arena.region)
+    store.node._transports["memory"] = transport  # type: ignore[assignment]
+    putting = asyncio.create_task(store.put(0))
     while not putting.done():
-        house.clock.advance(0.5)
+        store.clock.advance(0.5)
         await asyncio.sleep(0)
     with pytest.raises(Unavailable):
         await putting
-    assert house.node.stats().num_blocks == 1  # nobody else may have the slot
+    assert store.node.stats().num_blocks == 1  # the slot may not be reused yet
     transport.under_way = False
-    house.node.sweep()
-    assert (house.node.stats().num_blocks, house.sound()) == (0, True)
+    store.node.sweep()
+    assert (store.node.stats().num_blocks, store.has_integrity()) == (0, True)
 
 
 async def test_the_operator_lists_and_purges() -> None:
-    house = House()
-    assert isinstance(house.clock, ManualClock)
-    await house.put(0, 1, tenant=b"a", model=b"m")
-    house.clock.advance(10.0)
-    await house.put(2, tenant=b"b", model=b"m")
-    await house.put(3, tenant=b"b", model=b"n")
-    blocks, total = house.node.list_blocks(BlockFilter(), 1, 2)
+    store = StoreHarness()
+    assert isinstance(store.clock, ManualClock)
+    await store.put(0, 1, tenant=b"a", model=b"m")
+    store.clock.advance(10.0)
+    await store.put(2, tenant=b"b", model=b"m")
+    await store.put(3, tenant=b"b", model=b"n")
+    blocks, total = store.node.list_blocks(BlockFilter(), 1, 2)
     assert ([block.key for block in blocks], total) == ([KEYS[1], KEYS[2]], 4)
     assert (blocks[0].depth, blocks[0].tenant, blocks[0].stored_at) == (1, b"a", 0.0)
-    assert house.node.list_blocks(BlockFilter(tenant=b"b"), 0, 9)[1] == 2
-    lease = await house.lease(2)
-    assert await house.node.purge(BlockFilter(tenant=b"b", model=b"m")) == 1
-    assert await house.node.purge(BlockFilter(stored_before=10.0)) == 2
-    assert await house.held(0, 1, 2, 3) == [3]
-    assert house.node.stats().used_bytes == 2 * SIZE  # one is still read
-    house.node.release(lease.lease_id)
-    assert await house.node.purge(BlockFilter()) == 1
-    stats = house.node.stats()
+    assert store.node.list_blocks(BlockFilter(tenant=b"b"), 0, 9)[1] == 2
+    lease = await store.lease(2)
+    assert await store.node.purge(BlockFilter(tenant=b"b", model=b"m")) == 1
+    assert await store.node.purge(BlockFilter(stored_before=10.0)) == 2
+    assert await store.stored_numbers(0, 1, 2, 3) == [3]
+    assert store.node.stats().used_bytes == 2 * SIZE  # one block is still being read
+    store.node.release(lease.lease_id)
+    assert await store.node.purge(BlockFilter()) == 1
+    stats = store.node.stats()
     assert (stats.num_blocks, stats.purged_blocks, stats.violation) == (0, 4, "")
 
 
-async def test_a_block_that_is_pinned_again_counts_once_and_stays_longer() -> None:
-    house = House(room=8)
-    await house.put(0, 1, 2)
-    assert house.node.pin(KEYS[:2], 60.0) == 2
-    assert house.node.pin([KEYS[0], KEYS[0], KEYS[1], KEYS[2]], 100.0) == 4
-    assert house.node.pin(KEYS[:1], 10.0) == 1
-    assert house.node.stats().pinned_bytes == 3 * SIZE
-    assert isinstance(house.clock, ManualClock)
-    house.clock.advance(99.0)
-    assert house.node.stats().pinned_bytes == 3 * SIZE
-    house.clock.advance(1.0)
-    stats = house.node.stats()
+async def test_repinned_block_counts_once_and_stays_longer() -> None:
+    store = StoreHarness(dram_blocks=8)
+    await store.put(0, 1, 2)
+    assert store.node.pin(KEYS[:2], 60.0) == 2
+    assert store.node.pin([KEYS[0], KEYS[0], KEYS[1], KEYS[2]], 100.0) == 4
+    assert store.node.pin(KEYS[:1], 10.0) == 1
+    assert store.node.stats().pinned_bytes == 3 * SIZE
+    assert isinstance(store.clock, ManualClock)
+    store.clock.advance(99.0)
+    assert store.node.stats().pinned_bytes == 3 * SIZE
+    store.clock.advance(1.0)
+    stats = store.node.stats()
     assert (stats.pinned_bytes, stats.leased_blocks, stats.violation) == (0, 0, "")
 
 
-async def test_a_tenant_pins_a_part_of_its_quota() -> None:
-    house = House(room=8, tenant_bytes=4 * SIZE)
-    await house.put(0, 1, 2, tenant=b"a")
-    await house.put(3, tenant=b"b")
-    assert house.node.pin(KEYS[:2], 60.0) == 2
+async def test_tenant_may_pin_only_part_of_its_quota() -> None:
+    store = StoreHarness(dram_blocks=8, tenant_bytes=4 * SIZE)
+    await store.put(0, 1, 2, tenant=b"a")
+    await store.put(3, tenant=b"b")
+    assert store.node.pin(KEYS[:2], 60.0) == 2
     with pytest.raises(Overloaded, match="the tenant has pinned 128 bytes"):
-        house.node.pin(KEYS[:3], 60.0)
-    assert house.node.pin(KEYS[3:4], 60.0) == 1
+        store.node.pin(KEYS[:3], 60.0)
+    assert store.node.pin(KEYS[3:4], 60.0) == 1
 
 
-async def test_what_is_purged_is_not_pinned_any_more() -> None:
-    house = House()
-    await house.put(0, 1)
-    house.node.pin(KEYS[:2], 60.0)
-    assert await house.node.purge(BlockFilter()) == 2
-    stats = house.node.stats()
+async def test_purged_blocks_are_no_longer_pinned() -> None:
+    store = StoreHarness()
+    await store.put(0, 1)
+    store.node.pin(KEYS[:2], 60.0)
+    assert await store.node.purge(BlockFilter()) == 2
+    stats = store.node.stats()
     assert (stats.num_blocks, stats.pinned_bytes, stats.violation) == (0, 0, "")
-    await house.put(0)
-    assert house.node.pin(KEYS[:1], 30.0) == 1
-    assert isinstance(house.clock, ManualClock)
-    house.clock.advance(60.0)
-    assert house.node.stats().violation == ""
+    await store.put(0)
+    assert store.node.pin(KEYS[:1], 30.0) == 1
+    assert isinstance(store.clock, ManualClock)
+    store.clock.advance(60.0)
+    assert store.node.stats().violation == ""

@@ -1,4 +1,4 @@
-"""Bodies that would cost others: their bytes, their values, their tokens, and whose turn it is."""
+"""Large request bodies: limits on their bytes, JSON values and tokens, and fair use of threads."""
 
 import asyncio
 import gc
@@ -13,7 +13,7 @@ import pytest
 from baton.config import DEMO_MODEL
 from baton.core.ids import TenantId
 from baton.errors import Overloaded
-from baton.text.tokenizer import EASY_CHARACTERS_PER_TOKEN, PIECE_CHARACTERS, Tokenizer
+from baton.text.tokenizer import PIECE_CHARACTERS, TYPICAL_CHARACTERS_PER_TOKEN, Tokenizer
 from router.errors import ApiError
 from router.http.body_parser import MAX_ERRORS, parse_body
 from router.http.json_limits import (
@@ -28,17 +28,18 @@ from router.openai import offload_executor
 from router.openai.offload_executor import MIN_OFFLOAD_BYTES, OffloadExecutor
 from router.openai.schema import ChatBody, CompletionBody, DetokenizeBody
 from router.openai.unique_marker import make_unique_marker
+from router.tenants.fair_thread_pool import FairThreadPool
 from tests.unit import test_router_http
 from tests.unit.test_router_http import (
     CHAT,
     COMPLETE,
     CONTEXT,
-    House,
+    RouterHarness,
     chat,
     eventually,
-    listening,
-    open_house,
+    open_harness,
     post_raw,
+    serve_over_tcp,
     wrong_error,
 )
 
@@ -46,7 +47,7 @@ tokenizer = test_router_http.tokenizer
 
 A, B, C = TenantId("a"), TenantId("b"), TenantId("c")
 
-# -- values ---------------------------------------------------------------------------------
+# -- JSON values ----------------------------------------------------------------------------
 
 
 def of_prompt(values: bytes) -> bytes:
@@ -64,7 +65,7 @@ def of_prompt(values: bytes) -> bytes:
         of_prompt(b'"\\"","",' * (MAX_STRINGS // 2)),
     ],
 )
-def test_too_many_values_are_counted_before_any_is_made(data: bytes) -> None:
+def test_too_many_json_values_are_rejected_before_parsing(data: bytes) -> None:
     with pytest.raises(ApiError) as refusal:
         parse_body(CompletionBody, data)
     assert (refusal.value.status, refusal.value.code) == (400, "too_many_values")
@@ -72,12 +73,12 @@ def test_too_many_values_are_counted_before_any_is_made(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("text", ["[,{" * MAX_VALUES, '"' * MAX_STRINGS, '\\",' * MAX_VALUES, "\\"])
-def test_what_stands_in_a_string_is_no_value(text: str) -> None:
+def test_punctuation_within_strings_is_not_counted_as_values(text: str) -> None:
     body = json.dumps({"prompt": text}).encode()
     assert parse_body(CompletionBody, body).prompt == [text]
 
 
-def test_a_prompt_of_as_many_tokens_as_the_context_has() -> None:
+def test_value_limit_allows_a_prompt_that_fills_the_context() -> None:
     tokens, context = MAX_VALUES, MAX_VALUES // 2
     data = json.dumps({"prompt": [7] * tokens}).encode()
     with pytest.raises(ApiError):
@@ -85,13 +86,13 @@ def test_a_prompt_of_as_many_tokens_as_the_context_has() -> None:
     assert len(parse_body(CompletionBody, data, max_json_values(context)).prompt[0]) == tokens
 
 
-def test_a_small_body_is_not_looked_through() -> None:
+def test_small_bodies_are_not_checked() -> None:
     check_json_size(b"[" * UNCHECKED_BYTES, 10)
     with pytest.raises(ApiError):
         check_json_size(b"[" * (UNCHECKED_BYTES + 1), 10)
 
 
-def test_one_of_many_errors_is_told() -> None:
+def test_only_one_of_many_errors_is_reported() -> None:
     wrong = DetokenizeBody, json.dumps({"tokens": ["x"] * 5000}).encode()
     with pytest.raises(ApiError) as refusal:
         parse_body(*wrong)
@@ -106,11 +107,11 @@ def test_one_of_many_errors_is_told() -> None:
     assert f"{MAX_ERRORS + 1} fields that are unknown or wrong" in str(refusal.value)
 
 
-async def test_arguments_of_calls_are_json_too(tokenizer: Tokenizer) -> None:
+async def test_tool_call_arguments_are_checked_too(tokenizer: Tokenizer) -> None:
     arguments = '{"x": [' + "{}," * MAX_VALUES + "0]}"
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    async with open_house(tokenizer) as (_, client):
+    async with open_harness(tokenizer) as (_, client):
         answer = await client.post("/tokenize", json={"messages": [message]})
     assert wrong_error(answer)["code"] == "too_many_values"
 
@@ -119,7 +120,7 @@ async def test_arguments_of_calls_are_json_too(tokenizer: Tokenizer) -> None:
 
 
 class Counted:
-    """How many characters were encoded."""
+    """Counts the characters that are encoded."""
 
     def __init__(self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.characters = 0
@@ -132,11 +133,11 @@ class Counted:
         monkeypatch.setattr(tokenizer, "encode", count)
 
 
-async def test_a_text_is_encoded_as_far_as_it_may_fit(
+async def test_overlong_text_is_encoded_only_as_far_as_it_may_fit(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = Counted(tokenizer, monkeypatch)
-    async with open_house(tokenizer) as (_, client):
+    async with open_harness(tokenizer) as (_, client):
         for path, body in ((CHAT, chat(" " * 2_000_000)), (COMPLETE, {"prompt": " " * 2_000_000})):
             error = wrong_error(await client.post(path, json=body))
             assert error["code"] == "context_length_exceeded"
@@ -149,20 +150,20 @@ async def test_a_text_is_encoded_as_far_as_it_may_fit(
     assert counted.characters <= 2 * most + PIECE_CHARACTERS
 
 
-def test_a_text_of_long_tokens_is_not_refused_by_its_length() -> None:
+def test_text_of_long_tokens_is_not_rejected_by_its_length() -> None:
     demo, limit = Tokenizer.load(DEMO_MODEL), 20_000
-    text = " " * 2 * EASY_CHARACTERS_PER_TOKEN * limit
+    text = " " * 2 * TYPICAL_CHARACTERS_PER_TOKEN * limit
     assert len(demo.encode(text)) < limit
-    assert not demo.exceeds(text, limit)
-    assert demo.exceeds("a " * len(text), limit)
+    assert not demo.exceeds_tokens(text, limit)
+    assert demo.exceeds_tokens("a " * len(text), limit)
 
 
-async def test_all_prompts_of_a_request_have_a_bound(
+async def test_total_tokens_of_a_requests_prompts_are_bounded(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("router.http.json_limits.MAX_VALUES", 1000)
-    prompts = ["x" * 60] * 20  # 1,200 tokens: beside the 1,000, twice the context of 64
-    async with open_house(tokenizer) as (_, client):
+    prompts = ["x" * 60] * 20  # 1,200 tokens, above both 1,000 and twice the context of 64
+    async with open_harness(tokenizer) as (_, client):
         few = await client.post(COMPLETE, json={"prompt": prompts[:18], "max_tokens": 1})
         assert few.status_code == 200
         error = wrong_error(await client.post(COMPLETE, json={"prompt": prompts, "max_tokens": 1}))
@@ -170,84 +171,88 @@ async def test_all_prompts_of_a_request_have_a_bound(
 
 
 @pytest.mark.parametrize("text", ["", "\ue000end\ue000" * 30_000, "\ud800"])
-def test_a_mark_stands_in_no_text(text: str) -> None:
+def test_unique_marker_is_in_no_text(text: str) -> None:
     mark = make_unique_marker([text])
     assert mark not in text and make_unique_marker([text + mark]) not in text + mark
 
 
-async def test_a_message_full_of_marks_is_continued(tokenizer: Tokenizer) -> None:
+async def test_message_full_of_markers_is_continued(tokenizer: Tokenizer) -> None:
     content = "\ue000end\ue000" * 10_000
     messages = [{"role": "assistant", "content": content}]
     body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
-    async with open_house(tokenizer) as (_, client):
-        told = (await client.post("/tokenize", json=body)).json()
-    assert told["count"] == len(f"assistant\n{content}".encode()) + 1
+    async with open_harness(tokenizer) as (_, client):
+        reported = (await client.post("/tokenize", json=body)).json()
+    assert reported["count"] == len(f"assistant\n{content}".encode()) + 1
 
 
 # -- bytes ----------------------------------------------------------------------------------
 
 
-def test_bytes_of_bodies_are_shared() -> None:
+def test_body_bytes_are_budgeted_across_requests() -> None:
     budget = BodyBudget(100)
-    first = budget.body(A, 1.0, shared=True)
+    first = budget.new_body(A, 1.0, shared=True)
     first.add(b"x" * (UNMETERED_BYTES + 70))
     with pytest.raises(Overloaded, match="bytes of bodies"):
         first.add(b"x" * 10)
-    with budget.body(A, 1.0, shared=True) as small:
+    with budget.new_body(A, 1.0, shared=True) as small:
         small.add(b"x" * UNMETERED_BYTES)
-    with budget.body(B, 1.0, shared=True) as second:
+    with budget.new_body(B, 1.0, shared=True) as second:
         second.add(b"x" * (UNMETERED_BYTES + 30))
-        assert budget.inside == 100
-    assert budget.inside == 70
+        assert budget.num_bytes == 100
+    assert budget.num_bytes == 70
     first.release()
     first.release()
-    assert budget.inside == 0
+    assert budget.num_bytes == 0
 
 
-def test_a_body_in_parts() -> None:
-    raw = BodyBudget(100).body(A, 1.0, shared=False)
+def test_body_can_arrive_in_parts() -> None:
+    raw = BodyBudget(100).new_body(A, 1.0, shared=False)
     for part in (b"", b"a", b"bc", b"d"):
         raw.add(part)
     assert (raw.size_bytes, raw.take(), raw.take()) == (4, b"abcd", b"")
 
 
-async def test_a_body_beyond_what_others_left_is_refused_as_it_comes(tokenizer: Tokenizer) -> None:
-    """The first one comes slowly, and holds what has come of it."""
-    house = House(tokenizer, "x", automatic=True, max_inflight_body_bytes=100_000)
+async def test_body_beyond_the_shared_budget_is_rejected_while_it_arrives(
+    tokenizer: Tokenizer,
+) -> None:
+    """The first body arrives slowly, and occupies the budget for what has arrived."""
+    router = RouterHarness(tokenizer, "x", automatic=True, max_inflight_body_bytes=100_000)
     piece = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
-    async with listening(house) as url:
+    async with serve_over_tcp(router) as url:
         slow = asyncio.create_task(
             post_raw(url, "transfer-encoding: chunked", [piece, piece], end=b"")
         )
-        await eventually(lambda: house.service.bodies.inside == 2 * 0x10000 - UNMETERED_BYTES)
+        await eventually(
+            lambda: router.service.body_budget.num_bytes == 2 * 0x10000 - UNMETERED_BYTES
+        )
         refused = await post_raw(url, "transfer-encoding: chunked", [piece, piece])
         assert refused.startswith(b"HTTP/1.1 429")
-        assert b"bytes of bodies are under way" in refused and b"retry-after" in refused
+        assert b"bytes of bodies are in progress" in refused and b"retry-after" in refused
         small = await post_raw(url, "content-length: 2", [b"{}"])
         assert small.startswith(b"HTTP/1.1 400")
         slow.cancel()
         await asyncio.wait([slow])
-        await eventually(lambda: house.service.bodies.inside == 0)
+        await eventually(lambda: router.service.body_budget.num_bytes == 0)
 
 
-async def test_an_answer_holds_no_body(tokenizer: Tokenizer) -> None:
-    house = House(tokenizer, "x", automatic=False)
-    async with listening(house) as url, httpx.AsyncClient() as client:
+async def test_body_is_freed_once_the_answer_begins(tokenizer: Tokenizer) -> None:
+    router = RouterHarness(tokenizer, "x", automatic=False)
+    async with serve_over_tcp(router) as url, httpx.AsyncClient() as client:
         body = chat(user="x" * 2 * UNMETERED_BYTES)
         asked = asyncio.create_task(client.post(url + CHAT, json=body))
-        await eventually(lambda: bool(house.decode.jobs))
-        assert house.service.bodies.inside == 0
+        await eventually(lambda: bool(router.decode.jobs))
+        assert router.service.body_budget.num_bytes == 0
         asked.cancel()
         await asyncio.wait([asked])
-        await eventually(lambda: house.service.gate.inside == 0)
+        await eventually(lambda: router.service.request_limiter.num_in_use == 0)
 
 
-# -- turns ----------------------------------------------------------------------------------
+# -- fair use of threads --------------------------------------------------------------------
 
 
 @pytest.fixture
 def gates() -> Iterator[Callable[[], threading.Event]]:
-    """Events that work waits for; all are set in the end."""
+    """Create events that work waits for; all are set at the end of the test."""
     made: list[threading.Event] = []
 
     def make() -> threading.Event:
@@ -259,7 +264,7 @@ def gates() -> Iterator[Callable[[], threading.Event]]:
         each.set()
 
 
-async def test_a_tenant_has_all_threads_but_one(gates: Callable[[], threading.Event]) -> None:
+async def test_tenant_gets_all_threads_but_one(gates: Callable[[], threading.Event]) -> None:
     work, order, size = OffloadExecutor(2), [], MIN_OFFLOAD_BYTES + 1
     first, second = gates(), gates()
 
@@ -286,8 +291,8 @@ async def test_a_tenant_has_all_threads_but_one(gates: Callable[[], threading.Ev
     assert work.num_waiting == 0
 
 
-async def test_a_thread_is_busy_until_its_work_ends(gates: Callable[[], threading.Event]) -> None:
-    """Also after its client has left."""
+async def test_thread_stays_busy_until_its_work_ends(gates: Callable[[], threading.Event]) -> None:
+    """This holds also after the client has disconnected."""
     work, size, gate = OffloadExecutor(2), MIN_OFFLOAD_BYTES + 1, gates()
     left = asyncio.create_task(work.run(A, size, gate.wait))
     await asyncio.sleep(0)
@@ -300,12 +305,38 @@ async def test_a_thread_is_busy_until_its_work_ends(gates: Callable[[], threadin
     assert await next_one == "mine"
 
 
-async def test_an_error_that_nobody_waits_for_is_no_news(
+async def test_call_that_is_cancelled_as_its_turn_comes_gets_no_thread(
     gates: Callable[[], threading.Event],
 ) -> None:
-    """The loop would log it, and the log's record would hold its body."""
-    work, gate, told = OffloadExecutor(1), gates(), list[dict[str, Any]]()
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    """Two calls are cancelled together, as the first one gets a thread. It frees the thread before
+    the second call's task runs again."""
+    pool, gate = FairThreadPool(1, "test"), gates()
+
+    def cancel_both() -> None:
+        for each in cancelled:
+            each.cancel()
+
+    holding = asyncio.create_task(pool.run(A, gate.wait, on_end=cancel_both))
+    await asyncio.sleep(0)
+    cancelled = [asyncio.create_task(pool.run(A, lambda: "not mine")) for _ in range(2)]
+    next_one = asyncio.create_task(pool.run(A, lambda: "mine"))
+    await asyncio.sleep(0)
+    assert pool.num_waiting == 3
+    gate.set()
+    await asyncio.wait([holding, *cancelled])
+    assert all(each.cancelled() for each in cancelled)
+    async with asyncio.timeout(5):
+        assert await next_one == "mine"
+        assert await pool.run(B, lambda: "free") == "free"
+    assert pool.num_waiting == 0
+
+
+async def test_error_of_abandoned_work_is_not_logged(
+    gates: Callable[[], threading.Event],
+) -> None:
+    """The event loop would log the error, and the log record would keep the body alive."""
+    work, gate, reported = OffloadExecutor(1), gates(), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
 
     def fail() -> None:
         gate.wait()
@@ -319,17 +350,18 @@ async def test_an_error_that_nobody_waits_for_is_no_news(
     await work.run(A, MIN_OFFLOAD_BYTES + 1, lambda: None)
     del left
     gc.collect()
-    assert told == []
+    assert reported == []
 
 
-async def test_free_memory_goes_back_once_the_work_has_ended(
+async def test_free_memory_is_trimmed_once_the_work_has_ended(
     gates: Callable[[], threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not only when its client leaves: by then the thread still holds what it needs."""
+    """Trimming when the client disconnects is not enough: by then the thread still uses the
+    memory."""
     work, gate, ended_before = OffloadExecutor(1), gates(), list[bool]()
-    monkeypatch.setattr(offload_executor, "TRIM_SECONDS", 0.0)
+    monkeypatch.setattr(offload_executor, "TRIM_DELAY_SECONDS", 0.0)
     monkeypatch.setattr(offload_executor, "trim_heap", lambda: ended_before.append(gate.is_set()))
-    left = asyncio.create_task(work.run(A, offload_executor.TRIM_BYTES, gate.wait))
+    left = asyncio.create_task(work.run(A, offload_executor.MIN_TRIM_BYTES, gate.wait))
     await asyncio.sleep(0)
     left.cancel()
     await asyncio.wait([left])
@@ -338,9 +370,9 @@ async def test_free_memory_goes_back_once_the_work_has_ended(
     await eventually(lambda: ended_before == [False, True])
 
 
-async def test_a_failure_keeps_nothing() -> None:
-    """An exception that was held by its own traceback would keep the body until the collector
-    comes by, which is seldom."""
+async def test_failed_work_keeps_no_body_alive() -> None:
+    """An exception referenced by its own traceback would keep the body alive until the garbage
+    collector runs, which is seldom."""
 
     class Body:
         alive = 0
@@ -366,7 +398,7 @@ async def test_a_failure_keeps_nothing() -> None:
     try:
         for _ in range(5):
             await fail()
-        work._threads._threads.shutdown()  # its threads forget what they did last
+        work._threads._threads.shutdown()  # its threads drop their last work items
         await asyncio.sleep(0)
         assert Body.alive == 0
     finally:

@@ -1,4 +1,5 @@
-"""Lines over loopback: opening, messages, back-pressure, silence, and peers that cheat."""
+"""Framed connections over loopback: handshake, messages, back-pressure, silence, and malicious
+peers."""
 
 import asyncio
 import contextlib
@@ -10,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from baton.core.credentials import ClusterCredentials
 from baton.errors import BatonError, Invalid, Overloaded, Unauthorized, Unavailable
@@ -27,7 +29,7 @@ NONCE = bytes(32)
 
 
 class Echo:
-    """Says everything again, but for what it is told to do otherwise."""
+    """Echo every message, except for a few that request another behaviour."""
 
     def __init__(self, line: FramedConnection) -> None:
         self.line = line
@@ -46,7 +48,7 @@ class Echo:
         self.lost.set()
 
 
-class House:
+class EchoServer:
     def __init__(self, server: FramedServer, address: str, echoes: list[Echo]) -> None:
         self.server = server
         self.address = address
@@ -61,7 +63,7 @@ class House:
 
 
 @asynccontextmanager
-async def house(trust: ClusterCredentials = TRUST) -> AsyncIterator[House]:
+async def echo_server(trust: ClusterCredentials = TRUST) -> AsyncIterator[EchoServer]:
     echoes: list[Echo] = []
 
     def serve(line: FramedConnection) -> Echo:
@@ -72,7 +74,7 @@ async def house(trust: ClusterCredentials = TRUST) -> AsyncIterator[House]:
     address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
     try:
         async with asyncio.timeout(20):
-            yield House(server, address, echoes)
+            yield EchoServer(server, address, echoes)
     finally:
         await server.close()
 
@@ -86,8 +88,8 @@ def hello(service: str = "echo", version: int = VERSION, nonce: bytes = NONCE) -
     return frame(FrameKind.HELLO, message.SerializeToString())
 
 
-async def say(address: str, *parts: bytes) -> list[tuple[int, bytes]]:
-    """Sends ``parts`` and returns what is answered until the other side ends the connection."""
+async def exchange(address: str, *parts: bytes) -> list[tuple[int, bytes]]:
+    """Send ``parts`` and return the frames received until the other side ends the connection."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     answers = []
@@ -110,11 +112,11 @@ def refusal(answers: Sequence[tuple[int, bytes]]) -> str:
     return conductor_pb2.Refusal.FromString(payload).message
 
 
-# -- between friends ------------------------------------------------------------------------
+# -- well-behaved peers ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("trust", [ClusterCredentials(), TRUST])
-async def test_messages_both_ways_in_order(trust: ClusterCredentials) -> None:
+async def test_messages_arrive_in_order_in_both_directions(trust: ClusterCredentials) -> None:
     heard: list[bytes] = []
     done = asyncio.Event()
 
@@ -124,7 +126,7 @@ async def test_messages_both_ways_in_order(trust: ClusterCredentials) -> None:
             done.set()
 
     sent = [b"", b"x", os.urandom(300_000), b"y" * 5_000, b"last"]
-    async with house(trust) as there:
+    async with echo_server(trust) as there:
         line = await there.open(deliver, trust)
         for payload in sent:
             line.send_message(payload)
@@ -136,66 +138,66 @@ async def test_messages_both_ways_in_order(trust: ClusterCredentials) -> None:
     assert heard == sent == there.echoes[0].heard
 
 
-async def test_a_refusal_says_why_and_ends_both_sides() -> None:
-    async with house() as there:
+async def test_refusal_gives_its_reason_and_ends_both_sides() -> None:
+    async with echo_server() as there:
         line = await there.open()
         line.send_message(b"refuse")
-        why = await line.ended()
+        why = await line.wait_until_ended()
         await there.echoes[0].lost.wait()
     assert isinstance(why, Overloaded) and str(why) == "too much"
     assert why.retry_after_seconds == 2.5
 
 
-async def test_a_message_that_makes_no_sense_ends_the_line() -> None:
+async def test_invalid_message_ends_the_connection() -> None:
     def puzzled(payload: bytes) -> None:
         raise Invalid("what?")
 
-    async with house() as there:
+    async with echo_server() as there:
         line = await there.open(puzzled)
         line.send_message(b"anything")
-        assert str(await line.ended()) == "what?"
+        assert str(await line.wait_until_ended()) == "what?"
         await there.echoes[0].lost.wait()
 
 
-async def test_a_server_that_closes_takes_its_lines_with_it() -> None:
-    async with house() as there:
+async def test_closing_the_server_closes_its_connections() -> None:
+    async with echo_server() as there:
         line = await there.open()
         await there.server.close()
-        why = await line.ended()
+        why = await line.wait_until_ended()
         assert isinstance(why, Unavailable) and "stopped" in str(why)
         assert there.echoes[0].lost.is_set()
         with pytest.raises(Unavailable, match="does not accept connections"):
             await there.open()
 
 
-async def test_a_port_in_use() -> None:
-    async with house() as there:
+async def test_port_in_use_is_reported() -> None:
+    async with echo_server() as there:
         port = int(there.address.rpartition(":")[2])
         with pytest.raises(Unavailable, match=f"can't listen on 127.0.0.1:{port}"):
             await FramedServer(TRUST, {}).listen("127.0.0.1", port)
 
 
-# -- who may come in ------------------------------------------------------------------------
+# -- authentication -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("secret", [None, "another", ""])
-async def test_without_the_secret_nobody_comes_in(secret: str | None) -> None:
-    async with house() as there:
+async def test_client_without_the_secret_is_rejected(secret: str | None) -> None:
+    async with echo_server() as there:
         with pytest.raises(Unauthorized, match="the cluster secret is missing or wrong"):
             await there.open(trust=ClusterCredentials(secret))
         assert there.echoes == []
-        assert not there.server.lines
+        assert not there.server.connections
 
 
-async def test_whoever_has_a_secret_does_not_speak_with_those_that_lack_it() -> None:
-    async with house(ClusterCredentials()) as there:
+async def test_client_with_a_secret_rejects_a_server_without_one() -> None:
+    async with echo_server(ClusterCredentials()) as there:
         with pytest.raises(Unauthorized, match="does not know the cluster secret"):
             await there.open()
         await there.echoes[0].lost.wait()
 
 
-async def test_a_proof_that_was_heard_is_worth_nothing() -> None:
-    """The server's half of what is signed is new each time."""
+async def test_replayed_proof_is_rejected() -> None:
+    """The server's half of the signed nonce is new for each connection."""
     heard: list[bytes] = []
 
     class Listening(FramedClientConnection):
@@ -203,15 +205,15 @@ async def test_a_proof_that_was_heard_is_worth_nothing() -> None:
             heard.append(frame(kind, payload))
             super().send(number, kind, payload)
 
-    async with house() as there:
+    async with echo_server() as there:
         host, _, port = there.address.rpartition(":")
         loop = asyncio.get_running_loop()
         _, line = await loop.create_connection(
             lambda: Listening("echo", TRUST.secret, lambda payload: None), host, int(port)
         )
-        await line.opened()
+        await line.wait_until_open()
         line.close()
-        answers = await say(there.address, *heard)
+        answers = await exchange(there.address, *heard)
         assert [kind for kind, _ in answers] == [FrameKind.CHALLENGE, FrameKind.REFUSAL]
         assert "cluster secret" in refusal(answers)
         assert TRUST.secret is not None
@@ -222,55 +224,62 @@ async def test_a_proof_that_was_heard_is_worth_nothing() -> None:
     ("said", "why"),
     [
         (hello("nobody"), "there is no service 'nobody' here"),
-        (hello(version=7), "version 7 of lines: here is 1"),
+        (hello(version=7), "protocol version 7: this server has 1"),
         (hello(nonce=b"short"), "a nonce has 32 bytes"),
         (frame(FrameKind.HELLO, b"\xff\xff"), "malformed Hello"),
-        (frame(FrameKind.PROOF), "a frame of kind 7 is no part of"),
-        (frame(FrameKind.MESSAGE, b"let me in"), "a frame of kind 1 is no part of"),
-        (frame(99), "a frame of kind 99 is no part of"),
-        (hello() + hello(), "a frame of kind 5 is no part of"),
+        (frame(FrameKind.PROOF), "a frame of kind 7 is not part of"),
+        (frame(FrameKind.MESSAGE, b"let me in"), "a frame of kind 1 is not part of"),
+        (frame(99), "a frame of kind 99 is not part of"),
+        (hello() + hello(), "a frame of kind 5 is not part of"),
         (
             FRAME_HEADER.pack(HANDSHAKE_BYTES + 1, 0, FrameKind.HELLO),
-            "a frame of 4097 bytes: 4096 are allowed",
+            "a frame has 4097 bytes",
         ),
-        (b"GET / HTTP/1.1\r\nhost: here\r\n\r\n", "a frame of 542393671 bytes"),
+        (b"GET / HTTP/1.1\r\nhost: here\r\n\r\n", "a frame has 542393671 bytes"),
     ],
 )
-async def test_strangers_are_told_why_and_shown_out(said: bytes, why: str) -> None:
-    async with house() as there:
-        assert why in refusal(await say(there.address, said))
-        assert there.echoes == [] and not there.server.lines
+async def test_invalid_handshake_is_refused_with_a_reason(said: bytes, why: str) -> None:
+    async with echo_server() as there:
+        assert why in refusal(await exchange(there.address, said))
+        assert there.echoes == [] and not there.server.connections
 
 
-async def test_whoever_says_nothing_is_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_client_is_disconnected_after_the_handshake_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(server, "HANDSHAKE_TIMEOUT_SECONDS", 0.02)
-    async with house() as there:
-        assert await say(there.address) == []
-        assert await say(there.address, hello()[:-1]) == []
-        assert [kind for kind, _ in await say(there.address, hello())] == [FrameKind.CHALLENGE]
-        assert not there.server.lines
+    async with echo_server() as there:
+        assert await exchange(there.address) == []
+        assert await exchange(there.address, hello()[:-1]) == []
+        assert [kind for kind, _ in await exchange(there.address, hello())] == [FrameKind.CHALLENGE]
+        assert not there.server.connections
 
 
-async def test_strangers_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of too many the one that came first goes, and a member has proved who it is by then."""
+async def test_unauthenticated_connections_do_not_block_members(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beyond the limit, the oldest unauthenticated connection is closed; a member has
+    authenticated itself by then."""
     monkeypatch.setattr(server, "MAX_UNAUTHENTICATED", 3)
-    async with house() as there:
+    async with echo_server() as there:
         idle = []
         for number in range(8):
             idle.append(await connected(there.address))
             await until(
-                partial(lambda count: len(there.server.strangers) == count, min(number + 1, 3))
+                partial(
+                    lambda count: len(there.server.unauthenticated) == count, min(number + 1, 3)
+                )
             )
             if number == 4:
                 line = await there.open()
         for reader, _ in idle[:4]:
             assert await reader.read() == b""
-        assert line.is_open and len(there.server.lines) == 4
+        assert line.is_open and len(there.server.connections) == 4
         for _, writer in idle:
             writer.close()
         line.close()
-        await until(lambda: not there.server.lines)
-        assert len(there.server.strangers) == 0
+        await until(lambda: not there.server.connections)
+        assert len(there.server.unauthenticated) == 0
 
 
 async def connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -278,39 +287,39 @@ async def connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamW
     return await asyncio.open_connection(host, int(port))
 
 
-async def test_lines_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_connections_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 1)
-    async with house() as there:
+    async with echo_server() as there:
         line = await there.open()
-        with pytest.raises(Overloaded, match="there are 1 lines already"):
+        with pytest.raises(Overloaded, match="there are 1 connections already"):
             await there.open()
         line.close()
-        await until(lambda: not there.server.lines)
+        await until(lambda: not there.server.connections)
         (await there.open()).close()
 
 
-class Visitor:
-    def __init__(self, log: list["Visitor"]) -> None:
+class FakeConnection:
+    def __init__(self, log: list["FakeConnection"]) -> None:
         self._log = log
 
     def close(self) -> None:
         self._log.append(self)
 
 
-def test_whoever_takes_most_places_gives_up_the_oldest() -> None:
-    closed: list[Visitor] = []
+def test_network_with_the_most_unauthenticated_connections_loses_its_oldest() -> None:
+    closed: list[FakeConnection] = []
     places = UnauthenticatedConnections(4)
-    member = Visitor(closed)
-    flood = [Visitor(closed) for _ in range(10)]
+    member = FakeConnection(closed)
+    flood = [FakeConnection(closed) for _ in range(10)]
     places.add(member, "10.0.0.1")
     for number, each in enumerate(flood):
-        places.add(each, f"2001:db8::{number}")  # all of one site
+        places.add(each, f"2001:db8::{number}")  # all of one network
     assert closed == flood[:7] and len(places) == 4
     places.discard(member)
     places.discard(member)
     places.add(member, "fe80::1%eth0")
     assert closed == flood[:7]
-    several = [Visitor(closed) for _ in range(4)]
+    several = [FakeConnection(closed) for _ in range(4)]
     for number, each in enumerate(several):
         places.add(each, f"10.0.1.{number}")
     assert closed[:9] == flood[:9] and len(places) == 4
@@ -320,7 +329,40 @@ def test_whoever_takes_most_places_gives_up_the_oldest() -> None:
     ]  # fmt: skip
 
 
-# -- peers that cheat -----------------------------------------------------------------------
+# -- openings that are cancelled ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_complete", [False, True])
+async def test_connection_is_closed_if_its_opener_is_cancelled_as_it_opens(
+    monkeypatch: pytest.MonkeyPatch, is_complete: bool
+) -> None:
+    """The opener is cancelled, by its timeout for example, just before or just after the last frame
+    of the handshake is read, and before its task runs again. A process that was frozen finds its
+    timeouts expired and its data arrived at once."""
+
+    class Interrupted(FramedClientConnection):
+        def on_handshake(self, kind: int, payload: bytes) -> None:
+            if kind != FrameKind.WELCOME:
+                super().on_handshake(kind, payload)
+                return
+            if is_complete:
+                super().on_handshake(kind, payload)
+            opening.cancel()
+            if not is_complete:
+                super().on_handshake(kind, payload)
+
+    monkeypatch.setattr(client, "FramedClientConnection", Interrupted)
+    async with echo_server() as there:
+        with capture_logs() as lines:
+            opening = asyncio.create_task(there.open())
+            await asyncio.wait([opening])
+            assert opening.cancelled()
+            async with asyncio.timeout(2):
+                await there.echoes[0].lost.wait()
+        assert lines == []
+
+
+# -- malicious peers ------------------------------------------------------------------------
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -328,7 +370,7 @@ async def until(condition: Callable[[], Any]) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_frames_in_pieces_of_any_size() -> None:
+async def test_frames_may_arrive_in_pieces_of_any_size() -> None:
     heard: list[tuple[int, int, bytes]] = []
 
     class Collecting(frames.FrameProtocol):
@@ -337,13 +379,13 @@ async def test_frames_in_pieces_of_any_size() -> None:
         def on_frame(self, number: int, kind: int, payload: bytes) -> None:
             heard.append((number, kind, payload))
 
-    told = [(1, 2, b""), (3, 4, b"abc"), (5, 6, bytes(100)), (7, 8, b"")]
-    data = b"".join(FRAME_HEADER.pack(len(payload), n, kind) + payload for n, kind, payload in told)
+    sent = [(1, 2, b""), (3, 4, b"abc"), (5, 6, bytes(100)), (7, 8, b"")]
+    data = b"".join(FRAME_HEADER.pack(len(payload), n, kind) + payload for n, kind, payload in sent)
     for size in (1, 2, 5, 9, 10, 64, len(data)):
         end = Collecting()
         for begin in range(0, len(data), size):
             end.data_received(data[begin : begin + size])
-        assert heard == told
+        assert heard == sent
         heard.clear()
 
 
@@ -352,24 +394,24 @@ async def test_frames_in_pieces_of_any_size() -> None:
     [
         (
             FRAME_HEADER.pack(MAX_MESSAGE_BYTES + 1, 0, FrameKind.MESSAGE),
-            "a frame of 16777217 bytes",
+            "a frame has 16777217 bytes",
         ),
-        (frame(99), "no frames of kind 99 once it is open"),
-        (frame(FrameKind.WELCOME), "no frames of kind 8 once it is open"),
+        (frame(99), "frames of kind 99 are not allowed after the handshake"),
+        (frame(FrameKind.WELCOME), "frames of kind 8 are not allowed after the handshake"),
         (frame(FrameKind.REFUSAL, b"\xff\xff"), "malformed Refusal"),
     ],
 )
-async def test_an_open_line_refuses_nonsense(said: bytes, why: str) -> None:
-    async with house() as there:
+async def test_open_connection_refuses_invalid_frames(said: bytes, why: str) -> None:
+    async with echo_server() as there:
         line = await there.open()
         assert line.transport is not None
         line.transport.write(said)
-        assert why in str(await line.ended())
+        assert why in str(await line.wait_until_ended())
         await there.echoes[0].lost.wait()
 
 
-async def test_half_a_message_is_no_message() -> None:
-    async with house() as there:
+async def test_incomplete_message_is_not_delivered() -> None:
+    async with echo_server() as there:
         line = await there.open()
         assert line.transport is not None
         line.transport.write(
@@ -381,8 +423,8 @@ async def test_half_a_message_is_no_message() -> None:
         assert there.echoes[0].heard == [b"whole"]
 
 
-async def test_a_writer_waits_for_a_slow_reader() -> None:
-    async with house() as there:
+async def test_writer_waits_for_a_slow_reader() -> None:
+    async with echo_server() as there:
         line = await there.open()
         assert line.transport is not None
         line.transport.pause_reading()
@@ -390,7 +432,7 @@ async def test_a_writer_waits_for_a_slow_reader() -> None:
         end = there.echoes[0].line
         while True:  # until the kernel takes no more of it
             end.send_message(bytes(64 * 1024))
-            waiting = asyncio.create_task(end.drained())
+            waiting = asyncio.create_task(end.wait_until_writable())
             await asyncio.sleep(0)
             if not waiting.done():
                 break
@@ -399,9 +441,9 @@ async def test_a_writer_waits_for_a_slow_reader() -> None:
         line.close()
 
 
-async def test_whoever_reads_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_peer_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "MAX_UNSENT_BYTES", 100_000)
-    async with house() as there:
+    async with echo_server() as there:
         line = await there.open()
         await until(lambda: there.echoes)
         server_side = there.echoes[0].line.transport
@@ -409,7 +451,7 @@ async def test_whoever_reads_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) ->
         server_side.pause_reading()
         while not line.is_closing:
             line.send_message(bytes(64 * 1024))
-        assert str(await line.ended()) == "it does not read"
+        assert str(await line.wait_until_ended()) == "the peer does not read"
         server_side.resume_reading()
         await there.echoes[0].lost.wait()
 
@@ -417,7 +459,7 @@ async def test_whoever_reads_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) ->
 # -- silence --------------------------------------------------------------------------------
 
 
-async def test_a_silent_line_is_pinged_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_connection_is_pinged_and_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "TICK_SECONDS", 0.002)
     pongs = 0
 
@@ -428,15 +470,15 @@ async def test_a_silent_line_is_pinged_and_stays(monkeypatch: pytest.MonkeyPatch
             super()._on_control(kind, payload)
 
     monkeypatch.setattr(client, "FramedClientConnection", Counting)
-    async with house() as there:
+    async with echo_server() as there:
         line = await there.open()
         await until(lambda: pongs >= 20)
         assert not line.is_closing
         line.close()
 
 
-async def test_a_frozen_peer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It opens a line, and then answers nothing; its kernel goes on acknowledging."""
+async def test_frozen_peer_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peer accepts a connection, then answers nothing; its kernel still acknowledges."""
     monkeypatch.setattr(client, "TICK_SECONDS", 0.002)
     gone = asyncio.Event()
 
@@ -455,17 +497,17 @@ async def test_a_frozen_peer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
         line = await open_framed_connection(
             f"127.0.0.1:{port}", "echo", ClusterCredentials(), lambda payload: None, 5.0
         )
-        why = await line.ended()
+        why = await line.wait_until_ended()
         await gone.wait()
     assert isinstance(why, Unavailable) and "silent" in str(why)
     server.close()
 
 
-async def test_a_router_that_stands_still_gives_back_what_it_holds(
+async def test_frozen_router_is_disconnected_by_the_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "TICK_SECONDS", 0.002)
-    async with house(ClusterCredentials()) as there:
+    async with echo_server(ClusterCredentials()) as there:
         host, _, port = there.address.rpartition(":")
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(hello() + frame(FrameKind.PROOF))
@@ -474,8 +516,9 @@ async def test_a_router_that_stands_still_gives_back_what_it_holds(
         writer.close()
 
 
-async def test_whoever_stood_still_itself_takes_nobody_for_dead() -> None:
-    """A loop that was held up for any time has read what there was before it counts again."""
+async def test_own_stall_is_not_mistaken_for_a_dead_peer() -> None:
+    """An event loop that was blocked for any time reads what has arrived before it counts silence
+    again."""
     pings: list[int] = []
     failures: list[BatonError] = []
 
@@ -492,8 +535,8 @@ async def test_whoever_stood_still_itself_takes_nobody_for_dead() -> None:
             self.data_received(b"")
 
     end = Held(1000.0, 3)
-    end.open()
-    for _ in range(5):  # each after an age, as if a timer was late
+    end.complete_handshake()
+    for _ in range(5):  # each after a long pause, as if the timer was late
         end._tick()
         end.data()
     assert failures == []
@@ -502,4 +545,4 @@ async def test_whoever_stood_still_itself_takes_nobody_for_dead() -> None:
     assert failures == [] and pings == [FrameKind.PING] * 3
     end._tick()
     assert "silent for 4000.0 s" in str(failures[0])
-    end._disarm()
+    end._stop_timer()

@@ -1,4 +1,4 @@
-"""What a link is believed to take, after what it took."""
+"""The link meter: estimated transfer times from measured ones."""
 
 import numpy as np
 import pytest
@@ -13,26 +13,27 @@ from baton.transport.link_meter import (
 KIB, MIB = 1 << 10, 1 << 20
 
 
-def took(size: int, latency: float, rate: float) -> float:
+def transfer_seconds(size: int, latency: float, rate: float) -> float:
     return latency + size / rate
 
 
-def test_an_unknown_link_is_taken_for_a_usual_one() -> None:
+def test_unknown_link_gets_the_prior_estimate() -> None:
     meter = LinkMeter()
     assert meter.bytes_per_second("a") is None
     expected = PRIOR_LATENCY_SECONDS + MIB / PRIOR_BYTES_PER_SECOND
     assert meter.estimate_seconds("a", MIB) == expected
 
 
-def test_latency_and_bandwidth_are_told_apart() -> None:
+def test_latency_and_bandwidth_are_separated() -> None:
     meter = LinkMeter()
     for size in (64 * KIB, 4 * MIB, 256 * KIB, MIB):
-        meter.record("far", size, took(size, 0.04, 125e6))
+        meter.record("far", size, transfer_seconds(size, 0.04, 125e6))
     for size in (4 * KIB, 100 * KIB, 64 * MIB):
-        assert meter.estimate_seconds("far", size) == pytest.approx(took(size, 0.04, 125e6))
+        expected = transfer_seconds(size, 0.04, 125e6)
+        assert meter.estimate_seconds("far", size) == pytest.approx(expected)
 
 
-def test_one_size_alone_says_nothing_about_latency() -> None:
+def test_single_transfer_size_gives_no_latency() -> None:
     meter = LinkMeter()
     for _ in range(3):
         meter.record("a", MIB, 0.01)
@@ -40,25 +41,26 @@ def test_one_size_alone_says_nothing_about_latency() -> None:
     assert meter.bytes_per_second("a") == pytest.approx(MIB / 0.01)
 
 
-def test_a_link_that_has_changed_is_believed_soon() -> None:
+def test_changed_link_is_learnt_quickly() -> None:
     meter, chance = LinkMeter(), np.random.default_rng(3)
     sizes = chance.integers(16 * KIB, 8 * MIB, size=60).tolist()
     for size in sizes[:30]:
-        meter.record("a", size, took(size, 0.0002, 5e9))
+        meter.record("a", size, transfer_seconds(size, 0.0002, 5e9))
     for size in sizes[30:]:
-        meter.record("a", size, took(size, 0.02, 125e6))
-    assert meter.estimate_seconds("a", MIB) == pytest.approx(took(MIB, 0.02, 125e6), rel=0.05)
+        meter.record("a", size, transfer_seconds(size, 0.02, 125e6))
+    expected = transfer_seconds(MIB, 0.02, 125e6)
+    assert meter.estimate_seconds("a", MIB) == pytest.approx(expected, rel=0.05)
 
 
 @pytest.mark.parametrize(("small", "large"), [(0.01, 0.005), (0.0001, 0.1)])
-def test_no_part_is_negative(small: float, large: float) -> None:
+def test_neither_latency_nor_bandwidth_is_negative(small: float, large: float) -> None:
     meter = LinkMeter()
     meter.record("a", 64 * KIB, small)
     meter.record("a", MIB, large)
     assert 0 <= meter.estimate_seconds("a", 0) <= meter.estimate_seconds("a", 10 * MIB)
 
 
-def test_a_link_that_is_judged_and_never_used_is_tried_again() -> None:
+def test_slow_link_that_is_never_used_is_tried_again() -> None:
     meter = LinkMeter()
     meter.record("a", MIB, 1.0)
     slow = [meter.estimate_seconds("a", MIB) for _ in range(MAX_UNMEASURED_ESTIMATES)]
@@ -68,7 +70,7 @@ def test_a_link_that_is_judged_and_never_used_is_tried_again() -> None:
     assert meter.estimate_seconds("a", MIB) == 1.0
 
 
-def test_nonsense_is_not_learned() -> None:
+def test_invalid_measurements_are_ignored() -> None:
     meter = LinkMeter()
     meter.record("a", 0, 1.0)
     meter.record("a", MIB, 0.0)

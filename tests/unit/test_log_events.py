@@ -1,4 +1,4 @@
-"""docs/logs.md has each event that a program can write, and no other."""
+"""docs/logs.md lists exactly the log events that programs can write."""
 
 import ast
 import re
@@ -11,10 +11,10 @@ PACKAGES = (
     "simulator", "orchestrator", "load_generator", "command_line",
 )  # fmt: skip
 LEVELS = {"debug", "info", "warning", "error", "exception"}
-CHOSEN = {
+COMPUTED_EVENTS = {
     "disk_failed", "request_failed", "request_refused", "request_moved", "request_turned_away",
 }  # fmt: skip
-"""Events whose level, or name, is chosen where they are written."""
+"""Events whose level or name is computed where they are logged."""
 
 
 def written() -> Iterator[str]:
@@ -37,7 +37,7 @@ def _is_log(call: ast.expr) -> bool:
 
 
 def documented() -> set[str]:
-    """The first column of every table whose first column is `event`."""
+    """Return the first column of every table whose first column is `event`."""
     events: set[str] = set()
     inside = False
     for line in (ROOT / "docs" / "logs.md").read_text().splitlines():
@@ -51,7 +51,7 @@ def documented() -> set[str]:
 
 
 def test_every_event_is_documented_and_every_documented_one_exists() -> None:
-    events = set(written()) | CHOSEN
+    events = set(written()) | COMPUTED_EVENTS
     assert len(events) > 50
     assert sorted(events - documented()) == []
     assert sorted(documented() - events) == []

@@ -1,4 +1,4 @@
-"""Lines of a process's log, as whoever collects them gets them."""
+"""A process's log lines, as a log collector receives them."""
 
 import json
 import subprocess
@@ -36,21 +36,21 @@ def lines(style: str) -> list[str]:
     return done.stderr.splitlines()
 
 
-def test_each_line_is_one_object_whoever_wrote_it() -> None:
-    told: list[dict[str, Any]] = [json.loads(line) for line in lines("json")]
-    events = [each["event"] for each in told]
+def test_each_json_line_is_one_object_whatever_library_logged_it() -> None:
+    records: list[dict[str, Any]] = [json.loads(line) for line in lines("json")]
+    events = [each["event"] for each in records]
     assert events[:4] == ["request_moves", "from_a_thread", "request_crashed", "it says so"]
     assert "odd" in events[4] and len(events) == 5
-    for each in told:
+    for each in records:
         assert (each["id"], each["role"]) == ("decode-0", "decode")
         assert {"level", "timestamp"} <= each.keys()
-    assert told[0]["request_id"] == "chatcmpl-1" and told[0]["epoch"] == 2
-    assert "ValueError: two\nlines" in told[2]["exception"]
-    assert [each["level"] for each in told] == ["info", "warning", "error", "warning", "warning"]
-    assert told[3]["logger"] == "some.library"
+    assert records[0]["request_id"] == "chatcmpl-1" and records[0]["epoch"] == 2
+    assert "ValueError: two\nlines" in records[2]["exception"]
+    assert [each["level"] for each in records] == ["info", "warning", "error", "warning", "warning"]
+    assert records[3]["logger"] == "some.library"
 
 
-def test_a_person_gets_text() -> None:
-    told = lines("console")
-    assert "request_moves" in told[0] and "chatcmpl-1" in told[0] and "decode-0" in told[0]
-    assert not any(line.startswith("{") for line in told)
+def test_console_style_writes_plain_text() -> None:
+    records = lines("console")
+    assert "request_moves" in records[0] and "chatcmpl-1" in records[0] and "decode-0" in records[0]
+    assert not any(line.startswith("{") for line in records)

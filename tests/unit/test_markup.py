@@ -1,4 +1,5 @@
-"""Calls and thoughts in a text: each family's markup, and what only looks like it."""
+"""Tool calls and reasoning in a model's text: each family's markup, and text that only resembles
+it."""
 
 import json
 from collections.abc import Callable
@@ -38,11 +39,11 @@ def pythonic() -> ToolCallParser:
     return PythonicToolParser(SCHEMAS.keys())
 
 
-Told = tuple[str, list[tuple[str, str]]]
-"""All text, and all calls by name and arguments."""
+TextAndCalls = tuple[str, list[tuple[str, str]]]
+"""All text, and all tool calls by name and arguments."""
 
 
-def told(pieces: list[OutputPart]) -> Told:
+def text_and_calls(pieces: list[OutputPart]) -> TextAndCalls:
     calls: list[tuple[str, str]] = []
     for piece in pieces:
         match piece:
@@ -55,14 +56,14 @@ def told(pieces: list[OutputPart]) -> Told:
     return "".join(piece.text for piece in pieces if isinstance(piece, TextPart)), calls
 
 
-def read(parser: ToolCallParser, text: str) -> Told:
-    return told(parser.push(text) + parser.flush())
+def read(parser: ToolCallParser, text: str) -> TextAndCalls:
+    return text_and_calls(parser.push(text) + parser.flush())
 
 
 F = '{"name": "f", "arguments": {"x": 1}}'
 
 CASES: list[tuple[Callable[[], ToolCallParser], str, str, list[tuple[str, str]]]] = [
-    # -- Hermes: text, calls, both; keys in any order; what follows
+    # -- Hermes: text, calls, and both; keys in any order; text after a call
     (hermes, "", "", []),
     (hermes, " just text \n", " just text \n", []),
     (hermes, f"<tool_call>\n{F}\n</tool_call>", "", [("f", '{"x": 1}')]),
@@ -84,12 +85,12 @@ CASES: list[tuple[Callable[[], ToolCallParser], str, str, list[tuple[str, str]]]
         "",
         [("f", '{"s": "}</tool_call>\\"{"}')],
     ),
-    # One brace too many, and an end that is missing
+    # A superfluous brace, and a missing end
     (hermes, '<tool_call>{"name": "f", "arguments": {}}}\n</tool_call>', "", [("f", "{}")]),
     (hermes, f"<tool_call>{F}", "", [("f", '{"x": 1}')]),
     (hermes, '<tool_call>{"name": "f", "arguments": {"x": ', "", [("f", '{"x": ')]),
     (hermes, '<tool_call>{"name": "f", "arguments": {"x": oops}}', "", [("f", '{"x": oops}')]),
-    # What is none
+    # Text that is no call
     (hermes, "a <tool_call> b", "a <tool_call> b", []),
     (hermes, "<tool_call", "<tool_call", []),
     (hermes, "<tool_call>", "<tool_call>", []),
@@ -113,7 +114,7 @@ CASES: list[tuple[Callable[[], ToolCallParser], str, str, list[tuple[str, str]]]
         [("f", '{"x": "many"}')],
     ),
     (hermes, "<tool_call><function=></tool_call>.", "<tool_call><function=></tool_call>.", []),
-    # -- Llama 3: an object, several, after its token, and JSON that was asked for
+    # -- Llama 3: one object, several, after its special token, and plain JSON as an answer
     (llama3, '{"name": "f", "parameters": {"x": 1}}', "", [("f", '{"x": 1}')]),
     (llama3, f"\n{F}", "", [("f", '{"x": 1}')]),
     (llama3, '{"type": "function", "name": "g", "parameters": {}}', "", [("g", "{}")]),
@@ -148,7 +149,7 @@ CASES: list[tuple[Callable[[], ToolCallParser], str, str, list[tuple[str, str]]]
     ),
     (MistralToolParser, "[TOOL_CALLS] never mind", " never mind", []),
     (MistralToolParser, "[TOOL", "[TOOL", []),
-    # -- Python's: a list as the whole answer; values of both languages
+    # -- Pythonic: a list as the whole answer, with Python and JSON values
     (pythonic, "[f(x=1)]", "", [("f", '{"x": 1}')]),
     (
         pythonic,
@@ -180,14 +181,14 @@ CASES: list[tuple[Callable[[], ToolCallParser], str, str, list[tuple[str, str]]]
 
 
 @pytest.mark.parametrize(("make", "text", "content", "calls"), CASES)
-def test_calls(
+def test_tool_calls_are_parsed(
     make: Callable[[], ToolCallParser], text: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
     assert read(make(), text) == (content, calls)
 
 
 @pytest.mark.parametrize(("make", "text", "content", "calls"), CASES)
-def test_calls_in_pieces_of_any_size(
+def test_tool_calls_are_parsed_in_pieces_of_any_size(
     make: Callable[[], ToolCallParser], text: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
     whole = read(make(), text)
@@ -196,10 +197,10 @@ def test_calls_in_pieces_of_any_size(
         pieces: list[OutputPart] = []
         for start in range(0, len(text), size):
             pieces += parser.push(text[start : start + size])
-        assert told(pieces + parser.flush()) == whole, size
+        assert text_and_calls(pieces + parser.flush()) == whole, size
 
 
-def test_a_call_streams_as_it_comes() -> None:
+def test_tool_call_is_streamed_as_it_arrives() -> None:
     parser = hermes()
     parts = ["Hi", " <", "b>", "\n<tool_", 'call>{"name": "f", "argu', 'ments": ', '{"x"', ": 1}}"]
     assert [parser.push(part) for part in parts] == [
@@ -215,22 +216,22 @@ def test_a_call_streams_as_it_comes() -> None:
     assert parser.push("\n</tool_call>") == parser.flush() == []
 
 
-def test_json_that_was_asked_for_is_not_held_back() -> None:
+def test_plain_json_answer_is_not_held_back() -> None:
     parser = llama3()
     assert parser.push('{"city') == []
     assert parser.push('":') == [TextPart('{"city":')]
     assert parser.push(' "Ro') == [TextPart(' "Ro')]
 
 
-def test_what_is_held_back_has_a_bound() -> None:
+def test_held_back_text_is_bounded() -> None:
     parser = hermes()
     pieces = parser.push('<tool_call>{"arguments": {"x": "' + "y" * 70_000)
-    assert len(told(pieces)[0]) == 70_000 + len('<tool_call>{"arguments": {"x": "')
+    assert len(text_and_calls(pieces)[0]) == 70_000 + len('<tool_call>{"arguments": {"x": "')
     pieces = hermes().push("<tool_call><function=f>" + "y" * 70_000)
-    assert len(told(pieces)[0]) > 70_000
+    assert len(text_and_calls(pieces)[0]) > 70_000
 
 
-def test_what_is_too_deep_is_no_error() -> None:
+def test_deeply_nested_arguments_are_no_error() -> None:
     deep = "[" * 30_000 + "]" * 30_000
     text = f'<tool_call>{{"arguments": {deep}, "name": "f"}}</tool_call>'
     assert read(hermes(), text) == ("", [("f", deep)])
@@ -238,24 +239,24 @@ def test_what_is_too_deep_is_no_error() -> None:
     assert read(hermes(), xml) == ("", [("f", json.dumps({"x": deep}))])
 
 
-def test_many_openings_take_no_time() -> None:
-    """Each would be looked at to the end of the text, if names could have anything in them."""
+def test_many_unclosed_tags_take_linear_time() -> None:
+    """If names could contain any character, each tag would be scanned to the end of the text."""
     opened = "<parameter=" * 5900
     text = f"<tool_call><function=f>{opened}</function></tool_call>"
     assert read(hermes(), text) == ("", [("f", "{}")])
 
 
-def test_arguments_are_as_long_as_they_are() -> None:
+def test_long_arguments_are_parsed() -> None:
     arguments = json.dumps({"text": "y" * 200_000})
     text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
     assert read(hermes(), text) == ("", [("f", arguments)])
 
 
-# -- thoughts -------------------------------------------------------------------------------------
+# -- reasoning ------------------------------------------------------------------------------------
 
 
-def thoughts(inside: bool, text: str, size: int) -> tuple[str, str]:
-    thinking = ReasoningParser(inside=inside)
+def split_reasoning(inside: bool, text: str, size: int) -> tuple[str, str]:
+    thinking = ReasoningParser(in_reasoning=inside)
     pieces: list[OutputPart] = []
     for start in range(0, len(text), size):
         pieces += thinking.push(text[start : start + size])
@@ -282,24 +283,26 @@ def thoughts(inside: bool, text: str, size: int) -> tuple[str, str]:
         (True, "</think>\n\n", "", ""),
     ],
 )
-def test_thoughts(inside: bool, text: str, thought: str, answer: str, size: int) -> None:
-    assert thoughts(inside, text, size) == (thought, answer)
+def test_reasoning_is_separated_from_the_answer(
+    inside: bool, text: str, thought: str, answer: str, size: int
+) -> None:
+    assert split_reasoning(inside, text, size) == (thought, answer)
 
 
-def test_thoughts_before_calls() -> None:
-    reader = OutputParser(ReasoningParser(inside=False), hermes())
+def test_reasoning_before_tool_calls() -> None:
+    reader = OutputParser(ReasoningParser(in_reasoning=False), hermes())
     pieces = reader.push(f"<think>call {F}</think>\n<tool_call>{F}</tool_call>")
-    assert reader.is_thinking is False and reader.has_called
+    assert reader.is_in_reasoning is False and reader.has_tool_calls
     assert [piece for piece in pieces if isinstance(piece, ReasoningPart)] == [
         ReasoningPart(f"call {F}")
     ]
-    assert told(pieces + reader.flush()) == ("", [("f", '{"x": 1}')])
+    assert text_and_calls(pieces + reader.flush()) == ("", [("f", '{"x": 1}')])
 
 
-def test_one_call_at_a_time() -> None:
+def test_parsing_stops_after_max_calls() -> None:
     reader = OutputParser(None, hermes(), max_calls=1)
     pieces = reader.push(f"<tool_call>{F}</tool_call>\n<tool_call>\n")
-    assert not reader.enough
+    assert not reader.has_enough_calls
     pieces += reader.push(f"{F}</tool_call>")
-    assert reader.enough
-    assert told(pieces) == ("", [("f", '{"x": 1}')])
+    assert reader.has_enough_calls
+    assert text_and_calls(pieces) == ("", [("f", '{"x": 1}')])

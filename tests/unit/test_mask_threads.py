@@ -1,4 +1,5 @@
-"""Masks that take too long: their answer ends, and nobody waits for their thread."""
+"""Grammar masks that take too long: only the answer that needs them ends, and no other answer waits
+for their thread."""
 
 import threading
 
@@ -9,32 +10,32 @@ from baton.errors import Invalid
 from baton.text.grammar import mask_threads
 from baton.text.grammar.mask_threads import MaskThreadPool, MaskTimeout
 from baton.text.grammar.matcher import GrammarCompiler
-from tests.grammar_house import answers, asking, byte_grammars, choice, regex
+from tests.grammar_house import byte_grammars, choice, generate_all, grammar_request, regex
 
 
 class Spinning:
-    """Takes processor time until it is let go."""
+    """A mask computation that uses processor time until ``goes`` is false."""
 
     def __init__(self) -> None:
-        self.goes = True
+        self.is_running = True
         self.ended = threading.Event()
 
     def __call__(self) -> bytes:
-        while self.goes:
+        while self.is_running:
             pass
         self.ended.set()
         return b"late"
 
 
-def test_one_that_spins_is_given_up_and_replaced() -> None:
+def test_spinning_thread_is_abandoned_and_replaced() -> None:
     threads = MaskThreadPool(1)
     spinning = Spinning()
     slow, behind = threads.submit(spinning), threads.submit(lambda: b"mask")
     assert behind.result() == b"mask"
-    with pytest.raises(MaskTimeout, match="of a processor"):
+    with pytest.raises(MaskTimeout, match="of CPU time"):
         slow.result()
-    given_up = threads._given_up[0]
-    spinning.goes = False
+    given_up = threads._abandoned[0]
+    spinning.is_running = False
     assert spinning.ended.wait(5)
     given_up._thread.join(5)
     assert not given_up.is_alive()
@@ -43,14 +44,16 @@ def test_one_that_spins_is_given_up_and_replaced() -> None:
     assert threads.submit(lambda: b"next").result() == b"next"
 
 
-def test_one_that_sleeps_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The processors may be somebody else's; but not for ever."""
-    monkeypatch.setattr(mask_threads, "MASK_SECONDS", 0.0001)
+def test_sleeping_thread_is_waited_for_up_to_the_wall_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another process may be using the processors, but the wait is bounded."""
+    monkeypatch.setattr(mask_threads, "MASK_CPU_SECONDS", 0.0001)
     threads, awake = MaskThreadPool(1), threading.Event()
     job = threads.submit(lambda: b"mask" if awake.wait(10) else b"")
     threading.Timer(0.05, awake.set).start()
     assert job.result() == b"mask"
-    monkeypatch.setattr(mask_threads, "WALL_SECONDS", 0.05)
+    monkeypatch.setattr(mask_threads, "MASK_TIMEOUT_SECONDS", 0.05)
     awake.clear()
     asleep = threads.submit(lambda: b"mask" if awake.wait(10) else b"")
     with pytest.raises(MaskTimeout, match="it took more than"):
@@ -58,7 +61,7 @@ def test_one_that_sleeps_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     awake.set()
 
 
-def test_a_panic_is_its_own_job_s() -> None:
+def test_panic_fails_only_its_own_job() -> None:
     class Panic(BaseException):
         pass
 
@@ -71,17 +74,17 @@ def test_a_panic_is_its_own_job_s() -> None:
     assert threads.submit(lambda: b"next").result() == b"next"
 
 
-def test_only_so_many_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_abandoned_threads_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mask_threads, "MAX_ABANDONED", 1)
-    monkeypatch.setattr(mask_threads, "MASK_SECONDS", 0.001)
+    monkeypatch.setattr(mask_threads, "MASK_CPU_SECONDS", 0.001)
     threads, spinning = MaskThreadPool(1), Spinning()
     jobs = [threads.submit(spinning) for _ in range(2)]
     for job in jobs:
         with pytest.raises(MaskTimeout):
             job.result()
-    threads.give_up_slow()
-    assert len(threads._given_up) == 1
-    spinning.goes = False
+    threads.abandon_slow_threads()
+    assert len(threads._abandoned) == 1
+    spinning.is_running = False
 
 
 @pytest.fixture
@@ -89,12 +92,12 @@ def grammars() -> GrammarCompiler:
     return byte_grammars()
 
 
-def test_an_answer_whose_mask_is_too_slow_ends_alone(
+def test_answer_with_a_slow_mask_fails_alone(
     grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And its grammar is refused from then on, to its owner."""
+    """From then on, its grammar is refused to the same owner."""
     slow, spinning = regex("[ab]{100}"), Spinning()
-    opened = grammars.open
+    opened = grammars.create
 
     def open_slow(*arguments: object) -> object:
         walk = opened(*arguments)  # type: ignore[arg-type]
@@ -102,19 +105,20 @@ def test_an_answer_whose_mask_is_too_slow_ends_alone(
             monkeypatch.setattr(walk, "_advance", lambda _: spinning())
         return walk
 
-    monkeypatch.setattr(grammars, "open", open_slow)
-    specs = [asking("slow", slow, 1), asking("good", choice("yes"), 1)]
-    seen = answers(grammars, specs)
-    spinning.goes = False
+    monkeypatch.setattr(grammars, "create", open_slow)
+    specs = [grammar_request("slow", slow, 1), grammar_request("good", choice("yes"), 1)]
+    seen = generate_all(grammars, specs)
+    spinning.is_running = False
     assert len(seen["slow"][0]) == 1 and seen["slow"][1] == "error"
     assert seen["good"] == (b"yes", "stop")
-    with pytest.raises(Invalid, match="for one token it took more than"):
+    with pytest.raises(Invalid, match="token's mask: it took more than"):
         opened(slow)
     opened(slow, owner=b"somebody else").accept(TokenId(ord("a")))
 
 
-def test_owners_share_no_states(grammars: GrammarCompiler) -> None:
-    """What one has found out about a grammar would tell the other by the time it takes."""
+def test_owners_share_no_grammar_states(grammars: GrammarCompiler) -> None:
+    """Otherwise an owner could see from response times what another has computed for the same
+    grammar."""
     for owner in (b"alice", b"bob", b"alice"):
-        grammars.open(choice("yes"), owner=owner)
+        grammars.create(choice("yes"), owner=owner)
     assert list(grammars._compiled) == [(b"bob", choice("yes")), (b"alice", choice("yes"))]

@@ -1,4 +1,4 @@
-"""A member's heartbeat, and the mirror that others watch the registry through."""
+"""A member's heartbeat, and the view of the registry that others keep."""
 
 import asyncio
 from dataclasses import replace
@@ -23,26 +23,26 @@ def member(name: str, generation: int = 1) -> Member:
     )
 
 
-async def test_a_heartbeat_outlives_an_outage_and_yields_to_a_newer_life() -> None:
+async def test_heartbeat_survives_an_outage_and_yields_to_a_newer_incarnation() -> None:
     clock = ManualClock()
     registry = MemoryRegistry(clock)
     heart = Heartbeat(registry, lambda: member("a", 1), clock, interval_seconds=1.0)
-    await heart.beat()
-    registry.reachable = False
-    await heart.beat()
-    registry.reachable = True
+    await heart.announce()
+    registry.is_reachable = False
+    await heart.announce()
+    registry.is_reachable = True
     clock.advance(TTL_HEARTBEATS - 0.5)
     assert await registry.members() == [member("a", 1)]
     clock.advance(0.5)
     assert await registry.members() == []
-    await heart.beat()
+    await heart.announce()
     assert await registry.members() == [member("a", 1)]
     await registry.announce(member("a", 2), LONG)
-    with pytest.raises(Unavailable, match="a newer a has taken over"):
-        await heart.beat()
+    with pytest.raises(Unavailable, match="a newer process of a has taken over"):
+        await heart.announce()
 
 
-async def test_membership_keeps_what_it_knew_during_an_outage() -> None:
+async def test_membership_keeps_members_during_an_outage() -> None:
     clock = ManualClock()
     registry = MemoryRegistry(clock)
     mirror = Membership(registry, clock, grace_seconds=100.0)
@@ -53,7 +53,7 @@ async def test_membership_keeps_what_it_knew_during_an_outage() -> None:
     assert mirror.members == [member("a"), drains]
     assert mirror.ready(Role.PREFILL) == [member("a")]
     assert mirror.ready(Role.DECODE) == []
-    registry.reachable = False
+    registry.is_reachable = False
     clock.advance(99.0)
     await mirror.refresh()
     assert mirror.members == [member("a"), drains]
@@ -62,8 +62,9 @@ async def test_membership_keeps_what_it_knew_during_an_outage() -> None:
     assert mirror.members == []
 
 
-async def test_a_registry_that_forgot_everybody_is_not_believed_at_once() -> None:
-    """As after a restart: those that come back do so within a beat or two."""
+async def test_registry_that_lost_all_members_is_not_believed_at_once() -> None:
+    """As after a registry restart: living members announce themselves again within a beat or
+    two."""
     clock = ManualClock()
     registry = MemoryRegistry(clock)
     mirror = Membership(registry, clock)
@@ -84,8 +85,8 @@ async def test_a_registry_that_forgot_everybody_is_not_believed_at_once() -> Non
 
 
 @pytest.mark.parametrize("why", ["outage", "restart"])
-async def test_after_an_outage_or_with_another_memory_nobody_is_missed_at_once(why: str) -> None:
-    """Most are there again, and the last one needs a moment."""
+async def test_missing_members_are_kept_for_a_while_after_an_outage_or_restart(why: str) -> None:
+    """Most members are back, and the last one needs a moment."""
     clock = ManualClock()
     registry = MemoryRegistry(clock)
     mirror = Membership(registry, clock)
@@ -93,11 +94,11 @@ async def test_after_an_outage_or_with_another_memory_nobody_is_missed_at_once(w
         await registry.announce(member(name), LONG)
     await mirror.refresh()
     if why == "outage":
-        registry.reachable = False
+        registry.is_reachable = False
         await mirror.refresh()
-        registry.reachable = True
+        registry.is_reachable = True
     else:
-        registry.incarnation += "'"
+        registry.database_id += "'"
     await registry.withdraw(WorkerId("c"), Incarnation(1))
     await mirror.refresh()
     assert mirror.members == [member("a"), member("b"), member("c")]
@@ -106,7 +107,7 @@ async def test_after_an_outage_or_with_another_memory_nobody_is_missed_at_once(w
     assert mirror.members == [member("a"), member("b")]
 
 
-async def test_a_pool_that_was_drained_is_believed_to_be_gone() -> None:
+async def test_drained_members_are_removed_at_once() -> None:
     clock = ManualClock()
     registry = MemoryRegistry(clock)
     mirror = Membership(registry, clock)
@@ -119,7 +120,7 @@ async def test_a_pool_that_was_drained_is_believed_to_be_gone() -> None:
     assert mirror.members == []
 
 
-async def test_a_mirror_polls_by_the_clock() -> None:
+async def test_membership_polls_at_its_interval() -> None:
     clock = ManualClock()
     registry = MemoryRegistry(clock)
     mirror = Membership(registry, clock, interval_seconds=0.5)
@@ -142,13 +143,13 @@ async def test_a_mirror_polls_by_the_clock() -> None:
 
 
 async def settled() -> None:
-    """Until nothing of the in-memory registry can be waiting any more."""
+    """Run until nothing of the in-memory registry can still be waiting."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 class SlowRegistry(MemoryRegistry):
-    """Announcements wait at a gate."""
+    """A registry whose announcements wait for ``gate``."""
 
     def __init__(self) -> None:
         super().__init__(ManualClock())
@@ -161,7 +162,7 @@ class SlowRegistry(MemoryRegistry):
         return await super().announce(member, ttl_seconds)
 
 
-async def test_a_change_during_a_beat_asks_for_another() -> None:
+async def test_change_during_a_heartbeat_triggers_another() -> None:
     registry = SlowRegistry()
     now = member("a")
     heart = Heartbeat(registry, lambda: now, ManualClock(), interval_seconds=LONG)
@@ -169,7 +170,7 @@ async def test_a_change_during_a_beat_asks_for_another() -> None:
         beating = tasks.create_task(heart.run())
         await settled()
         now = replace(now, state=WorkerState.DRAINING)
-        heart.hurry()
+        heart.announce_now()
         registry.gate.set()
         await settled()
         assert registry.announced == [WorkerState.READY, WorkerState.DRAINING]
@@ -179,10 +180,10 @@ async def test_a_change_during_a_beat_asks_for_another() -> None:
     assert len(registry.announced) == 2
 
 
-async def test_a_successor_ends_the_heartbeat_and_stays() -> None:
+async def test_newer_incarnation_ends_the_heartbeat_and_stays() -> None:
     registry = MemoryRegistry(ManualClock())
     await registry.announce(member("a", 2), LONG)
     heart = Heartbeat(registry, lambda: member("a", 1), ManualClock(), interval_seconds=LONG)
-    with pytest.raises(Unavailable, match="a newer a has taken over"):
+    with pytest.raises(Unavailable, match="a newer process of a has taken over"):
         await heart.run()
     assert await registry.members() == [member("a", 2)]

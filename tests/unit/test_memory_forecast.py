@@ -1,4 +1,4 @@
-"""The forecast beside a simulation, token by token, of what it predicts."""
+"""The KV memory forecast, compared with a token-by-token simulation of what it predicts."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,54 +7,57 @@ from baton.core.memory_forecast import KvDemand, MemoryForecast, peak_tokens, se
 
 
 def peak_by_steps(demands: list[KvDemand]) -> int:
-    """Each grows by a token a step and is gone after its last."""
-    last = max((each.to_come for each in demands), default=0)
+    """Simulate: each demand grows by a token per step, and is freed after its last."""
+    last = max((each.remaining_tokens for each in demands), default=0)
     return max(
-        sum(each.held + step for each in demands if each.to_come >= step)
+        sum(each.current_tokens + step for each in demands if each.remaining_tokens >= step)
         for step in range(last + 1)
     )
 
 
-def test_peaks_are_at_the_ends() -> None:
-    # 10 + 2 and 20 + 2, or 20 + 9 alone.
+def test_peaks_occur_where_a_request_ends() -> None:
+    # 10 + 2 and 20 + 2 together, or 20 + 9 alone.
     assert peak_tokens([KvDemand(10, 2), KvDemand(20, 9)]) == 34
     assert peak_tokens([KvDemand(10, 2), KvDemand(20, 30)]) == 50
     assert peak_tokens([]) == 0
 
 
-def test_who_is_short_fits_where_who_is_long_does_not() -> None:
-    forecast = MemoryForecast([KvDemand(40, 20)], capacity=100)
-    assert forecast.fits(KvDemand(30, 10))  # 60 + 20 until it ends, then 60 alone
+def test_short_request_fits_where_a_long_one_does_not() -> None:
+    forecast = MemoryForecast([KvDemand(40, 20)], capacity_tokens=100)
+    assert forecast.fits(KvDemand(30, 10))  # 60 + 20 tokens until it ends, then 60 alone
     assert forecast.fits(KvDemand(20, 20))
     assert not forecast.fits(KvDemand(21, 20))
-    assert not forecast.fits(KvDemand(21, 21))  # together they have 101 before the first ends
-    assert forecast.fits(KvDemand(10, 90))  # alone after that
+    assert not forecast.fits(KvDemand(21, 21))  # 101 tokens just before the first ends
+    assert forecast.fits(KvDemand(10, 90))  # alone after that step
     assert not forecast.fits(KvDemand(10, 91))
 
 
-def test_the_shortest_starts_first_and_who_does_not_fit_is_not_passed() -> None:
+def test_shortest_fitting_requests_are_admitted_up_to_the_first_that_does_not_fit() -> None:
     candidates = [KvDemand(1, 50), KvDemand(1, 10), KvDemand(70, 20), KvDemand(1, 5)]
-    assert select_admissible([KvDemand(30, 10)], candidates, capacity=100) == [3, 1]
-    assert select_admissible([], candidates, capacity=100) == [3, 1, 2]
-    assert select_admissible([], [], capacity=0) == []
+    assert select_admissible([KvDemand(30, 10)], candidates, capacity_tokens=100) == [3, 1]
+    assert select_admissible([], candidates, capacity_tokens=100) == [3, 1, 2]
+    assert select_admissible([], [], capacity_tokens=0) == []
 
 
 DEMANDS = st.lists(st.builds(KvDemand, st.integers(0, 40), st.integers(0, 30)), max_size=12)
 
 
 @given(demands=DEMANDS)
-def test_the_peak_is_that_of_every_step(demands: list[KvDemand]) -> None:
+def test_peak_equals_that_of_a_simulation(demands: list[KvDemand]) -> None:
     assert peak_tokens(demands) == peak_by_steps(demands)
 
 
 @given(running=DEMANDS, candidate=st.builds(KvDemand, st.integers(0, 40), st.integers(0, 30)))
-def test_a_candidate_fits_iff_all_have_room_to_its_end(
+def test_candidate_fits_iff_there_is_memory_until_its_end(
     running: list[KvDemand], candidate: KvDemand
 ) -> None:
-    """Until its end it is in the way; afterwards the others are as if it had never been."""
-    steps = range(candidate.to_come + 1)
+    """The candidate needs memory until its end; afterwards the others are as if it had never
+    run."""
+    steps = range(candidate.remaining_tokens + 1)
     needed = max(
-        candidate.held + step + sum(each.held + step for each in running if each.to_come >= step)
+        candidate.current_tokens
+        + step
+        + sum(each.current_tokens + step for each in running if each.remaining_tokens >= step)
         for step in steps
     )
     assert MemoryForecast(running, needed).fits(candidate)

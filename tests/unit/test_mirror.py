@@ -1,4 +1,5 @@
-"""The conductor's mirror: events in, the best holder out; gaps and deaths are noticed."""
+"""The conductor's mirror of the stores: events come in, the best node for a prefix comes out;
+gaps and node deaths are detected."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +15,7 @@ from baton.errors import Unavailable
 from baton.registry.membership import REJOIN_SECONDS, Membership
 from baton.registry.memory import MemoryRegistry
 from conductor.store_mirror import POLL_SECONDS, StoreMirror, StoreWatcher
-from tests.store_house import KEYS, House
+from tests.store_house import KEYS, StoreHarness
 
 A, B = WorkerId("a"), WorkerId("b")
 
@@ -25,42 +26,42 @@ def page(
     return WatchEvent(Incarnation(life), number, tier, keys, **marks)
 
 
-def test_the_longest_prefix_wins_and_of_equals_the_first() -> None:
+def test_node_with_the_longest_prefix_wins_and_ties_go_to_the_first() -> None:
     mirror = StoreMirror()
-    assert mirror.best(KEYS) is None
-    assert mirror.apply(B, page(5, *KEYS[:4], reset=True))
-    assert mirror.apply(A, page(3, *KEYS[:4], reset=True))
-    assert mirror.best(KEYS) == StoreHint(A, 4)
+    assert mirror.best_node(KEYS) is None
+    assert mirror.apply(B, page(5, *KEYS[:4], is_reset=True))
+    assert mirror.apply(A, page(3, *KEYS[:4], is_reset=True))
+    assert mirror.best_node(KEYS) == StoreHint(A, 4)
     assert mirror.apply(B, page(6, KEYS[4], tier=Tier.DISK))
-    assert mirror.best(KEYS) == StoreHint(B, 5)
-    assert mirror.best(KEYS[:2]) == StoreHint(A, 2)
+    assert mirror.best_node(KEYS) == StoreHint(B, 5)
+    assert mirror.best_node(KEYS[:2]) == StoreHint(A, 2)
     assert mirror.apply(B, page(7, *KEYS[2:5], tier=Tier.NONE))
-    assert mirror.best(KEYS) == StoreHint(A, 4)
-    assert [mirror.held(node, KEYS) for node in (A, B, WorkerId("c"))] == [4, 2, 0]
-    mirror.drop(A)
-    assert mirror.best(KEYS) == StoreHint(B, 2)
+    assert mirror.best_node(KEYS) == StoreHint(A, 4)
+    assert [mirror.num_leading_blocks(node, KEYS) for node in (A, B, WorkerId("c"))] == [4, 2, 0]
+    mirror.drop_node(A)
+    assert mirror.best_node(KEYS) == StoreHint(B, 2)
     assert (mirror.num_blocks, mirror.position(A)) == (2, (0, 0))
-    assert mirror.describe() == "b: life 1, change 7, 2 blocks"
+    assert mirror.describe() == "b: generation 1, change 7, 2 blocks"
 
 
-def test_a_gap_another_life_and_a_stranger_are_not_applied() -> None:
+def test_events_after_a_gap_or_of_another_incarnation_are_rejected() -> None:
     mirror = StoreMirror()
     assert not mirror.apply(A, page(1, KEYS[0]))
-    assert mirror.apply(A, page(1, KEYS[0], reset=True, more=True))
+    assert mirror.apply(A, page(1, KEYS[0], is_reset=True, has_more=True))
     assert mirror.apply(A, page(1, KEYS[1], tier=Tier.DISK))  # the snapshot's second page
     assert not mirror.apply(A, page(3, KEYS[2]))
     assert not mirror.apply(A, page(2, KEYS[2], life=2))
-    assert mirror.best(KEYS) == StoreHint(A, 2)
-    assert mirror.apply(A, page(9, KEYS[0], life=2, reset=True))
-    assert mirror.best(KEYS) == StoreHint(A, 1)
+    assert mirror.best_node(KEYS) == StoreHint(A, 2)
+    assert mirror.apply(A, page(9, KEYS[0], life=2, is_reset=True))
+    assert mirror.best_node(KEYS) == StoreHint(A, 1)
 
 
-def test_a_node_that_says_to_have_everything_is_not_followed_for_ever(
+def test_number_of_mirrored_blocks_per_node_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("conductor.store_mirror.MAX_NODE_BLOCKS", 3)
     mirror = StoreMirror()
-    assert mirror.apply(A, page(1, *KEYS[:3], reset=True))
+    assert mirror.apply(A, page(1, *KEYS[:3], is_reset=True))
     for number in range(2, 9):
         assert mirror.apply(A, page(number, *KEYS[3:5]))
     assert (mirror.num_blocks, mirror.position(A)) == (3, (1, 8))
@@ -70,11 +71,11 @@ def test_a_node_that_says_to_have_everything_is_not_followed_for_ever(
 
 
 class Cluster:
-    """One node that can be watched, and can die."""
+    """A node that can be watched, and that can die."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.house = House(clock=self.clock)
+        self.store = StoreHarness(clock=self.clock)
         self.registry = MemoryRegistry(self.clock)
         self.membership = Membership(self.registry, self.clock)
         self.mirror = StoreMirror()
@@ -85,7 +86,7 @@ class Cluster:
     async def watch(
         self, node: Member, generation: Incarnation, number: int
     ) -> AsyncIterator[WatchEvent]:
-        pages = self.house.node.watch(generation, number)
+        pages = self.store.node.watch(generation, number)
         while True:
             coming = asyncio.ensure_future(anext(pages))
             dying = asyncio.ensure_future(self.dead.wait())
@@ -107,70 +108,71 @@ class Cluster:
         await self.membership.refresh()
 
     async def until(self, hint: StoreHint | None) -> None:
-        while self.mirror.best(KEYS) != hint:
+        while self.mirror.best_node(KEYS) != hint:
             self.clock.advance(POLL_SECONDS)
             await asyncio.sleep(0)
 
 
-async def test_a_node_is_followed_lost_and_found_again() -> None:
+async def test_node_is_followed_lost_and_found_again() -> None:
     cluster = Cluster()
     await cluster.join()
     running = asyncio.create_task(cluster.watchers.run())
-    await cluster.house.put(0, 1)
+    await cluster.store.put(0, 1)
     await cluster.until(StoreHint(A, 2))
-    await cluster.house.put(2)
+    await cluster.store.put(2)
     await cluster.until(StoreHint(A, 3))
     cluster.dead.set()
     for _ in range(10):
         await asyncio.sleep(0)
-    assert cluster.mirror.best(KEYS) is None  # at once: no clock has moved
+    assert cluster.mirror.best_node(KEYS) is None  # at once: the clock has not advanced
     cluster.dead.clear()
     await cluster.until(StoreHint(A, 3))
     running.cancel()
 
 
-async def test_a_missed_event_means_a_new_snapshot() -> None:
+async def test_missed_event_leads_to_a_new_snapshot() -> None:
     cluster = Cluster()
     await cluster.join()
     running = asyncio.create_task(cluster.watchers.run())
-    await cluster.house.put(0)
+    await cluster.store.put(0)
     await cluster.until(StoreHint(A, 1))
     cluster.lose = True
-    await cluster.house.put(1)
+    await cluster.store.put(1)
     for _ in range(10):
         await asyncio.sleep(0)
-    assert await cluster.house.node.purge(BlockFilter()) == 2
+    assert await cluster.store.node.purge(BlockFilter()) == 2
     await cluster.until(None)
-    await cluster.house.put(0, 1, 2)
+    await cluster.store.put(0, 1, 2)
     await cluster.until(StoreHint(A, 3))
     running.cancel()
 
 
-async def test_who_leaves_the_registry_is_not_named() -> None:
+async def test_node_that_left_the_registry_is_not_returned() -> None:
     cluster = Cluster()
     await cluster.join()
     running = asyncio.create_task(cluster.watchers.run())
-    await cluster.house.put(0)
+    await cluster.store.put(0)
     await cluster.until(StoreHint(A, 1))
     await cluster.registry.withdraw(A, Incarnation(1))
     await cluster.membership.refresh()
-    cluster.clock.advance(REJOIN_SECONDS)  # it was the only one: the registry may have forgotten
+    # It was the only node: the registry might have lost its data.
+    cluster.clock.advance(REJOIN_SECONDS)
     await cluster.membership.refresh()
     await cluster.until(None)
     running.cancel()
 
 
-async def test_a_watcher_that_is_too_far_behind_gets_a_snapshot(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+async def test_watcher_that_is_too_far_behind_gets_a_snapshot(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr("kvstore.event_log.MAX_CHANGES", 2)
-    house = House(room=8)
+    store = StoreHarness(dram_blocks=8)
     for number in range(5):
-        await house.put(number)
-    pages = house.node.watch(Incarnation(1), 1)
+        await store.put(number)
+    pages = store.node.watch(Incarnation(1), 1)
     first = await anext(pages)
-    assert (first.reset, first.number, len(first.keys)) == (True, 5, 5)
-    await house.put(5)
+    assert (first.is_reset, first.number, len(first.keys)) == (True, 5, 5)
+    await store.put(5)
     assert (await anext(pages)).number == 6
     for number in (6, 7, 8, 9):
-        await house.put(number)
-    assert (await anext(pages)).reset
+        await store.put(number)
+    assert (await anext(pages)).is_reset
     await pages.aclose()

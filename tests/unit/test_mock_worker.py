@@ -1,4 +1,4 @@
-"""Mock workers: tokens, order, speed, states and reports, in virtual time."""
+"""Mock workers in virtual time: tokens, order, speed, states and reports."""
 
 import asyncio
 from collections.abc import Coroutine, Sequence
@@ -30,14 +30,14 @@ SPEED = PrefillCost(0.0, 0.01, 0.0)
 STEP = 0.5
 
 
-def house(step_seconds: float = STEP, cache_tokens: int = 64) -> MockSharedState:
+def shared_state(step_seconds: float = STEP, cache_tokens: int = 64) -> MockSharedState:
     config = MockConfig(SPEED, step_seconds, 4, 4096, cache_tokens)
     return MockSharedState(config, LEXICON, LoopClock(), MockKvTransfers(), {})
 
 
 def worker(place: MockSharedState, name: str = "m0", role: Role = Role.DECODE) -> MockWorker:
     made = MockWorker(WorkerId(name), Incarnation(1), role, place)
-    made.begin()
+    made.mark_ready()
     return made
 
 
@@ -58,10 +58,10 @@ def read(message: bytes) -> list[RequestOutput]:
 
 
 async def collect(stream: MockStream, count: int = 1) -> list[RequestOutput]:
-    """Until so many answers have ended."""
+    """Collect outputs until ``count`` answers have ended."""
     outputs: list[RequestOutput] = []
     while sum(output.finish_reason is not None for output in outputs) < count:
-        outputs += read(await stream.message())
+        outputs += read(await stream.next_message())
     return outputs
 
 
@@ -73,10 +73,10 @@ def in_virtual_time(main: Coroutine[Any, Any, None]) -> None:
     simulate(main)
 
 
-# -- who there is ----------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------
 
 
-def test_the_mock_workers_of_a_process() -> None:
+def test_mock_workers_of_a_process_come_from_the_settings() -> None:
     redis = "redis://127.0.0.1:1/0"
     settings = load_settings(redis_url=redis, id="m", mock_prefill=2, mock_decode=1)
     assert mock_worker_ids(settings) == [
@@ -91,14 +91,14 @@ def test_the_mock_workers_of_a_process() -> None:
         MockProgram(load_settings(redis_url=redis, grpc_port=5000))
 
 
-# -- what travels ----------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------
 
 
 def test_encoded_outputs_are_messages() -> None:
-    """Several behind one another, too; small and large numbers."""
+    """Several outputs may be concatenated; numbers are small and large."""
     answer = OutputEncoder(RequestId("r" * 200), Epoch(3))
-    parts = [answer.token(0, TokenId(0)), answer.token(130, TokenId(151_000))]
-    parts.append(answer.last(131, TokenId(7), FinishReason.LENGTH))
+    parts = [answer.encode_token(0, TokenId(0)), answer.encode_token(130, TokenId(151_000))]
+    parts.append(answer.encode_last_token(131, TokenId(7), FinishReason.LENGTH))
     outputs = read(b"".join(parts))
     base = {"request_id": "r" * 200, "epoch": 3}
     assert outputs == [
@@ -111,141 +111,143 @@ def test_encoded_outputs_are_messages() -> None:
     assert all(read(encode_output(output)) == [output] for output in outputs)
 
 
-# -- tokens ----------------------------------------------------------------------------------
+# -- answers ---------------------------------------------------------------------------------
 
 
-def test_the_answer_is_the_prompts_and_the_seeds() -> None:
+def test_answer_depends_on_prompt_and_seed() -> None:
     greedy, warm = spec(), spec(temperature=1.0, seed=7)
-    assert LEXICON.answer(greedy) == LEXICON.answer(spec(seed=7))
-    assert LEXICON.answer(warm) == LEXICON.answer(spec("other", temperature=1.0, seed=7))
+    assert LEXICON.expected_answer(greedy) == LEXICON.expected_answer(spec(seed=7))
+    assert LEXICON.expected_answer(warm) == LEXICON.expected_answer(
+        spec("other", temperature=1.0, seed=7)
+    )
     answers = [greedy, warm, spec(temperature=1.0, seed=8), spec(length=21)]
-    assert len({tuple(LEXICON.answer(each)) for each in answers}) == 4
-    assert len(set(LEXICON.answer(spec(max_tokens=64)))) == 64
-    with pytest.raises(Invalid, match="no token of plain text"):
+    assert len({tuple(LEXICON.expected_answer(each)) for each in answers}) == 4
+    assert len(set(LEXICON.expected_answer(spec(max_tokens=64)))) == 64
+    with pytest.raises(Invalid, match="no plain-text token"):
         MockModel([])
 
 
-def test_a_whole_answer_at_its_speed() -> None:
-    """20 tokens at 0.01 s each, then one token every half second."""
+def test_whole_request_takes_the_configured_time() -> None:
+    """20 tokens at 0.01 s each, then a token every half second."""
 
     async def main() -> None:
-        one = worker(house())
+        one = worker(shared_state())
         stream = one.open_stream()
-        stream.submit(spec(), Task.WHOLE, None)
+        stream.submit(spec(), Task.PREFILL_AND_DECODE, None)
         loop, times, outputs = asyncio.get_running_loop(), [], []
         while len(outputs) < 5:
-            outputs += read(await stream.message())
+            outputs += read(await stream.next_message())
             times.append(round(loop.time(), 3))
         assert times == [0.2, 0.7, 1.2, 1.7, 2.2]
-        assert tokens(outputs) == LEXICON.answer(spec())
+        assert tokens(outputs) == LEXICON.expected_answer(spec())
         assert [output.finish_reason for output in outputs] == [None] * 4 + [FinishReason.LENGTH]
-        assert one.idle
+        assert one.is_idle
 
     in_virtual_time(main())
 
 
-def test_one_message_for_all_answers_of_a_step() -> None:
+def test_answers_of_one_step_share_a_message() -> None:
     async def main() -> None:
-        one = worker(house())
+        one = worker(shared_state())
         stream, other = one.open_stream(), one.open_stream()
         for number in range(4):
-            stream.submit(spec(f"r{number}", 10), Task.WHOLE, None)
-        other.submit(spec("s", 10), Task.WHOLE, None)
+            stream.submit(spec(f"r{number}", 10), Task.PREFILL_AND_DECODE, None)
+        other.submit(spec("s", 10), Task.PREFILL_AND_DECODE, None)
         assert len(await collect(stream, 4)) == 20
         assert len(await collect(other)) == 5
 
     in_virtual_time(main())
 
 
-def test_without_a_step_time_the_router_sets_the_pace() -> None:
+def test_without_a_step_time_tokens_come_as_fast_as_they_are_read() -> None:
     async def main() -> None:
-        one = worker(house(step_seconds=0.0))
+        one = worker(shared_state(step_seconds=0.0))
         stream = one.open_stream()
-        stream.submit(spec(max_tokens=3), Task.WHOLE, None)
-        messages = [read(await stream.message()) for _ in range(2)]
+        stream.submit(spec(max_tokens=3), Task.PREFILL_AND_DECODE, None)
+        messages = [read(await stream.next_message()) for _ in range(2)]
         assert [len(outputs) for outputs in messages] == [2, 1]
-        assert tokens(messages[0] + messages[1]) == LEXICON.answer(spec(max_tokens=3))
+        assert tokens(messages[0] + messages[1]) == LEXICON.expected_answer(spec(max_tokens=3))
         assert asyncio.get_running_loop().time() == pytest.approx(0.2)
 
     in_virtual_time(main())
 
 
-def test_what_ends_an_answer() -> None:
-    third = LEXICON.answer(spec())[2]
+def test_answer_ends_at_stop_tokens_or_max_tokens() -> None:
+    third = LEXICON.expected_answer(spec())[2]
 
     async def main() -> None:
-        one = worker(house())
+        one = worker(shared_state())
         stream = one.open_stream()
-        stream.submit(spec(stop_token_ids=(third,), logprobs=2), Task.WHOLE, None)
+        stream.submit(spec(stop_token_ids=(third,), logprobs=2), Task.PREFILL_AND_DECODE, None)
         outputs = await collect(stream)
-        assert tokens(outputs) == LEXICON.answer(spec())[:3]
+        assert tokens(outputs) == LEXICON.expected_answer(spec())[:3]
         assert outputs[-1].finish_reason is FinishReason.STOP
         assert [len(output.logprobs[0].top) for output in outputs] == [2, 2, 2]
-        stream.submit(spec("one", max_tokens=1), Task.WHOLE, None)
+        stream.submit(spec("one", max_tokens=1), Task.PREFILL_AND_DECODE, None)
         assert len(await collect(stream)) == 1
-        assert one.idle
+        assert one.is_idle
 
     in_virtual_time(main())
 
 
-# -- hand-offs -------------------------------------------------------------------------------
+# -- KV transfers ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("decode_first", [True, False])
-def test_a_hand_off(decode_first: bool) -> None:
+def test_request_continues_on_the_decode_worker(decode_first: bool) -> None:
     async def main() -> None:
-        place = house()
+        place = shared_state()
         prefill, decode = worker(place, "p0", Role.PREFILL), worker(place, "d0")
         first, rest = prefill.open_stream(), decode.open_stream()
         if decode_first:
             rest.submit(spec(), Task.DECODE, ref(prefill))
         first.submit(spec(), Task.PREFILL, None)
-        outputs = read(await first.message())
+        outputs = read(await first.next_message())
         if not decode_first:
             rest.submit(spec(), Task.DECODE, ref(prefill))
         outputs += await collect(rest)
-        assert tokens(outputs) == LEXICON.answer(spec())
+        assert tokens(outputs) == LEXICON.expected_answer(spec())
         assert [output.first_index for output in outputs] == [0, 1, 2, 3, 4]
-        assert prefill.idle and decode.idle
+        assert prefill.is_idle and decode.is_idle
 
     in_virtual_time(main())
 
 
-def test_an_answer_that_ends_with_its_first_token_is_not_decoded() -> None:
+def test_answer_that_ends_with_its_first_token_is_not_decoded() -> None:
     async def main() -> None:
-        place = house()
+        place = shared_state()
         prefill, decode = worker(place, "p0", Role.PREFILL), worker(place, "d0")
         first, rest = prefill.open_stream(), decode.open_stream()
         rest.submit(spec(max_tokens=1), Task.DECODE, ref(prefill))
         first.submit(spec(max_tokens=1), Task.PREFILL, None)
-        assert read(await first.message())[0].finish_reason is FinishReason.LENGTH
-        assert prefill.idle and decode.idle
+        assert read(await first.next_message())[0].finish_reason is FinishReason.LENGTH
+        assert prefill.is_idle and decode.is_idle
 
     in_virtual_time(main())
 
 
-def test_a_source_elsewhere_takes_what_it_would_take_here() -> None:
+def test_source_in_another_process_takes_the_same_prefill_time() -> None:
     async def main() -> None:
-        decode = worker(house())
+        decode = worker(shared_state())
         stream = decode.open_stream()
         elsewhere = WorkerRef(WorkerId("far"), "127.0.0.1:2", Incarnation(5))
         stream.submit(spec(max_tokens=2), Task.DECODE, elsewhere)
-        assert tokens(await collect(stream)) == LEXICON.answer(spec())[1:2]
+        assert tokens(await collect(stream)) == LEXICON.expected_answer(spec())[1:2]
         assert asyncio.get_running_loop().time() == pytest.approx(0.2 + STEP)
 
     in_virtual_time(main())
 
 
-def test_failover_goes_on_with_the_next_token() -> None:
+def test_failover_continues_with_the_next_token() -> None:
     async def main() -> None:
-        whole = LEXICON.answer(spec())
+        whole = LEXICON.expected_answer(spec())
         again = spec(epoch=2)
         again = RequestSpec(
             again.request_id, again.epoch, (*again.token_ids, *whole[:2]), 20, again.sampling
         )
-        one = worker(house())
+        one = worker(shared_state())
         stream = one.open_stream()
-        stream.submit(again, Task.WHOLE, None)
+        stream.submit(again, Task.PREFILL_AND_DECODE, None)
         outputs = await collect(stream)
         assert tokens(outputs) == whole[2:]
         assert outputs[0].first_index == 2
@@ -253,57 +255,57 @@ def test_failover_goes_on_with_the_next_token() -> None:
     in_virtual_time(main())
 
 
-def test_what_is_refused() -> None:
+def test_invalid_submissions_are_refused() -> None:
     async def main() -> None:
-        place = house()
+        place = shared_state()
         one, other = worker(place), worker(place, "p0", Role.PREFILL)
         stream = one.open_stream()
         stream.submit(spec(), Task.DECODE, None)
         stream.submit(spec(), Task.DECODE, ref(other, generation=2))
-        stream.submit(spec(epoch=2), Task.WHOLE, None)
-        stream.submit(spec("p", prompt_logprobs=1), Task.WHOLE, None)
-        stream.submit(spec(epoch=2), Task.WHOLE, None)
-        refused = read(await stream.message())
+        stream.submit(spec(epoch=2), Task.PREFILL_AND_DECODE, None)
+        stream.submit(spec("p", prompt_logprobs=1), Task.PREFILL_AND_DECODE, None)
+        stream.submit(spec(epoch=2), Task.PREFILL_AND_DECODE, None)
+        refused = read(await stream.next_message())
         assert [output.details["error_status"] for output in refused] == [
             "INVALID_ARGUMENT", "NOT_FOUND", "INVALID_ARGUMENT", "INVALID_ARGUMENT",
         ]  # fmt: skip
-        assert "is here in epoch 2" in refused[-1].error
-        assert "mock workers have no model" in refused[-2].error
+        assert "is already here in epoch 2" in refused[-1].error
+        assert "mock workers support neither grammars" in refused[-2].error
 
     in_virtual_time(main())
 
 
-# -- leaving ---------------------------------------------------------------------------------
+# -- cancellation and draining ---------------------------------------------------------------
 
 
-def test_whoever_leaves_frees_what_came() -> None:
-    """Waiting, read, handed over and written."""
+def test_cancelled_and_disconnected_requests_free_everything() -> None:
+    """Requests that wait, are being prefilled, are transferred, and are decoding."""
 
     async def main() -> None:
-        place = house()
+        place = shared_state()
         prefill, decode = worker(place, "p0", Role.PREFILL), worker(place, "d0")
         first, rest = prefill.open_stream(), decode.open_stream()
         for name in ("a", "b", "c"):
             first.submit(spec(name), Task.PREFILL, None)
         rest.submit(spec("c"), Task.DECODE, ref(prefill))
-        rest.submit(spec("w"), Task.WHOLE, None)
-        await rest.message()
+        rest.submit(spec("w"), Task.PREFILL_AND_DECODE, None)
+        await rest.next_message()
         rest.cancel(RequestId("w"), Epoch(0))
-        assert not decode.idle
+        assert not decode.is_idle
         rest.cancel(RequestId("w"), Epoch(1))
         first.cancel(RequestId("a"), Epoch(1))
         first.cancel(RequestId("unknown"), Epoch(1))
-        assert [job.id for job in prefill._reading.waiting] == ["c"]
+        assert [job.id for job in prefill._prefill_queue.waiting] == ["c"]
         first.close()
         rest.close()
         await asyncio.sleep(60)
-        assert prefill.idle and decode.idle
+        assert prefill.is_idle and decode.is_idle
         assert (prefill.load.queued_tokens, decode.load.context_tokens) == (0, 0)
 
     in_virtual_time(main())
 
 
-def test_a_router_that_reads_nothing_is_closed() -> None:
+def test_stream_that_is_not_read_is_closed() -> None:
     closed: list[MockStream] = []
 
     async def main() -> None:
@@ -314,34 +316,34 @@ def test_a_router_that_reads_nothing_is_closed() -> None:
             stream.put(bytes(MAX_UNREAD_BYTES // 4))
         assert closed == [stream]
         with pytest.raises(Exception, match="unread"):
-            await stream.message()
+            await stream.next_message()
 
     in_virtual_time(main())
 
 
-def test_a_drain_moves_answers_to_whoever_stays() -> None:
-    """What waits is turned away at once; what runs moves after two seconds."""
+def test_drain_migrates_answers_to_remaining_workers() -> None:
+    """Waiting requests are turned away at once; running ones migrate after two seconds."""
 
     async def main() -> None:
-        place = house()
+        place = shared_state()
         leaving, staying = worker(place, "d0"), worker(place, "d1")
         stream = leaving.open_stream()
         long = spec("long", max_tokens=50)
-        stream.submit(long, Task.WHOLE, None)
-        outputs = read(await stream.message())
+        stream.submit(long, Task.PREFILL_AND_DECODE, None)
+        outputs = read(await stream.next_message())
         for name in ("next", "later"):
-            stream.submit(spec(name), Task.WHOLE, None)
+            stream.submit(spec(name), Task.PREFILL_AND_DECODE, None)
         leaving.start_drain()
-        stream.submit(spec("new"), Task.WHOLE, None)
+        stream.submit(spec("new"), Task.PREFILL_AND_DECODE, None)
         ends = []
-        while not leaving.idle:
+        while not leaving.is_idle:
             leaving.sweep()
             await asyncio.sleep(0.25)
-        outputs += read(await stream.message())
+        outputs += read(await stream.next_message())
         ends = [(o.request_id, o.finish_reason) for o in outputs if o.finish_reason is not None]
-        assert (RequestId("new"), FinishReason.TURNED_AWAY) in ends
-        assert (RequestId("later"), FinishReason.TURNED_AWAY) in ends
-        assert ends[-1][1] is FinishReason.MOVED
+        assert (RequestId("new"), FinishReason.REROUTED) in ends
+        assert (RequestId("later"), FinishReason.REROUTED) in ends
+        assert ends[-1][1] is FinishReason.MIGRATED
         said = [token for o in outputs if o.request_id == "long" for token in o.token_ids]
         moved = next(o for o in outputs if o.request_id == "long" and o.finish_reason)
         assert moved.first_index == len(said)
@@ -350,29 +352,29 @@ def test_a_drain_moves_answers_to_whoever_stays() -> None:
         )  # fmt: skip
         elsewhere = staying.open_stream()
         elsewhere.submit(heir, Task.DECODE, ref(leaving))
-        assert said + tokens(await collect(elsewhere)) == LEXICON.answer(long)
+        assert said + tokens(await collect(elsewhere)) == LEXICON.expected_answer(long)
 
     in_virtual_time(main())
 
 
-def test_the_last_one_lets_answers_end() -> None:
+def test_last_worker_finishes_its_answers_before_it_leaves() -> None:
     async def main() -> None:
-        one = worker(house())
+        one = worker(shared_state())
         stream = one.open_stream()
-        stream.submit(spec(max_tokens=20), Task.WHOLE, None)
+        stream.submit(spec(max_tokens=20), Task.PREFILL_AND_DECODE, None)
         one.start_drain()
-        while not one.idle:
+        while not one.is_idle:
             one.sweep()
             await asyncio.sleep(0.25)
-        assert len(read(await stream.message())) == 20
+        assert len(read(await stream.next_message())) == 20
         assert one.state is WorkerState.DRAINING
 
     in_virtual_time(main())
 
 
-def test_another_role() -> None:
+def test_converted_worker_takes_the_other_role_when_idle() -> None:
     async def main() -> None:
-        one = worker(house())
+        one = worker(shared_state())
         one.convert(Role.PREFILL)
         assert (one.role, one.state) == (Role.DECODE, WorkerState.DRAINING)
         one.sweep()
@@ -384,9 +386,9 @@ def test_another_role() -> None:
 # -- reports ---------------------------------------------------------------------------------
 
 
-def test_what_is_reported() -> None:
+def test_load_reports_queue_and_memory() -> None:
     async def main() -> None:
-        place = house()
+        place = shared_state()
         one = worker(place, "p0", Role.PREFILL)
         stream = one.open_stream()
         for number, length in enumerate((20, 40, 40)):
@@ -397,7 +399,7 @@ def test_what_is_reported() -> None:
         assert [round(work.work_seconds, 3) for work in load.queue] == [0.4, 0.4, 0.15]
         assert load.prefill_cost == SPEED and load.decode_cost is not None
         writer = worker(place, "d0")
-        writer.open_stream().submit(spec(max_tokens=400), Task.WHOLE, None)
+        writer.open_stream().submit(spec(max_tokens=400), Task.PREFILL_AND_DECODE, None)
         await asyncio.sleep(2.3)
         load = writer.load
         assert (load.decode_requests, load.context_tokens) == (1, 25)
@@ -410,12 +412,12 @@ def test_what_is_reported() -> None:
     in_virtual_time(main())
 
 
-def test_many_prompts_are_reported_in_few_entries() -> None:
+def test_long_queue_is_reported_in_few_entries() -> None:
     async def main() -> None:
-        one = worker(house(cache_tokens=0))
+        one = worker(shared_state(cache_tokens=0))
         stream = one.open_stream()
         for number in range(50):
-            stream.submit(spec(f"r{number}"), Task.WHOLE, None)
+            stream.submit(spec(f"r{number}"), Task.PREFILL_AND_DECODE, None)
         queue = one.load.queue
         assert len(queue) == 32
         assert sum(work.work_seconds for work in queue) == pytest.approx(50 * 0.2)
@@ -424,18 +426,18 @@ def test_many_prompts_are_reported_in_few_entries() -> None:
     in_virtual_time(main())
 
 
-def test_prompts_go_by_deadline() -> None:
+def test_prompts_are_ordered_by_deadline() -> None:
     async def main() -> None:
-        one = worker(house(cache_tokens=0))
+        one = worker(shared_state(cache_tokens=0))
         stream = one.open_stream()
         for name, seconds in (("first", 0.0), ("patient", 9.0), ("eager", 1.0), ("any", 0.0)):
             base = spec(name, max_tokens=1)
             stream.submit(
                 RequestSpec(
                     base.request_id, base.epoch, base.token_ids, 20, base.sampling,
-                    first_token_seconds=seconds,
+                    ttft_slo_seconds=seconds,
                 ),
-                Task.WHOLE,
+                Task.PREFILL_AND_DECODE,
                 None,
             )  # fmt: skip
         outputs = await collect(stream, 4)
@@ -444,28 +446,36 @@ def test_prompts_go_by_deadline() -> None:
     in_virtual_time(main())
 
 
-def test_prefixes_are_cached_by_blocks() -> None:
+def test_prefixes_are_cached_in_blocks() -> None:
     async def main() -> None:
-        one = worker(house())
+        one = worker(shared_state())
         stream = one.open_stream()
         seen = []
         for name, length in (("a", 20), ("b", 20), ("c", 30), ("d", 8)):
-            stream.submit(spec(name, length, max_tokens=1), Task.WHOLE, None)
+            stream.submit(spec(name, length, max_tokens=1), Task.PREFILL_AND_DECODE, None)
             seen.append((await collect(stream))[0].cached_tokens)
         assert seen == [0, 19, 20, 7]
 
     in_virtual_time(main())
 
 
-def test_the_least_recently_used_prefix_goes_first() -> None:
+def test_least_recently_used_prefix_is_evicted_first() -> None:
     prefixes = MockPrefixCache(4)
     one, other = (1, 2, 3), (7, 8)
-    prefixes.keep(one)
-    prefixes.keep(other)
-    assert (prefixes.held(one), prefixes.held(other), len(prefixes)) == (2, 2, 4)
-    prefixes.keep(one[:2])
-    prefixes.keep((9,))
-    assert (prefixes.held(one), prefixes.held(other), prefixes.held((9,))) == (2, 1, 1)
+    prefixes.add(one)
+    prefixes.add(other)
+    assert (
+        prefixes.num_leading_cached(one),
+        prefixes.num_leading_cached(other),
+        len(prefixes),
+    ) == (2, 2, 4)
+    prefixes.add(one[:2])
+    prefixes.add((9,))
+    assert (
+        prefixes.num_leading_cached(one),
+        prefixes.num_leading_cached(other),
+        prefixes.num_leading_cached((9,)),
+    ) == (2, 1, 1)
     salted = RequestSpec(RequestId("r"), Epoch(1), tuple(map(TokenId, range(9))), 9,
                          SamplingParams(1), tenant_salt=b"x")  # fmt: skip
     plain = RequestSpec(RequestId("r"), Epoch(1), salted.token_ids, 9, SamplingParams(1))
@@ -473,10 +483,10 @@ def test_the_least_recently_used_prefix_goes_first() -> None:
     assert not set(block_hashes(salted, 4)) & set(block_hashes(plain, 4))
 
 
-def test_computed_prompts_that_nobody_wants_are_forgotten() -> None:
-    handovers, got = MockKvTransfers(), list[bool]()
+def test_unclaimed_prefilled_prompts_are_forgotten() -> None:
+    transfers, got = MockKvTransfers(), list[bool]()
     for number in range(MAX_UNCLAIMED_PROMPTS + 1):
-        handovers.computed(WorkerId("p"), RequestId(f"r{number}"), False)
-    handovers.expect(WorkerId("p"), RequestId("r0"), got.append)
-    handovers.expect(WorkerId("p"), RequestId("r1"), got.append)
+        transfers.mark_prefilled(WorkerId("p"), RequestId(f"r{number}"), False)
+    transfers.wait_for(WorkerId("p"), RequestId("r0"), got.append)
+    transfers.wait_for(WorkerId("p"), RequestId("r1"), got.append)
     assert got == [False]

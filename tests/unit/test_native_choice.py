@@ -1,4 +1,4 @@
-"""Where the kernels come from, and what happens where they can't be had."""
+"""Where the native kernels come from, and what happens where they are not available."""
 
 import os
 import subprocess
@@ -40,7 +40,7 @@ def config(model: Path) -> ModelConfig:
 
 @pytest.fixture
 def forgetful() -> Iterator[None]:
-    """What a test finds out about a machine that is not there is forgotten after it."""
+    """Forget after the test what it found out about a faked machine."""
     backend_choice._not_loaded.cache_clear()
     yield
     backend_choice._not_loaded.cache_clear()
@@ -55,24 +55,25 @@ def old_processor(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kernels_are_the_default(config: ModelConfig) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         for mode in ("auto", "on"):
-            assert choose_backend(mode, config, CPU, dtype).native
+            assert choose_backend(mode, config, CPU, dtype).is_native
 
 
-def test_off_is_torch(config: ModelConfig) -> None:
+def test_kernels_off_chooses_torch(config: ModelConfig) -> None:
     assert choose_backend("off", config, CPU, torch.float32) == TORCH_BACKEND
 
 
-def test_a_mode_that_is_none(config: ModelConfig) -> None:
+def test_unknown_mode_is_rejected(config: ModelConfig) -> None:
     with pytest.raises(Invalid, match="'maybe', and must be one of auto, on, off"):
         choose_backend("maybe", config, CPU, torch.float32)
 
 
-def test_an_old_processor_computes_with_torch(model: Path, old_processor: None) -> None:
-    """The engine runs, and says what it lacks; only who demanded kernels is refused."""
+def test_old_processor_falls_back_to_torch(model: Path, old_processor: None) -> None:
+    """The engine runs and says which instructions are missing; only ``cpu_kernels: on`` is
+    refused."""
     runner = ModelRunner.load(model, device="cpu", num_blocks=8)
     assert isinstance(runner._model, Model)
     told = "the processor lacks fma, f16c"
-    assert runner.choice.told == f"torch: {told}" and runner.choice.is_fallback
+    assert runner.backend.description == f"torch: {told}" and runner.backend.is_fallback
     with pytest.raises(Invalid, match=f"cpu_kernels is on, but {told}"):
         ModelRunner.load(model, device="cpu", num_blocks=8, cpu_kernels="on")
 
@@ -89,26 +90,26 @@ def test_an_old_processor_computes_with_torch(model: Path, old_processor: None) 
     ],
     ids=str,
 )
-def test_the_best_that_a_processor_has(
+def test_best_instruction_set_of_a_processor(
     added: tuple[str, ...], best: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of these processors can do what is added, and all before it."""
+    """Each of these processors has the added instructions, and all those before them."""
     sets = ["avx2 fma", "f16c", "avx512f avx512bw avx512dq", "avx512vl", "avx512_bf16"]
     upto = sets[: sets.index(" ".join(added)) + 1] if added else []
     monkeypatch.setattr(processor, "features", lambda: frozenset(" ".join(upto).split()))
     assert processor.best_instruction_set() == best
 
 
-def test_a_processor_that_is_to_do_less(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instruction_set_can_be_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     can = frozenset(processor.INSTRUCTION_SETS["avx512_bf16"])
     monkeypatch.setattr(processor, "features", lambda: can)
     for most in processor.INSTRUCTION_SETS:
-        with processor.limited_to(most):
+        with processor.limit_instruction_set(most):
             assert processor.best_instruction_set() == most
     assert processor.best_instruction_set() == "avx512_bf16"
 
 
-def test_features_are_read_from_linux(tmp_path: Path) -> None:
+def test_processor_features_are_read_from_cpuinfo(tmp_path: Path) -> None:
     told = tmp_path / "cpuinfo"
     told.write_text("processor\t: 0\nflags\t\t: fpu avx2 fma\n\nprocessor\t: 1\nflags\t\t: none\n")
     assert processor.features(told) == {"fpu", "avx2", "fma"}
@@ -122,20 +123,20 @@ def test_features_are_read_from_linux(tmp_path: Path) -> None:
     ("device", "dtype", "changes", "told"),
     [
         ("meta", torch.float32, {}, "the device is meta"),
-        ("cpu", torch.float16, {}, "they don't compute in float16"),
+        ("cpu", torch.float16, {}, "the kernels don't compute in float16"),
         ("cpu", torch.bfloat16, {"intermediate_size": 33}, "odd sizes"),
         ("cpu", torch.float32, {"head_dim": 5}, "odd sizes"),
     ],
     ids=lambda given: str(given),
 )
-def test_what_they_are_not_for(
+def test_unsupported_devices_formats_and_sizes(
     config: ModelConfig, device: str, dtype: torch.dtype, changes: dict[str, int], told: str
 ) -> None:
     reason = unsupported_reason(replace(config, **changes), torch.device(device), dtype)
     assert reason is not None and told in reason
 
 
-def test_no_compiler_is_said(
+def test_missing_compiler_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgetful: None
 ) -> None:
     monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
@@ -147,7 +148,7 @@ def test_no_compiler_is_said(
     assert unavailable_reason() == "no C++ compiler: none of no-such-compiler is installed"
 
 
-def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_error_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "library_folders", lambda: [tmp_path / "built"])
     monkeypatch.setattr(
         build, "find_compiler", lambda: str(_script(tmp_path, "error: it is Monday", 1))
@@ -157,8 +158,9 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     assert not list((tmp_path / "built").glob("*.so"))
 
 
-def test_compiled_once_by_however_many(tmp_path: Path) -> None:
-    """Processes that want the library at once: one compiles, all find it, nothing is left over."""
+def test_concurrent_processes_compile_the_library_once(tmp_path: Path) -> None:
+    """Processes want the library at the same time: one compiles, all find it, and no temporary
+    files remain."""
     compiler = _script(tmp_path, "", 0, "echo once >> " + str(tmp_path / "runs"))
     code = (
         "import sys; from pathlib import Path; from baton.engine.native import build;"
@@ -176,22 +178,20 @@ def test_compiled_once_by_however_many(tmp_path: Path) -> None:
     assert {path.suffix for path in (tmp_path / "built").iterdir()} == {".so", ".lock"}
 
 
-def test_a_folder_that_others_write_to_is_not_trusted(
+def test_library_in_a_world_writable_folder_is_not_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever could put a library there could make us run it."""
+    """Anyone who can put a library there could make us execute it."""
     (tmp_path / "built").mkdir()
     (tmp_path / "built").chmod(0o777)
     (tmp_path / "built" / f"kernels-avx2-{build.source_digest('avx2')}.so").write_text("theirs")
     monkeypatch.setattr(build, "library_folders", lambda: [tmp_path / "built"])
-    with pytest.raises(Unavailable, match="can be written to by us alone"):
+    with pytest.raises(Unavailable, match="writable by this user only"):
         build.build_library("avx2")
 
 
-def test_a_library_that_we_may_not_read_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As root's, in a folder that is closed to others."""
+def test_unreadable_library_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a library of root's, in a folder that is closed to others."""
     monkeypatch.setattr(build, "library_folders", lambda: [tmp_path / "closed", tmp_path / "open"])
     monkeypatch.setattr(build, "find_compiler", lambda: str(_script(tmp_path, "", 0)))
     access = os.access
@@ -202,7 +202,7 @@ def test_a_library_that_we_may_not_read_is_none(
     assert (tmp_path / "open").stat().st_mode & 0o777 == 0o755
 
 
-def test_what_changes_makes_another_library(
+def test_library_name_depends_on_sources_and_flags(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = [build.source_digest(name) for name in processor.INSTRUCTION_SETS]
@@ -214,13 +214,13 @@ def test_what_changes_makes_another_library(
 
 
 @pytest.mark.parametrize("given", [[], ["--all"]], ids=str)
-def test_built_ahead_of_time(
+def test_libraries_can_be_built_ahead_of_time(
     given: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """For this processor, or for all of them; where it can do nothing, that is said elsewhere."""
+    """For this processor, or with ``--all`` for all of them."""
     monkeypatch.setattr(build, "library_folders", lambda: [tmp_path / "built"])
     monkeypatch.setattr(build, "find_compiler", lambda: str(_script(tmp_path, "", 0)))
     monkeypatch.setattr(
@@ -233,7 +233,7 @@ def test_built_ahead_of_time(
     assert capsys.readouterr().out.count("cpu kernels: /") == len(names)
 
 
-def test_the_setting() -> None:
+def test_cpu_kernels_setting_is_validated() -> None:
     assert load_settings().cpu_kernels == "auto"
     assert load_settings(cpu_kernels="off").cpu_kernels == "off"
     with pytest.raises(Invalid, match="cpu_kernels"):
@@ -241,7 +241,7 @@ def test_the_setting() -> None:
 
 
 def _script(folder: Path, said: str, code: int, more: str = ":") -> Path:
-    """A compiler that leaves an empty library, if it succeeds."""
+    """Write a fake compiler, which leaves an empty library if it succeeds."""
     path = folder / "compiler"
     path.write_text(
         f"#!/bin/sh\n{more}\necho '{said}' >&2\n"

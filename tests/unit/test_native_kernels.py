@@ -1,4 +1,4 @@
-"""The kernels one by one, against what torch and FP64 say."""
+"""The native kernels one by one, against torch and FP64."""
 
 import ctypes
 import threading
@@ -13,28 +13,30 @@ from baton.engine.native.decoder import NativeAttention, NativeDecoder, _attenti
 from baton.engine.native.library import call_checked, load
 from baton.engine.native.matrix import KernelThreadPool, PackedMatrix
 from baton.engine.shards import StoredTensor
-from tests.unit.native_house import FORMATS, each_processor, needs_kernels
+from tests.unit.native_house import FORMATS, each_instruction_set, needs_kernels
 
-__all__ = ["each_processor"]
+__all__ = ["each_instruction_set"]
 
-pytestmark = [needs_kernels, pytest.mark.usefixtures("each_processor")]
+pytestmark = [needs_kernels, pytest.mark.usefixtures("each_instruction_set")]
 
 SEED = 20261121
 SHAPES = [(1, 2), (63, 30), (64, 16), (65, 18), (129, 256), (200, 700)]
-"""Outputs and inputs: around a panel, a vector, and a block of depth."""
+"""Outputs and inputs, around the sizes of a panel, a vector, and a block of depth."""
 
 ROWS = [1, 2, 5, 6, 7, 13, 193, 400]
-"""Around what is computed at once, and around a block of rows."""
+"""Row counts, around the number computed at once and around a block of rows."""
 
 
 def whole(chance: np.random.Generator, *shape: int) -> torch.Tensor:
-    """Small whole numbers, whose sums of products no format rounds before its end."""
+    """Return small whole numbers, whose sums of products are exact in every format."""
     return torch.from_numpy(chance.integers(-4, 5, size=shape)).double()
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_products_are_exact_where_sums_are(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+def test_products_of_small_whole_numbers_are_exact(
+    dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
     chance = np.random.default_rng(SEED)
     team = KernelThreadPool(3)
     weight = whole(chance, *shape)
@@ -45,8 +47,8 @@ def test_products_are_exact_where_sums_are(dtype: torch.dtype, shape: tuple[int,
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
-def test_products_are_near_those_of_fp64(dtype: torch.dtype) -> None:
-    """Within what adding 700 numbers in FP32 may lose, and one rounding to the format."""
+def test_products_are_close_to_fp64(dtype: torch.dtype) -> None:
+    """The bound is what adding 700 numbers in FP32 may lose, plus one rounding to the format."""
     torch.manual_seed(SEED)
     x, weight = torch.randn(37, 700).to(dtype), torch.randn(100, 700).to(dtype)
     exact, sizes = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
@@ -57,8 +59,8 @@ def test_products_are_near_those_of_fp64(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 150])
-def test_gate_and_up(dtype: torch.dtype, size: int) -> None:
-    """SiLU of exact sums, times exact sums: all that differs is the exponential's last place."""
+def test_gated_product_equals_silu_gate_times_up(dtype: torch.dtype, size: int) -> None:
+    """SiLU of exact sums, times exact sums: only the exponential's last place may differ."""
     chance = np.random.default_rng(SEED)
     weight, x = whole(chance, 2 * size, 20), whole(chance, 9, 20) / 8
     got = PackedMatrix(KernelThreadPool(2), weight.to(dtype), gated=True)(x.to(dtype))
@@ -74,7 +76,7 @@ def exponentials(x: torch.Tensor) -> torch.Tensor:
     return got
 
 
-def test_the_exponential_is_within_one_unit_in_the_last_place() -> None:
+def test_exponential_is_within_one_unit_in_the_last_place() -> None:
     near = torch.from_numpy(np.random.default_rng(SEED).uniform(-87, 88, size=2_000_003)).float()
     exact = near.double().exp()
     ulp = torch.from_numpy(np.spacing(exact.float().numpy())).double()
@@ -83,7 +85,7 @@ def test_the_exponential_is_within_one_unit_in_the_last_place() -> None:
     assert worst < 1.0
 
 
-def test_the_exponential_at_its_ends() -> None:
+def test_exponential_of_special_values() -> None:
     inf = float("inf")
     x = torch.tensor([0.0, -0.0, -inf, -200.0, 200.0, inf, float("nan"), -100.0, 88.7])
     got = exponentials(x)
@@ -93,8 +95,8 @@ def test_the_exponential_at_its_ends() -> None:
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
-def test_rows_come_back_out_of_a_packed_matrix(dtype: torch.dtype) -> None:
-    """Where the head is the embedding, too."""
+def test_embedding_reads_rows_of_a_packed_matrix(dtype: torch.dtype) -> None:
+    """This includes models whose head is the embedding."""
     table = torch.randn(130, 48).to(dtype)
     pool = torch.zeros(1, 1, 2, 4, 1, 4, dtype=dtype)
     shape = _attention_shape(pool, 1)
@@ -113,7 +115,7 @@ def test_rows_come_back_out_of_a_packed_matrix(dtype: torch.dtype) -> None:
 def batch(
     starts: list[int], counts: list[int], tables: list[list[int]], offsets: list[int] | None = None
 ) -> PackedBatch:
-    """As it is told, right or wrong; the kernels look at these fields alone."""
+    """Return a batch with exactly these fields, valid or not; the kernels read no others."""
     places = offsets or [0, *np.cumsum(counts).tolist()]
     unused = torch.empty(0, dtype=torch.int64)
     ends = tuple(s + c for s, c in zip(starts, counts, strict=True))
@@ -121,7 +123,7 @@ def batch(
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         (batch([0], [2], [[4]]), "a block is not in the pool"),
         (batch([0], [2], [[-1]]), "a block is not in the pool"),
@@ -133,19 +135,19 @@ def batch(
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )
-def test_a_wrong_batch_touches_nothing(wrong: PackedBatch, told: str) -> None:
+def test_invalid_batch_writes_nothing(wrong: PackedBatch, message: str) -> None:
     pool = torch.zeros(4, 2, 2, 16, 1, 8)
     core = NativeDecoder(_attention_shape(pool, 2), pool, KernelThreadPool(1))
     q, k = torch.ones(2, 2, 8), torch.ones(2, 1, 8)
-    with pytest.raises(AssertionError, match=told):
+    with pytest.raises(AssertionError, match=message):
         core.attend(wrong, 0, q, k, k)
     with pytest.raises(AssertionError, match="no such layer"):
         core.attend(batch([0], [2], [[0]]), 2, q, k, k)
     assert not pool.any()
 
 
-def test_a_later_key_does_not_exist_yet() -> None:
-    """Of two queries in one tile the earlier one must not feel the later one's infinite score."""
+def test_later_keys_are_masked() -> None:
+    """The earlier of two queries in a tile must not be affected by the later key's huge score."""
     pool = torch.full((4, 1, 2, 16, 1, 8), float("nan"))
     attention = NativeAttention(_pool(pool))
     attention.prepare(batch([0], [2], [[2]]))
@@ -161,8 +163,8 @@ def _pool(tensor: torch.Tensor) -> "object":
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
-def test_a_team_serves_many_callers(size: int) -> None:
-    """Teams larger than the machine, callers that come at once, and teams that end."""
+def test_thread_pool_serves_concurrent_callers(size: int) -> None:
+    """Pools larger than the machine, callers at the same time, and pools that end."""
     chance = np.random.default_rng(SEED)
     team = KernelThreadPool(size)
     weight = whole(chance, 300, 64)
@@ -181,19 +183,19 @@ def test_a_team_serves_many_callers(size: int) -> None:
     assert right == [True] * 150
 
 
-def test_the_ceilings_are_real_work() -> None:
-    """Ones added up cannot be left out by a compiler."""
+def test_ceiling_probes_are_not_optimized_away() -> None:
+    """The results are sums, so that a compiler cannot leave the work out."""
     assert load().baton_products_only(1, 1000) == 24 * 16 * 2 * 1000
     numbers = torch.arange(64, dtype=torch.int32)
     assert load().baton_reads_only(numbers.data_ptr(), 256) == 0 ^ _folded(numbers)
 
 
 def _folded(numbers: torch.Tensor) -> int:
-    """Four vectors of sixteen, folded by exclusive or, and added up."""
+    """Fold four vectors of sixteen by exclusive or, and add the result up."""
     folded = np.bitwise_xor.reduce(numbers.numpy().reshape(4, 16), axis=0)
     return ctypes.c_int32(int(folded.sum())).value
 
 
-def test_what_is_wrong_is_a_bug_of_ours() -> None:
+def test_kernel_error_raises_an_assertion() -> None:
     with pytest.raises(AssertionError, match="so it was told"):
         call_checked(lambda: b"so it was told")

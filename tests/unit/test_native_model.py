@@ -1,4 +1,4 @@
-"""The model on the kernels: near torch's, and the same bits however a step is put together."""
+"""The model on the native kernels: close to torch's, and with the same bits in any batch."""
 
 from collections import Counter
 from pathlib import Path
@@ -8,39 +8,40 @@ import pytest
 import torch
 
 from baton.engine.native.decoder import NativeModel
-from baton.engine.native.processor import limited_to
+from baton.engine.native.processor import limit_instruction_set
 from baton.engine.quantization import QUANTIZATION_FORMATS as QUANTIZATIONS
 from baton.engine.runner import ModelRunner
 from tests.model_zoo import ZOO, make_model
 from tests.unit.native_house import (
     FORMATS,
-    HERE,
+    LOCAL_INSTRUCTION_SETS,
     all_logits,
-    each_processor,
+    each_instruction_set,
     load,
     needs_kernels,
     row_of,
 )
 from tools.determinism import RandomPlacement, requests_alone
 
-__all__ = ["each_processor"]
+__all__ = ["each_instruction_set"]
 
 pytestmark = needs_kernels
 
 SEED = 20261121
 NEAR = {torch.float32: 2e-5, torch.bfloat16: 5e-2}
-"""Of the largest logit. BF16 keeps eight bits, and every layer rounds a dozen times."""
+"""Relative to the largest logit. BF16 has eight bits, and every layer rounds a dozen times."""
 
 PLACEMENTS = {"qwen2": 50, "qwen3": 50, "llama3-rope": 50, "qwen3-moe": 15}
-"""Of each format: 330 in all; ``tools.determinism`` tries a thousand. Torch routes to experts one
-by one, which takes longer."""
+"""Random placements per format: 330 in all; ``tools.determinism`` tries a thousand. The MoE
+model takes longer, since torch computes experts one by one."""
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("name", ZOO)
-@pytest.mark.usefixtures("each_processor")
-def test_near_torch(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Prompts, then chunks and decodes after them, so that what one step writes the next reads."""
+@pytest.mark.usefixtures("each_instruction_set")
+def test_logits_are_close_to_torch(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Prompts, then chunks and decodes after them, so that each step reads what the one before
+    has written."""
     if name == "qwen3-moe" and dtype is torch.bfloat16:
         pytest.skip("two experts that are nearly as likely may change places")
     make_model(tmp_path, name, seed=SEED)
@@ -59,34 +60,38 @@ def test_near_torch(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
         starts = [start + count for start, count in zip(starts, counts, strict=True)]
 
 
-@pytest.mark.skipif(len(HERE) < 2, reason="there is no other processor in this one")
+@pytest.mark.skipif(
+    len(LOCAL_INSTRUCTION_SETS) < 2, reason="there is no other processor in this one"
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3-odd"])
-def test_bits_do_not_depend_on_the_processor(
+def test_logits_have_the_same_bits_on_any_processor(
     name: str, quantization: str, dtype: str, tmp_path: Path
 ) -> None:
-    """Few rows and many, of heads and depths that fill no vector."""
+    """Few rows and many, with head sizes and depths that are not multiples of a vector."""
     make_model(tmp_path, name, seed=SEED)
     prompt = np.random.default_rng(SEED).integers(500, size=150).tolist()
-    told = []
-    for processor in HERE:
-        with limited_to(processor):
+    results = []
+    for processor in LOCAL_INSTRUCTION_SETS:
+        with limit_instruction_set(processor):
             runner = ModelRunner.load(
                 tmp_path, device="cpu", dtype=dtype, num_blocks=64, quantization=quantization
             )
             rows = [row_of(prompt, 0, range(20)), row_of(prompt[:1], 0, [20])]
             read = all_logits(runner, rows)
-            told.append(torch.cat([*read, *all_logits(runner, [row_of([7], 150, range(20))])]))
-    assert all(torch.equal(told[0], each) for each in told[1:])
+            results.append(torch.cat([*read, *all_logits(runner, [row_of([7], 150, range(20))])]))
+    assert all(torch.equal(results[0], each) for each in results[1:])
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("name", PLACEMENTS)
-def test_bits_do_not_depend_on_the_step(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Every token's logits equal those of its prompt alone, in one chunk, on one thread: in any
-    batch, chunking, block size, with a reused prefix, handed over, on several threads, and by
-    whatever instructions this machine has."""
+def test_logits_have_the_same_bits_in_any_batch(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Every token's logits equal those of its prompt computed alone, in one chunk, on one
+    thread: in any batch, chunking and block size, with a reused prefix, after a KV transfer, on
+    several threads, and with any instructions that this machine has."""
     print(f"seed {SEED}")
     make_model(tmp_path, name, seed=SEED)
     chance = np.random.default_rng(SEED)

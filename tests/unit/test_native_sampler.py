@@ -1,4 +1,4 @@
-"""The kernels choose the tokens that torch chooses."""
+"""The native sampler chooses the same tokens as torch."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,11 +13,11 @@ from baton.core.philox import uniform
 from baton.core.request import SamplingParams
 from baton.engine.native.backend_choice import unavailable_reason
 from baton.engine.native.matrix import KernelThreadPool
-from baton.engine.native.processor import INSTRUCTION_SETS, limited_to
+from baton.engine.native.processor import INSTRUCTION_SETS, limit_instruction_set
 from baton.engine.native.sampler import NativeTokenChooser
 from baton.engine.plan import Row, SampledToken
 from baton.engine.sampler import sample
-from tests.unit.test_sampler import CASES, PLAIN, VOCAB, all_kinds, row
+from tests.unit.test_sampler import CASES, PLAIN, VOCAB, row, rows_of_all_kinds
 
 pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
 
@@ -26,7 +26,7 @@ SEED = 20261122
 
 @pytest.fixture(params=INSTRUCTION_SETS)
 def some_instructions(request: pytest.FixtureRequest) -> Iterator[None]:
-    with limited_to(request.param):
+    with limit_instruction_set(request.param):
         yield
 
 
@@ -44,8 +44,8 @@ def mixed(trial: int) -> list[SamplingParams]:
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("vocab_size", [VOCAB, 1003, 32_000])
 @pytest.mark.usefixtures("some_instructions")
-def test_the_same_tokens_as_torch(vocab_size: int, threads: int) -> None:
-    """Of logits of which none are equal, and of logits of which many are."""
+def test_native_sampler_chooses_the_tokens_of_torch(vocab_size: int, threads: int) -> None:
+    """With logits that are all different, and with many equal ones."""
     print(f"seed {SEED}")
     chance = np.random.default_rng(SEED)
     chooser = NativeTokenChooser(KernelThreadPool(threads), vocab_size)
@@ -58,7 +58,7 @@ def test_the_same_tokens_as_torch(vocab_size: int, threads: int) -> None:
 
 @pytest.mark.parametrize("top_k", [0, 1, 17, 999, 1000, 5000])
 @pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.9, 0.999, 1.0])
-def test_filters_leave_the_same_tokens(top_k: int, top_p: float) -> None:
+def test_top_k_and_top_p_keep_the_same_tokens(top_k: int, top_p: float) -> None:
     print(f"seed {SEED}")
     chance = np.random.default_rng(SEED)
     chooser = NativeTokenChooser(KernelThreadPool(1), 1000)
@@ -68,7 +68,7 @@ def test_filters_leave_the_same_tokens(top_k: int, top_p: float) -> None:
         assert sample(noise, rows, chooser) == sample(noise, rows)
 
 
-def test_of_equals_the_lower_stay() -> None:
+def test_ties_go_to_lower_token_ids() -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, 9:] = 1.0
     chooser = NativeTokenChooser(KernelThreadPool(1), VOCAB)
@@ -78,8 +78,9 @@ def test_of_equals_the_lower_stay() -> None:
     assert tokens_of(sample(logits, [greedy], chooser)) == [9]
 
 
-def test_draws_are_those_of_seed_and_position() -> None:
-    """Seen from tokens that are all as likely: each stands for its part of [0, 1)."""
+def test_draws_depend_on_seed_and_position() -> None:
+    """With equally likely tokens, the chosen token shows the draw: each stands for its part of
+    [0, 1)."""
     print(f"seed {SEED}")
     chance, size = np.random.default_rng(SEED), 4096
     chooser = NativeTokenChooser(KernelThreadPool(1), size)
@@ -97,14 +98,14 @@ def test_draws_are_those_of_seed_and_position() -> None:
 def test_masks_biases_and_logprobs() -> None:
     print(f"seed {SEED}")
     logits = torch.from_numpy(np.random.default_rng(SEED).normal(size=(5, VOCAB))).float()
-    rows = all_kinds()
+    rows = rows_of_all_kinds()
     assert sample(logits, rows, NativeTokenChooser(KernelThreadPool(1), VOCAB)) == sample(
         logits, rows
     )
 
 
-def test_what_a_broken_model_says_breaks_nothing() -> None:
-    """Some token comes, which is in the vocabulary; no number is never chosen."""
+def test_invalid_logits_still_give_valid_tokens() -> None:
+    """A token of the vocabulary is chosen, and never one whose logit is NaN."""
     odd = torch.full((4, VOCAB), -torch.inf)
     odd[1:] = torch.nan
     odd[2, 5] = 1.0
@@ -118,8 +119,8 @@ def test_what_a_broken_model_says_breaks_nothing() -> None:
         assert chosen[2] == 5
 
 
-def test_rows_in_company_and_alone() -> None:
-    """A row's token is its own affair; and nothing of one is left for the next."""
+def test_tokens_do_not_depend_on_the_batch() -> None:
+    """A row's token depends on no other row, and no state is left for the next."""
     print(f"seed {SEED}")
     logits = torch.from_numpy(np.random.default_rng(SEED).normal(size=(99, 1003))).float()
     rows = [row(params) for trial in range(9) for params in mixed(trial)][:99]
@@ -129,5 +130,5 @@ def test_rows_in_company_and_alone() -> None:
     assert found == [alone(logits[n : n + 1], [one])[0] for n, one in enumerate(rows)]
 
 
-def test_nobody_samples() -> None:
+def test_empty_batch_samples_nothing() -> None:
     assert sample(torch.empty(0, VOCAB), [], NativeTokenChooser(KernelThreadPool(1), VOCAB)) == []

@@ -1,4 +1,5 @@
-"""NIXL opens no network by itself: UCX would let whoever reaches it write any memory."""
+"""By default, NIXL opens no network sockets: UCX would let anyone who reaches them write any
+memory."""
 
 import os
 from collections.abc import Iterator
@@ -38,10 +39,10 @@ def network_sockets() -> set[Any]:
 
 
 @pytest.mark.parametrize("tls", ["", "tcp", "all"])
-def test_without_an_interface_it_has_no_socket_of_any_network(
+def test_nixl_without_an_interface_opens_no_sockets(
     tls: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the environment asks UCX for."""
+    """This holds whatever the environment asks UCX for."""
     if tls:
         monkeypatch.setenv("UCX_TLS", tls)
     before = network_sockets()
@@ -52,7 +53,7 @@ def test_without_an_interface_it_has_no_socket_of_any_network(
     assert os.environ.get("UCX_TLS", "") == tls
 
 
-def test_with_an_interface_it_listens_there_and_nowhere_else() -> None:
+def test_nixl_with_an_interface_listens_only_there() -> None:
     before = network_sockets()
     with opened("lo") as transport:
         hosts = {each.laddr.ip for each in network_sockets() - before}
@@ -61,7 +62,7 @@ def test_with_an_interface_it_listens_there_and_nowhere_else() -> None:
         assert transport.export().transport == "nixl"
 
 
-def test_memory_files_of_ucx_are_for_their_user_alone() -> None:
+def test_memory_files_of_ucx_are_private() -> None:
     with opened():
         links = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
         files = [path for path in links if "ucx_shm" in str(path.readlink())]
@@ -69,7 +70,7 @@ def test_memory_files_of_ucx_are_for_their_user_alone() -> None:
         assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
 
 
-def test_between_hosts_a_local_nixl_is_not_chosen() -> None:
+def test_local_only_nixl_is_not_chosen_between_hosts() -> None:
     ours = ("shm", LOCAL_NAME, "grpc")
     assert LOCAL_NAME in LOCAL_ONLY
     assert choose_transport(ours, ours, same_host=False) == "grpc"
@@ -79,14 +80,14 @@ def test_between_hosts_a_local_nixl_is_not_chosen() -> None:
     assert choose_transport(networked, ours, same_host=False) == "grpc"
 
 
-def test_an_interface_that_is_not_there_is_named() -> None:
+def test_unknown_interface_is_reported() -> None:
     with pytest.raises(Invalid, match=r"no network device 'fabric7:1'; it has .*lo"):
         check_interfaces(["lo", "fabric7:1"])
 
 
 @pytest.mark.parametrize("lock", [{}, {"cluster_secret": "s"}])
-def test_a_network_needs_the_operators_word(lock: dict[str, str]) -> None:
-    with pytest.raises(Invalid, match="Whoever is on that network can read prompts and answers"):
+def test_nixl_network_needs_explicit_permission(lock: dict[str, str]) -> None:
+    with pytest.raises(Invalid, match="Any machine on that network can read prompts and answers"):
         load_settings(nixl_interfaces="mlx5_0:1", **lock)
     settings = load_settings(nixl_interfaces="mlx5_0:1,eth1", nixl_private_network=True, **lock)
     assert settings.nixl_interfaces == ("mlx5_0:1", "eth1")

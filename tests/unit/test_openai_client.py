@@ -1,4 +1,5 @@
-"""What OpenAI's own client raises and reads, over twins: what a shared cluster can't show."""
+"""OpenAI's Python client against a router with in-memory workers: errors, failing streams and
+reasoning, which the demo model in a shared cluster can't produce."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,8 +12,9 @@ import pytest
 
 from baton.text.tokenizer import Tokenizer
 from router.app import build_app
+from tests.http_transport import HttpServerTransport
 from tests.unit import test_router_http
-from tests.unit.test_router_http import House, eventually, open_house
+from tests.unit.test_router_http import RouterHarness, eventually, open_harness
 
 tokenizer = test_router_http.tokenizer
 
@@ -20,39 +22,41 @@ ASKED: Any = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
 
 
 @asynccontextmanager
-async def client_of(house: House, key: str = "sk-a") -> AsyncIterator[openai.AsyncOpenAI]:
-    await house.service.cluster.refresh()
-    http = httpx.AsyncClient(transport=httpx.ASGITransport(build_app(house.service, house.desk)))
+async def client_of(router: RouterHarness, key: str = "sk-a") -> AsyncIterator[openai.AsyncOpenAI]:
+    await router.service.cluster.refresh()
+    http = httpx.AsyncClient(
+        transport=HttpServerTransport(build_app(router.service, router.batch_service))
+    )
     async with openai.AsyncOpenAI(
         base_url="http://test/v1", api_key=key, max_retries=0, http_client=http
     ) as client:
         yield client
 
 
-async def test_kinds_of_errors(tokenizer: Tokenizer) -> None:
-    async with open_house(tokenizer, api_keys={"sk-a": "alice"}) as (house, _):
-        async with client_of(house, "wrong") as stranger:
+async def test_errors_raise_the_clients_exception_types(tokenizer: Tokenizer) -> None:
+    async with open_harness(tokenizer, api_keys={"sk-a": "alice"}) as (router, _):
+        async with client_of(router, "wrong") as stranger:
             with pytest.raises(openai.AuthenticationError) as refused:
                 await stranger.chat.completions.create(**ASKED)
             assert refused.value.code == "invalid_api_key"
-        async with client_of(house) as client:
+        async with client_of(router) as client:
             with pytest.raises(openai.BadRequestError):
                 await client.chat.completions.create(**ASKED, n=0)
             with pytest.raises(openai.NotFoundError):
                 await client.models.retrieve("gpt-9")
-            house.service.gate._limit = 0
+            router.service.request_limiter._limit = 0
             with pytest.raises(openai.RateLimitError) as full:
                 await client.chat.completions.create(**ASKED)
             assert int(full.value.response.headers["retry-after"]) >= 1
-            house.service.gate._limit = 10
-            house.placer.decode = []
+            router.service.request_limiter._limit = 10
+            router.placer.decode = []
             with pytest.raises(openai.InternalServerError) as nobody:
                 await client.chat.completions.create(**ASKED)
             assert nobody.value.status_code == 503
 
 
-async def test_an_error_in_mid_stream_is_raised(tokenizer: Tokenizer) -> None:
-    async with open_house(tokenizer, automatic=False) as (house, _), client_of(house) as client:
+async def test_error_in_the_middle_of_a_stream_is_raised(tokenizer: Tokenizer) -> None:
+    async with open_harness(tokenizer, automatic=False) as (router, _), client_of(router) as client:
         texts: list[str | None] = []
 
         async def listen() -> None:
@@ -60,25 +64,25 @@ async def test_an_error_in_mid_stream_is_raised(tokenizer: Tokenizer) -> None:
                 texts.append(chunk.choices[0].delta.content)
 
         listening = asyncio.create_task(listen())
-        await eventually(lambda: bool(house.decode.jobs))
-        house.prefill.step()
-        house.decode.step()
-        house.decode.fail("INVALID_ARGUMENT", "went wrong")
+        await eventually(lambda: bool(router.decode.jobs))
+        router.prefill.step()
+        router.decode.step()
+        router.decode.fail_jobs("INVALID_ARGUMENT", "went wrong")
         with pytest.raises(openai.APIError, match="went wrong"):
             await listening
     assert "".join(text or "" for text in texts) == "He"
 
 
-async def test_thoughts_are_read_by_the_stream_helper(tokenizer: Tokenizer) -> None:
+async def test_reasoning_is_read_by_the_stream_helper(tokenizer: Tokenizer) -> None:
     async with (
-        open_house(tokenizer, "<think>Hm</think>Yes", reasoning_parser="qwen3") as (house, _),
-        client_of(house) as client,
+        open_harness(tokenizer, "<think>Hm</think>Yes", reasoning_parser="qwen3") as (router, _),
+        client_of(router) as client,
     ):
         whole = await client.chat.completions.create(**ASKED)
         assert whole.choices[0].message.content == "Yes"
         assert whole.choices[0].message.model_extra == {"reasoning_content": "Hm"}
         assert whole.usage is not None and whole.usage.completion_tokens_details is not None
-        # From the one that completes the opening tag, which is a token of its own in real models.
+        # The count includes the opening tag's last token; in real models the tag is a single token.
         assert whole.usage.completion_tokens_details.reasoning_tokens == len(">Hm</think>")
         async with client.chat.completions.stream(**ASKED) as stream:
             final = await stream.get_final_completion()

@@ -1,4 +1,4 @@
-"""docs/openai.md against the router's schema, and against the types of OpenAI's own client."""
+"""docs/openai.md against the router's schema and the types of OpenAI's own client."""
 
 import re
 import typing
@@ -28,7 +28,7 @@ from router.openai.schema import (
     TokenizeBody,
 )
 from tests.unit import test_router_http
-from tests.unit.test_router_http import CHAT, COMPLETE, open_house, wrong_error
+from tests.unit.test_router_http import CHAT, COMPLETE, open_harness, wrong_error
 from tests.unit.test_router_http import chat as chat_body
 
 tokenizer = test_router_http.tokenizer
@@ -38,7 +38,7 @@ STATUSES = {"supported", "limited", "accepted", "rejected"}
 
 
 def tables() -> dict[str, dict[str, str]]:
-    """Statuses by field, by section."""
+    """Read the statuses of all fields, by section."""
     found: dict[str, dict[str, str]] = {}
     section = ""
     for line in DOCUMENT.read_text().splitlines():
@@ -65,10 +65,10 @@ def below(prefix: str, table: dict[str, str]) -> set[str]:
     return {name.removeprefix(prefix) for name in table if name.startswith(prefix)}
 
 
-# -- the tables have every field of OpenAI's ------------------------------------------------------
+# -- the tables list every field of OpenAI's ------------------------------------------------------
 
 
-def test_chats() -> None:
+def test_chat_tables_have_all_of_openais_fields() -> None:
     theirs = keys(
         chat_create_params.CompletionCreateParamsNonStreaming,
         chat_create_params.CompletionCreateParamsStreaming,
@@ -80,7 +80,7 @@ def test_chats() -> None:
     assert keys(FunctionDefinition) == below("tools.function.", CHATS)
 
 
-def test_messages() -> None:
+def test_message_tables_have_all_of_openais_fields() -> None:
     theirs = keys(
         chat.ChatCompletionSystemMessageParam,
         chat.ChatCompletionDeveloperMessageParam,
@@ -96,7 +96,7 @@ def test_messages() -> None:
     }  # fmt: skip
 
 
-def test_completions() -> None:
+def test_completion_table_has_all_of_openais_fields() -> None:
     theirs = keys(
         completion_create_params.CompletionCreateParamsNonStreaming,
         completion_create_params.CompletionCreateParamsStreaming,
@@ -104,7 +104,7 @@ def test_completions() -> None:
     assert theirs <= COMPLETIONS.keys()
 
 
-def test_files_and_batches() -> None:
+def test_file_and_batch_tables_have_all_of_openais_fields() -> None:
     files, batches = TABLES["Files"], TABLES["Batches"]
     assert keys(file_create_params.FileCreateParams) <= below("files.", files)
     assert keys(file_list_params.FileListParams) == below("files.list.", files)
@@ -114,10 +114,10 @@ def test_files_and_batches() -> None:
     assert top == CreateBatchBody.model_fields.keys()
 
 
-# -- and every field of the router's --------------------------------------------------------------
+# -- the tables list every field of the router's --------------------------------------------------
 
 
-def test_the_schema_is_in_the_tables() -> None:
+def test_tables_have_exactly_the_routers_fields() -> None:
     assert TOP.keys() == ChatBody.model_fields.keys()
     assert COMPLETIONS.keys() == CompletionBody.model_fields.keys()
     tokenize = TABLES["Tokenize, detokenize"]
@@ -125,9 +125,9 @@ def test_the_schema_is_in_the_tables() -> None:
     assert below("detokenize.", tokenize) == DetokenizeBody.model_fields.keys()
 
 
-# -- what they say is true ------------------------------------------------------------------------
+# -- the statuses are true ------------------------------------------------------------------------
 
-TAKEN: dict[str, Any] = {
+ACCEPTED_VALUES: dict[str, Any] = {
     "user": "u",
     "metadata": {"a": "b"},
     "safety_identifier": "u",
@@ -141,9 +141,9 @@ TAKEN: dict[str, Any] = {
     "prompt_cache_retention": "in_memory",
     "suffix": "",
 }
-"""Of fields that are accepted or limited, what is taken."""
+"""Values that accepted or limited fields take."""
 
-REFUSED: dict[str, Any] = {
+REJECTED_VALUES: dict[str, Any] = {
     "service_tier": "flex",
     "store": True,
     "verbosity": "low",
@@ -158,10 +158,10 @@ REFUSED: dict[str, Any] = {
     "chat_template": "{{ messages }}",
     "suffix": "end",
 }
-"""Of fields that are rejected or limited, what is not."""
+"""Values that rejected or limited fields refuse."""
 
 ANY_OBJECT = {"guided_json"}
-"""Takes any."""
+"""Fields that take any object."""
 
 
 def of(table: dict[str, str], *statuses: str) -> list[str]:
@@ -169,24 +169,26 @@ def of(table: dict[str, str], *statuses: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("path", "table"), [(CHAT, CHATS), (COMPLETE, COMPLETIONS)])
-async def test_what_is_refused(tokenizer: Tokenizer, path: str, table: dict[str, str]) -> None:
+async def test_rejected_values_are_refused_and_accepted_ones_taken(
+    tokenizer: Tokenizer, path: str, table: dict[str, str]
+) -> None:
     body = chat_body() if path == CHAT else {"prompt": "x"}
-    async with open_house(tokenizer) as (house, client):
+    async with open_harness(tokenizer) as (router, client):
         for name in of(table, "rejected", "limited"):
-            response = await client.post(path, json={**body, name: REFUSED[name]})
+            response = await client.post(path, json={**body, name: REJECTED_VALUES[name]})
             error = wrong_error(response)
             assert error["param"] == name and len(error["message"]) > len(name) + 10
             nothing = await client.post(path, json={**body, name: None})
             assert nothing.status_code == 200, nothing.text
-        known = len(house.placer.queries)
+        known = len(router.placer.queries)
         for name in of(table, "accepted", "limited"):
-            if name in TAKEN:
-                response = await client.post(path, json={**body, name: TAKEN[name]})
+            if name in ACCEPTED_VALUES:
+                response = await client.post(path, json={**body, name: ACCEPTED_VALUES[name]})
                 assert response.status_code == 200, response.text
-        assert len(house.placer.queries) > known
+        assert len(router.placer.queries) > known
 
 
-def test_messages_that_are_refused() -> None:
+def test_rejected_message_fields_are_refused() -> None:
     for field in ("audio", "function_call"):
         assert CHATS[f"messages.{field}"] == "rejected"
         with pytest.raises(ValueError, match=field):
@@ -199,9 +201,9 @@ def test_messages_that_are_refused() -> None:
 
 
 @pytest.mark.parametrize("field", sorted({*TOP, *COMPLETIONS} - ANY_OBJECT))
-async def test_a_wrong_type_is_noticed(tokenizer: Tokenizer, field: str) -> None:
-    """Whatever is supported is looked at: an object that no field takes is refused."""
-    async with open_house(tokenizer) as (_, client):
+async def test_values_of_a_wrong_type_are_refused(tokenizer: Tokenizer, field: str) -> None:
+    """Every supported field is validated: an object that no field takes is refused."""
+    async with open_harness(tokenizer) as (_, client):
         for path, body, table in (
             (CHAT, chat_body(), CHATS), (COMPLETE, {"prompt": "x"}, COMPLETIONS),
         ):  # fmt: skip

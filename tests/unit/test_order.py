@@ -1,4 +1,4 @@
-"""Orders of prompts, exactly, and that none of them starves anybody."""
+"""Prefill orders: exact ranks, and none of them starves a request."""
 
 import math
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.prefill_order import (
-    LATE_STRETCH,
+    LATE_BUDGET_MULTIPLE,
     NORMAL_STARVATION_LIMIT_SECONDS,
     PREFILL_ORDERS,
     Rank,
@@ -27,14 +27,14 @@ def test_first_come_first_served() -> None:
     ]
 
 
-def test_the_longest_cached_prefix_goes_first_and_waiting_counts() -> None:
+def test_longest_cached_prefix_goes_first_and_waiting_counts() -> None:
     cold, warm = WaitingPrompt(0.0), WaitingPrompt(1.0, cached_tokens=2001)
     assert ranked("cached_first", 1.0, cold=cold, warm=warm) == ["warm", "cold"]
     warm.cached_tokens = 1999
     assert ranked("cached_first", 1.0, cold=cold, warm=warm) == ["cold", "warm"]
 
 
-def test_the_shortest_goes_first_and_waiting_counts() -> None:
+def test_shortest_prompt_goes_first_and_waiting_counts() -> None:
     long, short = (
         WaitingPrompt(0.0, remaining_seconds=1.0),
         WaitingPrompt(9.0, remaining_seconds=0.05),
@@ -44,32 +44,35 @@ def test_the_shortest_goes_first_and_waiting_counts() -> None:
     assert ranked("shortest", 9.6, long=long, short=short) == ["long", "short"]
 
 
-def test_the_earliest_deadline_goes_first() -> None:
+def test_earliest_deadline_goes_first() -> None:
     long = WaitingPrompt(0.0, deadline_seconds=12.0, remaining_seconds=10.0)
     short = WaitingPrompt(0.0, deadline_seconds=2.1, remaining_seconds=0.1)
     assert ranked("deadline", 0.0, long=long, short=short) == ["short", "long"]
 
 
-def test_the_least_slack_goes_first() -> None:
+def test_least_slack_goes_first() -> None:
     long = WaitingPrompt(0.0, deadline_seconds=12.0, remaining_seconds=10.5)
     short = WaitingPrompt(0.0, deadline_seconds=2.1, remaining_seconds=0.1)
     assert ranked("slack", 0.0, long=long, short=short) == ["long", "short"]
 
 
 @pytest.mark.parametrize("order", ["deadline", "slack"])
-def test_who_is_late_goes_behind_who_is_not_until_it_has_waited_long(order: str) -> None:
+def test_late_prompt_goes_behind_others_until_it_has_waited_long(order: str) -> None:
     late = WaitingPrompt(0.0, deadline_seconds=2.0, remaining_seconds=1.0)
-    assert PREFILL_ORDERS[order].rank(late, 1.0) <= (1.0, 2.0)  # it just makes it
-    assert PREFILL_ORDERS[order].rank(late, 1.1) == (1.0, 2.0 * LATE_STRETCH)
+    assert PREFILL_ORDERS[order].rank(late, 1.0) <= (1.0, 2.0)  # it is just in time
+    assert PREFILL_ORDERS[order].rank(late, 1.1) == (1.0, 2.0 * LATE_BUDGET_MULTIPLE)
     patient = WaitingPrompt(0.0, deadline_seconds=20.0, remaining_seconds=20.0)
     assert PREFILL_ORDERS[order].rank(patient, 0.1) == (1.0, NORMAL_STARVATION_LIMIT_SECONDS)
-    for arrival, expected in ((2.0, ["fresh", "late"]), (2.0 * LATE_STRETCH, ["late", "fresh"])):
+    for arrival, expected in (
+        (2.0, ["fresh", "late"]),
+        (2.0 * LATE_BUDGET_MULTIPLE, ["late", "fresh"]),
+    ):
         fresh = WaitingPrompt(arrival, deadline_seconds=arrival + 2.0, remaining_seconds=1.0)
         assert ranked(order, arrival, late=late, fresh=fresh) == expected
 
 
 @pytest.mark.parametrize("order", ["deadline", "slack"])
-def test_without_a_deadline_it_waits_as_long_as_anybody_may(order: str) -> None:
+def test_prompt_without_a_deadline_waits_up_to_the_starvation_limit(order: str) -> None:
     assert PREFILL_ORDERS[order].rank(WaitingPrompt(3.0), 5.0) == (
         1.0,
         3.0 + NORMAL_STARVATION_LIMIT_SECONDS,
@@ -77,15 +80,18 @@ def test_without_a_deadline_it_waits_as_long_as_anybody_may(order: str) -> None:
 
 
 @pytest.mark.parametrize("order", PREFILL_ORDERS)
-def test_who_was_preempted_goes_before_all_others(order: str) -> None:
+def test_preempted_prompt_goes_before_all_others(order: str) -> None:
     old = WaitingPrompt(0.0, deadline_seconds=1.0, cached_tokens=10**6)
-    assert ranked(order, 50.0, old=old, back=WaitingPrompt(50.0, preempted=True)) == ["back", "old"]
+    assert ranked(order, 50.0, old=old, back=WaitingPrompt(50.0, was_preempted=True)) == [
+        "back",
+        "old",
+    ]
 
 
-def test_who_has_waited_long_gets_half_of_a_step_and_what_is_left() -> None:
+def test_starving_prompts_get_half_of_a_step_and_what_is_left() -> None:
     now = NORMAL_STARVATION_LIMIT_SECONDS + 10
     old, older = WaitingPrompt(9.0, new_tokens=40), WaitingPrompt(3.0, new_tokens=30)
-    back = WaitingPrompt(0.0, new_tokens=7, preempted=True)
+    back = WaitingPrompt(0.0, new_tokens=7, was_preempted=True)
     fresh = WaitingPrompt(now, new_tokens=50)
     assert allocate_step_tokens([fresh, back], now, 100) == [(0, 100), (1, 100)]
     assert allocate_step_tokens([older, old], now, 100) == [(0, 30), (1, 40)]
@@ -113,7 +119,7 @@ WAITING = st.builds(
 
 
 @given(order=st.sampled_from(list(PREFILL_ORDERS)), one=WAITING, other=WAITING, now=SECONDS)
-def test_nobody_is_passed_by_who_comes_later_than_the_patience(
+def test_prompt_is_not_overtaken_by_one_that_arrives_after_the_starvation_limit(
     order: str, one: WaitingPrompt, other: WaitingPrompt, now: float
 ) -> None:
     def rank(waiting: WaitingPrompt) -> Rank:

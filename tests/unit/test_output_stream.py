@@ -1,4 +1,4 @@
-"""What a worker has to say to a router, cut into messages."""
+"""A worker's outputs to a router, split into messages."""
 
 from typing import Any
 
@@ -24,40 +24,40 @@ def output(number: int, num_scores: int = 0, num_top: int = 0) -> RequestOutput:
     return RequestOutput(request_id, Epoch(1), 0, (TokenId(1),), prompt_logprobs=scores)
 
 
-async def test_all_that_is_there_goes_at_once() -> None:
+async def test_all_pending_outputs_are_sent_together() -> None:
     outgoing, outputs = stream(), [output(number) for number in range(5)]
     for each in outputs:
         outgoing.put(each)
-    assert await outgoing.outputs() == outputs
+    assert await outgoing.next_outputs() == outputs
 
 
-async def test_scored_prompts_are_spread_over_messages() -> None:
+async def test_outputs_with_prompt_logprobs_are_spread_over_messages() -> None:
     outgoing = stream()
     large = MAX_PROMPT_LOGPROBS // 3
     for number, (num_scores, num_top) in enumerate(
         [(0, 0), (large, 2), (10, 0), (0, 0), (large, 2)]
     ):
         outgoing.put(output(number, num_scores, num_top))
-    messages = [[each.request_id for each in await outgoing.outputs()] for _ in range(3)]
+    messages = [[each.request_id for each in await outgoing.next_outputs()] for _ in range(3)]
     assert messages == [["0", "1"], ["2", "3"], ["4"]]
 
 
-async def test_a_router_that_does_not_read_scores_is_closed() -> None:
+async def test_stream_with_too_many_unread_prompt_logprobs_is_closed() -> None:
     outgoing, count = stream(), MAX_PROMPT_LOGPROBS
     for number in range(MAX_UNREAD_PROMPT_LOGPROBS // count):
         outgoing.put(output(number, count))
     assert not outgoing.closed
-    await outgoing.outputs()
+    await outgoing.next_outputs()
     outgoing.put(output(100, count))
     assert not outgoing.closed
     outgoing.put(output(101, count))
     assert outgoing.closed
     with pytest.raises(Overloaded):
-        await outgoing.outputs()
+        await outgoing.next_outputs()
 
 
-def lying(**fields: Any) -> pb.WorkerMessage:
-    """An output that says too much, between two sound ones."""
+def message_with(**fields: Any) -> pb.WorkerMessage:
+    """An output with the given excessive fields, between two valid ones."""
     sound = common.RequestOutput(request_id="s", epoch=1, token_ids=[7])
     spoiled = common.RequestOutput(request_id="r", epoch=1, token_ids=[7], **fields)
     return pb.WorkerMessage(outputs=[sound, spoiled, sound])
@@ -70,21 +70,21 @@ LONG = common.TokenLogprob(top_token_ids=[1] * 21, top_logprobs=[0.0] * 21)
 @pytest.mark.parametrize(
     "message",
     [
-        lying(logprobs=[ENTRY] * 2),
-        lying(logprobs=[LONG]),
-        lying(logprobs=[common.TokenLogprob(top_token_ids=[1])]),
-        lying(prompt_logprobs=[LONG] * (MAX_PROMPT_LOGPROBS // 22 + 1)),
-        lying(details={str(number): "" for number in range(65)}),
+        message_with(logprobs=[ENTRY] * 2),
+        message_with(logprobs=[LONG]),
+        message_with(logprobs=[common.TokenLogprob(top_token_ids=[1])]),
+        message_with(prompt_logprobs=[LONG] * (MAX_PROMPT_LOGPROBS // 22 + 1)),
+        message_with(details={str(number): "" for number in range(65)}),
     ],
 )
-def test_what_says_too_much_is_its_request_s_failure(message: pb.WorkerMessage) -> None:
+def test_excessive_output_fails_only_its_request(message: pb.WorkerMessage) -> None:
     one, spoiled, other = outputs_from_proto(message)
     assert one == other == RequestOutput(RequestId("s"), Epoch(1), 0, (TokenId(7),))
     assert (spoiled.request_id, spoiled.finish_reason) == ("r", FinishReason.ERROR)
     assert spoiled.details == {"error_status": "DATA_LOSS"}
 
 
-def test_a_message_with_too_many_outputs_is_none() -> None:
+def test_message_with_too_many_outputs_is_rejected() -> None:
     message = pb.WorkerMessage(outputs=[common.RequestOutput()] * (MAX_OUTPUTS + 1))
     with pytest.raises(Invalid):
         outputs_from_proto(message)

@@ -1,4 +1,5 @@
-"""The step after the one that is computed: who is in it, what is told, and who owns which block."""
+"""Async scheduling: the rows of the step that is planned ahead, when outputs are reported, and
+which step owns which blocks."""
 
 import asyncio
 from collections.abc import Callable
@@ -30,7 +31,8 @@ OTHER = tuple(TokenId(token) for token in range(30, 40))
 
 
 class Recorder(SyncExecutor):
-    """Notes who is in each plan, in the order in which plans come and their outputs are told."""
+    """An executor that records each plan's requests, in the order in which plans are submitted
+    and their outputs collected."""
 
     def __init__(self, runner: FakeRunner) -> None:
         super().__init__(runner)
@@ -46,11 +48,11 @@ class Recorder(SyncExecutor):
         super().submit(plan)
 
     def collect(self) -> StepOutput:
-        self.events.append(("told", self._names.pop(0)))
+        self.events.append(("collected", self._names.pop(0)))
         return super().collect()
 
 
-class Overlapped(Bench):
+class AsyncBench(Bench):
     def __init__(self, num_blocks: int = 32, **named: Any) -> None:
         super().__init__(num_blocks, **named)
         self.recorder = Recorder(self.runner)
@@ -61,7 +63,7 @@ class Overlapped(Bench):
             kv_dtype="float32",
             eos_token_ids=named.get("eos", frozenset()),
             clock=self.clock,
-            pipeline=self.recorder,
+            executor=self.recorder,
         )
 
     def step(self) -> StepResult:
@@ -74,144 +76,145 @@ class Overlapped(Bench):
         return found
 
 
-def test_a_step_is_planned_before_the_one_before_it_is_told() -> None:
-    bench = Overlapped()
-    bench.engine.add(spec("a", max_tokens=4), Task.WHOLE)
+def test_step_is_planned_before_the_previous_one_is_collected() -> None:
+    bench = AsyncBench()
+    bench.engine.add(spec("a", max_tokens=4), Task.PREFILL_AND_DECODE)
     outputs = bench.run()
     assert tokens_of(outputs, "a") == reference_answer(spec("a", max_tokens=4))[0]
-    # The fourth token ends it, so that nothing follows the step which samples it.
+    # The fourth token is the last, so that no step follows the one which samples it.
     assert bench.events() == [
         ("plan", ["a"]),
         ("plan", ["a"]),
-        ("told", ["a"]),
+        ("collected", ["a"]),
         ("plan", ["a"]),
-        ("told", ["a"]),
+        ("collected", ["a"]),
         ("plan", ["a"]),
-        ("told", ["a"]),
-        ("told", ["a"]),
+        ("collected", ["a"]),
+        ("collected", ["a"]),
     ]
 
 
-def test_its_rows_are_those_of_the_step_before_with_a_token_that_nobody_knows() -> None:
-    bench = Overlapped()
-    bench.engine.add(spec("a", presence_penalty=0.5, min_tokens=3), Task.WHOLE)
+def test_planned_rows_have_a_placeholder_for_the_unknown_token() -> None:
+    bench = AsyncBench()
+    bench.engine.add(spec("a", presence_penalty=0.5, min_tokens=3), Task.PREFILL_AND_DECODE)
     bench.step()
     (row,) = bench.recorder.rows
     assert (row.token_ids, row.start, row.context_tokens) == ((UNKNOWN_TOKEN,), 10, 11)
-    assert (row.follows, row.sample, row.history) == (0, True, PROMPT)
+    assert (row.previous_row_index, row.sample, row.history) == (0, True, PROMPT)
     fill_sampled_tokens(Plan(2, (row,)), StepOutput((SampledToken(TokenId(7)),)))
     assert row.token_ids == (7,)
     assert row.history == (*PROMPT, 7)
 
 
-def test_tokens_that_would_end_it_too_early_are_counted_ahead() -> None:
-    bench = Overlapped(eos=frozenset({TokenId(3)}))
-    bench.engine.add(spec("a", max_tokens=9, min_tokens=2), Task.WHOLE)
+def test_min_tokens_counts_the_token_that_is_being_computed() -> None:
+    bench = AsyncBench(eos=frozenset({TokenId(3)}))
+    bench.engine.add(spec("a", max_tokens=9, min_tokens=2), Task.PREFILL_AND_DECODE)
     bench.step()
-    assert bench.recorder.rows[0].too_early == (3,)  # of the second token
+    assert bench.recorder.rows[0].suppressed_token_ids == (3,)  # for the second token
     bench.step()
-    assert bench.recorder.rows[0].too_early == ()
+    assert bench.recorder.rows[0].suppressed_token_ids == ()
 
 
 def ending(name: str, num_tokens: int) -> Any:
-    """A request that stops at its ``num_tokens``-th token, which nobody could tell before."""
+    """Return a request that stops at its ``num_tokens``-th token, which can't be known in
+    advance."""
     answer, _ = reference_answer(spec(name, max_tokens=num_tokens))
     return spec(name, max_tokens=20, stop_token_ids=(answer[-1],))
 
 
-def test_who_turns_out_to_have_ended_gets_nothing_more() -> None:
-    bench = Overlapped()
-    bench.engine.add(ending("a", 3), Task.WHOLE)
+def test_request_that_has_ended_gets_no_output_of_the_step_ahead() -> None:
+    bench = AsyncBench()
+    bench.engine.add(ending("a", 3), Task.PREFILL_AND_DECODE)
     outputs = [output for _ in range(3) for output in bench.step().outputs]
     assert outputs[-1].finish_reason is FinishReason.STOP
-    assert bench.engine.has_work()  # the step after it
+    assert bench.engine.has_work()  # the step that was planned ahead
     last = bench.step()
     assert last.outputs == () and last.work is not None
     assert not bench.engine.has_work()
-    assert bench.events()[-2:] == [("told", ["a"]), ("told", ["a"])]
+    assert bench.events()[-2:] == [("collected", ["a"]), ("collected", ["a"])]
 
 
-def test_its_blocks_are_kept_until_the_step_is_over() -> None:
-    bench = Overlapped(num_blocks=8)
-    bench.engine.add(ending("a", 3), Task.WHOLE)
+def test_blocks_of_an_ended_request_are_kept_until_the_step_ahead_is_over() -> None:
+    bench = AsyncBench(num_blocks=8)
+    bench.engine.add(ending("a", 3), Task.PREFILL_AND_DECODE)
     for _ in range(3):
         bench.step()
-    # 13 tokens are known; the step that is on its way writes the 13th to a fourth block.
+    # 13 tokens are known; the step in flight writes the 13th to a fourth block.
     assert (bench.pool().referenced, bench.pool().filling, bench.pool().free) == (3, 1, 4)
     other = spec("b", OTHER * 2, max_tokens=1)
-    assert bench.engine.reserve(other) is None  # five blocks
+    assert bench.engine.reserve_blocks(other) is None  # it needs five blocks
     bench.step()
     assert (bench.pool().idle, bench.pool().free) == (3, 5)
-    assert bench.engine.reserve(other) is not None
+    assert bench.engine.reserve_blocks(other) is not None
 
 
-def test_an_aborted_request_keeps_its_blocks_until_the_step_is_over() -> None:
-    bench = Overlapped()
-    bench.engine.add(spec("a"), Task.WHOLE)
+def test_aborted_request_keeps_its_blocks_until_the_step_is_over() -> None:
+    bench = AsyncBench()
+    bench.engine.add(spec("a"), Task.PREFILL_AND_DECODE)
     bench.step()
     assert bench.engine.abort(RequestId("a"))
     assert not bench.engine.abort(RequestId("a"))
     bench.engine.check_integrity()
     assert bench.pool().free == 32 - 3
-    bench.engine.add(spec("a", OTHER), Task.WHOLE)  # its name is free at once
+    bench.engine.add(spec("a", OTHER), Task.PREFILL_AND_DECODE)  # its id can be reused at once
     assert bench.step().outputs == ()
-    assert bench.pool().free == 32 - 2  # two blocks were sealed, and stay cached
+    assert bench.pool().free == 32 - 2  # two blocks were sealed and stay cached
     assert tokens_of(bench.run(), "a") == reference_answer(spec("a", OTHER))[0]
 
 
-def test_a_newcomer_waits_for_one_step_and_nobody_looks_ahead_of_it() -> None:
-    bench = Overlapped()
-    bench.engine.add(spec("a", max_tokens=9), Task.WHOLE)
+def test_new_request_joins_after_the_step_in_flight() -> None:
+    bench = AsyncBench()
+    bench.engine.add(spec("a", max_tokens=9), Task.PREFILL_AND_DECODE)
     bench.step()
-    bench.engine.add(spec("b", OTHER, max_tokens=9), Task.WHOLE)
+    bench.engine.add(spec("b", OTHER, max_tokens=9), Task.PREFILL_AND_DECODE)
     bench.events()
     for _ in range(2):
         bench.step()
     assert bench.events() == [
-        ("told", ["a"]),  # on its way before b came
+        ("collected", ["a"]),  # in flight before b was added
         ("plan", ["a", "b"]),
-        ("plan", ["a", "b"]),  # b's prompt fits into one step: its token follows
-        ("told", ["a", "b"]),
+        ("plan", ["a", "b"]),  # b's prompt fits into one step: its first token follows
+        ("collected", ["a", "b"]),
     ]
 
 
-def test_a_prompt_in_chunks_is_planned_step_by_step() -> None:
-    bench = Overlapped(config=replace(CONFIG, chunk_tokens=4))
-    bench.engine.add(spec("a", max_tokens=2), Task.WHOLE)
+def test_chunked_prompt_is_planned_step_by_step() -> None:
+    bench = AsyncBench(config=replace(CONFIG, chunk_tokens=4))
+    bench.engine.add(spec("a", max_tokens=2), Task.PREFILL_AND_DECODE)
     bench.run()
-    plan, told = ("plan", ["a"]), ("told", ["a"])
-    assert bench.events() == [plan, told, plan, told, plan, plan, told, told]
+    plan, collected = ("plan", ["a"]), ("collected", ["a"])
+    assert bench.events() == [plan, collected, plan, collected, plan, plan, collected, collected]
 
 
-def test_a_prompt_to_hand_over_is_not_followed() -> None:
-    bench = Overlapped()
+def test_prefill_only_request_has_no_step_ahead() -> None:
+    bench = AsyncBench()
     bench.engine.add(spec("a"), Task.PREFILL)
     result = bench.step()
     assert len(result.outputs) == 1
-    assert bench.events() == [("plan", ["a"]), ("told", ["a"])]
+    assert bench.events() == [("plan", ["a"]), ("collected", ["a"])]
     assert not bench.engine.has_work()
 
 
-def test_a_reservation_that_starts_joins_the_next_plan() -> None:
-    left, bench = Bench(), Overlapped()
+def test_started_reservation_joins_the_next_plan() -> None:
+    left, bench = Bench(), AsyncBench()
     left.engine.add(spec("b", OTHER), Task.PREFILL)
     first = left.engine.step()
-    bench.engine.add(spec("a", max_tokens=9), Task.WHOLE)
+    bench.engine.add(spec("a", max_tokens=9), Task.PREFILL_AND_DECODE)
     bench.step()
-    reservation = bench.engine.reserve(spec("b", OTHER))
+    reservation = bench.engine.reserve_blocks(spec("b", OTHER))
     assert reservation is not None
     for source, target in zip(first.progress[0].block_ids, reservation.block_ids, strict=True):
         bench.runner.import_block(target, left.runner.export_block(source))
-    bench.engine.start(RequestId("b"), first.outputs[0].token_ids[0])
+    bench.engine.start_decoding(RequestId("b"), first.outputs[0].token_ids[0])
     bench.events()
     bench.step()
-    assert bench.events() == [("plan", ["a", "b"]), ("told", ["a"])]
+    assert bench.events() == [("plan", ["a", "b"]), ("collected", ["a"])]
     answer = (*first.outputs[0].token_ids, *tokens_of(bench.run(), "b"))
     assert answer == reference_answer(spec("b", OTHER))[0]
 
 
 class Yielding:
-    """A grammar that allows everything, and counts how far it is."""
+    """A grammar that allows everything and records the accepted tokens."""
 
     error = ""
 
@@ -225,43 +228,44 @@ class Yielding:
         self.accepted.append(token_id)
 
 
-def test_a_grammar_sees_each_token_before_the_next_step() -> None:
-    bench, constraint = Overlapped(), Yielding()
+def test_grammar_gets_each_token_before_the_next_step() -> None:
+    bench, constraint = AsyncBench(), Yielding()
     held = spec("a", max_tokens=3, grammar=Grammar(GrammarKind.REGEX, ".*"))
-    bench.engine.add(held, Task.WHOLE, constraint)
+    bench.engine.add(held, Task.PREFILL_AND_DECODE, constraint)
     answer = tokens_of(bench.run(), "a")
-    assert bench.events() == [("plan", ["a"]), ("told", ["a"])] * 3
+    assert bench.events() == [("plan", ["a"]), ("collected", ["a"])] * 3
     assert constraint.accepted == list(answer[:2])
 
 
-def test_who_lacks_a_block_is_seen_to_when_all_is_known() -> None:
-    """Twelve blocks: two prompts of ten tokens have three each, and three more when they end."""
-    bench = Overlapped(num_blocks=9, config=replace(CONFIG, forecast=False))
+def test_request_without_a_free_block_waits_until_all_outputs_are_known() -> None:
+    """Twelve blocks are needed, and there are nine: two prompts of ten tokens have three each, and
+    need three more each by their end."""
+    bench = AsyncBench(num_blocks=9, config=replace(CONFIG, forecasts_memory=False))
     for name, tokens in (("a", PROMPT), ("b", OTHER)):
-        bench.engine.add(spec(name, tokens, max_tokens=14), Task.WHOLE)
+        bench.engine.add(spec(name, tokens, max_tokens=14), Task.PREFILL_AND_DECODE)
     outputs = bench.run()
     assert bench.engine.stats().num_preemptions == 1
     for name, tokens in (("a", PROMPT), ("b", OTHER)):
         assert tokens_of(outputs, name) == reference_answer(spec(name, tokens, max_tokens=14))[0]
 
 
-def test_an_answer_is_passed_on_once_it_is_at_rest() -> None:
-    bench = Overlapped()
-    bench.engine.add(spec("a", max_tokens=9), Task.WHOLE)
-    told = [output for _ in range(3) for output in bench.step().outputs]
-    assert bench.engine.pass_on(RequestId("a"), RequestId("heir")) is None
-    told += bench.step().outputs
-    passed = bench.engine.pass_on(RequestId("a"), RequestId("heir"))
+def test_answer_can_migrate_once_no_step_is_in_flight() -> None:
+    bench = AsyncBench()
+    bench.engine.add(spec("a", max_tokens=9), Task.PREFILL_AND_DECODE)
+    collected = [output for _ in range(3) for output in bench.step().outputs]
+    assert bench.engine.begin_migration(RequestId("a"), RequestId("heir")) is None
+    collected += bench.step().outputs
+    passed = bench.engine.begin_migration(RequestId("a"), RequestId("heir"))
     assert passed is not None
     bench.engine.check_integrity()
-    assert passed.token_id == told[-1].token_ids[0]
+    assert passed.last_token_id == collected[-1].token_ids[0]
     assert passed.progress.num_computed_tokens == len(PROMPT) + 3
     assert not bench.engine.has_work()
 
 
-def test_a_steps_time_begins_with_the_end_of_the_one_before() -> None:
-    bench = Overlapped()
-    bench.engine.add(spec("a", max_tokens=9), Task.WHOLE)
+def test_step_time_begins_at_the_end_of_the_previous_step() -> None:
+    bench = AsyncBench()
+    bench.engine.add(spec("a", max_tokens=9), Task.PREFILL_AND_DECODE)
     seconds = []
     for _ in range(3):
         bench.clock.advance(0.5)  # between two steps, while the second is computed
@@ -275,7 +279,7 @@ def test_a_steps_time_begins_with_the_end_of_the_one_before() -> None:
 
 
 class Gated:
-    """A runner whose model starts when it is told to."""
+    """A runner whose model computes only when it may start."""
 
     def __init__(self) -> None:
         self.runner = FakeRunner(32, CONFIG.block_tokens)
@@ -306,32 +310,42 @@ def plan(step: int, follows: int | None = None) -> Plan:
     blocks = tuple(range(8))
     return Plan(
         step,
-        (Row(row.request_id, tokens, start, blocks, True, row.sampling, follows=follows),),  # type: ignore[arg-type]
+        (
+            Row(
+                row.request_id,
+                tokens,
+                start,
+                blocks,
+                True,
+                row.sampling,
+                previous_row_index=follows,
+            ),
+        ),  # type: ignore[arg-type]
     )
 
 
-def test_plans_follow_one_another_in_the_thread() -> None:
+def test_threaded_executor_runs_plans_in_order() -> None:
     gated = Gated()
     gated.may_start.release(50)
     pipeline = ThreadedExecutor(gated)
     pipeline.submit(plan(1))
     pipeline.submit(plan(2, follows=0))
-    told = [pipeline.collect()]
+    collected = [pipeline.collect()]
     pipeline.submit(plan(3, follows=0))
-    told += [pipeline.collect(), pipeline.collect()]
+    collected += [pipeline.collect(), pipeline.collect()]
     pipeline.close()
     answer, _ = reference_answer(spec("a", max_tokens=3))
-    assert tuple(each.sampled[0].token_id for each in told if each.sampled[0]) == answer
+    assert tuple(each.sampled[0].token_id for each in collected if each.sampled[0]) == answer
 
 
-def test_an_output_is_told_once_the_next_model_runs() -> None:
+def test_output_is_available_once_the_next_step_runs() -> None:
     gated = Gated()
     pipeline = ThreadedExecutor(gated)
     pipeline.submit(plan(1))
     pipeline.submit(plan(2, follows=0))
     gated.may_start.release()
     assert gated.asks.acquire(timeout=10)
-    assert gated.asks.acquire(timeout=10)  # the second is about to start, so the first is done
+    assert gated.asks.acquire(timeout=10)  # the second is about to start, so that the first is done
     assert pipeline._outputs.empty()
     gated.may_start.release()
     assert pipeline.collect().sampled[0] is not None
@@ -339,7 +353,7 @@ def test_an_output_is_told_once_the_next_model_runs() -> None:
     pipeline.close()
 
 
-def test_two_plans_at_most_are_on_their_way() -> None:
+def test_at_most_two_plans_are_in_flight() -> None:
     gated = Gated()
     pipeline = ThreadedExecutor(gated)
     pipeline.submit(plan(1))
@@ -350,7 +364,7 @@ def test_two_plans_at_most_are_on_their_way() -> None:
     pipeline.close()
 
 
-def test_what_fails_is_told_in_its_turn_and_nothing_follows() -> None:
+def test_failed_step_is_raised_in_its_turn_and_nothing_follows() -> None:
     gated = Gated()
     gated.fails_at = 2
     gated.may_start.release(50)
@@ -365,7 +379,7 @@ def test_what_fails_is_told_in_its_turn_and_nothing_follows() -> None:
     assert gated.ended == 1
 
 
-def test_close_waits_for_what_is_computed() -> None:
+def test_close_waits_for_the_step_in_flight() -> None:
     gated = Gated()
     pipeline = ThreadedExecutor(gated)
     pipeline.submit(plan(1))
@@ -383,25 +397,25 @@ def gated_engine(gated: Gated) -> Engine:
         kv_dtype="float32",
         eos_token_ids=frozenset(),
         clock=bench.clock,
-        pipeline=ThreadedExecutor(gated),
+        executor=ThreadedExecutor(gated),
     )
 
 
-async def test_a_worker_whose_model_fails_in_its_thread_crashes_as_ever() -> None:
+async def test_model_failure_in_the_thread_crashes_the_worker() -> None:
     gated = Gated()
     gated.fails_at = 2
     gated.may_start.release(50)
     crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-    told: list[StepResult] = []
-    thread = EngineThread(gated_engine(gated), told.append, crashed.set_result)
+    collected: list[StepResult] = []
+    thread = EngineThread(gated_engine(gated), collected.append, crashed.set_result)
     thread.start()
-    await thread.call(lambda engine: engine.add(spec("a"), Task.WHOLE))
+    await thread.call(lambda engine: engine.add(spec("a"), Task.PREFILL_AND_DECODE))
     assert repr(await crashed) == "RuntimeError('the device is gone')"
-    assert len(told) == 1  # the step before it
+    assert len(collected) == 1  # the step before it
     await thread.stop()
 
 
-async def test_a_worker_stops_after_the_step_that_is_on_its_way() -> None:
+async def test_worker_stops_after_the_step_in_flight() -> None:
     gated = Gated()
     first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -411,7 +425,7 @@ async def test_a_worker_stops_after_the_step_that_is_on_its_way() -> None:
 
     thread = EngineThread(gated_engine(gated), on_step, lambda error: None)
     thread.start()
-    await thread.call(lambda engine: engine.add(spec("a", max_tokens=40), Task.WHOLE))
+    await thread.call(lambda engine: engine.add(spec("a", max_tokens=40), Task.PREFILL_AND_DECODE))
     gated.may_start.release(50)
     await first
     await thread.stop()

@@ -1,4 +1,4 @@
-"""A model in a thread of its own, with steps that are planned ahead, says what it says without."""
+"""A model in its own thread with async scheduling gives the same outputs as without."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -60,37 +60,39 @@ def answers(
         kv_dtype=runner.kv_dtype,
         eos_token_ids=frozenset({TokenId(1)}),
         clock=SystemClock(),
-        pipeline=ThreadedExecutor(runner) if overlaps else None,
+        executor=ThreadedExecutor(runner) if overlaps else None,
     )
-    told: dict[RequestId, list[RequestOutput]] = {spec.request_id: [] for spec in specs}
+    outputs: dict[RequestId, list[RequestOutput]] = {spec.request_id: [] for spec in specs}
     for number in range(2000):
         for spec, arrives in zip(specs, arrivals, strict=True):
             if arrives == number:
-                engine.add(spec, Task.WHOLE)
+                engine.add(spec, Task.PREFILL_AND_DECODE)
         for output in engine.step().outputs:
-            told[output.request_id].append(output)
+            outputs[output.request_id].append(output)
         engine.check_integrity()
         if number > max(arrivals) and not engine.has_work():
             break
     engine.close()
-    return told
+    return outputs
 
 
 @needs_kernels
-def test_kernels_leave_a_core_free_where_there_are_more(tmp_path: Path) -> None:
+def test_native_kernels_leave_a_core_free_if_there_is_one(tmp_path: Path) -> None:
     make_model(tmp_path, "qwen3")
     threads = torch.get_num_threads()
     runner = ModelRunner.load(tmp_path, device="cpu", num_blocks=4, cpu_kernels="on")
-    assert runner.leaves_free(threads + 1)
-    assert not runner.leaves_free(threads)
+    assert runner.leaves_core_free(threads + 1)
+    assert not runner.leaves_core_free(threads)
     runner = ModelRunner.load(tmp_path, device="cpu", num_blocks=4, cpu_kernels="off")
-    assert not runner.leaves_free(threads + 1)  # torch takes the interpreter's lock at each turn
+    assert not runner.leaves_core_free(threads + 1)  # torch takes the GIL for every operation
 
 
 @needs_kernels
 @pytest.mark.parametrize("architecture", ["llama3-rope", "qwen3", "qwen3-moe"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_same_tokens_and_logprobs(architecture: str, dtype: str, tmp_path: Path) -> None:
+def test_async_scheduling_gives_the_same_tokens_and_logprobs(
+    architecture: str, dtype: str, tmp_path: Path
+) -> None:
     print(f"seed {SEED}")
     make_model(tmp_path, architecture, seed=SEED)
     runner = ModelRunner.load(tmp_path, device="cpu", dtype=dtype, num_blocks=60, cpu_kernels="on")

@@ -21,7 +21,9 @@ KNOWN: list[tuple[Words4, tuple[int, int], Words4]] = [
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
-def test_known_answers(counter: Words4, key: tuple[int, int], answer: Words4) -> None:
+def test_philox_gives_the_published_answers(
+    counter: Words4, key: tuple[int, int], answer: Words4
+) -> None:
     assert philox4x32(counter, key) == answer
 
 
@@ -34,7 +36,7 @@ def test_draws_are_uniform_and_keyed() -> None:
     assert all(abs(count - 600) < 6 * (6000 * 0.1 * 0.9) ** 0.5 for count in tenths)
 
 
-def test_every_bit_of_seed_and_position_counts() -> None:
+def test_every_bit_of_seed_and_position_affects_the_draw() -> None:
     base = uniform(5, 7)
     assert all(uniform(5 ^ (1 << bit), 7) != base for bit in range(64))
     assert all(uniform(5, 7 ^ (1 << bit)) != base for bit in range(40))

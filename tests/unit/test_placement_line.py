@@ -1,4 +1,4 @@
-"""Questions to a conductor over a line, with a made-up conductor behind it."""
+"""Placement requests to a conductor over a framed connection, with a fake conductor behind it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -73,7 +73,7 @@ def question(name: str = "r", **fields: Any) -> pb.PlaceRequest:
     return pb.PlaceRequest(request_id=name, epoch=1, num_tokens=40, max_new_tokens=8, **fields)
 
 
-async def test_what_is_asked_in_one_turn_is_one_message() -> None:
+async def test_requests_of_one_event_loop_turn_share_a_message() -> None:
     core, messages = FakeCore(), 0
 
     class Counting(FramedConductorService):
@@ -87,11 +87,13 @@ async def test_what_is_asked_in_one_turn_is_one_message() -> None:
 
     async with listening({CONDUCTOR_SERVICE: serve}) as address, asking(address) as stream:
         names = [f"r{number}" for number in range(50)]
-        for _ in range(2):  # before there is a line, and over it
-            answers = await asyncio.gather(*(stream.ask(question(n), 10.0) for n in names))
+        for _ in range(2):  # before the connection is open, and over it
+            answers = await asyncio.gather(
+                *(stream.request_placement(question(n), 10.0) for n in names)
+            )
             assert [answer.reason for answer in answers] == names
             assert {answer.decode for answer in answers} == {DECODE}
-            assert answers[0].decode.line == "d:2"
+            assert answers[0].decode.framed_address == "d:2"
         assert messages == 2
 
 
@@ -104,7 +106,7 @@ async def test_what_is_asked_in_one_turn_is_one_message() -> None:
         (AssertionError("a bug"), BatonError, "internal error"),
     ],
 )
-async def test_a_refusal_is_an_answer(
+async def test_refusal_is_returned_and_the_connection_stays_open(
     failure: BaseException, kind: type[BatonError], message: str
 ) -> None:
     core = FakeCore(failure)
@@ -113,25 +115,25 @@ async def test_a_refusal_is_an_answer(
         asking(address) as stream,
     ):
         with pytest.raises(kind, match=message) as raised:
-            await stream.ask(question(), 10.0)
+            await stream.request_placement(question(), 10.0)
         if isinstance(raised.value, Overloaded):
             assert raised.value.retry_after_seconds == 3.5
         core.failure = None
-        assert (await stream.ask(question("again"), 10.0)).reason == "again"
+        assert (await stream.request_placement(question("again"), 10.0)).reason == "again"
 
 
-async def test_keys_of_a_wrong_size_are_refused() -> None:
+async def test_block_keys_of_a_wrong_size_are_refused() -> None:
     core = FakeCore()
     async with (
         listening(framed_conductor_services(core)) as address,  # type: ignore[arg-type]
         asking(address) as stream,
     ):
         with pytest.raises(Invalid, match="16 bytes each"):
-            await stream.ask(question(block_keys=[b"short"]), 10.0)
+            await stream.request_placement(question(block_keys=[b"short"]), 10.0)
 
 
 class Mute:
-    """Answers nothing, or what nobody asked."""
+    """A conductor that answers nothing, or something that was not requested."""
 
     def __init__(self, line: FramedConnection, answers: list[bytes]) -> None:
         self._line = line
@@ -144,41 +146,41 @@ class Mute:
     def on_lost(self) -> None: ...
 
 
-async def test_a_silent_conductor_and_the_end_of_its_line() -> None:
+async def test_silent_conductor_times_out_and_a_closed_stream_fails() -> None:
     async with listening({CONDUCTOR_SERVICE: lambda line: Mute(line, [])}) as address:
         async with asking(address) as stream:
             with pytest.raises(DeadlineExceeded):
-                await stream.ask(question(), 0.01)
-            waiting = asyncio.create_task(stream.ask(question(), 30.0))
+                await stream.request_placement(question(), 0.01)
+            waiting = asyncio.create_task(stream.request_placement(question(), 30.0))
             await asyncio.sleep(0)
         with pytest.raises(Unavailable):
             await waiting
         with pytest.raises(Unavailable, match="the stream has ended"):
-            await stream.ask(question(), 1.0)
+            await stream.request_placement(question(), 1.0)
 
 
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (pb.PlaceAnswers().SerializeToString(), "answered what it was not asked"),
+        (pb.PlaceAnswers().SerializeToString(), "answers do not match the requests"),
         (b"\xff\xff", "malformed PlaceAnswers"),
     ],
 )
-async def test_a_conductor_that_answers_nonsense(answer: bytes, why: str) -> None:
+async def test_invalid_answers_of_a_conductor_fail_the_request(answer: bytes, why: str) -> None:
     services = {CONDUCTOR_SERVICE: lambda line: Mute(line, [answer])}
     async with listening(services) as address, asking(address) as stream:
         with pytest.raises(BatonError, match=why):
-            await stream.ask(question(), 10.0)
+            await stream.request_placement(question(), 10.0)
 
 
-async def test_nobody_listens() -> None:
+async def test_unreachable_conductor_fails_the_request() -> None:
     async with asking("127.0.0.1:9") as stream:
         with pytest.raises(Unavailable, match="does not accept connections"):
-            await stream.ask(question(), 10.0)
+            await stream.request_placement(question(), 10.0)
 
 
 class Registry:
-    incarnation = "1"
+    database_id = "1"
 
     def __init__(self, *members: Member) -> None:
         self.list = list(members)
@@ -187,7 +189,7 @@ class Registry:
         return self.list
 
 
-async def test_a_placer_asks_over_a_line_and_opens_another_when_it_broke() -> None:
+async def test_placer_reconnects_when_its_framed_connection_breaks() -> None:
     core = FakeCore()
     key = BlockKey(bytes(16))
     query = PlacementQuery(
@@ -210,9 +212,9 @@ async def test_a_placer_asks_over_a_line_and_opens_another_when_it_broke() -> No
     await asyncio.sleep(0)
     async with asyncio.timeout(20):
         assert (await placer.place(query)).decode == DECODE
-        for line in list(server.lines):
+        for line in list(server.connections):
             line.close()
-        while server.lines:
+        while server.connections:
             await asyncio.sleep(0)
         while True:  # until the router has noticed, too
             try:
@@ -231,7 +233,7 @@ async def test_a_placer_asks_over_a_line_and_opens_another_when_it_broke() -> No
     await server.close()
 
 
-async def test_a_placer_asks_over_grpc_where_the_line_does_not_open() -> None:
+async def test_placer_falls_back_to_grpc_if_the_framed_connection_fails() -> None:
     core, server = FakeCore(), build_server(TRUST)
     add_conductor_service(server, core)  # type: ignore[arg-type]
     address = f"127.0.0.1:{await listen(server, '127.0.0.1', 0)}"

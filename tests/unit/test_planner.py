@@ -1,4 +1,4 @@
-"""The planner: from requests and reports to sizes, exactly, without a clock."""
+"""The pool planner: exact pool sizes from requests and reports, without a clock."""
 
 import pytest
 
@@ -9,25 +9,25 @@ from conductor.planner import MAX_MEASURED_TOKENS, Planner, PlannerConfig, decod
 from conductor.policy.decision import Decision, ScoredWorker
 from conductor.policy.sizing import SizingConfig
 from conductor.policy.snapshot import DecodeView, LinkSpeed, PrefillView, Snapshot, WorkerPool
-from tests.unit.test_conductor import House, reader, writer
+from tests.unit.test_conductor import ConductorHarness, decode_member, prefill_member
 
-READS = PrefillCost(0.0, 0.0001, 0.0)
-WRITES = DecodeCost(0.01, 0.001, 0.0)
+PREFILL_COST = PrefillCost(0.0, 0.0001, 0.0)
+DECODE_COST = DecodeCost(0.01, 0.001, 0.0)
 SIZING = SizingConfig(utilisation=0.8, shrink_utilisation=0.6, shrink_seconds=300.0)
 CONFIG = PlannerConfig(sizing=SIZING, start_seconds=60.0, max_batch=64)
 
 
 class NoCache:
-    def local_blocks(self, view: object, keys: object) -> int:
+    def num_local_blocks(self, view: object, keys: object) -> int:
         return 0
 
-    def holders(self, keys: object, count: int) -> list[WorkerId]:
+    def workers_with_prefix(self, keys: object, count: int) -> list[WorkerId]:
         return []
 
-    def stored(self, keys: object) -> None:
+    def longest_stored_prefix(self, keys: object) -> None:
         return None
 
-    def share(self, key: object) -> float:
+    def request_share(self, key: object) -> float:
         return 0.0
 
 
@@ -35,11 +35,12 @@ def snapshot(
     now: float, num_prefill: int = 2, num_decode: int = 2, measured: bool = True, **loads: int
 ) -> Snapshot:
     prefills = [
-        PrefillView(WorkerId(f"p{n}"), READS, measured=measured, **loads)
+        PrefillView(WorkerId(f"p{n}"), PREFILL_COST, is_measured=measured, **loads)
         for n in range(num_prefill)
     ]
     decodes = [
-        DecodeView(WorkerId(f"d{n}"), WRITES, 100_000, measured=measured) for n in range(num_decode)
+        DecodeView(WorkerId(f"d{n}"), DECODE_COST, 100_000, is_measured=measured)
+        for n in range(num_decode)
     ]
     return Snapshot(
         now, 0, WorkerPool(prefills), WorkerPool(decodes), NoCache(), 16, 1000, LinkSpeed(1e9, 1e9),
@@ -57,119 +58,121 @@ def decision(seconds: float, blocks: int = 0) -> Decision:
     )
 
 
-def test_nothing_came_and_nothing_is_planned() -> None:
+def test_without_requests_there_is_no_plan() -> None:
     planner = Planner(CONFIG, 0.0)
     assert planner.plan(snapshot(5.0)) is None
-    assert planner.last is None
+    assert planner.last_plan is None
 
 
-def test_what_came_is_planned_for() -> None:
-    """100 prompts of 1,000 tokens in 5 s, half of each at hand, 0.05 s each: 20 a second keep one
-    reader busy. 4,000 tokens of answers a second; a batch of 40 takes 50 ms, which makes 800 a
-    second: 5 writers. Their KV: 200 answers at a time, 1,100 tokens each, are 2.2 writers."""
+def test_plan_follows_the_observed_load() -> None:
+    """100 prompts of 1,000 tokens in 5 s, half of each cached, take 0.05 s each: 20 a second
+    keep one prefill worker busy. Answers are 4,000 tokens a second; a batch of 40 takes 50 ms,
+    which is 800 tokens a second: 5 decode workers. Their KV, 200 answers at a time with 1,100
+    tokens each, fills 2.2 decode workers."""
     planner = Planner(CONFIG, 0.0)
     for _ in range(100):
-        planner.placed(snapshot(1.0), 1000, decision(0.05, blocks=31))
+        planner.record_placed(snapshot(1.0), 1000, decision(0.05, blocks=31))
     plan = planner.plan(snapshot(5.0))
-    assert plan is not None and plan is planner.last
+    assert plan is not None and plan is planner.last_plan
     assert (plan.prefill, plan.decode) == (2, 7)
     assert plan.reason == (
-        "prefill 2 stay: 1.00 would be busy; decode 2 to 7: 5.00 would be busy, at 80% at most"
+        "prefill 2 stay: load of 1.00 workers; "
+        "decode 2 to 7: load of 5.00 workers, at most 80% utilised"
     )
     assert (plan.serving_prefill, plan.serving_decode) == (2, 2)
     assert plan.requests_per_second == 20.0
     assert (plan.prompt_tokens, plan.answer_tokens) == (1000.0, 200.0)
-    assert plan.cached_share == pytest.approx(0.496)
+    assert plan.cached_fraction == pytest.approx(0.496)
     assert plan.alternatives[:3] == tuple(
         PoolAlternative("prefill", count, pytest.approx(1.0 / count)) for count in (1, 2, 3)
     )
 
 
-def test_of_several_conductors_each_sees_its_share() -> None:
+def test_load_is_scaled_by_the_number_of_conductors() -> None:
     planner = Planner(CONFIG, 0.0)
     for _ in range(100):
-        planner.placed(snapshot(1.0), 1000, decision(0.05))
+        planner.record_placed(snapshot(1.0), 1000, decision(0.05))
     plan = planner.plan(snapshot(5.0), num_conductors=3)
     assert plan is not None
     assert plan.requests_per_second == 60.0
-    assert plan.prefill == 4  # 3 would be busy
+    assert plan.prefill == 4  # three would be busy
 
 
-def test_who_is_refused_would_have_been_load() -> None:
-    """As much of its prompt would have been at hand as of the others'."""
+def test_refused_requests_count_as_load() -> None:
+    """The same share of a refused prompt is assumed to be cached as of the others."""
     planner = Planner(CONFIG, 0.0)
     for _ in range(50):
-        planner.placed(snapshot(1.0), 1000, decision(0.05, blocks=31))
-        planner.refused(3000)
+        planner.record_placed(snapshot(1.0), 1000, decision(0.05, blocks=31))
+        planner.record_rejected(3000)
     plan = planner.plan(snapshot(5.0))
     assert plan is not None
     assert (plan.requests_per_second, plan.prompt_tokens) == (20.0, 2000.0)
-    assert plan.cached_share == pytest.approx(0.496)
-    assert plan.prefill == 3  # 2 would be busy
+    assert plan.cached_fraction == pytest.approx(0.496)
+    assert plan.prefill == 3  # two would be busy
 
 
-def test_long_prompts_count_by_what_they_take() -> None:
-    """Nine short ones and one that takes as long as all of them: 2 s of work in 5 s."""
+def test_prompts_count_by_their_service_time() -> None:
+    """Nine short prompts, and one that takes as long as all of them: 2 s of work in 5 s."""
     planner = Planner(CONFIG, 0.0)
     for _ in range(9):
-        planner.placed(snapshot(1.0), 1000, decision(1 / 9))
-    planner.placed(snapshot(1.0), 9000, decision(1.0))
+        planner.record_placed(snapshot(1.0), 1000, decision(1 / 9))
+    planner.record_placed(snapshot(1.0), 9000, decision(1.0))
     plan = planner.plan(snapshot(5.0))
     assert plan is not None
     assert plan.alternatives[0] == PoolAlternative("prefill", 1, pytest.approx(0.4))
 
 
-def test_what_was_not_measured_changes_nothing() -> None:
+def test_pools_without_measurements_keep_their_sizes() -> None:
     planner = Planner(CONFIG, 0.0)
     for _ in range(1000):
-        planner.placed(snapshot(1.0), 1000, decision(0.05))
+        planner.record_placed(snapshot(1.0), 1000, decision(0.05))
     plan = planner.plan(snapshot(5.0, 3, 4, measured=False))
     assert plan is not None
     assert (plan.prefill, plan.decode) == (3, 4)
 
 
-def test_a_capacity_that_nobody_told_is_none() -> None:
+def test_unknown_capacity_is_ignored() -> None:
     planner = Planner(CONFIG, 0.0)
-    planner.placed(snapshot(1.0), 1000, decision(0.05))
+    planner.record_placed(snapshot(1.0), 1000, decision(0.05))
     view = snapshot(5.0)
     for decode in view.decodes:
         decode.capacity_tokens = 2 * MAX_MEASURED_TOKENS
-        decode.promised_tokens = 10_000_000
+        decode.projected_tokens = 10_000_000
     plan = planner.plan(view)
     assert plan is not None
     assert plan.decode == 2
 
 
-def test_when_no_more_comes_the_rate_falls_and_a_prompt_stays_what_it_was() -> None:
+def test_without_new_requests_the_rate_falls_and_prompt_statistics_stay() -> None:
     planner = Planner(CONFIG, 0.0)
     for _ in range(100):
-        planner.placed(snapshot(1.0), 1000, decision(0.05, blocks=31))
+        planner.record_placed(snapshot(1.0), 1000, decision(0.05, blocks=31))
     plans = [planner.plan(snapshot(5.0 * turn)) for turn in range(1, 40)]
     rates = [plan.requests_per_second for plan in plans if plan is not None]
     assert rates == sorted(rates, reverse=True)
     assert rates[-1] < 2.0
     last = plans[-1]
     assert last is not None
-    assert (last.prompt_tokens, last.cached_share) == (1000.0, pytest.approx(0.496))
+    assert (last.prompt_tokens, last.cached_fraction) == (1000.0, pytest.approx(0.496))
 
 
-def test_a_pool_shrinks_after_a_while_only() -> None:
+def test_pool_shrinks_only_after_a_while() -> None:
     planner = Planner(CONFIG, 0.0)
-    planner.placed(snapshot(1.0), 100, decision(0.01))
+    planner.record_placed(snapshot(1.0), 100, decision(0.01))
     sizes = []
     for turn in range(1, 63):
         plan = planner.plan(snapshot(5.0 * turn, 4, 4))
         assert plan is not None
         sizes.append((plan.prefill, plan.decode))
-    # Watched since the first plan, at 5 s; 300 s later, at 305 s.
+    # Observed since the first plan, at 5 s; 300 s later it is 305 s.
     assert sizes == [(4, 4)] * 60 + [(1, 1)] * 2
 
 
-def test_the_same_moment_twice() -> None:
+def test_two_plans_at_the_same_time_are_equal() -> None:
     planner = Planner(CONFIG, 0.0)
-    planner.placed(snapshot(1.0), 1000, decision(0.05))
+    planner.record_placed(snapshot(1.0), 1000, decision(0.05))
     first = planner.plan(snapshot(5.0))
-    planner.placed(snapshot(5.0), 1000, decision(0.05))
+    planner.record_placed(snapshot(5.0), 1000, decision(0.05))
     assert planner.plan(snapshot(5.0)) == first
 
 
@@ -179,7 +182,7 @@ def test_the_same_moment_twice() -> None:
         (DecodeCost(0.01, 0.001, 0.0), 0.0, 64, 40 / 0.05),
         (DecodeCost(0.01, 0.001, 0.0), 0.0, 8, 8 / 0.018),
         (DecodeCost(0.01, 0.0, 1e-6), 1000.0, 64, 40 / 0.05),
-        (DecodeCost(0.1, 0.0, 0.0), 0.0, 64, 1 / 0.1),  # too slow, whatever it does
+        (DecodeCost(0.1, 0.0, 0.0), 0.0, 64, 1 / 0.1),  # too slow for the SLO at any batch size
         (DecodeCost(0.0, 0.0, 0.0), 0.0, 64, 0.0),
     ],
 )
@@ -192,18 +195,18 @@ def test_tokens_per_second_within_the_slo(
 # -- the live conductor --------------------------------------------------------------------
 
 
-async def test_the_conductor_counts_what_it_places() -> None:
-    house = House(admission=False, planner=CONFIG)
-    await house.announce(reader("p"), writer("d"))
-    assert house.conductor.plan_pools() is None
+async def test_conductor_feeds_its_placements_to_the_planner() -> None:
+    cluster = ConductorHarness(admission=False, planner=CONFIG)
+    await cluster.announce(prefill_member("p"), decode_member("d"))
+    assert cluster.conductor.plan_pools() is None
     for number in range(10):
-        house.place(f"r{number}", tokens=1000)
-    house.place("r0", tokens=1000, epoch=2)  # it was there before
-    house.clock.advance(5.0)
-    plan = house.conductor.plan_pools()
-    assert plan is not None and plan is house.conductor.pool_plan()
+        cluster.place(f"r{number}", tokens=1000)
+    cluster.place("r0", tokens=1000, epoch=2)  # a replacement, which is already counted
+    cluster.clock.advance(5.0)
+    plan = cluster.conductor.plan_pools()
+    assert plan is not None and plan is cluster.conductor.pool_plan()
     assert (plan.requests_per_second, plan.prompt_tokens) == (2.0, 1000.0)
     assert (plan.serving_prefill, plan.serving_decode) == (1, 1)
-    # 10,000 tokens of a millisecond each in 5 s keep two busy, and what is queued (11 s of work)
-    # 0.18 for a minute; at 80 %, three do it.
+    # 10,000 tokens of a millisecond each in 5 s keep two workers busy, and the queue (11 s of work)
+    # takes 0.18 of a worker for a minute: at 80 %, three are enough.
     assert plan.prefill == 3

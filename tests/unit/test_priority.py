@@ -1,4 +1,5 @@
-"""Priorities and weights in a worker: who goes behind whom, and for how long."""
+"""Priorities and tenant weights in a worker: which requests wait behind which others, and for how
+long."""
 
 import asyncio
 from dataclasses import replace
@@ -12,14 +13,14 @@ from baton.engine.config import EngineConfig
 from baton.engine.sequence import Phase, Sequence
 from baton.worker.reservation_queue import PATIENCE_SECONDS as ROOM_PATIENCE
 from baton.worker.reservation_queue import ReservationQueue
-from tests.unit.test_scheduler import CONFIG, fresh
+from tests.unit.test_scheduler import CONFIG, unique_tokens
 from tests.unit.test_scheduler_order import DEADLINE, TimedBench
 
 FCFS = replace(CONFIG, order="fcfs", max_running=1)
 
 
 class ClassBench(TimedBench):
-    """What is added next has ``priority`` and ``weight``."""
+    """A bench that adds requests with ``priority`` and ``weight``."""
 
     priority = Priority.NORMAL
     weight = 1.0
@@ -27,16 +28,16 @@ class ClassBench(TimedBench):
     def new(self, name: str, tokens: list[int], task: Task, phase: Phase) -> Sequence:
         sequence = super().new(name, tokens, task, phase)
         sequence.spec = replace(sequence.spec, tenant=self.tenant, weight=self.weight)
-        sequence.waiting.priority = self.priority
+        sequence.waiting_prompt.priority = self.priority
         return sequence
 
 
 def bench_of(config: EngineConfig, **priorities: Priority) -> ClassBench:
-    """Prompts of 8 tokens, in the order of their arrival."""
+    """Create a bench with prompts of 8 tokens, in the order of their arrival."""
     bench = ClassBench(64, config)
     for name, priority in priorities.items():
         bench.priority = priority
-        bench.add(name, fresh(name, 8), Task.PREFILL)
+        bench.add(name, unique_tokens(name, 8), Task.PREFILL)
     return bench
 
 
@@ -49,58 +50,58 @@ def drained(bench: ClassBench) -> list[str]:
     return order
 
 
-def test_a_request_can_only_step_back() -> None:
+def test_request_can_only_lower_its_priority() -> None:
     assert lower_priority(Priority.HIGH, 0) is Priority.HIGH
     assert lower_priority(Priority.HIGH, 2) is Priority.LOW
     assert lower_priority(Priority.NORMAL, 2**31) is Priority.BATCH
 
 
-def test_by_priority_and_then_by_arrival() -> None:
+def test_requests_run_by_priority_then_by_arrival() -> None:
     low, high, batch, normal = Priority.LOW, Priority.HIGH, Priority.BATCH, Priority.NORMAL
     bench = bench_of(FCFS, a=batch, b=low, c=normal, d=low, e=high, f=normal)
     assert drained(bench) == ["e", "c", "f", "b", "d", "a"]
 
 
-def test_priority_is_above_fairness() -> None:
+def test_priority_goes_before_fairness() -> None:
     bench = ClassBench(64, replace(FCFS, fairness_slack_tokens=1))
     for name, tenant, priority in (("a", b"a", 0), ("b", b"a", 0), ("c", b"b", 1), ("d", b"b", 0)):
         bench.tenant, bench.priority = tenant, Priority(priority)
-        bench.add(name, fresh(name, 8), Task.PREFILL)
+        bench.add(name, unique_tokens(name, 8), Task.PREFILL)
     assert drained(bench) == ["a", "d", "b", "c"]
 
 
-def test_a_prompt_of_low_priority_pauses_for_others_until_its_patience_is_over() -> None:
+def test_low_priority_prompt_pauses_for_others_until_its_starvation_limit() -> None:
     bench = ClassBench(64, DEADLINE)
     bench.priority = Priority.LOW
-    bench.add("l", fresh("l", 100), Task.PREFILL)
+    bench.add("l", unique_tokens("l", 100), Task.PREFILL)
     assert bench.step() == [("l", 16)]
     bench.priority = Priority.NORMAL
-    bench.add("m", fresh("m", 20), Task.PREFILL)
+    bench.add("m", unique_tokens("m", 20), Task.PREFILL)
     assert bench.step() == [("m", 16)]
     assert bench.step() == [("m", 4), ("l", 12)]
     bench.finish("m")
     bench.now = STARVATION_LIMIT_SECONDS[Priority.LOW] - 1
-    bench.add("n", fresh("n", 60), Task.PREFILL)
+    bench.add("n", unique_tokens("n", 60), Task.PREFILL)
     assert bench.step() == [("n", 16)]
     bench.now = STARVATION_LIMIT_SECONDS[Priority.LOW] + 1
     assert bench.step() == [("l", 8), ("n", 8)]
 
 
-def test_a_batch_waits_for_ever() -> None:
+def test_batch_requests_have_no_starvation_limit() -> None:
     bench = bench_of(DEADLINE, a=Priority.BATCH)
     bench.now = 1e9
     bench.priority = Priority.NORMAL
-    bench.add("b", fresh("b", 60), Task.PREFILL)
+    bench.add("b", unique_tokens("b", 60), Task.PREFILL)
     assert bench.step() == [("b", 16)]
 
 
-def test_whoever_waits_longest_is_looked_at_behind_any_number() -> None:
+def test_longest_waiting_request_is_considered_outside_the_admission_window() -> None:
     config = replace(DEADLINE, admission_window=2)
     bench = bench_of(config, a=Priority.LOW)
     bench.now = STARVATION_LIMIT_SECONDS[Priority.LOW] + 1
     bench.priority = Priority.NORMAL
     for name in "bcd":
-        bench.add(name, fresh(name, 30), Task.PREFILL)
+        bench.add(name, unique_tokens(name, 30), Task.PREFILL)
     assert bench.step() == [("a", 8), ("b", 8)]
 
 
@@ -112,54 +113,52 @@ def test_whoever_waits_longest_is_looked_at_behind_any_number() -> None:
         (Priority.NORMAL, Priority.LOW, "b"),
     ],
 )
-def test_the_lowest_priority_is_preempted_first(
-    first: Priority, second: Priority, victim: str
-) -> None:
+def test_lowest_priority_is_preempted_first(first: Priority, second: Priority, victim: str) -> None:
     bench = ClassBench(4, replace(CONFIG, max_running=2))
     for name, priority in (("a", first), ("b", second)):
         bench.priority = priority
-        bench.add(name, fresh(name, 8))
+        bench.add(name, unique_tokens(name, 8))
     bench.step()
     while not bench.scheduler.num_preemptions:
         bench.step()
     assert bench.sequences[victim].phase is Phase.WAITING
 
 
-def test_who_was_preempted_resumes_first_unless_of_low_priority() -> None:
+def test_preempted_request_resumes_first_within_its_priority() -> None:
     low, normal = Priority.LOW, Priority.NORMAL
     bench = bench_of(FCFS, a=normal, b=normal, c=low, d=low)
     for name in ("b", "d"):
-        bench.sequences[name].waiting.preempted = True
+        bench.sequences[name].waiting_prompt.was_preempted = True
     assert drained(bench) == ["b", "a", "c", "d"]
 
 
-def test_a_tenant_of_weight_two_is_charged_half() -> None:
+def test_tenant_with_weight_two_is_charged_half() -> None:
     counters = VirtualTokenCounters(slack_tokens=100)
     for tenant in (b"a", b"b"):
         counters.join(tenant)
     counters.charge(b"a", 300, 50, 2.0)
     counters.charge(b"b", 300, 50)
-    assert (counters.count(b"a"), counters.count(b"b")) == (200, 400)
-    assert counters.arrears([b"a", b"b"]) == {b"a": 0, b"b": 2}
+    assert (counters.counter(b"a"), counters.counter(b"b")) == (200, 400)
+    assert counters.service_surpluses([b"a", b"b"]) == {b"a": 0, b"b": 2}
 
 
-def test_weights_share_the_steps() -> None:
+def test_tenants_share_steps_by_weight() -> None:
     bench = ClassBench(256, replace(FCFS, fairness_slack_tokens=1))
     for heavy, light in zip("abcdef", "uvwxyz", strict=True):
         for name, tenant, weight in ((heavy, b"h", 2.0), (light, b"l", 1.0)):
             bench.tenant, bench.weight = tenant, weight
-            bench.add(name, fresh(name, 8), Task.PREFILL)
+            bench.add(name, unique_tokens(name, 8), Task.PREFILL)
     assert sorted(drained(bench)[:9]) == [*"abcdefuvw"]
 
 
-async def test_room_for_an_answer_goes_by_priority_for_a_while() -> None:
+async def test_reservations_are_granted_by_priority_up_to_a_limit() -> None:
     queue, given = ReservationQueue(), list[str]()
 
     async def wait(name: str, now: float, priority: Priority) -> None:
         async def ask() -> str | None:
             return name if opened.is_set() else None
 
-        given.append(await queue.get(now, 10, ask, priority))
+        given.append(await queue.reserve(now, 10, ask, priority))
 
     opened = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
@@ -169,5 +168,5 @@ async def test_room_for_an_answer_goes_by_priority_for_a_while() -> None:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         opened.set()
-        queue.notice()
+        queue.notify_blocks_freed()
     assert given == ["normal", "low", "late"]

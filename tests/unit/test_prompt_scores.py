@@ -1,4 +1,4 @@
-"""Logprobs of prompts: equal to transformers', however prompts are cut, whatever is cached."""
+"""Logprobs of prompts: equal to transformers', whatever the chunking and the cache."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -55,7 +55,7 @@ def spec_of(
 def run(engine: Engine, specs: Sequence[RequestSpec]) -> dict[str, list[RequestOutput]]:
     outputs: dict[str, list[RequestOutput]] = {spec.request_id: [] for spec in specs}
     for spec in specs:
-        engine.add(spec, Task.WHOLE)
+        engine.add(spec, Task.PREFILL_AND_DECODE)
     while engine.has_work():
         for output in engine.step().outputs:
             outputs[output.request_id].append(output)
@@ -64,14 +64,16 @@ def run(engine: Engine, specs: Sequence[RequestSpec]) -> dict[str, list[RequestO
 
 
 def scores_of(outputs: Sequence[RequestOutput]) -> tuple[TokenLogprob, ...]:
-    """Told with the first output, and never again."""
+    """Return the prompt logprobs, which must come with the first output only."""
     assert not any(output.prompt_logprobs for output in outputs[1:])
     assert outputs[0].cached_tokens == 0
     return outputs[0].prompt_logprobs
 
 
 @pytest.mark.parametrize("chunk", [16, 48, 256])
-def test_equal_to_transformers(chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_logprobs_equal_those_of_transformers(
+    chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prompt_logprobs, "LOGITS_CHUNK_TOKENS", 7)
     make_model(tmp_path, "qwen3", seed=SEED)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
@@ -80,7 +82,7 @@ def test_equal_to_transformers(chunk: int, tmp_path: Path, monkeypatch: pytest.M
     runner = ModelRunner.load(tmp_path, device="cpu", num_blocks=128)
     engine = engine_over(runner, chunk)
     specs = [spec_of(str(n), prompt, 3) for n, prompt in enumerate(prompts)]
-    for outputs in (run(engine, specs), run(engine, specs)):  # cold, and warm
+    for outputs in (run(engine, specs), run(engine, specs)):  # with an empty and a filled cache
         for number, prompt in enumerate(prompts):
             with torch.inference_mode():
                 own = model(torch.tensor([prompt])).logits[0].log_softmax(dim=-1)
@@ -96,9 +98,9 @@ def test_equal_to_transformers(chunk: int, tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("chunk", [4, 16])
-def test_the_same_alone_crowded_and_paused(chunk: int) -> None:
-    """Blocks of four, prompts with common beginnings, too little room for all: prompts are sent
-    back and begin anew."""
+def test_prompt_logprobs_do_not_depend_on_other_requests_or_preemption(chunk: int) -> None:
+    """Blocks of four tokens, prompts with common prefixes, and too few blocks for all: prompts
+    are preempted and start again."""
     chance = np.random.default_rng(SEED)
     head = chance.integers(0, 256, size=24).tolist()
     prompts = [head[: 4 * n] + chance.integers(0, 256, size=9).tolist() for n in range(6)]
@@ -113,7 +115,7 @@ def test_the_same_alone_crowded_and_paused(chunk: int) -> None:
         assert scores_of(together[spec.request_id]) == scores
 
 
-def test_nothing_is_reused_for_it_and_it_is_reused_by_others() -> None:
+def test_scored_prompt_reuses_no_cache_but_fills_it() -> None:
     engine = engine_over(FakeRunner(64, 4), 16)
     prompt = list(range(30))
     plain, scored = spec_of("a", prompt, None), spec_of("b", prompt, 0)
@@ -123,8 +125,8 @@ def test_nothing_is_reused_for_it_and_it_is_reused_by_others() -> None:
     assert again.cached_tokens == 29 // 4 * 4
 
 
-def test_side_by_side_with_the_same_prompt() -> None:
-    """Neither waits for the other's blocks."""
+def test_concurrent_requests_with_the_same_prompt() -> None:
+    """Neither scored request waits for the other's blocks."""
     engine = engine_over(FakeRunner(64, 4), 8)
     prompt = list(range(40))
     specs = [spec_of("a", prompt, 0), spec_of("b", prompt, 0), spec_of("c", prompt, None)]
@@ -133,7 +135,7 @@ def test_side_by_side_with_the_same_prompt() -> None:
     assert {each[0].token_ids for each in outputs.values()} == {outputs["a"][0].token_ids}
 
 
-def test_an_answer_that_goes_on_elsewhere_tells_nothing_again() -> None:
+def test_failover_does_not_repeat_prompt_logprobs() -> None:
     spec = spec_of("a", list(range(10)), 0)
     engine = engine_over(FakeRunner(64, 4), 8)
     first = run(engine, [spec])["a"]

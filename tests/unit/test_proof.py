@@ -1,4 +1,4 @@
-"""Proofs of a call: for one method, at one address, for a while, once."""
+"""Signed calls: each signature is valid for one method at one address, for a limited time, once."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from baton.clock import ManualClock
 from baton.network import call_signing
 from baton.network.call_signing import (
     MAX_CLOCK_SKEW_SECONDS,
-    MISSING_SECRET,
+    MISSING_SECRET_ERROR,
     PROOF_HEADER,
     CallSigner,
     CallVerifier,
@@ -17,18 +17,18 @@ SECRET, HERE, METHOD = "a secret of the cluster", "10.0.0.7:4000", "/baton.rpc.v
 
 def checker(clock: ManualClock, *names: str) -> CallVerifier:
     made = CallVerifier(SECRET, clock)
-    made.names |= set(names or (HERE,))
+    made.own_addresses |= set(names or (HERE,))
     return made
 
 
-def test_a_proof_lets_in_and_does_not_tell_the_secret() -> None:
+def test_valid_signature_is_accepted_and_hides_the_secret() -> None:
     clock = ManualClock(1e6)
     metadata = CallSigner(SECRET, HERE, clock).metadata(METHOD)
     assert checker(clock).refusal(METHOD, metadata) == ""
     assert SECRET not in str(metadata)
 
 
-def test_a_proof_holds_once() -> None:
+def test_signature_can_be_used_once() -> None:
     clock = ManualClock(1e6)
     gate, signer = checker(clock), CallSigner(SECRET, HERE, clock)
     metadata = signer.metadata(METHOD)
@@ -39,8 +39,8 @@ def test_a_proof_holds_once() -> None:
     assert gate.refusal(METHOD, signer.metadata(METHOD)) == ""
 
 
-def test_it_is_remembered_for_as_long_as_it_holds() -> None:
-    """Of a caller whose clock is ahead, for twice the window."""
+def test_used_signature_is_remembered_while_it_is_valid() -> None:
+    """If the caller's clock is ahead, that is twice the window."""
     behind, ahead = ManualClock(1e6), ManualClock(1e6 + MAX_CLOCK_SKEW_SECONDS)
     gate, metadata = checker(behind), CallSigner(SECRET, HERE, ahead).metadata(METHOD)
     said = []
@@ -50,23 +50,23 @@ def test_it_is_remembered_for_as_long_as_it_holds() -> None:
     assert said[0] == "" and "" not in said[1:]
 
 
-def test_a_proof_for_another_member_is_worth_nothing() -> None:
-    """Whoever gets somebody to call can do nothing elsewhere with what they say."""
+def test_signature_for_another_member_is_rejected() -> None:
+    """A member that lures another into calling it can't use that call's signature elsewhere."""
     clock = ManualClock(1e6)
     stolen = CallSigner(SECRET, "6.6.6.6:666", clock).metadata(METHOD)
     why = checker(clock).refusal(METHOD, stolen)
     assert why == (
-        "the call is for 6.6.6.6:666, and here is 10.0.0.7:4000 (setting advertise_address)"
+        "the call is for 6.6.6.6:666, but this is 10.0.0.7:4000 (setting advertise_address)"
     )
     relabelled = stolen[0][1].replace("6.6.6.6:666", HERE)
-    assert checker(clock).refusal(METHOD, [(PROOF_HEADER, relabelled)]) == MISSING_SECRET
+    assert checker(clock).refusal(METHOD, [(PROOF_HEADER, relabelled)]) == MISSING_SECRET_ERROR
 
 
 @pytest.mark.parametrize("seconds", [MAX_CLOCK_SKEW_SECONDS + 1, -MAX_CLOCK_SKEW_SECONDS - 1])
-def test_clocks_that_are_far_apart(seconds: float) -> None:
+def test_clock_skew_beyond_the_limit_is_reported(seconds: float) -> None:
     metadata = CallSigner(SECRET, HERE, ManualClock(1e6)).metadata(METHOD)
     why = checker(ManualClock(1e6 + seconds)).refusal(METHOD, metadata)
-    assert "are 31 s apart" in why and "30 are allowed" in why
+    assert "are 31 s apart" in why and "30 s are allowed" in why
 
 
 @pytest.mark.parametrize(
@@ -83,19 +83,23 @@ def test_clocks_that_are_far_apart(seconds: float) -> None:
         CallSigner(SECRET, HERE, ManualClock(1e6)).metadata("/baton.rpc.v1.Worker/Inspect"),
     ],
 )
-def test_what_is_no_proof_for_this_call(metadata: list[tuple[str, str | bytes]]) -> None:
-    assert checker(ManualClock(1e6)).refusal(METHOD, metadata) == MISSING_SECRET
+def test_missing_or_wrong_signatures_are_rejected(metadata: list[tuple[str, str | bytes]]) -> None:
+    assert checker(ManualClock(1e6)).refusal(METHOD, metadata) == MISSING_SECRET_ERROR
 
 
-def test_a_caller_who_knows_the_secret_and_says_nonsense() -> None:
+def test_malformed_signatures_of_a_known_secret_are_rejected() -> None:
     key = call_signing.derive_key(SECRET, "call")
     for said in ("", "soon nonce " + HERE, f"1 {HERE}"):
         proved = f"{said} {call_signing._code(key, METHOD, said)}"
-        assert checker(ManualClock(1e6)).refusal(METHOD, [(PROOF_HEADER, proved)]) == MISSING_SECRET
+        assert (
+            checker(ManualClock(1e6)).refusal(METHOD, [(PROOF_HEADER, proved)])
+            == MISSING_SECRET_ERROR
+        )
 
 
-def test_nonces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the bound the older half is forgotten, and proofs of that time hold no longer."""
+def test_remembered_nonces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound, the older half is forgotten, and signatures of that time are no longer
+    valid."""
     monkeypatch.setattr(call_signing, "MAX_NONCES", 4)
     clock = ManualClock(1e6)
     gate, signer = checker(clock), CallSigner(SECRET, HERE, clock)

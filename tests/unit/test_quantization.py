@@ -1,4 +1,4 @@
-"""Weights in fewer bits: what becomes of them, products with them, and who may share."""
+"""Quantized weights: their codes, products with them, and which workers may share KV."""
 
 import re
 
@@ -25,46 +25,48 @@ from tests.unit.native_house import FORMATS, needs_kernels
 
 SEED = 20261121
 SHAPES = [(1, 2), (63, 30), (64, 32), (65, 60), (129, 256), (200, 700)]
-"""Outputs and inputs: around a panel, a group, and a block of depth."""
+"""Outputs and inputs, around the sizes of a panel, a group, and a block of depth."""
 
 ROWS = [1, 5, 6, 7, 47, 48, 193]
-"""Around what is computed at once, what is unpacked for, and a block of rows."""
+"""Row counts, around the numbers computed at once and unpacked for, and around a block of rows."""
 
 QUANTIZED = ["int8", "int4"]
 ALL = [*QUANTIZED, "fp8"]
-"""That the kernels know, and that torch does."""
+"""All formats: those of the kernels, and FP8, which only torch supports."""
 
 
 def weights(outs: int, ins: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Normal numbers, outputs of very different sizes, and one that is all zeros."""
+    """Return normal numbers, with outputs of very different magnitudes and one that is all
+    zeros."""
     chance = torch.Generator().manual_seed(SEED)
     weight = torch.randn(outs, ins, generator=chance) * torch.logspace(-6, 3, outs)[:, None]
     weight[outs // 2] = 0 if outs > 1 else 1
     return weight.to(dtype)
 
 
-def test_int8_is_the_nearest_code() -> None:
+def test_int8_chooses_the_nearest_code() -> None:
     codes = quantize(torch.tensor([[-254.0, 1.0, 3.0, 0.0], [0.0, 0.0, 0.0, 0.0]]), "int8")
     assert codes.scales.tolist() == [[2.0], [0.0]]
     assert codes.values.tolist() == [[-127, 0, 2, 0], [0, 0, 0, 0]]  # ties go to even codes
     assert codes.decode().tolist() == [[-254.0, 0.0, 4.0, 0.0], [0.0] * 4]
 
 
-def test_int8_is_off_by_half_a_step_at_most() -> None:
+def test_int8_error_is_at_most_half_a_step() -> None:
     weight = weights(65, 300)
     off = (quantize(weight, "int8").decode() - weight).abs()
     assert (off <= weight.abs().amax(dim=1, keepdim=True) / 254 * (1 + 1e-5)).all()
 
 
-def test_int4_keeps_what_it_can_hold() -> None:
-    """Groups of sixteen different values, of both signs, and one at the end that is shorter."""
+def test_int4_represents_values_of_its_grid_exactly() -> None:
+    """Groups of sixteen different values of both signs, and a shorter group at the end."""
     codes = torch.arange(-8, 8).repeat(2).repeat(2)[: INT4_GROUP_SIZE + 10]
     weight = torch.stack([codes * 0.5, codes * -3.0])
     assert torch.equal(quantize(weight, "int4").decode(), weight)
 
 
-def test_int4_errs_least_of_the_scales_that_it_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More scales never make a group worse. What is left of normal numbers is 8.2 % of them."""
+def test_int4_chooses_the_scale_with_the_least_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More candidate scales never make a group worse. The relative error of normal numbers is
+    8.2 %."""
     weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(SEED))
 
     def errors() -> torch.Tensor:
@@ -79,7 +81,7 @@ def test_int4_errs_least_of_the_scales_that_it_tries(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_weight_that_is_not_finite_is_refused(name: str) -> None:
+def test_non_finite_weights_are_refused(name: str) -> None:
     for wrong in (float("inf"), float("-inf"), float("nan")):
         weight = torch.ones(70, 64)
         weight[69, 40] = wrong
@@ -89,7 +91,7 @@ def test_a_weight_that_is_not_finite_is_refused(name: str) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_the_kernels_refuse_it_too(name: str) -> None:
+def test_kernels_refuse_non_finite_weights(name: str) -> None:
     for wrong in (float("inf"), float("-inf"), float("nan")):
         weight = torch.ones(70, 64)
         weight[69, 40] = wrong
@@ -100,9 +102,9 @@ def test_the_kernels_refuse_it_too(name: str) -> None:
 @needs_kernels
 @pytest.mark.parametrize("name", QUANTIZED)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_kernels_make_the_same_codes(shape: tuple[int, int], name: str) -> None:
-    """Each weight alone, by a product with ones and zeros: bit by bit what torch's codes say, from
-    whatever format they come."""
+def test_kernels_compute_the_same_codes_as_torch(shape: tuple[int, int], name: str) -> None:
+    """Each weight is read back by a product with an identity matrix, and equals torch's decoded
+    codes bit by bit, whatever the source format."""
     for source in (torch.float32, torch.bfloat16, torch.float16):
         weight = weights(*shape, source)
         packed = PackedMatrix(KernelThreadPool(2), weight, dtype=torch.float32, quantization=name)
@@ -113,11 +115,11 @@ def test_the_kernels_make_the_same_codes(shape: tuple[int, int], name: str) -> N
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("name", QUANTIZED)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_products_are_near_those_of_fp64(
+def test_quantized_products_are_close_to_fp64(
     shape: tuple[int, int], name: str, dtype: torch.dtype
 ) -> None:
-    """Within what adding so many numbers in FP32, and a scale for each group, may lose, and one
-    rounding to the format. A row's product has the same bits in any company."""
+    """The bound is what adding these numbers and scaling each group in FP32 may lose, plus one
+    rounding to the format. A row's product has the same bits in any batch."""
     weight = torch.randn(*shape, generator=torch.Generator().manual_seed(SEED)).to(dtype)
     x = torch.randn(200, shape[1], generator=torch.Generator().manual_seed(SEED + 1)).to(dtype)
     packed = PackedMatrix(KernelThreadPool(2), weight, quantization=name)
@@ -133,8 +135,9 @@ def test_products_are_near_those_of_fp64(
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("name", QUANTIZED)
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 150])
-def test_gate_and_up(size: int, name: str, dtype: torch.dtype) -> None:
-    """Codes times small whole numbers, whose sums no format rounds before they are scaled."""
+def test_gated_product_equals_silu_gate_times_up(size: int, name: str, dtype: torch.dtype) -> None:
+    """Codes times small whole numbers, whose sums are exact in every format before they are
+    scaled."""
     chance = np.random.default_rng(SEED)
     whole = torch.from_numpy(chance.integers(-7, 8, size=(2 * size, 32))).float()
     whole[:, 0] = -8 if name == "int4" else 127
@@ -148,8 +151,8 @@ def test_gate_and_up(size: int, name: str, dtype: torch.dtype) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
-def test_rows_of_an_embedding_that_is_the_head(dtype: torch.dtype) -> None:
-    """Kept in int8, whatever the layers are kept in."""
+def test_tied_embedding_is_kept_in_int8(dtype: torch.dtype) -> None:
+    """It is kept in int8 whatever the layers' format is."""
     table = weights(130, 48, dtype)
     pool = torch.zeros(1, 1, 2, 4, 1, 4, dtype=dtype)
     shape = _attention_shape(pool, 1)
@@ -164,8 +167,9 @@ def test_rows_of_an_embedding_that_is_the_head(dtype: torch.dtype) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
-def test_bytes_of_a_matrix(dtype: torch.dtype) -> None:
-    """[3072, 1024]: a byte each and four per output; half a byte each and two per group."""
+def test_packed_matrix_sizes(dtype: torch.dtype) -> None:
+    """For [3072, 1024], int8 takes a byte per weight and four per output; int4 half a byte per
+    weight and two per group."""
     weight, team = torch.zeros(3072, 1024, dtype=dtype), KernelThreadPool(2)
     sizes = {
         name: PackedMatrix(team, weight, quantization=name).tensor.numel()
@@ -180,10 +184,10 @@ def test_bytes_of_a_matrix(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [*FORMATS, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ALL)
-def test_torch_multiplies_by_the_same_weights(name: str, dtype: torch.dtype) -> None:
+def test_torch_products_use_the_decoded_weights(name: str, dtype: torch.dtype) -> None:
     chance = torch.Generator().manual_seed(SEED)
     weight = torch.randn(96, 60, generator=chance).to(dtype)
-    matrix = QuantizedMatrix.of(weight, name)
+    matrix = QuantizedMatrix.quantize(weight, name)
     stands_for = quantize(weight, name).decode().double()
     bias = torch.randn(96, generator=chance).to(dtype)
     for count in (1, 4, 5, 40):
@@ -198,49 +202,49 @@ def test_torch_multiplies_by_the_same_weights(name: str, dtype: torch.dtype) -> 
     assert torch.equal(matrix[ids], stands_for[ids].to(dtype))
 
 
-def test_torch_keeps_two_codes_of_int4_in_a_byte() -> None:
-    """Also of an odd number, and at both ends of the codes."""
+def test_torch_packs_two_int4_codes_into_a_byte() -> None:
+    """This includes an odd number of codes, and the smallest and largest code."""
     weight = torch.arange(-8, 8).repeat(2, 5)[:, :77] * torch.tensor([[0.5], [-2.0]])
-    kept = QuantizedMatrix.of(weight, "int4").codes
+    kept = QuantizedMatrix.quantize(weight, "int4").codes
     assert isinstance(kept, PackedInt4Codes)
-    assert kept.halves.shape == (2, 39) and kept.halves.dtype is torch.uint8
+    assert kept.packed.shape == (2, 39) and kept.packed.dtype is torch.uint8
     assert kept.scales.shape == (2, 3) and kept.scales.dtype is torch.bfloat16
     assert torch.equal(kept.decode(), weight)
 
 
-def test_torch_takes_one_of_many_matrices() -> None:
+def test_quantized_stack_can_be_indexed() -> None:
     stack = torch.randn(3, 8, 64, generator=torch.Generator().manual_seed(SEED))
-    matrix, x = QuantizedMatrix.of(stack, "int4")[1], torch.eye(64)
+    matrix, x = QuantizedMatrix.quantize(stack, "int4")[1], torch.eye(64)
     assert matrix.shape == (8, 64)
     assert torch.equal(functional.linear(x, matrix).T, quantize(stack[1], "int4").decode())
 
 
-def test_nothing_else_is_done_with_it() -> None:
-    with pytest.raises(AssertionError, match="of weights in fewer bits"):
-        QuantizedMatrix.of(torch.ones(2, 2), "int8") + 1
+def test_other_operations_on_quantized_weights_are_rejected() -> None:
+    with pytest.raises(AssertionError, match="not supported for quantized weights"):
+        QuantizedMatrix.quantize(torch.ones(2, 2), "int8") + 1
 
 
-def test_a_digest_tells_formats_apart() -> None:
+def test_digest_depends_on_the_format() -> None:
     digests = {name: quantized_digest(b"m" * 16, name) for name in ("none", *ALL)}
     assert digests["none"] == b"m" * 16
     assert len(set(digests.values())) == 4 and {len(d) for d in digests.values()} == {16}
     assert quantized_digest(b"n" * 16, "int8") != digests["int8"]
 
 
-def test_the_head_is_never_in_int4() -> None:
+def test_head_is_never_in_int4() -> None:
     assert [head_quantization(name) for name in ("none", *ALL)] == ["none", "int8", "int8", "none"]
 
 
-def test_formats_that_there_are_not() -> None:
+def test_unknown_or_unsupported_formats_are_rejected() -> None:
     with pytest.raises(Invalid, match="'int3', and must be one of none, int8, int4, fp8"):
         check_format("int3", torch.device("cpu"))
-    told = "quantization is int4, which only CPUs compute with, and the device is cuda:0"
-    with pytest.raises(Invalid, match=re.escape(told)):
+    message = "quantization is int4, which only CPUs support, and the device is cuda:0"
+    with pytest.raises(Invalid, match=re.escape(message)):
         check_format("int4", torch.device("cuda:0"))
     check_format("none", torch.device("cuda:0"))
 
 
-def test_the_setting() -> None:
+def test_quantization_setting_is_validated() -> None:
     assert load_settings().quantization == "none"
     assert load_settings(quantization="int4").quantization == "int4"
     with pytest.raises(Invalid, match="quantization is 'fp4'"):

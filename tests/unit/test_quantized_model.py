@@ -1,5 +1,5 @@
-"""Models whose weights are kept in fewer bits: on the kernels as on torch, the same bits in any
-step, and nothing in common with those of other formats."""
+"""Models with quantized weights: kernels agree with torch, logits have the same bits in any
+batch, and formats share no KV."""
 
 from pathlib import Path
 
@@ -18,10 +18,10 @@ from tests.unit.native_house import FORMATS, all_logits, needs_kernels, row_of
 SEED = 20261121
 QUANTIZED = ["int8", "int4"]
 NEAR = 2e-5
-"""In FP32, of the largest logit: sums in another order, in every layer."""
+"""Tolerance in FP32, relative to the largest logit: every layer sums in another order."""
 
 PLACEMENTS = 4
-"""Of each format and model."""
+"""Random placements per format and model."""
 
 
 def load(path: Path, name: str, kernels: str, dtype: str = "float32", **sizes: int) -> ModelRunner:
@@ -46,8 +46,9 @@ def logits_of(runner: ModelRunner, prompt: list[int]) -> torch.Tensor:
         ("qwen3-moe", "int8"),
     ],
 )
-def test_kernels_are_near_torch(model: str, name: str, tmp_path: Path) -> None:
-    """Untied, tied, odd sizes, and experts: both stand for the same weights."""
+def test_kernels_are_close_to_torch(model: str, name: str, tmp_path: Path) -> None:
+    """Models with untied and tied heads, odd sizes, and experts: both backends use the same
+    decoded weights."""
     make_model(tmp_path, model, seed=SEED)
     prompt = np.random.default_rng(SEED).integers(500, size=150).tolist()
     ours, theirs = (logits_of(load(tmp_path, name, on), prompt) for on in ("on", "off"))
@@ -55,8 +56,8 @@ def test_kernels_are_near_torch(model: str, name: str, tmp_path: Path) -> None:
 
 
 @needs_kernels
-def test_each_matrix_is_kept_so(tmp_path: Path) -> None:
-    """A model whose matrices are replaced by what their codes stand for says the same in FP32."""
+def test_all_matrices_are_quantized(tmp_path: Path) -> None:
+    """Replacing the matrices by their decoded codes gives the same FP32 logits."""
     from safetensors.torch import load_file, save_file
 
     make_model(tmp_path, "qwen3", seed=SEED)
@@ -76,8 +77,10 @@ def test_each_matrix_is_kept_so(tmp_path: Path) -> None:
 @needs_kernels
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_bits_do_not_depend_on_the_step(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """In any chunking, company, size of blocks and number of threads."""
+def test_logits_have_the_same_bits_in_any_batch(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """For any chunking, batch, block size and number of threads."""
     print(f"seed {SEED}")
     make_model(tmp_path, "qwen3", seed=SEED)
     chance, kind = np.random.default_rng(SEED), str(dtype).removeprefix("torch.")
@@ -100,7 +103,7 @@ def test_bits_do_not_depend_on_the_step(name: str, dtype: torch.dtype, tmp_path:
 def in_chunks(
     runner: ModelRunner, prompts: list[list[int]], chance: np.random.Generator
 ) -> list[torch.Tensor]:
-    """Logits of all tokens, from steps that take some of what each prompt has left."""
+    """Compute the logits of all tokens in steps that take a random part of each prompt's rest."""
     share = runner.num_blocks // len(prompts)
     told: list[list[torch.Tensor]] = [[] for _ in prompts]
     done = [0] * len(prompts)
@@ -118,8 +121,8 @@ def in_chunks(
 
 
 @needs_kernels
-def test_bytes_of_a_model(tmp_path: Path) -> None:
-    """Of two layers (q, k, v and output, gate, up and down) and the head, in panels of 64."""
+def test_model_weight_bytes(tmp_path: Path) -> None:
+    """Two layers (q, k, v and output, gate, up and down) and the head, in panels of 64."""
     make_model(tmp_path, "qwen3")
     layer = 256 * 64 + 64 * 128 + 192 * 64 + 64 * 96
     head, outs = 512 * 64, 256 + 64 + 192 + 64
@@ -131,16 +134,16 @@ def test_bytes_of_a_model(tmp_path: Path) -> None:
     }
 
 
-def test_formats_share_nothing(tmp_path: Path) -> None:
-    """By the digest, which is in every block's key, in what members tell, and asked for at each
-    hand-off."""
+def test_formats_share_no_kv(tmp_path: Path) -> None:
+    """The digest differs; it is part of every block key and of each member's record, and is
+    checked at each KV transfer."""
     make_model(tmp_path, "qwen3")
     formats = ("none", *QUANTIZED, "fp8")
     assert len({load(tmp_path, name, "off").model_digest for name in formats}) == 4
 
 
 @needs_kernels
-def test_kernels_and_torch_share_what_they_compute(tmp_path: Path) -> None:
+def test_kernels_and_torch_share_kv(tmp_path: Path) -> None:
     make_model(tmp_path, "qwen3")
     for name in QUANTIZED:
         on, off = (load(tmp_path, name, kernels).model_digest for kernels in ("on", "off"))
@@ -148,19 +151,20 @@ def test_kernels_and_torch_share_what_they_compute(tmp_path: Path) -> None:
 
 
 @needs_kernels
-def test_what_computes_is_said(tmp_path: Path) -> None:
+def test_backend_description_names_the_format(tmp_path: Path) -> None:
     make_model(tmp_path, "qwen3")
-    on, off = (load(tmp_path, "int8", kernels).choice.told for kernels in ("on", "off"))
+    on, off = (load(tmp_path, "int8", kernels).backend.description for kernels in ("on", "off"))
     assert on == f"our own kernels ({best_instruction_set()}), in float32, weights in int8"
-    assert off == "torch; int8 is decoded for each product"
+    assert off == "torch; weights in int8 are decoded for each product"
 
 
 @needs_kernels
-def test_odd_sizes_are_multiplied_by_torch(tmp_path: Path) -> None:
+def test_odd_sizes_fall_back_to_torch(tmp_path: Path) -> None:
     make_model(tmp_path, "qwen3", intermediate_size=95)
     runner = load(tmp_path, "int4", "auto")
-    told = "the model has odd sizes, and int4 is multiplied in pairs"
-    assert runner.choice.told == f"torch: {told}; int4 is decoded for each product"
+    told = "the model has odd sizes, but numbers in int4 are multiplied in pairs"
+    decoded = "weights in int4 are decoded for each product"
+    assert runner.backend.description == f"torch: {told}; {decoded}"
     with pytest.raises(Invalid, match=told):
         choose_backend("on", runner.model_config, torch.device("cpu"), torch.float32, "int4")
     wanted = logits_of(load(tmp_path, "none", "on"), [1, 2, 3])

@@ -1,4 +1,5 @@
-"""A request that kills its workers is found out and refused; those that were beside it are not."""
+"""A request that kills its workers is identified and refused; requests that ran beside it are
+not."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,13 +14,18 @@ from baton.errors import RequestKilledWorkers, Unavailable
 from router.errors import to_api_error
 from router.generation.fakes import FakeJob, FakeWorker, MemoryPlacer, MemoryWorkerConnections
 from router.generation.generation import FailoverConfig, Generation, GenerationContext
-from router.generation.quarantine import MEMORY_SECONDS, PROGRESS_TOKENS, Quarantine, digest_request
+from router.generation.quarantine import (
+    PROGRESS_TOKENS,
+    RECORD_TTL_SECONDS,
+    Quarantine,
+    digest_request,
+)
 from router.generation.record import GenerationRecord
 from tests.sim.virtual_time import LoopClock, simulate
 
 CLOCK = LoopClock()
 DEADLY = 13
-"""A prompt that begins with this token kills whoever computes it."""
+"""A prompt that begins with this token kills the worker that computes it."""
 
 
 def answer(tokens: Sequence[TokenId], spec: RequestSpec) -> TokenId:
@@ -40,7 +46,8 @@ def expected(spec: RequestSpec) -> list[int]:
 
 
 class Mortal(FakeWorker):
-    """Dies of the deadly, after it has answered so many of its tokens."""
+    """A worker that dies of a deadly prompt after it has generated ``deadly_after`` tokens of
+    its answer."""
 
     deadly_after = 0
 
@@ -52,34 +59,34 @@ class Mortal(FakeWorker):
             super()._step(job)
 
 
-class Scene:
-    """Workers that do whole requests, and one router."""
+class Cluster:
+    """Workers that run whole requests, and a router."""
 
     def __init__(self, num_workers: int = 8) -> None:
         self.workers = [Mortal(f"d{number}", answer) for number in range(num_workers)]
         self.placer = MemoryPlacer([], self.workers)
-        self.guide = GenerationContext(
+        self.context = GenerationContext(
             self.placer, MemoryWorkerConnections(*self.workers), CLOCK, FailoverConfig()
         )
 
     @property
     def num_dead(self) -> int:
-        return sum(not worker.alive for worker in self.workers)
+        return sum(not worker.is_alive for worker in self.workers)
 
-    def journey(self, spec: RequestSpec, tenant: str = "t") -> Generation:
+    def generation(self, spec: RequestSpec, tenant: str = "t") -> Generation:
         record = GenerationRecord(spec.request_id, 0.0, spec.num_prompt_tokens)
-        return Generation(self.guide, spec, TenantId(tenant), "m", None, (), record)
+        return Generation(self.context, spec, TenantId(tenant), "m", None, (), record)
 
     async def ask(self, spec: RequestSpec, tenant: str = "t") -> list[int]:
         tokens: list[int] = []
-        async for output in self.journey(spec, tenant).outputs():
+        async for output in self.generation(spec, tenant).outputs():
             tokens += output.token_ids
         return tokens
 
     def is_calm(self) -> bool:
-        """Nobody is on trial any more."""
-        quarantine = self.guide.quarantine
-        return not (quarantine._running or quarantine._waiting or quarantine.occupied())
+        """Whether no request is on trial any more."""
+        quarantine = self.context.quarantine
+        return not (quarantine._running or quarantine._waiting or quarantine.workers_in_isolation())
 
 
 Simulated = Callable[[], Awaitable[None]]
@@ -94,87 +101,87 @@ def simulated(test: Simulated) -> Callable[[], None]:
 
 
 @simulated
-async def test_who_kills_thrice_is_refused_by_name_and_by_content() -> None:
-    scene = Scene()
-    with pytest.raises(RequestKilledWorkers, match=r"d0, d1, d2.*nothing else new") as caught:
-        await scene.ask(request("r", DEADLY, 1))
-    assert scene.num_dead == 3
+async def test_request_that_kills_three_workers_is_refused_by_id_and_content() -> None:
+    cluster = Cluster()
+    with pytest.raises(RequestKilledWorkers, match=r"d0, d1, d2.*in isolation") as caught:
+        await cluster.ask(request("r", DEADLY, 1))
+    assert cluster.num_dead == 3
     problem = to_api_error(caught.value)
     assert (problem.status, problem.code) == (500, "request_killed_workers")
     assert problem.headers == {"x-should-retry": "false"}
-    num_asked = len(scene.placer.queries)
+    num_asked = len(cluster.placer.queries)
     with pytest.raises(RequestKilledWorkers):
-        await scene.ask(request("again", DEADLY, 1, seed=5))
-    assert len(scene.placer.queries) == num_asked
-    assert await scene.ask(request("other", 1, DEADLY)) == expected(request("other", 1, DEADLY))
-    assert scene.is_calm()
+        await cluster.ask(request("again", DEADLY, 1, seed=5))
+    assert len(cluster.placer.queries) == num_asked
+    assert await cluster.ask(request("other", 1, DEADLY)) == expected(request("other", 1, DEADLY))
+    assert cluster.is_calm()
 
 
 @simulated
-async def test_a_refusal_is_one_tenant_s_and_ends() -> None:
-    scene = Scene()
+async def test_refusal_applies_to_one_tenant_and_expires() -> None:
+    cluster = Cluster()
     with pytest.raises(RequestKilledWorkers):
-        await scene.ask(request("r", DEADLY, 1))
-    for worker in scene.workers:
-        worker.deadly_after = 100  # as of a version that has been mended
+        await cluster.ask(request("r", DEADLY, 1))
+    for worker in cluster.workers:
+        worker.deadly_after = 100  # as if a fixed version was deployed
     harmless = request("s", DEADLY, 1)
-    assert await scene.ask(harmless, tenant="another") == expected(harmless)
-    await asyncio.sleep(MEMORY_SECONDS)
-    assert await scene.ask(harmless) == expected(harmless)
+    assert await cluster.ask(harmless, tenant="another") == expected(harmless)
+    await asyncio.sleep(RECORD_TTL_SECONDS)
+    assert await cluster.ask(harmless) == expected(harmless)
 
 
 @simulated
-async def test_those_beside_it_are_answered() -> None:
-    """Also where they lost as many workers as it did."""
-    scene = Scene(num_workers=6)
+async def test_requests_beside_the_killer_are_answered() -> None:
+    """They are answered even if they lost as many workers as the killer did."""
+    cluster = Cluster(num_workers=6)
     innocents = [request(f"r{number}", number + 20, 5, 6) for number in range(40)]
     async with asyncio.TaskGroup() as tasks:
-        killing = tasks.create_task(refused(scene, request("killer", DEADLY, 1)))
-        answers = [tasks.create_task(scene.ask(spec)) for spec in innocents]
+        killing = tasks.create_task(refused(cluster, request("killer", DEADLY, 1)))
+        answers = [tasks.create_task(cluster.ask(spec)) for spec in innocents]
     assert killing.result()
     assert [task.result() for task in answers] == [expected(spec) for spec in innocents]
-    assert scene.num_dead <= 4
-    assert scene.is_calm()
+    assert cluster.num_dead <= 4
+    assert cluster.is_calm()
 
 
 @simulated
-async def test_one_that_kills_late_in_its_answer_is_found_out_as_well() -> None:
-    scene = Scene()
-    for worker in scene.workers:
+async def test_request_that_kills_late_in_its_answer_is_identified() -> None:
+    cluster = Cluster()
+    for worker in cluster.workers:
         worker.deadly_after = 7
-    assert await refused(scene, request("r", DEADLY, 1))
-    assert scene.num_dead == 3
+    assert await refused(cluster, request("r", DEADLY, 1))
+    assert cluster.num_dead == 3
 
 
 @simulated
-async def test_several_that_kill_are_all_found_out() -> None:
-    scene = Scene(num_workers=20)
+async def test_several_killers_are_all_identified() -> None:
+    cluster = Cluster(num_workers=20)
     innocents = [request(f"r{number}", number + 20, 5, 6) for number in range(10)]
     killers = [request(f"k{number}", DEADLY, number) for number in range(3)]
     async with asyncio.TaskGroup() as tasks:
-        killing = [tasks.create_task(refused(scene, spec)) for spec in killers]
-        answers = [tasks.create_task(scene.ask(spec)) for spec in innocents]
+        killing = [tasks.create_task(refused(cluster, spec)) for spec in killers]
+        answers = [tasks.create_task(cluster.ask(spec)) for spec in innocents]
     assert all(task.result() for task in killing)
     assert [task.result() for task in answers] == [expected(spec) for spec in innocents]
 
 
 @simulated
-async def test_an_innocent_that_lost_two_workers_is_answered_by_the_third() -> None:
-    scene = Scene()
+async def test_innocent_request_that_lost_two_workers_is_answered_by_the_third() -> None:
+    cluster = Cluster()
     spec = request("r", 1, 2)
-    for worker in scene.workers[:2]:
+    for worker in cluster.workers[:2]:
         worker._step = lambda job, worker=worker: worker.kill()  # type: ignore[method-assign, misc]
-    assert await scene.ask(spec) == expected(spec)
-    assert scene.guide.quarantine.is_empty
-    assert scene.is_calm()
+    assert await cluster.ask(spec) == expected(spec)
+    assert cluster.context.quarantine.is_empty
+    assert cluster.is_calm()
 
 
 @simulated
-async def test_deaths_between_which_it_gets_on_do_not_count() -> None:
-    """Three workers are killed under it, each after some tokens more."""
-    scene = Scene()
+async def test_worker_deaths_with_progress_in_between_do_not_count() -> None:
+    """Three workers die while they run it, each some tokens later."""
+    cluster = Cluster()
     spec = request("r", 1, 2)
-    for number, worker in enumerate(scene.workers[:3]):
+    for number, worker in enumerate(cluster.workers[:3]):
 
         def step(job: FakeJob, worker: Mortal = worker, most: int = 4 * number + 4) -> None:
             if len(job.tokens) - job.spec.num_prompt_tokens >= most:
@@ -184,37 +191,37 @@ async def test_deaths_between_which_it_gets_on_do_not_count() -> None:
 
         worker._step = step  # type: ignore[method-assign]
     began = CLOCK.monotonic()
-    assert await scene.ask(spec) == expected(spec)
+    assert await cluster.ask(spec) == expected(spec)
     assert CLOCK.monotonic() - began < 2.0, "nobody was put on trial"
     assert PROGRESS_TOKENS == 4
 
 
 @simulated
-async def test_who_leaves_while_it_waits_gives_its_turn_away() -> None:
+async def test_cancelled_wait_for_a_trial_passes_its_turn_on() -> None:
     quarantine = Quarantine()
-    first = await quarantine.begin_trial(2, CLOCK)
-    waiting = [asyncio.create_task(quarantine.begin_trial(2, CLOCK)) for _ in range(2)]
+    first = await quarantine.begin_isolated_run(2, CLOCK)
+    waiting = [asyncio.create_task(quarantine.begin_isolated_run(2, CLOCK)) for _ in range(2)]
     await asyncio.sleep(0)
     waiting[0].cancel()
     await asyncio.sleep(0)
     assert not waiting[1].done()
-    quarantine.end_trial(first)
+    quarantine.end_isolated_run(first)
     last = await waiting[1]
-    quarantine.end_trial(last)
+    quarantine.end_isolated_run(last)
     assert not quarantine._running and not quarantine._waiting
 
 
 @simulated
-async def test_a_crowd_does_not_wait_one_by_one() -> None:
+async def test_many_suspects_are_tried_in_parallel() -> None:
     quarantine = Quarantine()
-    entering = [asyncio.create_task(quarantine.begin_trial(2, CLOCK)) for _ in range(320)]
+    entering = [asyncio.create_task(quarantine.begin_isolated_run(2, CLOCK)) for _ in range(320)]
     await asyncio.sleep(0.001)
     begun = [task for task in entering if task.done()]
     assert 15 <= len(begun) <= 20
-    alone = asyncio.create_task(quarantine.begin_trial(3, CLOCK))
+    alone = asyncio.create_task(quarantine.begin_isolated_run(3, CLOCK))
     while waiting := [task for task in entering if task in begun]:
         for task in waiting:
-            quarantine.end_trial(task.result())
+            quarantine.end_isolated_run(task.result())
             entering.remove(task)
         await asyncio.sleep(0.001)
         begun = [task for task in entering if task.done()]
@@ -222,7 +229,7 @@ async def test_a_crowd_does_not_wait_one_by_one() -> None:
     assert len(quarantine._running) == 1
 
 
-def test_content_is_what_is_computed() -> None:
+def test_content_digest_covers_what_is_computed() -> None:
     spec, tenant = request("r", 1, 2), TenantId("t")
     same = digest_request(spec, tenant)
     assert digest_request(replace(spec, request_id=RequestId("s"), epoch=Epoch(3)), tenant) == same
@@ -236,9 +243,9 @@ def test_content_is_what_is_computed() -> None:
     assert len({same, *others}) == 4
 
 
-async def refused(scene: Scene, spec: RequestSpec) -> bool:
+async def refused(cluster: Cluster, spec: RequestSpec) -> bool:
     try:
-        await scene.ask(spec)
+        await cluster.ask(spec)
     except (RequestKilledWorkers, Unavailable):
         return True
     return False

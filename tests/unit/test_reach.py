@@ -1,4 +1,4 @@
-"""How a backend reaches workers that are not its own processes."""
+"""How a backend reaches workers that are not its own processes, through the registry."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,60 +46,60 @@ async def registry() -> MemoryRegistry:
     return made
 
 
-async def test_loads_are_what_is_queued_or_promised(registry: MemoryRegistry) -> None:
+async def test_load_is_queued_or_reserved_tokens(registry: MemoryRegistry) -> None:
     assert await RegistryWorkerAdmin(registry).loads() == {"p": 7, "d": 9}
 
 
-async def test_a_worker_is_drained_where_it_listens(
+async def test_drain_is_sent_to_the_workers_address(
     registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = []
+    calls = []
 
     async def drain(address: str, secret: str | None) -> None:
-        told.append((address, secret))
+        calls.append((address, secret))
 
     monkeypatch.setattr(reach_module, "drain_worker", drain)
     await RegistryWorkerAdmin(registry, "s").drain(WorkerId("d"))
-    assert told == [("d:1", "s")]
+    assert calls == [("d:1", "s")]
     with pytest.raises(NotFound, match="does not know x"):
         await RegistryWorkerAdmin(registry, "s").drain(WorkerId("x"))
 
 
-async def test_a_worker_is_asked_and_told_to_stay_where_it_listens(
+async def test_inspection_and_stay_are_sent_to_the_workers_address(
     registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the role that it has."""
-    told = []
+    """The worker stays in the role that it has."""
+    calls = []
 
     async def inspect(address: str, secret: str | None) -> SimpleNamespace:
-        told.append(("inspect", address))
-        return SimpleNamespace(drained=len(told) > 1)
+        calls.append(("inspect", address))
+        return SimpleNamespace(drained=len(calls) > 1)
 
     async def convert(address: str, role: Role, secret: str | None) -> None:
-        told.append((role, address))
+        calls.append((role, address))
 
     monkeypatch.setattr(reach_module, "inspect_worker", inspect)
     monkeypatch.setattr(reach_module, "convert_worker", convert)
     reach = RegistryWorkerAdmin(registry, "s")
     assert [await reach.is_drained(WorkerId("d")) for _ in range(2)] == [False, True]
-    await reach.stay(WorkerId("d"))
-    assert told[-1] == (Role.DECODE, "d:1")
-    for ask in (reach.is_drained, reach.stay):
+    await reach.end_drain(WorkerId("d"))
+    assert calls[-1] == (Role.DECODE, "d:1")
+    for ask in (reach.is_drained, reach.end_drain):
         with pytest.raises(NotFound, match="does not know x"):
             await ask(WorkerId("x"))
 
 
-async def test_without_a_registry() -> None:
+async def test_without_a_registry_calls_fail() -> None:
     nobody = UnavailableWorkerAdmin()
     with pytest.raises(Unavailable, match="redis_url is not set"):
         await nobody.loads()
-    for ask in (nobody.drain, nobody.is_drained, nobody.stay):
+    for ask in (nobody.drain, nobody.is_drained, nobody.end_drain):
         with pytest.raises(Unavailable, match="redis_url is not set"):
             await ask(WorkerId("d"))
 
 
 @pytest.mark.parametrize(("asked", "namespace"), [(None, "models"), ("other", "other")])
-async def test_the_kubeconfig_says_where(
+async def test_kubeconfig_gives_server_and_namespace(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: str | None, namespace: str
 ) -> None:
     file = tmp_path / "config"

@@ -1,4 +1,4 @@
-"""Calls of Redis: who is cancelled stays cancelled, and what goes wrong has one name."""
+"""Redis calls: a cancelled caller stays cancelled, and all failures become one error type."""
 
 import asyncio
 
@@ -10,9 +10,9 @@ from baton.registry.redis_client import call_redis
 URL = "redis://:password@127.0.0.1:1/0"
 
 
-async def test_a_client_that_swallows_a_cancellation() -> None:
-    """It has answered, but nobody goes on."""
-    began, gone_on = asyncio.Event(), []
+async def test_cancellation_swallowed_by_the_client_still_cancels_the_caller() -> None:
+    """The call returned a result, but its caller must not continue."""
+    began, continued = asyncio.Event(), []
 
     async def answer() -> int:
         began.set()
@@ -23,18 +23,18 @@ async def test_a_client_that_swallows_a_cancellation() -> None:
         raise AssertionError
 
     async def ask() -> None:
-        gone_on.append(await call_redis(URL, answer()))
+        continued.append(await call_redis(URL, answer()))
 
     asking = asyncio.create_task(ask())
     await began.wait()
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    assert gone_on == []
+    assert continued == []
 
 
-async def test_calls_of_whoever_is_being_cancelled() -> None:
-    """A last word is answered."""
+async def test_call_during_cancellation_is_answered() -> None:
+    """A task that is being cancelled can still make a final call."""
 
     async def answer() -> int:
         return 2
@@ -52,6 +52,6 @@ async def test_calls_of_whoever_is_being_cancelled() -> None:
     assert await leaving == 2
 
 
-async def test_a_call_that_takes_too_long() -> None:
-    with pytest.raises(Unavailable, match=r"Redis at 127\.0\.0\.1:1 can't be asked: TimeoutError"):
+async def test_call_that_takes_too_long_is_unavailable() -> None:
+    with pytest.raises(Unavailable, match=r"Redis at 127\.0\.0\.1:1 failed: TimeoutError"):
         await call_redis(URL, asyncio.Event().wait(), seconds=0.001)

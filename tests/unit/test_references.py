@@ -1,4 +1,4 @@
-"""What a docstring refers to by its full name is there."""
+"""Fully qualified names in docstrings refer to things that exist."""
 
 import ast
 import re
@@ -6,18 +6,19 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ROOMS = (
+PACKAGES = (
     "baton", "router", "conductor", "prefill_worker", "decode_worker", "kvstore", "simulator",
     "orchestrator", "load_generator", "command_line", "tools", "benchmarks", "tests",
 )  # fmt: skip
-REFERENCE = re.compile(rf":(?:mod|class|func|meth|data|attr):`~?((?:{'|'.join(ROOMS)})(?:\.\w+)+)`")
+NAME = rf"(?:{'|'.join(PACKAGES)})(?:\.\w+)+"
+REFERENCE = re.compile(rf":(?:mod|class|func|meth|data|attr):`~?({NAME})`")
 
 
-def test_full_names_in_docstrings_are_there() -> None:
+def test_qualified_names_in_docstrings_exist() -> None:
     missing = [
         f"{path.relative_to(ROOT)}: {name}"
-        for room in ROOMS
-        for path in (ROOT / room).rglob("*.py")
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
         for name in REFERENCE.findall(path.read_text())
         if not exists(name)
     ]
@@ -26,7 +27,7 @@ def test_full_names_in_docstrings_are_there() -> None:
 
 @cache
 def exists(name: str) -> bool:
-    """Whether it is a module, a name of one, or a member of a class of one."""
+    """Whether this is a module, a name in a module, or a member of a class in a module."""
     parts = name.split(".")
     for num_parts in range(len(parts), 0, -1):
         names = names_of("/".join(parts[:num_parts]))
@@ -37,7 +38,7 @@ def exists(name: str) -> bool:
 
 @cache
 def names_of(module: str) -> frozenset[str] | None:
-    """What a module defines: functions, classes and their members, constants, imports."""
+    """Return what a module defines: functions, classes and their members, constants, imports."""
     for path in (ROOT / f"{module}.py", ROOT / module / "__init__.py"):
         if path.exists():
             return frozenset(defined(ast.parse(path.read_text()).body))

@@ -1,4 +1,4 @@
-"""The ring: even, stable, and the same in every process."""
+"""The hash ring: even, stable, and the same in every process."""
 
 import subprocess
 import sys
@@ -28,12 +28,12 @@ def first(ids: tuple[str, ...], key: bytes) -> str:
     return next(ring_successors(ids, key))
 
 
-def test_everybody_follows_once() -> None:
+def test_each_worker_follows_a_key_once() -> None:
     for key in KEYS[:50]:
         assert sorted(ring_successors(WORKERS, key)) == list(WORKERS)
 
 
-def test_load_is_even() -> None:
+def test_keys_are_spread_evenly() -> None:
     counts = dict.fromkeys(WORKERS, 0)
     for key in KEYS:
         counts[first(WORKERS, key)] += 1
@@ -42,7 +42,7 @@ def test_load_is_even() -> None:
     assert deviation / mean < 0.12
 
 
-def test_a_leaver_moves_its_own_keys_alone() -> None:
+def test_removed_worker_moves_only_its_own_keys() -> None:
     gone = WORKERS[5]
     rest = tuple(name for name in WORKERS if name != gone)
     moved = 0
@@ -50,14 +50,14 @@ def test_a_leaver_moves_its_own_keys_alone() -> None:
         before, after = first(WORKERS, key), first(rest, key)
         if before == gone:
             moved += 1
-            # It goes where the ring would have gone next.
+            # The key moves to the next worker on the ring.
             assert after == next(name for name in ring_successors(WORKERS, key) if name != gone)
         else:
             assert after == before
     assert 0.5 / len(WORKERS) < moved / len(KEYS) < 2 / len(WORKERS)
 
 
-def test_a_newcomer_takes_from_all_and_moves_nothing_else() -> None:
+def test_new_worker_takes_keys_from_all_and_moves_no_others() -> None:
     more = tuple(sorted((*WORKERS, "worker-new")))
     taken = dict.fromkeys(WORKERS, 0)
     for key in KEYS:
@@ -77,9 +77,9 @@ def member(name: str, role: Role) -> Member:
     )  # fmt: skip
 
 
-async def test_a_router_alone_places_as_an_idle_conductor_does() -> None:
-    """Both take the same ring: where the conductor's traffic has it pick the router's depth as
-    key, and no load or cache weighs in, they agree on every request."""
+async def test_router_without_a_conductor_places_like_an_idle_conductor() -> None:
+    """Both use the same hash ring. When the conductor also hashes a prompt's first
+    ``RING_KEY_BLOCKS`` blocks, and neither load nor caches differ, both choose the same workers."""
     registry = MemoryRegistry(ManualClock())
     prefills = [member(f"prefill-{n}", Role.PREFILL) for n in range(5)]
     decodes = [member(f"decode-{n}", Role.DECODE) for n in range(4)]
@@ -105,19 +105,20 @@ async def test_a_router_alone_places_as_an_idle_conductor_does() -> None:
 
 
 class Shared(FakeCache):
-    """Everybody's first blocks are the same, up to the router's depth."""
+    """A cache whose statistics make the conductor hash ``RING_KEY_BLOCKS`` blocks, as routers do:
+    all requests share the blocks before the last of those, and none after."""
 
-    def share(self, key: AnyBlockKey) -> float:
+    def request_share(self, key: AnyBlockKey) -> float:
         assert isinstance(key, bytes)
         return float(key[0] < RING_KEY_BLOCKS - 1)
 
 
-def test_ids_must_be_sorted() -> None:
-    with pytest.raises(AssertionError, match="sorted ids"):
+def test_unsorted_ids_are_rejected() -> None:
+    with pytest.raises(AssertionError, match="ids must be sorted"):
         first(("b", "a"), b"k")
 
 
-def test_other_processes_agree() -> None:
+def test_ring_is_the_same_in_other_processes() -> None:
     code = (
         "from baton.hash_ring import ring_successors as successors; "
         "print(*successors(('a', 'b', 'c', 'd'), b'key'))"

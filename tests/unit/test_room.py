@@ -1,4 +1,4 @@
-"""Who asks for room next."""
+"""The reservation queue: which request gets free blocks next."""
 
 import asyncio
 from collections import Counter
@@ -12,30 +12,30 @@ from baton.worker.reservation_queue import (
 )
 
 
-class House:
-    """Rooms that are given to whoever asks while there are some."""
+class FakeSlots:
+    """A pool that grants free slots to requests, as long as there are some."""
 
     def __init__(self) -> None:
         self.queue = ReservationQueue()
-        self.rooms = 0
-        self.given: list[str] = []
+        self.free_slots = 0
+        self.granted: list[str] = []
         self.asked: Counter[str] = Counter()
 
     async def get(self, name: str, now_seconds: float, answer_tokens: int) -> str:
         async def ask() -> str | None:
             self.asked[name] += 1
             await asyncio.sleep(0)
-            if not self.rooms:
+            if not self.free_slots:
                 return None
-            self.rooms -= 1
-            self.given.append(name)
+            self.free_slots -= 1
+            self.granted.append(name)
             return name
 
-        return await self.queue.get(now_seconds, answer_tokens, ask)
+        return await self.queue.reserve(now_seconds, answer_tokens, ask)
 
-    async def add_rooms(self, count: int) -> None:
-        self.rooms += count
-        self.queue.notice()
+    async def add_free_slots(self, count: int) -> None:
+        self.free_slots += count
+        self.queue.notify_blocks_freed()
         await settle()
 
 
@@ -44,51 +44,51 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_the_shortest_answer_first_then_by_waiting() -> None:
-    house = House()
+async def test_shortest_answer_is_granted_first_and_waiting_counts() -> None:
+    pool = FakeSlots()
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(house.get("long", 0.0, 1000))
-        tasks.create_task(house.get("short", 0.0, 10))
-        tasks.create_task(house.get("late", 1000 / TOKENS_PER_WAITED_SECOND, 1))
+        tasks.create_task(pool.get("long", 0.0, 1000))
+        tasks.create_task(pool.get("short", 0.0, 10))
+        tasks.create_task(pool.get("late", 1000 / TOKENS_PER_WAITED_SECOND, 1))
         await settle()
-        assert len(house.queue) == 3
-        await house.add_rooms(1)
-        assert house.given == ["short"]
-        await house.add_rooms(2)
-    assert house.given == ["short", "long", "late"]
-    assert len(house.queue) == 0
+        assert len(pool.queue) == 3
+        await pool.add_free_slots(1)
+        assert pool.granted == ["short"]
+        await pool.add_free_slots(2)
+    assert pool.granted == ["short", "long", "late"]
+    assert len(pool.queue) == 0
 
 
-async def test_nobody_is_passed_by_who_asks_much_later() -> None:
-    house = House()
+async def test_request_is_not_overtaken_by_a_much_later_one() -> None:
+    pool = FakeSlots()
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(house.get("endless", 0.0, 10**9))
-        tasks.create_task(house.get("short", PATIENCE_SECONDS + 0.1, 1))
+        tasks.create_task(pool.get("endless", 0.0, 10**9))
+        tasks.create_task(pool.get("short", PATIENCE_SECONDS + 0.1, 1))
         await settle()
-        await house.add_rooms(2)
-    assert house.given == ["endless", "short"]
+        await pool.add_free_slots(2)
+    assert pool.granted == ["endless", "short"]
 
 
-async def test_only_the_first_asks_and_only_when_there_may_be_room() -> None:
-    house = House()
+async def test_only_the_first_retries_and_only_when_there_may_be_space() -> None:
+    pool = FakeSlots()
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(house.get("first", 0.0, 10))
-        tasks.create_task(house.get("second", 0.0, 20))
+        tasks.create_task(pool.get("first", 0.0, 10))
+        tasks.create_task(pool.get("second", 0.0, 20))
         await settle()
-        assert house.asked == {"first": 1}
-        house.queue.notice()
+        assert pool.asked == {"first": 1}
+        pool.queue.notify_blocks_freed()
         await settle()
-        assert house.asked == {"first": 2}
-        await house.add_rooms(2)
-    assert house.given == ["first", "second"]
+        assert pool.asked == {"first": 2}
+        await pool.add_free_slots(2)
+    assert pool.granted == ["first", "second"]
 
 
-async def test_who_leaves_lets_the_next_one_ask() -> None:
-    house = House()
-    first = asyncio.create_task(house.get("first", 0.0, 10))
-    second = asyncio.create_task(house.get("second", 0.0, 20))
+async def test_cancelled_request_lets_the_next_one_retry() -> None:
+    pool = FakeSlots()
+    first = asyncio.create_task(pool.get("first", 0.0, 10))
+    second = asyncio.create_task(pool.get("second", 0.0, 20))
     await settle()
-    house.rooms = 1
+    pool.free_slots = 1
     first.cancel()
     assert await second == "second"
     with pytest.raises(asyncio.CancelledError):

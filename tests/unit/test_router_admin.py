@@ -1,4 +1,4 @@
-"""Resizing over HTTP, with a supervisor's socket behind it and without one."""
+"""Resizing over HTTP, with a supervisor's control socket and without one."""
 
 import asyncio
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from baton.pools.base import PoolWorker
 from baton.text.tokenizer import Tokenizer
 from orchestrator.control_server import start_control_server
 from tests.unit import test_router_http
-from tests.unit.test_router_http import open_house
+from tests.unit.test_router_http import open_harness
 
 tokenizer = test_router_http.tokenizer
 JSON = {"content-type": "application/json"}
 
 
-class TwinPools:
-    """Notes what it was asked."""
+class FakePools:
+    """Pools that record the requested changes."""
 
     def __init__(self) -> None:
         self.scaled: list[Mapping[Role, int]] = []
@@ -46,19 +46,19 @@ class TwinPools:
 
 
 @pytest.fixture
-async def pools(tmp_path: Path) -> TwinPools:
-    return TwinPools()
+async def pools(tmp_path: Path) -> FakePools:
+    return FakePools()
 
 
-async def test_pools_are_told_scaled_and_drained(
+async def test_pools_are_listed_scaled_and_drained(
     tokenizer: Tokenizer,
-    pools: TwinPools,
+    pools: FakePools,
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "control.sock"
     control = await start_control_server(path, pools)
-    async with control, open_house(tokenizer, control_socket=str(path)) as (_, client):
-        told = {
+    async with control, open_harness(tokenizer, control_socket=str(path)) as (_, client):
+        expected = {
             "sizes": {"prefill": 1, "decode": 2},
             "workers": [
                 {
@@ -67,9 +67,9 @@ async def test_pools_are_told_scaled_and_drained(
                 }
             ],
         }  # fmt: skip
-        assert (await client.get("/admin/pools")).json() == told
+        assert (await client.get("/admin/pools")).json() == expected
         answer = await client.post("/admin/scale", json={"prefill": 2, "decode": 3})
-        assert (answer.status_code, answer.json()) == (200, told)
+        assert (answer.status_code, answer.json()) == (200, expected)
         assert pools.scaled == [{Role.PREFILL: 2, Role.DECODE: 3}]
         answer = await client.post("/admin/drain", json={"worker": "decode-1"})
         assert (answer.status_code, pools.removed) == (200, ["decode-1"])
@@ -85,7 +85,7 @@ async def test_pools_are_told_scaled_and_drained(
         ("scale", b'{"decode": 0}', 400, "not decode=0"),
         ("scale", b'{"decode": 9}', 429, "somebody else"),
         ("scale", b"[1]", 400, "must be an object"),
-        ("scale", b"{", 400, "no JSON"),
+        ("scale", b"{", 400, "not JSON"),
         ("scale", b" " * 5000, 413, "at most 4096 bytes"),
         ("drain", b'{"worker": 1}', 400, 'like {"worker": "decode-1"}'),
         ("drain", b'{"worker": "decode-1", "now": true}', 400, "like"),
@@ -93,9 +93,9 @@ async def test_pools_are_told_scaled_and_drained(
         ("drain", b'{"worker": "decode-0"}', 400, "the last decode worker"),
     ],
 )
-async def test_wrong_questions(
+async def test_invalid_requests_are_rejected(
     tokenizer: Tokenizer,
-    pools: TwinPools,
+    pools: FakePools,
     tmp_path: Path,
     path: str,
     body: bytes,
@@ -104,7 +104,7 @@ async def test_wrong_questions(
 ) -> None:
     socket = tmp_path / "control.sock"
     control = await start_control_server(socket, pools)
-    async with control, open_house(tokenizer, control_socket=str(socket)) as (_, client):
+    async with control, open_harness(tokenizer, control_socket=str(socket)) as (_, client):
         answer = await client.post(f"/admin/{path}", content=body, headers=JSON)
         assert (answer.status_code, pools.scaled, pools.removed) == (status, [], [])
         assert message in answer.json()["error"]["message"]
@@ -112,19 +112,19 @@ async def test_wrong_questions(
         assert plain.status_code == 415
 
 
-async def test_without_a_supervisor_it_says_so(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    async with open_house(tokenizer) as (_, client):
+async def test_missing_supervisor_is_reported(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    async with open_harness(tokenizer) as (_, client):
         answer = await client.get("/admin/pools")
         assert answer.status_code == 501
         assert "not started by `baton up`" in answer.json()["error"]["message"]
-    async with open_house(tokenizer, control_socket=str(tmp_path / "gone")) as (_, client):
+    async with open_harness(tokenizer, control_socket=str(tmp_path / "gone")) as (_, client):
         answer = await client.get("/admin/pools")
         assert answer.status_code == 503
         assert "the supervisor does not answer" in answer.json()["error"]["message"]
 
 
-async def test_admins_only(tokenizer: Tokenizer) -> None:
-    async with open_house(tokenizer, admin_key="root") as (_, client):
+async def test_admin_api_needs_the_admin_key(tokenizer: Tokenizer) -> None:
+    async with open_harness(tokenizer, admin_key="root") as (_, client):
         asked = [
             client.get("/admin/pools"),
             client.post("/admin/scale", json={"decode": 2}),
@@ -135,9 +135,9 @@ async def test_admins_only(tokenizer: Tokenizer) -> None:
         assert (await client.get("/admin/pools", headers=key)).status_code == 501
 
 
-async def test_no_web_pages_without_an_admin_key(tokenizer: Tokenizer) -> None:
+async def test_web_pages_are_rejected_without_an_admin_key(tokenizer: Tokenizer) -> None:
     page = {"origin": "http://evil.example"}
-    async with open_house(tokenizer) as (_, client):
+    async with open_harness(tokenizer) as (_, client):
         scaled = await client.post("/admin/scale", json={"decode": 2}, headers=page)
         assert scaled.status_code == 403
         renamed = await client.get("/admin/pools", headers={"host": "evil.example:8000"})
@@ -145,6 +145,6 @@ async def test_no_web_pages_without_an_admin_key(tokenizer: Tokenizer) -> None:
         for host in ("127.0.0.1:8000", "localhost:8000", "[::1]:8000"):
             answer = await client.get("/admin/pools", headers={"host": host})
             assert answer.status_code == 501, host
-    async with open_house(tokenizer, admin_key="root") as (_, client):
+    async with open_harness(tokenizer, admin_key="root") as (_, client):
         key = {"authorization": "Bearer root", "host": "baton.example"}
         assert (await client.get("/admin/pools", headers=key)).status_code == 501

@@ -1,4 +1,5 @@
-"""What clients say of an answer's format: what reaches the workers, and what is refused."""
+"""Structured output requested over HTTP: the grammar that reaches the workers, and rejected
+formats."""
 
 import asyncio
 from typing import Any
@@ -12,7 +13,7 @@ from baton.text.tokenizer import Tokenizer
 from router.errors import ApiError
 from router.openai.grammar_validator import GrammarValidator, grammar_rule_for
 from router.openai.parsers.model_output_format import ModelOutputFormat
-from tests.unit.test_router_http import CHAT, USER, eventually, open_house, tokenizer, wrong_error
+from tests.unit.test_router_http import CHAT, USER, eventually, open_harness, tokenizer, wrong_error
 
 __all__ = ["tokenizer"]
 
@@ -27,7 +28,7 @@ def named(schema: Any, **fields: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **fields}}
 
 
-GOOD: list[tuple[dict[str, Any], Grammar | None]] = [
+VALID_FORMATS: list[tuple[dict[str, Any], Grammar | None]] = [
     ({}, None),
     ({"response_format": None}, None),
     ({"response_format": {"type": "text"}}, None),
@@ -47,7 +48,7 @@ GOOD: list[tuple[dict[str, Any], Grammar | None]] = [
     ({"response_format": {"type": "text"}, "guided_regex": "a"}, Grammar(GrammarKind.REGEX, "a")),
 ]
 
-BAD: list[tuple[dict[str, Any], str]] = [
+INVALID_FORMATS: list[tuple[dict[str, Any], str]] = [
     ({"response_format": "json"}, "response_format"),
     ({"response_format": {"type": "regex", "regex": "a"}}, "response_format.type"),
     ({"response_format": {"type": "json_schema"}}, "response_format"),
@@ -79,37 +80,37 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
-@pytest.mark.parametrize(("fields", "grammar"), GOOD)
-async def test_the_grammar_reaches_both_workers(
+@pytest.mark.parametrize(("fields", "grammar"), VALID_FORMATS)
+async def test_grammar_reaches_both_workers(
     tokenizer: Tokenizer, path: str, fields: dict[str, Any], grammar: Grammar | None
 ) -> None:
-    async with open_house(tokenizer) as (house, client):
+    async with open_harness(tokenizer) as (router, client):
         asked = {"messages": USER} if path == CHAT else {"prompt": "x"}
         response = await client.post(path, json={**asked, **fields})
         assert response.status_code == 200, response.text
-    for worker in (house.prefill, house.decode):
+    for worker in (router.prefill, router.decode):
         assert [job.spec.sampling.grammar for job in worker.submitted] == [grammar]
 
 
-@pytest.mark.parametrize(("fields", "param"), BAD)
-async def test_formats_that_nothing_can_follow(
+@pytest.mark.parametrize(("fields", "param"), INVALID_FORMATS)
+async def test_invalid_formats_are_rejected(
     tokenizer: Tokenizer, fields: dict[str, Any], param: str
 ) -> None:
-    async with open_house(tokenizer) as (house, client):
+    async with open_harness(tokenizer) as (router, client):
         error = wrong_error(await client.post(COMPLETION, json={"prompt": "x", **fields}))
         assert error["param"] == param
-        assert house.decode.submitted == []
+        assert router.decode.submitted == []
 
 
-async def test_a_call_that_is_forced_has_its_own_form(tokenizer: Tokenizer) -> None:
+async def test_forced_tool_call_excludes_another_grammar(tokenizer: Tokenizer) -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     body = {"messages": USER, "tools": [tool], "tool_choice": "required", "guided_regex": "a"}
-    async with open_house(tokenizer) as (_, client):
+    async with open_harness(tokenizer) as (_, client):
         assert wrong_error(await client.post(CHAT, json=body))["param"] == "guided_regex"
 
 
-class Checked:
-    """Waits until it may go on, and refuses what is bad."""
+class FakeChecker:
+    """A grammar checker that waits until it may continue, and refuses the grammar ``bad``."""
 
     def __init__(self, *, going_on: bool = True) -> None:
         self.seen: list[tuple[str, str]] = []
@@ -127,43 +128,43 @@ class Checked:
 GOOD_REGEX, BAD_REGEX = (Grammar(GrammarKind.REGEX, text) for text in ("good", "bad"))
 
 
-async def test_a_grammar_is_tried_once() -> None:
-    checked = Checked()
+async def test_grammar_is_checked_once() -> None:
+    checked = FakeChecker()
     formats = GrammarValidator(checked)
     for _ in range(3):
-        await formats.admit(GOOD_REGEX, "guided_regex")
+        await formats.check(GOOD_REGEX, "guided_regex")
         with pytest.raises(ApiError, match="guided_regex: no"):
-            await formats.admit(BAD_REGEX, "guided_regex")
-    await formats.admit(None)
+            await formats.check(BAD_REGEX, "guided_regex")
+    await formats.check(None)
     assert checked.seen == [("good", ""), ("bad", "")]
 
 
-async def test_verdicts_are_each_tenants_own() -> None:
-    """How long an answer takes tells nobody what others have asked for."""
-    checked = Checked()
+async def test_check_results_are_kept_per_tenant() -> None:
+    """Otherwise the response time would show whether another tenant has used the same grammar."""
+    checked = FakeChecker()
     formats = GrammarValidator(checked)
     for tenant in ("alice", "bob", "alice"):
-        await formats.admit(GOOD_REGEX, "guided_regex", tenant)
+        await formats.check(GOOD_REGEX, "guided_regex", tenant)
     assert checked.seen == [("good", "alice"), ("good", "bob")]
 
 
-async def test_the_same_grammar_from_many_at_once() -> None:
-    """Those that come while it is tried wait for that, and are told the same."""
-    checked = Checked(going_on=False)
+async def test_concurrent_requests_share_one_check() -> None:
+    """Requests that arrive during a check wait for it and get the same result."""
+    checked = FakeChecker(going_on=False)
     formats = GrammarValidator(checked)
-    asked = [asyncio.create_task(formats.admit(BAD_REGEX, "guided_regex")) for _ in range(20)]
+    asked = [asyncio.create_task(formats.check(BAD_REGEX, "guided_regex")) for _ in range(20)]
     await eventually(lambda: bool(checked.seen))
     checked.going_on.set()
-    told = await asyncio.gather(*asked, return_exceptions=True)
-    assert [str(each) for each in told] == ["guided_regex: no"] * 20
-    assert len(checked.seen) == 1 and not formats._turns
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    assert [str(each) for each in results] == ["guided_regex: no"] * 20
+    assert len(checked.seen) == 1 and not formats._pending_checks
 
 
-async def test_whoever_tries_may_leave() -> None:
-    """Others that wait for the same grammar try it themselves."""
-    checked = Checked(going_on=False)
+async def test_cancelled_check_is_repeated_by_a_waiting_request() -> None:
+    """The others that wait for the same grammar check it themselves."""
+    checked = FakeChecker(going_on=False)
     formats = GrammarValidator(checked)
-    first, second = (asyncio.create_task(formats.admit(GOOD_REGEX)) for _ in range(2))
+    first, second = (asyncio.create_task(formats.check(GOOD_REGEX)) for _ in range(2))
     await eventually(lambda: bool(checked.seen))
     first.cancel()
     await eventually(lambda: len(checked.seen) == 2)
@@ -174,12 +175,12 @@ async def test_whoever_tries_may_leave() -> None:
 
 
 @pytest.mark.parametrize("in_thought", [True, False])
-def test_a_thought_may_come_first(in_thought: bool) -> None:
-    dialect = ModelOutputFormat(thinks=True)
+def test_grammar_may_follow_reasoning(in_thought: bool) -> None:
+    dialect = ModelOutputFormat(has_reasoning=True)
     for grammar in (OBJECT, SHAPED, Grammar(GrammarKind.CHOICE, '["a"]')):
         rule = grammar_rule_for(grammar, "guided_json")
         assert rule is not None
-        wrapped = dialect.after_thought(rule, in_thought=in_thought)
+        wrapped = dialect.answer_grammar(rule, in_reasoning=in_thought)
         assert wrapped.kind is GrammarKind.LARK
         validate_grammar(wrapped)
     assert grammar_rule_for(Grammar(GrammarKind.LARK, 'start: "a"'), "guided_grammar") is None

@@ -1,4 +1,4 @@
-"""What all requests have in common: ids, web pages of other origins, HEAD, the log, time."""
+"""Features of all requests: request ids, CORS, HEAD, the access log, and time limits."""
 
 import asyncio
 import io
@@ -15,8 +15,9 @@ from router.http.browser_check import BrowserRequestCheck
 from router.http.cors import Cors
 from router.http.frontend import HttpFrontend
 from router.tenants.authentication import Authenticator
+from tests.http_transport import HttpServerTransport
 from tests.unit import test_router_http
-from tests.unit.test_router_http import CHAT, House, chat, events, open_house, wrong_error
+from tests.unit.test_router_http import CHAT, RouterHarness, chat, events, open_harness, wrong_error
 
 tokenizer = test_router_http.tokenizer
 NO_CHECK = BrowserRequestCheck(Authenticator({}, None), BrowserGuard())
@@ -28,8 +29,8 @@ PREFLIGHT = {
 }
 
 
-async def test_request_ids(tokenizer: Tokenizer) -> None:
-    async with open_house(tokenizer) as (house, client):
+async def test_request_ids_are_taken_over_or_made(tokenizer: Tokenizer) -> None:
+    async with open_harness(tokenizer) as (router, client):
         given = await client.post(CHAT, json=chat(), headers={"x-request-id": "mine-1"})
         assert given.headers["x-request-id"] == "mine-1"
         assert given.headers["x-baton-request-id"] == "chatcmpl-0"
@@ -39,15 +40,15 @@ async def test_request_ids(tokenizer: Tokenizer) -> None:
             await client.get("/"),
         ]
         assert [answer.headers["x-request-id"] for answer in made] == [
-            f"req-{house.service.own_id}-{number}" for number in (1, 2, 3)
+            f"req-{router.service.instance_id}-{number}" for number in (1, 2, 3)
         ]
         for wrong in (b"a b", b"x" * 129, b"\xff", b'a"b', b""):
             answer = await client.get("/health", headers={b"x-request-id": wrong})  # type: ignore[dict-item]
             assert answer.headers["x-request-id"].startswith("req-")
 
 
-async def test_pages_of_other_origins(tokenizer: Tokenizer) -> None:
-    async with open_house(tokenizer, cors_origins=(PAGE,)) as (_, client):
+async def test_only_configured_origins_get_cors_headers(tokenizer: Tokenizer) -> None:
+    async with open_harness(tokenizer, cors_origins=(PAGE,)) as (_, client):
         allowed = await client.options(CHAT, headers=PREFLIGHT)
         assert (allowed.status_code, allowed.content) == (204, b"")
         assert allowed.headers["access-control-allow-origin"] == PAGE
@@ -67,8 +68,8 @@ async def test_pages_of_other_origins(tokenizer: Tokenizer) -> None:
             assert answer.headers["vary"] == "origin"
 
 
-async def test_all_pages_but_never_for_admins(tokenizer: Tokenizer) -> None:
-    async with open_house(tokenizer, cors_origins=("*",)) as (_, client):
+async def test_wildcard_origin_excludes_the_admin_api(tokenizer: Tokenizer) -> None:
+    async with open_harness(tokenizer, cors_origins=("*",)) as (_, client):
         answer = await client.get("/health", headers={"origin": PAGE})
         assert answer.headers["access-control-allow-origin"] == "*"
         assert "vary" not in answer.headers
@@ -79,22 +80,22 @@ async def test_all_pages_but_never_for_admins(tokenizer: Tokenizer) -> None:
             assert "access-control-allow-origin" not in answer.headers
 
 
-async def test_no_origins_no_headers(tokenizer: Tokenizer) -> None:
-    async with open_house(tokenizer) as (_, client):
+async def test_without_origins_there_are_no_cors_headers(tokenizer: Tokenizer) -> None:
+    async with open_harness(tokenizer) as (_, client):
         assert (await client.options(CHAT, headers=PREFLIGHT)).status_code == 405
         answer = await client.get("/health", headers={"origin": PAGE})
         assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
 async def test_head_is_get_without_a_body(tokenizer: Tokenizer) -> None:
-    async with open_house(tokenizer) as (_, client):
+    async with open_harness(tokenizer) as (_, client):
         assert (await client.head("/health")).status_code == 200
         assert (await client.head("/ready")).status_code == 200
         assert (await client.head(CHAT)).status_code == 405
         assert "server" not in (await client.head("/health")).headers
 
 
-async def test_a_line_of_json_for_each_request() -> None:
+async def test_access_log_has_a_json_line_per_request() -> None:
     clock, log = ManualClock(), io.StringIO()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -109,7 +110,7 @@ async def test_a_line_of_json_for_each_request() -> None:
     front = HttpFrontend(
         app, {"/crash": lambda: crash}, Cors(()), NO_CHECK, clock, "r", lambda: False, log
     )
-    transport = httpx.ASGITransport(front, raise_app_exceptions=False)
+    transport = HttpServerTransport(front)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         await client.get("/a%0Ab?key=secret", headers={"x-request-id": "i"})
         await client.post("/crash")
@@ -122,34 +123,34 @@ async def test_a_line_of_json_for_each_request() -> None:
     assert (second["status"], second["path"]) == (0, "/crash")
 
 
-async def test_a_draining_router_ends_connections(tokenizer: Tokenizer) -> None:
-    house = House(tokenizer, "x", automatic=True)
-    async with await house.client() as client:
+async def test_draining_router_closes_connections(tokenizer: Tokenizer) -> None:
+    router = RouterHarness(tokenizer, "x", automatic=True)
+    async with await router.client() as client:
         assert "connection" not in (await client.get("/health")).headers
-        house.service.draining = True
+        router.service.draining = True
         assert (await client.get("/health")).headers["connection"] == "close"
         refused = await client.post(CHAT, json=chat())
         assert wrong_error(refused, 503) and refused.headers["connection"] == "close"
-        house.service.refuses_when_draining = False  # others listen at its port
+        router.service.refuses_when_draining = False  # other routers listen on the same port
         assert (await client.post(CHAT, json=chat())).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_that_takes_too_long(tokenizer: Tokenizer, stream: bool) -> None:
-    limits = {"automatic": False, "request_seconds": 0.05}
-    async with open_house(tokenizer, **limits) as (house, client):  # type: ignore[arg-type]
+async def test_request_beyond_its_time_limit_gets_504(tokenizer: Tokenizer, stream: bool) -> None:
+    limits = {"automatic": False, "request_timeout_seconds": 0.05}
+    async with open_harness(tokenizer, **limits) as (router, client):  # type: ignore[arg-type]
         answer = await client.post(CHAT, json=chat(stream=stream))
         assert wrong_error(answer, 504)["type"] == "timeout_error"
-        explained = house.service.records.explain("chatcmpl-0")
+        explained = router.service.history.explain("chatcmpl-0")
         assert explained is not None and explained["finish_reason"] == "cancelled"
 
 
-async def test_a_stream_that_takes_too_long_says_so(tokenizer: Tokenizer) -> None:
-    limits = {"automatic": False, "request_seconds": 0.2}
-    async with open_house(tokenizer, **limits) as (house, client):  # type: ignore[arg-type]
+async def test_stream_beyond_its_time_limit_ends_with_an_error(tokenizer: Tokenizer) -> None:
+    limits = {"automatic": False, "request_timeout_seconds": 0.2}
+    async with open_harness(tokenizer, **limits) as (router, client):  # type: ignore[arg-type]
         asked = asyncio.create_task(client.post(CHAT, json=chat(stream=True)))
-        await test_router_http.eventually(lambda: bool(house.decode.jobs))
-        house.prefill.step()
+        await test_router_http.eventually(lambda: bool(router.decode.jobs))
+        router.prefill.step()
         *_, last = events(await asked)
         assert last["error"]["type"] == "timeout_error"
-        assert house.decode.cancelled == [("chatcmpl-0", 1)]
+        assert router.decode.cancelled == [("chatcmpl-0", 1)]

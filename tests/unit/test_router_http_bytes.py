@@ -1,4 +1,5 @@
-"""HTTP by the letter (RFC 9110, RFC 9112): what is refused, and that nothing hides in anything."""
+"""HTTP syntax to the letter (RFC 9110, RFC 9112): what is refused, and that no request can be
+smuggled in another."""
 
 import asyncio
 import json
@@ -8,7 +9,7 @@ import pytest
 
 from router.http.chunked_body import MAX_SMALL_CHUNKS, SMALL_CHUNK_BYTES
 from router.http.connection import MAX_PIPELINED_BYTES, ConnectionLimits
-from tests.connection_house import ConnectionHouse, Seen, Told
+from tests.connection_house import ConnectionHarness, ConnectionResult, ReceivedRequest
 
 LIMITS = ConnectionLimits(max_header_bytes=10_000)
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n"
@@ -17,7 +18,7 @@ CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
 HIDDEN = b"GET /hidden HTTP/1.1\r\nhost: x\r\n\r\n"
 NEXT = b"GET /next HTTP/1.1\r\nhost: x\r\n\r\n"
 
-REFUSED = {
+INVALID_REQUESTS = {
     # The request line (RFC 9112, 3)
     "HTTP/0.9": (b"GET /\r\n\r\n", 400),
     "HTTP/1.2": (b"GET / HTTP/1.2\r\nhost: x\r\n\r\n", 400),
@@ -122,7 +123,7 @@ JAVA = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: 
 LENGTH = b"content-length: %d\r\n\r\n" % len(HIDDEN) + HIDDEN
 IN_CHUNKS = b"transfer-encoding: chunked\r\n\r\n%x\r\n" % len(HIDDEN) + HIDDEN + b"\r\n0\r\n\r\n"
 
-TAKEN = {
+VALID_REQUESTS = {
     "a length": (POST + LENGTH, HIDDEN),
     "chunks": (POST + IN_CHUNKS, HIDDEN),
     "a body for GET": (GET + LENGTH, HIDDEN),
@@ -151,7 +152,8 @@ TAKEN = {
 
 
 def splits(data: bytes) -> Iterator[Sequence[bytes]]:
-    """Whole, byte by byte unless it is long, and in two, where something may end."""
+    """Yield the data whole, byte by byte unless it is long, and in two pieces, split where
+    something may end."""
     yield [data]
     if len(data) < 1000:
         yield [data[i : i + 1] for i in range(len(data))]
@@ -161,36 +163,36 @@ def splits(data: bytes) -> Iterator[Sequence[bytes]]:
             yield [data[:place], data[place:]]
 
 
-def tell(data: bytes, *ways: Sequence[bytes]) -> list[Told]:
-    async def in_turn() -> list[Told]:
-        house = ConnectionHouse(LIMITS)
-        return [await house.tell(pieces) for pieces in ways or [[data]]]
+def send(data: bytes, *splittings: Sequence[bytes]) -> list[ConnectionResult]:
+    async def in_turn() -> list[ConnectionResult]:
+        connection = ConnectionHarness(LIMITS)
+        return [await connection.send(pieces) for pieces in splittings or [[data]]]
 
     return asyncio.run(in_turn())
 
 
-def tell_all(data: bytes) -> list[Told]:
-    return tell(data, *splits(data))
+def send_all(data: bytes) -> list[ConnectionResult]:
+    return send(data, *splits(data))
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_however_it_is_cut(name: str) -> None:
-    data, status = REFUSED[name]
-    for told in tell_all(data + HIDDEN):
-        assert told.statuses == [status] and told.seen == [] and told.errors == []
-        assert told.is_closed and len(told.refusals) == 1
-        error = json.loads(told.answers[0].partition(b"\r\n\r\n")[2])["error"]
+@pytest.mark.parametrize("name", INVALID_REQUESTS)
+def test_invalid_request_is_refused_however_it_is_split(name: str) -> None:
+    data, status = INVALID_REQUESTS[name]
+    for result in send_all(data + HIDDEN):
+        assert result.statuses == [status] and result.requests == [] and result.errors == []
+        assert result.is_closed and len(result.refusals) == 1
+        error = json.loads(result.responses[0].partition(b"\r\n\r\n")[2])["error"]
         assert error["type"] == "invalid_request_error" and error["message"]
-        assert b"\r\nconnection: close\r\n" in told.answers[0]
+        assert b"\r\nconnection: close\r\n" in result.responses[0]
 
 
-@pytest.mark.parametrize("name", TAKEN)
-def test_taken_however_it_is_cut_and_nothing_else(name: str) -> None:
-    data, body = TAKEN[name]
-    for told in tell_all(data + NEXT):
-        assert [(each.path, each.body) for each in told.seen] == [("/", body), ("/next", b"")]
-        assert told.statuses == [200, 200] and told.errors == told.refusals == []
-        assert not told.is_closed
+@pytest.mark.parametrize("name", VALID_REQUESTS)
+def test_valid_request_is_read_exactly_however_it_is_split(name: str) -> None:
+    data, body = VALID_REQUESTS[name]
+    for result in send_all(data + NEXT):
+        assert [(each.path, each.body) for each in result.requests] == [("/", body), ("/next", b"")]
+        assert result.statuses == [200, 200] and result.errors == result.refusals == []
+        assert not result.is_closed
 
 
 @pytest.mark.parametrize(
@@ -201,42 +203,45 @@ def test_taken_however_it_is_cut_and_nothing_else(name: str) -> None:
         (b"https://[::1]?q", "/", b"[::1]"),
     ],
 )
-def test_the_host_of_an_absolute_target_counts(target: bytes, path: str, host: bytes) -> None:
-    for told in tell_all(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % target):
-        assert told.seen == [Seen("GET", path, b"", host)]
+def test_host_of_an_absolute_target_overrides_the_header(
+    target: bytes, path: str, host: bytes
+) -> None:
+    for result in send_all(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % target):
+        assert result.requests == [ReceivedRequest("GET", path, b"", host)]
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-def test_nothing_behind_the_last_request(version: bytes) -> None:
+def test_nothing_is_read_after_connection_close(version: bytes) -> None:
     head = b"GET / HTTP/%b\r\nhost: x\r\nconnection: close\r\n\r\n" % version
-    for told in tell_all(head + HIDDEN):
-        assert [each.path for each in told.seen] == ["/"]
-        assert told.statuses == [200] and told.is_closed
+    for result in send_all(head + HIDDEN):
+        assert [each.path for each in result.requests] == ["/"]
+        assert result.statuses == [200] and result.is_closed
 
 
 def test_http_1_0_needs_no_host_and_gets_no_100() -> None:
-    for told in tell_all(b"POST / HTTP/1.0\r\nexpect: 100-continue\r\ncontent-length: 1\r\n\r\na"):
-        assert told.seen == [Seen("POST", "/", b"a")] and told.statuses == [200]
-        assert told.answers[0].startswith(b"HTTP/1.1 200")
+    data = b"POST / HTTP/1.0\r\nexpect: 100-continue\r\ncontent-length: 1\r\n\r\na"
+    for result in send_all(data):
+        assert result.requests == [ReceivedRequest("POST", "/", b"a")] and result.statuses == [200]
+        assert result.responses[0].startswith(b"HTTP/1.1 200")
 
 
-def test_requests_wait_as_bytes_and_not_as_objects() -> None:
-    """Of a read with thousands of requests, one is parsed before it is answered."""
+def test_pipelined_requests_are_parsed_one_at_a_time() -> None:
+    """Of a read with thousands of requests, only one is parsed before it is answered."""
     many = MAX_PIPELINED_BYTES // len(NEXT)
-    [told] = tell(NEXT * many)
-    assert told.statuses == [200] * many and told.refusals == []
-    [told] = tell(NEXT * (many + 2))
-    assert told.seen == told.statuses == [] and told.refusals == ["ahead"]
+    [result] = send(NEXT * many)
+    assert result.statuses == [200] * many and result.refusals == []
+    [result] = send(NEXT * (many + 2))
+    assert result.requests == result.statuses == [] and result.refusals == ["ahead"]
 
 
 def chunks(count: int, size: int) -> bytes:
     return CHUNKED + (b"%x\r\n%b\r\n" % (size, b"x" * size)) * count + b"0\r\n\r\n"
 
 
-def test_chunks_that_cost_more_than_they_carry() -> None:
-    [told] = tell(chunks(MAX_SMALL_CHUNKS - 1, 1))
-    assert told.statuses == [200]
-    [told] = tell(chunks(2 * MAX_SMALL_CHUNKS, 1))
-    assert told.statuses == [413] and told.refusals == ["body"] and told.seen == []
-    [told] = tell(chunks(MAX_SMALL_CHUNKS + 500, SMALL_CHUNK_BYTES))
-    assert told.statuses == [200]
+def test_too_many_tiny_chunks_are_refused() -> None:
+    [result] = send(chunks(MAX_SMALL_CHUNKS - 1, 1))
+    assert result.statuses == [200]
+    [result] = send(chunks(2 * MAX_SMALL_CHUNKS, 1))
+    assert result.statuses == [413] and result.refusals == ["body"] and result.requests == []
+    [result] = send(chunks(MAX_SMALL_CHUNKS + 500, SMALL_CHUNK_BYTES))
+    assert result.statuses == [200]

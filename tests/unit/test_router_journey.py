@@ -1,4 +1,4 @@
-"""Journeys over twins: order, failover, cancellation, deadlines."""
+"""Generations over in-memory workers: token order, failover, cancellation, deadlines."""
 
 import asyncio
 from collections.abc import Sequence
@@ -29,20 +29,23 @@ from router.generation.output_validation import find_output_error
 from router.generation.record import GenerationRecord
 
 FAST = FailoverConfig(
-    placement_seconds=0.5,
-    replacement_seconds=0.05,
+    placement_timeout_seconds=0.5,
+    max_worker_wait_seconds=0.05,
     retry_pause_seconds=0.001,
-    deadlines=TokenTimeouts(first_token=0.05, handoff=0.05, token_gap=0.05),
+    timeouts=TokenTimeouts(
+        first_token_seconds=0.05, kv_transfer_seconds=0.05, next_token_seconds=0.05
+    ),
 )
 PROMPT = tuple(TokenId(token) for token in (5, 6, 7))
 
 
 def answer(tokens: Sequence[TokenId], spec: RequestSpec) -> TokenId:
-    """Depends on every token before, so that one lost or repeated changes all that follow."""
+    """Return a token that depends on every token before it, so that a lost or repeated token
+    changes all that follow."""
     return TokenId((sum(tokens) * 31 + len(tokens) * 7) % 251)
 
 
-def expected(count: int) -> list[int]:
+def expected_tokens(count: int) -> list[int]:
     tokens = list(PROMPT)
     for _ in range(count):
         tokens.append(answer(tokens, SPEC))
@@ -52,8 +55,8 @@ def expected(count: int) -> list[int]:
 SPEC = RequestSpec(RequestId("r"), Epoch(1), PROMPT, 3, SamplingParams(max_tokens=12))
 
 
-class Scene:
-    """Two prefill and two decode workers, and one journey over them."""
+class GenerationHarness:
+    """Two prefill and two decode workers, and one generation over them."""
 
     def __init__(self, *, automatic: bool = True, **changes: Any) -> None:
         names = ("p0", "p1", "d0", "d1")
@@ -64,30 +67,30 @@ class Scene:
         self.record = GenerationRecord(RequestId("r"), 0.0, len(PROMPT))
         self.spec = replace(SPEC, sampling=replace(SPEC.sampling, **changes))
         self.received: list[RequestOutput] = []
-        self._news = asyncio.Event()
+        self._received_event = asyncio.Event()
 
-    def journey(self, config: FailoverConfig = FAST) -> Generation:
-        return self.journey_of(GenerationContext(self.placer, self.links, SystemClock(), config))
+    def generation(self, config: FailoverConfig = FAST) -> Generation:
+        return self.generation_in(GenerationContext(self.placer, self.links, SystemClock(), config))
 
-    def journey_of(self, guide: GenerationContext) -> Generation:
+    def generation_in(self, guide: GenerationContext) -> Generation:
         chain = BlockKeyHasher(b"root", 2)  # type: ignore[arg-type]
-        keys = chain.keys(self.spec.token_ids)
+        keys = chain.compute_keys(self.spec.token_ids)
         return Generation(guide, self.spec, TenantId("t"), "m", chain, keys, self.record)
 
     async def collect(self, config: FailoverConfig = FAST) -> list[int]:
-        async for output in self.journey(config).outputs():
+        async for output in self.generation(config).outputs():
             self.received.append(output)
-            self._news.set()
+            self._received_event.set()
         return self.tokens
 
     @property
     def tokens(self) -> list[int]:
         return [token for output in self.received for token in output.token_ids]
 
-    async def until(self, count: int) -> None:
+    async def wait_for_tokens(self, count: int) -> None:
         while len(self.tokens) < count:
-            self._news.clear()
-            await self._news.wait()
+            self._received_event.clear()
+            await self._received_event.wait()
 
 
 async def settle() -> None:
@@ -95,9 +98,9 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_prefill_and_decode_make_one_answer() -> None:
-    scene = Scene()
-    assert await scene.collect() == expected(12)
+async def test_prefill_and_decode_workers_produce_one_answer() -> None:
+    scene = GenerationHarness()
+    assert await scene.collect() == expected_tokens(12)
     reasons = [output.finish_reason for output in scene.received]
     assert reasons[-1] is FinishReason.LENGTH and not any(reasons[:-1])
     assert [job.task for job in scene.p0.submitted] == [Task.PREFILL]
@@ -107,22 +110,22 @@ async def test_prefill_and_decode_make_one_answer() -> None:
     assert scene.record.prefill == scene.p0.ref and scene.record.decode == scene.d0.ref
 
 
-async def test_one_token_needs_no_hand_off() -> None:
-    scene = Scene(max_tokens=1)
-    assert await scene.collect() == expected(1)
-    assert [job.task for job in scene.d0.submitted] == [Task.WHOLE]
+async def test_single_token_answer_needs_no_kv_transfer() -> None:
+    scene = GenerationHarness(max_tokens=1)
+    assert await scene.collect() == expected_tokens(1)
+    assert [job.task for job in scene.d0.submitted] == [Task.PREFILL_AND_DECODE]
     assert scene.p0.submitted == []
 
 
-async def test_without_a_prefill_worker_the_decode_worker_does_it_all() -> None:
-    scene = Scene()
+async def test_without_a_prefill_worker_the_decode_worker_runs_the_whole_request() -> None:
+    scene = GenerationHarness()
     scene.placer.prefill = []
-    assert await scene.collect() == expected(12)
-    assert [job.task for job in scene.d0.submitted] == [Task.WHOLE]
+    assert await scene.collect() == expected_tokens(12)
+    assert [job.task for job in scene.d0.submitted] == [Task.PREFILL_AND_DECODE]
 
 
-async def test_decode_tokens_wait_for_the_first_one() -> None:
-    scene = Scene(automatic=False)
+async def test_decode_tokens_wait_for_the_first_token() -> None:
+    scene = GenerationHarness(automatic=False)
     task = asyncio.create_task(scene.collect())
     await settle()
     for _ in range(5):
@@ -130,42 +133,42 @@ async def test_decode_tokens_wait_for_the_first_one() -> None:
     await settle()
     assert scene.tokens == []
     scene.p0.step()
-    await scene.until(6)
-    assert scene.tokens == expected(6)
+    await scene.wait_for_tokens(6)
+    assert scene.tokens == expected_tokens(6)
     for _ in range(6):
         scene.d0.step()
-    assert await task == expected(12)
+    assert await task == expected_tokens(12)
 
 
-async def test_an_answer_that_ends_with_the_first_token_frees_the_decode_worker() -> None:
-    scene = Scene(automatic=False, stop_token_ids=(expected(1)[0],))
+async def test_answer_that_ends_with_its_first_token_frees_the_decode_worker() -> None:
+    scene = GenerationHarness(automatic=False, stop_token_ids=(expected_tokens(1)[0],))
     task = asyncio.create_task(scene.collect())
     await settle()
     scene.p0.step()
-    assert await task == expected(1)
+    assert await task == expected_tokens(1)
     assert scene.d0.cancelled == [("r", 1)]
 
 
 @pytest.mark.parametrize("emitted", [0, 1, 2, 7])
 @pytest.mark.parametrize("victim", ["p0", "d0"])
-async def test_a_killed_worker_loses_and_repeats_nothing(emitted: int, victim: str) -> None:
-    scene = Scene(automatic=False)
+async def test_killed_worker_loses_and_repeats_no_tokens(emitted: int, victim: str) -> None:
+    scene = GenerationHarness(automatic=False)
     task = asyncio.create_task(scene.collect())
     await settle()
     if emitted:
         scene.p0.step()
     for _ in range(emitted - 1):
         scene.d0.step()
-    await scene.until(emitted)
+    await scene.wait_for_tokens(emitted)
     scene.workers[victim].kill()
     while not task.done():
         for worker in scene.workers.values():
             worker.step()
         await asyncio.sleep(0)
-    assert await task == expected(12)
+    assert await task == expected_tokens(12)
     second = [w for w in scene.placer.queries if w.epoch == 2]
     if victim == "p0" and emitted:
-        assert second == []  # it had done its part
+        assert second == []  # the prefill worker had finished its part
     else:
         assert second[0].excluded == {victim}
         assert second[0].num_tokens == 3 + emitted
@@ -177,34 +180,36 @@ async def test_a_killed_worker_loses_and_repeats_nothing(emitted: int, victim: s
 @pytest.mark.parametrize(
     ("status", "suspects"),
     [
-        # Either may have failed during a hand-off, and both links are well.
+        # Either worker may have failed during the KV transfer; the connections to both work.
         ("UNAVAILABLE", {"p0", "d0"}),
         ("DEADLINE_EXCEEDED", {"p0", "d0"}),
         ("DATA_LOSS", {"p0", "d0"}),
-        # The source was reborn, or never got the request.
+        # The source was restarted, or never got the request.
         ("NOT_FOUND", {"p0"}),
     ],
 )
-async def test_retryable_statuses_go_elsewhere(status: str, suspects: set[str]) -> None:
-    scene = Scene(automatic=False)
+async def test_retryable_statuses_are_retried_on_other_workers(
+    status: str, suspects: set[str]
+) -> None:
+    scene = GenerationHarness(automatic=False)
     task = asyncio.create_task(scene.collect())
     await settle()
-    scene.d0.fail(status)
+    scene.d0.fail_jobs(status)
     while not task.done():
         for worker in scene.workers.values():
             worker.step()
         await asyncio.sleep(0)
-    assert await task == expected(12)
+    assert await task == expected_tokens(12)
     assert scene.placer.queries[1].excluded == suspects
     assert scene.p0.cancelled == scene.d0.cancelled == [("r", 1)]
 
 
-async def test_a_bug_in_its_delivery_ends_the_request_at_once() -> None:
-    """No other placement would help; the worker is told to let go of it."""
-    scene = Scene(automatic=False)
+async def test_output_delivery_error_ends_the_request_at_once() -> None:
+    """No other placement would help, so that only the workers are told to cancel the request."""
+    scene = GenerationHarness(automatic=False)
     task = asyncio.create_task(scene.collect())
     await settle()
-    scene.d0.jobs[0].inbox.put(scene.d0.ref.id, OutputDeliveryError("internal error"))
+    scene.d0.jobs[0].output_queue.put(scene.d0.ref.id, OutputDeliveryError("internal error"))
     with pytest.raises(OutputDeliveryError):
         await task
     assert len(scene.placer.queries) == 1
@@ -227,12 +232,12 @@ LOGPROB = TokenLogprob(TokenId(1), -1.0)
         (False, {"prompt_logprobs": (LOGPROB,) * 2}),
     ],
 )
-async def test_a_worker_that_lies_is_not_believed(relays: bool, lie: dict[str, Any]) -> None:
-    """Another one goes on from the last sound token; the liar gets nothing more for a while, and
-    is named."""
-    scene = Scene(automatic=False)
+async def test_invalid_worker_outputs_are_rejected(relays: bool, lie: dict[str, Any]) -> None:
+    """Another worker continues from the last valid token. The faulty one gets no requests for a
+    while, and the record names it."""
+    scene = GenerationHarness(automatic=False)
     guide = GenerationContext(scene.placer, scene.links, SystemClock(), FAST, vocab_size=256)
-    journey = scene.journey_of(guide)
+    journey = scene.generation_in(guide)
 
     def relay(output: RequestOutput) -> bool:
         scene.received.append(output)
@@ -248,103 +253,104 @@ async def test_a_worker_that_lies_is_not_believed(relays: bool, lie: dict[str, A
     scene.d0.step()
     await settle()
     [job] = scene.d0.jobs
-    told = RequestOutput(RequestId("r"), Epoch(1), 2, (TokenId(1),))
-    job.inbox.put(scene.d0.ref.id, replace(told, **lie))
+    reported = RequestOutput(RequestId("r"), Epoch(1), 2, (TokenId(1),))
+    job.output_queue.put(scene.d0.ref.id, replace(reported, **lie))
     while not task.done():
         for worker in (scene.p0, scene.p1, scene.d1):
             worker.step()
         await asyncio.sleep(0)
     await task
-    assert scene.tokens == expected(12)
+    assert scene.tokens == expected_tokens(12)
     assert [each.placement.decode for each in scene.record.placements] == [
         scene.d0.ref,
         scene.d1.ref,
     ]
     assert scene.record.placements[0].error.startswith("worker d0 sent ")
-    assert guide.breakers.open_at(guide.clock.monotonic()) == {"d0"}
+    assert guide.breakers.open_workers(guide.clock.monotonic()) == {"d0"}
 
 
-async def test_logprobs_are_bounded_by_what_was_asked_for() -> None:
-    scene = Scene(logprobs=2, max_tokens=4)
-    assert await scene.collect() == expected(4)
+async def test_outputs_may_have_no_more_logprobs_than_requested() -> None:
+    scene = GenerationHarness(logprobs=2, max_tokens=4)
+    assert await scene.collect() == expected_tokens(4)
     top = ((TokenId(1), -1.0),) * 3
     sound = RequestOutput(RequestId("r"), Epoch(1), 0, (TokenId(1),))
     for entry, flaw in (
-        (TokenLogprob(TokenId(1), -1.0, top), "other logprobs than were asked for"),
-        (TokenLogprob(TokenId(1), -1.0, ((TokenId(256), -1.0),)), "other logprobs than were"),
+        (TokenLogprob(TokenId(1), -1.0, top), "logprobs that differ from those requested"),
+        (TokenLogprob(TokenId(1), -1.0, ((TokenId(256), -1.0),)), "logprobs that differ"),
         (TokenLogprob(TokenId(1), -1.0, top[:2]), ""),
     ):
         assert find_output_error(replace(sound, logprobs=(entry,)), scene.spec, 256).startswith(
             flaw
         )
     twice = replace(sound, logprobs=(LOGPROB, LOGPROB))
-    assert find_output_error(twice, scene.spec, 256) == "2 logprobs of 1 tokens"
+    assert find_output_error(twice, scene.spec, 256) == "2 logprobs for 1 tokens"
 
 
-@pytest.mark.parametrize("told", ["inf", "nan", "-1", "1e9", "x"])
-async def test_how_long_to_wait_is_believed_within_reason(told: str) -> None:
-    scene = Scene(automatic=False)
+@pytest.mark.parametrize("reported", ["inf", "nan", "-1", "1e9", "x"])
+async def test_absurd_retry_after_of_a_worker_becomes_one_second(reported: str) -> None:
+    scene = GenerationHarness(automatic=False)
     task = asyncio.create_task(scene.collect())
     await settle()
-    scene.p0.fail("RESOURCE_EXHAUSTED", retry_after_seconds=told)
+    scene.p0.fail_jobs("RESOURCE_EXHAUSTED", retry_after_seconds=reported)
     with pytest.raises(Overloaded) as caught:
         await task
     assert to_api_error(caught.value).headers == {"retry-after": "1"}
 
 
-async def test_a_source_that_was_reborn_is_done_without() -> None:
-    """Even where the registry goes on telling of its earlier life, and nobody else reads."""
-    scene = Scene(automatic=False)
+async def test_restarted_source_is_dropped_from_the_placement() -> None:
+    """This holds even if the registry still reports its earlier incarnation, and there is no
+    other prefill worker."""
+    scene = GenerationHarness(automatic=False)
     scene.placer.prefill, scene.placer.decode = [scene.p0], [scene.d0]
     task = asyncio.create_task(scene.collect())
     await settle()
-    scene.d0.fail("NOT_FOUND", "worker p0 was reborn since the request was placed")
+    scene.d0.fail_jobs("NOT_FOUND", "worker p0 was reborn since the request was placed")
     while not task.done():
         scene.d0.step()
         await asyncio.sleep(0)
-    assert await task == expected(12)
+    assert await task == expected_tokens(12)
     assert [p.placement.prefill for p in scene.record.placements] == [scene.p0.ref, None]
 
 
-async def test_the_last_worker_gets_another_chance() -> None:
-    """An error that may be the other's fault excludes nobody when nobody else is there."""
-    scene = Scene(automatic=False)
+async def test_last_remaining_worker_is_retried() -> None:
+    """An error that may be the other worker's fault excludes none if there are no alternatives."""
+    scene = GenerationHarness(automatic=False)
     scene.placer.prefill, scene.placer.decode = [scene.p0], [scene.d0]
     task = asyncio.create_task(scene.collect())
     await settle()
-    scene.d0.fail("UNAVAILABLE")
+    scene.d0.fail_jobs("UNAVAILABLE")
     while not task.done():
         scene.p0.step()
         scene.d0.step()
         await asyncio.sleep(0)
-    assert await task == expected(12)
+    assert await task == expected_tokens(12)
     assert [p.epoch for p in scene.record.placements] == [1, 2]
 
 
-async def test_a_hand_off_that_fails_between_the_last_two_is_done_without() -> None:
-    """The decode worker can't reach its source, and the router can reach both."""
-    scene = Scene(automatic=False)
+async def test_failed_kv_transfer_between_the_last_two_workers_falls_back_to_one() -> None:
+    """The decode worker can't reach its source, but the router can reach both."""
+    scene = GenerationHarness(automatic=False)
     scene.placer.prefill, scene.placer.decode = [scene.p0], [scene.d0]
     collecting = asyncio.create_task(scene.collect())
     await settle()
-    scene.d0.fail("UNAVAILABLE", "connection refused")
+    scene.d0.fail_jobs("UNAVAILABLE", "connection refused")
     while len(scene.d0.submitted) < 2:
         await asyncio.sleep(0)
-    assert scene.d0.submitted[1].task is Task.WHOLE
+    assert scene.d0.submitted[1].task is Task.PREFILL_AND_DECODE
     while not collecting.done():
         scene.d0.step()
         await asyncio.sleep(0)
-    assert await collecting == expected(12)
+    assert await collecting == expected_tokens(12)
     assert len(scene.p0.submitted) == 1
 
 
-async def test_a_dead_last_worker_may_be_reborn() -> None:
-    scene = Scene(automatic=False)
+async def test_last_worker_may_be_restarted() -> None:
+    scene = GenerationHarness(automatic=False)
     scene.placer.prefill, scene.placer.decode = [], [scene.d0]
-    task = asyncio.create_task(scene.collect(replace(FAST, replacement_seconds=2.0)))
+    task = asyncio.create_task(scene.collect(replace(FAST, max_worker_wait_seconds=2.0)))
     await settle()
     scene.d0.step()
-    await scene.until(1)
+    await scene.wait_for_tokens(1)
     scene.d0.kill()
     await asyncio.sleep(0.05)
     assert not task.done()
@@ -352,127 +358,129 @@ async def test_a_dead_last_worker_may_be_reborn() -> None:
     reborn.ref = replace(reborn.ref, generation=Incarnation(2))
     scene.links.workers[reborn.ref.id] = reborn
     scene.placer.decode = [reborn]
-    assert await task == expected(12)
+    assert await task == expected_tokens(12)
 
 
 @pytest.mark.parametrize("emitted", [1, 2, 7])
-async def test_a_draining_worker_hands_its_answer_on(emitted: int) -> None:
-    """Whoever goes on reads from it what is known but the last token, which the client has."""
-    scene = Scene(automatic=False)
+async def test_draining_worker_migrates_its_answer(emitted: int) -> None:
+    """The next worker imports the KV of all known tokens except the last one, which the client
+    already has."""
+    scene = GenerationHarness(automatic=False)
     task = asyncio.create_task(scene.collect())
     await settle()
     scene.p0.step()
     for _ in range(emitted - 1):
         scene.d0.step()
-    await scene.until(emitted)
-    scene.d0.leave(FinishReason.MOVED)
+    await scene.wait_for_tokens(emitted)
+    scene.d0.drain(FinishReason.MIGRATED)
     while not task.done():
         scene.d1.step()
         await asyncio.sleep(0)
-    assert await task == expected(12)
+    assert await task == expected_tokens(12)
     [moved] = scene.d1.submitted
     assert (moved.task, moved.source, moved.spec.epoch) == (Task.DECODE, scene.d0.ref, 2)
-    assert list(moved.spec.token_ids) == [*PROMPT, *expected(12)[: emitted - 1]]
+    assert list(moved.spec.token_ids) == [*PROMPT, *expected_tokens(12)[: emitted - 1]]
     assert len(scene.p0.submitted) == 1 and not scene.p1.submitted
     assert scene.placer.queries[1].excluded == {"d0"}
-    assert [p.error for p in scene.record.placements] == ["worker d0 drains", ""]
+    assert [p.error for p in scene.record.placements] == ["worker d0 is draining", ""]
 
 
-async def test_moves_are_no_failures() -> None:
-    """However many there are, but not without end."""
-    scene = Scene(automatic=False)
+async def test_migrations_do_not_count_as_failures() -> None:
+    """Their number may exceed the retries, although it is bounded."""
+    scene = GenerationHarness(automatic=False)
     task = asyncio.create_task(scene.collect(replace(FAST, max_retries=0)))
     await settle()
     for worker in (scene.p0, scene.d0, scene.p1):
-        worker.leave(FinishReason.TURNED_AWAY)
+        worker.drain(FinishReason.REROUTED)
         scene.placer.prefill = [w for w in scene.placer.prefill if w is not worker]
         scene.placer.decode = [w for w in scene.placer.decode if w is not worker]
         await settle()
     while not task.done():
         scene.d1.step()
         await asyncio.sleep(0)
-    assert await task == expected(12)
+    assert await task == expected_tokens(12)
     assert [query.num_tokens for query in scene.placer.queries] == [3, 3, 3, 3]
 
 
-async def test_nothing_to_go_on_from_is_placed_anew() -> None:
-    """What was answered is part of what is computed again when the worker has nothing of it."""
-    scene = Scene(automatic=False)
+async def test_turned_away_answer_is_recomputed_elsewhere() -> None:
+    """If the worker has no KV of the answer, the generated tokens are part of the new prefill."""
+    scene = GenerationHarness(automatic=False)
     task = asyncio.create_task(scene.collect())
     await settle()
     scene.p0.step()
     scene.d0.step()
-    await scene.until(2)
-    scene.d0.leave(FinishReason.TURNED_AWAY)
+    await scene.wait_for_tokens(2)
+    scene.d0.drain(FinishReason.REROUTED)
     while not task.done():
         for worker in scene.workers.values():
             worker.step()
         await asyncio.sleep(0)
-    assert await task == expected(12)
+    assert await task == expected_tokens(12)
     assert scene.placer.queries[1].num_tokens == 3 + 2
 
 
-async def test_a_worker_that_moved_its_answer_and_died_is_recovered_from() -> None:
-    scene = Scene(automatic=False)
+async def test_source_that_dies_during_a_migration_is_recovered_from() -> None:
+    scene = GenerationHarness(automatic=False)
     task = asyncio.create_task(scene.collect())
     await settle()
     scene.p0.step()
     scene.d0.step()
-    await scene.until(2)
-    scene.d0.leave(FinishReason.MOVED)
+    await scene.wait_for_tokens(2)
+    scene.d0.drain(FinishReason.MIGRATED)
     await settle()
     scene.d0.kill()
-    scene.d1.fail("NOT_FOUND")
+    scene.d1.fail_jobs("NOT_FOUND")
     while not task.done():
         for worker in scene.workers.values():
             worker.step()
         await asyncio.sleep(0)
-    assert await task == expected(12)
+    assert await task == expected_tokens(12)
     assert scene.placer.queries[2].num_tokens == 3 + 2
 
 
-async def test_who_failed_others_just_now_is_asked_last() -> None:
-    scene = Scene()
-    scene.links.shuns = frozenset({scene.p0.ref.id, scene.d0.ref.id})
-    assert await scene.collect() == expected(12)
+async def test_workers_that_just_failed_others_are_used_last() -> None:
+    scene = GenerationHarness()
+    scene.links.avoided = frozenset({scene.p0.ref.id, scene.d0.ref.id})
+    assert await scene.collect() == expected_tokens(12)
     assert scene.p1.submitted and scene.d1.submitted
-    scene = Scene()
-    scene.links.shuns = frozenset(worker.ref.id for worker in scene.workers.values())
-    assert await scene.collect() == expected(12)
+    scene = GenerationHarness()
+    scene.links.avoided = frozenset(worker.ref.id for worker in scene.workers.values())
+    assert await scene.collect() == expected_tokens(12)
     assert scene.placer.queries[1].excluded == frozenset()
 
 
-async def test_a_last_worker_that_only_lost_its_link_goes_on(
+async def test_last_worker_that_only_lost_its_connection_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is registered still, long after it would have left if it were dead."""
+    """It is still registered, long after it would have expired if it was dead."""
     monkeypatch.setattr("router.generation.generation.PRESUMED_DEAD_SECONDS", 0.05)
-    scene = Scene(automatic=False)
+    scene = GenerationHarness(automatic=False)
     scene.placer.prefill, scene.placer.decode = [], [scene.d0]
-    task = asyncio.create_task(scene.collect(replace(FAST, replacement_seconds=2.0)))
+    task = asyncio.create_task(scene.collect(replace(FAST, max_worker_wait_seconds=2.0)))
     await settle()
     scene.d0.step()
-    await scene.until(1)
+    await scene.wait_for_tokens(1)
     scene.d0.kill()
     await asyncio.sleep(0.01)
-    scene.d0.alive = True
+    scene.d0.is_alive = True
     while not task.done():
         scene.d0.step()
         await asyncio.sleep(0)
-    assert await task == expected(12)
+    assert await task == expected_tokens(12)
     assert [p.epoch for p in scene.record.placements] == [1, 2]
 
 
-async def test_an_answer_outlives_all_workers() -> None:
-    """However many of them: who is not even reached does not count."""
-    scene = Scene(automatic=False)
+async def test_answer_survives_the_death_of_all_workers() -> None:
+    """The number of workers does not matter: one that can't be reached does not count as a
+    retry."""
+    scene = GenerationHarness(automatic=False)
     workers = [FakeWorker(f"w{n}", answer, automatic=False) for n in range(8)]
     scene.links = MemoryWorkerConnections(*workers)
     scene.placer.prefill, scene.placer.decode = [], workers
-    task = asyncio.create_task(scene.collect(replace(FAST, replacement_seconds=2.0)))
+    task = asyncio.create_task(scene.collect(replace(FAST, max_worker_wait_seconds=2.0)))
     await settle()
     workers[0].step()
-    await scene.until(1)
+    await scene.wait_for_tokens(1)
     for worker in workers:
         worker.kill()
     while len(scene.record.placements) < len(workers):
@@ -481,44 +489,46 @@ async def test_an_answer_outlives_all_workers() -> None:
     reborn.ref = replace(reborn.ref, generation=Incarnation(2))
     scene.links.workers[reborn.ref.id] = reborn
     scene.placer.decode = [reborn]
-    assert await task == expected(12)
+    assert await task == expected_tokens(12)
 
 
-async def test_workers_that_are_never_reached_are_given_up_in_time() -> None:
-    scene = Scene()
+async def test_request_fails_in_time_if_no_worker_is_reachable() -> None:
+    scene = GenerationHarness()
     scene.d0.kill()
     scene.placer.prefill, scene.placer.decode = [], [scene.d0]
     with pytest.raises(Unavailable):
         await scene.collect()
 
 
-async def test_pauses_grow_until_the_registry_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reborn worker fails requests as long as routers know its old life only."""
+async def test_retry_pauses_grow_until_the_registry_was_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A restarted worker fails requests as long as routers know only its old incarnation."""
     pauses: list[float] = []
 
     async def sleep(self: SystemClock, seconds: float) -> None:
         pauses.append(seconds)
 
     monkeypatch.setattr(SystemClock, "sleep", sleep)
-    scene = Scene(automatic=False)
+    scene = GenerationHarness(automatic=False)
     task = asyncio.create_task(scene.collect())
     while not task.done():
         for worker in scene.workers.values():
-            worker.fail("NOT_FOUND", "worker p0 was reborn")
+            worker.fail_jobs("NOT_FOUND", "worker p0 was reborn")
         await asyncio.sleep(0)
     with pytest.raises(Unavailable, match="the only workers left"):
         await task
     assert pauses[:4] == [0.001, 0.004, 0.016, 0.016]
 
 
-async def test_gives_up_after_its_retries() -> None:
-    scene = Scene(automatic=False)
+async def test_generation_fails_after_its_retries() -> None:
+    scene = GenerationHarness(automatic=False)
     task = asyncio.create_task(scene.collect())
     while not task.done():
         for worker in scene.workers.values():
-            worker.fail("UNAVAILABLE", "out of order")
+            worker.fail_jobs("UNAVAILABLE", "out of order")
         await asyncio.sleep(0)
-    with pytest.raises(Unavailable, match="failed on 4 placements, at last: out of order"):
+    with pytest.raises(Unavailable, match="failed on 4 placements; the last failure: out of order"):
         await task
     assert [p.epoch for p in scene.record.placements] == [1, 2, 3, 4]
     assert all(p.error == "out of order" for p in scene.record.placements)
@@ -527,42 +537,42 @@ async def test_gives_up_after_its_retries() -> None:
 @pytest.mark.parametrize(
     ("status", "kind"), [("INVALID_ARGUMENT", Invalid), ("INTERNAL", BatonError)]
 )
-async def test_fatal_statuses_end_it(status: str, kind: type[BatonError]) -> None:
-    scene = Scene(automatic=False)
+async def test_fatal_statuses_end_the_generation(status: str, kind: type[BatonError]) -> None:
+    scene = GenerationHarness(automatic=False)
     task = asyncio.create_task(scene.collect())
     await settle()
-    scene.p0.fail(status, "no")
+    scene.p0.fail_jobs(status, "no")
     with pytest.raises(kind, match="no"):
         await task
     assert scene.d0.cancelled == [("r", 1)]
 
 
-async def test_overload_is_told_at_first_and_retried_later() -> None:
-    scene = Scene(automatic=False)
+async def test_overload_is_reported_before_the_first_token_and_retried_after_it() -> None:
+    scene = GenerationHarness(automatic=False)
     task = asyncio.create_task(scene.collect())
     await settle()
-    scene.p0.fail("RESOURCE_EXHAUSTED", "full", retry_after_seconds="2.5")
+    scene.p0.fail_jobs("RESOURCE_EXHAUSTED", "full", retry_after_seconds="2.5")
     with pytest.raises(Overloaded) as caught:
         await task
     assert caught.value.retry_after_seconds == 2.5
-    scene = Scene(automatic=False)
+    scene = GenerationHarness(automatic=False)
     task = asyncio.create_task(scene.collect())
     await settle()
     scene.p0.step()
-    await scene.until(1)
-    scene.d0.fail("RESOURCE_EXHAUSTED", "full")
+    await scene.wait_for_tokens(1)
+    scene.d0.fail_jobs("RESOURCE_EXHAUSTED", "full")
     while not task.done():
         for worker in scene.workers.values():
             worker.step()
         await asyncio.sleep(0)
-    assert await task == expected(12)
+    assert await task == expected_tokens(12)
 
 
 @pytest.mark.parametrize(
     ("steps", "what"), [(0, "first token"), (1, "hand-off"), (3, "next token")]
 )
 async def test_every_phase_has_a_deadline(steps: int, what: str) -> None:
-    scene = Scene(automatic=False)
+    scene = GenerationHarness(automatic=False)
     task = asyncio.create_task(scene.collect(replace(FAST, max_retries=0)))
     await settle()
     if steps:
@@ -575,15 +585,15 @@ async def test_every_phase_has_a_deadline(steps: int, what: str) -> None:
 
 
 @pytest.mark.parametrize("emitted", [0, 1, 4])
-async def test_cancelling_frees_both_workers(emitted: int) -> None:
-    scene = Scene(automatic=False)
+async def test_cancelled_generation_frees_both_workers(emitted: int) -> None:
+    scene = GenerationHarness(automatic=False)
     task = asyncio.create_task(scene.collect())
     await settle()
     if emitted:
         scene.p0.step()
     for _ in range(emitted - 1):
         scene.d0.step()
-    await scene.until(emitted)
+    await scene.wait_for_tokens(emitted)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -591,15 +601,15 @@ async def test_cancelling_frees_both_workers(emitted: int) -> None:
     assert scene.p0.jobs == scene.d0.jobs == []
 
 
-async def test_no_worker_at_all() -> None:
-    scene = Scene()
+async def test_generation_without_workers_fails() -> None:
+    scene = GenerationHarness()
     scene.placer.decode = []
     with pytest.raises(Unavailable, match="no decode worker is ready"):
         await scene.collect()
 
 
-async def test_a_placer_that_does_not_answer() -> None:
-    scene = Scene()
+async def test_silent_placer_times_out() -> None:
+    scene = GenerationHarness()
 
     class Silent(MemoryPlacer):
         async def place(self, query: object) -> Any:
@@ -607,15 +617,15 @@ async def test_a_placer_that_does_not_answer() -> None:
 
     scene.placer = Silent([], [])
     with pytest.raises(DeadlineExceeded, match="no placement within"):
-        await scene.collect(replace(FAST, placement_seconds=0.01))
+        await scene.collect(replace(FAST, placement_timeout_seconds=0.01))
 
 
-async def test_a_full_inbox_says_so() -> None:
+async def test_full_output_queue_raises_overloaded() -> None:
     inbox = OutputQueue(max_unread=2)
     for _ in range(3):
         inbox.put(FakeWorker("w", answer).ref.id, Unavailable("x"))
     with pytest.raises(Overloaded, match="reads too slowly"):
-        await inbox.take()
+        await inbox.get_all()
 
 
 def out(first: int, *tokens: int, epoch: int = 1, end: bool = False) -> RequestOutput:
@@ -625,31 +635,32 @@ def out(first: int, *tokens: int, epoch: int = 1, end: bool = False) -> RequestO
 
 
 def merged(outputs: list[RequestOutput], *, base: int = 0, handed_over: bool = True) -> list[int]:
-    merge = OutputMerger(Epoch(1), base, handed_over=handed_over)
+    merge = OutputMerger(Epoch(1), base, is_split=handed_over)
     return [t for output in outputs for o in merge.add(output) for t in o.token_ids]
 
 
-def test_outputs_that_wait_together_become_one() -> None:
+def test_waiting_outputs_are_coalesced() -> None:
     one = RequestOutput(RequestId("r"), Epoch(1), 0, (TokenId(7),), details={"transport": "shm"})
     two = RequestOutput(RequestId("r"), Epoch(1), 1, (TokenId(8),))
-    told = RequestOutput(RequestId("r"), Epoch(1), 2, (TokenId(9),), details={"bytes_shipped": "1"})
+    details = {"bytes_shipped": "1"}
+    reported = RequestOutput(RequestId("r"), Epoch(1), 2, (TokenId(9),), details=details)
     last = RequestOutput(
         RequestId("r"), Epoch(1), 3, (TokenId(5),), finish_reason=FinishReason.STOP
     )
-    first, second = coalesce_outputs([one, two, told, last])
+    first, second = coalesce_outputs([one, two, reported, last])
     assert first == replace(one, token_ids=(7, 8))
-    assert second == replace(told, token_ids=(9, 5), finish_reason=FinishReason.STOP)
+    assert second == replace(reported, token_ids=(9, 5), finish_reason=FinishReason.STOP)
 
 
-def test_merge_orders_trims_and_drops() -> None:
+def test_merger_orders_trims_and_drops_outputs() -> None:
     assert merged([out(1, 11), out(2, 12, 13), out(0, 10), out(4, 14)]) == [10, 11, 12, 13, 14]
     assert merged([out(0, 10), out(0, 10, 11), out(1, 11, 12)]) == [10, 11, 12]
     assert merged([out(0, 10, epoch=2), out(0, 20)]) == [20]
     assert merged([out(5, 15), out(6, 16)], base=5) == [15, 16]
 
 
-def test_merge_passes_an_end_without_tokens() -> None:
-    merge = OutputMerger(Epoch(1), 0, handed_over=False)
+def test_merger_passes_a_final_output_without_tokens() -> None:
+    merge = OutputMerger(Epoch(1), 0, is_split=False)
     assert len(list(merge.add(out(0, 10)))) == 1
     assert [o.finish_reason for o in merge.add(out(1, end=True))] == [FinishReason.LENGTH]
 
@@ -663,6 +674,6 @@ def test_merge_passes_an_end_without_tokens() -> None:
         ([out(0, 10), out(2, 12)], True),
     ],
 )
-def test_merge_notices_gaps(outputs: list[RequestOutput], handed_over: bool) -> None:
+def test_merger_detects_gaps(outputs: list[RequestOutput], handed_over: bool) -> None:
     with pytest.raises(Corrupt, match="missing"):
         merged(outputs, handed_over=handed_over)

@@ -1,4 +1,5 @@
-"""Links and conductors over lines and over gRPC, with made-up workers behind; the ring."""
+"""Connections to workers and conductors, framed and over gRPC, with fake peers; and ring
+placement."""
 
 import asyncio
 import socket
@@ -48,7 +49,7 @@ Stop = Callable[[], Awaitable[None]]
 
 
 class FakeCore:
-    """Remembers what came; answers what the test puts into its streams."""
+    """A worker core that records requests, and answers with what the test puts into its streams."""
 
     def __init__(self) -> None:
         self.streams: list[OutputStream] = []
@@ -101,7 +102,7 @@ async def grpc_worker(
 
 
 @asynccontextmanager
-async def line_worker(
+async def framed_worker(
     secret: str | None = None,
 ) -> AsyncIterator[tuple[FakeCore, WorkerRef, Stop]]:
     core = FakeCore()
@@ -114,13 +115,13 @@ async def line_worker(
         await server.close()
 
 
-@pytest.fixture(params=[grpc_worker, line_worker], ids=["grpc", "line"])
+@pytest.fixture(params=[grpc_worker, framed_worker], ids=["grpc", "line"])
 def worker(request: pytest.FixtureRequest) -> Worker:
     return request.param  # type: ignore[no-any-return]
 
 
 @asynccontextmanager
-async def open_links(secret: str | None = None) -> AsyncIterator[WorkerConnectionPool]:
+async def open_connections(secret: str | None = None) -> AsyncIterator[WorkerConnectionPool]:
     links = WorkerConnectionPool(secret)
     running = asyncio.create_task(links.run())
     await asyncio.sleep(0)
@@ -136,79 +137,82 @@ def output(request_id: str, *tokens: int, epoch: int = 1) -> RequestOutput:
     return RequestOutput(RequestId(request_id), Epoch(epoch), 0, ids)
 
 
-async def test_one_stream_carries_all_requests(worker: Worker) -> None:
-    async with worker("s") as (core, ref, _), open_links("s") as links:
-        link, one, two = links.link(ref), OutputQueue(), OutputQueue()
+async def test_one_connection_carries_all_requests(worker: Worker) -> None:
+    async with worker("s") as (core, ref, _), open_connections("s") as links:
+        link, one, two = links.connect(ref), OutputQueue(), OutputQueue()
         source = WorkerRef(WorkerId("p"), "p:1", Incarnation(7))
         link.submit(SPEC, Task.DECODE, source, one)
         other = replace(SPEC, request_id=RequestId("q"))
-        links.link(ref).submit(other, Task.WHOLE, None, two)
+        links.connect(ref).submit(other, Task.PREFILL_AND_DECODE, None, two)
         await core.wait(lambda: len(core.submitted) == 2)
-        assert core.submitted == [(SPEC, Task.DECODE, source), (other, Task.WHOLE, None)]
+        assert core.submitted == [
+            (SPEC, Task.DECODE, source),
+            (other, Task.PREFILL_AND_DECODE, None),
+        ]
         assert len(core.streams) == 1
         for each in (output("q", 5), output("r", 9, epoch=2), output("x", 1), output("r", 6)):
             core.streams[0].put(each)
-        assert await one.take() == [("w", output("r", 6))]
-        assert await two.take() == [("w", output("q", 5))]
+        assert await one.get_all() == [("w", output("r", 6))]
+        assert await two.get_all() == [("w", output("q", 5))]
         link.cancel(RequestId("r"), Epoch(1))
         await core.wait(lambda: core.cancelled)
         assert core.cancelled == [("r", 1)]
         core.streams[0].put(output("r", 7))
         core.streams[0].put(output("q", 8))
-        assert await two.take() == [("w", output("q", 8))]
+        assert await two.get_all() == [("w", output("q", 8))]
         one.put(WorkerId("w"), Unavailable("the end"))
-        assert [type(item) for _, item in await one.take()] == [Unavailable]
+        assert [type(item) for _, item in await one.get_all()] == [Unavailable]
 
 
-async def test_a_broken_link_tells_everybody_and_a_new_one_connects(worker: Worker) -> None:
-    async with worker() as (core, ref, stop), open_links() as links:
+async def test_broken_connection_fails_all_requests_and_a_new_one_connects(worker: Worker) -> None:
+    async with worker() as (core, ref, stop), open_connections() as links:
         inboxes = [OutputQueue(), OutputQueue()]
         for number, inbox in enumerate(inboxes):
             spec = replace(SPEC, request_id=RequestId(str(number)))
-            links.link(ref).submit(spec, Task.WHOLE, None, inbox)
+            links.connect(ref).submit(spec, Task.PREFILL_AND_DECODE, None, inbox)
         await core.wait(lambda: len(core.submitted) == 2)
         assert links.is_alive(ref)
-        dead = links.link(ref)
+        dead = links.connect(ref)
         await stop()
         for inbox in inboxes:
-            [(worker_id, error)] = await inbox.take()
+            [(worker_id, error)] = await inbox.get_all()
             assert worker_id == "w"
             assert isinstance(error, WorkerLost)
         assert not links.is_alive(ref)
         late = OutputQueue()
-        dead.submit(SPEC, Task.WHOLE, None, late)
-        assert isinstance((await late.take())[0][1], Unavailable)
-    async with worker() as (core, ref, _), open_links() as links:
-        links.link(ref).submit(SPEC, Task.WHOLE, None, OutputQueue())
+        dead.submit(SPEC, Task.PREFILL_AND_DECODE, None, late)
+        assert isinstance((await late.get_all())[0][1], Unavailable)
+    async with worker() as (core, ref, _), open_connections() as links:
+        links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, OutputQueue())
         await core.wait(lambda: core.submitted)
 
 
-async def test_a_bug_in_what_becomes_of_an_output_ends_its_request_alone(worker: Worker) -> None:
-    async with worker() as (core, ref, _), open_links() as links:
+async def test_failing_output_relay_ends_only_its_request(worker: Worker) -> None:
+    async with worker() as (core, ref, _), open_connections() as links:
         spoiled, other = OutputQueue(), OutputQueue()
-        link = links.link(ref)
-        link.submit(SPEC, Task.WHOLE, None, spoiled)
-        link.submit(replace(SPEC, request_id=RequestId("q")), Task.WHOLE, None, other)
+        link = links.connect(ref)
+        link.submit(SPEC, Task.PREFILL_AND_DECODE, None, spoiled)
+        link.submit(replace(SPEC, request_id=RequestId("q")), Task.PREFILL_AND_DECODE, None, other)
         await core.wait(lambda: len(core.submitted) == 2)
 
         def crash(worker_id: WorkerId, taken: RequestOutput) -> bool:
             raise ZeroDivisionError
 
-        spoiled.relay = crash
-        taking = asyncio.create_task(spoiled.take())
+        spoiled.inline_consumer = crash
+        taking = asyncio.create_task(spoiled.get_all())
         await asyncio.sleep(0)
         for each in (output("r", 1), output("q", 2)):
             core.streams[0].put(each)
         [(_, error)] = await taking
         assert isinstance(error, OutputDeliveryError)
-        assert await other.take() == [("w", output("q", 2))]
-        assert link.alive and not links.shunned()
+        assert await other.get_all() == [("w", output("q", 2))]
+        assert link.is_alive and not links.recently_broken()
 
 
-async def test_an_output_that_can_t_be_read_or_written_ends_its_request_alone(
+async def test_unconvertible_output_ends_only_its_request(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one of a version that says what this one does not know."""
+    """As from a worker of another version, with a field value that this version does not know."""
 
     def odd(message: Any) -> RequestOutput:
         if message.request_id == "r":
@@ -216,25 +220,25 @@ async def test_an_output_that_can_t_be_read_or_written_ends_its_request_alone(
         return output_from_proto(message)
 
     monkeypatch.setattr("baton.rpc.convert.outputs.output_from_proto", odd)
-    async with worker() as (core, ref, _), open_links() as links:
+    async with worker() as (core, ref, _), open_connections() as links:
         inboxes = {name: OutputQueue() for name in "rqs"}
         for name, inbox in inboxes.items():
             spec = replace(SPEC, request_id=RequestId(name))
-            links.link(ref).submit(spec, Task.WHOLE, None, inbox)
+            links.connect(ref).submit(spec, Task.PREFILL_AND_DECODE, None, inbox)
         await core.wait(lambda: len(core.submitted) == 3)
         for each in (output("r", 1), output("q", -1), output("s", 3)):
             core.streams[0].put(each)
         statuses = {}
         for name in "rq":
-            [(_, told)] = await inboxes[name].take()
-            assert isinstance(told, RequestOutput)
-            statuses[name] = told.details["error_status"]
+            [(_, result)] = await inboxes[name].get_all()
+            assert isinstance(result, RequestOutput)
+            statuses[name] = result.details["error_status"]
         assert statuses == {"r": "DATA_LOSS", "q": "INTERNAL"}
-        assert await inboxes["s"].take() == [("w", output("s", 3))]
+        assert await inboxes["s"].get_all() == [("w", output("s", 3))]
         assert links.is_alive(ref)
 
 
-async def test_a_link_that_crashes_ends_alone(
+async def test_crashed_connection_fails_only_its_own_requests(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def crash(*_: object) -> None:
@@ -245,99 +249,113 @@ async def test_a_link_that_crashes_ends_alone(
         "router.generation.framed_worker_connection.open_framed_connection",
     ):
         monkeypatch.setattr(way, crash)
-    async with worker() as (_, ref, _), open_links() as links:
+    async with worker() as (_, ref, _), open_connections() as links:
         inbox = OutputQueue()
-        links.link(ref).submit(SPEC, Task.WHOLE, None, inbox)
-        [(_, error)] = await inbox.take()
+        links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox)
+        [(_, error)] = await inbox.get_all()
         assert isinstance(error, Unavailable) and "internal error" in str(error)
-        assert links.link(ref).alive  # the next one
+        assert links.connect(ref).is_alive  # a new connection
 
 
 @pytest.mark.parametrize(
     "failure", [Unresponsive("no answer"), Overloaded("full"), BatonError("bug")]
 )
-async def test_a_link_that_ends_otherwise_says_nothing_of_a_death(failure: BatonError) -> None:
-    """Who is silent may live; and nobody is tried for what another did to the link."""
+async def test_connection_that_ends_otherwise_does_not_report_a_dead_worker(
+    failure: BatonError,
+) -> None:
+    """A silent worker may be alive, and its requests must not be suspected for what another did
+    to the connection."""
 
     class Ending(FramedWorkerConnection):
         async def serve(self) -> BatonError:
-            self.reached = True
+            self.was_connected = True
             raise failure
 
     link, inbox = (
         Ending(WorkerRef(WorkerId("w"), "w:1", Incarnation(1)), ClusterCredentials()),
         OutputQueue(),
     )
-    link.submit(SPEC, Task.WHOLE, None, inbox)
+    link.submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox)
     await link.run()
-    [(_, error)] = await inbox.take()
+    [(_, error)] = await inbox.get_all()
     assert type(error) is Unavailable
 
 
 @pytest.mark.parametrize("line", ["", "127.0.0.1:9"])
-async def test_nobody_listens_there(line: str) -> None:
-    async with open_links() as links:
+async def test_unreachable_worker_fails_the_request(line: str) -> None:
+    async with open_connections() as links:
         ref, inbox = WorkerRef(WorkerId("w"), "127.0.0.1:9", Incarnation(1), line), OutputQueue()
-        links.link(ref).submit(SPEC, Task.WHOLE, None, inbox)
+        links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox)
         async with asyncio.timeout(4):
-            [(_, error)] = await inbox.take()
+            [(_, error)] = await inbox.get_all()
     assert isinstance(error, NotConnected)
     assert "does not accept connections" in str(error)
 
 
-async def test_a_line_that_opens_again_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is tried without requests. What came over gRPC meanwhile ends there."""
-    monkeypatch.setattr(unreachable_addresses, "FIRST_SECONDS", 0.01)
+async def test_framed_connection_is_used_again_once_it_opens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is retried without requests. Requests that were sent over gRPC meanwhile end there."""
+    monkeypatch.setattr(unreachable_addresses, "INITIAL_PROBE_SECONDS", 0.01)
     monkeypatch.setattr(links_module, "REPLACED_CONNECTION_GRACE_SECONDS", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    async with grpc_worker() as (core, ref, _), open_links() as links:
-        ref, refused, inbox = replace(ref, line=f"127.0.0.1:{port}"), OutputQueue(), OutputQueue()
-        links.link(ref).submit(SPEC, Task.WHOLE, None, refused)
-        assert isinstance((await refused.take())[0][1], NotConnected)
-        over_grpc = links.link(ref)
-        over_grpc.submit(SPEC, Task.WHOLE, None, inbox)
+    async with grpc_worker() as (core, ref, _), open_connections() as links:
+        ref, refused, inbox = (
+            replace(ref, framed_address=f"127.0.0.1:{port}"),
+            OutputQueue(),
+            OutputQueue(),
+        )
+        links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, refused)
+        assert isinstance((await refused.get_all())[0][1], NotConnected)
+        over_grpc = links.connect(ref)
+        over_grpc.submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox)
         await core.wait(lambda: core.submitted)
-        assert not over_grpc.is_line
+        assert not over_grpc.is_framed
         server = FramedServer(ClusterCredentials(None), framed_worker_services(core))  # type: ignore[arg-type]
         await server.listen("127.0.0.1", port)
         async with asyncio.timeout(5):
-            while not (link := links.link(ref)).is_line:
+            while not (link := links.connect(ref)).is_framed:
                 await asyncio.sleep(0.001)
-            link.submit(replace(SPEC, request_id=RequestId("q")), Task.WHOLE, None, OutputQueue())
+            link.submit(
+                replace(SPEC, request_id=RequestId("q")),
+                Task.PREFILL_AND_DECODE,
+                None,
+                OutputQueue(),
+            )
             await core.wait(lambda: len(core.submitted) == 2)
-            assert over_grpc.alive, "a request is under way there"
+            assert over_grpc.is_alive, "a request is under way there"
             core.streams[0].put(output("r", 5))
-            assert await inbox.take() == [("w", output("r", 5))]
-            over_grpc.forget(RequestId("r"), Epoch(1))
-            while over_grpc.alive:
+            assert await inbox.get_all() == [("w", output("r", 5))]
+            over_grpc.stop_delivery(RequestId("r"), Epoch(1))
+            while over_grpc.is_alive:
                 await asyncio.sleep(0.001)
-        assert links.link(ref) is link and link.alive
+        assert links.connect(ref) is link and link.is_alive
         await server.close()
 
 
-async def test_a_line_that_does_not_open_is_not_used_again() -> None:
-    async with grpc_worker() as (core, ref, _), open_links() as links:
-        ref, inbox = replace(ref, line="127.0.0.1:9"), OutputQueue()
-        links.link(ref).submit(SPEC, Task.WHOLE, None, inbox)
+async def test_worker_without_a_framed_connection_is_used_over_grpc() -> None:
+    async with grpc_worker() as (core, ref, _), open_connections() as links:
+        ref, inbox = replace(ref, framed_address="127.0.0.1:9"), OutputQueue()
+        links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox)
         async with asyncio.timeout(4):
-            [(_, error)] = await inbox.take()
+            [(_, error)] = await inbox.get_all()
         assert isinstance(error, NotConnected)
-        links.link(ref).submit(SPEC, Task.WHOLE, None, OutputQueue())
+        links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, OutputQueue())
         await core.wait(lambda: core.submitted)
 
 
-async def test_a_wrong_secret_breaks_the_link(worker: Worker) -> None:
-    async with worker("right") as (core, ref, _), open_links("wrong") as links:
+async def test_wrong_secret_fails_the_request(worker: Worker) -> None:
+    async with worker("right") as (core, ref, _), open_connections("wrong") as links:
         inbox = OutputQueue()
-        links.link(ref).submit(SPEC, Task.WHOLE, None, inbox)
-        [(_, error)] = await inbox.take()
+        links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox)
+        [(_, error)] = await inbox.get_all()
         assert isinstance(error, Unavailable) and "secret" in str(error)
         assert core.streams == []
 
 
-async def test_the_links_end_quietly_while_a_line_is_being_opened() -> None:
-    """A stopping router starts nothing new, and fails with nothing."""
+async def test_pool_can_stop_while_a_connection_is_being_opened() -> None:
+    """A stopping router starts nothing new, and logs no error."""
     knocked = asyncio.Event()
 
     def knock() -> asyncio.Protocol:
@@ -349,18 +367,18 @@ async def test_the_links_end_quietly_while_a_line_is_being_opened() -> None:
     links = WorkerConnectionPool()
     running = asyncio.create_task(links.run())
     await asyncio.sleep(0)
-    link = links.link(WorkerRef(WorkerId("w"), line, Incarnation(1), line))
+    link = links.connect(WorkerRef(WorkerId("w"), line, Incarnation(1), line))
     await knocked.wait()
     running.cancel()
     await asyncio.wait([running])
     silent.close()
-    assert running.cancelled() and not link.alive
+    assert running.cancelled() and not link.is_alive
 
 
-async def test_closing_the_links_frees_the_worker(worker: Worker) -> None:
+async def test_closing_the_connections_frees_the_worker(worker: Worker) -> None:
     async with worker() as (core, ref, _):
-        async with open_links() as links:
-            links.link(ref).submit(SPEC, Task.WHOLE, None, OutputQueue())
+        async with open_connections() as links:
+            links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, OutputQueue())
             await core.wait(lambda: core.submitted)
         await core.wait(lambda: core.closed)
 
@@ -369,7 +387,7 @@ async def test_closing_the_links_frees_the_worker(worker: Worker) -> None:
 
 
 class StaticMembers:
-    incarnation = "1"
+    database_id = "1"
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.list = list(members)
@@ -434,7 +452,7 @@ async def conductor() -> AsyncIterator[tuple[FakeConductor, ConductorPlacer, Man
         await server.stop(None)
 
 
-async def test_a_conductor_places() -> None:
+async def test_conductor_places_a_request() -> None:
     async with conductor() as (fake, placer, _):
         placement = await placer.place(query("r", 2, b"k", "x"))
     prefill = WorkerRef(WorkerId("p"), "p:1", Incarnation(3))
@@ -447,7 +465,7 @@ async def test_a_conductor_places() -> None:
     assert list(asked.excluded_worker_ids) == ["x"]
 
 
-async def test_an_overloaded_conductor_is_believed() -> None:
+async def test_conductors_overload_is_final() -> None:
     async with conductor() as (fake, placer, _):
         fake.failure = Overloaded("full", retry_after_seconds=3)
         with pytest.raises(Overloaded) as caught:
@@ -456,7 +474,7 @@ async def test_an_overloaded_conductor_is_believed() -> None:
     assert len(fake.asked) == 1
 
 
-async def test_a_silent_conductor_is_left_alone_for_a_while(
+async def test_silent_conductor_is_skipped_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("router.generation.conductor_placer.CONDUCTOR_TIMEOUT_SECONDS", 0.25)
@@ -471,14 +489,14 @@ async def test_a_silent_conductor_is_left_alone_for_a_while(
         assert (await both.place(query())).reason == "because"
 
 
-async def test_several_conductors_share_the_requests() -> None:
-    """And a conductor that does not answer is passed over."""
+async def test_requests_are_spread_over_conductors() -> None:
+    """A conductor that does not answer is skipped."""
     names = [f"c{number}" for number in range(3)]
     cluster = await cluster_of(*(member(name, Role.CONDUCTOR) for name in names))
     asked: list[str] = []
 
     class Refusing(ConductorPlacer):
-        async def _ask(self, conductor: Member, query: PlacementQuery) -> Placement:
+        async def _query(self, conductor: Member, query: PlacementQuery) -> Placement:
             asked.append(conductor.address)
             raise Unavailable("it is gone")
 
@@ -493,13 +511,13 @@ async def test_several_conductors_share_the_requests() -> None:
     assert all(firsts.count(f"{name}:1") >= 12 for name in names)
 
 
-async def test_no_conductor() -> None:
+async def test_placement_without_a_conductor_fails() -> None:
     placer = ConductorPlacer(await cluster_of(), SystemClock(), None)
     with pytest.raises(Unavailable, match="no conductor is ready"):
         await placer.place(query())
 
 
-async def test_the_ring_keeps_prefixes_together_and_spreads_the_rest() -> None:
+async def test_ring_keeps_prefixes_together_and_spreads_the_rest() -> None:
     names = [f"p{n}" for n in range(4)]
     members = [*(member(n, Role.PREFILL) for n in names), member("d0", Role.DECODE)]
     ring = RingPlacer(await cluster_of(*members))
@@ -515,7 +533,7 @@ async def test_the_ring_keeps_prefixes_together_and_spreads_the_rest() -> None:
     assert by_prefix == set(names)
 
 
-async def test_the_ring_does_not_overload_one() -> None:
+async def test_ring_avoids_an_overloaded_worker() -> None:
     idle = [member("p0", Role.PREFILL), member("p1", Role.PREFILL), member("d0", Role.DECODE)]
     favourite = (await RingPlacer(await cluster_of(*idle)).place(query("r", 8))).prefill
     assert favourite is not None
@@ -524,7 +542,7 @@ async def test_the_ring_does_not_overload_one() -> None:
     assert other is not None and other.id != favourite.id
 
 
-async def test_the_ring_with_a_pool_missing() -> None:
+async def test_ring_with_an_empty_pool() -> None:
     alone = RingPlacer(await cluster_of(member("d0", Role.DECODE)))
     assert (await alone.place(query())).prefill is None
     prefill_only = RingPlacer(await cluster_of(member("p0", Role.PREFILL)))
@@ -534,7 +552,7 @@ async def test_the_ring_with_a_pool_missing() -> None:
         await alone.place(query("r", 0, b"k", "d0"))
 
 
-async def test_a_cluster_outlives_its_registry() -> None:
+async def test_cluster_view_survives_an_unreachable_registry() -> None:
     class Members(StaticMembers):
         broken = False
 

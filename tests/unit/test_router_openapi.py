@@ -1,4 +1,5 @@
-"""The OpenAPI document: valid, whole, and true to what is refused and taken."""
+"""The OpenAPI document: valid, complete, and consistent with what the router accepts and
+returns."""
 
 import json
 from pathlib import Path
@@ -14,31 +15,31 @@ from router.api_document.document import REQUEST_MODELS, build_document
 from router.api_document.request_schemas import request_schemas
 from router.app import build_routes
 from tests.unit import test_router_http
-from tests.unit.test_router_http import CHAT, COMPLETE, chat, open_house
+from tests.unit.test_router_http import CHAT, COMPLETE, chat, open_harness
 
 tokenizer = test_router_http.tokenizer
 DOCUMENT = build_document("1")
 
 
-def test_it_is_valid() -> None:
+def test_document_is_valid() -> None:
     OpenAPIV31SpecValidator(DOCUMENT).validate()
 
 
-async def test_every_route_is_in_it(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """Whoever adds a route describes it in router/api_document/document.py."""
-    async with open_house(tokenizer) as (house, client):
+async def test_document_has_every_route(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """A new route must be described in router/api_document/document.py."""
+    async with open_harness(tokenizer) as (router, client):
         served = (await client.get("/openapi.json")).json()
-        app = build_routes(house.service, house.make_desk(tmp_path))
+        app = build_routes(router.service, router.make_batch_service(tmp_path))
         routes = [each for each in app.routes if isinstance(each, APIRoute)]
     there = {(route.path_format, method.lower()) for route in routes for method in route.methods}
-    told = {(path, method) for path, item in served["paths"].items() for method in item}
-    assert told == there
+    documented = {(path, method) for path, item in served["paths"].items() for method in item}
+    assert documented == there
     assert served["components"] == json.loads(json.dumps(DOCUMENT["components"]))
 
 
 @pytest.mark.parametrize("body", REQUEST_MODELS)
-def test_every_field_has_a_form(body: Any) -> None:
-    """Whoever adds a field that code checks tells its form in
+def test_every_field_has_a_schema(body: Any) -> None:
+    """A new field that code validates must be described in
     router/api_document/request_schemas.py."""
     for name, schema in request_schemas([body]).items():
         for field, form in schema["properties"].items():
@@ -64,7 +65,7 @@ def schema_of(name: str) -> dict[str, Any]:
         ("/detokenize", {"tokens": [1, 2]}),
     ],
 )
-async def test_what_is_taken_and_answered_follows_it(
+async def test_accepted_requests_and_answers_match_the_document(
     tokenizer: Tokenizer, path: str, body: dict[str, Any]
 ) -> None:
     operation = DOCUMENT["paths"][path]["post"]
@@ -72,14 +73,14 @@ async def test_what_is_taken_and_answered_follows_it(
     answered = operation["responses"]["200"]["content"]["application/json"]["schema"]
     components = {"components": DOCUMENT["components"]}
     jsonschema.validate(body, {**asked, **components})
-    async with open_house(tokenizer) as (_, client):
+    async with open_harness(tokenizer) as (_, client):
         answer = await client.post(path, json=body)
     assert answer.status_code == 200, answer.text
     jsonschema.validate(answer.json(), {**answered, **components})
 
 
-async def test_errors_follow_it(tokenizer: Tokenizer) -> None:
-    async with open_house(tokenizer) as (_, client):
+async def test_errors_match_the_document(tokenizer: Tokenizer) -> None:
+    async with open_harness(tokenizer) as (_, client):
         for path in (CHAT, COMPLETE, "/tokenize", "/detokenize"):
             answer = await client.post(path, content=b"{")
             jsonschema.validate(answer.json(), schema_of("Error"))

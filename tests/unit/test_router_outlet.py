@@ -1,4 +1,4 @@
-"""The short way of a stream's tokens says, byte for byte, what the long way says."""
+"""The fast path of a stream's tokens writes the same bytes as the general path."""
 
 import asyncio
 import json
@@ -12,9 +12,9 @@ from router.http.connection import UvicornBodyWriter
 from tests.unit.test_router_http import (
     CHAT,
     COMPLETE,
-    House,
+    RouterHarness,
     chat,
-    listening,
+    serve_over_tcp,
     write_tokenizer,
 )
 
@@ -27,7 +27,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 class Counted:
-    """How many chunks took the short way."""
+    """Counts the chunks that took the fast path."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_chunks = 0
@@ -40,11 +40,11 @@ class Counted:
         monkeypatch.setattr(UvicornBodyWriter, "write", count)
 
 
-async def step_slowly(house: House, task: asyncio.Task[Any]) -> None:
-    """Whoever waits for a token waits again before the next one comes."""
+async def step_slowly(router: RouterHarness, task: asyncio.Task[Any]) -> None:
+    """Step the workers so slowly that every token is read before the next one comes."""
     while not task.done():
-        house.prefill.step()
-        house.decode.step()
+        router.prefill.step()
+        router.decode.step()
         for _ in range(10):
             await asyncio.sleep(0)
 
@@ -52,15 +52,16 @@ async def step_slowly(house: House, task: asyncio.Task[Any]) -> None:
 async def stream(
     tokenizer: Tokenizer, path: str, body: dict[str, Any], *, short: bool
 ) -> list[Any]:
-    """The events of a stream, but for what names it; token by token."""
-    house = House(tokenizer, TEXT, automatic=False)
-    house.decode.details = {}
-    async with listening(house) as url, httpx.AsyncClient() as client:
+    """Return the events of a stream, token by token, without fields that differ between
+    requests."""
+    router = RouterHarness(tokenizer, TEXT, automatic=False)
+    router.decode.details = {}
+    async with serve_over_tcp(router) as url, httpx.AsyncClient() as client:
         with pytest.MonkeyPatch.context() as patch:
             if not short:
                 patch.setattr(UvicornBodyWriter, "is_open", False)
             asked = asyncio.create_task(client.post(url + path, json=body))
-            await step_slowly(house, asked)
+            await step_slowly(router, asked)
     blocks = (await asked).text.split("\n\n")
     assert blocks[-2:] == ["data: [DONE]", ""]
     return [{**json.loads(block[6:]), "created": 0} for block in blocks[:-2]]
@@ -75,8 +76,8 @@ BODIES = {
 }
 
 
-def words(events: list[Any]) -> dict[int, str]:
-    """The text of each choice."""
+def texts_of(events: list[Any]) -> dict[int, str]:
+    """Return the text of each choice."""
     texts: dict[int, str] = {}
     for event in events:
         for choice in event["choices"]:
@@ -86,7 +87,7 @@ def words(events: list[Any]) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("name", BODIES)
-async def test_both_ways_say_the_same(
+async def test_fast_path_equals_the_general_path(
     tokenizer: Tokenizer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, body = BODIES[name]
@@ -94,8 +95,8 @@ async def test_both_ways_say_the_same(
     long = await stream(tokenizer, path, body, short=False)
     assert counted.num_chunks == 0
     short = await stream(tokenizer, path, body, short=True)
-    assert counted.num_chunks > len(words(long)[0]) // 2
-    assert words(short) == words(long)
+    assert counted.num_chunks > len(texts_of(long)[0]) // 2
+    assert texts_of(short) == texts_of(long)
     assert [event for event in short if event not in long] == []
     if name != "several":
         assert short == long
@@ -106,10 +107,10 @@ async def test_both_ways_say_the_same(
     [{"stop": ["🎉 nothing"]}, {"logprobs": True}, {"return_token_ids": True}],
     ids=["stop", "logprobs", "ids"],
 )
-async def test_what_may_be_held_back_or_told_more_of_goes_the_long_way(
+async def test_streams_with_stops_logprobs_or_token_ids_use_the_general_path(
     tokenizer: Tokenizer, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = Counted(monkeypatch)
     events = await stream(tokenizer, CHAT, chat(stream=True, **fields), short=True)
     assert counted.num_chunks == 0
-    assert words(events) == {0: TEXT}
+    assert texts_of(events) == {0: TEXT}

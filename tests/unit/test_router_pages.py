@@ -1,4 +1,5 @@
-"""Web pages and who may ask without a key: names that point here, foreign origins, metrics."""
+"""Web pages, and requests without a key: host names that resolve to this machine, foreign
+origins, metrics."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ from baton.config import load_settings
 from baton.network.browser_guard import BrowserGuard
 from baton.text.tokenizer import Tokenizer
 from tests.unit import test_router_http
-from tests.unit.test_router_http import CHAT, House, chat, wrong_error
+from tests.unit.test_router_http import CHAT, RouterHarness, chat, wrong_error
 
 tokenizer = test_router_http.tokenizer
 HERE = "127.0.0.1:8000"
@@ -23,19 +24,19 @@ KEYS = {"key": "tenant"}
 @asynccontextmanager
 async def open_here(
     tokenizer: Tokenizer, folder: Path, host: str = "127.0.0.1", **settings: Any
-) -> AsyncIterator[tuple[House, httpx.AsyncClient]]:
-    """A router that listens at ``host``, asked by its own address."""
-    names = load_settings(host=host, allow_open_http=True).known_hosts(host)
-    house = House(tokenizer, "Hi", True, **{"known_hosts": names, **settings})
-    house.make_desk(folder)
-    async with await house.client() as client:
+) -> AsyncIterator[tuple[RouterHarness, httpx.AsyncClient]]:
+    """A router that listens at ``host``, with a client that uses its own address."""
+    names = load_settings(host=host, allow_open_http=True).accepted_hosts(host)
+    router = RouterHarness(tokenizer, "Hi", True, **{"known_hosts": names, **settings})
+    router.make_batch_service(folder)
+    async with await router.client() as client:
         client.headers["host"] = HERE
-        yield house, client
+        yield router, client
 
 
 ASKED = [
     ("POST", CHAT, {"json": chat()}, 200),
-    # What a page may send without asking first: no content type, or a form
+    # What a page may send without a CORS preflight: no content type, or a form
     ("POST", CHAT, {"content": b'{"model": "demo", "messages": []}'}, 400),
     ("POST", "/v1/files", {"files": {"file": b"{}"}, "data": {"purpose": "batch"}}, 200),
     ("POST", "/v1/batches", {"content": b"{}"}, 400),
@@ -50,10 +51,10 @@ ASKED = [
 
 
 @pytest.mark.parametrize(("method", "path", "body", "status"), ASKED)
-async def test_pages_that_nobody_has_invited(
+async def test_foreign_web_pages_are_rejected(
     tokenizer: Tokenizer, tmp_path: Path, method: str, path: str, body: Any, status: int
 ) -> None:
-    async with open_here(tokenizer, tmp_path) as (house, client):
+    async with open_here(tokenizer, tmp_path) as (router, client):
         for headers in (
             {"origin": EVIL},
             {"origin": "null"},
@@ -67,7 +68,7 @@ async def test_pages_that_nobody_has_invited(
             error = wrong_error(refused, 403)
             assert error["code"] == "page_not_allowed", headers
             assert "setting" in error["message"]
-        assert house.service.records.explain("chatcmpl-0") is None
+        assert router.service.history.explain("chatcmpl-0") is None
         answer = await client.request(method, path, **body)
         assert answer.status_code == status
 
@@ -85,19 +86,23 @@ async def test_pages_that_nobody_has_invited(
         {"sec-fetch-site": "none"},
     ],
 )
-async def test_this_machine(tokenizer: Tokenizer, tmp_path: Path, headers: dict[str, str]) -> None:
+async def test_pages_of_this_machine_are_allowed(
+    tokenizer: Tokenizer, tmp_path: Path, headers: dict[str, str]
+) -> None:
     async with open_here(tokenizer, tmp_path) as (_, client):
         assert (await client.post(CHAT, json=chat(), headers=headers)).status_code == 200
 
 
-async def test_probes_by_any_name(tokenizer: Tokenizer, tmp_path: Path) -> None:
+async def test_probes_are_allowed_by_any_host_name(tokenizer: Tokenizer, tmp_path: Path) -> None:
     async with open_here(tokenizer, tmp_path) as (_, client):
         for path in ("/health", "/ready"):
             answer = await client.get(path, headers={"host": "10.1.2.3:8000", "origin": EVIL})
             assert answer.status_code == 200
 
 
-async def test_invited_pages_and_names(tokenizer: Tokenizer, tmp_path: Path) -> None:
+async def test_configured_origins_and_hosts_are_allowed(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     invited = {"cors_origins": (EVIL,), "known_hosts": ("baton.example",)}
     async with open_here(tokenizer, tmp_path, **invited) as (_, client):
         page = {"origin": EVIL, "host": "baton.example", "sec-fetch-site": "cross-site"}
@@ -109,8 +114,10 @@ async def test_invited_pages_and_names(tokenizer: Tokenizer, tmp_path: Path) -> 
         assert refused.status_code == 403
 
 
-async def test_open_to_a_network(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """By which names it is known there, only its operator could say."""
+async def test_router_open_to_a_network_accepts_any_host_name(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """Only its operator could know the names by which it is reached there."""
     async with open_here(tokenizer, tmp_path, host="0.0.0.0") as (_, client):
         named = {"host": "baton.lan:8000"}
         assert (await client.post(CHAT, json=chat(), headers=named)).status_code == 200
@@ -120,38 +127,40 @@ async def test_open_to_a_network(tokenizer: Tokenizer, tmp_path: Path) -> None:
         assert refused.status_code == 403
 
 
-async def test_whoever_shows_a_key_was_meant_to(tokenizer: Tokenizer, tmp_path: Path) -> None:
+async def test_request_with_a_key_is_allowed_from_any_page(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     async with open_here(tokenizer, tmp_path, api_keys=KEYS) as (_, client):
         page = {"authorization": "Bearer key", "origin": EVIL, "host": "evil.example"}
         assert (await client.post(CHAT, json=chat(), headers=page)).status_code == 200
-        # The admin API has no key here, and trusts this machine.
+        # The admin API has no key here, and trusts only this machine.
         refused = await client.get("/admin/pools", headers={"host": "evil"})
         assert wrong_error(refused, 403)["code"] == "page_not_allowed"
 
 
-async def test_no_clients_of_a_proxy_without_an_admin_key(
+async def test_proxied_requests_are_rejected_without_an_admin_key(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     async with open_here(tokenizer, tmp_path) as (_, client):
         for name in ("forwarded", "via", "x-forwarded-for", "x-real-ip"):
             refused = await client.get("/admin/pools", headers={name: "203.0.113.7"})
-            assert "proxy" in wrong_error(refused, 403)["message"]
+            assert "proxies" in wrong_error(refused, 403)["message"]
 
 
-async def test_metrics_tell_tenants_to_admins_only(tokenizer: Tokenizer, tmp_path: Path) -> None:
+async def test_tenant_metrics_are_for_admins_only(tokenizer: Tokenizer, tmp_path: Path) -> None:
     user, admin = {"authorization": "Bearer key"}, {"authorization": "Bearer root"}
     async with open_here(tokenizer, tmp_path, api_keys=KEYS, admin_key="root") as (_, client):
         await client.post(CHAT, json=chat(), headers=user)
         for headers in ({}, user):
             assert "tenant" not in (await client.get("/metrics", headers=headers)).text
-        told = await client.get("/metrics", headers=admin)
-        assert 'baton_tenant_requests_total{tenant="tenant"' in told.text
+        metrics = await client.get("/metrics", headers=admin)
+        assert 'baton_tenant_requests_total{tenant="tenant"' in metrics.text
     async with open_here(tokenizer, tmp_path, api_keys=KEYS) as (_, client):
         refused = await client.get("/metrics", headers=user)
         assert "admin_key" in wrong_error(refused, 403)["message"]
 
 
-def test_names_that_only_look_like_ours() -> None:
+def test_similar_host_names_are_rejected() -> None:
     guard = BrowserGuard(hosts=("Baton.example",))
     for name in (
         b"baton.example",

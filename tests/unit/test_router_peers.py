@@ -1,5 +1,5 @@
-"""Routers ask one another what they remember. Whoever is asked learns no key: an address in the
-registry may be a stranger's."""
+"""Routers query each other's request records. The queried router learns no key: an address in
+the registry may be an attacker's."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ from baton.text.tokenizer import Tokenizer
 from router.errors import ApiError
 from router.http.peer_routers import PEER_HEADER, PURPOSE, PeerRouters, explain_path
 from tests.unit import test_router_http
-from tests.unit.test_router_http import House, member, open_house
+from tests.unit.test_router_http import RouterHarness, member, open_harness
 
 tokenizer = test_router_http.tokenizer
 
@@ -23,13 +23,13 @@ KEY = "the admin's own key"
 ANSWER = b'HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n{"id": "c1"}'
 
 
-def peers_of(house: House, address: str, key: str | None = KEY) -> PeerRouters:
-    return PeerRouters(WorkerId("r0"), lambda: address, house.service.cluster, None, key)
+def peers_of(router: RouterHarness, address: str, key: str | None = KEY) -> PeerRouters:
+    return PeerRouters(WorkerId("r0"), lambda: address, router.service.cluster, None, key)
 
 
 @asynccontextmanager
 async def listening(heard: list[bytes]) -> AsyncIterator[str]:
-    """A router, or a stranger who has written himself into the registry."""
+    """A router, or an attacker who has put an entry into the registry."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         heard.append(await reader.readuntil(b"\r\n\r\n"))
@@ -40,24 +40,27 @@ async def listening(heard: list[bytes]) -> AsyncIterator[str]:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-async def test_whoever_is_asked_learns_no_key(tokenizer: Tokenizer) -> None:
+async def test_queried_peer_learns_no_key(tokenizer: Tokenizer) -> None:
     heard: list[bytes] = []
-    async with open_house(tokenizer, admin_key=KEY) as (house, client), listening(heard) as there:
-        house.members.list.append(replace(member("r1", Role.ROUTER), address=there))
-        await house.service.cluster.refresh()
-        house.service.peers = peers_of(house, "10.0.0.1:8000")
+    async with (
+        open_harness(tokenizer, admin_key=KEY) as (router, client),
+        listening(heard) as there,
+    ):
+        router.members.list.append(replace(member("r1", Role.ROUTER), address=there))
+        await router.service.cluster.refresh()
+        router.service.peer_routers = peers_of(router, "10.0.0.1:8000")
         asked = await client.get(explain_path("c1"), headers={"authorization": f"Bearer {KEY}"})
         assert asked.status_code == 200 and asked.json() == {"id": "c1"}
     assert len(heard) == 1
     assert KEY.encode() not in heard[0] and b"authorization" not in heard[0].lower()
     head = dict(line.split(": ", 1) for line in heard[0].decode().split("\r\n")[1:-2])
     proof = head[PROOF_HEADER]
-    peers_of(house, there).check(explain_path("c1"), proof)  # a router there would let it in
-    for elsewhere in (peers_of(house, "10.0.0.2:8000"), peers_of(house, there, "another")):
+    peers_of(router, there).check(explain_path("c1"), proof)  # a router there would accept it
+    for elsewhere in (peers_of(router, "10.0.0.2:8000"), peers_of(router, there, "another")):
         with pytest.raises(ApiError):
             elsewhere.check(explain_path("c1"), proof)
     with pytest.raises(ApiError):
-        peers_of(house, there).check(explain_path("c2"), proof)
+        peers_of(router, there).check(explain_path("c2"), proof)
 
 
 @pytest.mark.parametrize(
@@ -68,22 +71,22 @@ async def test_whoever_is_asked_learns_no_key(tokenizer: Tokenizer) -> None:
         ("10.0.0.1:8000", "guessed", 401),
     ],
 )
-async def test_another_router_is_answered(
+async def test_signed_query_of_a_peer_is_answered(
     tokenizer: Tokenizer, target: str, key: str, status: int
 ) -> None:
-    async with open_house(tokenizer, admin_key=KEY) as (house, client):
-        house.service.peers = peers_of(house, "10.0.0.1:8000")
+    async with open_harness(tokenizer, admin_key=KEY) as (router, client):
+        router.service.peer_routers = peers_of(router, "10.0.0.1:8000")
         signer = CallSigner(key, target, purpose=PURPOSE)
         headers = {PEER_HEADER: "1", **dict(signer.metadata(explain_path("c1")))}
         assert (await client.get(explain_path("c1"), headers=headers)).status_code == status
         assert (
             await client.get(explain_path("c1"), headers=headers)
-        ).status_code == 401  # used, or bad
+        ).status_code == 401  # used already, or invalid
         assert (await client.get("/admin/pools", headers=headers)).status_code == 401
 
 
-async def test_without_an_admin_key_no_proof_is_taken(tokenizer: Tokenizer) -> None:
-    async with open_house(tokenizer) as (house, client):
-        house.service.peers = peers_of(house, "10.0.0.1:8000", None)
+async def test_without_an_admin_key_no_peer_signature_is_accepted(tokenizer: Tokenizer) -> None:
+    async with open_harness(tokenizer) as (router, client):
+        router.service.peer_routers = peers_of(router, "10.0.0.1:8000", None)
         asked = await client.get(explain_path("c1"), headers={PROOF_HEADER: "anything"})
         assert asked.status_code == 401

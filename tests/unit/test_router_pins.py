@@ -1,4 +1,5 @@
-"""Breakpoints in a prompt (``cache_control``): where they lie, and what the stores are asked."""
+"""Cache breakpoints in a prompt (``cache_control``): their positions, and the pin requests to
+the stores."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -25,7 +26,7 @@ from router.http.body_parser import parse_body
 from router.openai.cache_breakpoints import find_prefix_pins
 from router.openai.schema import ChatBody
 from tests.unit import test_router_http
-from tests.unit.test_router_http import CHAT, StaticMembers, member, open_house
+from tests.unit.test_router_http import CHAT, StaticMembers, member, open_harness
 
 tokenizer = test_router_http.tokenizer
 SHORT = {"type": "ephemeral"}
@@ -48,33 +49,35 @@ def _rendered(tokenizer: Tokenizer, body: ChatBody) -> str:
     return tokenizer.apply_chat_template(messages, None, add_generation_prompt=True)
 
 
-def test_a_breakpoint_lies_after_its_part(tokenizer: Tokenizer) -> None:
+def test_breakpoint_lies_after_its_part(tokenizer: Tokenizer) -> None:
     content = [part("abc"), part("defg", SHORT), part("hi")]
     [pin] = pins(tokenizer, {"role": "user", "content": content})
     # <|im_start|> is one token, "user\n" five, "abcdefg" seven.
     assert pin == PrefixPin(13, tuple(KEYS[:3]), 300.0)
 
 
-def test_a_message_may_have_one_at_its_end(tokenizer: Tokenizer) -> None:
+def test_message_may_have_a_breakpoint_at_its_end(tokenizer: Tokenizer) -> None:
     system = {"role": "system", "content": "abc", "cache_control": LONG}
     [pin] = pins(tokenizer, system, {"role": "user", "content": "abc"})
     assert pin == PrefixPin(11, tuple(KEYS[:2]), 3600.0)
 
 
-def test_the_longest_for_each_time_counts(tokenizer: Tokenizer) -> None:
+def test_longest_prefix_for_each_ttl_is_pinned(tokenizer: Tokenizer) -> None:
     system = {"role": "system", "content": [part("rules", LONG), part("x", SHORT)]}
     user = {"role": "user", "content": [part("document", SHORT), part("question")]}
     found = pins(tokenizer, system, user)
-    assert [(pin.seconds, pin.num_tokens) for pin in found] == [(3600.0, 13), (300.0, 30)]
+    assert [(pin.ttl_seconds, pin.num_tokens) for pin in found] == [(3600.0, 13), (300.0, 30)]
     reverse = pins(tokenizer, {"role": "user", "content": [part("ab", SHORT), part("c", LONG)]})
-    assert [pin.seconds for pin in reverse] == [3600.0]  # what is longer includes the shorter
+    assert [pin.ttl_seconds for pin in reverse] == [
+        3600.0
+    ]  # the longer prefix includes the shorter
 
 
-def test_who_has_no_breakpoint_pays_nothing(tokenizer: Tokenizer) -> None:
+def test_prompt_without_breakpoints_has_no_pins(tokenizer: Tokenizer) -> None:
     assert pins(tokenizer, {"role": "user", "content": [part("a"), part("b")]}) == ()
 
 
-def test_marks_of_ours_in_a_message_are_its_text(tokenizer: Tokenizer) -> None:
+def test_our_marker_characters_in_a_message_are_plain_text(tokenizer: Tokenizer) -> None:
     plain = pins(tokenizer, {"role": "user", "content": [part("a\ue0010\ue001b", SHORT)]})
     assert plain[0].num_tokens == 6 + len("a\ue0010\ue001b".encode())
 
@@ -82,15 +85,17 @@ def test_marks_of_ours_in_a_message_are_its_text(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("control", "complaint"),
     [
-        ({"type": "forever"}, "cache_control is like"),
-        ("ephemeral", "cache_control is like"),
+        ({"type": "forever"}, "cache_control must be like"),
+        ("ephemeral", "cache_control must be like"),
         ({"type": "ephemeral", "ttl": "1d"}, "cache_control.ttl must be one of 5m, 1h"),
         ({"type": "ephemeral", "ttl": 300}, "cache_control.ttl must be one of 5m, 1h"),
-        ({"type": "ephemeral", "scope": "all"}, "cache_control has no 'scope'"),
+        ({"type": "ephemeral", "scope": "all"}, "cache_control has the unknown field 'scope'"),
     ],
 )
-async def test_wrong_breakpoints(tokenizer: Tokenizer, control: Any, complaint: str) -> None:
-    async with open_house(tokenizer) as (_, client):
+async def test_invalid_breakpoints_are_rejected(
+    tokenizer: Tokenizer, control: Any, complaint: str
+) -> None:
+    async with open_harness(tokenizer) as (_, client):
         for message in (
             {"role": "user", "content": [part("a", control)]},
             {"role": "user", "content": "a", "cache_control": control},
@@ -100,7 +105,7 @@ async def test_wrong_breakpoints(tokenizer: Tokenizer, control: Any, complaint: 
             assert complaint in response.json()["error"]["message"]
 
 
-def test_too_many_breakpoints(tokenizer: Tokenizer) -> None:
+def test_too_many_breakpoints_are_rejected(tokenizer: Tokenizer) -> None:
     with pytest.raises(ApiError, match="at most 4 cache_control, not 5"):
         pins(tokenizer, {"role": "user", "content": [part("a", SHORT)] * 5})
 
@@ -108,8 +113,8 @@ def test_too_many_breakpoints(tokenizer: Tokenizer) -> None:
 # The stores
 
 
-class TwinStores:
-    """Each has some leading blocks; ``full`` ones pin nothing."""
+class FakeStores:
+    """Stores that have some leading blocks each; stores in ``full`` refuse to pin."""
 
     def __init__(self, **held: int) -> None:
         self.held = held
@@ -123,7 +128,7 @@ class TwinStores:
         return min(self.held[store.id], len(keys))
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to close."""
 
 
 def on(host: str, name: str, role: Role) -> Member:
@@ -131,7 +136,7 @@ def on(host: str, name: str, role: Role) -> Member:
 
 
 class Bench:
-    def __init__(self, stores: TwinStores) -> None:
+    def __init__(self, stores: FakeStores) -> None:
         self.stores = stores
         self.clock = ManualClock()
         members = [on("h1", "k1", Role.KVSTORE), on("h2", "k2", Role.KVSTORE)]
@@ -141,7 +146,7 @@ class Bench:
         self.record = GenerationRecord(RequestId("r"), 0.0, 20)
         prefill = WorkerRef(WorkerId("p0"), "p0:1", Incarnation(1))
         decode = WorkerRef(WorkerId("d0"), "d0:1", Incarnation(1))
-        self.record.note_placement(Epoch(1), Placement(prefill, decode, "test"), 0.0)
+        self.record.record_placement(Epoch(1), Placement(prefill, decode, "test"), 0.0)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -165,41 +170,44 @@ async def settle() -> None:
 PIN = PrefixPin(18, tuple(KEYS[:4]), 300.0)
 
 
-async def test_the_store_beside_the_worker_is_asked_once_the_prompt_is_read() -> None:
-    bench = Bench(TwinStores(k1=0, k2=4))
+async def test_local_store_pins_the_prefix_once_the_prompt_is_computed() -> None:
+    bench = Bench(FakeStores(k1=0, k2=4))
     async with bench.running():
-        bench.pinner.expect(bench.record, [PIN])
+        bench.pinner.pin_when_stored(bench.record, [PIN])
         await bench.wait(1.0)
         assert bench.stores.asked == []
         bench.record.cached_tokens = 0
         await bench.wait(1.0)
         assert bench.stores.asked == [("k2", 4, 300.0)]
-        [told] = bench.record.explain()["pins"]
-        assert told == {
+        [noted] = bench.record.explain()["pins"]
+        assert noted == {
             "num_tokens": 18, "seconds": 300.0, "pinned_blocks": 4, "store": "k2", "error": "",
         }  # fmt: skip
 
 
-async def test_blocks_that_come_late_are_waited_for() -> None:
-    bench = Bench(TwinStores(k1=0, k2=1))
+async def test_blocks_that_arrive_late_are_waited_for() -> None:
+    bench = Bench(FakeStores(k1=0, k2=1))
     async with bench.running():
         bench.record.cached_tokens = 0
-        bench.pinner.expect(bench.record, [PIN])
+        bench.pinner.pin_when_stored(bench.record, [PIN])
         await settle()
         [noted] = bench.record.pins
-        assert (noted.pinned_blocks, noted.error) == (1, "3 of 4 blocks are not in its DRAM")
+        assert (noted.pinned_blocks, noted.error) == (
+            1,
+            "3 of 4 blocks are not in the store's DRAM",
+        )
         bench.stores.held["k2"] = 4
         await bench.wait(0.1)
         assert (noted.pinned_blocks, noted.error) == (4, "")
 
 
-async def test_a_store_that_can_not_pin_costs_nothing() -> None:
-    bench = Bench(TwinStores(k1=0, k2=4))
+async def test_store_that_can_not_pin_is_not_asked_for_ever() -> None:
+    bench = Bench(FakeStores(k1=0, k2=4))
     bench.stores.full = {"k2"}
     async with bench.running():
         bench.record.cached_tokens = 0
-        bench.pinner.expect(bench.record, [PIN])
-        bench.record.note_end("stop", 1.0)
+        bench.pinner.pin_when_stored(bench.record, [PIN])
+        bench.record.record_end("stop", 1.0)
         for _ in range(20):
             await bench.wait(STORE_ARRIVAL_TIMEOUT_SECONDS / 5)
         num_asked = len(bench.stores.asked)
@@ -208,26 +216,26 @@ async def test_a_store_that_can_not_pin_costs_nothing() -> None:
         assert bench.record.pins[0].pinned_blocks == 0
 
 
-async def test_a_prompt_that_nobody_read_is_not_pinned() -> None:
-    bench = Bench(TwinStores(k1=4, k2=4))
+async def test_prompt_that_was_not_computed_is_not_pinned() -> None:
+    bench = Bench(FakeStores(k1=4, k2=4))
     async with bench.running():
-        bench.pinner.expect(bench.record, [PIN, PrefixPin(2, (), 3600.0)])
-        bench.record.note_end("error", 1.0)
+        bench.pinner.pin_when_stored(bench.record, [PIN, PrefixPin(2, (), 3600.0)])
+        bench.record.record_end("error", 1.0)
         await bench.wait(1.0)
         assert [noted.error for noted in bench.record.pins] == [
-            "the prompt was not read",
+            "the prompt was not computed",
             "no full block is before the breakpoint",
         ]
         assert bench.stores.asked == []
 
 
-async def test_a_chat_is_answered_and_its_prefix_pinned(tokenizer: Tokenizer) -> None:
-    async with open_house(tokenizer) as (house, client):
-        house.members.list.append(member("k0", Role.KVSTORE))
-        await house.service.cluster.refresh()
-        stores = TwinStores(k0=64)
-        house.service.pinner = PrefixPinner(house.service.cluster, stores, SystemClock())
-        running = asyncio.create_task(house.service.pinner.run())
+async def test_prefix_of_an_answered_chat_is_pinned(tokenizer: Tokenizer) -> None:
+    async with open_harness(tokenizer) as (router, client):
+        router.members.list.append(member("k0", Role.KVSTORE))
+        await router.service.cluster.refresh()
+        stores = FakeStores(k0=64)
+        router.service.prefix_pinner = PrefixPinner(router.service.cluster, stores, SystemClock())
+        running = asyncio.create_task(router.service.prefix_pinner.run())
         await settle()
         content = [part("a long document", SHORT), part("?")]
         body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8}

@@ -1,4 +1,4 @@
-"""The router as a program: start, serve over real sockets, drain, stop; and its secrets."""
+"""The router as a program: start, serving over real sockets, drain, stop; and tenant salts."""
 
 import asyncio
 import json
@@ -45,30 +45,31 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
-    """And a collector that is left as it is: other tests live in this process."""
+    """An in-memory registry, in place of the router's Redis. Also keeps the router from changing
+    the settings of the garbage collector, since other tests run in this process."""
     monkeypatch.setattr("router.program.tune_garbage_collector", lambda: None)
-    twin = MemoryRegistry(SystemClock())
-    monkeypatch.setattr("router.program.RedisRegistry", lambda *_: twin)
-    return twin
+    fake = MemoryRegistry(SystemClock())
+    monkeypatch.setattr("router.program.RedisRegistry", lambda *_: fake)
+    return fake
 
 
 async def router_in(registry: MemoryRegistry) -> Member | None:
     return next((m for m in await registry.members() if m.role is Role.ROUTER), None)
 
 
-async def until_ready(registry: MemoryRegistry) -> None:
+async def wait_until_ready(registry: MemoryRegistry) -> None:
     async with asyncio.timeout(5):
         while (me := await router_in(registry)) is None or me.state is not WorkerState.READY:
             await asyncio.sleep(0.01)
 
 
-async def test_a_router_lives_and_drains(settings: Settings, registry: MemoryRegistry) -> None:
+async def test_router_serves_and_drains(settings: Settings, registry: MemoryRegistry) -> None:
     async with worker() as (core, ref, _), httpx.AsyncClient() as client:
         await registry.announce(member("w", Role.DECODE, ref.address), 60)
         program = RouterProgram(settings)
         lifecycle = Lifecycle(program, 5)
         living = asyncio.create_task(lifecycle.run())
-        await until_ready(registry)
+        await wait_until_ready(registry)
         me = await router_in(registry)
         assert me is not None
         assert (me.id, me.address) == ("router-7", program.address)
@@ -78,8 +79,8 @@ async def test_a_router_lives_and_drains(settings: Settings, registry: MemoryReg
         asked = asyncio.create_task(client.post(url + "/v1/completions", json=body))
         await core.wait(lambda: core.submitted)
         [(spec, task, _source)] = core.submitted
-        assert (task, bytes(spec.token_ids)) == (Task.WHOLE, b"hello")
-        lifecycle.ask_to_stop()
+        assert (task, bytes(spec.token_ids)) == (Task.PREFILL_AND_DECODE, b"hello")
+        lifecycle.request_stop()
         await asyncio.sleep(0.05)
         assert (await client.get(url + "/ready")).status_code == 503
         refused = await client.post(url + "/v1/completions", json=body)
@@ -94,10 +95,8 @@ async def test_a_router_lives_and_drains(settings: Settings, registry: MemoryReg
     assert await router_in(registry) is None
 
 
-async def test_a_new_router_waits_for_a_worker(
-    settings: Settings, registry: MemoryRegistry
-) -> None:
-    """So long as it may: a registry may have forgotten them all just now."""
+async def test_new_router_waits_for_a_worker(settings: Settings, registry: MemoryRegistry) -> None:
+    """It waits for up to its limit: a registry may just have lost all its members."""
     clock = HeldClock(WORKER_POLL_SECONDS)
     lifecycle = Lifecycle(
         RouterProgram(settings.model_copy(update={"worker_wait_seconds": 3600.0}), clock), 5
@@ -108,25 +107,25 @@ async def test_a_new_router_waits_for_a_worker(
         assert not lifecycle.has_served
         await registry.announce(member("w", Role.DECODE, ref.address), 60)
         clock.over.set()
-        await until_ready(registry)
-        lifecycle.ask_to_stop()
+        await wait_until_ready(registry)
+        lifecycle.request_stop()
         await living
 
 
-async def test_a_new_router_starts_without_workers_in_the_end(
+async def test_new_router_starts_without_workers_after_its_wait(
     settings: Settings, registry: MemoryRegistry
 ) -> None:
     program = RouterProgram(settings.model_copy(update={"worker_wait_seconds": 0.01}))
     lifecycle = Lifecycle(program, 5)
     living = asyncio.create_task(lifecycle.run())
-    await until_ready(registry)
+    await wait_until_ready(registry)
     assert await httpx_once(f"http://{program.address}/ready") == 503
-    lifecycle.ask_to_stop()
+    lifecycle.request_stop()
     await living
 
 
 class HeldClock(SystemClock):
-    """Of one length, a sleep ends when the test says so."""
+    """A clock whose sleeps of ``held_seconds`` end when the test says so."""
 
     def __init__(self, held_seconds: float) -> None:
         self._held_seconds = held_seconds
@@ -140,46 +139,46 @@ class HeldClock(SystemClock):
             await super().sleep(seconds)
 
 
-async def test_a_load_balancer_has_time_to_hear_of_a_drain(
+async def test_draining_router_accepts_requests_during_the_grace_period(
     settings: Settings, registry: MemoryRegistry
 ) -> None:
-    """Until then who comes is answered, over a connection that ends; afterwards nobody comes in,
-    and a connection that was idle ends without a refusal."""
+    """Until the grace period ends, new requests are answered over connections that are then
+    closed. Afterwards no new connection is accepted, and idle ones are closed without a refusal."""
     clock = HeldClock(77.0)
     program = RouterProgram(settings.model_copy(update={"endpoint_grace_seconds": 77.0}), clock)
     lifecycle = Lifecycle(program, 100)
     async with worker() as (core, ref, _), httpx.AsyncClient() as client:
         await registry.announce(member("w", Role.DECODE, ref.address), 60)
         living = asyncio.create_task(lifecycle.run())
-        await until_ready(registry)
+        await wait_until_ready(registry)
         url = f"http://{program.address}"
-        assert (await client.get(url + "/health")).status_code == 200  # and stays connected
-        lifecycle.ask_to_drain()
+        assert (await client.get(url + "/health")).status_code == 200  # the client stays connected
+        lifecycle.request_drain()
         await clock.asleep.wait()
         assert await httpx_once(url + "/ready") == 503
         body = {"prompt": "hello", "max_tokens": 2}
         asked = asyncio.create_task(httpx_post(url + "/v1/completions", body))
         await core.wait(lambda: core.submitted)
         clock.over.set()
-        while program._ports is not None and program._ports._shared is not None:
+        while program._listeners is not None and program._listeners._shared_listener is not None:
             await asyncio.sleep(0.01)
         with pytest.raises(httpx.ConnectError):
             await httpx_once(url + "/health")
-        assert not STATUS.vitals.drained
+        assert not STATUS.health.is_drained
         [(spec, _task, _source)] = core.submitted
         end = replace(output(spec.request_id, 104, 105), finish_reason=FinishReason.LENGTH)
         core.streams[0].put(end)
         answer = await asked
         assert answer.json()["choices"][0]["text"] == "hi"
         assert answer.headers["connection"] == "close"
-        while not STATUS.vitals.drained:
+        while not STATUS.health.is_drained:
             await asyncio.sleep(0.01)
-        lifecycle.ask_to_stop()
+        lifecycle.request_stop()
         await living
     assert lifecycle.state is ProgramState.STOPPED
 
 
-async def test_a_port_that_is_taken(settings: Settings, registry: MemoryRegistry) -> None:
+async def test_port_in_use_is_reported(settings: Settings, registry: MemoryRegistry) -> None:
     first = RouterProgram(settings)
     await first.start()
     port = int(first.address.rpartition(":")[2])
@@ -190,9 +189,9 @@ async def test_a_port_that_is_taken(settings: Settings, registry: MemoryRegistry
     await first.stop()
 
 
-async def test_two_routers_on_one_port(settings: Settings, registry: MemoryRegistry) -> None:
-    """Each knows its own requests, and asks the other about those that it does not. One that drains
-    leaves the port to the other."""
+async def test_two_routers_can_share_a_port(settings: Settings, registry: MemoryRegistry) -> None:
+    """Each router knows its own requests, and queries the other about those it does not know. A
+    draining router leaves the port to the other."""
     port = free_port()
     shared = settings.model_copy(update={"port": port, "reuse_port": True, "admin_key": "root"})
     names = ("router-0", "router-1")
@@ -217,21 +216,23 @@ async def test_two_routers_on_one_port(settings: Settings, registry: MemoryRegis
         )
         core.streams[0].put(end)
         path = f"/admin/requests/{(await asked).headers['x-baton-request-id']}"
-        told = [(await client.get(each + path, headers=admin)).json() for each in (first, second)]
-        assert told[0] == told[1] and told[0]["decode"]["id"] == "w"
+        answers = [
+            (await client.get(each + path, headers=admin)).json() for each in (first, second)
+        ]
+        assert answers[0] == answers[1] and answers[0]["decode"]["id"] == "w"
         assert (await client.get(second + path)).status_code == 401
         nobody = await client.get(second + "/admin/requests/x", headers=admin)
         assert nobody.status_code == 404
-        lives[0].ask_to_stop()
+        lives[0].request_stop()
         await living[0]
         for _ in range(8):
             assert (await httpx_once(url + "/health")) == 200
-        lives[1].ask_to_stop()
+        lives[1].request_stop()
         await living[1]
 
 
 async def httpx_once(url: str) -> int:
-    """Over a connection of its own."""
+    """Send the request over a connection of its own."""
     async with httpx.AsyncClient() as client:
         return (await client.get(url)).status_code
 
@@ -241,7 +242,7 @@ async def httpx_post(url: str, body: dict[str, object]) -> httpx.Response:
         return await client.post(url, json=body)
 
 
-async def test_a_router_behind_tls(
+async def test_router_serves_tls(
     settings: Settings, registry: MemoryRegistry, tmp_path: Path
 ) -> None:
     files = {"tls_certificate": tmp_path / "router.pem", "tls_key": tmp_path / "router.key"}
@@ -251,7 +252,7 @@ async def test_a_router_behind_tls(
     program = RouterProgram(settings.model_copy(update=paths))
     lifecycle = Lifecycle(program, 5)
     living = asyncio.create_task(lifecycle.run())
-    await until_ready(registry)
+    await wait_until_ready(registry)
     tls = pinned_tls_context(paths["tls_certificate"])
     assert tls is not None
     async with httpx.AsyncClient(verify=tls) as client:
@@ -261,20 +262,20 @@ async def test_a_router_behind_tls(
         await asyncio.to_thread(is_router_ready, host, int(port), certificate)
         for certificate in (paths["tls_certificate"], None)
     ]
-    assert answers == [False, False]  # no worker is there yet; and it speaks no plain HTTP
-    lifecycle.ask_to_stop()
+    assert answers == [False, False]  # no worker is ready yet; and the port speaks no plain HTTP
+    lifecycle.request_stop()
     await living
 
 
-def test_open_files_are_as_many_as_may_be(settings: Settings) -> None:
+def test_open_file_limit_is_raised_to_its_maximum(settings: Settings) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     limits = connection_limits(settings)
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
     assert limits.max_connections == min(16_384, raise_open_file_limit() - RESERVED_OPEN_FILES)
 
 
-def test_salts_keep_tenants_apart() -> None:
-    """A committed vector: another salt would make every cached block unfindable."""
+def test_tenant_salts_differ_and_are_stable() -> None:
+    """A committed vector: with another salt, no cached block would be found."""
     salt = tenant_salt("secret", TenantId("alice"))
     assert salt.hex() == "ef017cbe9757c80cb5b7a26aba8848a4"
     assert salt != tenant_salt("secret", TenantId("bob"))

@@ -1,4 +1,4 @@
-"""Logprobs of prompts, as evaluation harnesses ask for them."""
+"""Logprobs of prompts, as evaluation harnesses request them."""
 
 import json
 from typing import Any
@@ -8,7 +8,15 @@ import pytest
 from baton.core.request import MAX_PROMPT_LOGPROBS
 from baton.text.tokenizer import Tokenizer
 from router.openai.prompt_logprobs_budget import PromptLogprobsBudget
-from tests.unit.test_router_http import CHAT, CONTEXT, EOS, USER, open_house, tokenizer, wrong_error
+from tests.unit.test_router_http import (
+    CHAT,
+    CONTEXT,
+    EOS,
+    USER,
+    open_harness,
+    tokenizer,
+    wrong_error,
+)
 
 __all__ = ["tokenizer"]
 
@@ -16,11 +24,11 @@ COMPLETION = "/v1/completions"
 PROMPT = "aé€"
 TOKENS = [*PROMPT.encode()]
 OFFSETS = [0, 1, 1, 2, 2, 2]
-"""A character begins with the first of its tokens, and is there with the last."""
+"""A character's text offset is that of its first token; the character is complete with its last."""
 
 
 async def complete(tokenizer: Tokenizer, **fields: Any) -> dict[str, Any]:
-    async with open_house(tokenizer, text="no") as (_, client):
+    async with open_harness(tokenizer, text="no") as (_, client):
         response = await client.post(COMPLETION, json={"prompt": PROMPT, **fields})
     assert response.status_code == 200, response.text
     return dict(response.json())
@@ -42,7 +50,7 @@ async def test_echo_with_logprobs_begins_with_the_prompt(tokenizer: Tokenizer) -
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, TOKENS])
-async def test_no_token_at_all_is_asked_for(tokenizer: Tokenizer, prompt: Any) -> None:
+async def test_max_tokens_zero_scores_only_the_prompt(tokenizer: Tokenizer, prompt: Any) -> None:
     body = await complete(tokenizer, prompt=prompt, echo=True, logprobs=0, max_tokens=0)
     choice = body["choices"][0]
     assert choice["text"] == PROMPT
@@ -53,10 +61,11 @@ async def test_no_token_at_all_is_asked_for(tokenizer: Tokenizer, prompt: Any) -
     }  # fmt: skip
 
 
-async def test_an_evaluation_finds_the_continuation_and_whether_it_is_the_likeliest(
+async def test_evaluation_harness_can_score_a_continuation(
     tokenizer: Tokenizer,
 ) -> None:
-    """As lm-evaluation-harness reads it: tokens after the context, without the generated one."""
+    """As lm-evaluation-harness reads it: the tokens after the context, without the generated
+    one."""
     context = 2
     body = await complete(tokenizer, prompt=[TOKENS], echo=True, logprobs=1, max_tokens=1, seed=1)
     logprobs = body["choices"][0]["logprobs"]
@@ -66,27 +75,27 @@ async def test_an_evaluation_finds_the_continuation_and_whether_it_is_the_likeli
     assert all(token == max(top, key=top.get) for token, top in [*pairs][context:-1])
 
 
-async def test_echo_without_logprobs_of_no_answer(tokenizer: Tokenizer) -> None:
+async def test_echo_without_logprobs_and_without_an_answer(tokenizer: Tokenizer) -> None:
     choice = (await complete(tokenizer, echo=True, max_tokens=0))["choices"][0]
     assert (choice["text"], choice["logprobs"]) == (PROMPT, None)
 
 
-async def test_a_prompt_of_one_token(tokenizer: Tokenizer) -> None:
+async def test_prompt_of_one_token_has_no_logprob(tokenizer: Tokenizer) -> None:
     body = await complete(tokenizer, prompt="a", echo=True, logprobs=2, max_tokens=1)
     assert body["choices"][0]["logprobs"]["token_logprobs"] == [None, -0.5]
 
 
-async def test_several_answers_and_prompts(tokenizer: Tokenizer) -> None:
+async def test_echoed_logprobs_of_several_choices_and_prompts(tokenizer: Tokenizer) -> None:
     body = await complete(tokenizer, prompt=["ab", "c"], n=2, echo=True, logprobs=0, max_tokens=1)
     assert [choice["text"] for choice in body["choices"]] == ["abn", "abn", "cn", "cn"]
     lengths = [len(choice["logprobs"]["tokens"]) for choice in body["choices"]]
     assert lengths == [3, 3, 2, 2]
 
 
-async def test_a_stream_opens_with_the_prompt(tokenizer: Tokenizer) -> None:
+async def test_echoing_stream_begins_with_the_prompt(tokenizer: Tokenizer) -> None:
     for max_tokens, text in ((0, PROMPT), (2, PROMPT + "no")):
         fields = {"echo": True, "logprobs": 1, "max_tokens": max_tokens, "stream": True}
-        async with open_house(tokenizer, text="no") as (_, client):
+        async with open_harness(tokenizer, text="no") as (_, client):
             response = await client.post(COMPLETION, json={"prompt": PROMPT, **fields})
         frames = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
         choices = [json.loads(frame)["choices"][0] for frame in frames[:-1]]
@@ -97,7 +106,7 @@ async def test_a_stream_opens_with_the_prompt(tokenizer: Tokenizer) -> None:
         assert choices[-1]["finish_reason"] == "length"
 
 
-async def test_vllms_field(tokenizer: Tokenizer) -> None:
+async def test_vllms_prompt_logprobs_field(tokenizer: Tokenizer) -> None:
     body = await complete(tokenizer, prompt_logprobs=1, max_tokens=1)
     choice = body["choices"][0]
     assert choice["text"] == "n" and choice["logprobs"] is None
@@ -108,29 +117,29 @@ async def test_vllms_field(tokenizer: Tokenizer) -> None:
     assert none["choices"][0]["prompt_logprobs"][1]["195"]["rank"] is None
 
 
-async def test_vllms_field_of_a_chat(tokenizer: Tokenizer) -> None:
-    async with open_house(tokenizer, text="no") as (house, client):
+async def test_vllms_prompt_logprobs_field_of_a_chat(tokenizer: Tokenizer) -> None:
+    async with open_harness(tokenizer, text="no") as (router, client):
         body = {"messages": USER, "prompt_logprobs": 0, "max_tokens": 1}
         answer = (await client.post(CHAT, json=body)).json()
-    (job,) = house.decode.submitted
+    (job,) = router.decode.submitted
     assert len(answer["prompt_logprobs"]) == len(job.spec.token_ids)
     assert EOS not in answer
 
 
-async def test_prompts_that_are_scored_are_placed_without_regard_to_caches(
+async def test_scored_prompts_are_placed_without_regard_to_caches(
     tokenizer: Tokenizer,
 ) -> None:
-    async with open_house(tokenizer) as (house, client):
+    async with open_harness(tokenizer) as (router, client):
         await client.post(COMPLETION, json={"prompt": "x" * 20, "max_tokens": 1})
         await client.post(COMPLETION, json={"prompt": "x" * 20, "prompt_logprobs": 1})
-    assert [bool(query.block_keys) for query in house.placer.queries] == [True, False]
+    assert [bool(query.block_keys) for query in router.placer.queries] == [True, False]
 
 
-async def test_more_logprobs_than_a_message_should_have(tokenizer: Tokenizer) -> None:
+async def test_too_many_prompt_logprobs_are_rejected(tokenizer: Tokenizer) -> None:
     prompts, num_tokens = 128, CONTEXT - 4
     most = MAX_PROMPT_LOGPROBS // (prompts * num_tokens) - 1
     body = {"prompt": [[1] * num_tokens] * prompts, "max_tokens": 1, "prompt_logprobs": most}
-    async with open_house(tokenizer) as (_, client):
+    async with open_harness(tokenizer) as (_, client):
         assert (await client.post(COMPLETION, json=body)).status_code == 200
         twice = {**body, "n": 2}
         assert wrong_error(await client.post(COMPLETION, json=twice))["param"] == "prompt_logprobs"
@@ -138,11 +147,11 @@ async def test_more_logprobs_than_a_message_should_have(tokenizer: Tokenizer) ->
         assert wrong_error(await client.post(COMPLETION, json=echoed))["param"] == "logprobs"
 
 
-async def test_many_who_ask_for_logprobs_of_prompts_wait_their_turn(tokenizer: Tokenizer) -> None:
-    async with open_house(tokenizer) as (house, client):
-        house.service.scores = budget = PromptLogprobsBudget(limit=15)
+async def test_concurrent_prompt_logprobs_are_budgeted(tokenizer: Tokenizer) -> None:
+    async with open_harness(tokenizer) as (router, client):
+        router.service.prompt_logprobs_budget = budget = PromptLogprobsBudget(limit=15)
         body = {"prompt": "12345", "max_tokens": 1, "prompt_logprobs": 1}
-        with budget.take(6):
+        with budget.reserve(6):
             assert wrong_error(await client.post(COMPLETION, json=body), 429)["type"]
         assert (await client.post(COMPLETION, json=body)).status_code == 200
-        assert budget.taken == 0
+        assert budget.num_reserved == 0

@@ -1,4 +1,4 @@
-"""The HTTP server over real sockets: what clients may send, how slowly, and who hurts whom."""
+"""The HTTP server over real sockets: invalid and slow clients, limits, and TLS."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ HEAD = b"POST / HTTP/1.1\r\nhost: x\r\n"
 
 
 def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """As the router runs."""
+    """Run the test on uvloop, like the router."""
 
     @functools.wraps(test)
     def run(*arguments: Any, **named: Any) -> None:
@@ -43,7 +43,7 @@ def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 
 class Bench:
-    """A server, and what its app saw and does."""
+    """A server, and a record of what its app saw and did."""
 
     def __init__(self, limits: ConnectionLimits, tls: ssl.SSLContext | None = None) -> None:
         self.refusals: list[str] = []
@@ -88,7 +88,7 @@ class Bench:
         return reader, writer
 
     async def ask(self, data: bytes) -> bytes:
-        """All that comes back until the server closes."""
+        """Send ``data``, and return everything received until the server closes the connection."""
         reader, writer = await self.connect()
         async with asyncio.timeout(5):
             with contextlib.suppress(ConnectionError):
@@ -131,7 +131,7 @@ def status(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1]) if answer else 0
 
 
-# -- what is sent ---------------------------------------------------------------------------
+# -- what clients send ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def status(answer: bytes) -> int:
     ],
 )
 @on_uvloop
-async def test_requests_that_are_none(data: bytes, wanted: int) -> None:
+async def test_invalid_requests_are_refused(data: bytes, wanted: int) -> None:
     async with bench() as made:
         answer = await made.ask(data)
         assert status(answer) == wanted
@@ -167,7 +167,7 @@ async def test_requests_that_are_none(data: bytes, wanted: int) -> None:
 
 
 @on_uvloop
-async def test_a_head_that_grows_without_end() -> None:
+async def test_endless_header_is_refused() -> None:
     async with bench() as made:
         reader, writer = await made.connect()
         writer.write(b"GET / HTTP/1.1\r\na: x")
@@ -176,12 +176,12 @@ async def test_a_head_that_grows_without_end() -> None:
                 writer.write(b"x" * 100)
                 await writer.drain()
         assert made.refusals == ["headers"]
-        with contextlib.suppress(ConnectionError):  # who still writes may lose the answer
+        with contextlib.suppress(ConnectionError):  # a client still writing may lose the answer
             assert status(await reader.read()) == 431
 
 
 @on_uvloop
-async def test_bodies_in_chunks_and_trailers_that_change_nothing() -> None:
+async def test_chunked_body_is_read_and_its_trailers_ignored() -> None:
     async with bench() as made:
         chunked = b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
         body = b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nauthorization: Bearer x\r\n\r\n"
@@ -190,7 +190,7 @@ async def test_bodies_in_chunks_and_trailers_that_change_nothing() -> None:
 
 
 @on_uvloop
-async def test_expected_to_say_that_it_wants_the_body() -> None:
+async def test_expect_100_continue_is_answered() -> None:
     async with bench() as made:
         reader, writer = await made.connect()
         writer.write(
@@ -202,7 +202,7 @@ async def test_expected_to_say_that_it_wants_the_body() -> None:
 
 
 @on_uvloop
-async def test_no_chunks_for_http_1_0() -> None:
+async def test_http_1_0_response_is_not_chunked() -> None:
     async with bench() as made:
         made.chunks = [b"o", b"", b"k"]
         head, _, body = (await made.ask(b"GET / HTTP/1.0\r\n\r\n")).partition(b"\r\n\r\n")
@@ -211,7 +211,7 @@ async def test_no_chunks_for_http_1_0() -> None:
 
 
 @on_uvloop
-async def test_several_requests_at_once_are_answered_in_order() -> None:
+async def test_pipelined_requests_are_answered_in_order() -> None:
     async with bench() as made:
         last = b"GET /last HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
         paths = [b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n" % number for number in range(5)]
@@ -221,7 +221,7 @@ async def test_several_requests_at_once_are_answered_in_order() -> None:
 
 
 @on_uvloop
-async def test_too_much_ahead_of_an_answer() -> None:
+async def test_too_many_pipelined_bytes_are_refused() -> None:
     async with bench() as made:
         made.may_answer.clear()
         _, writer = await made.connect()
@@ -233,8 +233,8 @@ async def test_too_much_ahead_of_an_answer() -> None:
 
 
 @on_uvloop
-async def test_a_client_that_leaves_with_requests_in_the_queue() -> None:
-    """The one that is being answered learns of it at once, and the others never begin."""
+async def test_disconnect_ends_the_current_request_and_drops_pipelined_ones() -> None:
+    """The request that is being answered learns of it at once, and the others never begin."""
     async with bench() as made:
         made.may_answer.clear()
         _, writer = await made.connect()
@@ -247,13 +247,13 @@ async def test_a_client_that_leaves_with_requests_in_the_queue() -> None:
 
 
 @on_uvloop
-async def test_a_body_that_nobody_wanted() -> None:
+async def test_unread_body_is_drained_up_to_a_limit() -> None:
     async with bench() as made:
         made.reads_body = False
         reader, writer = await made.connect()
         writer.write(HEAD + b"content-length: 90000\r\n\r\n")
         await reader.readuntil(b"0\r\n\r\n")
-        writer.write(b"x" * 90_000 + GET)  # read, dropped, and the next one is answered
+        writer.write(b"x" * 90_000 + GET)  # read, dropped, and the next request is answered
         await reader.readuntil(b"0\r\n\r\n")
         writer.write(HEAD + b"content-length: 900000\r\n\r\n")
         await reader.readuntil(b"0\r\n\r\n")
@@ -265,8 +265,9 @@ async def test_a_body_that_nobody_wanted() -> None:
 
 
 @on_uvloop
-async def test_an_upload_that_nobody_wanted_learns_why() -> None:
-    """It may be longer than other bodies, and is read to its end all the same."""
+async def test_unread_upload_is_drained_to_its_end() -> None:
+    """An upload may be longer than other bodies, and is read to its end so that the client gets
+    the answer."""
     async with bench(replace(LIMITS, max_file_bytes=1_000_000)) as made:
         made.reads_body = False
         reader, writer = await made.connect()
@@ -277,7 +278,7 @@ async def test_an_upload_that_nobody_wanted_learns_why() -> None:
 
 
 @on_uvloop
-async def test_garbage_behind_a_request_does_not_get_into_its_answer() -> None:
+async def test_garbage_after_a_request_does_not_corrupt_its_answer() -> None:
     async with bench() as made:
         made.chunks = [b"ok"] * 3
         made.may_answer.clear()
@@ -292,13 +293,13 @@ async def test_garbage_behind_a_request_does_not_get_into_its_answer() -> None:
         assert status(first) == 200 and end and status(second) == 400
 
 
-# -- when it is sent ------------------------------------------------------------------------
+# -- slow clients ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("data", [b"", b"\r\n", b"GET / HTTP/1.1\r\nhost:"])
 @on_uvloop
-async def test_heads_that_never_end(data: bytes) -> None:
-    async with bench(replace(LIMITS, header_seconds=QUICK)) as made:
+async def test_incomplete_header_times_out(data: bytes) -> None:
+    async with bench(replace(LIMITS, header_timeout_seconds=QUICK)) as made:
         answer = await made.ask(data)
         assert status(answer) == (408 if b"GET" in data else 0)
         assert made.refusals == ["slow"]
@@ -306,8 +307,8 @@ async def test_heads_that_never_end(data: bytes) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\r\n", b"GET / HTTP/1.1\r\nhost:"])
 @on_uvloop
-async def test_a_second_request_that_never_comes(data: bytes) -> None:
-    limits = replace(LIMITS, header_seconds=0.2, keep_alive_seconds=QUICK)
+async def test_idle_keep_alive_connection_times_out(data: bytes) -> None:
+    limits = replace(LIMITS, header_timeout_seconds=0.2, keep_alive_seconds=QUICK)
     async with bench(limits) as made:
         answer = await made.ask(GET + data)
         assert answer.count(b"HTTP/1.1 200") == 1
@@ -315,8 +316,8 @@ async def test_a_second_request_that_never_comes(data: bytes) -> None:
 
 
 @on_uvloop
-async def test_a_client_that_does_not_read_is_given_up_and_others_are_served() -> None:
-    async with bench(replace(LIMITS, write_seconds=0.1)) as made:
+async def test_client_that_does_not_read_is_disconnected_and_others_are_served() -> None:
+    async with bench(replace(LIMITS, write_timeout_seconds=0.1)) as made:
         made.chunks = [b"x" * 65_536] * 1000
         lazy = socket.create_connection(("127.0.0.1", made.port))
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -330,9 +331,9 @@ async def test_a_client_that_does_not_read_is_given_up_and_others_are_served() -
 
 
 @on_uvloop
-async def test_what_is_left_of_an_answer_is_not_waited_for_for_ever() -> None:
-    """The whole answer lies in the buffer, and the connection was to close behind it."""
-    async with bench(replace(LIMITS, write_seconds=0.1)) as made:
+async def test_unread_end_of_an_answer_times_out() -> None:
+    """The whole answer is in the write buffer, and the connection was to be closed after it."""
+    async with bench(replace(LIMITS, write_timeout_seconds=0.1)) as made:
         made.chunks = [b"x" * 5_000_000]
         lazy = socket.create_connection(("127.0.0.1", made.port))
         lazy.sendall(CLOSING_GET)
@@ -341,11 +342,11 @@ async def test_what_is_left_of_an_answer_is_not_waited_for_for_ever() -> None:
         lazy.close()
 
 
-# -- who is there ---------------------------------------------------------------------------
+# -- connections ----------------------------------------------------------------------------
 
 
 @on_uvloop
-async def test_too_many_connections() -> None:
+async def test_number_of_connections_is_limited() -> None:
     async with bench(replace(LIMITS, max_connections=2)) as made:
         first, second = await made.connect(), await made.connect()
         await eventually(lambda: made.server.num_connections == 2)
@@ -358,7 +359,7 @@ async def test_too_many_connections() -> None:
 
 
 @on_uvloop
-async def test_sockets_send_at_once_and_buffer_little() -> None:
+async def test_sockets_use_nodelay_and_a_small_send_buffer() -> None:
     options: list[tuple[int, int]] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -394,14 +395,14 @@ def accept_waiting(listener: socket.socket, accepted: list[socket.socket]) -> No
 
 
 @on_uvloop
-async def test_who_waits_in_the_queue_of_a_port_that_is_left_is_served() -> None:
+async def test_connections_in_the_accept_queue_are_served_when_leaving_a_port() -> None:
     made = Bench(LIMITS)
     listener = open_listener("127.0.0.1", 0, reuse_port=True)
     address = listener.getsockname()
     await made.server.listen(listener)
     other = open_listener("127.0.0.1", address[1], reuse_port=True)
     waiting = [socket.create_connection(address) for _ in range(20)]
-    leaving = asyncio.ensure_future(made.server.leave(listener))
+    leaving = asyncio.ensure_future(made.server.stop_accepting(listener))
     for each in waiting:
         each.setblocking(False)
         each.sendall(GET)
@@ -425,7 +426,7 @@ async def test_who_waits_in_the_queue_of_a_port_that_is_left_is_served() -> None
 
 
 @on_uvloop
-async def test_connections_end_after_what_they_are_about() -> None:
+async def test_finishing_server_closes_connections_after_their_current_request() -> None:
     async with bench() as made:
         made.may_answer.clear()
         idle, busy = await made.connect(), await made.connect()
@@ -435,7 +436,7 @@ async def test_connections_end_after_what_they_are_about() -> None:
         made.may_answer.clear()
         busy[1].write(GET)
         await eventually(lambda: len(made.asked) == 2)
-        finishing = asyncio.ensure_future(made.server.finish())
+        finishing = asyncio.ensure_future(made.server.drain())
         assert await idle[0].read() == b""
         made.may_answer.set()
         assert b"connection: close" in await busy[0].read()
@@ -446,7 +447,7 @@ async def test_connections_end_after_what_they_are_about() -> None:
 
 
 @on_uvloop
-async def test_a_certificate_that_is_exchanged(tmp_path: Path) -> None:
+async def test_replaced_certificate_is_reloaded(tmp_path: Path) -> None:
     files = tmp_path / "one.pem", tmp_path / "one.key"
     files[0].write_text(certificates.ONE_CERTIFICATE)
     files[1].write_text(certificates.ONE_KEY)
@@ -468,7 +469,7 @@ async def test_a_certificate_that_is_exchanged(tmp_path: Path) -> None:
         with pytest.raises(ssl.SSLCertVerificationError):
             await ask(other)
         files[0].write_text(certificates.TWO_CERTIFICATE)
-        certificate.refresh()  # its key is the old one: not yet
+        certificate.refresh()  # its key is still the old one: not reloaded yet
         with pytest.raises(ssl.SSLCertVerificationError):
             await ask(other)
         files[1].write_text(certificates.TWO_KEY)
@@ -476,7 +477,7 @@ async def test_a_certificate_that_is_exchanged(tmp_path: Path) -> None:
         assert await ask(other) == 200
 
 
-def test_a_certificate_that_is_none(tmp_path: Path) -> None:
+def test_invalid_certificate_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.pem").write_text("nonsense")
     with pytest.raises(Invalid, match="tls_certificate"):
         ReloadingCertificate(str(tmp_path / "a.pem"), str(tmp_path / "a.pem"), CLOCK)

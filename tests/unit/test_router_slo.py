@@ -1,4 +1,4 @@
-"""Whether an answer met what was promised, and how that is counted."""
+"""Whether an answer met the SLO, and how that is counted."""
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -12,8 +12,10 @@ from router.telemetry.metrics import RouterMetrics
 from router.telemetry.slo import SloOutcome, SloTargets
 from router.tenants.metrics import MAX_TENANT_LABELS, TenantMetrics
 
-SLO = SloTargets(first_token_seconds=2.0, token_gap_seconds=0.05)
-READER, WRITER = (WorkerRef(WorkerId(name), f"{name}:1", Incarnation(1)) for name in ("p0", "d0"))
+SLO = SloTargets(ttft_seconds=2.0, itl_seconds=0.05)
+PREFILL_WORKER, DECODE_WORKER = (
+    WorkerRef(WorkerId(name), f"{name}:1", Incarnation(1)) for name in ("p0", "d0")
+)
 
 
 def answered(
@@ -25,19 +27,19 @@ def answered(
     tenant: str = "blue",
     promised: bool = True,
 ) -> GenerationRecord:
-    """An answer of three tokens; ``own`` is what its prompt takes by itself."""
+    """Record an answer of three tokens; ``own`` is its prompt's own service time."""
     record = GenerationRecord(RequestId("r"), 10.0, 5, TenantId(tenant), promised)
     scores = [PlacementAlternative(WorkerId("p1"), 0.5, service_seconds=9.0)]
     if own is not None:
-        scores.append(PlacementAlternative(READER.id, 1.0, service_seconds=own))
+        scores.append(PlacementAlternative(PREFILL_WORKER.id, 1.0, service_seconds=own))
     placement = Placement(
-        READER, WRITER, "why", ttft_seconds=predicted, prefill_alternatives=scores
+        PREFILL_WORKER, DECODE_WORKER, "why", ttft_seconds=predicted, prefill_alternatives=scores
     )
-    record.note_placement(Epoch(1), placement, 10.1)
+    record.record_placement(Epoch(1), placement, 10.1)
     tokens = tuple(TokenId(token) for token in (1, 2, 3))
-    record.note_output(RequestOutput(RequestId("r"), Epoch(1), 0, tokens[:1]), 10.0 + first)
-    record.note_output(RequestOutput(RequestId("r"), Epoch(1), 1, tokens[1:]), 10.0 + first + gap)
-    record.note_end(reason, 10.0 + first + 2 * gap)
+    record.record_output(RequestOutput(RequestId("r"), Epoch(1), 0, tokens[:1]), 10.0 + first)
+    record.record_output(RequestOutput(RequestId("r"), Epoch(1), 1, tokens[1:]), 10.0 + first + gap)
+    record.record_end(reason, 10.0 + first + 2 * gap)
     return record
 
 
@@ -47,7 +49,7 @@ def answered(
         (answered(), SloOutcome.MET),
         (answered(first=2.0, gap=0.0499), SloOutcome.MET),
         (answered(first=2.01), SloOutcome.LATE),
-        (answered(first=2.5, own=0.6), SloOutcome.MET),  # a long prompt may take its time
+        (answered(first=2.5, own=0.6), SloOutcome.MET),  # a long prompt may take longer
         (answered(first=2.7, own=0.6), SloOutcome.LATE),
         (answered(gap=0.06), SloOutcome.SLOW),
         (answered(first=3.0, gap=0.06), SloOutcome.LATE),
@@ -57,26 +59,26 @@ def answered(
         (GenerationRecord(RequestId("r"), 0.0, 5, finish_reason="error"), SloOutcome.FAILED),
     ],
 )
-def test_what_was_promised(record: GenerationRecord, verdict: SloOutcome | None) -> None:
-    assert SLO.verdict(record) is verdict
+def test_slo_verdict_of_an_answer(record: GenerationRecord, verdict: SloOutcome | None) -> None:
+    assert SLO.judge(record) is verdict
 
 
-def test_who_promises_no_first_token_has_no_late_ones() -> None:
-    assert SloTargets(0.0, 0.05).verdict(answered(first=99.0)) is SloOutcome.MET
+def test_without_a_ttft_slo_no_answer_is_late() -> None:
+    assert SloTargets(0.0, 0.05).judge(answered(first=99.0)) is SloOutcome.MET
 
 
-def test_a_single_token_has_no_gap() -> None:
+def test_single_token_has_no_inter_token_latency() -> None:
     record = GenerationRecord(RequestId("r"), 0.0, 5)
-    record.note_output(RequestOutput(RequestId("r"), Epoch(1), 0, (TokenId(1),)), 1.0)
-    record.note_end("length", 50.0)
-    assert SLO.verdict(record) is SloOutcome.MET
+    record.record_output(RequestOutput(RequestId("r"), Epoch(1), 0, (TokenId(1),)), 1.0)
+    record.record_end("length", 50.0)
+    assert SLO.judge(record) is SloOutcome.MET
 
 
-def test_verdicts_are_counted_in_all_and_by_tenant() -> None:
+def test_verdicts_are_counted_in_total_and_by_tenant() -> None:
     metrics = RouterMetrics(SLO)
     for record in (answered(), answered(gap=1.0), answered(tenant="red", reason="error"),
                    answered(promised=False)):  # fmt: skip
-        metrics.note_answer(record)
+        metrics.record_answer(record)
     value = metrics.registry.get_sample_value
     counted = {v: value("baton_slo_answers_total", {"verdict": v.value}) for v in SloOutcome}
     assert counted == {
@@ -91,19 +93,19 @@ def test_verdicts_are_counted_in_all_and_by_tenant() -> None:
     assert value(name, {"tenant": "red", "verdict": "missed"}) == 1
 
 
-def test_a_prediction_is_held_against_what_came() -> None:
+def test_predicted_ttft_is_compared_with_the_actual_one() -> None:
     metrics = RouterMetrics(SLO)
-    metrics.note_answer(answered(first=1.0, predicted=0.5))
-    metrics.note_answer(answered(first=1.0))
+    metrics.record_answer(answered(first=1.0, predicted=0.5))
+    metrics.record_answer(answered(first=1.0))
     value = metrics.registry.get_sample_value
     assert value("baton_first_token_prediction_ratio_count") == 1
     assert value("baton_first_token_prediction_ratio_sum") == 2.0
 
 
-def test_tenants_beyond_the_bound_share_a_name() -> None:
+def test_tenants_beyond_the_label_limit_share_a_label() -> None:
     registry = CollectorRegistry()
     tenants = TenantMetrics(registry)
     for number in range(MAX_TENANT_LABELS + 5):
-        tenants.note_judged(TenantId(f"t{number}"), met=True)
+        tenants.record_slo_outcome(TenantId(f"t{number}"), met=True)
     labels = {"tenant": "other", "verdict": "met"}
     assert registry.get_sample_value("baton_tenant_slo_answers_total", labels) == 5

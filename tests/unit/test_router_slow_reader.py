@@ -1,4 +1,4 @@
-"""A client that asks for a long answer and does not read it."""
+"""A client that requests a long answer and does not read it."""
 
 import json
 import socket
@@ -10,7 +10,7 @@ from baton.core.states import Role
 from baton.text.tokenizer import Tokenizer
 from router.http.connection import ConnectionLimits
 from tests.unit import test_router_http
-from tests.unit.test_router_http import COMPLETE, House, eventually, listening, member
+from tests.unit.test_router_http import COMPLETE, RouterHarness, eventually, member, serve_over_tcp
 
 tokenizer = test_router_http.tokenizer
 LONG = 4000
@@ -27,27 +27,27 @@ def ask_and_not_read(url: str) -> socket.socket:
     return client
 
 
-async def test_it_is_given_up_its_blocks_are_free_and_others_are_served(
+async def test_client_that_does_not_read_is_cancelled_and_others_are_served(
     tokenizer: Tokenizer,
 ) -> None:
-    house = House(tokenizer, "x" * LONG, automatic=True)
-    house.members.list = [
+    router = RouterHarness(tokenizer, "x" * LONG, automatic=True)
+    router.members.list = [
         replace(member(name, role), max_model_tokens=2 * LONG)
         for name, role in (("p0", Role.PREFILL), ("d0", Role.DECODE))
     ]
-    house.service.cluster._max_model_tokens = 2 * LONG
+    router.service.cluster._max_model_tokens = 2 * LONG
     refusals: list[str] = []
-    limits = ConnectionLimits(write_seconds=0.3)
-    async with listening(house, limits, refusals) as url, httpx.AsyncClient() as client:
+    limits = ConnectionLimits(write_timeout_seconds=0.3)
+    async with serve_over_tcp(router, limits, refusals) as url, httpx.AsyncClient() as client:
         lazy = ask_and_not_read(url)
-        await eventually(lambda: house.service.gate.inside == 1)
+        await eventually(lambda: router.service.request_limiter.num_in_use == 1)
         for _ in range(3):
             other = await client.post(url + COMPLETE, json={"prompt": "y", "max_tokens": 5})
             assert other.json()["choices"][0]["text"] == "xxxxx"
         await eventually(lambda: refusals == ["unread"])
-        await eventually(lambda: house.service.gate.inside == 0)
-        explained = house.service.records.explain("cmpl-0")
+        await eventually(lambda: router.service.request_limiter.num_in_use == 0)
+        explained = router.service.history.explain("cmpl-0")
         assert explained is not None and explained["finish_reason"] == "cancelled"
-        assert ("cmpl-0", 1) in house.decode.cancelled
-        assert house.decode.jobs == house.prefill.jobs == []
+        assert ("cmpl-0", 1) in router.decode.cancelled
+        assert router.decode.jobs == router.prefill.jobs == []
         lazy.close()

@@ -1,4 +1,5 @@
-"""Tenants over HTTP: limits and their headers, what requests carry of them, usage, other keys."""
+"""Tenants over HTTP: limits and their headers, request fields that depend on the tenant, usage,
+changed keys."""
 
 import asyncio
 import json
@@ -29,10 +30,10 @@ from router.tenants.tenant import Tenant, TenantLimits, TokenPrices
 from router.tenants.tenant_directory import build_tenant_directory
 from router.tenants.usage_store import MemoryUsageStore, UsageField
 from tests.unit import test_router_http, test_router_program
-from tests.unit.test_router_http import CHAT, COMPLETE, House, chat, events, open_house
+from tests.unit.test_router_http import CHAT, COMPLETE, RouterHarness, chat, events, open_harness
 from tests.unit.test_router_links import grpc_worker as worker
 from tests.unit.test_router_links import member
-from tests.unit.test_router_program import until_ready
+from tests.unit.test_router_program import wait_until_ready
 
 tokenizer = test_router_http.tokenizer
 settings = test_router_program.settings
@@ -41,19 +42,19 @@ SECRET = "s"
 
 
 @asynccontextmanager
-async def house_of(
+async def open_router(
     tokenizer: Tokenizer, *tenants: Tenant, **settings: Any
-) -> AsyncIterator[tuple[House, httpx.AsyncClient]]:
-    """A tenant's key is its name."""
+) -> AsyncIterator[tuple[RouterHarness, httpx.AsyncClient]]:
+    """A router with these tenants; a tenant's key is its name."""
     roll = build_tenant_directory(
         {tenant.id: tenant for tenant in tenants},
         [(api_key_digest(tenant.id), tenant.id) for tenant in tenants],
         needs_keys=True,
     )
-    async with open_house(tokenizer, tenant_secret=SECRET, **settings) as (house, client):
-        house.service.doorkeeper.admit(roll)
-        yield house, client
-        accounts = house.service.entrance.accounts()
+    async with open_harness(tokenizer, tenant_secret=SECRET, **settings) as (router, client):
+        router.service.authenticator.set_directory(roll)
+        yield router, client
+        accounts = router.service.admission.quotas()
         assert all(account.is_idle for account in accounts.values())
 
 
@@ -65,18 +66,18 @@ def of(name: str) -> dict[str, str]:
     return {"authorization": f"Bearer {name}"}
 
 
-def metric(house: House, name: str, **labels: str) -> float | None:
-    return house.service.metrics.registry.get_sample_value(name, labels)
+def metric(router: RouterHarness, name: str, **labels: str) -> float | None:
+    return router.service.metrics.registry.get_sample_value(name, labels)
 
 
-async def test_limits_are_told_with_every_answer(tokenizer: Tokenizer) -> None:
-    async with house_of(tokenizer, tenant("a", 3, 100)) as (_, client):
+async def test_every_answer_has_rate_limit_headers(tokenizer: Tokenizer) -> None:
+    async with open_router(tokenizer, tenant("a", 3, 100)) as (_, client):
         body = {"prompt": "ab", "max_tokens": 4}
         first = await client.post(COMPLETE, json=body, headers=of("a"))
-        told = {k: v for k, v in first.headers.items() if k.startswith("x-ratelimit")}
-        assert told.pop("x-ratelimit-reset-requests").endswith("s")
-        assert told.pop("x-ratelimit-reset-tokens").endswith("s")
-        assert told == {
+        reported = {k: v for k, v in first.headers.items() if k.startswith("x-ratelimit")}
+        assert reported.pop("x-ratelimit-reset-requests").endswith("s")
+        assert reported.pop("x-ratelimit-reset-tokens").endswith("s")
+        assert reported == {
             "x-ratelimit-limit-requests": "3",
             "x-ratelimit-remaining-requests": "2",
             "x-ratelimit-limit-tokens": "100",
@@ -95,8 +96,8 @@ async def test_limits_are_told_with_every_answer(tokenizer: Tokenizer) -> None:
         assert 1 <= int(refused.headers["retry-after-ms"]) <= 20_000
 
 
-async def test_bad_requests_and_those_that_fail_cost_no_tokens(tokenizer: Tokenizer) -> None:
-    async with house_of(tokenizer, tenant("a", None, 50)) as (house, client):
+async def test_invalid_and_failed_requests_cost_no_tokens(tokenizer: Tokenizer) -> None:
+    async with open_router(tokenizer, tenant("a", None, 50)) as (router, client):
         for body in (
             {"prompt": "ab", "n": 99},
             {"prompt": "ab" * 50},
@@ -104,11 +105,11 @@ async def test_bad_requests_and_those_that_fail_cost_no_tokens(tokenizer: Tokeni
         ):
             response = await client.post(COMPLETE, json=body, headers=of("a"))
             assert response.status_code in (400, 404)
-        house.placer.decode.clear()  # nobody takes it
+        router.placer.decode.clear()  # no worker takes it
         body = {"prompt": "ab", "max_tokens": 40}
         failed = await client.post(COMPLETE, json=body, headers=of("a"))
         assert failed.status_code == 503
-        house.placer.decode.append(house.decode)
+        router.placer.decode.append(router.decode)
         answer = await client.post(COMPLETE, json=body | {"max_tokens": 4}, headers=of("a"))
         assert answer.headers["x-ratelimit-remaining-tokens"] == "44"
 
@@ -117,38 +118,41 @@ async def test_bad_requests_and_those_that_fail_cost_no_tokens(tokenizer: Tokeni
     ("details", "num_answers", "paid"),
     [({PROMPT_PREFILLED: "true"}, 1, 7), ({}, 1, 0), ({PROMPT_PREFILLED: "true"}, 2, 7)],
 )
-async def test_a_prompt_that_was_computed_is_paid_also_without_an_answer(
+async def test_computed_prompt_is_charged_even_without_an_answer(
     tokenizer: Tokenizer, details: dict[str, str], num_answers: int, paid: int
 ) -> None:
-    """As when a grammar allows no first token. Several answers share their prompt."""
+    """As when a grammar allows no first token. Several choices share their prompt."""
     body: dict[str, Any] = {"prompt": "abcdefg", "max_tokens": 5, "n": num_answers}
-    async with house_of(tokenizer, tenant("a", None, 50), automatic=False) as (house, client):
+    async with open_router(tokenizer, tenant("a", None, 50), automatic=False) as (router, client):
         asked = asyncio.create_task(client.post(COMPLETE, json=body, headers=of("a")))
-        await test_router_http.eventually(lambda: len(house.prefill.jobs) == body["n"])
-        house.prefill.fail("INVALID_ARGUMENT", "it allows no token", **details)
+        await test_router_http.eventually(lambda: len(router.prefill.jobs) == body["n"])
+        router.prefill.fail_jobs("INVALID_ARGUMENT", "it allows no token", **details)
         assert (await asked).status_code == 400
-        used = {field: count for (_, _, field), count in house.service.ledger.unsent().items()}
+        used = {
+            field: count for (_, _, field), count in router.service.usage_recorder.unsent().items()
+        }
     assert used.get(UsageField.PROMPT, 0) == paid and UsageField.COMPLETION not in used
 
 
-async def test_a_client_that_leaves_gets_back_what_it_did_not_use(tokenizer: Tokenizer) -> None:
-    async with house_of(tokenizer, tenant("a", None, 60), automatic=False) as (house, client):
+async def test_disconnected_client_gets_unused_tokens_back(tokenizer: Tokenizer) -> None:
+    async with open_router(tokenizer, tenant("a", None, 60), automatic=False) as (router, client):
         body = {"prompt": "abcdef", "max_tokens": 40}
         asked = asyncio.create_task(client.post(COMPLETE, json=body, headers=of("a")))
-        await test_router_http.eventually(lambda: bool(house.prefill.jobs))
-        house.prefill.step()
-        house.decode.step()
+        await test_router_http.eventually(lambda: bool(router.prefill.jobs))
+        router.prefill.step()
+        router.decode.step()
         await asyncio.sleep(0)
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
-        await test_router_http.eventually(lambda: house.service.gate.inside == 0)
-        [account] = house.service.entrance.accounts().values()
-        told = account.headers(tenant("a", None, 60), UNSHARED, house.service.clock.monotonic())
-        assert int(told["x-ratelimit-remaining-tokens"]) >= 60 - 6 - 2
+        await test_router_http.eventually(lambda: router.service.request_limiter.num_in_use == 0)
+        [account] = router.service.admission.quotas().values()
+        now = router.service.clock.monotonic()
+        reported = account.headers(tenant("a", None, 60), UNSHARED, now)
+        assert int(reported["x-ratelimit-remaining-tokens"]) >= 60 - 6 - 2
 
 
-async def test_an_answer_without_a_bound_is_promised_little(tokenizer: Tokenizer) -> None:
-    async with house_of(tokenizer, tenant("a", None, 1000), text="Hi") as (_, client):
+async def test_answer_without_max_tokens_reserves_few_tokens(tokenizer: Tokenizer) -> None:
+    async with open_router(tokenizer, tenant("a", None, 1000), text="Hi") as (_, client):
         answer = await client.post(CHAT, json=chat(), headers=of("a"))
         used = answer.json()["usage"]["total_tokens"]
         again = await client.post(CHAT, json=chat(max_tokens=1), headers=of("a"))
@@ -157,23 +161,23 @@ async def test_an_answer_without_a_bound_is_promised_little(tokenizer: Tokenizer
         assert remaining >= 1000 - 2 * used
 
 
-async def test_what_a_request_carries_of_its_tenant(tokenizer: Tokenizer) -> None:
+async def test_request_carries_its_tenants_salt_priority_and_weight(tokenizer: Tokenizer) -> None:
     low = tenant("low", salt="club", priority=Priority.LOW, weight=3.0)
     high = tenant("high", salt="club", priority=Priority.HIGH)
-    async with house_of(tokenizer, low, high, slo_first_token_seconds=2.0) as (house, client):
+    async with open_router(tokenizer, low, high, slo_ttft_seconds=2.0) as (router, client):
 
         async def ask(name: str, **fields: Any) -> RequestSpec:
             body = {"prompt": "abcdefgh", "max_tokens": 1, **fields}
             response = await client.post(COMPLETE, json=body, headers=of(name))
             assert response.status_code == 200, response.text
-            return house.decode.submitted[-1].spec
+            return router.decode.submitted[-1].spec
 
         one, other = await ask("low"), await ask("high")
         assert one.tenant_salt == other.tenant_salt != tenant_salt(SECRET, TenantId("club"))
         assert one.tenant == tenant_tag(tenant_salt(SECRET, TenantId("low"))) != other.tenant
         assert (one.priority, one.weight) == (Priority.LOW, 3.0)
         assert (other.priority, other.weight) == (Priority.HIGH, 1.0)
-        assert (one.first_token_seconds, other.first_token_seconds) == (0.0, 2.0)
+        assert (one.ttft_slo_seconds, other.ttft_slo_seconds) == (0.0, 2.0)
         behind = await ask("high", priority=1, cache_salt="mine")
         assert (behind.priority, behind.tenant) == (Priority.NORMAL, other.tenant)
         assert behind.tenant_salt not in (
@@ -188,21 +192,22 @@ async def test_what_a_request_carries_of_its_tenant(tokenizer: Tokenizer) -> Non
         assert before.json()["error"]["param"] == "priority"
 
 
-async def test_usage_is_counted_and_told(tokenizer: Tokenizer) -> None:
+async def test_usage_is_counted_and_reported(tokenizer: Tokenizer) -> None:
     prices = TokenPrices(input=100.0, cached=10.0, output=1000.0)
-    async with house_of(tokenizer, tenant("a", 2, prices=prices), tenant("b")) as (house, client):
-        house.prefill.cached_tokens = house.decode.cached_tokens = 6
+    tenants = tenant("a", 2, prices=prices), tenant("b")
+    async with open_router(tokenizer, *tenants) as (router, client):
+        router.prefill.cached_tokens = router.decode.cached_tokens = 6
         body = {"prompt": "abcdefgh", "max_tokens": 4, "n": 2}
         for name in ("a", "a", "a", "b"):
             await client.post(COMPLETE, json=body, headers=of(name))
-        told = (await client.get("/admin/usage")).json()
-        store = house.service.usage
+        reported = (await client.get("/admin/usage")).json()
+        store = router.service.usage_store
         assert isinstance(store, MemoryUsageStore)
-        assert told["complete"] is True
-        await house.service.ledger.send(store, "r/1")
-        told = (await client.get("/admin/usage", params={"since": told["until"]})).json()
-        assert told["since"] == told["until"]
-        assert told["tenants"]["a"] == {
+        assert reported["complete"] is True
+        await router.service.usage_recorder.flush(store, "r/1")
+        reported = (await client.get("/admin/usage", params={"since": reported["until"]})).json()
+        assert reported["since"] == reported["until"]
+        assert reported["tenants"]["a"] == {
             "requests": 2,
             "refused_requests": 1,
             "prompt_tokens": 16,
@@ -211,50 +216,50 @@ async def test_usage_is_counted_and_told(tokenizer: Tokenizer) -> None:
             "completion_tokens": 16,
             "cost": round((4 * 100 + 12 * 10 + 16 * 1000) / 1e6, 6),
         }
-        assert told["tenants"]["b"]["cost"] == 0
-        assert told["total"]["prompt_tokens"] == 24
-        assert told["total"]["cost"] == told["tenants"]["a"]["cost"]
-        assert metric(house, "baton_tenant_requests_total", tenant="a") == 2
+        assert reported["tenants"]["b"]["cost"] == 0
+        assert reported["total"]["prompt_tokens"] == 24
+        assert reported["total"]["cost"] == reported["tenants"]["a"]["cost"]
+        assert metric(router, "baton_tenant_requests_total", tenant="a") == 2
         tokens = "baton_tenant_prompt_tokens_total"
-        assert metric(house, tokens, tenant="a", source="cached") == 12
-        assert metric(house, tokens, tenant="a", source="computed") == 4
+        assert metric(router, tokens, tenant="a", source="cached") == 12
+        assert metric(router, tokens, tenant="a", source="computed") == 4
         refusals = "baton_tenant_refusals_total"
-        assert metric(house, refusals, tenant="a", reason="requests") == 1
+        assert metric(router, refusals, tenant="a", reason="requests") == 1
 
 
-async def test_usage_while_redis_is_gone(tokenizer: Tokenizer) -> None:
-    async with house_of(tokenizer, tenant("a")) as (house, client):
-        store = house.service.usage = MemoryUsageStore()
+async def test_usage_is_incomplete_without_redis(tokenizer: Tokenizer) -> None:
+    async with open_router(tokenizer, tenant("a")) as (router, client):
+        store = router.service.usage_store = MemoryUsageStore()
 
         async def gone(days: Any) -> Any:
             raise Unavailable("gone")
 
         store.read = gone  # type: ignore[method-assign]
         await client.post(COMPLETE, json={"prompt": "abc", "max_tokens": 1}, headers=of("a"))
-        told = (await client.get("/admin/usage")).json()
-        assert (told["complete"], told["tenants"]["a"]["prompt_tokens"]) == (False, 3)
+        reported = (await client.get("/admin/usage")).json()
+        assert (reported["complete"], reported["tenants"]["a"]["prompt_tokens"]) == (False, 3)
 
 
 @pytest.mark.parametrize("since", ["yesterday", "1999-01-01", "2999-01-01", ""])
-async def test_usage_since_when(tokenizer: Tokenizer, since: str) -> None:
-    async with house_of(tokenizer, tenant("a")) as (_, client):
+async def test_invalid_usage_dates_are_rejected(tokenizer: Tokenizer, since: str) -> None:
+    async with open_router(tokenizer, tenant("a")) as (_, client):
         response = await client.get("/admin/usage", params={"since": since})
         assert response.status_code == 400
         assert response.json()["error"]["param"] == "since"
 
 
-async def test_names_in_metrics_are_bounded(tokenizer: Tokenizer, monkeypatch: Any) -> None:
+async def test_tenant_labels_in_metrics_are_bounded(tokenizer: Tokenizer, monkeypatch: Any) -> None:
     monkeypatch.setattr("router.tenants.metrics.MAX_TENANT_LABELS", 1)
-    async with house_of(tokenizer, tenant("a"), tenant("b"), tenant("c")) as (house, client):
+    async with open_router(tokenizer, tenant("a"), tenant("b"), tenant("c")) as (router, client):
         for name in "abc":
             await client.post(COMPLETE, json={"prompt": "a", "max_tokens": 1}, headers=of(name))
-        assert metric(house, "baton_tenant_requests_total", tenant="a") == 1
-        assert metric(house, "baton_tenant_requests_total", tenant="other") == 2
-        assert metric(house, "baton_tenant_requests_total", tenant="b") is None
+        assert metric(router, "baton_tenant_requests_total", tenant="a") == 1
+        assert metric(router, "baton_tenant_requests_total", tenant="other") == 2
+        assert metric(router, "baton_tenant_requests_total", tenant="b") is None
 
 
-async def test_openais_client_understands_the_limits(tokenizer: Tokenizer) -> None:
-    async with house_of(tokenizer, tenant("a", 1)) as (_, http):
+async def test_openais_client_understands_rate_limits(tokenizer: Tokenizer) -> None:
+    async with open_router(tokenizer, tenant("a", 1)) as (_, http):
         client = openai.AsyncOpenAI(
             api_key="a", base_url="http://test/v1", http_client=http, max_retries=0
         )
@@ -268,7 +273,7 @@ async def test_openais_client_understands_the_limits(tokenizer: Tokenizer) -> No
         assert int(caught.value.response.headers["retry-after-ms"]) > 50_000
 
 
-async def test_a_router_takes_over_other_keys_while_it_runs(
+async def test_router_reloads_changed_keys_while_it_runs(
     settings: Settings, registry: MemoryRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("router.tenants.tenants_file_watcher.TENANTS_FILE_POLL_SECONDS", 0.02)
@@ -279,7 +284,7 @@ async def test_a_router_takes_over_other_keys_while_it_runs(
     async with worker() as (_, ref, _), httpx.AsyncClient() as client:
         await registry.announce(member("w", Role.DECODE, ref.address), 60)
         living = asyncio.create_task(lifecycle.run())
-        await until_ready(registry)
+        await wait_until_ready(registry)
         url = f"http://{program.address}/v1/models"
 
         async def status(key: str) -> int:
@@ -297,32 +302,32 @@ async def test_a_router_takes_over_other_keys_while_it_runs(
         path.write_text("tenants: {a: {keys: [oops]}}")
         await asyncio.sleep(0.1)
         assert await status("second") == 200
-        lifecycle.ask_to_stop()
+        lifecycle.request_stop()
         await living
 
 
-async def test_a_router_with_a_wrong_file_does_not_start(
+async def test_router_with_an_invalid_tenants_file_does_not_start(
     settings: Settings, registry: MemoryRegistry, tmp_path: Path
 ) -> None:
     path = tmp_path / "tenants.yaml"
     path.write_text(json.dumps({"tenants": {"a": {"weigth": 1}}}))
     program = RouterProgram(settings.model_copy(update={"tenants_file": str(path)}))
-    with pytest.raises(Invalid, match=r"tenants.yaml: tenant 'a': there is no field 'weigth'"):
+    with pytest.raises(Invalid, match=r"tenants.yaml: tenant 'a': unknown field 'weigth'"):
         await program.start()
     await program.stop()
 
 
-async def test_a_batch_goes_behind_all_and_leaves_the_limits_alone(tokenizer: Tokenizer) -> None:
+async def test_batch_requests_have_lowest_priority_and_use_no_limits(tokenizer: Tokenizer) -> None:
     high = tenant("a", 1, 20, 1, priority=Priority.HIGH)
-    async with house_of(tokenizer, high) as (house, client):
+    async with open_router(tokenizer, high) as (router, client):
         body = {"prompt": "abcdefgh", "max_tokens": 2}
         for _ in range(3):
-            exchange = CompletionHandler(house.service)
-            status, _ = await exchange.answer_alone(json.dumps(body).encode(), high.id)
+            exchange = CompletionHandler(router.service)
+            status, _ = await exchange.answer_batch_request(json.dumps(body).encode(), high.id)
             assert status == 200
-            assert house.decode.submitted[-1].spec.priority is Priority.BATCH
+            assert router.decode.submitted[-1].spec.priority is Priority.BATCH
         answer = await client.post(COMPLETE, json=body, headers=of("a"))
         assert answer.status_code == 200
         assert answer.headers["x-ratelimit-remaining-tokens"] == "10"
-        assert house.decode.submitted[-1].spec.priority is Priority.HIGH
-        assert metric(house, "baton_tenant_requests_total", tenant="a") == 4
+        assert router.decode.submitted[-1].spec.priority is Priority.HIGH
+        assert metric(router, "baton_tenant_requests_total", tenant="a") == 4

@@ -1,4 +1,4 @@
-"""Tools, thoughts and continued answers over HTTP: exact answers and chunks."""
+"""Tool calls, reasoning and continued answers over HTTP: exact answers and chunks."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ from tests.unit.test_router_http import (
     USER,
     chat,
     events,
-    open_house,
+    open_harness,
     write_tokenizer,
     wrong_error,
 )
@@ -49,11 +49,11 @@ TEMPLATE = (
     "{% endfor %}{% if m.tool_call_id %}#{{ m.tool_call_id }}{% endif %}|{% endfor %}"
     "{% if add_generation_prompt %}>{% endif %}"
 )
-"""Short, for prompts that can be told at a glance: each byte is a token."""
+"""Short, so that prompts can be read at a glance: each byte is a token."""
 
 
-def load(folder: Path, template: str, *special: str) -> Tokenizer:
-    """Bytes and, from 258 on, ``special`` tokens."""
+def load_tokenizer(folder: Path, template: str, *special: str) -> Tokenizer:
+    """Load a tokenizer of bytes, with ``special`` tokens from id 258 on."""
     write_tokenizer(folder)
     if special:
         made = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -71,13 +71,13 @@ def room_for_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hermes(tmp_path: Path) -> Tokenizer:
-    return load(tmp_path, TEMPLATE + "{# <tool_call> #}")
+    return load_tokenizer(tmp_path, TEMPLATE + "{# <tool_call> #}")
 
 
 @pytest.fixture
 def thinker(tmp_path: Path) -> Tokenizer:
     opens = "{% if enable_thinking is not false %}<think>{% endif %}"
-    return load(tmp_path, TEMPLATE + opens + "{# <tool_call> </think> #}")
+    return load_tokenizer(tmp_path, TEMPLATE + opens + "{# <tool_call> </think> #}")
 
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
@@ -91,7 +91,7 @@ def message_of(response: httpx.Response) -> dict[str, Any]:
 
 
 def checked(model: type[BaseModel], data: Any) -> None:
-    """As OpenAI's client reads it, strictly: right types, and no field that it does not know."""
+    """Validate strictly, with OpenAI's client's types: right types, and no unknown field."""
     model.model_validate(data, strict=True)
     assert unknown(model.model_validate(data)) <= {
         "reasoning_content", "token_ids", "prompt_token_ids", "obfuscation",
@@ -116,11 +116,11 @@ def deltas(response: httpx.Response) -> list[dict[str, Any]]:
     return [chunk["choices"][0]["delta"] for chunk in chunks]
 
 
-# -- calls ----------------------------------------------------------------------------------------
+# -- tool calls -----------------------------------------------------------------------------------
 
 
-async def test_a_call(hermes: Tokenizer) -> None:
-    async with open_house(hermes, f"Well.\n{CALL}") as (house, client):
+async def test_tool_call_is_parsed(hermes: Tokenizer) -> None:
+    async with open_harness(hermes, f"Well.\n{CALL}") as (router, client):
         response = await client.post(CHAT, json=chat(tools=[TOOL]))
     message = message_of(response)
     call_id = message["tool_calls"][0]["id"]
@@ -136,18 +136,18 @@ async def test_a_call(hermes: Tokenizer) -> None:
     }  # fmt: skip
     assert call_id.startswith("call_")
     assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
-    assert bytes(house.prefill.submitted[0].spec.token_ids) == b"[f ]<user>Hi|>"
-    assert house.prefill.submitted[0].spec.sampling.grammar is None
+    assert bytes(router.prefill.submitted[0].spec.token_ids) == b"[f ]<user>Hi|>"
+    assert router.prefill.submitted[0].spec.sampling.grammar is None
 
 
-async def test_a_call_without_text_has_no_content(hermes: Tokenizer) -> None:
-    async with open_house(hermes, CALL) as (_, client):
+async def test_tool_call_without_text_has_no_content(hermes: Tokenizer) -> None:
+    async with open_harness(hermes, CALL) as (_, client):
         assert message_of(await client.post(CHAT, json=chat(tools=[TOOL])))["content"] is None
 
 
-async def test_streamed_calls(hermes: Tokenizer) -> None:
+async def test_tool_calls_are_streamed(hermes: Tokenizer) -> None:
     second = '\n<tool_call>{"name": "g", "arguments": {}}</tool_call>'
-    async with open_house(hermes, f"Hm\n{CALL}{second}") as (_, client):
+    async with open_harness(hermes, f"Hm\n{CALL}{second}") as (_, client):
         response = await client.post(CHAT, json=chat(tools=[TOOL, OTHER], stream=True))
         again = await client.post(CHAT, json=chat(tools=[TOOL, OTHER]))
     got = deltas(response)
@@ -172,9 +172,9 @@ async def test_streamed_calls(hermes: Tokenizer) -> None:
     assert [call["function"]["arguments"] for call in calls] == ['{"x": 1}', "{}"]
 
 
-async def test_what_is_no_call_is_text(hermes: Tokenizer) -> None:
+async def test_invalid_tool_call_is_text(hermes: Tokenizer) -> None:
     said = "a <tool_call> b"
-    async with open_house(hermes, said) as (_, client):
+    async with open_harness(hermes, said) as (_, client):
         response = await client.post(CHAT, json=chat(tools=[TOOL]))
         plain = await client.post(CHAT, json=chat())
         none = await client.post(CHAT, json=chat(tools=[TOOL], tool_choice="none"))
@@ -186,28 +186,28 @@ async def test_what_is_no_call_is_text(hermes: Tokenizer) -> None:
 
 
 async def test_without_tools_markup_is_text(hermes: Tokenizer) -> None:
-    async with open_house(hermes, CALL) as (house, client):
+    async with open_harness(hermes, CALL) as (router, client):
         assert message_of(await client.post(CHAT, json=chat()))["content"] == CALL
         asked = chat(tools=[TOOL], tool_choice="none")
         assert message_of(await client.post(CHAT, json=asked))["content"] == CALL
-    assert {bytes(job.spec.token_ids) for job in house.prefill.submitted} == {b"<user>Hi|>"}
+    assert {bytes(job.spec.token_ids) for job in router.prefill.submitted} == {b"<user>Hi|>"}
 
 
-async def test_one_call_at_a_time(hermes: Tokenizer) -> None:
-    async with open_house(hermes, f"{CALL}\n{CALL}") as (house, client):
+async def test_parallel_tool_calls_can_be_disabled(hermes: Tokenizer) -> None:
+    async with open_harness(hermes, f"{CALL}\n{CALL}") as (router, client):
         asked = chat(tools=[TOOL], parallel_tool_calls=False)
         response = await client.post(CHAT, json=asked)
-        assert house.decode.cancelled == [("chatcmpl-0", 1)]
+        assert router.decode.cancelled == [("chatcmpl-0", 1)]
     assert len(message_of(response)["tool_calls"]) == 1
     assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
 
 
-async def test_forced_calls_have_a_grammar(hermes: Tokenizer) -> None:
-    async with open_house(hermes, CALL) as (house, client):
+async def test_forced_tool_calls_have_a_grammar(hermes: Tokenizer) -> None:
+    async with open_harness(hermes, CALL) as (router, client):
         for choice in ("required", NAMED):
             asked = chat(tools=[TOOL, OTHER], tool_choice=choice)
             assert message_of(await client.post(CHAT, json=asked))["tool_calls"]
-    required, named = (job.spec.sampling.grammar for job in house.prefill.submitted)
+    required, named = (job.spec.sampling.grammar for job in router.prefill.submitted)
     assert required is not None and named is not None
     tags = r'"<tool_call>" "\n" call "\n" "</tool_call>"'
     assert required.kind is named.kind is GrammarKind.LARK
@@ -220,24 +220,24 @@ async def test_forced_calls_have_a_grammar(hermes: Tokenizer) -> None:
         "call: call_0",
         r'call_0: "{\"name\": \"f\", \"arguments\": " arguments_0 "}"',
     ]
-    assert bytes(house.prefill.submitted[1].spec.token_ids) == b"[f ]<user>Hi|>"
+    assert bytes(router.prefill.submitted[1].spec.token_ids) == b"[f ]<user>Hi|>"
 
 
-async def test_some_tools_are_allowed(hermes: Tokenizer) -> None:
-    async with open_house(hermes, "x") as (house, client):
+async def test_allowed_tools_restrict_prompt_and_grammar(hermes: Tokenizer) -> None:
+    async with open_harness(hermes, "x") as (router, client):
         for mode in ("auto", "required"):
             allowed = {"mode": mode, "tools": [NAMED]}
             choice = {"type": "allowed_tools", "allowed_tools": allowed}
             await client.post(CHAT, json=chat(tools=[TOOL, OTHER], tool_choice=choice))
-    auto, required = house.prefill.submitted
+    auto, required = router.prefill.submitted
     assert bytes(auto.spec.token_ids) == bytes(required.spec.token_ids) == b"[f ]<user>Hi|>"
     assert auto.spec.sampling.grammar is None and required.spec.sampling.grammar is not None
 
 
-async def test_a_template_without_tools(tmp_path: Path) -> None:
-    tokenizer = load(tmp_path, "{% for m in messages %}{{ m.content }}{% endfor %}")
+async def test_template_without_tools_rejects_them_unless_forced(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tmp_path, "{% for m in messages %}{{ m.content }}{% endfor %}")
     said = '{"name": "f", "arguments": {"x": 1}}'
-    async with open_house(tokenizer, said) as (_, client):
+    async with open_harness(tokenizer, said) as (_, client):
         refused = await client.post(CHAT, json=chat(tools=[TOOL]))
         forced = await client.post(CHAT, json=chat(tools=[TOOL], tool_choice="required"))
         hidden = await client.post(CHAT, json=chat(tools=[TOOL], tool_choice="none"))
@@ -246,13 +246,13 @@ async def test_a_template_without_tools(tmp_path: Path) -> None:
     assert message_of(hidden)["content"] == said
 
 
-async def test_a_special_token_begins_a_call(tmp_path: Path) -> None:
-    """Special tokens are not shown, and yet the parser must see this one."""
-    tokenizer = load(tmp_path, TEMPLATE + "{# <|python_tag|> #}", "<|python_tag|>")
-    async with open_house(tokenizer) as (house, client):
+async def test_special_token_can_begin_a_tool_call(tmp_path: Path) -> None:
+    """Special tokens are hidden in the answer, but the parser must see this one."""
+    tokenizer = load_tokenizer(tmp_path, TEMPLATE + "{# <|python_tag|> #}", "<|python_tag|>")
+    async with open_harness(tokenizer) as (router, client):
         said = [258, *b'{"name": "f", "parameters": {"x": 2}}', EOS]
-        for twin in (house.prefill, house.decode):
-            twin._answer = lambda known, spec: said[len(known) - spec.num_prompt_tokens]  # type: ignore
+        for worker in (router.prefill, router.decode):
+            worker._next_token = lambda known, spec: said[len(known) - spec.num_prompt_tokens]  # type: ignore
         called = await client.post(CHAT, json=chat(tools=[TOOL]))
         plain = await client.post(CHAT, json=chat())
         shown = await client.post(CHAT, json=chat(skip_special_tokens=False))
@@ -261,32 +261,32 @@ async def test_a_special_token_begins_a_call(tmp_path: Path) -> None:
     assert message_of(shown)["content"].startswith('<|python_tag|>{"name"')
 
 
-async def test_calls_and_their_answers_go_into_the_prompt(hermes: Tokenizer) -> None:
+async def test_tool_calls_and_results_are_rendered_into_the_prompt(hermes: Tokenizer) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     messages = [
         *USER,
         {"role": "assistant", "content": None, "tool_calls": [call], "annotations": []},
         {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "ok"}]},
     ]
-    async with open_house(hermes, "x") as (house, client):
+    async with open_harness(hermes, "x") as (router, client):
         await client.post(CHAT, json={"messages": messages})
     prompt = b"<user>Hi|<assistant>!f:1|<tool>ok#c1|>"
-    assert bytes(house.prefill.submitted[0].spec.token_ids) == prompt
+    assert bytes(router.prefill.submitted[0].spec.token_ids) == prompt
 
 
-async def test_ids_that_mistral_takes(tmp_path: Path) -> None:
-    tokenizer = load(tmp_path, TEMPLATE + "{# [TOOL_CALLS] #}")
+async def test_tool_call_ids_have_mistrals_form(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tmp_path, TEMPLATE + "{# [TOOL_CALLS] #}")
     said = '[TOOL_CALLS] [{"name": "f", "arguments": {}}]'
-    async with open_house(tokenizer, said) as (_, client):
+    async with open_harness(tokenizer, said) as (_, client):
         message = message_of(await client.post(CHAT, json=chat(tools=[TOOL])))
     assert len(message["tool_calls"][0]["id"]) == 9 and message["tool_calls"][0]["id"].isalnum()
 
 
-# -- thoughts -------------------------------------------------------------------------------------
+# -- reasoning ------------------------------------------------------------------------------------
 
 
-async def test_thoughts_are_told_apart(thinker: Tokenizer) -> None:
-    async with open_house(thinker, "Hm.\n</think>\n\nYes") as (_, client):
+async def test_reasoning_is_separated_from_the_answer(thinker: Tokenizer) -> None:
+    async with open_harness(thinker, "Hm.\n</think>\n\nYes") as (_, client):
         response = await client.post(CHAT, json=chat())
         streamed = await client.post(CHAT, json=chat(stream=True))
     message = message_of(response)
@@ -302,20 +302,20 @@ async def test_thoughts_are_told_apart(thinker: Tokenizer) -> None:
     ]
 
 
-async def test_thoughts_before_a_call(thinker: Tokenizer) -> None:
+async def test_reasoning_before_a_tool_call(thinker: Tokenizer) -> None:
     said = f"f?</think>{CALL}"
-    async with open_house(thinker, said) as (house, client):
+    async with open_harness(thinker, said) as (router, client):
         message = message_of(await client.post(CHAT, json=chat(tools=[TOOL])))
         forced = chat(tools=[TOOL], tool_choice=NAMED)
         assert message_of(await client.post(CHAT, json=forced))["tool_calls"]
     assert message["reasoning_content"] == "f?" and message["content"] is None
-    grammar = house.prefill.submitted[1].spec.sampling.grammar
+    grammar = router.prefill.submitted[1].spec.sampling.grammar
     assert grammar is not None
     assert grammar.text.startswith(r'start: thought /\n{0,2}/ "<tool_call>" "\n" call')
 
 
-async def test_thinking_can_be_switched(thinker: Tokenizer) -> None:
-    async with open_house(thinker, "Yes") as (house, client):
+async def test_thinking_can_be_switched_off(thinker: Tokenizer) -> None:
+    async with open_harness(thinker, "Yes") as (router, client):
         for fields in (
             {"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "none"},
         ):  # fmt: skip
@@ -326,52 +326,54 @@ async def test_thinking_can_be_switched(thinker: Tokenizer) -> None:
         token = await client.post(CHAT, json=chat(chat_template_kwargs={"eos_token": "x"}))
     for each in (wrong, taken, token):
         assert wrong_error(each)["param"] == "chat_template_kwargs"
-    assert {bytes(job.spec.token_ids) for job in house.prefill.submitted} == {b"<user>Hi|>"}
+    assert {bytes(job.spec.token_ids) for job in router.prefill.submitted} == {b"<user>Hi|>"}
 
 
-async def test_an_effort_that_the_template_does_not_know(hermes: Tokenizer) -> None:
-    """It is passed over, as other servers do: clients send it to whatever model there is."""
-    async with open_house(hermes, "Yes") as (house, client):
+async def test_reasoning_effort_unknown_to_the_template_is_ignored(hermes: Tokenizer) -> None:
+    """It is ignored, as in other servers: clients send it to any model."""
+    async with open_harness(hermes, "Yes") as (router, client):
         for effort in ("low", "none"):
             message_of(await client.post(CHAT, json=chat(reasoning_effort=effort)))
         wrong = await client.post(CHAT, json=chat(reasoning_effort="some"))
     assert wrong_error(wrong)["param"] == "reasoning_effort"
-    assert {bytes(job.spec.token_ids) for job in house.prefill.submitted} == {b"<user>Hi|>"}
+    assert {bytes(job.spec.token_ids) for job in router.prefill.submitted} == {b"<user>Hi|>"}
 
 
-async def test_thoughts_sent_back(hermes: Tokenizer) -> None:
+async def test_reasoning_of_earlier_turns_is_rendered(hermes: Tokenizer) -> None:
     said = {"role": "assistant", "content": "Yes", "reasoning_content": "Hm"}
-    async with open_house(hermes, "x") as (house, client):
+    async with open_harness(hermes, "x") as (router, client):
         await client.post(CHAT, json={"messages": [*USER, said, *USER]})
     prompt = b"<user>Hi|<assistant>Yes(Hm)|<user>Hi|>"
-    assert bytes(house.prefill.submitted[0].spec.token_ids) == prompt
+    assert bytes(router.prefill.submitted[0].spec.token_ids) == prompt
 
 
-# -- the rest -------------------------------------------------------------------------------------
+# -- other features -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("content", ["Once ", "Once", " Once\n"])
-async def test_an_answer_that_goes_on(hermes: Tokenizer, content: str) -> None:
+async def test_final_message_can_be_continued(hermes: Tokenizer, content: str) -> None:
     messages = [*USER, {"role": "assistant", "content": content}]
     fields = {"continue_final_message": True, "add_generation_prompt": False}
-    async with open_house(hermes, "x") as (house, client):
+    async with open_harness(hermes, "x") as (router, client):
         assert message_of(await client.post(CHAT, json={"messages": messages, **fields}))
         ids = (await client.post("/tokenize", json={"messages": messages, **fields})).json()
     prompt = f"<user>Hi|<assistant>{content.lstrip()}".encode()
-    assert bytes(house.prefill.submitted[0].spec.token_ids) == prompt == bytes(ids["tokens"])
+    assert bytes(router.prefill.submitted[0].spec.token_ids) == prompt == bytes(ids["tokens"])
 
 
-async def test_a_template_that_hides_the_last_message(tmp_path: Path) -> None:
-    tokenizer = load(tmp_path, "{{ messages[0].content }}{{ messages[1].content | length }}")
+async def test_template_that_hides_the_final_message_rejects_continuation(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(
+        tmp_path, "{{ messages[0].content }}{{ messages[1].content | length }}"
+    )
     messages = [*USER, {"role": "assistant", "content": "Once"}]
     fields = {"continue_final_message": True, "add_generation_prompt": False}
-    async with open_house(tokenizer) as (_, client):
+    async with open_harness(tokenizer) as (_, client):
         response = await client.post(CHAT, json={"messages": messages, **fields})
     assert wrong_error(response)["param"] == "continue_final_message"
 
 
-async def test_stops_that_are_shown(hermes: Tokenizer) -> None:
-    async with open_house(hermes, "Hello, you") as (_, client):
+async def test_stop_strings_can_be_included_in_the_output(hermes: Tokenizer) -> None:
+    async with open_harness(hermes, "Hello, you") as (_, client):
         body = {"prompt": "x", "include_stop_str_in_output": True}
         cut = (await client.post(COMPLETE, json={**body, "stop": ","})).json()
         checked(Completion, cut)
@@ -383,11 +385,11 @@ async def test_stops_that_are_shown(hermes: Tokenizer) -> None:
     ]  # fmt: skip
 
 
-async def test_the_least_of_tokens(hermes: Tokenizer) -> None:
-    async with open_house(hermes, "x") as (house, client):
+async def test_min_tokens_is_passed_on_and_validated(hermes: Tokenizer) -> None:
+    async with open_harness(hermes, "x") as (router, client):
         body = {"prompt": "x", "max_tokens": 5}
         assert (await client.post(COMPLETE, json={**body, "min_tokens": 5})).status_code == 200
-        assert house.prefill.submitted[0].spec.sampling.min_tokens == 5
+        assert router.prefill.submitted[0].spec.sampling.min_tokens == 5
         for fields in ({"min_tokens": 6}, {"min_tokens": 1, "response_format": JSON_OBJECT}):
             wrong = await client.post(COMPLETE, json={**body, **fields})
             assert wrong_error(wrong)["param"] == "min_tokens"
@@ -395,9 +397,9 @@ async def test_the_least_of_tokens(hermes: Tokenizer) -> None:
         assert wrong_error(await client.post(CHAT, json=forced))["param"] == "min_tokens"
 
 
-async def test_chunks_of_one_size(hermes: Tokenizer) -> None:
+async def test_obfuscation_pads_chunks_to_one_size(hermes: Tokenizer) -> None:
     options = {"include_obfuscation": True}
-    async with open_house(hermes, "Hi ö" + "x" * 9) as (_, client):
+    async with open_harness(hermes, "Hi ö" + "x" * 9) as (_, client):
         asked = chat(stream=True, stream_options=options)
         response = await client.post(CHAT, json=asked)
     sizes = {len(block.encode()) for block in response.text.split("\n\n")[:-2]}
@@ -405,16 +407,16 @@ async def test_chunks_of_one_size(hermes: Tokenizer) -> None:
     assert "".join(d.get("content", "") for d in deltas(response)) == "Hi ö" + "x" * 9
 
 
-async def test_the_tier_is_told_to_who_asks(hermes: Tokenizer) -> None:
-    async with open_house(hermes, "x") as (_, client):
+async def test_service_tier_is_returned_if_requested(hermes: Tokenizer) -> None:
+    async with open_harness(hermes, "x") as (_, client):
         answer = (await client.post(CHAT, json=chat(service_tier="auto"))).json()
         silent = (await client.post(CHAT, json=chat())).json()
     assert answer["service_tier"] == "default" and "service_tier" not in silent
 
 
-async def test_the_best_of_several(hermes: Tokenizer) -> None:
-    """Ranked by their mean logprob; all of them are counted."""
-    async with open_house(hermes, "abc") as (house, client):
+async def test_best_of_returns_the_best_choices(hermes: Tokenizer) -> None:
+    """Choices are ranked by their mean logprob; all of them count as usage."""
+    async with open_harness(hermes, "abc") as (router, client):
         body = {"prompt": ["x", "yz"], "n": 1, "best_of": 3, "max_tokens": 2}
         answer = (await client.post(COMPLETE, json=body)).json()
     checked(Completion, answer)
@@ -422,15 +424,15 @@ async def test_the_best_of_several(hermes: Tokenizer) -> None:
     assert all(choice["logprobs"] is None for choice in answer["choices"])
     assert answer["usage"]["completion_tokens"] == 12
     assert answer["usage"]["prompt_tokens"] == 3
-    assert {job.spec.sampling.logprobs for job in house.prefill.submitted} == {0}
+    assert {job.spec.sampling.logprobs for job in router.prefill.submitted} == {0}
 
 
-# -- what other providers' clients send -----------------------------------------------------------
+# -- fields that other providers' clients send ----------------------------------------------------
 
 
-async def test_the_second_turn_of_litellm(hermes: Tokenizer) -> None:
-    """An answer that comes back with what litellm, and providers behind it, add to messages."""
-    async with open_house(hermes, CALL) as (house, client):
+async def test_litellms_extra_message_fields_are_accepted(hermes: Tokenizer) -> None:
+    """An answer is sent back with fields that litellm, and providers behind it, add to messages."""
+    async with open_harness(hermes, CALL) as (router, client):
         first = message_of(await client.post(CHAT, json=chat(tools=[TOOL])))
         assert "refusal" not in first
         added = {
@@ -445,17 +447,17 @@ async def test_the_second_turn_of_litellm(hermes: Tokenizer) -> None:
         turns = [*USER, {**first, **added, "tool_calls": [call]}, result]
         second = await client.post(CHAT, json={"messages": turns, "tools": [TOOL]})
         assert second.status_code == 200, second.text
-    prompt = bytes(house.prefill.submitted[1].spec.token_ids).decode()
+    prompt = bytes(router.prefill.submitted[1].spec.token_ids).decode()
     assert prompt == f"[f ]<user>Hi|<assistant>!f:1|<tool>2#{call['id']}|>"
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETE])
 async def test_usage_in_every_chunk(hermes: Tokenizer, path: str) -> None:
-    """As vLLM tells it: of each answer, so far; and all of it at the end."""
+    """As in vLLM: each chunk has its choice's usage so far, and the last one the total."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = chat() if path == CHAT else {"prompt": "abc"}
     body |= {"n": 2, "stream": True, "stream_options": options}
-    async with open_house(hermes, "Yes") as (_, client):
+    async with open_harness(hermes, "Yes") as (_, client):
         response = await client.post(path, json=body)
         only = {**body, "stream_options": {"continuous_usage_stats": True}}
         plain = events(await client.post(path, json=only))
@@ -479,7 +481,7 @@ async def test_usage_in_every_chunk(hermes: Tokenizer, path: str) -> None:
 
 async def test_many_stop_strings(hermes: Tokenizer) -> None:
     stops = [f"stop {number}" for number in range(63)] + ["ö"]
-    async with open_house(hermes, "Hello wörld") as (_, client):
+    async with open_harness(hermes, "Hello wörld") as (_, client):
         message = message_of(await client.post(CHAT, json=chat(stop=stops)))
     assert message["content"] == "Hello w"
 
@@ -487,17 +489,18 @@ async def test_many_stop_strings(hermes: Tokenizer) -> None:
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer"}}}
 
 
-async def test_a_format_holds_from_the_first_token_where_there_is_no_thought(
+async def test_grammar_applies_from_the_first_token_without_reasoning(
     thinker: Tokenizer, tmp_path: Path
 ) -> None:
-    """Switched off, by a template that then writes nothing, or a thought that is over."""
+    """With thinking switched off, either by a template that then writes nothing, or by one that
+    closes the reasoning."""
     folder = tmp_path / "qwen3"
     folder.mkdir()
     shut = "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
-    qwen3 = load(folder, TEMPLATE + shut)
+    qwen3 = load_tokenizer(folder, TEMPLATE + shut)
     off = ({"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "none"})
     for tokenizer in (thinker, qwen3):
-        async with open_house(tokenizer, "1") as (house, client):
+        async with open_harness(tokenizer, "1") as (router, client):
             for fields in off:
                 assert message_of(
                     await client.post(CHAT, json=chat(response_format=SCHEMA, **fields))
@@ -505,7 +508,7 @@ async def test_a_format_holds_from_the_first_token_where_there_is_no_thought(
                 forced = chat(tools=[TOOL], tool_choice="required", **fields)
                 await client.post(CHAT, json=forced)
             message_of(await client.post(CHAT, json=chat(response_format=SCHEMA)))
-        grammars = [job.spec.sampling.grammar for job in house.prefill.submitted]
+        grammars = [job.spec.sampling.grammar for job in router.prefill.submitted]
         kinds = [grammar.kind for grammar in grammars if grammar is not None]
         assert kinds[0] is kinds[2] is GrammarKind.JSON_SCHEMA
         texts = [grammar.text for grammar in grammars if grammar is not None]
@@ -513,10 +516,10 @@ async def test_a_format_holds_from_the_first_token_where_there_is_no_thought(
         assert "thought" in texts[4]
 
 
-async def test_forced_calls_have_no_other_arguments(hermes: Tokenizer) -> None:
-    async with open_house(hermes, CALL) as (house, client):
+async def test_forced_tool_calls_allow_no_extra_arguments(hermes: Tokenizer) -> None:
+    async with open_harness(hermes, CALL) as (router, client):
         message_of(await client.post(CHAT, json=chat(tools=[TOOL], tool_choice="required")))
-    grammar = house.prefill.submitted[0].spec.sampling.grammar
+    grammar = router.prefill.submitted[0].spec.sampling.grammar
     assert grammar is not None and '"additionalProperties": false' in grammar.text
 
 
@@ -535,11 +538,11 @@ OPEN_SCHEMAS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("schema", OPEN_SCHEMAS)
-def test_schemas_that_say_more_stay_open(schema: dict[str, Any]) -> None:
+def test_complex_schemas_are_not_closed(schema: dict[str, Any]) -> None:
     assert forbid_extra_properties(schema) == schema
 
 
-def test_schemas_are_closed_all_through() -> None:
+def test_schemas_are_closed_recursively() -> None:
     assert forbid_extra_properties({"properties": {"a": INNER}}) == {
         "properties": {"a": CLOSED}, "additionalProperties": False,
     }  # fmt: skip

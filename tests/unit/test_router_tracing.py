@@ -1,4 +1,4 @@
-"""What the router tells of a traced request: one tree, whatever became of the request."""
+"""The spans of a traced request: a single tree, whatever the request's outcome."""
 
 import asyncio
 from collections.abc import Iterable
@@ -16,8 +16,8 @@ from baton.text.tokenizer import Tokenizer
 from router.generation.placement import PlacementQuery
 from router.generation.record import GenerationRecord
 from router.telemetry.tracing import RequestTrace, RequestTracer, build_request_spans
-from tests.unit.test_router_http import CHAT, COMPLETE, chat, open_house, write_tokenizer
-from tests.unit.test_router_journey import Scene
+from tests.unit.test_router_http import CHAT, COMPLETE, chat, open_harness, write_tokenizer
+from tests.unit.test_router_journey import GenerationHarness
 
 TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED, UNSAMPLED = f"00-{TRACE_ID}-{SPAN_ID}-01", f"00-{TRACE_ID}-{SPAN_ID}-00"
@@ -29,7 +29,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def drawn(spans: Iterable[Span], above: str = "") -> list[str]:
-    """The names, each below its parent's by its indentation; all must be in the one tree."""
+    """Return the span names, indented below their parents; all must belong to one tree."""
     spans = list(spans)
     assert len({span.context.span_id for span in spans}) == len(spans)
     assert len({span.context.trace_id for span in spans}) == 1
@@ -50,10 +50,10 @@ def drawn(spans: Iterable[Span], above: str = "") -> list[str]:
 WHOLE = ["request", "  tokenise", "  place", "  attempt", "    first token", "    stream"]
 
 
-async def test_an_answer_is_one_tree_below_the_clients_span(tokenizer: Tokenizer) -> None:
+async def test_spans_of_an_answer_are_one_tree_below_the_clients_span(tokenizer: Tokenizer) -> None:
     spans = MemorySpanSink()
-    async with open_house(tokenizer) as (house, client):
-        house.service.tracing = RequestTracer(spans, 0.0, house.service.clock)
+    async with open_harness(tokenizer) as (router, client):
+        router.service.tracer = RequestTracer(spans, 0.0, router.service.clock)
         response = await client.post(CHAT, json=chat(), headers={"traceparent": SAMPLED})
     assert drawn(spans.spans, above=SPAN_ID) == WHOLE
     named = {span.name: span for span in spans.spans}
@@ -67,18 +67,18 @@ async def test_an_answer_is_one_tree_below_the_clients_span(tokenizer: Tokenizer
     }
     assert named["attempt"].attributes["baton.prefill"] == "p0"
     assert named["attempt"].attributes["baton.decode"] == "d0"
-    # The workers were told of the attempt, the conductor of the question.
-    for worker in (house.prefill, house.decode):
+    # The workers got the attempt's span, the conductor the placement's.
+    for worker in (router.prefill, router.decode):
         [job] = worker.submitted
         assert job.spec.trace == named["attempt"].context.traceparent
-    assert house.placer.queries[0].trace == named["place"].context.traceparent
+    assert router.placer.queries[0].trace == named["place"].context.traceparent
     assert not any(span.error for span in spans.spans)
 
 
-async def test_each_of_several_answers_has_its_own_stages(tokenizer: Tokenizer) -> None:
+async def test_each_choice_has_its_own_spans(tokenizer: Tokenizer) -> None:
     spans = MemorySpanSink()
-    async with open_house(tokenizer) as (house, client):
-        house.service.tracing = RequestTracer(spans, 1.0, house.service.clock)
+    async with open_harness(tokenizer) as (router, client):
+        router.service.tracer = RequestTracer(spans, 1.0, router.service.clock)
         await client.post(COMPLETE, json={"prompt": "Hi", "n": 3, "max_tokens": 4})
     names = sorted(line.strip() for line in drawn(spans.spans))
     assert names == sorted(line.strip() for line in [*WHOLE[:2], *3 * WHOLE[2:]])
@@ -94,20 +94,20 @@ async def test_each_of_several_answers_has_its_own_stages(tokenizer: Tokenizer) 
         (0.0, "nonsense", False),
     ],
 )
-async def test_the_client_decides_and_else_the_share(
+async def test_client_decides_about_sampling_and_otherwise_the_sample_rate(
     tokenizer: Tokenizer, sample: float, traceparent: str | None, traced: bool
 ) -> None:
     spans = MemorySpanSink()
-    async with open_house(tokenizer) as (house, client):
-        house.service.tracing = RequestTracer(spans, sample, house.service.clock)
+    async with open_harness(tokenizer) as (router, client):
+        router.service.tracer = RequestTracer(spans, sample, router.service.clock)
         headers = {"traceparent": traceparent} if traceparent else {}
         await client.post(CHAT, json=chat(), headers=headers)
-        assert bool(house.prefill.submitted[0].spec.trace) is traced
-        assert bool(house.placer.queries[0].trace) is traced
+        assert bool(router.prefill.submitted[0].spec.trace) is traced
+        assert bool(router.placer.queries[0].trace) is traced
     assert bool(spans.spans) is traced
 
 
-def test_the_share_is_met_and_a_trace_is_found_by_its_requests_id() -> None:
+def test_sample_rate_is_met_and_trace_ids_come_from_request_ids() -> None:
     tracing = RequestTracer(MemorySpanSink(), 0.25, ManualClock())
     ids = [f"cmpl-{number * 2654435761 % 2**128:032x}" for number in range(1, 4001)]
     begun = [tracing.begin(request_id, None) for request_id in ids]
@@ -118,57 +118,57 @@ def test_the_share_is_met_and_a_trace_is_found_by_its_requests_id() -> None:
     assert all(everything.begin(request_id, None) for request_id in ids)
 
 
-async def test_without_tracing_nothing_travels(tokenizer: Tokenizer) -> None:
-    async with open_house(tokenizer) as (house, client):
+async def test_without_tracing_no_context_is_propagated(tokenizer: Tokenizer) -> None:
+    async with open_harness(tokenizer) as (router, client):
         await client.post(CHAT, json=chat(), headers={"traceparent": SAMPLED})
-        assert house.prefill.submitted[0].spec.trace == house.placer.queries[0].trace == ""
+        assert router.prefill.submitted[0].spec.trace == router.placer.queries[0].trace == ""
 
 
-async def test_a_request_that_is_refused_ends_at_its_question(tokenizer: Tokenizer) -> None:
+async def test_refused_request_ends_with_its_placement_span(tokenizer: Tokenizer) -> None:
     spans = MemorySpanSink()
 
     async def refuse(query: PlacementQuery) -> Placement:
         raise Overloaded("all full")
 
-    async with open_house(tokenizer) as (house, client):
-        house.placer.place = refuse  # type: ignore[method-assign]
-        house.service.tracing = RequestTracer(spans, 1.0, house.service.clock)
+    async with open_harness(tokenizer) as (router, client):
+        router.placer.place = refuse  # type: ignore[method-assign]
+        router.service.tracer = RequestTracer(spans, 1.0, router.service.clock)
         response = await client.post(CHAT, json=chat())
     assert response.status_code == 429
     assert drawn(spans.spans) == ["request", "  tokenise", "  place"]
     named = {span.name: span for span in spans.spans}
     assert named["place"].error == "all full"
-    assert named["request"].error == ""  # the server did what it should
+    assert named["request"].error == ""  # the server worked correctly
     assert named["request"].attributes["http.response.status_code"] == 429
 
 
-async def test_a_request_that_is_wrong_is_told_of_too(tokenizer: Tokenizer) -> None:
+async def test_invalid_request_has_spans_too(tokenizer: Tokenizer) -> None:
     spans = MemorySpanSink()
-    async with open_house(tokenizer) as (house, client):
-        house.service.tracing = RequestTracer(spans, 1.0, house.service.clock)
+    async with open_harness(tokenizer) as (router, client):
+        router.service.tracer = RequestTracer(spans, 1.0, router.service.clock)
         await client.post(CHAT, json={"model": "demo"})
     assert drawn(spans.spans) == ["request", "  tokenise"]
     assert spans.spans[0].attributes["http.response.status_code"] == 400
 
 
-def traced(scene: Scene) -> RequestTrace:
+def traced(scene: GenerationHarness) -> RequestTrace:
     root = TraceContext(TRACE_ID, SPAN_ID)
     trace = RequestTrace(root, "", "r", 0.0)
-    trace.follow([scene.record], 0.0)
+    trace.set_records([scene.record], 0.0)
     return trace
 
 
 @pytest.mark.parametrize("victim", ["p0", "d0"])
-async def test_a_failover_stays_in_the_tree(victim: str) -> None:
-    """The attempt that failed says why, and the next one goes on with the stream."""
-    scene = Scene(automatic=False)
+async def test_failover_stays_in_the_tree(victim: str) -> None:
+    """The failed attempt's span has the error, and the next one continues the stream."""
+    scene = GenerationHarness(automatic=False)
     trace = traced(scene)
     collecting = asyncio.create_task(scene.collect())
     await asyncio.sleep(0.01)
     if victim == "d0":
         scene.p0.step()
         scene.d0.step()
-        await scene.until(2)
+        await scene.wait_for_tokens(2)
     scene.workers[victim].kill()
     while not (scene.d1.submitted or len(scene.d0.submitted) > 1):
         await asyncio.sleep(0.001)
@@ -198,15 +198,15 @@ async def test_a_failover_stays_in_the_tree(victim: str) -> None:
     ]
 
 
-def test_stages_meet_at_the_times_of_the_record() -> None:
+def test_spans_have_the_times_of_the_record() -> None:
     record = GenerationRecord(RequestId("r"), 10.0, 3)
     scene_trace = RequestTrace(TraceContext(TRACE_ID, SPAN_ID), "", "r", 10.0)
-    scene_trace.follow([record], 10.5)
-    worker = Scene().d0.ref
-    record.note_question(Epoch(1), 10.6)
-    record.note_placement(Epoch(1), Placement(None, worker, "why", policy="p"), 11.0)
-    record.note_output(RequestOutput(RequestId("r"), Epoch(1), 0, (TokenId(1),)), 12.0)
-    record.note_end("stop", 15.0)
+    scene_trace.set_records([record], 10.5)
+    worker = GenerationHarness().d0.ref
+    record.record_query(Epoch(1), 10.6)
+    record.record_placement(Epoch(1), Placement(None, worker, "why", policy="p"), 11.0)
+    record.record_output(RequestOutput(RequestId("r"), Epoch(1), 0, (TokenId(1),)), 12.0)
+    record.record_end("stop", 15.0)
     spans = {
         span.name: (span.begin_seconds, span.end_seconds)
         for span in build_request_spans(scene_trace, "chat", 200, 15.5)

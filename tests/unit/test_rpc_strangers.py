@@ -1,5 +1,5 @@
-"""gRPC servers and callers that don't know the cluster secret: they are refused before anything of
-what they send is read, and there are bounds to what they can make a server hold."""
+"""gRPC servers and callers without the cluster secret: callers are refused before anything they
+send is read, and what they can make a server hold is bounded."""
 
 import asyncio
 import struct
@@ -13,7 +13,7 @@ import pytest
 
 from baton.clock import SystemClock
 from baton.core.credentials import ClusterCredentials
-from baton.network.call_signing import MISSING_SECRET, CallSigner, Metadata
+from baton.network.call_signing import MISSING_SECRET_ERROR, CallSigner, Metadata
 from baton.network.grpc_limits import MAX_STREAMS, WINDOW_BYTES
 from baton.rpc.conductor_service import add_conductor_service
 from baton.rpc.encoded_worker_service import add_encoded_worker_service
@@ -28,7 +28,7 @@ PLACE = "/baton.rpc.v1.Conductor/Place"
 
 
 class Untouched:
-    """A core that nobody may reach."""
+    """A core that fails if a call reaches it."""
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"a stranger came as far as {name}")
@@ -72,7 +72,8 @@ SERVERS = {
 
 
 async def refusal(address: str, method: str, metadata: Metadata | None = None) -> tuple[str, str]:
-    """What a call gets that never says anything, and does not end: whoever reads first waits."""
+    """Return the status of a call that sends nothing and does not end: a server that reads first
+    would wait."""
     async with grpc.aio.insecure_channel(address) as channel:
         call = channel.stream_stream(method)(metadata=metadata)
         try:
@@ -82,32 +83,36 @@ async def refusal(address: str, method: str, metadata: Metadata | None = None) -
 
 
 @pytest.mark.parametrize("method", SERVERS)
-async def test_strangers_are_refused_unread(method: str) -> None:
+async def test_calls_without_the_secret_are_refused_unread(method: str) -> None:
     async with asyncio.timeout(10), SERVERS[method]() as address:
         secret_in_clear = (("x-baton-secret", SECRET),)
         another = CallSigner("another secret", address).metadata(method)
         for metadata in (None, secret_in_clear, another):
-            assert await refusal(address, method, metadata) == ("UNAUTHENTICATED", MISSING_SECRET)
+            assert await refusal(address, method, metadata) == (
+                "UNAUTHENTICATED",
+                MISSING_SECRET_ERROR,
+            )
 
 
 @pytest.mark.parametrize("method", [PLACE, "/baton.KvData/Read"])
-async def test_a_proof_that_was_meant_for_another_is_refused(method: str) -> None:
-    """A stranger that a member was made to call can't go on as that member elsewhere."""
+async def test_signature_for_another_member_is_refused(method: str) -> None:
+    """An attacker that made a member call it can't use that signature elsewhere."""
     async with asyncio.timeout(10), SERVERS[method]() as address:
         stolen = CallSigner(SECRET, "6.6.6.6:666").metadata(method)
         status, why = await refusal(address, method, stolen)
         assert status == "UNAUTHENTICATED"
-        assert why.startswith(f"the call is for 6.6.6.6:666, and here is {address}")
+        assert why.startswith(f"the call is for 6.6.6.6:666, but this is {address}")
 
 
 @pytest.mark.parametrize("method", [PLACE, "/baton.KvData/Read"])
-async def test_a_server_says_what_it_takes_before_it_knows_anybody(method: str) -> None:
-    """Calls of a connection, and bytes of a call that nobody reads: the first frame of HTTP/2."""
+async def test_server_announces_http2_limits_before_authentication(method: str) -> None:
+    """The limits are concurrent calls per connection and unread bytes per call, in the first
+    HTTP/2 frame."""
     initial_window, max_streams = 4, 3
     async with asyncio.timeout(10), SERVERS[method]() as address:
-        told = await settings_of(address)
-    assert told[initial_window] == WINDOW_BYTES
-    assert told[max_streams] == MAX_STREAMS
+        settings = await settings_of(address)
+    assert settings[initial_window] == WINDOW_BYTES
+    assert settings[max_streams] == MAX_STREAMS
 
 
 async def settings_of(address: str) -> dict[int, int]:
@@ -123,13 +128,13 @@ async def settings_of(address: str) -> dict[int, int]:
         writer.close()
 
 
-async def test_a_server_goes_by_the_address_that_it_advertises() -> None:
+async def test_server_verifies_its_advertised_address() -> None:
     server = build_server(ClusterCredentials(SECRET))
     add_conductor_service(server, Untouched())  # type: ignore[arg-type]
     port = await listen(server, "127.0.0.1", 0, ClusterCredentials(SECRET), "10.9.8.7")
     here = f"127.0.0.1:{port}"
     try:
         status, why = await refusal(here, PLACE, CallSigner(SECRET, here).metadata(PLACE))
-        assert status == "UNAUTHENTICATED" and f"here is 10.9.8.7:{port}" in why
+        assert status == "UNAUTHENTICATED" and f"this is 10.9.8.7:{port}" in why
     finally:
         await server.stop(None)

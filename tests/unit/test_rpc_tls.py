@@ -1,4 +1,5 @@
-"""TLS between members, over gRPC and over lines: both sides show a certificate of the authority."""
+"""TLS between members, over gRPC and framed connections: both sides present a certificate of the
+cluster's authority."""
 
 import asyncio
 import contextlib
@@ -53,7 +54,7 @@ def trust(
 
 
 class Core:
-    """A conductor that knows nothing, and a line that says nothing."""
+    """A conductor with empty answers, and a framed service that ignores messages."""
 
     def __init__(self, line: FramedConnection | None = None) -> None: ...
 
@@ -109,14 +110,14 @@ both = pytest.mark.parametrize(
 
 
 @both
-async def test_members_know_each_other(serve, ask, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+async def test_members_authenticate_each_other(serve, ask, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     trusted = trust(tmp_path, MEMBER)
     async with serve(trusted) as address:
         await ask(address, trusted)
 
 
 @both
-async def test_the_secret_counts_beside_them(serve, ask, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+async def test_secret_is_required_in_addition_to_certificates(serve, ask, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     trusted = trust(tmp_path, MEMBER, "hush")
     async with serve(trusted) as address:
         await ask(address, trusted)
@@ -125,8 +126,8 @@ async def test_the_secret_counts_beside_them(serve, ask, tmp_path: Path) -> None
 
 
 @both
-async def test_strangers_stay_outside(serve, ask, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """With a certificate of theirs, with none, and in plain text."""
+async def test_clients_without_a_certificate_are_rejected(serve, ask, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Clients with a foreign certificate, with none, and in plain text."""
     members, strangers = trust(tmp_path / "m", MEMBER), trust(tmp_path / "s", STRANGER)
     async with serve(members) as address:
         for each in (
@@ -139,8 +140,8 @@ async def test_strangers_stay_outside(serve, ask, tmp_path: Path) -> None:  # ty
 
 
 @both
-async def test_nor_do_members_speak_with_strangers(serve, ask, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Nor with somebody whom the authority knows by another name."""
+async def test_members_reject_other_servers(serve, ask, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """This includes a server whose certificate the authority signed for another name."""
     members = trust(tmp_path / "m", MEMBER)
     for folder, files in (("s", STRANGER), ("o", OTHER)):
         async with serve(trust(tmp_path / folder, files)) as address:
@@ -152,8 +153,8 @@ async def test_nor_do_members_speak_with_strangers(serve, ask, tmp_path: Path) -
 
 
 @both
-async def test_new_files_count_for_new_connections(serve, ask, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """And ones that don't belong together change nothing."""
+async def test_replaced_certificates_apply_to_new_connections(serve, ask, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """A certificate and a key that don't match change nothing."""
     served, strangers = trust(tmp_path / "m", STRANGER), trust(tmp_path / "s", STRANGER)
     members = trust(tmp_path / "new", MEMBER)
     async with serve(served) as address:
@@ -167,7 +168,7 @@ async def test_new_files_count_for_new_connections(serve, ask, tmp_path: Path) -
 
 
 @both
-async def test_files_that_are_not_there(serve, ask, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+async def test_missing_certificate_files_are_reported(serve, ask, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     members = trust(tmp_path, MEMBER)
     lost = replace(members, key=str(tmp_path / "nowhere.pem"))
     with pytest.raises(Invalid, match=r"rpc_tls_key .*nowhere\.pem"):
@@ -178,7 +179,7 @@ async def test_files_that_are_not_there(serve, ask, tmp_path: Path) -> None:  # 
             await ask(address, lost)
 
 
-async def test_a_stranger_that_says_nothing_does_not_stay(tmp_path: Path) -> None:
+async def test_client_without_tls_is_disconnected(tmp_path: Path) -> None:
     async with line_server_only(trust(tmp_path, MEMBER)) as address:
         host, _, port = address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -187,7 +188,7 @@ async def test_a_stranger_that_says_nothing_does_not_stay(tmp_path: Path) -> Non
         writer.close()
 
 
-def test_all_three_settings_or_none(tmp_path: Path) -> None:
+def test_all_three_tls_settings_are_required_together(tmp_path: Path) -> None:
     members = trust(tmp_path, MEMBER)
     with pytest.raises(Invalid, match="go together"):
         load_settings(rpc_tls_key=members.key)
@@ -200,8 +201,8 @@ def test_all_three_settings_or_none(tmp_path: Path) -> None:
     assert settings.trust == members
 
 
-def moved(source: GrpcTransport, reader: GrpcTransport) -> TransferState:
-    """Reads 64 bytes of the one into the other."""
+def read_64_bytes(source: GrpcTransport, reader: GrpcTransport) -> TransferState:
+    """Read 64 bytes of ``source`` through ``reader``; return the transfer's final state."""
     memories = [ctypes.create_string_buffer(bytes([fill]) * 64, 64) for fill in (1, 2)]
     for transport, memory in zip((source, reader), memories, strict=True):
         transport.register(Region(ctypes.addressof(memory), 64, "cpu"))
@@ -215,10 +216,11 @@ def moved(source: GrpcTransport, reader: GrpcTransport) -> TransferState:
     return transfer.state
 
 
-async def test_strangers_who_never_shake_hands_keep_nobody_out(
+async def test_incomplete_tls_handshakes_do_not_block_members(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They count from the moment they connect, and the oldest of too many goes."""
+    """Connections count from the moment they are opened, and the oldest beyond the limit is
+    closed."""
     monkeypatch.setattr(framed_server, "MAX_UNAUTHENTICATED", 2)
     trusted = trust(tmp_path, MEMBER)
     async with asyncio.timeout(20), line_server_at(trusted) as (server, address):
@@ -227,18 +229,19 @@ async def test_strangers_who_never_shake_hands_keep_nobody_out(
         for reader, _ in idle[:3]:
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b""
-        assert len(server.strangers) == 2
+        assert len(server.unauthenticated) == 2
         await ask_line(address, trusted)
         for _, writer in idle:
             writer.close()
 
 
-def test_kv_travels_between_members_alone(tmp_path: Path) -> None:
+def test_kv_is_transferred_only_between_members(tmp_path: Path) -> None:
     members, strangers = trust(tmp_path / "m", MEMBER), trust(tmp_path / "s", STRANGER)
 
     def transport(trusted: ClusterCredentials) -> GrpcTransport:
         return GrpcTransport("owner", 1, SystemClock(), "host", trust=trusted)
 
-    assert moved(transport(members), transport(members)) is TransferState.DONE
-    assert moved(transport(members), transport(strangers)) is TransferState.FAILED
-    assert moved(transport(members), transport(ClusterCredentials())) is TransferState.FAILED
+    assert read_64_bytes(transport(members), transport(members)) is TransferState.DONE
+    assert read_64_bytes(transport(members), transport(strangers)) is TransferState.FAILED
+    outsider = transport(ClusterCredentials())
+    assert read_64_bytes(transport(members), outsider) is TransferState.FAILED

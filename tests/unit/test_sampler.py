@@ -43,21 +43,21 @@ def row(params: SamplingParams, position: int = len(HISTORY)) -> Row:
     )  # fmt: skip
 
 
-def all_kinds() -> list[Row]:
-    """Held by a mask, allowed nothing, not allowed to end, asked for logprobs, and both biased and
-    asked."""
+def rows_of_all_kinds() -> list[Row]:
+    """Return rows with a mask, a mask that allows nothing, tokens that are too early, logprobs,
+    and both a bias and logprobs."""
     greedy = replace(PLAIN, temperature=0.0)
     return [
         replace(row(PLAIN), mask=lambda: bits_of([4, 9])),
         replace(row(PLAIN), mask=lambda: b""),
-        replace(row(greedy), too_early=(TokenId(3), TokenId(VOCAB))),
+        replace(row(greedy), suppressed_token_ids=(TokenId(3), TokenId(VOCAB))),
         row(replace(PLAIN, logprobs=3)),
         row(replace(greedy, logprobs=0, logit_bias=((TokenId(3), 9.0),))),
     ]
 
 
 def expected(logits: np.ndarray, params: SamplingParams, position: int) -> int:
-    """The same rules, written down once more and slowly."""
+    """Sample by the same rules, in a second, slower implementation."""
     scores = logits.astype(np.float64)
     for token in set(HISTORY) if params.repetition_penalty != 1 else ():
         factor = params.repetition_penalty
@@ -90,7 +90,7 @@ def expected(logits: np.ndarray, params: SamplingParams, position: int) -> int:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_parameter(name: str) -> None:
+def test_every_sampling_parameter_equals_the_naive_model(name: str) -> None:
     print(f"seed {SEED}")
     chance = np.random.default_rng(SEED)
     seen = set()
@@ -104,8 +104,8 @@ def test_every_parameter(name: str) -> None:
 
 
 def sorted_and_put_back(chances: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """What the filters leave, by a stable sort of all, as it was first written: to the last bit,
-    since a seed is a promise."""
+    """Apply the filters by a stable sort of all tokens, as first implemented. Results must be
+    equal to the last bit, since a seed must reproduce its answer."""
     ordered, order = chances.sort(descending=True, stable=True)
     if 0 < params.top_k < len(ordered):
         ordered[params.top_k :] = 0
@@ -117,8 +117,8 @@ def sorted_and_put_back(chances: torch.Tensor, params: SamplingParams) -> torch.
 
 @pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.9, 0.999, 1.0])
 @pytest.mark.parametrize("top_k", [0, 1, 17, 999, 1000, 5000])
-def test_filters_leave_the_same_bits_as_a_sort_of_all(top_k: int, top_p: float) -> None:
-    """Of chances of which many are equal, and of chances of which none are."""
+def test_filters_equal_a_full_sort_bit_by_bit(top_k: int, top_p: float) -> None:
+    """With probabilities of which many are equal, and with ones that are all different."""
     print(f"seed {SEED}")
     chance = torch.Generator().manual_seed(SEED)
     params = replace(PLAIN, top_k=top_k, top_p=top_p)
@@ -130,12 +130,12 @@ def test_filters_leave_the_same_bits_as_a_sort_of_all(top_k: int, top_p: float) 
         assert torch.equal(_filtered(chances, params), sorted_and_put_back(chances, params))
 
 
-def test_a_draw_beyond_the_end_means_the_last_token_that_is_possible(
+def test_draw_beyond_the_end_chooses_the_last_possible_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     logits = torch.zeros(1, VOCAB)
     monkeypatch.setattr("baton.engine.sampler.uniform", lambda seed, position: 1.0)
-    early = replace(row(PLAIN), too_early=tuple(map(TokenId, range(30, VOCAB))))
+    early = replace(row(PLAIN), suppressed_token_ids=tuple(map(TokenId, range(30, VOCAB))))
     assert [each.token_id for each in sample(logits, [early]) if each] == [29]
 
 
@@ -148,7 +148,7 @@ def test_frequencies_follow_the_distribution() -> None:
         assert abs(draws.count(token) - count) <= 6 * max(count, 1) ** 0.5
 
 
-def test_the_same_alone_and_in_a_batch() -> None:
+def test_sampling_does_not_depend_on_the_batch() -> None:
     chance = np.random.default_rng(SEED)
     logits = torch.from_numpy(chance.normal(size=(len(CASES), VOCAB)).astype(np.float32))
     rows = [row(replace(params, seed=n)) for n, params in enumerate(CASES.values())]
@@ -156,7 +156,7 @@ def test_the_same_alone_and_in_a_batch() -> None:
     assert sample(logits, rows) == alone
 
 
-def test_greedy_takes_the_first_of_equals() -> None:
+def test_greedy_chooses_the_first_of_equal_tokens() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0]])
     assert sample(logits, [row(replace(PLAIN, temperature=0.0))])[0].token_id == 1
 
@@ -200,7 +200,7 @@ def test_masks_come_before_everything_else(name: str) -> None:
             assert other.token_id == expected(logits[index], params, len(HISTORY))
 
 
-def test_a_mask_that_allows_nothing() -> None:
+def test_mask_that_allows_nothing_gives_no_token() -> None:
     logits = torch.zeros((2, VOCAB))
     greedy = row(replace(PLAIN, temperature=0.0))
     barren = replace(greedy, mask=lambda: b"")
@@ -218,12 +218,12 @@ def test_tokens_beyond_the_mask_are_never_sampled() -> None:
 
 
 @pytest.mark.parametrize("params", [PLAIN, replace(PLAIN, temperature=0.0)])
-def test_what_is_too_early_is_not_chosen(params: SamplingParams) -> None:
-    """Neither by its likelihood nor by a bias; other rows are as they were."""
+def test_tokens_that_are_too_early_are_not_chosen(params: SamplingParams) -> None:
+    """They are excluded despite their likelihood or a bias; other rows are not affected."""
     logits = torch.zeros(2, VOCAB)
     logits[:, 3], logits[:, 4], logits[:, 5] = 90.0, 80.0, 70.0
     biased = replace(params, logit_bias=((TokenId(3), 100.0),))
-    held = replace(row(biased), too_early=(TokenId(3), TokenId(4), TokenId(VOCAB)))
+    held = replace(row(biased), suppressed_token_ids=(TokenId(3), TokenId(4), TokenId(VOCAB)))
     tokens = [sampled.token_id for sampled in sample(logits, [held, row(biased)]) if sampled]
     assert tokens == [5, 3]
     assert logits[0, 3] == 90.0

@@ -1,5 +1,5 @@
-"""Whose chunk is in a plan, under orders that pause a prompt for another, and beside whom an answer
-may start."""
+"""Chunks in a plan under orders that pause one prompt for another, and the memory forecast that
+decides when an answer may start."""
 
 from dataclasses import replace
 
@@ -11,14 +11,15 @@ from baton.engine.config import EngineConfig
 from baton.engine.scheduler import Scheduler
 from baton.engine.sequence import Phase, Sequence
 from baton.errors import Invalid
-from tests.unit.test_scheduler import CONFIG, Bench, fresh
+from tests.unit.test_scheduler import CONFIG, Bench, unique_tokens
 
 DEADLINE = replace(CONFIG, order="deadline")
 SECONDS_PER_TOKEN = 0.1
 
 
 class TimedBench(Bench):
-    """The speed is known: a tenth of a second per token. A first token may take ``seconds``."""
+    """A bench with a known speed of a tenth of a second per token, and a TTFT SLO of
+    ``seconds``."""
 
     def __init__(self, num_blocks: int, config: EngineConfig = DEADLINE) -> None:
         super().__init__(num_blocks, config)
@@ -31,7 +32,7 @@ class TimedBench(Bench):
     def new(self, name: str, tokens: list[int], task: Task, phase: Phase) -> Sequence:
         sequence = super().new(name, tokens, task, phase)
         sequence.spec = replace(
-            sequence.spec, first_token_seconds=self.seconds, tenant_salt=self.tenant
+            sequence.spec, ttft_slo_seconds=self.seconds, tenant_salt=self.tenant
         )
         return sequence
 
@@ -41,72 +42,76 @@ class TimedBench(Bench):
         return made
 
 
-def test_a_long_prompt_pauses_for_an_earlier_deadline_and_keeps_its_blocks() -> None:
+def test_long_prompt_pauses_for_an_earlier_deadline_and_keeps_its_blocks() -> None:
     bench = TimedBench(32)
-    long = bench.add("l", fresh("l", 60))
+    long = bench.add("l", unique_tokens("l", 60))
     assert bench.step() == [("l", 16)]
     blocks = long.block_ids
-    bench.add("s", fresh("s", 6))
+    bench.add("s", unique_tokens("s", 6))
     assert bench.step() == [("s", 6), ("l", 10)]
-    bench.add("t", fresh("t", 20))
+    bench.add("t", unique_tokens("t", 20))
     assert bench.step() == [("s", 1), ("t", 15)]
-    assert (long.phase, long.block_ids, long.num_computed) == (Phase.RUNNING, blocks, 26)
+    assert (long.phase, long.block_ids, long.num_computed_tokens) == (Phase.RUNNING, blocks, 26)
     assert bench.scheduler.num_pauses == 1
     assert bench.step() == [("s", 1), ("t", 5), ("l", 10)]
     assert bench.step() == [("s", 1), ("t", 1), ("l", 14)]
     assert bench.scheduler.num_pauses == 1
 
 
-def test_without_preemption_what_has_begun_is_finished_first() -> None:
+def test_without_pausing_a_started_prompt_is_finished_first() -> None:
     bench = TimedBench(32, replace(CONFIG, order="fcfs"))
-    bench.add("l", fresh("l", 60))
+    bench.add("l", unique_tokens("l", 60))
     bench.step()
-    bench.add("s", fresh("s", 6))
+    bench.add("s", unique_tokens("s", 6))
     assert bench.step() == [("l", 16)]
     assert bench.scheduler.num_pauses == 0
 
 
-def test_who_is_late_gets_what_the_others_leave() -> None:
+def test_late_prompt_gets_what_the_others_leave() -> None:
     bench = TimedBench(64)
-    bench.add("l", fresh("l", 40))
+    bench.add("l", unique_tokens("l", 40))
     bench.now = 2.5  # half a second too late to start
-    bench.add("m", fresh("m", 60))
+    bench.add("m", unique_tokens("m", 60))
     assert bench.step() == [("m", 16)]
     bench.now = NORMAL_STARVATION_LIMIT_SECONDS + 0.1
-    bench.add("n", fresh("n", 60))
-    assert bench.step() == [("l", 8), ("m", 8)]  # whose patience ends before n's deadline
+    bench.add("n", unique_tokens("n", 60))
+    assert bench.step() == [("l", 8), ("m", 8)]  # m's starvation limit ends before n's deadline
     bench.now = NORMAL_STARVATION_LIMIT_SECONDS + 2.6
-    bench.add("o", fresh("o", 5))
+    bench.add("o", unique_tokens("o", 5))
     assert bench.step() == [("l", 8), ("o", 5), ("n", 3)]
 
 
-def test_a_pause_takes_over_what_was_computed_meanwhile() -> None:
+def test_paused_prompt_adopts_blocks_computed_meanwhile() -> None:
     bench = TimedBench(64)
-    tokens = fresh("l", 60)
+    tokens = unique_tokens("l", 60)
     long = bench.add("l", tokens)
     bench.step()
-    bench.add("s", tokens[:32])  # the same prompt, but shorter, so its deadline is earlier
+    bench.add("s", tokens[:32])  # a shorter prefix of the prompt: its deadline is earlier
     assert bench.step() == [("s", 16)]
     assert bench.step() == [("s", 1), ("l", 15)]
-    assert (long.num_adopted, long.num_computed, long.num_shared) == (16, 47, 4)
+    assert (long.num_adopted_tokens, long.num_computed_tokens, long.num_shared_blocks) == (
+        16,
+        47,
+        4,
+    )
 
 
-def test_a_newcomer_that_does_not_fit_stops_no_one_that_runs() -> None:
+def test_new_prompt_that_does_not_fit_pauses_no_running_one() -> None:
     bench = TimedBench(18)
-    bench.add("l", fresh("l", 60))  # 15 of 18 blocks
+    bench.add("l", unique_tokens("l", 60))  # 15 of 18 blocks
     bench.step()
-    bench.add("s", fresh("s", 30))
+    bench.add("s", unique_tokens("s", 30))
     assert bench.step() == [("l", 16)]
-    bench.add("t", fresh("t", 8))  # fits, and its deadline is the earliest
+    bench.add("t", unique_tokens("t", 8))  # it fits, and its deadline is the earliest
     assert bench.step() == [("t", 8), ("l", 8)]
 
 
-def test_the_tenant_that_was_given_less_goes_first() -> None:
+def test_tenant_with_less_service_goes_first() -> None:
     config = replace(CONFIG, order="fcfs", max_running=1, fairness_slack_tokens=10)
     bench = TimedBench(64, config)
     for number, tenant in enumerate([b"a", b"a", b"a", b"b"]):
         bench.tenant = tenant
-        bench.add("wxyz"[number], fresh("wxyz"[number], 8), Task.PREFILL)
+        bench.add("wxyz"[number], unique_tokens("wxyz"[number], 8), Task.PREFILL)
     order = []
     while bench.scheduler.has_work:
         ((name, _),) = bench.step()
@@ -120,47 +125,53 @@ def test_fairness_can_be_switched_off() -> None:
     bench = TimedBench(64, config)
     for name, tenant in (("w", b"a"), ("x", b"a"), ("y", b"b")):
         bench.tenant = tenant
-        bench.add(name, fresh(name, 8), Task.PREFILL)
+        bench.add(name, unique_tokens(name, 8), Task.PREFILL)
     assert bench.step() == [("w", 8)]
     bench.finish("w")
     assert bench.step() == [("x", 8)]
 
 
-# Memory to come
+# Forecast memory
 
-FORECAST = replace(CONFIG, forecast=True)
+FORECAST = replace(CONFIG, forecasts_memory=True)
 
 
 def expecting(bench: Bench, name: str, num_tokens: int, expected: int, task: Task) -> Sequence:
     phase = Phase.RESERVED if task is Task.DECODE else Phase.WAITING
-    sequence = bench.new(name, fresh(name, num_tokens), task, phase)
-    sequence.expected_tokens = expected
+    sequence = bench.new(name, unique_tokens(name, num_tokens), task, phase)
+    sequence.predicted_answer_tokens = expected
     return sequence
 
 
-def test_an_answer_starts_when_memory_suffices_for_all_to_their_ends() -> None:
+def test_answer_starts_when_memory_suffices_for_all_until_they_end() -> None:
     bench = Bench(10, FORECAST)  # 40 tokens
-    bench.scheduler.enqueue(expecting(bench, "a", 8, 9, Task.WHOLE))  # 16 in the end
+    bench.scheduler.enqueue(
+        expecting(bench, "a", 8, 9, Task.PREFILL_AND_DECODE)
+    )  # 16 tokens at its end
     assert bench.step() == [("a", 8)]
-    bench.scheduler.enqueue(expecting(bench, "b", 8, 30, Task.WHOLE))  # 37 in the end
-    # When a ends they would have 15 + 16 and the rounding of two blocks; b alone has 40.
+    bench.scheduler.enqueue(
+        expecting(bench, "b", 8, 30, Task.PREFILL_AND_DECODE)
+    )  # 37 tokens at its end
+    # When a ends, they have 15 + 16 tokens and two blocks' rounding; after that b alone has 40.
     assert bench.step() == [("a", 1), ("b", 8)]
 
 
-def test_an_answer_waits_while_memory_would_not_suffice() -> None:
+def test_answer_waits_while_memory_would_not_suffice() -> None:
     bench = Bench(10, FORECAST)
-    bench.scheduler.enqueue(expecting(bench, "a", 8, 17, Task.WHOLE))  # 24 in the end
+    bench.scheduler.enqueue(
+        expecting(bench, "a", 8, 17, Task.PREFILL_AND_DECODE)
+    )  # 24 tokens at its end
     bench.step()
-    bench.scheduler.enqueue(expecting(bench, "b", 8, 30, Task.WHOLE))
+    bench.scheduler.enqueue(expecting(bench, "b", 8, 30, Task.PREFILL_AND_DECODE))
     for _ in range(13):
         assert bench.step() == [("a", 1)]
-    # a has 22 and 2 to come; b would have 8 + 2 by then, and 3 each are for the rounding.
+    # a has 22 tokens and 2 to come; b would have 8 + 2 by then, and rounding takes 3 for each.
     assert bench.step() == [("a", 1), ("b", 8)]
 
 
-def test_a_reservation_waits_the_same_way() -> None:
+def test_reservation_waits_for_forecast_memory_too() -> None:
     bench = Bench(10, FORECAST)
-    bench.scheduler.enqueue(expecting(bench, "a", 8, 17, Task.WHOLE))
+    bench.scheduler.enqueue(expecting(bench, "a", 8, 17, Task.PREFILL_AND_DECODE))
     bench.step()
     assert not bench.scheduler.reserve(expecting(bench, "b", 8, 30, Task.DECODE))
     short = expecting(bench, "c", 8, 2, Task.DECODE)
@@ -168,38 +179,41 @@ def test_a_reservation_waits_the_same_way() -> None:
     assert len(short.block_ids) == 2
     bench.finish("a")
     bench.finish("c")
-    assert bench.scheduler.reserve(expecting(bench, "d", 8, 90, Task.DECODE))  # beside nobody
+    assert bench.scheduler.reserve(expecting(bench, "d", 8, 90, Task.DECODE))  # it runs alone
 
 
-def test_who_outgrows_its_prediction_is_expected_to_grow_on() -> None:
+def test_answer_longer_than_predicted_gets_a_larger_prediction() -> None:
     bench = Bench(12, FORECAST)
-    a = expecting(bench, "a", 8, 4, Task.WHOLE)
+    a = expecting(bench, "a", 8, 4, Task.PREFILL_AND_DECODE)
     bench.scheduler.enqueue(a)
     for _ in range(9):
         bench.step()
-    assert (a.num_known, a.expected_tokens) == (17, 4)  # nobody asked yet
+    assert (a.num_known_tokens, a.predicted_answer_tokens) == (
+        17,
+        4,
+    )  # no forecast has been made yet
     assert not bench.scheduler.reserve(expecting(bench, "b", 8, 40, Task.DECODE))
-    assert a.expected_tokens == 14
+    assert a.predicted_answer_tokens == 14
 
 
-def test_who_was_preempted_comes_back_as_soon_as_it_fits() -> None:
+def test_preempted_request_resumes_as_soon_as_it_fits() -> None:
     bench = Bench(10, FORECAST)
-    bench.scheduler.enqueue(expecting(bench, "a", 8, 17, Task.WHOLE))
+    bench.scheduler.enqueue(expecting(bench, "a", 8, 17, Task.PREFILL_AND_DECODE))
     bench.step()
-    back = expecting(bench, "b", 8, 30, Task.WHOLE)
-    back.waiting.preempted = True
+    back = expecting(bench, "b", 8, 30, Task.PREFILL_AND_DECODE)
+    back.waiting_prompt.was_preempted = True
     bench.scheduler.enqueue(back)
     assert bench.step() == [("a", 1), ("b", 8)]
 
 
-def test_a_prompt_to_hand_over_needs_no_forecast() -> None:
+def test_prefill_only_request_needs_no_forecast() -> None:
     bench = Bench(5, FORECAST)
-    bench.scheduler.enqueue(expecting(bench, "a", 8, 9, Task.WHOLE))
+    bench.scheduler.enqueue(expecting(bench, "a", 8, 9, Task.PREFILL_AND_DECODE))
     bench.step()
     bench.scheduler.enqueue(expecting(bench, "b", 8, 90, Task.PREFILL))
     assert bench.step() == [("a", 1), ("b", 8)]
 
 
-def test_an_unknown_order_is_named() -> None:
+def test_unknown_order_is_named() -> None:
     with pytest.raises(Invalid, match="order is 'best', and must be one of fcfs, cached_first"):
         replace(CONFIG, order="best")

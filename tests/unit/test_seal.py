@@ -1,4 +1,4 @@
-"""Sealed entries: by whoever knows the secret, of this cluster, of this time."""
+"""Signed registry entries: by a holder of the secret, for this cluster, for a limited time."""
 
 import pytest
 
@@ -10,60 +10,62 @@ from baton.registry.entry_signing import EntrySigner
 SECRET, CONTENT, TTL = "a secret of the cluster", b'{"id":"a","address":"10.0.0.7:1"}', 3.0
 
 
-def seal(clock: ManualClock, secret: str | None = SECRET, cluster: str = "default") -> EntrySigner:
+def signer(
+    clock: ManualClock, secret: str | None = SECRET, cluster: str = "default"
+) -> EntrySigner:
     return EntrySigner(secret, cluster, clock)
 
 
-def test_what_was_sealed_opens() -> None:
+def test_signed_entry_is_accepted() -> None:
     clock = ManualClock(1e6)
-    entry = seal(clock).close(CONTENT, TTL)
-    assert seal(clock).open(entry) == CONTENT
+    entry = signer(clock).sign(CONTENT, TTL)
+    assert signer(clock).verify(entry) == CONTENT
     assert SECRET.encode() not in entry and entry.startswith(CONTENT + b"\n")
 
 
-def test_an_old_entry_can_t_be_put_back() -> None:
+def test_old_entry_can_not_be_replayed() -> None:
     clock = ManualClock(1e6)
-    entry = seal(clock).close(CONTENT, TTL)
+    entry = signer(clock).sign(CONTENT, TTL)
     clock.advance(TTL + MAX_CLOCK_SKEW_SECONDS - 1)
-    assert seal(clock).open(entry) == CONTENT
+    assert signer(clock).verify(entry) == CONTENT
     clock.advance(2)
-    with pytest.raises(Unauthorized, match=r"it held until 31 s ago: it is old, or its host's"):
-        seal(clock).open(entry)
+    with pytest.raises(Unauthorized, match=r"the entry expired 31 s ago: it is old, or its host's"):
+        signer(clock).verify(entry)
 
 
-def test_nothing_of_it_can_be_changed() -> None:
+def test_any_changed_byte_is_detected() -> None:
     clock = ManualClock(1e6)
-    entry = seal(clock).close(CONTENT, TTL)
+    entry = signer(clock).sign(CONTENT, TTL)
     for place in range(len(entry)):
         changed = entry[:place] + bytes([entry[place] ^ 1]) + entry[place + 1 :]
         with pytest.raises(Unauthorized):
-            seal(clock).open(changed)
+            signer(clock).verify(changed)
     longer = entry.replace(b"\n", b"0\n").replace(b" ", b"0 ")
-    with pytest.raises(Unauthorized, match="its signature is wrong"):
-        seal(clock).open(longer)
+    with pytest.raises(Unauthorized, match="the entry's signature is wrong"):
+        signer(clock).verify(longer)
 
 
 @pytest.mark.parametrize("entry", [CONTENT, b"", CONTENT + b"\n"])
-def test_what_is_not_signed(entry: bytes) -> None:
-    with pytest.raises(Unauthorized, match="it is not signed: whoever wrote it has no cluster_"):
-        seal(ManualClock(1e6)).open(entry)
+def test_unsigned_entry_is_rejected(entry: bytes) -> None:
+    with pytest.raises(Unauthorized, match="the entry is not signed: its writer has no cluster_"):
+        signer(ManualClock(1e6)).verify(entry)
 
 
 @pytest.mark.parametrize("rest", [b"\n \n", b"\nx y", b"\n1", b"\n1 ", b"\n" * 9])
-def test_what_is_no_seal(rest: bytes) -> None:
-    with pytest.raises(Unauthorized, match="its signature is wrong"):
-        seal(ManualClock(1e6)).open(CONTENT + rest)
+def test_malformed_signature_is_rejected(rest: bytes) -> None:
+    with pytest.raises(Unauthorized, match="the entry's signature is wrong"):
+        signer(ManualClock(1e6)).verify(CONTENT + rest)
 
 
-def test_another_secret_and_another_cluster() -> None:
+def test_signature_of_another_secret_or_cluster_is_rejected() -> None:
     clock = ManualClock(1e6)
-    for other in (seal(clock, "another"), seal(clock, cluster="other")):
-        with pytest.raises(Unauthorized, match="its signature is wrong"):
-            seal(clock).open(other.close(CONTENT, TTL))
+    for other in (signer(clock, "another"), signer(clock, cluster="other")):
+        with pytest.raises(Unauthorized, match="the entry's signature is wrong"):
+            signer(clock).verify(other.sign(CONTENT, TTL))
 
 
-def test_without_a_secret_everybody_is_believed() -> None:
+def test_without_a_secret_all_entries_are_accepted() -> None:
     clock = ManualClock(1e6)
-    assert seal(clock, None).close(CONTENT, TTL) == CONTENT
-    assert seal(clock, None).open(CONTENT) == CONTENT
-    assert seal(clock, None).open(seal(clock).close(CONTENT, TTL)) == CONTENT
+    assert signer(clock, None).sign(CONTENT, TTL) == CONTENT
+    assert signer(clock, None).verify(CONTENT) == CONTENT
+    assert signer(clock, None).verify(signer(clock).sign(CONTENT, TTL)) == CONTENT

@@ -1,4 +1,4 @@
-"""Every program's life: STARTING → SERVING → DRAINING → STOPPED, or FAILED."""
+"""The lifecycle of every program: STARTING → SERVING → DRAINING → STOPPED, or FAILED."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -12,7 +12,7 @@ from baton.errors import BatonError, Invalid, Unavailable
 from baton.serve import lifecycle
 from baton.serve.lifecycle import PROGRAM_TRANSITIONS, Lifecycle, LoadStalled, ProgramState
 from baton.serve.process import single_error
-from baton.serve.process_health import ANSWER_SECONDS, ProcessHealth
+from baton.serve.process_health import MAX_ANSWER_SECONDS, ProcessHealth
 from baton.serve.status_pipe import STATUS, report_progress
 
 Act = Callable[[], Coroutine[Any, Any, None]]
@@ -33,8 +33,9 @@ def fails(error: BaseException) -> Act:
     return act
 
 
-class Fake:
-    """Each phase does what it is told; ``calls`` says which were begun."""
+class FakeProgram:
+    """A program whose phases run the given coroutines; ``calls`` lists the phases that were
+    begun."""
 
     address = "127.0.0.1:1"
     metrics = CollectorRegistry()
@@ -64,20 +65,20 @@ class Fake:
         await self._do("stop")
 
 
-async def test_a_whole_life() -> None:
-    program = Fake()
+async def test_program_starts_serves_drains_and_stops() -> None:
+    program = FakeProgram()
     life = Lifecycle(program, 5.0)
     running = asyncio.create_task(life.run())
     await program.serving.wait()
     assert life.state is ProgramState.SERVING
-    life.ask_to_stop()
+    life.request_stop()
     await running
     assert life.state is ProgramState.STOPPED
     assert program.calls == ["start", "run", "drain", "stop"]
 
 
-async def test_a_start_that_fails() -> None:
-    program = Fake(start=fails(Invalid("no such model")))
+async def test_failed_start_raises() -> None:
+    program = FakeProgram(start=fails(Invalid("no such model")))
     life = Lifecycle(program, 5.0)
     with pytest.raises(Invalid, match="no such model"):
         await life.run()
@@ -86,17 +87,17 @@ async def test_a_start_that_fails() -> None:
     assert not life.has_served
 
 
-async def test_asked_to_stop_while_starting() -> None:
-    program = Fake(start=never)
+async def test_stop_while_starting() -> None:
+    program = FakeProgram(start=never)
     life = Lifecycle(program, 5.0)
-    life.ask_to_stop()
+    life.request_stop()
     await life.run()
     assert life.state is ProgramState.STOPPED
     assert "run" not in program.calls and program.calls[-1] == "stop"
 
 
-async def test_a_crash_while_serving_drains_and_then_raises() -> None:
-    program = Fake(run=fails(Unavailable("the engine has died")))
+async def test_crash_while_serving_drains_and_then_raises() -> None:
+    program = FakeProgram(run=fails(Unavailable("the engine has died")))
     life = Lifecycle(program, 5.0)
     with pytest.raises(Unavailable, match="the engine has died"):
         await life.run()
@@ -104,18 +105,18 @@ async def test_a_crash_while_serving_drains_and_then_raises() -> None:
     assert program.calls == ["start", "run", "drain", "stop"]
 
 
-async def test_a_crash_while_draining_raises() -> None:
+async def test_crash_while_draining_raises() -> None:
     crash = asyncio.Event()
 
     async def run() -> None:
         await crash.wait()
         raise Unavailable("died late")
 
-    program = Fake(run=run, drain=never)
+    program = FakeProgram(run=run, drain=never)
     life = Lifecycle(program, 60.0)
     running = asyncio.create_task(life.run())
     await program.serving.wait()
-    life.ask_to_stop()
+    life.request_stop()
     await program.draining.wait()
     crash.set()
     with pytest.raises(Unavailable, match="died late"):
@@ -123,130 +124,132 @@ async def test_a_crash_while_draining_raises() -> None:
     assert program.calls[-1] == "stop"
 
 
-async def test_asked_twice_ends_the_drain() -> None:
-    program = Fake(drain=never)
+async def test_second_stop_request_ends_the_drain() -> None:
+    program = FakeProgram(drain=never)
     life = Lifecycle(program, 60.0)
     running = asyncio.create_task(life.run())
     await program.serving.wait()
-    life.ask_to_stop()
+    life.request_stop()
     await program.draining.wait()
-    life.ask_to_stop()
+    life.request_stop()
     await running
     assert life.state is ProgramState.STOPPED
 
 
-async def test_a_drain_has_its_time_and_no_more() -> None:
-    program = Fake(drain=never)
+async def test_drain_ends_at_its_time_limit() -> None:
+    program = FakeProgram(drain=never)
     life = Lifecycle(program, 0.01)
     running = asyncio.create_task(life.run())
     await program.serving.wait()
-    life.ask_to_stop()
+    life.request_stop()
     await running
     assert life.state is ProgramState.STOPPED
 
 
-async def test_a_drain_that_fails_still_stops() -> None:
-    program = Fake(drain=fails(Unavailable("gone")))
+async def test_program_stops_even_if_its_drain_fails() -> None:
+    program = FakeProgram(drain=fails(Unavailable("gone")))
     life = Lifecycle(program, 5.0)
     running = asyncio.create_task(life.run())
     await program.serving.wait()
-    life.ask_to_stop()
+    life.request_stop()
     await running
     assert life.state is ProgramState.STOPPED
 
 
-async def living(program: Fake, drain_seconds: float = 5.0) -> tuple[Lifecycle, asyncio.Task[None]]:
+async def living(
+    program: FakeProgram, drain_seconds: float = 5.0
+) -> tuple[Lifecycle, asyncio.Task[None]]:
     life = Lifecycle(program, drain_seconds)
     task = asyncio.create_task(life.run())
     await program.serving.wait()
     return life, task
 
 
-async def test_who_was_told_to_drain_stays_until_it_is_stopped() -> None:
-    program = Fake()
+async def test_drained_program_stays_until_it_is_stopped() -> None:
+    program = FakeProgram()
     life, running = await living(program)
-    life.ask_to_drain()
-    life.ask_to_drain()
-    while not STATUS.vitals.drained:
+    life.request_drain()
+    life.request_drain()
+    while not STATUS.health.is_drained:
         await asyncio.sleep(0)
-    assert life.state is ProgramState.DRAINING and not STATUS.vitals.ready
+    assert life.state is ProgramState.DRAINING and not STATUS.health.is_ready
     assert "stop" not in program.calls
-    life.ask_to_stop()
+    life.request_stop()
     await running
     assert life.state is ProgramState.STOPPED
     assert program.calls == ["start", "run", "drain", "stop"]
 
 
-async def test_told_to_stop_a_drain_goes_on() -> None:
+async def test_stop_request_during_a_drain_waits_for_the_drain() -> None:
     done = asyncio.Event()
 
     async def drain() -> None:
         await done.wait()
 
-    program = Fake(drain=drain)
+    program = FakeProgram(drain=drain)
     life, running = await living(program, 60.0)
-    life.ask_to_drain()
+    life.request_drain()
     await program.draining.wait()
-    life.ask_to_stop()
+    life.request_stop()
     for _ in range(20):
         await asyncio.sleep(0)
-    assert not running.done() and not STATUS.vitals.drained
+    assert not running.done() and not STATUS.health.is_drained
     done.set()
     await running
     assert program.calls == ["start", "run", "drain", "stop"]
 
 
-async def test_told_to_stop_a_drain_has_the_rest_of_its_time() -> None:
-    """Of which nothing is left; without the order to stop it would have gone on."""
-    program = Fake(drain=never)
+async def test_stop_request_during_a_drain_applies_the_time_limit() -> None:
+    """Here none of the limit is left. Without the stop request, the drain would have gone on."""
+    program = FakeProgram(drain=never)
     life, running = await living(program, 0.0)
-    life.ask_to_drain()
+    life.request_drain()
     await program.draining.wait()
     for _ in range(20):
         await asyncio.sleep(0)
     assert not running.done()
-    life.ask_to_stop()
+    life.request_stop()
     await running
     assert life.state is ProgramState.STOPPED
 
 
-async def test_a_crash_of_who_has_drained() -> None:
+async def test_crash_after_the_drain_raises() -> None:
     crash = asyncio.Event()
 
     async def run() -> None:
         await crash.wait()
         raise Unavailable("died late")
 
-    program = Fake(run=run)
+    program = FakeProgram(run=run)
     life, running = await living(program)
-    life.ask_to_drain()
-    while not STATUS.vitals.drained:
+    life.request_drain()
+    while not STATUS.health.is_drained:
         await asyncio.sleep(0)
     crash.set()
     with pytest.raises(Unavailable, match="died late"):
         await running
 
 
-async def test_told_to_drain_while_starting() -> None:
-    """Nothing was taken, so nothing is left; it begins nothing more."""
-    program = Fake(start=never)
+async def test_drain_while_starting() -> None:
+    """No request was accepted, so that nothing is left to do, and none will be."""
+    program = FakeProgram(start=never)
     life = Lifecycle(program, 5.0)
     running = asyncio.create_task(life.run())
     await asyncio.sleep(0)
-    life.ask_to_drain()
-    while not STATUS.vitals.drained:
+    life.request_drain()
+    while not STATUS.health.is_drained:
         await asyncio.sleep(0)
     assert life.state is ProgramState.STARTING
-    life.ask_to_stop()
+    life.request_stop()
     await running
     assert "run" not in program.calls and not life.has_served
 
 
-async def test_a_load_that_stands_still_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stalled_load_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "HEARTBEAT_SECONDS", 0.001)
     clock = ManualClock()
-    monkeypatch.setattr(STATUS, "vitals", ProcessHealth(clock))
-    program = Fake(start=never)
+    monkeypatch.setattr(STATUS, "health", ProcessHealth(clock))
+    program = FakeProgram(start=never)
     life = Lifecycle(program, 5.0)
     running = asyncio.create_task(life.run())
     while not program.calls:
@@ -258,45 +261,45 @@ async def test_a_load_that_stands_still_ends_the_start(monkeypatch: pytest.Monke
     assert life.state is ProgramState.FAILED
 
 
-async def test_who_waits_for_what_never_answers_gives_no_sign_of_life(
+async def test_program_waiting_for_a_dead_component_sends_no_heartbeat(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So that whoever keeps it starts it again."""
+    """The missing heartbeat makes the supervisor restart the program."""
     monkeypatch.setattr(lifecycle, "HEARTBEAT_SECONDS", 0.001)
     clock, beats = ManualClock(), list[float]()
-    monkeypatch.setattr(STATUS, "vitals", ProcessHealth(clock))
-    monkeypatch.setattr(STATUS, "beat", lambda: beats.append(clock.monotonic()))
-    life, running = await living(Fake())
-    with STATUS.vitals.waiting("the engine"):
+    monkeypatch.setattr(STATUS, "health", ProcessHealth(clock))
+    monkeypatch.setattr(STATUS, "send_heartbeat", lambda: beats.append(clock.monotonic()))
+    life, running = await living(FakeProgram())
+    with STATUS.health.waiting_for("the engine"):
         clock.advance(1.0)
         while 1.0 not in beats:
             await asyncio.sleep(0)
-        clock.advance(ANSWER_SECONDS)
+        clock.advance(MAX_ANSWER_SECONDS)
         for _ in range(50):
             await asyncio.sleep(0.001)
         assert max(beats) == 1.0
     while max(beats) == 1.0:
         await asyncio.sleep(0)
-    assert STATUS.vitals.hang(20.0) == ""
-    life.ask_to_stop()
+    assert STATUS.health.describe_hang(20.0) == ""
+    life.request_stop()
     await running
 
 
-async def test_a_stop_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_stop_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "STOP_SECONDS", 0.01)
-    life = Lifecycle(Fake(stop=never, start=fails(Invalid("x"))), 5.0)
+    life = Lifecycle(FakeProgram(stop=never, start=fails(Invalid("x"))), 5.0)
     with pytest.raises(Invalid):
         await life.run()
 
 
-def test_terminal_states_have_no_way_out() -> None:
+def test_terminal_states_have_no_transitions() -> None:
     assert [state for state, after in PROGRAM_TRANSITIONS.items() if not after] == [
         ProgramState.STOPPED,
         ProgramState.FAILED,
     ]
 
 
-def test_a_bug_is_never_hidden_behind_an_error_of_ours() -> None:
+def test_bug_is_never_hidden_by_an_expected_error() -> None:
     ours, bug = Unavailable("gone"), ValueError("bug")
     assert single_error(BaseExceptionGroup("g", [ExceptionGroup("h", [ours])])) is ours
     assert single_error(BaseExceptionGroup("g", [ours, bug])) is None

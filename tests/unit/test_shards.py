@@ -1,4 +1,4 @@
-"""Weights where they lie: mapped, checked, converted while they are packed."""
+"""Checkpoint shards: mapped, validated, and converted while they are packed."""
 
 import json
 import struct
@@ -28,10 +28,10 @@ def write(folder: Path, **tensors: torch.Tensor) -> Path:
 @needs_kernels
 @pytest.mark.parametrize("to", FORMATS, ids=str)
 @pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_a_stack_is_packed_as_if_it_were_joined(
+def test_stacked_tensors_are_packed_as_if_they_were_joined(
     kept: torch.dtype, to: torch.dtype, tmp_path: Path
 ) -> None:
-    """Of several tensors and in any format, to the same bits as torch's conversion."""
+    """For several tensors in any format, with the same bits as torch's conversion."""
     torch.manual_seed(SEED)
     parts = {
         name: torch.randn(rows, 48).to(kept) for name, rows in zip("abc", [70, 1, 33], strict=True)
@@ -48,7 +48,7 @@ def test_a_stack_is_packed_as_if_it_were_joined(
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_torch_gets_what_the_file_has(name: str, tmp_path: Path) -> None:
+def test_torch_weights_equal_the_files(name: str, tmp_path: Path) -> None:
     make_model(tmp_path, name, seed=SEED)
     config, wanted = load_model_config(tmp_path), load_file(tmp_path / "model.safetensors")
     weights = load_weights(tmp_path, config, CPU, torch.float32)
@@ -65,28 +65,29 @@ def test_torch_gets_what_the_file_has(name: str, tmp_path: Path) -> None:
         assert experts is not None and torch.equal(experts[2], torch.cat(pair))
 
 
-def test_layers_are_taken_as_they_lie_in_the_files(tmp_path: Path) -> None:
-    """By their names, the eleventh comes before the second."""
+def test_layers_are_loaded_in_file_order(tmp_path: Path) -> None:
+    """Files are sorted by name, so that layer 10 comes before layer 2."""
     make_model(tmp_path, "qwen3", num_hidden_layers=12)
     stored = CheckpointWeights(tmp_path, load_model_config(tmp_path))
-    assert stored.order == [0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert stored.layer_order == [0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
-def test_what_is_used_is_told_and_given_back(tmp_path: Path) -> None:
-    """Each tensor counts once; a mapped page that was given back is read anew."""
-    told: list[tuple[int, int]] = []
+def test_progress_counts_each_tensor_once_and_pages_are_released(tmp_path: Path) -> None:
+    """A mapped page that was released is read again when needed."""
+    reported: list[tuple[int, int]] = []
     tensors = {"a": torch.randn(64, 2048), "b": torch.randn(64, 2048), "c": torch.randn(5)}
-    shards = CheckpointShards(write(tmp_path, **tensors), lambda *each: told.append(each))
+    shards = CheckpointShards(write(tmp_path, **tensors), lambda *each: reported.append(each))
     first, second = shards.stack(["a", "b"], [64, 64], 2048), shards.stack(["b"], [64], 2048)
     size = 64 * 2048 * 4
     for _ in range(2):
         assert torch.equal(second.join(CPU, torch.float32), tensors["b"])
-    first.used()
-    assert told == [(size, 3 * size), (size, 3 * size), (2 * size, 3 * size)]
+    first.mark_used()
+    assert reported == [(size, 3 * size), (size, 3 * size), (2 * size, 3 * size)]
 
 
-def test_one_tensor_is_the_mapped_file_itself(tmp_path: Path) -> None:
-    """So that processes of one host share it; it outlives everything else."""
+def test_single_tensor_is_not_copied(tmp_path: Path) -> None:
+    """It is the mapped file itself, so that processes of a host share it; the mapping outlives
+    the shards."""
     tensor = torch.randn(8, 16)
     joined = (
         CheckpointShards(write(tmp_path, a=tensor)).stack(["a"], [8], 16).join(CPU, torch.float32)
@@ -97,7 +98,7 @@ def test_one_tensor_is_the_mapped_file_itself(tmp_path: Path) -> None:
     assert start <= joined.data_ptr() < end and torch.equal(joined, tensor)
 
 
-def test_experts_are_cut_apart() -> None:
+def test_stacked_experts_are_split() -> None:
     parts = [torch.full((2, 3), float(n)) for n in range(8)]
     used: list[StoredTensor] = []
     one, *others = StoredTensor(parts, (4, 4, 3), used.append).split()
@@ -106,8 +107,8 @@ def test_experts_are_cut_apart() -> None:
     assert used == [others[2]]
 
 
-def header_of(path: Path, **changes: object) -> None:
-    """Tensor ``a`` as another would have it."""
+def change_header(path: Path, **changes: object) -> None:
+    """Change the header entry of tensor ``a``."""
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     entries = json.loads(data[8 : 8 + length])
@@ -117,9 +118,9 @@ def header_of(path: Path, **changes: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
-        ({"data_offsets": [4, 128]}, "a has bytes 4 to 128, which is not what [4, 8] of F32 take"),
+        ({"data_offsets": [4, 128]}, "a has bytes 4 to 128, which is not the size of [4, 8]"),
         ({"data_offsets": [96, 64]}, "a has bytes 96 to 64"),
         ({"data_offsets": [0, 1 << 40]}, "truncated"),
         ({"data_offsets": [-8, 120]}, "the header is not that of safetensors"),
@@ -127,18 +128,20 @@ def header_of(path: Path, **changes: object) -> None:
         ({"data_offsets": [0]}, "the header is not that of safetensors"),
         ({"shape": None}, "the header is not that of safetensors"),
         ({"dtype": 7}, "the header is not that of safetensors"),
-        ({"dtype": "BF16"}, "a has bytes 0 to 128, which is not what [4, 8] of BF16 take"),
+        ({"dtype": "BF16"}, "a has bytes 0 to 128, which is not the size of [4, 8]"),
     ],
     ids=str,
 )
-def test_headers_that_lie(changes: dict[str, object], told: str, tmp_path: Path) -> None:
-    header_of(write(tmp_path, a=torch.ones(4, 8)) / "model.safetensors", **changes)
+def test_inconsistent_headers_are_rejected(
+    changes: dict[str, object], reported: str, tmp_path: Path
+) -> None:
+    change_header(write(tmp_path, a=torch.ones(4, 8)) / "model.safetensors", **changes)
     with pytest.raises(Invalid) as caught:
         CheckpointShards(tmp_path).stack(["a"], [4], 8)
-    assert told in str(caught.value) and "model.safetensors" in str(caught.value)
+    assert reported in str(caught.value) and "model.safetensors" in str(caught.value)
 
 
-def test_one_matrix_is_of_one_format(tmp_path: Path) -> None:
+def test_tensors_of_different_formats_can_not_be_stacked(tmp_path: Path) -> None:
     shards = CheckpointShards(write(tmp_path, a=torch.ones(2, 4), b=torch.ones(2, 4).half()))
     with pytest.raises(Invalid, match="a, b have different dtypes"):
         shards.stack(["a", "b"], [2, 2], 4)

@@ -1,4 +1,4 @@
-"""The store's shelf and its slabs: exact slots, and who goes when room is needed."""
+"""The store's DRAM tier and its slabs: exact slots, and eviction order."""
 
 import pytest
 from hypothesis import given, settings
@@ -15,16 +15,16 @@ def key(name: str) -> BlockKey:
     return BlockKey(name.encode().ljust(16, b"."))
 
 
-def filled(shelf: DramTier, names: str, size: int = 4, tenant: bytes = b"") -> list[DramBlock]:
-    """Seals one prefix."""
-    shelf.tick()
+def filled(tier: DramTier, names: str, size: int = 4, tenant: bytes = b"") -> list[DramBlock]:
+    """Store and seal one prefix."""
+    tier.tick()
     slots = []
     for depth, name in enumerate(names):
-        slot = shelf.take(key(name), size, depth=depth, tenant=tenant)
+        slot = tier.allocate(key(name), size, depth=depth, tenant=tenant)
         assert slot is not None
-        shelf.seal(slot, ord(name), "x")
+        tier.seal(slot, ord(name), "x")
         slots.append(slot)
-    shelf.let_go(slots)
+    tier.release_references(slots)
     return slots
 
 
@@ -32,144 +32,146 @@ def names(slots: list[DramBlock]) -> str:
     return "".join(slot.key.decode().rstrip(".") for slot in slots)
 
 
-def test_a_prefix_is_eaten_from_its_end() -> None:
-    shelf = DramTier(16, 16, "lru")
-    filled(shelf, "abcd")
+def test_prefix_is_evicted_from_its_end() -> None:
+    tier = DramTier(16, 16, "lru")
+    filled(tier, "abcd")
     gone = ""
-    while victims := shelf.victims(4):
+    while victims := tier.select_victims(4):
         gone += names(victims)
         for slot in victims:
-            shelf.evict(slot)
-        shelf.check_integrity()
+            tier.evict(slot)
+        tier.check_integrity()
     assert gone == "dcba"
-    assert (shelf.used_bytes, shelf.evictions) == (0, 4)
+    assert (tier.used_bytes, tier.evictions) == (0, 4)
 
 
-def test_slots_that_come_together_lie_together() -> None:
-    shelf = DramTier(16, 16)
-    assert [slot.offset for slot in filled(shelf, "abcd")] == [0, 4, 8, 12]
-    for slot in (shelf.get(key("b")), shelf.get(key("c"))):
+def test_slots_of_a_prefix_are_adjacent() -> None:
+    tier = DramTier(16, 16)
+    assert [slot.offset for slot in filled(tier, "abcd")] == [0, 4, 8, 12]
+    for slot in (tier.get(key("b")), tier.get(key("c"))):
         assert slot is not None
-        shelf.evict(slot)
-    assert [slot.offset for slot in filled(shelf, "xy")] == [4, 8]
+        tier.evict(slot)
+    assert [slot.offset for slot in filled(tier, "xy")] == [4, 8]
 
 
-def test_what_is_held_does_not_go() -> None:
-    shelf = DramTier(16, 16, "lru")
-    slots = filled(shelf, "abcd")
-    lease = shelf.lease(slots, 5.0, now=0.0)
-    shelf.hold(slots[0])
-    assert shelf.victims(4) == []
-    assert shelf.take(key("x"), 4) is None
-    shelf.expire(5.0)
-    assert names(shelf.victims(4)) == "d"
-    shelf.release(lease)
-    shelf.check_integrity()
-    assert shelf.describe() == "4 blocks, 0 leases: h..."
-    shelf.let_go(slots[:1])
-    assert shelf.describe() == "4 blocks, 0 leases: ...."
+def test_referenced_blocks_are_not_evicted() -> None:
+    tier = DramTier(16, 16, "lru")
+    slots = filled(tier, "abcd")
+    lease = tier.lease(slots, 5.0, now=0.0)
+    tier.add_reference(slots[0])
+    assert tier.select_victims(4) == []
+    assert tier.allocate(key("x"), 4) is None
+    tier.expire(5.0)
+    assert names(tier.select_victims(4)) == "d"
+    tier.release(lease)
+    tier.check_integrity()
+    assert tier.describe() == "4 blocks, 0 leases: h..."
+    tier.release_references(slots[:1])
+    assert tier.describe() == "4 blocks, 0 leases: ...."
 
 
-def test_a_doomed_block_is_found_no_more_and_its_slot_waits_for_its_reader() -> None:
-    shelf = DramTier(8, 8)
-    slots = filled(shelf, "ab")
-    lease = shelf.lease(slots, 5.0, now=0.0)
-    shelf.doom(slots[0])
-    assert key("a") not in shelf and shelf.take(key("c"), 4) is None
-    shelf.check_integrity()
-    shelf.release(lease)
-    shelf.check_integrity()
-    taken = shelf.take(key("a"), 4)
+def test_dropped_block_is_not_found_and_its_slot_waits_for_its_reader() -> None:
+    tier = DramTier(8, 8)
+    slots = filled(tier, "ab")
+    lease = tier.lease(slots, 5.0, now=0.0)
+    tier.doom(slots[0])
+    assert key("a") not in tier and tier.allocate(key("c"), 4) is None
+    tier.check_integrity()
+    tier.release(lease)
+    tier.check_integrity()
+    taken = tier.allocate(key("a"), 4)
     assert taken is not None and taken.offset == 0
 
 
-def test_another_size_takes_the_slab_that_was_left_alone_for_longest() -> None:
-    shelf = DramTier(32, 16, "lru")
-    filled(shelf, "abcd")
-    filled(shelf, "efgh")
-    first = shelf.get(key("a"))
+def test_another_size_takes_the_least_recently_used_slab() -> None:
+    tier = DramTier(32, 16, "lru")
+    filled(tier, "abcd")
+    filled(tier, "efgh")
+    first = tier.get(key("a"))
     assert first is not None
-    shelf.tick()
-    shelf.hold(first)
-    shelf.let_go([first])
-    assert sorted(names(shelf.victims(16))) == list("efgh")
-    shelf.hold(first)
-    for slot in shelf.victims(16):
-        shelf.evict(slot)
-    filled(shelf, "L", size=16)
-    assert shelf.victims(8) == [shelf.get(key("L"))]  # of the others one is held
-    # A size that has blocks takes from others only what is older than its own.
-    shelf.let_go([first])
-    assert names(shelf.victims(16)) == "L"
+    tier.tick()
+    tier.add_reference(first)
+    tier.release_references([first])
+    assert sorted(names(tier.select_victims(16))) == list("efgh")
+    tier.add_reference(first)
+    for slot in tier.select_victims(16):
+        tier.evict(slot)
+    filled(tier, "L", size=16)
+    assert tier.select_victims(8) == [
+        tier.get(key("L"))
+    ]  # one block of the other slab is referenced
+    # A size that has blocks takes from other sizes only slabs that are older than its own.
+    tier.release_references([first])
+    assert names(tier.select_victims(16)) == "L"
     for _ in range(2):
-        large = shelf.get(key("L"))
+        large = tier.get(key("L"))
         assert large is not None
-        shelf.tick()
-        shelf.hold(large)
-        shelf.let_go([large])
-    assert sorted(names(shelf.victims(16))) == list("abcd")
-    shelf.check_integrity()
+        tier.tick()
+        tier.add_reference(large)
+        tier.release_references([large])
+    assert sorted(names(tier.select_victims(16))) == list("abcd")
+    tier.check_integrity()
 
 
 def test_leases_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shelf_module, "MAX_LEASES", 2)
-    shelf = DramTier(16, 16)
-    slots = filled(shelf, "a")
-    first = shelf.lease(slots, 1.0, now=0.0)
-    shelf.lease(slots, 9.0, now=0.0)
-    with pytest.raises(Overloaded, match="2 leases are out"):
-        shelf.lease(slots, 1.0, now=0.5)
-    shelf.expire(1.0)
-    third = shelf.lease(slots, 1.0, now=1.0)
+    tier = DramTier(16, 16)
+    slots = filled(tier, "a")
+    first = tier.lease(slots, 1.0, now=0.0)
+    tier.lease(slots, 9.0, now=0.0)
+    with pytest.raises(Overloaded, match="2 leases are active"):
+        tier.lease(slots, 1.0, now=0.5)
+    tier.expire(1.0)
+    third = tier.lease(slots, 1.0, now=1.0)
     for lease in (first, third, third):
-        shelf.release(lease)
-    assert shelf.num_leased == 1
-    shelf.check_integrity()
+        tier.release(lease)
+    assert tier.num_leased == 1
+    tier.check_integrity()
 
 
-def test_quotas_take_from_their_tenant_oldest_first() -> None:
-    shelf = DramTier(32, 16, "lru", tenant_bytes=12)
-    filled(shelf, "ab", tenant=b"1")
-    filled(shelf, "c", tenant=b"1")
-    filled(shelf, "x", tenant=b"2")
-    assert shelf.over_quota(b"2", 8) == []
-    assert names(shelf.over_quota(b"1", 4)) == "b"
-    assert names(shelf.over_quota(b"1", 8)) == "ba"
+def test_quota_evicts_the_tenants_oldest_blocks() -> None:
+    tier = DramTier(32, 16, "lru", tenant_bytes=12)
+    filled(tier, "ab", tenant=b"1")
+    filled(tier, "c", tenant=b"1")
+    filled(tier, "x", tenant=b"2")
+    assert tier.victims_over_quota(b"2", 8) == []
+    assert names(tier.victims_over_quota(b"1", 4)) == "b"
+    assert names(tier.victims_over_quota(b"1", 8)) == "ba"
     with pytest.raises(Overloaded, match="12 bytes"):
-        shelf.over_quota(b"1", 16)
+        tier.victims_over_quota(b"1", 16)
 
 
-def test_sizes_that_cannot_be() -> None:
-    shelf = DramTier(32, 16)
+def test_invalid_sizes_are_rejected() -> None:
+    tier = DramTier(32, 16)
     for size in (0, 17):
         with pytest.raises(Invalid, match="does not fit a slab"):
-            shelf.check_size(size)
+            tier.check_block_size(size)
     with pytest.raises(Invalid, match=r"no eviction policy 'best'; there are baton, lru"):
         DramTier(32, 16, "best")
 
 
-def test_slabs_return_when_empty() -> None:
+def test_empty_slabs_are_returned() -> None:
     slabs = SlabAllocator(32, 16)
-    assert [slabs.take(6) for _ in range(4)] == [0, 6, 16, 22]
-    assert slabs.take(6) is None and slabs.take(16) is None
-    assert slabs.slots_of(0) == {0, 6}
-    slabs.give(0)
-    assert (slabs.take(16), slabs.num_free(6), slabs.num_free(16)) == (None, 1, 0)
-    slabs.give(6)
+    assert [slabs.allocate(6) for _ in range(4)] == [0, 6, 16, 22]
+    assert slabs.allocate(6) is None and slabs.allocate(16) is None
+    assert slabs.used_slots(0) == {0, 6}
+    slabs.free(0)
+    assert (slabs.allocate(16), slabs.num_free(6), slabs.num_free(16)) == (None, 1, 0)
+    slabs.free(6)
     assert (slabs.num_free(6), slabs.num_free(4)) == (2, 4)
-    assert slabs.take(16) == 0
-    assert slabs.of_others(6) == [0]
+    assert slabs.allocate(16) == 0
+    assert slabs.slabs_of_other_sizes(6) == [0]
     slabs.check_integrity()
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.sampled_from([4, 6, 16]))))
-def test_no_slot_is_given_twice(actions: list[tuple[bool, int, int]]) -> None:
+def test_no_slot_is_allocated_twice(actions: list[tuple[bool, int, int]]) -> None:
     slabs = SlabAllocator(64, 16)
     taken: dict[int, int] = {}
     for take, index, size in actions:
         if take:
-            offset = slabs.take(size)
+            offset = slabs.allocate(size)
             free = slabs.num_free(size)
             assert (offset is None) <= (free == 0)
             if offset is not None:
@@ -179,20 +181,20 @@ def test_no_slot_is_given_twice(actions: list[tuple[bool, int, int]]) -> None:
                 taken[offset] = size
         elif taken:
             offset = sorted(taken)[index % len(taken)]
-            slabs.give(offset)
+            slabs.free(offset)
             del taken[offset]
         slabs.check_integrity()
-        assert set(slabs.used()) == set(taken)
+        assert set(slabs.used_offsets()) == set(taken)
 
 
-def test_an_arena_below_a_slab_holds_nothing() -> None:
+def test_arena_smaller_than_a_slab_holds_nothing() -> None:
     slabs = SlabAllocator(8, 16)
     assert not slabs.fits(4)
-    assert slabs.take(4) is None
+    assert slabs.allocate(4) is None
 
 
 @pytest.mark.parametrize(
     ("arena", "slab"), [(1 << 20, 1 << 20), (256 << 20, 4 << 20), (64 << 30, 64 << 20)]
 )
-def test_default_slabs(arena: int, slab: int) -> None:
+def test_default_slab_sizes(arena: int, slab: int) -> None:
     assert default_slab_bytes(arena) == slab

@@ -1,4 +1,4 @@
-"""What a reader maps: a sealed memory file of the size that was told, and nothing else."""
+"""Shared-memory mapping: only a sealed memory file of the announced size is mapped."""
 
 import fcntl
 import os
@@ -23,14 +23,14 @@ def transport(owner: str) -> ShmTransport:
     return ShmTransport(owner, 1, SystemClock(), "here")
 
 
-def told(descriptor: int, size_bytes: int = SIZE, pid: int | None = None) -> Endpoint:
+def endpoint_of(descriptor: int, size_bytes: int = SIZE, pid: int | None = None) -> Endpoint:
     pid = os.getpid() if pid is None else pid
     metadata = _METADATA.pack(pid, descriptor, start_ticks(pid))
     return Endpoint("shm", "liar", 1, "here", size_bytes, metadata)
 
 
 def shrinking() -> int:
-    """Whoever reads its mapping beyond its end is ended by the system."""
+    """A reader whose mapping extends beyond the end of the file is killed by SIGBUS."""
     file = os.memfd_create("shrinks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(file, SIZE)
     return file
@@ -53,30 +53,32 @@ def pipe() -> int:
     [
         (shrinking, SIZE, "not sealed"),
         (on_disk, SIZE, r"no memory file|not sealed"),
-        (pipe, SIZE, "no memory file"),
-        (lambda: socket.socket().detach(), SIZE, "no memory file"),
-        (lambda: os.open("/dev/zero", os.O_RDWR), SIZE, "no memory file"),
+        (pipe, SIZE, "not a memory file"),
+        (lambda: socket.socket().detach(), SIZE, "not a memory file"),
+        (lambda: os.open("/dev/zero", os.O_RDWR), SIZE, "not a memory file"),
         (lambda: create_memory_file("short", SIZE), 2 * SIZE, "4096 bytes, not 8192"),
         (lambda: create_memory_file("empty", 0), 0, "0 bytes, not 0"),
     ],
 )
-def test_what_is_no_pool_is_not_mapped(make: Callable[[], int], size_bytes: int, why: str) -> None:
+def test_file_that_is_no_sealed_pool_is_not_mapped(
+    make: Callable[[], int], size_bytes: int, why: str
+) -> None:
     file = make()
     try:
         with pytest.raises(Invalid, match=why):
-            transport("reader").connect(told(file, size_bytes))
+            transport("reader").connect(endpoint_of(file, size_bytes))
     finally:
         os.close(file)
 
 
-def test_what_is_not_there_is_unavailable() -> None:
+def test_missing_file_is_unavailable() -> None:
     with pytest.raises(Unavailable):
-        transport("reader").connect(told(1 << 20))
+        transport("reader").connect(endpoint_of(1 << 20))
     with pytest.raises(Invalid, match="malformed"):
         transport("reader").connect(Endpoint("shm", "liar", 1, "here", SIZE, b"x"))
 
 
-def test_a_pool_can_t_shrink_and_is_read() -> None:
+def test_sealed_pool_can_not_shrink_and_can_be_read() -> None:
     source, reader = HostMemory("source", SIZE), HostMemory("reader", SIZE)
     source.view[:4] = b"good"
     with pytest.raises(PermissionError):

@@ -1,4 +1,4 @@
-"""A simulated cluster that grows and shrinks: who comes, who goes, and what is paid."""
+"""A simulated cluster with autoscaling: which workers are added and removed, and their cost."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from conductor.policy.sizing import SizingConfig
 from simulator.autoscaling import SimulatedAutoscalingConfig
 from simulator.cluster import SimulatedCluster
 from simulator.faults import Faults, WorkerCrash
-from tests.unit.test_sim_cluster import BLOCK, CONFIG, arrival
+from tests.unit.test_sim_cluster import BLOCK, CONFIG, make_request
 
 QUICK = SimulatedAutoscalingConfig(
     planner=PlannerConfig(
@@ -39,7 +39,7 @@ def ran(
     faults: Faults = Faults(),
     **more: object,
 ) -> SimulatedCluster:  # fmt: skip
-    settings = replace(CONFIG, elastic=config, **more)  # type: ignore[arg-type]
+    settings = replace(CONFIG, autoscaling=config, **more)  # type: ignore[arg-type]
     trace = Trace("by-hand", BLOCK, tuple(arrivals))
     cluster = SimulatedCluster(settings, trace, get_policy("round_robin"), faults)
     cluster.run(check_always=True)
@@ -47,55 +47,58 @@ def ran(
 
 
 def steady(gap: float, until: float, start: float = 0.0) -> list[TraceRequest]:
-    """A prompt of 400 tokens, half a second of work, each ``gap`` seconds."""
+    """Generate prompts of 400 tokens, half a second of work each, every ``gap`` seconds."""
     count = round((until - start) / gap)
-    return [arrival(start + gap * n, 400, 5, head=n + round(start) * 100) for n in range(count)]
+    return [
+        make_request(start + gap * n, 400, 5, head=n + round(start) * 100) for n in range(count)
+    ]
 
 
 def steps(cluster: SimulatedCluster) -> list[tuple[float, str, int]]:
-    assert cluster.elastic is not None
-    return [(at, step.role.value, step.new) for at, step in cluster.elastic.steps]
+    assert cluster.autoscaler is not None
+    return [(at, step.role.value, step.new_size) for at, step in cluster.autoscaler.steps]
 
 
-def test_a_pool_grows_and_the_new_worker_reads() -> None:
-    """Half a second of work every 0.6 s keeps one busy 0.83 of the time: two at 80 %. The first
-    look is at 5 s, and the second worker serves 10 s later."""
+def test_pool_grows_and_the_new_worker_gets_prompts() -> None:
+    """Half a second of work every 0.6 s keeps one worker busy 0.83 of the time: at 80 %, two are
+    needed. The first decision is at 5 s, and the second worker serves 10 s later."""
     cluster = ran(steady(0.6, 60.0), ONE_WRITER)
     assert steps(cluster) == [(5.0, "prefill", 2)]
-    firsts = [job.arrival.at_seconds for job in cluster.jobs if job.prefill == "p1"]
+    firsts = [job.arrival.arrival_seconds for job in cluster.jobs if job.prefill == "p1"]
     assert firsts[0] == pytest.approx(15.0, abs=1.2)
     assert [worker.id for worker in cluster.prefills] == ["p0", "p1"]
 
 
-def test_it_is_paid_from_when_it_was_asked_for() -> None:
+def test_worker_is_paid_from_its_request_on() -> None:
     cluster = ran(steady(0.6, 60.0), ONE_WRITER)
-    assert cluster.elastic is not None
-    paid = cluster.elastic.worker_seconds(60.0)
+    assert cluster.autoscaler is not None
+    paid = cluster.autoscaler.worker_seconds(60.0)
     assert paid == {Role.PREFILL: 60.0 + 55.0, Role.DECODE: 60.0}
 
 
-LONG_ANSWERS = [arrival(1.0, 50, 4000, head=1), arrival(2.0, 100, 4000, head=2)]
-"""A step of one takes 11 ms, so each takes 44 s."""
+LONG_ANSWERS = [make_request(1.0, 50, 4000, head=1), make_request(2.0, 100, 4000, head=2)]
+"""A step of one answer takes 11 ms, so that each takes 44 s."""
 
-LATER = [arrival(float(at), 10, 5, head=at) for at in (30, 60, 70)]
+LATER = [make_request(float(at), 10, 5, head=at) for at in (30, 60, 70)]
 
 
-def test_who_leaves_ends_what_it_has() -> None:
-    """Two writers, both at a long answer, and hardly any work: after 20 s of watching, the one
-    with less to do gets nothing more. Its answer ends at 45 s, its pay with the next look."""
+def test_removed_worker_finishes_its_answers() -> None:
+    """Two decode workers have a long answer each and hardly any other work. After 20 s of
+    observation, the one with less to do gets no more requests. Its answer ends at 45 s, and its
+    cost with the next decision."""
     cluster = ran([*LONG_ANSWERS, *LATER], num_decode=2)
     assert steps(cluster) == [(25.0, "decode", 1)]
     assert [(job.decode, job.num_restarts) for job in cluster.jobs] == [
         ("d0", 0), ("d1", 0), ("d1", 0), ("d1", 0), ("d1", 0),
     ]  # fmt: skip
-    assert cluster.jobs[0].finished_seconds == pytest.approx(1.15 + 3999 * 0.011, abs=0.01)
-    assert cluster.elastic is not None
-    assert cluster.elastic.worker_seconds(70.0) == {Role.PREFILL: 70.0, Role.DECODE: 70.0 + 50.0}
+    assert cluster.jobs[0].finished_at_seconds == pytest.approx(1.15 + 3999 * 0.011, abs=0.01)
+    assert cluster.autoscaler is not None
+    assert cluster.autoscaler.worker_seconds(70.0) == {Role.PREFILL: 70.0, Role.DECODE: 70.0 + 50.0}
 
 
-def test_a_worker_that_leaves_and_dies_is_not_born_again() -> None:
-    """Its answer goes on elsewhere."""
-    faults = Faults(deaths=(WorkerCrash(WorkerId("d0"), 40.0, 2.0),))
+def test_draining_worker_that_crashes_is_not_restarted() -> None:
+    """Its answer continues on the other worker."""
+    faults = Faults(crashes=(WorkerCrash(WorkerId("d0"), 40.0, 2.0),))
     cluster = ran([*LONG_ANSWERS, *LATER], faults=faults, num_decode=2)
     assert steps(cluster) == [(25.0, "decode", 1)]
     assert [(job.decode, job.num_restarts) for job in cluster.jobs] == [
@@ -103,12 +106,12 @@ def test_a_worker_that_leaves_and_dies_is_not_born_again() -> None:
     ]  # fmt: skip
 
 
-def test_the_last_of_a_pool_stays() -> None:
-    cluster = ran([arrival(float(10 * n), 10, 5, head=n) for n in range(10)])
+def test_last_worker_of_a_pool_is_not_removed() -> None:
+    cluster = ran([make_request(float(10 * n), 10, 5, head=n) for n in range(10)])
     assert steps(cluster) == []
 
 
-def test_growth_that_is_slower_than_its_patience_is_taken_back() -> None:
+def test_growth_that_takes_too_long_is_taken_back() -> None:
     slow = replace(ONE_WRITER, start_seconds=1000.0)
     config = replace(slow, scaling=replace(slow.scaling, pending_seconds=20.0))
     cluster = ran(steady(0.6, 40.0), config)
@@ -117,19 +120,19 @@ def test_growth_that_is_slower_than_its_patience_is_taken_back() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_made_up_days_lose_nothing_and_are_the_same_every_time(seed: int) -> None:
+def test_simulated_days_lose_no_request_and_are_deterministic(seed: int) -> None:
     print(f"seed {seed}")
     made = TRACE_GENERATORS["chat"](1200, 2.0, seed, 1.0)
-    tide = with_diurnal_rate(made, DiurnalRate(0.3, 3.7, 300.0))
+    diurnal = with_diurnal_rate(made, DiurnalRate(0.3, 3.7, 300.0))
     config = replace(
-        CONFIG, device_tokens=45_000, elastic=QUICK, num_conductors=2, report_seconds=1.0,
+        CONFIG, device_tokens=45_000, autoscaling=QUICK, num_conductors=2, report_seconds=1.0,
         prefill_cost=replace(CONFIG.prefill_cost, per_token_seconds=0.0002),
     )  # fmt: skip
 
     def run() -> tuple[list[float], list[tuple[float, str, int]]]:
-        cluster = SimulatedCluster(config, tide, get_policy("baton"))
+        cluster = SimulatedCluster(config, diurnal, get_policy("baton"))
         cluster.run()
-        return [job.finished_seconds for job in cluster.jobs], steps(cluster)
+        return [job.finished_at_seconds for job in cluster.jobs], steps(cluster)
 
     first = run()
     assert first == run()
@@ -137,15 +140,15 @@ def test_made_up_days_lose_nothing_and_are_the_same_every_time(seed: int) -> Non
     assert sizes[:2] == [2, 1]
 
 
-# -- tides ---------------------------------------------------------------------------------
+# -- diurnal rates -------------------------------------------------------------------------
 
 
-def test_a_tide_has_its_rates() -> None:
-    """Of all that come in a period, a quarter of it around midnight has 0.25 - 0.5 / pi / sqrt(2),
-    where the rate swings by half of its mean."""
-    tide = DiurnalRate(0.5, 1.5, 3600.0)
-    evenly = Trace("even", BLOCK, tuple(arrival(float(n), 10, 5) for n in range(3600)))
-    times = [each.at_seconds for each in with_diurnal_rate(evenly, tide).arrivals]
+def test_diurnal_trace_has_its_rates() -> None:
+    """The quarter of a period around midnight has a share of 0.25 - 0.5 / pi / sqrt(2) of its
+    requests, where the rate varies by half of its mean."""
+    diurnal = DiurnalRate(0.5, 1.5, 3600.0)
+    evenly = Trace("even", BLOCK, tuple(make_request(float(n), 10, 5) for n in range(3600)))
+    times = [each.arrival_seconds for each in with_diurnal_rate(evenly, diurnal).requests]
     assert times == sorted(times)
     assert times[0] == 0.0
     assert times[-1] == pytest.approx(3600.0, abs=2.0)

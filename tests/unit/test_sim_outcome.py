@@ -1,4 +1,4 @@
-"""What came of a run: numbers worked out by hand."""
+"""The summary of a simulation, with figures computed by hand."""
 
 from dataclasses import replace
 
@@ -11,11 +11,11 @@ from conductor.policy.decision import Decision
 from conductor.policy.snapshot import PolicyQuery, Snapshot
 from simulator.cluster import SimulatedCluster
 from simulator.result import summarize
-from tests.unit.test_sim_cluster import BLOCK, CONFIG, arrival, death, ran
+from tests.unit.test_sim_cluster import BLOCK, CONFIG, crash_of, make_request, run_cluster
 
 
 def placed(snapshot: Snapshot, query: PolicyQuery) -> Decision:
-    """All but the longest prompts, to the first workers."""
+    """Place requests on the first workers, and refuse the longest prompts."""
     if query.num_tokens > 500:
         raise Overloaded("too long")
     return Decision(WorkerId("p0"), WorkerId("d0"), "")
@@ -28,14 +28,14 @@ def run_of(*arrivals: TraceRequest, **more: object) -> SimulatedCluster:
     return cluster
 
 
-def test_every_number() -> None:
-    """Four requests in 8 s: the second finds half of the first's prompt, the third all of it; the
-    last is refused."""
+def test_every_figure_of_the_summary() -> None:
+    """Four requests in 8 s: the second finds half of the first's prompt cached, the third all of
+    it, and the last is refused."""
     cluster = run_of(
-        arrival(0.0, 200, 5),
-        arrival(2.0, 400, 5),
-        arrival(6.0, 100, 1),
-        arrival(8.0, 600, 9),
+        make_request(0.0, 200, 5),
+        make_request(2.0, 400, 5),
+        make_request(6.0, 100, 1),
+        make_request(8.0, 600, 9),
     )
     outcome = summarize(cluster)
     assert outcome.num_requests == 4
@@ -62,47 +62,47 @@ def test_every_number() -> None:
     assert outcome.as_dict()["ttft_seconds"].keys() == {"p50", "p90", "p99"}
 
 
-def test_nobody_was_served() -> None:
-    """What there is nothing to tell of is None, not 0."""
-    outcome = summarize(run_of(arrival(0.0, 600, 5), arrival(2.0, 700, 5)))
+def test_figures_without_served_requests() -> None:
+    """A figure without any data is None rather than 0."""
+    outcome = summarize(run_of(make_request(0.0, 600, 5), make_request(2.0, 700, 5)))
     assert (outcome.goodput_rps, outcome.rejected_ratio, outcome.hit_ratio_tokens) == (0, 1, 0)
     assert outcome.ttft_seconds == outcome.tbt_seconds == {"p50": None, "p90": None, "p99": None}
     assert outcome.attainment_by_length_quartile == [None, 0.0, None, 0.0]
     assert (outcome.load_imbalance, outcome.worst_slo_ratio) == (1.0, 0.0)
 
 
-def test_requests_that_come_at_once_have_no_rate() -> None:
-    outcome = summarize(run_of(arrival(0.0, 100, 5), arrival(0.0, 100, 5)))
+def test_simultaneous_requests_have_no_rate() -> None:
+    outcome = summarize(run_of(make_request(0.0, 100, 5), make_request(0.0, 100, 5)))
     assert (outcome.rate_rps, outcome.goodput_rps, outcome.attainment) == (0, 0, 1)
 
 
 @pytest.mark.parametrize(
-    ("first_token_seconds", "token_gap_seconds", "met"),
+    ("ttft_slo_seconds", "itl_slo_seconds", "met"),
     [(0.25, 0.02, 2), (0.15, 0.02, 1), (0.25, 0.011, 0)],
 )
-def test_either_half_of_the_slo(
-    first_token_seconds: float, token_gap_seconds: float, met: int
+def test_ttft_and_itl_slo_count_separately(
+    ttft_slo_seconds: float, itl_slo_seconds: float, met: int
 ) -> None:
-    """Two prompts in one step, which takes 0.4 s. Alone, the first would take 0.3 s and the second
-    0.2 s; so much more is allowed to both. Gaps are longer than a step, as KV travels first."""
+    """Two prompts share a step, which takes 0.4 s. Alone, they would take 0.3 s and 0.2 s, which
+    is added to their TTFT SLO. ITLs are longer than a step, since the KV transfer comes first."""
     cluster = run_of(
-        arrival(0.0, 200, 5),
-        arrival(0.0, 100, 5, head=1),
-        first_token_seconds=first_token_seconds,
-        token_gap_seconds=token_gap_seconds,
+        make_request(0.0, 200, 5),
+        make_request(0.0, 100, 5, head=1),
+        ttft_slo_seconds=ttft_slo_seconds,
+        itl_slo_seconds=itl_slo_seconds,
     )
     assert [job.ttft_seconds for job in cluster.jobs] == pytest.approx([0.4, 0.4])
     assert summarize(cluster).attainment == met / 2
 
 
 def test_restarts_are_counted() -> None:
-    cluster = ran(arrival(0.0, 100, 5), num_prefill=2, faults=death("p0", 0.1, 9.0))
+    cluster = run_cluster(make_request(0.0, 100, 5), num_prefill=2, faults=crash_of("p0", 0.1, 9.0))
     assert summarize(cluster).restarts == 1
 
 
-def test_a_run_that_was_given_up_has_none() -> None:
-    trace = Trace("by-hand", BLOCK, (arrival(0.0, 600, 5), arrival(1.0, 100, 5)))
+def test_run_that_was_given_up_has_no_summary() -> None:
+    trace = Trace("by-hand", BLOCK, (make_request(0.0, 600, 5), make_request(1.0, 100, 5)))
     cluster = SimulatedCluster(CONFIG, trace, placed)
     cluster.run(give_up_misses=1)
-    with pytest.raises(AssertionError, match="given up"):
+    with pytest.raises(AssertionError, match="stopped early"):
         summarize(cluster)

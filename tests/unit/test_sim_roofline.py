@@ -1,4 +1,4 @@
-"""GPUs, models, and the costs that follow from both, or from a table."""
+"""GPUs, models, and the costs that follow from both or from a measured table."""
 
 import json
 import math
@@ -11,7 +11,7 @@ import pytest
 
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.errors import Invalid
-from baton.plots import frontier, plot_cdfs, plot_goodput, plot_load, plot_pareto
+from baton.plots import pareto_frontier, plot_cdfs, plot_goodput, plot_load, plot_pareto
 from simulator.hardware import GIB, GPUS, Gpu, get_gpu
 from simulator.model_shapes import SHAPES, get_model_shape
 from simulator.roofline import WorkerCosts, costs_from_table, roofline
@@ -19,12 +19,12 @@ from simulator.roofline import WorkerCosts, costs_from_table, roofline
 PLAIN = Gpu("PLAIN", 1e15, 1e12, 100 * GIB, 1.0)
 
 
-def test_names_in_capitals_or_not() -> None:
+def test_names_are_case_insensitive() -> None:
     assert get_gpu("h100") is GPUS["H100"] is get_gpu("H100")
     assert get_model_shape("Qwen3-8B") is SHAPES["qwen3-8b"]
 
 
-def test_a_wrong_name_is_told_the_right_ones() -> None:
+def test_unknown_name_error_lists_the_known_ones() -> None:
     with pytest.raises(Invalid) as caught:
         get_gpu("H1000")
     assert str(caught.value) == (
@@ -56,7 +56,7 @@ def test_kv_bytes_per_token(name: str, kv_bytes: int) -> None:
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
-        # As the published weights count them, norms and all.
+        # As counted for the published weights, including norms.
         ("llama-3.1-8b", 8_030_261_248),
         ("llama-3.1-70b", 70_553_706_496),
         ("qwen3-8b", 8_190_735_360),
@@ -65,21 +65,21 @@ def test_kv_bytes_per_token(name: str, kv_bytes: int) -> None:
         ("deepseek-v3", 671_026_419_200),
     ],
 )
-def test_parameters_are_those_of_the_published_weights(name: str, parameters: int) -> None:
+def test_parameter_counts_match_the_published_weights(name: str, parameters: int) -> None:
     assert SHAPES[name].parameters == pytest.approx(parameters, rel=1e-4)
 
 
 def test_active_parameters() -> None:
     qwen = SHAPES["qwen3-8b"]
     assert qwen.active_parameters == qwen.parameters - 151_936 * 4096
-    # Published: 3.3 and 37 billion, with the table of the input.
+    # Published are 3.3 and 37 billion, including the input embedding.
     for name, billions in (("qwen3-30b-a3b", 3.3), ("deepseek-v3", 37.5)):
         shape = SHAPES[name]
         active = shape.active_parameters + shape.embedding_parameters
         assert active == pytest.approx(billions * 1e9, rel=0.02)
 
 
-def test_a_dense_model() -> None:
+def test_costs_of_a_dense_model() -> None:
     costs = roofline(PLAIN, SHAPES["qwen3-8b"])
     matrices = 36 * (2 * 4096 * 128 * (32 + 8) + 3 * 4096 * 12_288) + 151_936 * 4096
     weights_seconds = matrices * 2 / 0.7e12
@@ -122,7 +122,7 @@ def test_efficiencies_are_shares_of_the_peak() -> None:
     )
 
 
-def test_a_mixture_reads_the_experts_that_are_chosen() -> None:
+def test_decode_of_a_mixture_of_experts_reads_only_chosen_experts() -> None:
     shape = SHAPES["qwen3-30b-a3b"]
     decode = roofline(PLAIN, shape).decode
     experts = 48 * 128 * 3 * 2048 * 768
@@ -147,12 +147,12 @@ def test_latent_attention_expands_in_prefill_and_is_absorbed_in_decode() -> None
     assert h100.per_context_token_seconds == pytest.approx(computing)
 
 
-def test_a_model_that_does_not_fit_is_told_how_many_gpus_would_do() -> None:
+def test_model_that_does_not_fit_reports_the_gpus_it_needs() -> None:
     with pytest.raises(Invalid) as caught:
         roofline(GPUS["RTX4090"], SHAPES["llama-3.1-70b"], num_gpus=2)
     assert str(caught.value) == (
         "llama-3.1-70b needs 131.4 GiB for its weights; 2 × RTX4090 has 48 GiB, 10% of it in "
-        "reserve. 7 × RTX4090 would do"
+        "reserve. 7 × RTX4090 would be enough"
     )
     assert roofline(GPUS["RTX4090"], SHAPES["llama-3.1-70b"], 7).kv_capacity_tokens > 0
     with pytest.raises(Invalid):
@@ -168,7 +168,7 @@ def test_a_model_that_does_not_fit_is_told_how_many_gpus_would_do() -> None:
         ((1, 0.5, float("nan")), "decode_efficiency is nan; it must be above 0 and at most 1"),
     ],
 )
-def test_wrong_arguments(arguments: tuple[int, float, float], message: str) -> None:
+def test_invalid_arguments_are_rejected(arguments: tuple[int, float, float], message: str) -> None:
     with pytest.raises(Invalid, match=re.escape(message)):
         roofline(PLAIN, SHAPES["qwen3-8b"], *arguments)
 
@@ -178,7 +178,7 @@ TRUE_DECODE = DecodeCost(0.006, 2e-5, 5e-8)
 
 
 def table(**changed: object) -> dict[str, object]:
-    """What the true costs say, exactly."""
+    """Return a table whose rows equal the true costs exactly."""
     prefill = [
         {"new_tokens": n, "cached_tokens": c, "seconds": TRUE_PREFILL.seconds(n, c)}
         for n in (1, 100, 5000)
@@ -202,7 +202,7 @@ def written(tmp_path: Path, values: object) -> Path:
     return path
 
 
-def test_a_table_gives_its_costs_back(tmp_path: Path) -> None:
+def test_costs_are_recovered_from_a_table(tmp_path: Path) -> None:
     assert costs_from_table(written(tmp_path, table())) == WorkerCosts(
         PrefillCost(pytest.approx(0.004), pytest.approx(3e-5), pytest.approx(1e-9)),
         DecodeCost(pytest.approx(0.006), pytest.approx(2e-5), pytest.approx(5e-8)),
@@ -211,8 +211,8 @@ def test_a_table_gives_its_costs_back(tmp_path: Path) -> None:
     )
 
 
-def test_no_cost_is_negative_and_no_other_choice_is_nearer(tmp_path: Path) -> None:
-    # A plain fit of these would have a fixed part below zero.
+def test_fitted_costs_are_nonnegative_and_optimal(tmp_path: Path) -> None:
+    # An unconstrained fit of these would have a fixed part below zero.
     measured = {10: 0.001, 100: 0.02, 1000: 0.2, 10_000: 2.0}
     prefill = [
         {"new_tokens": n, "cached_tokens": 0, "seconds": seconds} for n, seconds in measured.items()
@@ -245,26 +245,26 @@ ROW = {"new_tokens": 1, "cached_tokens": 0, "seconds": 1.0}
         (table(kv_capacity_tokens=1.5), ": kv_capacity_tokens is 1.5; it must be a whole number"),
         (table(prefill={}), ": prefill is {}; it must be a list of objects"),
         (table(prefill=[1]), ": prefill is [1]; it must be a list of objects"),
-        (table(prefill=[]), ": prefill has 0 rows that do not tell its three costs apart; it need"),
-        (table(prefill=[ROW] * 9), ": prefill has 9 rows that do not tell its three costs apart"),
+        (table(prefill=[]), ": the 0 rows of prefill do not determine its three costs; it needs"),
+        (table(prefill=[ROW] * 9), ": the 9 rows of prefill do not determine its three costs"),
         (table(prefill=[ROW, {"seconds": 1}]), ": prefill[1]: new_tokens is missing; there is se"),
         (table(prefill=[ROW | {"seconds": 0}]), ": prefill[0]: seconds is 0; it must be above 0"),
         (table(prefill=[ROW | {"seconds": "1"}]), ": prefill[0]: seconds is '1'; it must be a nu"),
         (table(prefill=[ROW | {"new_tokens": 0}]), ": prefill[0]: new_tokens is 0; it must be a "),
         (
             table(decode=[{"batch": 4, "context_tokens": c, "seconds": 1} for c in range(9)]),
-            ": decode has 9 rows that do not tell its three costs apart",
+            ": the 9 rows of decode do not determine its three costs",
         ),
     ],
 )
-def test_bad_tables(tmp_path: Path, values: object, message: str) -> None:
+def test_invalid_tables_are_rejected(tmp_path: Path, values: object, message: str) -> None:
     path = written(tmp_path, values)
     with pytest.raises(Invalid) as caught:
         costs_from_table(path)
     assert str(caught.value).startswith(f"{path}{message}")
 
 
-def test_tables_that_are_none(tmp_path: Path) -> None:
+def test_unreadable_tables_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="cannot be read: No such file"):
         costs_from_table(tmp_path / "nowhere")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
@@ -272,9 +272,7 @@ def test_tables_that_are_none(tmp_path: Path) -> None:
         costs_from_table(tmp_path / "binary")
 
 
-def test_figures_without_matplotlib_say_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_matplotlib_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     path = tmp_path / "figure.png"
     message = re.escape("figures need matplotlib: pip install 'baton[plots]'")
@@ -289,8 +287,8 @@ def test_figures_without_matplotlib_say_how_to_get_it(
     assert not path.exists()
 
 
-def test_the_frontier_is_what_nothing_beats() -> None:
+def test_pareto_frontier_has_only_undominated_points() -> None:
     slow, middle, fast = (10.0, 1.0, "slow"), (50.0, 2.0, "middle"), (90.0, 5.0, "fast")
     beaten = [(40.0, 2.0, "as dear"), (50.0, 2.5, "as fast"), (5.0, 9.0, "worst"), middle]
-    assert frontier([fast, middle, *beaten, slow]) == [slow, middle, fast]
-    assert frontier([]) == []
+    assert pareto_frontier([fast, middle, *beaten, slow]) == [slow, middle, fast]
+    assert pareto_frontier([]) == []

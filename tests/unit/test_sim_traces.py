@@ -1,4 +1,4 @@
-"""Traces of all three formats, what is wrong with bad ones, and the clock of good ones."""
+"""Trace files of all three formats: parsing, errors of invalid ones, and rescaling."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def file(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_mooncake(tmp_path: Path) -> None:
+def test_mooncake_format_is_read(tmp_path: Path) -> None:
     assert read_trace(file(tmp_path, MOONCAKE)) == Trace(
         "t",
         512,
@@ -53,7 +53,7 @@ def test_mooncake(tmp_path: Path) -> None:
     )
 
 
-def test_azure_has_no_blocks_so_each_request_gets_its_own(tmp_path: Path) -> None:
+def test_azure_requests_get_blocks_of_their_own(tmp_path: Path) -> None:
     assert read_trace(file(tmp_path, AZURE)) == Trace(
         "t",
         512,
@@ -65,22 +65,22 @@ def test_azure_has_no_blocks_so_each_request_gets_its_own(tmp_path: Path) -> Non
     )
 
 
-def test_azure_of_2024_names_its_zone(tmp_path: Path) -> None:
+def test_azure_times_of_2024_have_a_time_zone(tmp_path: Path) -> None:
     text = (
         "TIMESTAMP,ContextTokens,GeneratedTokens\n"
         "2024-05-12 00:00:00.001163+00:00,1,2\n"
         "2024-05-12 02:00:01.001163+02:00,3,4\n"
     )
-    times = [arrival.at_seconds for arrival in read_trace(file(tmp_path, text)).arrivals]
+    times = [arrival.arrival_seconds for arrival in read_trace(file(tmp_path, text)).requests]
     assert times == [0.0, 1.0]
 
 
-def test_columns_in_another_order_windows_lines_and_a_byte_order_mark(tmp_path: Path) -> None:
+def test_csv_columns_may_be_reordered_with_crlf_and_a_byte_order_mark(tmp_path: Path) -> None:
     text = "\ufeffContextTokens,TIMESTAMP,GeneratedTokens\r\n374,2023-11-16 18:15:46,44\r\n\r\n"
-    assert read_trace(file(tmp_path, text)).arrivals == (TraceRequest(0.0, 374, 44, (0,)),)
+    assert read_trace(file(tmp_path, text)).requests == (TraceRequest(0.0, 374, 44, (0,)),)
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+def test_written_trace_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     write_trace(OWN, path)
     assert read_trace(path) == OWN
@@ -89,11 +89,11 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 
 def test_own_times_are_moved_to_zero(tmp_path: Path) -> None:
     trace = read_trace(file(tmp_path, HEADER + ENTRY + ENTRY.replace("0.5", "2")))
-    assert [arrival.at_seconds for arrival in trace.arrivals] == [0.0, 1.5]
+    assert [arrival.arrival_seconds for arrival in trace.requests] == [0.0, 1.5]
 
 
 def mooncake(**changed: str) -> str:
-    """A second line with some values changed; without those that are empty."""
+    """Return a trace whose second line has some values changed, or omitted if empty."""
     values = {
         "timestamp": "28000",
         "input_length": "1024",
@@ -115,13 +115,13 @@ def mooncake(**changed: str) -> str:
         (mooncake(input_length="-3"), 2, "input_length is -3; it must be a whole number from 1 to"),
         (mooncake(input_length=str(MAX_TOKENS + 1)), 2, "is 16777217; it must be a whole number"),
         (mooncake(output_length="-1"), 2, "output_length is -1; it must be a whole number from 0 "),
-        (mooncake(timestamp="26999"), 2, "timestamp is before the one of the line above; times m"),
+        (mooncake(timestamp="26999"), 2, "timestamp is before that of the previous line; times m"),
         (mooncake(timestamp="NaN"), 2, "timestamp is nan; it must be a finite number"),
         (mooncake(timestamp="1" + "0" * 400), 2, "it must be a finite number"),
         (mooncake(timestamp="null"), 2, "timestamp is None; it must be a number"),
-        (mooncake(hash_ids="[0]"), 2, "1 hash_ids for 1,024 tokens; blocks of 512 tokens make 2"),
-        (mooncake(hash_ids="[0, 1, 2]"), 2, "3 hash_ids for 1,024 tokens; blocks of 512 tokens ma"),
-        (mooncake(hash_ids="[7, 7]"), 2, "an id is twice in hash_ids; one stands for a block and"),
+        (mooncake(hash_ids="[0]"), 2, "1 hash_ids for 1,024 tokens; 2 blocks of 512 tokens"),
+        (mooncake(hash_ids="[0, 1, 2]"), 2, "3 hash_ids for 1,024 tokens; 2 blocks of 512 tokens"),
+        (mooncake(hash_ids="[7, 7]"), 2, "hash_ids has an id twice; an id stands for a block and"),
         (mooncake(hash_ids="[0, 1.5]"), 2, "hash_ids is [0, 1.5]; it must be a list of whole num"),
         (mooncake(hash_ids="3"), 2, "hash_ids is 3; it must be a list of whole numbers"),
         (mooncake() + "{", 3, "not JSON ("),
@@ -131,13 +131,17 @@ def mooncake(**changed: str) -> str:
         (AZURE + "2023-11-16 18:16:00.1805900,512", 5, "2 cells; the header has 3 columns"),
         (AZURE + "yesterday,512,1", 5, "TIMESTAMP is 'yesterday'; it must be a time like 2023-"),
         (AZURE + "5,512,1", 5, "TIMESTAMP is 5; it must be a string"),
-        (AZURE + "2023-11-16 18:15:59,512,1", 5, "TIMESTAMP is before the one of the line above"),
+        (AZURE + "2023-11-16 18:15:59,512,1", 5, "TIMESTAMP is before that of the previous line"),
         (AZURE + "2023-11-16 18:17:00,0,1", 5, "ContextTokens is 0; it must be a whole number f"),
         (AZURE + "2023-11-16 18:17:00,9,-1", 5, "GeneratedTokens is -1; it must be a whole numb"),
         (AZURE + "2023-11-16 18:17:00,many,1", 5, "ContextTokens is 'many'; it must be a whole n"),
         ("TIMESTAMP,ContextTokens\n", 1, "no column GeneratedTokens; there must be TIMESTAMP,Con"),
-        (HEADER + ENTRY.replace("[4, 5]", "[4]"), 2, "1 blocks for 65 tokens; blocks of 64 tokens"),
-        (HEADER + ENTRY + ENTRY.replace("0.5", "0.4"), 3, "at_seconds is before the one of the li"),
+        (
+            HEADER + ENTRY.replace("[4, 5]", "[4]"),
+            2,
+            "1 blocks for 65 tokens; 2 blocks of 64",
+        ),
+        (HEADER + ENTRY + ENTRY.replace("0.5", "0.4"), 3, "at_seconds is before that of the previ"),
         (HEADER + ENTRY.replace("{", '{"tenant": 1, '), 2, "tenant is 1; it must be a string"),
         (HEADER.replace("64", "0"), 1, "block_tokens is 0; it must be a whole number from 1 to"),
         (HEADER.replace("-1", "-2"), 1, "format is 'baton-trace-2'; it must be 'baton-trace-1'"),
@@ -146,7 +150,7 @@ def mooncake(**changed: str) -> str:
         ("at,tokens\n1,2\n", 1, "unknown format; a trace begins with Mooncake's fields (timestam"),
     ],
 )
-def test_bad_input_says_where_and_what_is_right(
+def test_invalid_trace_error_names_line_and_constraint(
     tmp_path: Path, text: str, line: int, message: str
 ) -> None:
     path = file(tmp_path, text)
@@ -159,20 +163,20 @@ def test_bad_input_says_where_and_what_is_right(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "empty; a trace has at least one request"),
-        ("\n  \n", "empty; a trace has at least one request"),
-        (HEADER, "a header and no request; a trace has at least one"),
-        (AZURE.splitlines()[0], "a header and no request; a trace has at least one"),
+        ("", "the file is empty; a trace has at least one request"),
+        ("\n  \n", "the file is empty; a trace has at least one request"),
+        (HEADER, "the trace has a header but no requests; at least one is required"),
+        (AZURE.splitlines()[0], "the trace has a header but no requests; at least one is required"),
     ],
 )
-def test_a_trace_has_a_request(tmp_path: Path, text: str, message: str) -> None:
+def test_trace_without_requests_is_rejected(tmp_path: Path, text: str, message: str) -> None:
     path = file(tmp_path, text)
     with pytest.raises(Invalid) as caught:
         read_trace(path)
     assert str(caught.value) == f"{path}: {message}"
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_unreadable_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="cannot be read: No such file"):
         read_trace(tmp_path / "nowhere")
     with pytest.raises(Invalid, match="cannot be read: Is a directory"):
@@ -184,7 +188,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         read_trace(tmp_path / "binary")
 
 
-def test_scaled_changes_times_alone() -> None:
+def test_scaling_changes_only_times() -> None:
     assert scale_rate(OWN, 2.0) == Trace(
         "tiny",
         64,
@@ -202,13 +206,13 @@ def test_scaled_changes_times_alone() -> None:
 SEED = 20_251
 
 
-def test_jittered_spreads_each_tick_and_keeps_the_order() -> None:
+def test_jitter_spreads_each_tick_and_keeps_the_order() -> None:
     ticks = 40
     arrivals = tuple(TraceRequest(3.0 * (i // 100), 1, 1, (i,)) for i in range(100 * ticks))
     trace = Trace("ticks", 64, arrivals)
     moved = add_jitter(trace, SEED)
-    times = [arrival.at_seconds for arrival in moved.arrivals]
-    assert [arrival.blocks for arrival in moved.arrivals] == [a.blocks for a in arrivals]
+    times = [arrival.arrival_seconds for arrival in moved.requests]
+    assert [arrival.block_ids for arrival in moved.requests] == [a.block_ids for a in arrivals]
     assert times == sorted(times), f"seed {SEED}"
     assert [int(at // 3.0) for at in times] == [i // 100 for i in range(100 * ticks)], f"{SEED=}"
     thirds = [sum(third <= at % 3.0 < third + 1 for at in times) for third in range(3)]
@@ -216,9 +220,9 @@ def test_jittered_spreads_each_tick_and_keeps_the_order() -> None:
     assert moved == add_jitter(trace, SEED) != add_jitter(trace, SEED + 1)
 
 
-def test_jitter_of_nothing_and_wrong_jitter() -> None:
+def test_zero_jitter_changes_nothing_and_invalid_jitter_is_rejected() -> None:
     assert add_jitter(OWN, SEED, granularity_seconds=0.0) == OWN
-    with pytest.raises(Invalid, match=r"the granularity is -1.0 s; it must not be negative"):
+    with pytest.raises(Invalid, match=r"granularity_seconds is -1.0; it must not be negative"):
         add_jitter(OWN, SEED, granularity_seconds=-1.0)
     with pytest.raises(Invalid, match="the seed is -1; it must not be negative"):
         add_jitter(OWN, -1)

@@ -1,4 +1,5 @@
-"""``baton doctor --sockets``: what the kernel knows beside what a program says, and the table."""
+"""``baton doctor --sockets``: sockets that the kernel knows compared with those that programs
+report, and the documented table."""
 
 import json
 import os
@@ -19,9 +20,9 @@ from baton.network.listeners import (
     member_authentication,
 )
 from baton.rpc.framed.server import FramedServer
-from baton.serve.status_pipe import open_status, parse_listener
+from baton.serve.status_pipe import open_status_pipe, parse_listener
 from orchestrator.cluster_state import ClusterFolder, ClusterState, ProcessState
-from orchestrator.socket_audit import SocketReport, is_only_owners, listening_sockets
+from orchestrator.socket_audit import SocketReport, is_private_to_owner, listening_sockets
 from tools.socket_table import PAGE, filled
 
 PROGRAM = """
@@ -68,7 +69,9 @@ def reports(
     return {each.address: each for each in found if each.process == "one"}
 
 
-def test_what_nobody_announced_is_told(tmp_path: Path, program: tuple[int, dict[str, int]]) -> None:
+def test_unreported_sockets_are_listed_as_undocumented(
+    tmp_path: Path, program: tuple[int, dict[str, int]]
+) -> None:
     pid, ports = program
     address = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
     wide, local = f"0.0.0.0:{ports['wide']}", f"{tmp_path}/local.sock"
@@ -79,7 +82,7 @@ def test_what_nobody_announced_is_told(tmp_path: Path, program: tuple[int, dict[
         OpenListener("local_rpc", local, LISTENERS["local_rpc"].authentications[0]),
     ]
     found = reports(tmp_path, pid, "decode", told)
-    assert {place: each.documented for place, each in found.items()} == {
+    assert {place: each.is_documented for place, each in found.items()} == {
         address["told"]: True,
         address["untold"]: False,
         address["datagrams"]: False,
@@ -91,21 +94,21 @@ def test_what_nobody_announced_is_told(tmp_path: Path, program: tuple[int, dict[
     assert found[address["told"]].authentication == "the cluster secret"
     assert found[address["untold"]].authentication == "unknown"
     assert found["@a1b2c"].authentication == NO_AUTHENTICATION
-    assert not reports(tmp_path, pid, "router", told)["@a1b2c"].documented
+    assert not reports(tmp_path, pid, "router", told)["@a1b2c"].is_documented
 
 
-def test_a_path_is_private_by_its_own_rights_or_by_those_of_a_folder(tmp_path: Path) -> None:
+def test_path_is_private_by_its_own_or_its_folders_permissions(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     file.chmod(0o666)
     tmp_path.chmod(0o700)
-    assert is_only_owners(file)
-    assert not is_only_owners(Path("/etc/passwd"))
+    assert is_private_to_owner(file)
+    assert not is_private_to_owner(Path("/etc/passwd"))
 
 
-async def test_what_a_program_opens_it_tells_its_supervisor() -> None:
+async def test_program_reports_its_listeners_to_the_supervisor() -> None:
     read_end, write_end = os.pipe()
-    open_status(write_end)
+    open_status_pipe(write_end)
     try:
         lines = FramedServer(ClusterCredentials("s"), {})
         port = await lines.listen("127.0.0.1", 0)
@@ -113,11 +116,11 @@ async def test_what_a_program_opens_it_tells_its_supervisor() -> None:
         assert told == OpenListener("line", f"127.0.0.1:{port}", "the cluster secret")
         await lines.close()
     finally:
-        open_status(-1)
+        open_status_pipe(-1)
         os.close(read_end)
         os.close(write_end)
 
 
-def test_the_documents_table_is_the_programs() -> None:
+def test_documented_socket_table_is_up_to_date() -> None:
     page = PAGE.read_text()
     assert page == filled(page), "python -m tools.socket_table"

@@ -1,4 +1,5 @@
-"""How much of prompts a step reads beside answers, by what steps took: exactly."""
+"""The prefill token budget of a step beside decodes, from measured step times, with exact
+values."""
 
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ from baton.engine.result import StepWork
 from baton.errors import Invalid
 
 FIXED, PER_TOKEN, PER_PAIR = 0.01, 1e-4, 1e-7
-"""Seconds of a step on this machine."""
+"""Seconds of a step on the simulated machine: fixed, per token, and per attended pair."""
 
 
 def seconds(num_tokens: int, num_attended: int) -> float:
@@ -36,14 +37,15 @@ STEPS = [mixed(100, 4_000), mixed(300, 90_000), mixed(200, 300_000), mixed(500, 
 
 
 def budget(gap_seconds: float | None, alone: DecodeCost | None = None, num_steps: int = 4) -> int:
-    """Tokens beside 8 answers of 1,000 tokens each, for a prompt whose first 1,000 are there."""
+    """Return the prefill tokens allowed beside 8 answers of 1,000 tokens each, for a prompt
+    whose first 1,000 tokens are computed."""
     measured = PrefillBudget(gap_seconds, lambda: alone)
     for step in STEPS[:num_steps]:
         measured.record(step)
-    return measured.tokens(8, 8_000, 1_000, 512)
+    return measured.max_prefill_tokens(8, 8_000, 1_000, 512)
 
 
-def test_a_step_ends_within_the_gap() -> None:
+def test_step_time_stays_within_the_itl_slo() -> None:
     for gap in (0.02, 0.05, 0.08):
         tokens = budget(gap)
 
@@ -54,45 +56,45 @@ def test_a_step_ends_within_the_gap() -> None:
         assert took(tokens) <= gap + 1e-9 < took(tokens + 1) + 1e-9
 
 
-def test_no_more_than_the_limit_and_no_less_than_a_little() -> None:
+def test_budget_has_a_maximum_and_a_minimum() -> None:
     assert budget(10.0) == 512
     assert budget(0.001) == MIN_PREFILL_TOKENS
 
 
-def test_the_first_steps_read_little() -> None:
+def test_budget_starts_small_without_measurements() -> None:
     assert [budget(0.02, num_steps=count) for count in range(MIN_STEPS)] == [32, 64, 128, 256]
     measured = PrefillBudget(0.02, lambda: None)
-    assert measured.tokens(8, 8_000, 1_000, 20) == 20
+    assert measured.max_prefill_tokens(8, 8_000, 1_000, 20) == 20
 
 
-def test_nothing_is_limited_where_nobody_waits_or_wants_it() -> None:
+def test_budget_is_unlimited_without_decodes_or_slo() -> None:
     assert budget(None) == budget(None, num_steps=0) == 512
-    assert PrefillBudget(0.02, lambda: None).tokens(0, 0, 1_000, 512) == 512
+    assert PrefillBudget(0.02, lambda: None).max_prefill_tokens(0, 0, 1_000, 512) == 512
 
 
-def test_only_steps_that_did_both_count() -> None:
+def test_only_mixed_steps_are_recorded() -> None:
     measured = PrefillBudget(0.02, lambda: None)
     for step in STEPS:
         measured.record(replace(step, is_prefill=True))
         measured.record(replace(step, is_decode=True))
         measured.record(replace(step, seconds=0.0))
-    assert measured.tokens(8, 8_000, 1_000, 512) == 32
+    assert measured.max_prefill_tokens(8, 8_000, 1_000, 512) == 32
 
 
 @pytest.mark.parametrize("parts", [(1.0, 0.0, 1e-7), (1.0, 0.0, 0.0), (1.0, 1e-4, 0.0)])
-def test_no_time_is_left_where_a_part_costs_nothing(parts: tuple[float, float, float]) -> None:
-    """Beside a prompt that has just begun."""
+def test_minimum_budget_when_a_cost_component_is_zero(parts: tuple[float, float, float]) -> None:
+    """The prompt has no computed tokens yet."""
     measured = PrefillBudget(0.02, lambda: None)
     for tokens, attended in ((100, 4_000), (300, 90_000), (200, 300_000), (500, 200_000)):
         took = parts[0] + parts[1] * tokens + parts[2] * attended
         measured.record(StepWork(tokens, attended, took, False, num_rows=9, num_decodes=8))
-    assert measured.tokens(8, 8_000, 0, 512) == MIN_PREFILL_TOKENS
+    assert measured.max_prefill_tokens(8, 8_000, 0, 512) == MIN_PREFILL_TOKENS
 
 
 WORKS = st.builds(
     StepWork,
     num_tokens=st.integers(2, 2_000),
-    num_attended=st.integers(1, 10_000_000),
+    num_attended_tokens=st.integers(1, 10_000_000),
     seconds=st.floats(1e-6, 100.0),
     is_prefill=st.just(False),
 )
@@ -106,28 +108,28 @@ WORKS = st.builds(
     start=st.integers(0, 10**5),
     limit=st.integers(1, 4096),
 )
-def test_whatever_was_measured_a_step_reads_something(
+def test_budget_is_positive_for_any_measurements(
     steps: list[StepWork], gap_seconds: float, answers: int, context: int, start: int, limit: int
 ) -> None:
     measured = PrefillBudget(gap_seconds, lambda: None)
     for step in steps:
         measured.record(step)
-    tokens = measured.tokens(answers, context, start, limit)
+    tokens = measured.max_prefill_tokens(answers, context, start, limit)
     assert min(limit, MIN_PREFILL_TOKENS) <= tokens <= limit
 
 
-def test_where_answers_alone_take_longer_prompts_take_as_long_again() -> None:
+def test_if_decodes_alone_exceed_the_slo_prefill_gets_the_same_time_again() -> None:
     alone = DecodeCost(0.1, 0.0, 0.0)
     assert budget(0.02, alone) == budget(0.2) > budget(0.02)
 
 
-def test_a_gap_of_nothing_is_refused() -> None:
-    with pytest.raises(Invalid, match="token_gap_seconds is 0, and must be above 0"):
-        EngineConfig(block_tokens=4, max_model_tokens=64, token_gap_seconds=0)
+def test_zero_itl_slo_is_rejected() -> None:
+    with pytest.raises(Invalid, match="latency_seconds is 0, and must be above 0"):
+        EngineConfig(block_tokens=4, max_model_tokens=64, target_inter_token_latency_seconds=0)
 
 
 class TimedRunner(FakeRunner):
-    """Takes what such a step takes."""
+    """A runner that advances the clock by each step's simulated time."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(num_blocks=600, block_tokens=16)
@@ -145,20 +147,20 @@ def spec(name: str, num_tokens: int, max_tokens: int) -> RequestSpec:
     return RequestSpec(RequestId(name), Epoch(1), token_ids, num_tokens, sampling)
 
 
-def gaps_beside_a_prompt(token_gap_seconds: float | None) -> list[float]:
-    """What the steps take that read a long prompt beside an answer."""
+def step_times_beside_a_prompt(token_gap_seconds: float | None) -> list[float]:
+    """Return the durations of the steps that compute a long prompt beside an answer."""
     clock = ManualClock()
     config = EngineConfig(
-        block_tokens=16, max_model_tokens=8192, token_gap_seconds=token_gap_seconds
+        block_tokens=16, max_model_tokens=8192, target_inter_token_latency_seconds=token_gap_seconds
     )
     engine = Engine(
         TimedRunner(clock), config, model_digest=b"m", kv_dtype="fake",
         eos_token_ids=frozenset(), clock=clock,
     )  # fmt: skip
-    engine.add(spec("answer", 10, 400), Task.WHOLE)
+    engine.add(spec("answer", 10, 400), Task.PREFILL_AND_DECODE)
     for _ in range(40):
         engine.step()
-    engine.add(spec("prompt", 3000, 1), Task.WHOLE)
+    engine.add(spec("prompt", 3000, 1), Task.PREFILL_AND_DECODE)
     gaps = []
     while any(each.request_id == "prompt" for each in engine.sequences):
         began = clock.monotonic()
@@ -167,8 +169,8 @@ def gaps_beside_a_prompt(token_gap_seconds: float | None) -> list[float]:
     return gaps
 
 
-def test_an_engine_keeps_to_it() -> None:
-    limited, free = gaps_beside_a_prompt(0.05), gaps_beside_a_prompt(None)
+def test_engine_keeps_step_times_within_the_itl_slo() -> None:
+    limited, free = step_times_beside_a_prompt(0.05), step_times_beside_a_prompt(None)
     assert min(free) > 0.07
     assert max(limited) < 0.051
     assert min(limited[MIN_STEPS:-1]) > 0.049

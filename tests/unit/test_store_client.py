@@ -1,4 +1,4 @@
-"""What a store node says is checked by who asked it."""
+"""A store node's answers are validated by the client."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,11 +27,11 @@ def refs(keys: Sequence[BlockKey]) -> tuple[BlockRef, ...]:
     return tuple(BlockRef(0, 8, 0, key) for key in keys)
 
 
-SOUND = LeasedBlocks("1", CHECKSUM_XXH3, refs(KEYS[:2]), num_held=3, num_promoted=1)
+SOUND = LeasedBlocks("1", CHECKSUM_XXH3, refs(KEYS[:2]), num_stored=3, num_promoted=1)
 
 
-class Said:
-    """A link to a node that says what it is told to."""
+class FakeConnection:
+    """A connection to a node that returns the given answers."""
 
     def __init__(self, leased: LeasedBlocks, endpoint: Endpoint) -> None:
         self._leased = leased
@@ -48,14 +48,14 @@ def client_of(leased: LeasedBlocks, **endpoint: Any) -> ClusterStoreClient:
     clock, fabric = ManualClock(), MemoryFabric()
     source = MemoryTransport(fabric, "store", 1, clock)
     source.register(HostMemory("store", 64).region)
-    link = Said(leased, replace(source.export(), **endpoint))
+    link = FakeConnection(leased, replace(source.export(), **endpoint))
     transports: Any = {"memory": MemoryTransport(fabric, "worker", 1, clock)}
     membership: Any = SimpleNamespace(members=[NODE])
     connect: Any = lambda member: link  # noqa: E731
     return ClusterStoreClient(membership, MemoryKvIndex(), transports, connect, "here", clock, 1.0)
 
 
-async def test_a_sound_lease_is_taken() -> None:
+async def test_valid_lease_is_accepted() -> None:
     lease = await client_of(SOUND).lease(NODE, KEYS, 1000)
     assert lease is not None and lease.leased == SOUND
 
@@ -64,19 +64,19 @@ async def test_a_sound_lease_is_taken() -> None:
     ("said", "endpoint"),
     [
         ({"blocks": refs(KEYS[1:3])}, {}),
-        ({"blocks": refs([*KEYS, KEYS[0]]), "num_held": 5}, {}),
-        ({"num_held": 1}, {}),
-        ({"num_held": 5}, {}),
+        ({"blocks": refs([*KEYS, KEYS[0]]), "num_stored": 5}, {}),
+        ({"num_stored": 1}, {}),
+        ({"num_stored": 5}, {}),
         ({"num_promoted": 3}, {}),
         ({}, {"owner": "another"}),
         ({}, {"transport": "nixl"}),
     ],
 )
-async def test_a_node_that_says_what_can_t_be_is_left_alone(
+async def test_node_with_invalid_answers_is_avoided(
     said: dict[str, Any], endpoint: dict[str, Any]
 ) -> None:
     client = client_of(replace(SOUND, **said), **endpoint)
-    with pytest.raises(Unavailable, match=r"lends|offers|was not offered"):
+    with pytest.raises(Unavailable, match=r"leased|offers|was not offered"):
         await client.lease(NODE, KEYS, 1000)
-    with pytest.raises(Unavailable, match="failed lately"):
+    with pytest.raises(Unavailable, match="failed recently"):
         await client.lease(NODE, KEYS, 1000)

@@ -1,4 +1,5 @@
-"""Prefixes from the store, and requests that end while theirs comes in: nothing stays pinned."""
+"""Prefix fetches from the store, and requests that are cancelled meanwhile: nothing stays
+pinned."""
 
 import asyncio
 from collections.abc import Callable
@@ -26,8 +27,8 @@ CLOCK = LoopClock()
 NODE = Member(WorkerId("store"), Role.KVSTORE, "store:1", Incarnation(1), WorkerState.READY)
 
 
-class BusyDoor:
-    """Commands wait for :meth:`turn`, as they do for a step to end."""
+class BusyEngineHandle:
+    """An engine handle whose commands wait for :meth:`turn`, as for the end of a step."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -48,7 +49,7 @@ class BusyDoor:
         self._commands.append(lambda: (command(self._engine), None)[1])
 
     async def turn(self) -> None:
-        """Lets everybody ask, then answers."""
+        """Let all callers enqueue their commands, then run them."""
         for _ in range(5):
             await asyncio.sleep(0)
         commands, self._commands = self._commands, []
@@ -58,7 +59,7 @@ class BusyDoor:
 
 class EndlessReads(MemoryTransport):
     def copy(self, endpoint: object, span: TransferRange) -> None:
-        """Nothing comes."""
+        """The transfer never completes."""
 
     def poll(self, transfer: object) -> TransferState:
         return TransferState.PENDING
@@ -68,17 +69,17 @@ class EndlessReads(MemoryTransport):
 
 
 class OneNode:
-    """A client of one node that has everything."""
+    """A client of one node that has all blocks."""
 
     def __init__(self, transport: MemoryTransport) -> None:
         self._transport = transport
 
-    has_nodes = True
+    has_usable_nodes = True
 
-    async def find(self, keys: object, hint: object) -> Member:
+    async def find_node(self, keys: object, hint: object) -> Member:
         return NODE
 
-    async def num_held(self, node: Member, keys: list[Any]) -> int:
+    async def count_stored(self, node: Member, keys: list[Any]) -> int:
         return len(keys)
 
     async def lease(self, node: Member, keys: list[Any], max_bytes: int) -> Any:
@@ -91,13 +92,13 @@ class OneNode:
         )
 
     async def release(self, lease: object) -> None:
-        """It ends."""
+        """Releasing the lease does nothing."""
 
-    def blame(self, lease: object) -> None:
-        """It could do better."""
+    def record_read_failure(self, lease: object) -> None:
+        """Reporting the node does nothing."""
 
 
-def worker() -> tuple[Engine, BusyDoor, ClusterPrefixStore]:
+def worker() -> tuple[Engine, BusyEngineHandle, ClusterPrefixStore]:
     runner = SharedRunner(32)
     config = EngineConfig(block_tokens=BLOCK_TOKENS, max_model_tokens=128)
     engine = Engine(
@@ -111,44 +112,48 @@ def worker() -> tuple[Engine, BusyDoor, ClusterPrefixStore]:
     transport = EndlessReads(MemoryFabric(), "worker", 1, CLOCK)
     transport.register(runner.shared.region)
     layout = KvLayout("fake", runner.block_size_bytes, CHECKSUM_XXH3, runner.checksums)  # type: ignore[arg-type]
-    door, client = BusyDoor(engine), OneNode(transport)
+    handle, client = BusyEngineHandle(engine), OneNode(transport)
     store = ClusterPrefixStore(
-        door, client, None, layout, BLOCK_TOKENS, 8, CLOCK, 0.2, ReloadMode.FETCH  # type: ignore[arg-type]
+        handle, client, None, layout, BLOCK_TOKENS, 8, CLOCK, 0.2, ReloadMode.FETCH  # type: ignore[arg-type]
     )  # fmt: skip
-    return engine, door, store
+    return engine, handle, store
 
 
 async def cancel_after(num_turns: int) -> Engine:
-    """The engine after a request was cancelled so many steps after it asked for its prefix."""
-    engine, door, store = worker()
+    """Return the engine after a request was cancelled ``num_turns`` steps after it requested its
+    prefix."""
+    engine, handle, store = worker()
     spec = request("r", list(range(40)), 4)
-    extension = await store.find(spec, engine.keys.chain(spec).keys)
-    asking = asyncio.create_task(store.extend(extension, 0))
+    extension = await store.find_prefix(spec, engine.key_hasher.make_chain(spec).keys)
+    asking = asyncio.create_task(store.fetch_prefix(extension, 0))
     for _ in range(num_turns):
-        await door.turn()
+        await handle.turn()
     await asyncio.sleep(0.01)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    await door.turn()
+    await handle.turn()
     engine.check_integrity()
     return engine
 
 
-def test_blocks_of_an_import_that_nobody_waits_for_are_given_back() -> None:
+def test_blocks_of_a_cancelled_import_are_released() -> None:
     counts = simulate(cancel_after(0)).stats().pool
     assert counts.free == counts.num_blocks
 
 
-def test_a_stray_read_does_not_hide_that_its_request_was_cancelled() -> None:
+def test_blocks_of_an_unfinished_transfer_are_quarantined() -> None:
     counts = simulate(cancel_after(1)).stats().pool
     assert counts.quarantined == 9 and counts.free == counts.num_blocks - 9
 
 
-def test_the_store_is_asked_without_waiting_for_a_step() -> None:
+def test_store_lookup_does_not_wait_for_a_step() -> None:
     async def ask() -> int:
-        engine, _, store = worker()  # whose door answers nobody
+        engine, _, store = worker()  # its engine handle never answers
         spec = request("r", list(range(40)), 4)
-        return (await store.find(spec, engine.keys.chain(spec).keys)).num_stored
+        return (
+            await store.find_prefix(spec, engine.key_hasher.make_chain(spec).keys)
+        ).num_stored_blocks
 
-    assert simulate(ask()) == 9  # the block that ends with the last token is no gain
+    # Fetching the block that ends with the last token would gain nothing.
+    assert simulate(ask()) == 9

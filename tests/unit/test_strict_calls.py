@@ -1,4 +1,5 @@
-"""Calls that may come, and then follow their schemas: each family's grammar against its parser."""
+"""Strict tools: optional tool calls whose arguments must follow their schemas; each family's
+grammar against its parser."""
 
 import json
 from collections.abc import Sequence
@@ -26,8 +27,8 @@ from router.openai.parsers.output_parts import (
     ToolCallStart,
 )
 from router.openai.parsers.tool_call_format import ToolCallFormat
-from tests.unit.test_router_http import CHAT, chat, open_house
-from tests.unit.test_router_tools import load as load_template
+from tests.unit.test_router_http import CHAT, chat, open_harness
+from tests.unit.test_router_tools import load_tokenizer as load_template
 from tests.unit.test_router_tools import wrong_error
 
 EOS = 256
@@ -55,7 +56,7 @@ TOOLS: list[dict[str, Any]] = [
 
 
 class Model:
-    """A vocabulary of bytes, and of marks as the family has them."""
+    """A byte vocabulary, optionally with the family's markup as single tokens."""
 
     def __init__(self, folder: Path, marks: Sequence[str]) -> None:
         characters = {byte: character for character, byte in byte_level_alphabet().items()}
@@ -70,12 +71,14 @@ class Model:
         self.num_tokens = 257 + len(marks)
 
     def dialect(self, form: ToolCallFormat, *, thinks: bool = False) -> ModelOutputFormat:
-        found = ModelOutputFormat.of(self.tokenizer)
-        return ModelOutputFormat(form, True, thinks, False, found.marks, found.shown)
+        found = ModelOutputFormat.detect(self.tokenizer)
+        return ModelOutputFormat(
+            form, True, thinks, False, found.markup_tokens, found.visible_special_ids
+        )
 
     def follows(self, grammar: Grammar, text: str) -> bool:
-        """Whether all of it is an answer, spelt as the tokenizer does."""
-        walk = self.grammars.open(grammar)
+        """Whether the text, as the tokenizer encodes it, is a complete answer."""
+        walk = self.grammars.create(grammar)
         for token in self.tokenizer.encode(text):
             if not _allows(walk.mask(), token):
                 return False
@@ -83,7 +86,7 @@ class Model:
         return _allows(walk.mask(), EOS)
 
     def begins(self, grammar: Grammar, text: str) -> bool:
-        walk = self.grammars.open(grammar)
+        walk = self.grammars.create(grammar)
         for token in self.tokenizer.encode(text):
             if not _allows(walk.mask(), token):
                 return False
@@ -91,10 +94,11 @@ class Model:
         return True
 
     def says(self, grammar: Grammar, start: str, seed: int) -> str:
-        """``start``, and then what the grammar allows, at random: its shortest ways first."""
+        """Return ``start`` continued by random tokens that the grammar allows, ending as soon as
+        possible."""
         randomness = np.random.default_rng(seed)
         tokens = self.tokenizer.encode(start)
-        walk = self.grammars.open(grammar, [TokenId(token) for token in tokens])
+        walk = self.grammars.create(grammar, [TokenId(token) for token in tokens])
         while len(tokens) < 600:
             bits = np.unpackbits(np.frombuffer(walk.mask(), np.uint8), bitorder="little")
             allowed = [int(token) for token in np.flatnonzero(bits)]
@@ -112,7 +116,7 @@ def _allows(mask: bytes, token: int) -> bool:
 
 
 def calls_in(dialect: ModelOutputFormat, text: str) -> tuple[str, list[tuple[str, Any]]]:
-    reader = dialect.reader(TOOLS, forced=False, in_thought=False, max_calls=None)
+    reader = dialect.create_parser(TOOLS, forced=False, in_reasoning=False, max_calls=None)
     assert reader is not None
     said, calls = "", list[list[str]]()
     for piece in reader.push(text) + reader.flush():
@@ -130,7 +134,8 @@ def calls_in(dialect: ModelOutputFormat, text: str) -> tuple[str, list[tuple[str
 
 @pytest.fixture(params=["spelt", "tokens"])
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Model:
-    """With the marks spelt in bytes, and with tokens of their own (but for Mistral's [ARGS])."""
+    """A model with all markup encoded as bytes, and one with markup tokens (except for Mistral's
+    [ARGS])."""
     marks = [mark for mark in MARKUP_STRINGS if "ARGS" not in mark and "CALL_ID" not in mark]
     return Model(tmp_path, marks if request.param == "tokens" else [])
 
@@ -145,11 +150,9 @@ CALLS = {
 
 
 @pytest.mark.parametrize("form", FAMILIES)
-def test_what_begins_as_a_call_ends_as_one_by_its_schema(
-    model: Model, form: ToolCallFormat
-) -> None:
+def test_started_tool_call_follows_its_schema(model: Model, form: ToolCallFormat) -> None:
     dialect = model.dialect(form)
-    grammar = dialect.offered(TOOLS, in_thought=False, max_calls=None)
+    grammar = dialect.offered_call_grammar(TOOLS, in_reasoning=False, max_calls=None)
     for seed in range(6):
         text = model.says(grammar, CALLS[form], seed)
         said, calls = calls_in(dialect, text)
@@ -160,9 +163,9 @@ def test_what_begins_as_a_call_ends_as_one_by_its_schema(
 
 
 @pytest.mark.parametrize("form", FAMILIES)
-def test_forced_calls_are_read_as_such(model: Model, form: ToolCallFormat) -> None:
+def test_forced_tool_calls_are_parsed(model: Model, form: ToolCallFormat) -> None:
     dialect = model.dialect(form)
-    grammar = dialect.forced(TOOLS, in_thought=False, max_calls=None)
+    grammar = dialect.forced_call_grammar(TOOLS, in_reasoning=False, max_calls=None)
     for seed in range(6):
         said, calls = calls_in(dialect, model.says(grammar, "", seed))
         assert (said, bool(calls)) == ("", True)
@@ -174,8 +177,8 @@ def test_forced_calls_are_read_as_such(model: Model, form: ToolCallFormat) -> No
 @pytest.mark.parametrize(
     "text", ["", "Hello.", " \n It is\n\n30 °C in {Rome} [1] <b>", "<tool", "1"]
 )
-def test_text_is_as_free_as_ever(model: Model, form: ToolCallFormat, text: str) -> None:
-    grammar = model.dialect(form).offered(TOOLS, in_thought=False, max_calls=None)
+def test_plain_text_is_not_restricted(model: Model, form: ToolCallFormat, text: str) -> None:
+    grammar = model.dialect(form).offered_call_grammar(TOOLS, in_reasoning=False, max_calls=None)
     assert model.follows(grammar, text)
 
 
@@ -186,8 +189,8 @@ BAD = ('{"city": "Rom', '{"town"', '{"city": "Rome", "days": 10', '{"days"', '{"
 @pytest.mark.parametrize(
     "form", [ToolCallFormat.HERMES, ToolCallFormat.LLAMA3, ToolCallFormat.MISTRAL]
 )
-def test_arguments_beyond_the_schema_are_not_to_be_said(model: Model, form: ToolCallFormat) -> None:
-    grammar = model.dialect(form).offered(TOOLS, in_thought=False, max_calls=None)
+def test_arguments_outside_the_schema_are_not_allowed(model: Model, form: ToolCallFormat) -> None:
+    grammar = model.dialect(form).offered_call_grammar(TOOLS, in_reasoning=False, max_calls=None)
     assert model.begins(grammar, CALLS[form] + GOOD + "}")
     for arguments in BAD:
         wrong = arguments if arguments != BAD[0] else '{"city": "Roma'
@@ -195,9 +198,9 @@ def test_arguments_beyond_the_schema_are_not_to_be_said(model: Model, form: Tool
     assert not model.begins(grammar, CALLS[form].replace("weather", "whether"))
 
 
-def test_pythonic_arguments(model: Model) -> None:
-    grammar = model.dialect(ToolCallFormat.PYTHONIC).offered(
-        TOOLS, in_thought=False, max_calls=None
+def test_pythonic_arguments_follow_the_schema(model: Model) -> None:
+    grammar = model.dialect(ToolCallFormat.PYTHONIC).offered_call_grammar(
+        TOOLS, in_reasoning=False, max_calls=None
     )
     for text in ('[weather(city="Rome")]', '[weather(city="Oslo", far=true), now()]', "[now()]"):
         assert model.follows(grammar, text)
@@ -205,32 +208,32 @@ def test_pythonic_arguments(model: Model) -> None:
         assert not model.begins(grammar, text)
 
 
-def test_one_call_at_a_time(model: Model) -> None:
+def test_single_tool_call_limit(model: Model) -> None:
     for form, text in (
         (ToolCallFormat.HERMES, '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'),
         (ToolCallFormat.LLAMA3, '{"name": "now", "parameters": {}}'),
         (ToolCallFormat.MISTRAL, '[TOOL_CALLS][{"name": "now", "arguments": {}}]'),
         (ToolCallFormat.PYTHONIC, "[now()]"),
     ):
-        grammar = model.dialect(form).offered(TOOLS, in_thought=False, max_calls=1)
+        grammar = model.dialect(form).offered_call_grammar(TOOLS, in_reasoning=False, max_calls=1)
         assert model.follows(grammar, text)
         assert not model.begins(grammar, f"{text}; {text}")
 
 
-def test_functions_that_are_not_strict_take_any_object(model: Model) -> None:
+def test_non_strict_functions_accept_any_object(model: Model) -> None:
     loose = {"type": "function", "function": {**TOOLS[0]["function"], "strict": False}}
-    grammar = model.dialect(ToolCallFormat.LLAMA3).offered(
-        [loose, TOOLS[1]], in_thought=False, max_calls=1
+    grammar = model.dialect(ToolCallFormat.LLAMA3).offered_call_grammar(
+        [loose, TOOLS[1]], in_reasoning=False, max_calls=1
     )
     assert model.follows(grammar, '{"name": "weather", "parameters": {"town": [1]}}')
     assert not model.begins(grammar, '{"name": "now", "parameters": {"t')
 
 
 @pytest.mark.parametrize("form", [ToolCallFormat.HERMES, ToolCallFormat.LLAMA3])
-def test_thoughts_come_first(model: Model, form: ToolCallFormat) -> None:
+def test_reasoning_comes_before_tool_calls(model: Model, form: ToolCallFormat) -> None:
     dialect = model.dialect(form, thinks=True)
-    opened = dialect.offered(TOOLS, in_thought=True, max_calls=None)
-    closed = dialect.offered(TOOLS, in_thought=False, max_calls=None)
+    opened = dialect.offered_call_grammar(TOOLS, in_reasoning=True, max_calls=None)
+    closed = dialect.offered_call_grammar(TOOLS, in_reasoning=False, max_calls=None)
     call = CALLS[form] + GOOD + "}"
     assert model.begins(opened, f"Hm, {{...</think>\n\n{call}")
     assert model.begins(closed, f"<think>\nHm</think>\n\n{call}")
@@ -238,22 +241,23 @@ def test_thoughts_come_first(model: Model, form: ToolCallFormat) -> None:
     assert not model.begins(opened, f"Hm</think>\n\n{CALLS[form]}[")
 
 
-def test_a_name_before_its_arguments(tmp_path: Path) -> None:
-    """As Mistral's newer vocabularies have it."""
+def test_name_before_arguments(tmp_path: Path) -> None:
+    """The form of Mistral's newer vocabularies."""
     model = Model(tmp_path, ["[TOOL_CALLS]", "[ARGS]"])
     dialect = model.dialect(ToolCallFormat.MISTRAL)
     text = f"Hm.[TOOL_CALLS]weather[ARGS]{GOOD}[TOOL_CALLS]now[ARGS]{{}}"
-    grammar = dialect.offered(TOOLS, in_thought=False, max_calls=None)
+    grammar = dialect.offered_call_grammar(TOOLS, in_reasoning=False, max_calls=None)
     assert model.follows(grammar, text)
     assert calls_in(dialect, text)[1] == [("weather", json.loads(GOOD)), ("now", {})]
     assert not model.begins(grammar, "[TOOL_CALLS]weather[ARGS]{}")
     said, calls = calls_in(
-        dialect, model.says(dialect.forced(TOOLS, in_thought=False, max_calls=1), "", 1)
+        dialect,
+        model.says(dialect.forced_call_grammar(TOOLS, in_reasoning=False, max_calls=1), "", 1),
     )
     assert (said, len(calls)) == ("", 1)
 
 
-def test_a_schema_with_definitions(model: Model) -> None:
+def test_schema_with_definitions(model: Model) -> None:
     parameters = {
         "$defs": {"n": {"enum": [1, 2]}},
         "type": "object",
@@ -266,7 +270,9 @@ def test_a_schema_with_definitions(model: Model) -> None:
         (ToolCallFormat.PYTHONIC, "[f(a=2)]"),
         (ToolCallFormat.LLAMA3, '{"name": "f", "parameters": {"a": 2}}'),
     ):
-        grammar = model.dialect(form).offered([tool], in_thought=False, max_calls=None)
+        grammar = model.dialect(form).offered_call_grammar(
+            [tool], in_reasoning=False, max_calls=None
+        )
         validate_grammar(grammar)
         assert model.follows(grammar, text)
         assert not model.begins(grammar, text.replace("2", "3"))
@@ -275,11 +281,11 @@ def test_a_schema_with_definitions(model: Model) -> None:
 async def test_strict_tools_reach_the_workers(tmp_path: Path) -> None:
     template = "{{ tools[0].function.name }}{# <tool_call> #}{{ messages[0].content }}"
     tokenizer = load_template(tmp_path, template)
-    async with open_house(tokenizer, "Hi") as (house, client):
+    async with open_harness(tokenizer, "Hi") as (router, client):
         loose = [{"type": "function", "function": {"name": "now"}}]
         for tools, held in ((TOOLS, True), (loose, False)):
             await client.post(CHAT, json=chat(tools=tools, max_tokens=2))
-            grammar = house.prefill.submitted[-1].spec.sampling.grammar
+            grammar = router.prefill.submitted[-1].spec.sampling.grammar
             assert (grammar is not None) == held
         few = await client.post(CHAT, json=chat(tools=TOOLS, min_tokens=1, max_tokens=2))
         assert wrong_error(few)["param"] == "min_tokens"

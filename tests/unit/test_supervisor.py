@@ -1,4 +1,4 @@
-"""The local supervisor over real, tiny processes: order, restarts, pools, and the end."""
+"""The local supervisor with real, tiny processes: start order, restarts, pools, and shutdown."""
 
 import asyncio
 import json
@@ -26,15 +26,15 @@ from orchestrator.supervisor import Supervisor
 CLOCK = SystemClock()
 
 
-class House:
-    """A cluster of fakes. The Redis is one too: its address is said to answer."""
+class ClusterHarness:
+    """A cluster of fake programs. The Redis check is faked, too."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> None:
         monkeypatch.setattr(supervisor_module, "check_redis", lambda url: None)
         monkeypatch.setattr(supervisor_module, "is_router_ready", lambda *_: True)
         self.folder = folder
         self.cluster = ClusterFolder(folder, "test")
-        self.cluster.take()
+        self.cluster.acquire()
         flags = {"prefill": 2, "decode": 1, "port": 0, "redis_url": "redis://127.0.0.1:1/0"}
         self.settings: Settings = load_settings(**(flags | settings))
         recipe = LaunchSpecs(self.settings, self.cluster, self._command)
@@ -53,7 +53,7 @@ class House:
 
     @property
     def state(self) -> ClusterState:
-        state = self.cluster.read()
+        state = self.cluster.read_state()
         assert state is not None
         return state
 
@@ -66,7 +66,7 @@ class House:
     def stopped(self) -> list[str]:
         return (self.folder / "stopped").read_text().split()
 
-    async def until(self, condition: Callable[[], bool]) -> None:
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(60):
             while not condition():
                 self.changed.clear()
@@ -76,7 +76,7 @@ class House:
     async def running(self) -> AsyncIterator[None]:
         run = asyncio.create_task(self.supervisor.run(self.stop, self.stop_now))
         try:
-            await self.until(lambda: self.supervisor.ready)
+            await self.wait_until(lambda: self.supervisor.is_ready)
             yield
         finally:
             self.stop.set()
@@ -91,142 +91,152 @@ def assert_gone(state: ClusterState) -> None:
 
 
 @pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
-    return House(tmp_path, monkeypatch)
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterHarness:
+    return ClusterHarness(tmp_path, monkeypatch)
 
 
-async def test_all_start_and_stop_in_order(house: House) -> None:
-    async with house.running():
-        assert house.ids() == [
+async def test_programs_start_and_stop_in_order(cluster: ClusterHarness) -> None:
+    async with cluster.running():
+        assert cluster.ids() == [
             "kvstore", "conductor", "prefill-0", "prefill-1", "decode-0", "router",
         ]  # fmt: skip
-        assert {process.state for process in house.state.processes} == {"serving"}
-        assert house.process("router").address == "127.0.0.1:1006"
-        assert house.state.ready
-    order = house.stopped()
+        assert {process.state for process in cluster.state.processes} == {"serving"}
+        assert cluster.process("router").address == "127.0.0.1:1006"
+        assert cluster.state.ready
+    order = cluster.stopped()
     assert order[0] == "router"
     assert sorted(order[1:4]) == ["decode-0", "prefill-0", "prefill-1"]
     assert order[4:] == ["conductor", "kvstore"]
-    assert not house.state.ready
+    assert not cluster.state.ready
 
 
-@pytest.mark.parametrize(("given", "told"), [(9000, "0"), (0, "0"), (None, None)])
-def test_no_two_processes_of_a_machine_have_one_ops_port(
-    tmp_path: Path, given: int | None, told: str | None
+@pytest.mark.parametrize(("given", "expected"), [(9000, "0"), (0, "0"), (None, None)])
+def test_child_processes_get_free_ops_ports(
+    tmp_path: Path, given: int | None, expected: str | None
 ) -> None:
     settings = load_settings(redis_url="redis://127.0.0.1:1/0", port=0, ops_port=given)
     recipe = LaunchSpecs(settings, ClusterFolder(tmp_path, "test"))
     for spec in (recipe.conductor(), recipe.store(), *recipe.routers(), recipe.worker(Role.DECODE)):
-        assert spec.environment.get("BATON_OPS_PORT") == told
+        assert spec.environment.get("BATON_OPS_PORT") == expected
 
 
-async def test_several_routers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    house = House(tmp_path, monkeypatch, routers=3, port=0)
-    specs = house.supervisor._recipe.routers()
+async def test_several_routers_share_a_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = ClusterHarness(tmp_path, monkeypatch, routers=3, port=0)
+    specs = cluster.supervisor._launch_specs.routers()
     ports = {spec.environment["BATON_PORT"] for spec in specs}
     assert {spec.environment["BATON_REUSE_PORT"] for spec in specs} == {"True"}
     assert len(ports) == 1 and "0" not in ports
-    async with house.running():
-        assert house.ids()[-3:] == ["router-0", "router-1", "router-2"]
-        before = house.process("router-1").pid
+    async with cluster.running():
+        assert cluster.ids()[-3:] == ["router-0", "router-1", "router-2"]
+        before = cluster.process("router-1").pid
         os.kill(before, signal.SIGKILL)
-        await house.until(lambda: house.process("router-1").restarts == 1 and house.state.ready)
-    assert sorted(house.stopped()[:3]) == ["router-0", "router-1", "router-2"]
+        await cluster.wait_until(
+            lambda: cluster.process("router-1").restarts == 1 and cluster.state.ready
+        )
+    assert sorted(cluster.stopped()[:3]) == ["router-0", "router-1", "router-2"]
 
 
 @pytest.mark.parametrize("name", ["prefill-1", "router", "kvstore"])
-async def test_what_is_killed_comes_back(house: House, name: str) -> None:
-    async with house.running():
-        before = house.process(name).pid
+async def test_killed_program_is_restarted(cluster: ClusterHarness, name: str) -> None:
+    async with cluster.running():
+        before = cluster.process(name).pid
         os.kill(before, signal.SIGKILL)
-        await house.until(lambda: house.process(name).restarts == 1 and house.state.ready)
-        assert house.process(name).pid != before
+        await cluster.wait_until(
+            lambda: cluster.process(name).restarts == 1 and cluster.state.ready
+        )
+        assert cluster.process(name).pid != before
 
 
-async def test_one_that_fails_to_start_fails_the_cluster(
-    house: House, monkeypatch: pytest.MonkeyPatch
+async def test_program_that_fails_to_start_fails_the_cluster(
+    cluster: ClusterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child_module, "BACKOFF_SECONDS", (0.0,))
-    house.misbehave(decode_0="fail")
+    cluster.misbehave(decode_0="fail")
     with pytest.raises(Unavailable, match="decode-0 failed to start: decode-0 can't start"):
-        await house.supervisor.run(house.stop, house.stop_now)
-    assert house.process("decode-0").restarts == child_module.START_ATTEMPTS - 1
-    assert_gone(house.state)
+        await cluster.supervisor.run(cluster.stop, cluster.stop_now)
+    assert cluster.process("decode-0").restarts == child_module.START_ATTEMPTS - 1
+    assert_gone(cluster.state)
 
 
-async def test_one_that_was_asked_wrongly_is_not_tried_again(house: House) -> None:
-    house.misbehave(prefill_0="wrongly")
+async def test_program_with_invalid_arguments_is_not_retried(cluster: ClusterHarness) -> None:
+    cluster.misbehave(prefill_0="wrongly")
     with pytest.raises(Unavailable, match="prefill-0 failed to start"):
-        await house.supervisor.run(house.stop, house.stop_now)
-    assert house.process("prefill-0").restarts == 0
+        await cluster.supervisor.run(cluster.stop, cluster.stop_now)
+    assert cluster.process("prefill-0").restarts == 0
 
 
-async def test_stopped_while_starting(house: House) -> None:
-    house.stop.set()
-    await house.supervisor.run(house.stop, house.stop_now)
-    assert_gone(house.state)
+async def test_stop_while_starting(cluster: ClusterHarness) -> None:
+    cluster.stop.set()
+    await cluster.supervisor.run(cluster.stop, cluster.stop_now)
+    assert_gone(cluster.state)
 
 
-async def test_scaled_up_and_down(house: House) -> None:
-    async with house.running():
-        await house.supervisor.pools.scale({"prefill": 1, "decode": 3})
+async def test_pools_can_be_scaled_up_and_down(cluster: ClusterHarness) -> None:
+    async with cluster.running():
+        await cluster.supervisor.pools.scale({"prefill": 1, "decode": 3})
         wanted = {"kvstore", "conductor", "prefill-0", "decode-0", "decode-1", "decode-2", "router"}
-        await house.until(lambda: set(house.ids()) == wanted and house.state.ready)
-        assert house.stopped() == ["prefill-1"]
-        await house.supervisor.pools.scale({"prefill": 2})
-        # A number is never used twice.
-        await house.until(lambda: "prefill-2" in house.ids() and house.state.ready)
+        await cluster.wait_until(lambda: set(cluster.ids()) == wanted and cluster.state.ready)
+        assert cluster.stopped() == ["prefill-1"]
+        await cluster.supervisor.pools.scale({"prefill": 2})
+        # A worker number is never reused.
+        await cluster.wait_until(lambda: "prefill-2" in cluster.ids() and cluster.state.ready)
 
 
-async def test_drained(house: House) -> None:
-    async with house.running():
-        await house.supervisor.pools.remove("prefill-0")
-        await house.supervisor.pools.remove("prefill-0")
-        await house.until(lambda: "prefill-0" not in house.ids())
-        assert house.stopped() == ["prefill-0"]
+async def test_drained_worker_is_removed(cluster: ClusterHarness) -> None:
+    async with cluster.running():
+        await cluster.supervisor.pools.remove("prefill-0")
+        await cluster.supervisor.pools.remove("prefill-0")
+        await cluster.wait_until(lambda: "prefill-0" not in cluster.ids())
+        assert cluster.stopped() == ["prefill-0"]
 
 
-async def test_who_does_not_serve_yet_goes_first_then_the_newest(house: House) -> None:
-    async with house.running():
-        house.misbehave(prefill_2="slow")
-        await house.supervisor.pools.scale({Role.PREFILL: 4})
-        await house.until(
-            lambda: "prefill-3" in house.ids() and house.process("prefill-3").state == "serving"
+async def test_workers_that_do_not_serve_are_removed_first_then_the_newest(
+    cluster: ClusterHarness,
+) -> None:
+    async with cluster.running():
+        cluster.misbehave(prefill_2="slow")
+        await cluster.supervisor.pools.scale({Role.PREFILL: 4})
+        await cluster.wait_until(
+            lambda: "prefill-3" in cluster.ids() and cluster.process("prefill-3").state == "serving"
         )
-        await house.supervisor.pools.scale({Role.PREFILL: 3})
-        await house.until(lambda: "prefill-2" not in house.ids())
-        await house.supervisor.pools.scale({Role.PREFILL: 2})
-        await house.until(lambda: "prefill-3" not in house.ids())
-        assert {"prefill-0", "prefill-1"} <= set(house.ids())
-        assert house.stopped() == ["prefill-3"]
+        await cluster.supervisor.pools.scale({Role.PREFILL: 3})
+        await cluster.wait_until(lambda: "prefill-2" not in cluster.ids())
+        await cluster.supervisor.pools.scale({Role.PREFILL: 2})
+        await cluster.wait_until(lambda: "prefill-3" not in cluster.ids())
+        assert {"prefill-0", "prefill-1"} <= set(cluster.ids())
+        assert cluster.stopped() == ["prefill-3"]
 
 
-async def test_the_frozen_are_killed_and_come_back(
+async def test_frozen_program_is_killed_and_restarted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child_module, "HEARTBEAT_SECONDS", 0.3)
-    house = House(tmp_path, monkeypatch, hung_seconds=1)
-    async with house.running():
-        before = house.process("decode-0").pid
+    cluster = ClusterHarness(tmp_path, monkeypatch, hung_seconds=1)
+    async with cluster.running():
+        before = cluster.process("decode-0").pid
         os.kill(before, signal.SIGSTOP)
-        await house.until(lambda: house.process("decode-0").pid != before and house.state.ready)
+        await cluster.wait_until(
+            lambda: cluster.process("decode-0").pid != before and cluster.state.ready
+        )
         assert not psutil.pid_exists(before)
 
 
-async def test_a_worker_that_fails_to_start_later_says_why(
-    house: House, monkeypatch: pytest.MonkeyPatch
+async def test_added_worker_that_fails_to_start_reports_why(
+    cluster: ClusterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child_module, "BACKOFF_SECONDS", (0.0,))
-    house.misbehave(decode_1="fail")
-    async with house.running():
-        await house.supervisor.pools.scale({Role.DECODE: 2})
-        await house.until(lambda: house.process("decode-1").state == "failed")
-        assert house.process("decode-1").message == "decode-1 can't start"
-        assert house.supervisor.ready
-        # Its successor has a number of its own.
-        await house.supervisor.pools.scale({Role.DECODE: 2})
-        await house.until(lambda: "decode-2" in house.ids() and house.state.ready)
-        assert "decode-1" not in house.ids()
+    cluster.misbehave(decode_1="fail")
+    async with cluster.running():
+        await cluster.supervisor.pools.scale({Role.DECODE: 2})
+        await cluster.wait_until(lambda: cluster.process("decode-1").state == "failed")
+        assert cluster.process("decode-1").message == "decode-1 can't start"
+        assert cluster.supervisor.is_ready
+        # Its successor has a new number.
+        await cluster.supervisor.pools.scale({Role.DECODE: 2})
+        await cluster.wait_until(lambda: "decode-2" in cluster.ids() and cluster.state.ready)
+        assert "decode-1" not in cluster.ids()
 
 
 @pytest.mark.parametrize(
@@ -237,55 +247,59 @@ async def test_a_worker_that_fails_to_start_later_says_why(
         ({"decode": 257}, "not decode=257"),
     ],
 )
-async def test_wrong_sizes(house: House, wrong: dict[str, int], message: str) -> None:
-    async with house.running():
+async def test_invalid_sizes_are_rejected(
+    cluster: ClusterHarness, wrong: dict[str, int], message: str
+) -> None:
+    async with cluster.running():
         with pytest.raises(Invalid, match=message):
-            await house.supervisor.pools.scale(wrong)
+            await cluster.supervisor.pools.scale(wrong)
 
 
-async def test_wrong_drains(house: House) -> None:
-    async with house.running():
+async def test_invalid_drains_are_rejected(cluster: ClusterHarness) -> None:
+    async with cluster.running():
         for name in ("nobody", "router"):
             with pytest.raises(NotFound, match=f"no worker '{name}'"):
-                await house.supervisor.pools.remove(name)
+                await cluster.supervisor.pools.remove(name)
         with pytest.raises(Invalid, match="decode-0 is the last decode worker"):
-            await house.supervisor.pools.remove("decode-0")
+            await cluster.supervisor.pools.remove("decode-0")
 
 
-async def test_before_and_after_nothing_can_be_scaled(house: House) -> None:
+async def test_pools_can_not_be_changed_before_start_or_after_stop(cluster: ClusterHarness) -> None:
     with pytest.raises(Unavailable, match="starting or stopping"):
-        await house.supervisor.pools.scale({"prefill": 1})
-    async with house.running():
+        await cluster.supervisor.pools.scale({"prefill": 1})
+    async with cluster.running():
         pass
     with pytest.raises(Unavailable, match="starting or stopping"):
-        await house.supervisor.pools.remove("prefill-0")
+        await cluster.supervisor.pools.remove("prefill-0")
 
 
-async def test_the_impatient_do_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    house = House(tmp_path, monkeypatch, drain_seconds=600)
-    house.misbehave(prefill_0="deaf")
-    async with house.running():
-        house.stop_now.set()
+async def test_second_stop_does_not_wait_for_the_drain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = ClusterHarness(tmp_path, monkeypatch, drain_seconds=600)
+    cluster.misbehave(prefill_0="deaf")
+    async with cluster.running():
+        cluster.stop_now.set()
 
 
-async def test_the_deaf_are_killed_in_the_end(
+async def test_programs_that_ignore_sigterm_are_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child_module, "STOP_SECONDS", 0.0)
-    house = House(tmp_path, monkeypatch, drain_seconds=0.05)
-    house.misbehave(prefill_0="deaf", router="deaf")
-    async with house.running():
+    cluster = ClusterHarness(tmp_path, monkeypatch, drain_seconds=0.05)
+    cluster.misbehave(prefill_0="deaf", router="deaf")
+    async with cluster.running():
         pass
-    assert "decode-0" in house.stopped()
+    assert "decode-0" in cluster.stopped()
 
 
-async def test_a_cancelled_child_leaves_no_process(tmp_path: Path) -> None:
+async def test_cancelled_child_leaves_no_process(tmp_path: Path) -> None:
     serving = asyncio.Event()
     command = (sys.executable, "-m", "tests.unit.fake_program", str(tmp_path), "x")
     spec = ChildProcessSpec("x", "x", command, {**os.environ, "BATON_ID": "x"}, tmp_path / "log")
 
     def notice(child: ChildProcess) -> None:
-        if child.serving:
+        if child.is_serving:
             serving.set()
 
     child = ChildProcess(spec, CLOCK, notice, 1.0)

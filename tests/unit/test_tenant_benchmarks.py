@@ -1,4 +1,4 @@
-"""The arithmetic of the benchmarks of tenants."""
+"""The statistics of the tenant benchmarks."""
 
 import numpy as np
 
@@ -6,26 +6,26 @@ from benchmarks.tenant_timing import auc, summary
 from benchmarks.tenants import ARMS, _order
 
 
-def test_the_area_under_the_curve() -> None:
+def test_area_under_the_curve() -> None:
     assert auc([1.0, 2.0], [3.0, 4.0]) == 1.0
     assert auc([3.0, 4.0], [1.0, 2.0]) == 0.0
     assert auc([1.0, 4.0], [2.0, 3.0]) == 0.5
     assert auc([1.0, 1.0], [1.0, 2.0]) == 0.75
 
 
-def test_an_attacker_chooses_the_better_direction() -> None:
-    told = summary([3.0, 4.0], [1.0, 2.0])
-    assert (told["auc"], told["sooner"]) == (1.0, 0.0)
+def test_attackers_auc_uses_the_better_direction() -> None:
+    result = summary([3.0, 4.0], [1.0, 2.0])
+    assert (result["auc"], result["sooner"]) == (1.0, 0.0)
 
 
-def test_its_standard_error_is_that_of_pure_chance() -> None:
+def test_standard_error_matches_random_data() -> None:
     generator = np.random.default_rng(5)
     found = [auc(*generator.random((2, 40)).tolist()) for _ in range(2000)]
     expected = summary([0.0] * 40, [0.0] * 40)["standard_error"]
     assert abs(float(np.std(found)) / expected - 1) < 0.05
 
 
-def test_every_arm_stands_everywhere_in_a_round() -> None:
+def test_every_arm_takes_every_place_in_a_round() -> None:
     order = _order(3)
     rounds = [order[start : start + 3] for start in (0, 3, 6)]
     assert all(sorted(each) == sorted(ARMS) for each in rounds)

@@ -1,4 +1,5 @@
-"""What a tenant may use: meters, refusals, the gate; and accounts are zero when all is over."""
+"""A tenant's limits: rate meters, refusals, the concurrency limiter; all accounts are zero at
+the end."""
 
 from contextlib import ExitStack
 
@@ -25,64 +26,67 @@ A, B = TenantId("a"), TenantId("b")
 WORKER = WorkerRef(WorkerId("w"), "w:1", Incarnation(1))
 
 
-class Notes:
-    """A ledger that remembers."""
+class FakeLedger:
+    """A usage ledger that keeps everything in memory."""
 
     def __init__(self) -> None:
         self.spent: dict[TenantId, RequestUsage] = {}
         self.refused: list[tuple[TenantId, str]] = []
 
-    def note_spent(self, tenant: TenantId, spent: RequestUsage) -> None:
+    def record_usage(self, tenant: TenantId, spent: RequestUsage) -> None:
         self.spent[tenant] = self.spent.get(tenant, RequestUsage()) + spent
 
-    def note_refused(self, tenant: TenantId, reason: str) -> None:
+    def record_refusal(self, tenant: TenantId, reason: str) -> None:
         self.refused.append((tenant, reason))
 
 
-class Door:
-    """An entrance for tenants with these limits."""
+class Admission:
+    """An admission controller for tenants with these limits."""
 
     def __init__(self, gate: int = 100, routers: int = 1, **limits: TenantLimits) -> None:
         self.clock = ManualClock(1000.0)
         self.gate = FairLimiter(gate)
-        self.notes = Notes()
+        self.ledger = FakeLedger()
         tenants = {
             TenantId(name): Tenant(TenantId(name), limits=own) for name, own in limits.items()
         }
-        self.roll: TenantDirectory = build_tenant_directory(tenants, (), needs_keys=True)
+        self.directory: TenantDirectory = build_tenant_directory(tenants, (), needs_keys=True)
         self.routers = routers
-        self.entrance = AdmissionController(
-            self.gate, lambda: self.roll, lambda: self.routers, self.notes, self.clock
+        self.controller = AdmissionController(
+            self.gate, lambda: self.directory, lambda: self.routers, self.ledger, self.clock
         )
 
     def refusal(self, tenant: TenantId, size_bytes: int = 0) -> RateLimited:
-        with pytest.raises(RateLimited) as caught, self.entrance.enter(tenant, size_bytes):
+        with (
+            pytest.raises(RateLimited) as caught,
+            self.controller.create_admission(tenant, size_bytes),
+        ):
             pass
         return caught.value
 
 
 def record(prompt: int, tokens: int, reason: str = "stop", *, cached: int = 0) -> GenerationRecord:
     made = GenerationRecord(RequestId("r"), 0.0, prompt)
-    made.note_placement(Epoch(1), Placement(None, WORKER, "test"), 0.0)
+    made.record_placement(Epoch(1), Placement(None, WORKER, "test"), 0.0)
     made.num_tokens = tokens
     made.cached_tokens = cached if tokens else None
     made.finish_reason = reason
     return made
 
 
-def test_a_meter_drains_over_a_minute() -> None:
+def test_rate_meter_drains_over_a_minute() -> None:
     meter = LeakyBucket()
     assert meter.remaining(60, 0.0) == 60
     for _ in range(60):
         assert meter.wait_seconds(1, 60, 0.0) == 0
         meter.spend(1)
     assert meter.wait_seconds(1, 60, 0.0) == 1.0
-    assert meter.full_seconds(60, 0.0) == 60.0
+    assert meter.seconds_until_drained(60, 0.0) == 60.0
     assert meter.remaining(60, 30.0) == 30
     assert meter.remaining(60, 1e6) == 60
 
 
-def test_a_limit_may_change_while_it_is_used() -> None:
+def test_limit_may_change_while_it_is_used() -> None:
     meter = LeakyBucket()
     assert meter.wait_seconds(50, 100, 0.0) == 0
     meter.spend(50)
@@ -91,7 +95,7 @@ def test_a_limit_may_change_while_it_is_used() -> None:
     assert meter.wait_seconds(1, 20, 0.0) == 31 * 3
 
 
-def test_more_than_there_ever_is_needs_all_and_is_paid_off() -> None:
+def test_request_above_the_limit_needs_an_empty_bucket_and_is_paid_off() -> None:
     meter = LeakyBucket()
     assert meter.wait_seconds(150, 100, 0.0) == 0
     meter.spend(150)
@@ -104,111 +108,119 @@ def test_more_than_there_ever_is_needs_all_and_is_paid_off() -> None:
     [(0, "0ms"), (0.0001, "1ms"), (0.12, "120ms"), (1.5, "1.5s"), (59.9991, "1m0s"),
      (360, "6m0s"), (61.25, "1m1.25s")],
 )  # fmt: skip
-def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None:
+def test_durations_have_openais_format(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
-def test_requests_per_minute() -> None:
-    door = Door(a=TenantLimits(requests_per_minute=2))
+def test_requests_per_minute_are_limited() -> None:
+    admission = Admission(a=TenantLimits(requests_per_minute=2))
     for left in (1, 0):
-        with door.entrance.enter(A) as visit:
-            assert visit.headers() == {
+        with admission.controller.create_admission(A) as request:
+            assert request.headers() == {
                 "x-ratelimit-limit-requests": "2",
                 "x-ratelimit-remaining-requests": str(left),
                 "x-ratelimit-reset-requests": "30s" if left else "1m0s",
             }
-    refusal = door.refusal(A)
-    assert (refusal.status, refusal.kind, refusal.code) == (429, "requests", "rate_limit_exceeded")
+    refusal = admission.refusal(A)
+    assert (refusal.status, refusal.error_type, refusal.code) == (
+        429,
+        "requests",
+        "rate_limit_exceeded",
+    )
     assert refusal.headers == {"retry-after": "30", "retry-after-ms": "30000"}
     assert str(refusal) == (
         "Rate limit reached for tenant a on requests per minute: limit 2, used 2, requested 1. "
         "Please try again in 30s."
     )
-    door.clock.advance(30)
-    with door.entrance.enter(A):
+    admission.clock.advance(30)
+    with admission.controller.create_admission(A):
         pass
-    assert door.notes.refused == [(A, "requests")]
+    assert admission.ledger.refused == [(A, "requests")]
 
 
-def test_tokens_are_promised_and_settled() -> None:
-    door = Door(a=TenantLimits(tokens_per_minute=100))
-    with door.entrance.enter(A) as visit:
-        visit.promise([20], 2, 15)
-        assert visit.headers()["x-ratelimit-remaining-tokens"] == "50"
-        visit.follow([record(20, 5, cached=16), record(20, 5, cached=4)], 2)
-    with door.entrance.enter(A) as visit:
-        assert visit.headers()["x-ratelimit-remaining-tokens"] == "70"
-    assert door.notes.spent == {A: RequestUsage(1, 20, 4, 10)}
+def test_tokens_are_reserved_and_settled() -> None:
+    admission = Admission(a=TenantLimits(tokens_per_minute=100))
+    with admission.controller.create_admission(A) as request:
+        request.reserve_tokens([20], 2, 15)
+        assert request.headers()["x-ratelimit-remaining-tokens"] == "50"
+        request.set_records([record(20, 5, cached=16), record(20, 5, cached=4)], 2)
+    with admission.controller.create_admission(A) as request:
+        assert request.headers()["x-ratelimit-remaining-tokens"] == "70"
+    assert admission.ledger.spent == {A: RequestUsage(1, 20, 4, 10)}
 
 
-def test_a_flood_is_refused_before_it_is_read() -> None:
-    door = Door(a=TenantLimits(tokens_per_minute=60))
-    with door.entrance.enter(A, 1000) as visit:
-        visit.promise([20], 1, 20)
-        visit.follow([record(20, 20)], 1)
+def test_flood_is_refused_before_its_bodies_are_read() -> None:
+    admission = Admission(a=TenantLimits(tokens_per_minute=60))
+    with admission.controller.create_admission(A, 1000) as request:
+        request.reserve_tokens([20], 1, 20)
+        request.set_records([record(20, 20)], 1)
     with pytest.raises(RateLimited, match="used 40, requested 30"):
-        with door.entrance.enter(A, 700) as visit:
-            visit.promise([20], 1, 10)
-    assert "used 40. Please try again in 10s" in str(door.refusal(A, 700))
-    with door.entrance.enter(A, 600) as visit:  # a smaller one may fit
-        visit.promise([5], 1, 10)
-    door.refusal(A, 700)
-    door.clock.advance(10)
-    with door.entrance.enter(A, 700) as visit:
-        visit.promise([20], 1, 10)
-    assert [reason for _, reason in door.notes.refused] == ["tokens"] * 3
+        with admission.controller.create_admission(A, 700) as request:
+            request.reserve_tokens([20], 1, 10)
+    assert "used 40. Please try again in 10s" in str(admission.refusal(A, 700))
+    with admission.controller.create_admission(A, 600) as request:  # a smaller request may fit
+        request.reserve_tokens([5], 1, 10)
+    admission.refusal(A, 700)
+    admission.clock.advance(10)
+    with admission.controller.create_admission(A, 700) as request:
+        request.reserve_tokens([20], 1, 10)
+    assert [reason for _, reason in admission.ledger.refused] == ["tokens"] * 3
 
 
-def test_a_flood_is_read_again_as_soon_as_there_is_room() -> None:
-    door = Door(a=TenantLimits(tokens_per_minute=60))
-    with door.entrance.enter(A, 10) as slow:
-        slow.promise([10], 1, 40)
-        with pytest.raises(RateLimited), door.entrance.enter(A, 700) as visit:
-            visit.promise([20], 1, 10)
-        door.refusal(A, 700)
-        slow.follow([record(10, 1)], 1)
-    with door.entrance.enter(A, 700) as visit:  # what was promised in vain is there again
-        visit.promise([20], 1, 10)
-        visit.follow([record(20, 10)], 1)
-    with pytest.raises(RateLimited), door.entrance.enter(A, 700) as visit:
-        visit.promise([20], 1, 10)
-    door.roll = build_tenant_directory(
+def test_flood_is_read_again_once_tokens_are_available() -> None:
+    admission = Admission(a=TenantLimits(tokens_per_minute=60))
+    with admission.controller.create_admission(A, 10) as slow:
+        slow.reserve_tokens([10], 1, 40)
+        with pytest.raises(RateLimited), admission.controller.create_admission(A, 700) as request:
+            request.reserve_tokens([20], 1, 10)
+        admission.refusal(A, 700)
+        slow.set_records([record(10, 1)], 1)
+    with admission.controller.create_admission(
+        A, 700
+    ) as request:  # unused tokens are available again
+        request.reserve_tokens([20], 1, 10)
+        request.set_records([record(20, 10)], 1)
+    with pytest.raises(RateLimited), admission.controller.create_admission(A, 700) as request:
+        request.reserve_tokens([20], 1, 10)
+    admission.directory = build_tenant_directory(
         {A: Tenant(A, limits=TenantLimits(tokens_per_minute=600))}, (), needs_keys=True
     )
-    with door.entrance.enter(A, 700) as visit:  # by another limit, at once
-        visit.promise([20], 1, 10)
+    with admission.controller.create_admission(
+        A, 700
+    ) as request:  # at once after a change of the limit
+        request.reserve_tokens([20], 1, 10)
 
 
-def test_a_request_that_never_fits_is_told_so() -> None:
-    door = Door(a=TenantLimits(tokens_per_minute=60), b=TenantLimits())
+def test_request_that_never_fits_is_not_retryable() -> None:
+    admission = Admission(a=TenantLimits(tokens_per_minute=60), b=TenantLimits())
     with pytest.raises(RateLimited, match="Request too large") as caught:
-        with door.entrance.enter(A) as visit:
-            visit.promise([50], 1, 11)
+        with admission.controller.create_admission(A) as request:
+            request.reserve_tokens([50], 1, 11)
     assert caught.value.headers == {"x-should-retry": "false"}
-    with door.entrance.enter(B) as visit:
-        visit.promise([50_000], 1, 11)
-        assert visit.headers() == {}
+    with admission.controller.create_admission(B) as request:
+        request.reserve_tokens([50_000], 1, 11)
+        assert request.headers() == {}
 
 
-def test_requests_at_once() -> None:
-    door = Door(a=TenantLimits(concurrent_requests=1))
-    with door.entrance.enter(A):
-        refusal = door.refusal(A)
+def test_concurrent_requests_are_limited() -> None:
+    admission = Admission(a=TenantLimits(concurrent_requests=1))
+    with admission.controller.create_admission(A):
+        refusal = admission.refusal(A)
         assert refusal.headers == {"retry-after": "1", "retry-after-ms": "1000"}
-    with door.entrance.enter(A):
+    with admission.controller.create_admission(A):
         pass
 
 
 def test_routers_share_the_limits() -> None:
-    door = Door(routers=2, a=TenantLimits(4, 100, 3))
+    admission = Admission(routers=2, a=TenantLimits(4, 100, 3))
     with ExitStack() as held:
-        visits = [held.enter_context(door.entrance.enter(A)) for _ in range(2)]
-        assert visits[0].headers()["x-ratelimit-limit-requests"] == "2"
-        assert door.refusal(A).reason == "concurrent"  # two of three, rounded up
-        visits[0].promise([60], 1, 20)  # more than half of 100, and less than all
-        assert visits[0].headers()["x-ratelimit-remaining-tokens"] == "0"
-    door.routers = 0  # none is announced yet: this one is there
-    with door.entrance.enter(A):
+        requests = [held.enter_context(admission.controller.create_admission(A)) for _ in range(2)]
+        assert requests[0].headers()["x-ratelimit-limit-requests"] == "2"
+        assert admission.refusal(A).reason == "concurrent"  # half of three, rounded up to two
+        requests[0].reserve_tokens([60], 1, 20)  # more than half of 100, but less than all
+        assert requests[0].headers()["x-ratelimit-remaining-tokens"] == "0"
+    admission.routers = 0  # no router is announced yet, but this one exists
+    with admission.controller.create_admission(A):
         pass
 
 
@@ -226,100 +238,104 @@ def test_routers_share_the_limits() -> None:
         ),
     ],
 )
-def test_what_a_request_has_cost(given: GenerationRecord, spent: RequestUsage) -> None:
+def test_usage_of_a_request(given: GenerationRecord, spent: RequestUsage) -> None:
     assert usage_of_generations([given], 1) == spent
 
 
-# The gate
+# The concurrency limiter
 
 
-def filled(gate: FairLimiter, held: ExitStack, tenant: TenantId, weight: float = 1.0) -> int:
-    """How many come in until one is refused."""
+def fill(gate: FairLimiter, held: ExitStack, tenant: TenantId, weight: float = 1.0) -> int:
+    """Enter until a request is refused; return how many were admitted."""
     count = 0
     while True:
         try:
-            held.enter_context(gate.enter(1, tenant, weight, shared=True))
+            held.enter_context(gate.hold(1, tenant, weight, shared=True))
         except Overloaded:
             return count
         count += 1
 
 
-def test_one_tenant_leaves_a_reserve_while_there_are_others() -> None:
+def test_single_tenant_leaves_a_reserve_for_others() -> None:
     gate = FairLimiter(8)
     with ExitStack() as held:
-        assert filled(gate, held, A) == 6
-        assert filled(gate, held, B) == 2
-    assert gate.inside == 0
-    with gate.enter(8, A):
-        assert gate.inside == 8
+        assert fill(gate, held, A) == 6
+        assert fill(gate, held, B) == 2
+    assert gate.num_in_use == 0
+    with gate.hold(8, A):
+        assert gate.num_in_use == 8
 
 
-def test_who_has_less_than_its_share_takes_every_free_place() -> None:
+def test_tenant_below_its_share_gets_every_free_slot() -> None:
     gate = FairLimiter(8)
     with ExitStack() as of_a, ExitStack() as of_b:
         first = [of_a.enter_context(ExitStack()) for _ in range(6)]
         for place in first:
-            place.enter_context(gate.enter(1, A, shared=True))
-        assert filled(gate, of_b, B) == 2
+            place.enter_context(gate.hold(1, A, shared=True))
+        assert fill(gate, of_b, B) == 2
         for place in first[:3]:
             place.close()
-            assert filled(gate, of_a, A) == 0 or gate.inside_of(B) >= 4
-            filled(gate, of_b, B)
-        assert (gate.inside_of(A), gate.inside_of(B)) == (4, 4)
+            assert fill(gate, of_a, A) == 0 or gate.num_in_use_by(B) >= 4
+            fill(gate, of_b, B)
+        assert (gate.num_in_use_by(A), gate.num_in_use_by(B)) == (4, 4)
 
 
-def test_who_is_inside_stays_though_its_share_has_shrunk() -> None:
+def test_admitted_requests_stay_when_the_share_shrinks() -> None:
     gate = FairLimiter(8)
     with ExitStack() as held:
-        assert filled(gate, held, A) == 6
-        assert filled(gate, held, B) == 2
-        with gate.enter(0, A, shared=True):
-            assert gate.inside == 8
-    with gate.enter(0, A, shared=True):
-        assert gate.inside == 0
+        assert fill(gate, held, A) == 6
+        assert fill(gate, held, B) == 2
+        with gate.hold(0, A, shared=True):
+            assert gate.num_in_use == 8
+    with gate.hold(0, A, shared=True):
+        assert gate.num_in_use == 0
 
 
-def test_what_is_no_question_takes_a_place_in_the_gate_alone() -> None:
-    door = Door(1, a=TenantLimits(1, 1, 1))
-    with door.entrance.room(door.roll.tenant(A), 1):
-        assert door.gate.inside_of(A) == 1
-        with pytest.raises(Overloaded), door.entrance.room(door.roll.tenant(A), 1):
+def test_other_requests_use_only_the_concurrency_limiter() -> None:
+    admission = Admission(1, a=TenantLimits(1, 1, 1))
+    with admission.controller.hold_slots(admission.directory.tenant(A), 1):
+        assert admission.gate.num_in_use_by(A) == 1
+        with (
+            pytest.raises(Overloaded),
+            admission.controller.hold_slots(admission.directory.tenant(A), 1),
+        ):
             pass
-    assert door.gate.inside == 0
-    with door.entrance.enter(A):
+    assert admission.gate.num_in_use == 0
+    with admission.controller.create_admission(A):
         pass
 
 
-def test_shares_go_by_weight() -> None:
+def test_shares_follow_weights() -> None:
     gate = FairLimiter(12)
     with ExitStack() as held, ExitStack() as of_a:
-        assert filled(gate, of_a, A) == 9
-        assert filled(gate, held, B, 2.0) == 3
+        assert fill(gate, of_a, A) == 9
+        assert fill(gate, held, B, 2.0) == 3
         of_a.close()
-        assert filled(gate, held, B, 2.0) == 6
-        assert filled(gate, held, A) == 3
+        assert fill(gate, held, B, 2.0) == 6
+        assert fill(gate, held, A) == 3
 
 
-# Whatever happens
+# State machine
 
 
-class EntranceMachine(RuleBasedStateMachine):
-    """Requests that come, are promised tokens, fail, leave or end, under limits that change."""
+class AdmissionMachine(RuleBasedStateMachine):
+    """Requests that arrive, reserve tokens, fail, are cancelled or end, under limits that
+    change."""
 
     @initialize()
     def start(self) -> None:
-        self.door = Door(12, a=TenantLimits(30, 200, 3), b=TenantLimits(None, 100, None))
+        self.admission = Admission(12, a=TenantLimits(30, 200, 3), b=TenantLimits(None, 100, None))
         self.open: list[tuple[ExitStack, RequestAdmission, list[bool]]] = []
         self.used = {A: 0, B: 0}
 
     @rule(tenant=st.sampled_from([A, B]), size=st.integers(0, 3000))
-    def come(self, tenant: TenantId, size: int) -> None:
+    def enter_request(self, tenant: TenantId, size: int) -> None:
         held = ExitStack()
         try:
-            visit = held.enter_context(self.door.entrance.enter(tenant, size))
+            request = held.enter_context(self.admission.controller.create_admission(tenant, size))
         except (RateLimited, Overloaded):
             return
-        self.open.append((held, visit, []))
+        self.open.append((held, request, []))
 
     @precondition(lambda self: self.open)
     @rule(
@@ -329,26 +345,26 @@ class EntranceMachine(RuleBasedStateMachine):
         answer=st.integers(1, 60),
     )
     def promise(self, data: st.DataObject, prompts: list[int], n: int, answer: int) -> None:
-        held, visit, promised = data.draw(st.sampled_from(self.open))
+        held, request, promised = data.draw(st.sampled_from(self.open))
         if promised:
             return
         try:
-            visit.promise(prompts, n, answer)
+            request.reserve_tokens(prompts, n, answer)
         except (RateLimited, Overloaded):
-            self.open.remove((held, visit, promised))
+            self.open.remove((held, request, promised))
             held.close()
             return
         promised.append(True)
-        tokens = data.draw(st.integers(0, 2 * answer))  # more, where no bound was set
+        tokens = data.draw(st.integers(0, 2 * answer))  # more tokens, where no bound was set
         reason = data.draw(st.sampled_from(["stop", "error", "cancelled", ""]))
         records = [record(prompt, tokens, reason) for prompt in prompts for _ in range(n)]
         if data.draw(st.booleans()):
-            visit.follow(records, n)
-            self.used[visit.tenant.id] += usage_of_generations(records, n).total_tokens
+            request.set_records(records, n)
+            self.used[request.tenant.id] += usage_of_generations(records, n).total_tokens
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), crash=st.booleans())
-    def leave(self, data: st.DataObject, crash: bool) -> None:
+    def end_request(self, data: st.DataObject, crash: bool) -> None:
         entry = data.draw(st.sampled_from(self.open))
         self.open.remove(entry)
         error = RuntimeError("crashed")
@@ -359,42 +375,42 @@ class EntranceMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0, 30))
     def wait(self, seconds: float) -> None:
-        self.door.clock.advance(seconds)
+        self.admission.clock.advance(seconds)
 
     @rule(limits=st.builds(TenantLimits, *[st.none() | st.integers(1, 300)] * 3))
     def reload(self, limits: TenantLimits) -> None:
-        tenants = {**self.door.roll.tenants, A: Tenant(A, limits=limits)}
-        self.door.roll = build_tenant_directory(tenants, (), needs_keys=True)
+        tenants = {**self.admission.directory.tenants, A: Tenant(A, limits=limits)}
+        self.admission.directory = build_tenant_directory(tenants, (), needs_keys=True)
 
     @rule(count=st.integers(0, 4))
     def scale(self, count: int) -> None:
-        self.door.routers = count
+        self.admission.routers = count
 
     @invariant()
-    def the_books_balance(self) -> None:
+    def accounts_match_open_requests(self) -> None:
         inside = {A: 0, B: 0}
-        for _, visit, _ in self.open:
-            inside[visit.tenant.id] += 1
-        for tenant, account in self.door.entrance.accounts().items():
-            assert account.running == inside[tenant]
-        assert len(self.open) <= self.door.gate.inside <= 12
+        for _, request, _ in self.open:
+            inside[request.tenant.id] += 1
+        for tenant, account in self.admission.controller.quotas().items():
+            assert account.num_running == inside[tenant]
+        assert len(self.open) <= self.admission.gate.num_in_use <= 12
 
     def teardown(self) -> None:
         for held, _, _ in self.open:
             held.close()
-        door = self.door
-        assert door.gate.inside == 0
-        assert all(account.is_idle for account in door.entrance.accounts().values())
-        told = {tenant: spent.total_tokens for tenant, spent in door.notes.spent.items()}
-        assert told == {tenant: self.used[tenant] for tenant in told}
-        door.clock.advance(1e6)
+        admission = self.admission
+        assert admission.gate.num_in_use == 0
+        assert all(account.is_idle for account in admission.controller.quotas().values())
+        reported = {tenant: spent.total_tokens for tenant, spent in admission.ledger.spent.items()}
+        assert reported == {tenant: self.used[tenant] for tenant in reported}
+        admission.clock.advance(1e6)
         for tenant in (A, B):
             headers = {}
-            with door.entrance.enter(tenant) as visit:
-                headers = visit.headers()
+            with admission.controller.create_admission(tenant) as request:
+                headers = request.headers()
             limit = headers.get("x-ratelimit-limit-tokens")
             assert headers.get("x-ratelimit-remaining-tokens") == limit
 
 
-TestEntrance = EntranceMachine.TestCase
-TestEntrance.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAdmission = AdmissionMachine.TestCase
+TestAdmission.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,4 +1,4 @@
-"""The tenants file: what it may say, what is refused and how, and reading it again."""
+"""The tenants file: valid and invalid contents, and reloading."""
 
 import os
 from pathlib import Path
@@ -21,8 +21,8 @@ KEY = new_api_key(bytes(32))
 ACME = TenantId("acme")
 
 
-def test_a_key_is_kept_as_its_digest() -> None:
-    """Committed vectors: with another digest, every file would have to be written anew."""
+def test_keys_are_stored_as_digests() -> None:
+    """Committed vectors: with another digest, every tenants file would have to be rewritten."""
     assert KEY == "sk-baton-AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
     text = "sha256:1a25f28a535bb1a75f5efba1d0bfddfa74f57044e89cf6e8f33ae38437b5c3ef"
     assert hash_api_key(KEY) == text
@@ -31,8 +31,8 @@ def test_a_key_is_kept_as_its_digest() -> None:
     assert parse_hashed_api_key(text.upper()) is None
 
 
-def test_what_a_file_may_say() -> None:
-    roll = parse_tenants_file(
+def test_valid_tenants_file() -> None:
+    directory = parse_tenants_file(
         f"""
 defaults:
   priority: low
@@ -49,15 +49,15 @@ tenants:
 """.encode()
     )
     prices = TokenPrices(1.0, 0.1, 4.0)
-    assert roll.tenants == {
+    assert directory.tenants == {
         "acme": Tenant(ACME, "shared", Priority.HIGH, 2.0, TenantLimits(120, 1000, 8), prices),
         "guest": Tenant(
             TenantId("guest"), priority=Priority.LOW, limits=TenantLimits(60, 1000), prices=prices
         ),
     }
-    assert roll.keys == {api_key_digest(KEY): ACME}
-    assert roll.needs_keys
-    assert roll.is_shared
+    assert directory.keys == {api_key_digest(KEY): ACME}
+    assert directory.needs_keys
+    assert directory.is_shared
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ tenants:
         ("", "must be a mapping with `tenants`"),
         ("tenants: 5", "tenants is 5"),
         ("tenants: [", "not YAML"),
-        ("more: 1\ntenants: {}", "there is no field 'more'"),
-        ("tenants: {a: {limit: 1}}", "tenant 'a': there is no field 'limit'"),
-        ("tenants: {a: }", "tenant 'a': what it gets is None"),
+        ("more: 1\ntenants: {}", "unknown field 'more'"),
+        ("tenants: {a: {limit: 1}}", "tenant 'a': unknown field 'limit'"),
+        ("tenants: {a: }", "tenant 'a': the entry is None"),
         ("tenants: {a b: {}}", "tenant 'a b': the name is 'a b'"),
-        ("tenants: {a: {}, a: {}}", "'a' stands there twice, again at line 1"),
+        ("tenants: {a: {}, a: {}}", "duplicate key 'a', again at line 1"),
         ("tenants: {a: {keys: [plaintext]}}", "tenant 'a': keys.0 is wrong: must look like sha256"),
         ("tenants: {a: {salt: 5}}", "tenant 'a': salt is wrong"),
         ("tenants: {a: {priority: urgent}}", "priority is 'urgent': must be one of high, normal"),
@@ -80,42 +80,42 @@ tenants:
         ("tenants: {a: {limits: {requests_per_minute: 0}}}", "limits.requests_per_minute is 0"),
         ("tenants: {a: {limits: {requests_per_minute: '9'}}}", "limits.requests_per_minute is '9'"),
         ("tenants: {a: {prices: {input: -1}}}", "prices.input is -1"),
-        ("defaults: {salt: x}\ntenants: {}", "there is no field 'defaults.salt'"),
+        ("defaults: {salt: x}\ntenants: {}", "unknown field 'defaults.salt'"),
     ],
 )
-def test_what_a_file_may_not_say(text: str, complaint: str) -> None:
+def test_invalid_tenants_files_are_rejected(text: str, complaint: str) -> None:
     with pytest.raises(Invalid) as refusal:
         parse_tenants_file(text.encode())
     assert complaint in str(refusal.value)
     assert "plaintext" not in str(refusal.value)
 
 
-def test_a_key_has_one_tenant() -> None:
+def test_key_belongs_to_one_tenant() -> None:
     text = (
         f"tenants: {{a: {{keys: ['{hash_api_key(KEY)}']}}, b: {{keys: ['{hash_api_key(KEY)}']}}}}"
     )
     with pytest.raises(Invalid, match="tenants 'a' and 'b' have the same key sha256:"):
         parse_tenants_file(text.encode())
-    roll = parse_tenants_file(f"tenants: {{a: {{keys: ['{hash_api_key(KEY)}']}}}}".encode())
-    assert roll.with_keys({KEY: "a"}).keys == roll.keys
+    directory = parse_tenants_file(f"tenants: {{a: {{keys: ['{hash_api_key(KEY)}']}}}}".encode())
+    assert directory.with_keys({KEY: "a"}).keys == directory.keys
     with pytest.raises(Invalid, match="have the same key"):
-        roll.with_keys({KEY: "b"})
+        directory.with_keys({KEY: "b"})
 
 
-def test_a_file_without_keys_lets_nobody_in() -> None:
+def test_tenants_file_without_keys_admits_no_request() -> None:
     assert parse_tenants_file(b"tenants: {}").needs_keys
     assert not TenantDirectory().needs_keys
 
 
-class Watched:
-    """A file that is watched, and who was let in by it."""
+class FileWatch:
+    """A watched file, and the tenant directories that were loaded from it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.rolls: list[TenantDirectory] = []
+        self.directories: list[TenantDirectory] = []
         self.registry = CollectorRegistry()
         metrics = TenantMetrics(self.registry)
-        self.file = TenantsFileWatcher(path, self.rolls.append, metrics, ManualClock())
+        self.file = TenantsFileWatcher(path, self.directories.append, metrics, ManualClock())
 
     @property
     def failures(self) -> float | None:
@@ -126,60 +126,60 @@ class Watched:
         return self.registry.get_sample_value("baton_tenants_file_stale")
 
     def names(self) -> list[str]:
-        return list(self.rolls[-1].tenants)
+        return list(self.directories[-1].tenants)
 
 
-async def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
+async def test_changed_file_is_reloaded(tmp_path: Path) -> None:
     path = tmp_path / "tenants.yaml"
     path.write_text("tenants: {a: {}}")
-    watched = Watched(path)
-    watched.file.read()
-    await watched.file.look()
-    assert len(watched.rolls) == 1
+    watch = FileWatch(path)
+    watch.file.load()
+    await watch.file.reload_if_changed()
+    assert len(watch.directories) == 1
     path.write_text("tenants: {a: {}, b: {}}")
-    await watched.file.look()
-    assert watched.names() == ["a", "b"]
-    new = tmp_path / "new.yaml"  # as editors do
+    await watch.file.reload_if_changed()
+    assert watch.names() == ["a", "b"]
+    new = tmp_path / "new.yaml"  # as editors save files
     new.write_text("tenants: {a: {}, c: {}}")
     new.rename(path)
-    await watched.file.look()
-    assert watched.names() == ["a", "c"]
-    assert len(watched.rolls) == 3
+    await watch.file.reload_if_changed()
+    assert watch.names() == ["a", "c"]
+    assert len(watch.directories) == 3
 
 
-async def test_a_broken_file_changes_nothing_until_it_is_mended(tmp_path: Path) -> None:
+async def test_invalid_file_changes_nothing_until_it_is_fixed(tmp_path: Path) -> None:
     path = tmp_path / "tenants.yaml"
     path.write_text("tenants: {a: {}}")
-    watched = Watched(path)
-    watched.file.read()
+    watch = FileWatch(path)
+    watch.file.load()
     path.write_text("tenants: {a: {weight: heavy}}")
-    await watched.file.look()
-    await watched.file.look()
-    assert (len(watched.rolls), watched.failures, watched.stale) == (1, 1, 1)
+    await watch.file.reload_if_changed()
+    await watch.file.reload_if_changed()
+    assert (len(watch.directories), watch.failures, watch.stale) == (1, 1, 1)
     path.unlink()
-    await watched.file.look()
-    assert (len(watched.rolls), watched.failures, watched.stale) == (1, 2, 1)
+    await watch.file.reload_if_changed()
+    assert (len(watch.directories), watch.failures, watch.stale) == (1, 2, 1)
     path.write_text("tenants: {b: {}}")
-    await watched.file.look()
-    assert (watched.names(), watched.failures, watched.stale) == (["b"], 2, 0)
+    await watch.file.reload_if_changed()
+    assert (watch.names(), watch.failures, watch.stale) == (["b"], 2, 0)
 
 
-async def test_a_mounted_secret_is_replaced_by_turning_a_link(tmp_path: Path) -> None:
-    """As Kubernetes does: NAME → ..data/NAME, and ..data → a folder for each version."""
+async def test_mounted_secret_is_reloaded_when_its_link_changes(tmp_path: Path) -> None:
+    """As in Kubernetes: NAME → ..data/NAME, and ..data → a folder for each version."""
     for version in ("one", "two"):
         (tmp_path / version).mkdir()
         (tmp_path / version / "tenants.yaml").write_text(f"tenants: {{{version}: {{}}}}")
     (tmp_path / "..data").symlink_to("one")
     (tmp_path / "tenants.yaml").symlink_to("..data/tenants.yaml")
-    watched = Watched(tmp_path / "tenants.yaml")
-    watched.file.read()
+    watch = FileWatch(tmp_path / "tenants.yaml")
+    watch.file.load()
     (tmp_path / "..turn").symlink_to("two")
     (tmp_path / "..turn").rename(tmp_path / "..data")
-    await watched.file.look()
-    assert [list(roll.tenants) for roll in watched.rolls] == [["one"], ["two"]]
+    await watch.file.reload_if_changed()
+    assert [list(directory.tenants) for directory in watch.directories] == [["one"], ["two"]]
 
 
-def test_an_error_names_the_file(tmp_path: Path) -> None:
+def test_errors_name_the_file(tmp_path: Path) -> None:
     path = tmp_path / "tenants.yaml"
     with pytest.raises(Invalid, match=r"tenants.yaml: No such file"):
         load_tenants_file(path)

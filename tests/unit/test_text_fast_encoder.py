@@ -1,4 +1,4 @@
-"""The fast encoder gives the reference's ids, or is not used."""
+"""The fast encoder gives the reference's token ids, or is not used."""
 
 import pytest
 import tokenizers
@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
 
 from baton.config import DEMO_MODEL
-from baton.text.fast_encoder import WINDOW_CHARACTERS, FastEncoder, fast_encoder, word_end_of
+from baton.text.fast_encoder import (
+    WINDOW_CHARACTERS,
+    FastEncoder,
+    make_fast_encoder,
+    word_end_pattern,
+)
 from baton.text.tokenizer import Tokenizer
 
 LLAMA3 = (
@@ -23,7 +28,7 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
 def trained(pattern: str, normalizer: normalizers.Normalizer | None) -> tokenizers.Tokenizer:
-    """As Llama 3 and Qwen split texts: a pattern, then bytes."""
+    """Train a tokenizer that splits like Llama 3 and Qwen: by a pattern, then into bytes."""
     made = tokenizers.Tokenizer(models.BPE())
     if normalizer is not None:
         made.normalizer = normalizer
@@ -49,7 +54,7 @@ REFERENCES = {
     "llama3": trained(LLAMA3, None),
     "qwen2": trained(QWEN2, normalizers.NFC()),
 }
-ENCODERS = {name: fast_encoder(reference) for name, reference in REFERENCES.items()}
+ENCODERS = {name: make_fast_encoder(reference) for name, reference in REFERENCES.items()}
 
 PIECES = st.one_of(
     st.text(),
@@ -60,32 +65,32 @@ PIECES = st.one_of(
 
 @pytest.mark.parametrize("name", REFERENCES)
 @given(pieces=st.lists(PIECES, max_size=12), special=st.booleans())
-def test_equals_the_reference(name: str, pieces: list[str], special: bool) -> None:
+def test_fast_encoder_equals_the_reference(name: str, pieces: list[str], special: bool) -> None:
     encoder, text = ENCODERS[name], "".join(pieces)
     assert encoder is not None
     expected = REFERENCES[name].encode(text, add_special_tokens=special).ids
-    assert encoder.ids(text, special) == expected
+    assert encoder.encode(text, special) == expected
 
 
-def test_what_it_cannot_read_goes_to_the_reference() -> None:
+def test_unsupported_tokenizer_uses_the_reference() -> None:
     words = {"<unk>": 0, "a": 1, "b": 2}
     made = tokenizers.Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
-    assert fast_encoder(made) is None
+    assert make_fast_encoder(made) is None
     assert Tokenizer(made, None, byte_level=False).encode("a b c") == [1, 2, 0]
 
 
-def test_one_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FastEncoder, "ids", lambda self, text, special: [1, 2, 3])
-    assert fast_encoder(REFERENCES["demo"]) is None
+def test_fast_encoder_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FastEncoder, "encode", lambda self, text, special: [1, 2, 3])
+    assert make_fast_encoder(REFERENCES["demo"]) is None
 
 
-def test_a_text_that_it_gives_up_on_goes_to_the_reference() -> None:
+def test_text_that_exceeds_the_match_limit_uses_the_reference() -> None:
     class GivesUp:
         def encode(self, text: str, add_special_tokens: bool) -> None:
             raise RuntimeError("match limit exceeded")
 
-    assert FastEncoder(GivesUp(), None).ids("text", False) is None
+    assert FastEncoder(GivesUp(), None).encode("text", False) is None
 
 
 LONG = 2 * WINDOW_CHARACTERS + 1
@@ -95,39 +100,41 @@ LONG = 2 * WINDOW_CHARACTERS + 1
 @pytest.mark.parametrize(
     "word", ["a", " ", "\n", "7", ",_", "\x1c,", "漢", "é", "a-", "<|im_end|>"]
 )
-def test_a_long_word_goes_to_the_reference(name: str, word: str) -> None:
-    """Wherever it stands: the library would keep memory in proportion to it."""
+def test_long_words_use_the_reference(name: str, word: str) -> None:
+    """This holds wherever the word stands: the library would keep memory in proportion to it."""
     encoder, words = ENCODERS[name], "some words. " * WINDOW_CHARACTERS
     assert encoder is not None
     long = word * LONG
     for text in (long, words + long, long + words, words[:-7] + long + words):
-        assert encoder.ids(text, False) is None
+        assert encoder.encode(text, False) is None
 
 
 @pytest.mark.parametrize("name", REFERENCES)
 @pytest.mark.parametrize("word", ["word ", "漢字かな交じり文、", '{"a":1,', "def f(x):\n"])
-def test_a_long_text_of_usual_words_does_not(name: str, word: str) -> None:
+def test_long_text_of_usual_words_uses_the_fast_encoder(name: str, word: str) -> None:
     encoder, text = ENCODERS[name], word * WINDOW_CHARACTERS
     assert encoder is not None
-    assert encoder.ids(text, False) == REFERENCES[name].encode(text, add_special_tokens=False).ids
+    assert (
+        encoder.encode(text, False) == REFERENCES[name].encode(text, add_special_tokens=False).ids
+    )
 
 
-def test_without_words_every_long_text_is_one() -> None:
-    """As in Llama 2 and Gemma: spaces become a character like others, and nothing parts words."""
+def test_without_word_boundaries_long_texts_use_the_reference() -> None:
+    """As in Llama 2 and Gemma: spaces become an ordinary character, and nothing separates words."""
     made = trained(LLAMA3, normalizers.Replace(" ", "▁"))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    assert word_end_of(made) is None
-    encoder = fast_encoder(made)
+    assert word_end_pattern(made) is None
+    encoder = make_fast_encoder(made)
     assert encoder is not None
-    assert encoder.ids("word " * 400, False) == made.encode("word " * 400).ids
-    assert encoder.ids("word " * WINDOW_CHARACTERS, False) is None
+    assert encoder.encode("word " * 400, False) == made.encode("word " * 400).ids
+    assert encoder.encode("word " * WINDOW_CHARACTERS, False) is None
 
 
-def test_only_what_parts_words_is_a_word_s_end() -> None:
-    """As in Mistral's first models: words end at spaces alone."""
+def test_word_end_pattern_follows_the_pre_tokenizer() -> None:
+    """As in Mistral's first models: words end only at spaces."""
     made = trained(LLAMA3, None)
     made.pre_tokenizer = pre_tokenizers.Metaspace()
-    end = word_end_of(made)
+    end = word_end_pattern(made)
     assert end is not None
     assert (bool(end.search("a b")), bool(end.search("a,b")), bool(end.search(" ."))) == (
         True,

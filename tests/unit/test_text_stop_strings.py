@@ -1,4 +1,4 @@
-"""Stop strings: exactly what a look at the whole text would say, wherever it is split."""
+"""Stop strings: the result equals a search in the whole text, wherever it is split."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from baton.text.stop_strings import StopStrings
 
 
 def cut(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """By definition: before the match that ends first; of those, the longest."""
+    """Return the text before the match that ends first, or of several, the longest."""
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
@@ -24,23 +24,23 @@ def run(pieces: list[str], stops: list[str]) -> tuple[str, str | None]:
 
 
 def splits(text: str) -> list[list[str]]:
-    """All ways to cut a text into pieces."""
-    ways = []
+    """Return all ways to split a text into pieces."""
+    splittings = []
     for marks in itertools.product([False, True], repeat=max(len(text) - 1, 0)):
         pieces, start = [], 0
         for position, mark in enumerate(marks, start=1):
             if mark:
                 pieces.append(text[start:position])
                 start = position
-        ways.append([*pieces, text[start:]])
-    return ways
+        splittings.append([*pieces, text[start:]])
+    return splittings
 
 
 @pytest.mark.parametrize(
     "stops",
     [["\n\n"], ["aab"], ["abab"], ["aa", "aab"], ["b", "ab", "aab"], ["bab", "ba"], ["é🎉"]],
 )
-def test_every_text_and_every_split(stops: list[str]) -> None:
+def test_stop_strings_in_every_text_and_split(stops: list[str]) -> None:
     alphabet = sorted({character for stop in stops for character in stop} | {"x"})
     for length in range(7):
         for letters in itertools.product(alphabet[:3], repeat=length):
@@ -50,7 +50,7 @@ def test_every_text_and_every_split(stops: list[str]) -> None:
                 assert run(pieces, stops) == expected, (pieces, stops)
 
 
-def test_holds_back_what_may_begin_a_stop_string_and_no_more() -> None:
+def test_only_a_possible_stop_string_prefix_is_held_back() -> None:
     stopper = StopStrings(["STOP", "TOAST"])
     assert stopper.push("goS") == "go"
     assert stopper.push("T") == ""
@@ -60,7 +60,7 @@ def test_holds_back_what_may_begin_a_stop_string_and_no_more() -> None:
     assert stopper.flush() == "ST"
 
 
-def test_nothing_comes_after_a_match() -> None:
+def test_no_text_follows_a_match() -> None:
     stopper = StopStrings(["."])
     assert stopper.push("one. two") == "one"
     assert stopper.push(" three.") == ""

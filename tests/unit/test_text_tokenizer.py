@@ -1,4 +1,4 @@
-"""Tokenizer, chat template and incremental detokeniser over small tokenizers made here."""
+"""Tokenizer, chat template and incremental detokenizer, with small tokenizers made here."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def byte_level() -> tokenizers.Tokenizer:
 
 
 def byte_fallback() -> tokenizers.Tokenizer:
-    """As SentencePiece models come: ``▁`` for a space, byte tokens for rare characters."""
+    """A tokenizer like SentencePiece models: ``▁`` for a space, byte tokens for rare characters."""
     words = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     words += ["▁", "▁a", "a", "b", "▁the", "é", "▁▁", "x", "�"]
     vocab = {word: index for index, word in enumerate(words)}
@@ -74,34 +74,38 @@ def byte_fallback_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokeniz
 
 
 def in_pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    detokenizer = tokenizer.detokenizer()
+    detokenizer = tokenizer.make_detokenizer()
     return [*(detokenizer.push([token_id]) for token_id in ids), detokenizer.flush()]
 
 
-# Any ids at all: special tokens, ids beyond the vocabulary, broken UTF-8.
+# Any ids: special tokens, ids beyond the vocabulary, and broken UTF-8.
 @given(ids=st.lists(st.integers(0, 340), max_size=40))
-def test_byte_level_deltas_add_up(byte_level_tokenizer: Tokenizer, ids: list[int]) -> None:
+def test_byte_level_deltas_add_up_to_the_text(
+    byte_level_tokenizer: Tokenizer, ids: list[int]
+) -> None:
     whole = byte_level_tokenizer.decode(ids, skip_special_tokens=True)
     assert "".join(in_pieces(byte_level_tokenizer, ids)) == whole
-    together = byte_level_tokenizer.detokenizer()
+    together = byte_level_tokenizer.make_detokenizer()
     assert together.push(ids) + together.flush() == whole
 
 
 @given(ids=st.lists(st.integers(0, 275), max_size=40))
-def test_window_deltas_add_up(byte_fallback_tokenizer: Tokenizer, ids: list[int]) -> None:
+def test_byte_fallback_deltas_add_up_to_the_text(
+    byte_fallback_tokenizer: Tokenizer, ids: list[int]
+) -> None:
     whole = byte_fallback_tokenizer.decode(ids, skip_special_tokens=True)
     assert "".join(in_pieces(byte_fallback_tokenizer, ids)) == whole
 
 
 @given(text=st.text(max_size=30))
-def test_no_delta_has_half_a_character(byte_level_tokenizer: Tokenizer, text: str) -> None:
+def test_no_delta_has_part_of_a_character(byte_level_tokenizer: Tokenizer, text: str) -> None:
     ids = byte_level_tokenizer.encode(text)
     assert "".join(in_pieces(byte_level_tokenizer, ids)) == text
     if "�" not in text:
         assert not any("�" in piece for piece in in_pieces(byte_level_tokenizer, ids))
 
 
-def test_a_character_of_four_byte_tokens_comes_at_once(
+def test_character_of_four_byte_tokens_comes_at_once(
     byte_fallback_tokenizer: Tokenizer,
 ) -> None:
     ids = [2 + byte for byte in "🎉".encode()]
@@ -109,13 +113,13 @@ def test_a_character_of_four_byte_tokens_comes_at_once(
     assert in_pieces(byte_fallback_tokenizer, [*ids, *a]) == ["", "", "", "", "🎉a", ""]
 
 
-def test_token_bytes(byte_level_tokenizer: Tokenizer) -> None:
+def test_token_bytes_add_up_to_the_text(byte_level_tokenizer: Tokenizer) -> None:
     ids = byte_level_tokenizer.encode(" größer 🎊")
     assert b"".join(map(byte_level_tokenizer.token_bytes, ids)).decode() == " größer 🎊"
     assert byte_level_tokenizer.token_bytes(9999) == b""
 
 
-def test_chat_template(byte_level_tokenizer: Tokenizer) -> None:
+def test_chat_template_is_rendered(byte_level_tokenizer: Tokenizer) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     begin = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
     apply = byte_level_tokenizer.apply_chat_template
@@ -132,7 +136,7 @@ def render(folder: Path, template: Any, **extra: Any) -> str:
     return loaded.apply_chat_template([{"role": "user", "content": "Hi"}], tools)
 
 
-def test_what_templates_may_use(tmp_path: Path) -> None:
+def test_templates_may_use_tokens_tools_and_extensions(tmp_path: Path) -> None:
     template = (
         "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|{{ tools[0].function | tojson }}|"
         "{{ strftime_now('%Y') }}|{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}"
@@ -142,7 +146,7 @@ def test_what_templates_may_use(tmp_path: Path) -> None:
     assert text == '<s>|</s>||{"name": "größe <b>"}|1971|01!'
 
 
-def test_named_templates(tmp_path: Path) -> None:
+def test_named_templates_are_chosen_by_use(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     assert render(tmp_path, named) == "tools"
     (tmp_path / "chat_template.jinja").write_text("from the file")
@@ -159,24 +163,24 @@ def test_named_templates(tmp_path: Path) -> None:
         "{{ 1 / 0 }}",
     ],
 )
-def test_a_failing_template_is_invalid(tmp_path: Path, template: str) -> None:
+def test_failing_template_is_invalid(tmp_path: Path, template: str) -> None:
     with pytest.raises(Invalid, match="chat template failed"):
         render(tmp_path, template)
 
 
-def test_a_template_that_does_not_compile(tmp_path: Path) -> None:
+def test_template_that_does_not_compile_is_invalid(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="does not compile"):
         render(tmp_path, "{% if %}")
 
 
-def test_no_template(byte_fallback_tokenizer: Tokenizer) -> None:
+def test_missing_template_is_reported(byte_fallback_tokenizer: Tokenizer) -> None:
     assert not byte_fallback_tokenizer.has_chat_template
     with pytest.raises(Invalid, match="no chat template"):
         byte_fallback_tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}])
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"\xff\xfe", b'{"model": 3}'])
-def test_a_bad_tokenizer_file_is_named(tmp_path: Path, content: bytes | None) -> None:
+def test_invalid_tokenizer_file_is_named(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(Invalid, match=r"tokenizer\.json"):
@@ -184,14 +188,14 @@ def test_a_bad_tokenizer_file_is_named(tmp_path: Path, content: bytes | None) ->
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "config.json"])
-def test_a_bad_json_file_is_named(tmp_path: Path, name: str) -> None:
+def test_invalid_json_file_is_named(tmp_path: Path, name: str) -> None:
     write(tmp_path, byte_level(), None)
     (tmp_path / name).write_text("[1")
     with pytest.raises(Invalid, match=name.replace(".", r"\.")):
         Tokenizer.load(tmp_path)
 
 
-def test_a_vocabulary_larger_than_the_model(tmp_path: Path) -> None:
+def test_vocabulary_larger_than_the_models_is_rejected(tmp_path: Path) -> None:
     write(tmp_path, byte_level(), None)
     (tmp_path / "config.json").write_text('{"vocab_size": 100}')
     with pytest.raises(Invalid, match=r"tokenizer\.json: \d+ tokens, but the model has 100"):

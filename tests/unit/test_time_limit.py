@@ -1,4 +1,4 @@
-"""A time limit is ``asyncio.timeout``, only faster: both are asked the same."""
+"""``TimeLimit`` behaves like ``asyncio.timeout``, but is faster: the same tests run with both."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -12,18 +12,18 @@ Limit = Callable[[float], AbstractAsyncContextManager[Callable[[], bool]]]
 
 
 @asynccontextmanager
-async def ours(seconds: float) -> AsyncIterator[Callable[[], bool]]:
+async def time_limit(seconds: float) -> AsyncIterator[Callable[[], bool]]:
     with TimeLimit(seconds) as limit:
         yield lambda: limit.expired
 
 
 @asynccontextmanager
-async def asyncios(seconds: float) -> AsyncIterator[Callable[[], bool]]:
+async def asyncio_timeout(seconds: float) -> AsyncIterator[Callable[[], bool]]:
     async with asyncio.timeout(seconds) as limit:
         yield limit.expired
 
 
-@pytest.fixture(params=[ours, asyncios])
+@pytest.fixture(params=[time_limit, asyncio_timeout])
 def limited(request: pytest.FixtureRequest) -> Limit:
     return request.param  # type: ignore[no-any-return]
 
@@ -32,7 +32,7 @@ async def forever() -> None:
     await asyncio.get_running_loop().create_future()
 
 
-async def test_what_ends_in_time(limited: Limit) -> None:
+async def test_block_that_ends_in_time_is_not_affected(limited: Limit) -> None:
     async with limited(60.0) as expired:
         await asyncio.sleep(0)
     assert not expired()
@@ -40,7 +40,7 @@ async def test_what_ends_in_time(limited: Limit) -> None:
     assert task is not None and task.cancelling() == 0
 
 
-async def test_what_does_not(limited: Limit) -> None:
+async def test_block_that_exceeds_the_limit_raises_timeout_error(limited: Limit) -> None:
     with pytest.raises(TimeoutError):
         async with limited(0.001) as expired:
             await forever()
@@ -49,7 +49,7 @@ async def test_what_does_not(limited: Limit) -> None:
     assert task is not None and task.cancelling() == 0
 
 
-async def test_the_inner_one_s_time_is_up(limited: Limit) -> None:
+async def test_inner_limit_can_expire(limited: Limit) -> None:
     async with limited(60.0) as outer:
         with pytest.raises(TimeoutError):
             async with limited(0.001):
@@ -58,7 +58,7 @@ async def test_the_inner_one_s_time_is_up(limited: Limit) -> None:
     assert not outer()
 
 
-async def test_the_outer_one_s_time_is_up(limited: Limit) -> None:
+async def test_outer_limit_can_expire(limited: Limit) -> None:
     with pytest.raises(TimeoutError):
         async with limited(0.001):
             async with limited(60.0) as inner:
@@ -66,15 +66,15 @@ async def test_the_outer_one_s_time_is_up(limited: Limit) -> None:
     assert not inner()
 
 
-async def test_another_s_timeout_error_is_not_ours(limited: Limit) -> None:
+async def test_timeout_error_of_the_block_does_not_expire_the_limit(limited: Limit) -> None:
     with pytest.raises(TimeoutError, match="theirs"):
         async with limited(60.0) as expired:
             raise TimeoutError("theirs")
     assert not expired()
 
 
-async def test_whoever_is_cancelled_meanwhile_is_cancelled(limited: Limit) -> None:
-    """Also where the time is up in the same turn of the loop."""
+async def test_cancellation_has_precedence_over_the_limit(limited: Limit) -> None:
+    """This holds also if the limit expires in the same turn of the event loop."""
 
     async def wait() -> None:
         async with limited(0.0):

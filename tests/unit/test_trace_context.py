@@ -1,4 +1,4 @@
-"""Names of spans: the W3C's own rules, and ids that every process derives alike."""
+"""Trace contexts: the W3C's format, and span ids that every process derives alike."""
 
 import pytest
 
@@ -8,9 +8,9 @@ TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GIVEN = f"00-{TRACE_ID}-{SPAN_ID}-01"
 
 
-def test_what_is_written_is_read() -> None:
+def test_traceparent_round_trips() -> None:
     context = parse_traceparent(GIVEN)
-    assert context == TraceContext(TRACE_ID, SPAN_ID, sampled=True)
+    assert context == TraceContext(TRACE_ID, SPAN_ID, is_sampled=True)
     assert context.traceparent == GIVEN
     assert len(GIVEN) == TRACEPARENT_LENGTH
 
@@ -18,12 +18,12 @@ def test_what_is_written_is_read() -> None:
 @pytest.mark.parametrize(
     ("flags", "sampled"), [("00", False), ("01", True), ("02", False), ("03", True)]
 )
-def test_only_one_flag_says_whether_it_is_recorded(flags: str, sampled: bool) -> None:
+def test_sampled_flag_is_one_bit(flags: str, sampled: bool) -> None:
     context = parse_traceparent(GIVEN[:-2] + flags)
-    assert context is not None and context.sampled is sampled
+    assert context is not None and context.is_sampled is sampled
 
 
-def test_a_later_version_may_say_more() -> None:
+def test_later_versions_may_have_more_fields() -> None:
     later = parse_traceparent(f"01-{TRACE_ID}-{SPAN_ID}-01-what-comes")
     assert later == TraceContext(TRACE_ID, SPAN_ID)
 
@@ -44,12 +44,12 @@ def test_a_later_version_may_say_more() -> None:
         f"{GIVEN}\n",
     ],
 )
-def test_anything_else_is_no_trace(text: str) -> None:
+def test_invalid_traceparents_are_rejected(text: str) -> None:
     assert parse_traceparent(text) is None
 
 
-def test_a_child_has_the_same_name_everywhere_and_no_other_has_it() -> None:
-    """The digits are written down: another process, or a later version, must get them, too."""
+def test_child_span_ids_are_deterministic_and_unique() -> None:
+    """Another process, or a later version, must derive the same ids."""
     root = TraceContext(TRACE_ID, SPAN_ID)
     assert root.child("attempt", 1).span_id == root.child("attempt", "1").span_id
     ids = {root.child(*names).span_id for names in [("a",), ("b",), ("a", 1), ("a", 2)]}

@@ -1,4 +1,4 @@
-"""What the conductor remembers of recent traffic."""
+"""The conductor's record of recent traffic."""
 
 import pytest
 
@@ -13,69 +13,69 @@ def keys(*numbers: int) -> tuple[BlockKey, ...]:
     return tuple(BlockKey(bytes([number]) * 16) for number in numbers)
 
 
-def test_shares_of_recent_heads() -> None:
+def test_prefix_popularity_of_recent_requests() -> None:
     heads = PrefixPopularity()
     for number in range(15):
         heads.record(keys(0, number + 1))
-    assert heads.share(keys(0)[0]) == 0.0  # too few to tell
+    assert heads.request_share(keys(0)[0]) == 0.0  # too few requests for an estimate
     heads.record(keys(0, 16))
-    assert heads.share(keys(0)[0]) == 1.0
-    assert heads.share(keys(3)[0]) == 1 / 16
+    assert heads.request_share(keys(0)[0]) == 1.0
+    assert heads.request_share(keys(3)[0]) == 1 / 16
     for _ in range(WINDOW_REQUESTS):
         heads.record(keys(99))
-    assert heads.share(keys(0)[0]) == 0.0
-    assert heads.share(keys(99)[0]) == 1.0
+    assert heads.request_share(keys(0)[0]) == 0.0
+    assert heads.request_share(keys(99)[0]) == 1.0
 
 
-def test_placed_blocks_by_worker() -> None:
+def test_placed_blocks_are_tracked_by_worker() -> None:
     placed = ApproxPrefixIndex()
     placed.record(A, keys(1, 2, 3))
     placed.record(B, keys(1, 2))
-    assert placed.cached_blocks(A, keys(1, 2, 3, 4)) == 3
-    assert placed.cached_blocks(B, keys(1, 2, 3)) == 2
-    assert placed.cached_blocks(C, keys(1)) == 0
-    placed.forget(A)
-    placed.forget(C)
-    assert placed.cached_blocks(A, keys(1, 2, 3)) == 0
-    assert placed.cached_blocks(B, keys(1, 2)) == 2
-    placed.record(A, keys(1))  # born again
-    assert placed.cached_blocks(A, keys(1, 2, 3)) == 1
+    assert placed.num_cached_blocks(A, keys(1, 2, 3, 4)) == 3
+    assert placed.num_cached_blocks(B, keys(1, 2, 3)) == 2
+    assert placed.num_cached_blocks(C, keys(1)) == 0
+    placed.remove_worker(A)
+    placed.remove_worker(C)
+    assert placed.num_cached_blocks(A, keys(1, 2, 3)) == 0
+    assert placed.num_cached_blocks(B, keys(1, 2)) == 2
+    placed.record(A, keys(1))  # restarted
+    assert placed.num_cached_blocks(A, keys(1, 2, 3)) == 1
 
 
-def test_holders_are_those_of_the_deepest_key() -> None:
+def test_holders_are_ordered_by_their_longest_prefix() -> None:
     placed = ApproxPrefixIndex()
     chain = keys(1, 2, 3, 4)
-    assert placed.holders(chain, 2) == []
+    assert placed.workers_with_prefix(chain, 2) == []
     placed.record(A, chain[:1])
     placed.record(B, chain[:3])
     placed.record(C, chain[:3])
-    assert placed.holders(chain, 1) == [B]
-    assert placed.holders(chain, 2) == [B, C]
-    assert placed.holders(chain, 9) == [B, C, A]
-    placed.forget(B)
-    assert placed.holders(chain, 9) == [C, A]
-    assert placed.holders(keys(9, 1), 9) == []
+    assert placed.workers_with_prefix(chain, 1) == [B]
+    assert placed.workers_with_prefix(chain, 2) == [B, C]
+    assert placed.workers_with_prefix(chain, 9) == [B, C, A]
+    placed.remove_worker(B)
+    assert placed.workers_with_prefix(chain, 9) == [C, A]
+    assert placed.workers_with_prefix(keys(9, 1), 9) == []
 
 
 def test_placed_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     placed = ApproxPrefixIndex()
-    placed.bound(3)
+    placed.set_capacity(3)
     placed.record(A, keys(1, 2))
     placed.record(A, keys(3, 4))
     # The end of the older prefix is forgotten.
-    assert placed.cached_blocks(A, keys(1, 2)) == 1
-    assert placed.cached_blocks(A, keys(2)) == 0
-    assert placed.cached_blocks(A, keys(3, 4)) == 2
+    assert placed.num_cached_blocks(A, keys(1, 2)) == 1
+    assert placed.num_cached_blocks(A, keys(2)) == 0
+    assert placed.num_cached_blocks(A, keys(3, 4)) == 2
     placed.record(B, keys(1))  # used again
     placed.record(B, keys(5))
-    assert placed.cached_blocks(A, keys(3, 4)) == 1
-    assert [placed.cached_blocks(name, keys(1)) for name in (A, B)] == [1, 1]
-    placed.bound(0)
+    assert placed.num_cached_blocks(A, keys(3, 4)) == 1
+    assert [placed.num_cached_blocks(name, keys(1)) for name in (A, B)] == [1, 1]
+    placed.set_capacity(0)
     monkeypatch.setattr(approx_prefix_index, "MAX_EVICTED_PER_CALL", 2)
     placed.record(C, keys(11, 12, 13, 14, 15))
-    placed.bound(4)
-    for known in (6, 4, 4):  # some at a time
+    placed.set_capacity(4)
+    for known in (6, 4, 4):  # a few per call
         placed.record(C, keys(11))
-        found = [placed.cached_blocks(C, keys(n)) for n in (11, 12, 13, 14, 15)]
-        others = [placed.cached_blocks(name, keys(n)) for name, n in ((A, 3), (B, 1), (B, 5))]
+        found = [placed.num_cached_blocks(C, keys(n)) for n in (11, 12, 13, 14, 15)]
+        others = [placed.num_cached_blocks(name, keys(n)) for name, n in ((A, 3), (B, 1), (B, 5))]
         assert sum(found) + sum(others) == known

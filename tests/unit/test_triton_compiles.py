@@ -1,4 +1,4 @@
-"""The kernels compile for an H100 (compute capability 9.0), which takes no GPU."""
+"""The Triton kernels compile for an H100 (compute capability 9.0), without a GPU."""
 
 from pathlib import Path
 from typing import Any
@@ -12,27 +12,28 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from baton.engine.attention import triton_kernels as kernels  # noqa: E402
-from baton.engine.attention.triton_cuda import SPLIT_TOKENS, SPLITS_AT_ONCE  # noqa: E402
+from baton.engine.attention.triton_cuda import SPLIT_TOKENS, SPLITS_PER_ITERATION  # noqa: E402
 from baton.engine.cuda import fp8, fp8_kernels, gemm_kernels, layer_kernels  # noqa: E402
 from baton.engine.cuda.gemm import BAND, GemmTiling, depth_step, fixed_tiling  # noqa: E402
-from baton.engine.cuda.layer import COLUMNS, HEADS  # noqa: E402
+from baton.engine.cuda.layer import COLUMNS_PER_PROGRAM, HEADS_PER_PROGRAM  # noqa: E402
 
 H100 = GPUTarget("cuda", 90, 32)
 MAX_SHARED_BYTES = 227 * 1024
-"""That one program may have there."""
+"""Shared memory that one program may use on an H100."""
 
 FACTORS = {"key_factor": "fp32", "value_factor": "fp32"}
 STRIDES = {"block_stride": "i32", "part_stride": "i32"}
 SHAPES = [("bf16", 4, 128, "own"), ("bf16", 4, 128, "fp8"), ("fp32", 3, 80, "own")]
-"""Of attention; the last is the pool's format: the model's own, or FP8."""
+"""Attention shapes: dtype, query heads per KV head, head size, and the pool's format (the
+model's own, or FP8)."""
 
 FP8 = "*fp8e4nv"
 
 
-def compiled(
+def shared_bytes(
     kernel: Any, types: dict[str, str], constants: dict[str, Any], warps: int, stages: int = 3
 ) -> int:
-    """Bytes of shared memory that it takes."""
+    """Compile the kernel, and return the bytes of shared memory that it uses."""
     signature = types | dict.fromkeys(constants, "constexpr")
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
     binary = triton.compile(source, target=H100, options={"num_warps": warps, "num_stages": stages})
@@ -53,7 +54,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "group", "dim", "kv"), SHAPES)
-def test_prefill(dtype: str, group: int, dim: int, kv: str) -> None:
+def test_prefill_attention_compiles(dtype: str, group: int, dim: int, kv: str) -> None:
     data, ints = f"*{dtype}", "*i32"
     types = {
         "q_ptr": data, "out_ptr": data, "layer_ptr": FP8 if kv == "fp8" else data,
@@ -63,11 +64,11 @@ def test_prefill(dtype: str, group: int, dim: int, kv: str) -> None:
     }  # fmt: skip
     m, n = (32, 32) if dtype == "fp32" else (128, 64)
     constants = shape_of(dtype, group, dim) | {"M": m, "N": n}
-    assert compiled(kernels.prefill, types, constants, 8) <= MAX_SHARED_BYTES
+    assert shared_bytes(kernels.prefill, types, constants, 8) <= MAX_SHARED_BYTES
 
 
 @pytest.mark.parametrize(("dtype", "group", "dim", "kv"), SHAPES)
-def test_decode(dtype: str, group: int, dim: int, kv: str) -> None:
+def test_decode_attention_compiles(dtype: str, group: int, dim: int, kv: str) -> None:
     data, ints, floats = f"*{dtype}", "*i32", "*fp32"
     types = {
         "q_ptr": data, "parts_ptr": floats, "sums_ptr": floats,
@@ -77,36 +78,41 @@ def test_decode(dtype: str, group: int, dim: int, kv: str) -> None:
     }  # fmt: skip
     tiling = {"M": 16, "N": 32 if dtype == "fp32" else 64, "SPLIT": SPLIT_TOKENS}
     constants = shape_of(dtype, group, dim) | tiling
-    assert compiled(kernels.decode, types, constants, 4) <= MAX_SHARED_BYTES
+    assert shared_bytes(kernels.decode, types, constants, 4) <= MAX_SHARED_BYTES
 
 
-def test_combine_and_write() -> None:
+def test_combine_and_write_kernels_compile() -> None:
     types = {
         "parts_ptr": "*fp32", "sums_ptr": "*fp32", "out_ptr": "*bf16", "contexts_ptr": "*i32",
         "max_splits": "i32", "heads": "i32",
     }  # fmt: skip
-    constants = {"DIM": 80, "DIM_PADDED": 128, "SPLIT": SPLIT_TOKENS, "AT_ONCE": SPLITS_AT_ONCE}
-    assert compiled(kernels.combine, types, constants, 4) <= MAX_SHARED_BYTES
+    constants = {
+        "DIM": 80,
+        "DIM_PADDED": 128,
+        "SPLIT": SPLIT_TOKENS,
+        "AT_ONCE": SPLITS_PER_ITERATION,
+    }
+    assert shared_bytes(kernels.combine, types, constants, 4) <= MAX_SHARED_BYTES
     types = {"k_ptr": "*bf16", "v_ptr": "*bf16", "layer_ptr": "*bf16", "slots_ptr": "*i64"}
     constants = {"WIDTH": 640, "BLOCK_TOKENS": 16, "PADDED": 1024}
     types |= STRIDES | FACTORS
     for fp8_kv in (False, True):
         pool = {"layer_ptr": FP8 if fp8_kv else "*bf16"}
         constants["FP8"] = fp8_kv
-        assert compiled(kernels.write_kv, types | pool, constants, 4) <= MAX_SHARED_BYTES
+        assert shared_bytes(kernels.write_kv, types | pool, constants, 4) <= MAX_SHARED_BYTES
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("add", [True, False])
-def test_norm(dtype: str, *, add: bool) -> None:
+def test_norm_kernel_compiles(dtype: str, *, add: bool) -> None:
     names = ("x_ptr", "update_ptr", "weight_ptr", "out_ptr")
     types = dict.fromkeys(names, f"*{dtype}") | {"eps": "fp32"}
     constants = {"SIZE": 5120, "PADDED": 8192, "ADD": add}
-    assert compiled(layer_kernels.norm, types, constants, 16) <= MAX_SHARED_BYTES
+    assert shared_bytes(layer_kernels.norm, types, constants, 16) <= MAX_SHARED_BYTES
 
 
 @pytest.mark.parametrize(("dtype", "group", "dim", "kv"), SHAPES)
-def test_turn_and_write(dtype: str, group: int, dim: int, kv: str) -> None:
+def test_rope_and_write_kernel_compiles(dtype: str, group: int, dim: int, kv: str) -> None:
     names = ("qkv_ptr", "q_ptr", "layer_ptr", "q_weight_ptr", "k_weight_ptr", "cos_ptr", "sin_ptr")
     types = dict.fromkeys(names, f"*{dtype}") | {
         "positions_ptr": "*i32", "slots_ptr": "*i32", **STRIDES, **FACTORS, "eps": "fp32",
@@ -115,22 +121,22 @@ def test_turn_and_write(dtype: str, group: int, dim: int, kv: str) -> None:
         types["layer_ptr"] = FP8
     constants = {
         "NUM_HEADS": 8 * group, "NUM_KV_HEADS": 8, "DIM": dim, "DIM_PADDED": 128,
-        "BLOCK_TOKENS": 16, "HEADS": HEADS, "NORMED": True,
+        "BLOCK_TOKENS": 16, "HEADS": HEADS_PER_PROGRAM, "NORMED": True,
         "FP8": kv == "fp8",
     }  # fmt: skip
-    assert compiled(layer_kernels.norm_rope_write_kv, types, constants, 4) <= MAX_SHARED_BYTES
+    assert shared_bytes(layer_kernels.norm_rope_write_kv, types, constants, 4) <= MAX_SHARED_BYTES
 
 
-def test_gated() -> None:
+def test_silu_kernel_compiles() -> None:
     types = {"gate_up_ptr": "*bf16", "out_ptr": "*bf16"}
-    constants = {"SIZE": 12_288, "N": COLUMNS}
-    assert compiled(layer_kernels.silu_and_mul, types, constants, 4) <= MAX_SHARED_BYTES
+    constants = {"SIZE": 12_288, "N": COLUMNS_PER_PROGRAM}
+    assert shared_bytes(layer_kernels.silu_and_mul, types, constants, 4) <= MAX_SHARED_BYTES
 
 
 def product_bytes(
     dtype: torch.dtype, tile: GemmTiling, tall: int, group: int, *, scaled: bool
 ) -> int:
-    """Of shared memory. ``group`` 0: a scale for each output."""
+    """Return the bytes of shared memory. ``group`` 0: a scale for each output."""
     name = "*bf16" if dtype is torch.bfloat16 else "*fp32"
     types = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "out_ptr"), name)
     types |= dict.fromkeys(("rows", "outs", "depth"), "i32") | {"scales_ptr": "*fp32"}
@@ -141,11 +147,11 @@ def product_bytes(
         "PRECISION": "ieee" if dtype is torch.float32 else "tf32",
         "SCALED": scaled, "TALL": tall, "GROUP": group,
     }  # fmt: skip
-    return compiled(gemm_kernels.product, types, constants, tile.warps, tile.stages)
+    return shared_bytes(gemm_kernels.product, types, constants, tile.warps, tile.stages)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_fixed_product(dtype: torch.dtype) -> None:
+def test_fixed_product_kernel_compiles(dtype: torch.dtype) -> None:
     tile = fixed_tiling(dtype)
     for scaled in (False, True):
         assert product_bytes(dtype, tile, 1, 0, scaled=scaled) <= MAX_SHARED_BYTES
@@ -153,17 +159,23 @@ def test_fixed_product(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("tall", "group"), [(1, 0), (128, 128)])
 @pytest.mark.parametrize("rows", [16, 64, 128])
-def test_product_of_few_rows(rows: int, tall: int, group: int) -> None:
-    """With weights in FP8; of so many outputs that tiles are as large as may be."""
-    tile = fp8.tiling(torch.bfloat16, rows, 100_000, 132)
+def test_product_kernel_for_few_rows_compiles(rows: int, tall: int, group: int) -> None:
+    """With FP8 weights, and so many outputs that tiles have their largest size."""
+    tile = fp8.weight_only_tiling(torch.bfloat16, rows, 100_000, 132)
     used = product_bytes(torch.bfloat16, tile, tall, group, scaled=True)
     assert used <= MAX_SHARED_BYTES
 
 
-def test_to_fp8_and_back() -> None:
+def test_fp8_conversion_kernels_compile() -> None:
     types = {"x_ptr": "*bf16", "codes_ptr": FP8, "scales_ptr": "*fp32"}
     constants = {"DEPTH": 12_288, "PADDED": 16_384}
-    assert compiled(fp8_kernels.quantize_rows, types, constants, 16) <= MAX_SHARED_BYTES
+    assert shared_bytes(fp8_kernels.quantize_rows, types, constants, 16) <= MAX_SHARED_BYTES
     types = {"codes_ptr": FP8, "scales_ptr": "*fp32", "out_ptr": "*bf16"}
-    constants = {"DEPTH": 4096, "GROUPS": 32, "TALL": 128, "GROUP": 128, "N": fp8.DECODED_COLUMNS}
-    assert compiled(fp8_kernels.dequantize, types, constants, 4) <= MAX_SHARED_BYTES
+    constants = {
+        "DEPTH": 4096,
+        "GROUPS": 32,
+        "TALL": 128,
+        "GROUP": 128,
+        "N": fp8.DEQUANTIZE_COLUMNS,
+    }
+    assert shared_bytes(fp8_kernels.dequantize, types, constants, 4) <= MAX_SHARED_BYTES

@@ -1,7 +1,7 @@
-"""A load that moves is no hang, however long it takes."""
+"""Process health: loading a model that makes progress is no hang, however long it takes."""
 
 from baton.clock import ManualClock
-from baton.serve.process_health import ANSWER_SECONDS, STALL_SECONDS, ProcessHealth
+from baton.serve.process_health import MAX_ANSWER_SECONDS, MAX_LOAD_STALL_SECONDS, ProcessHealth
 
 GIGABYTE = 10**9
 
@@ -9,86 +9,92 @@ GIGABYTE = 10**9
 def begun() -> tuple[ProcessHealth, ManualClock]:
     clock = ManualClock()
     vitals = ProcessHealth(clock)
-    vitals.begin()
+    vitals.start()
     return vitals, clock
 
 
-def test_a_life() -> None:
+def test_states_and_descriptions_of_a_program() -> None:
     vitals, _ = begun()
-    assert (vitals.ready, vitals.has_served, vitals.describe()) == (False, False, "starting")
-    vitals.load("weights", 2 * GIGABYTE, 16 * GIGABYTE)
+    assert (vitals.is_ready, vitals.has_served, vitals.describe()) == (False, False, "starting")
+    vitals.record_load_progress("weights", 2 * GIGABYTE, 16 * GIGABYTE)
     assert vitals.describe() == "starting: weights: 2.00 of 16.00 GB"
-    vitals.move("serving")
-    assert (vitals.ready, vitals.has_served, vitals.describe()) == (True, True, "serving")
-    vitals.move("draining")
-    assert (vitals.ready, vitals.has_served, vitals.describe()) == (False, True, "draining")
-    vitals.drained = True
+    vitals.set_state("serving")
+    assert (vitals.is_ready, vitals.has_served, vitals.describe()) == (True, True, "serving")
+    vitals.set_state("draining")
+    assert (vitals.is_ready, vitals.has_served, vitals.describe()) == (False, True, "draining")
+    vitals.is_drained = True
     assert vitals.describe() == "drained"
 
 
-def test_an_event_loop_that_stands_still() -> None:
+def test_blocked_event_loop_is_a_hang() -> None:
     vitals, clock = begun()
-    vitals.move("serving")
+    vitals.set_state("serving")
     clock.advance(20.0)
-    assert vitals.hang(20.0) == ""
+    assert vitals.describe_hang(20.0) == ""
     clock.advance(1.0)
-    assert vitals.hang(20.0) == "the event loop has stood still for 21 s"
-    assert vitals.hang(0.0) == ""  # it has no bound
-    vitals.beat()
-    assert vitals.hang(20.0) == ""
+    assert vitals.describe_hang(20.0) == "the event loop has stood still for 21 s"
+    assert vitals.describe_hang(0.0) == ""  # no bound is set
+    vitals.record_heartbeat()
+    assert vitals.describe_hang(20.0) == ""
 
 
-def test_a_thread_that_does_not_answer() -> None:
-    """Its event loop is well meanwhile."""
+def test_thread_that_does_not_answer_is_a_hang() -> None:
+    """Its event loop keeps running meanwhile."""
     vitals, clock = begun()
-    vitals.move("serving")
-    with vitals.waiting("the engine"):
-        clock.advance(ANSWER_SECONDS)
-        vitals.beat()
-        assert vitals.hang(20.0) == vitals.silence() == ""
+    vitals.set_state("serving")
+    with vitals.waiting_for("the engine"):
+        clock.advance(MAX_ANSWER_SECONDS)
+        vitals.record_heartbeat()
+        assert vitals.describe_hang(20.0) == vitals.describe_unanswered_wait() == ""
         clock.advance(1.0)
-        assert vitals.hang(20.0) == "the engine has not answered for 301 s"
-        assert vitals.hang(0.0) == ""
-    assert vitals.hang(20.0) == vitals.silence() == ""
+        assert vitals.describe_hang(20.0) == "the engine has not answered for 301 s"
+        assert vitals.describe_hang(0.0) == ""
+    assert vitals.describe_hang(20.0) == vitals.describe_unanswered_wait() == ""
 
 
-def test_before_its_event_loop_runs_nothing_hangs() -> None:
+def test_program_without_an_event_loop_does_not_hang() -> None:
     clock = ManualClock()
     vitals = ProcessHealth(clock)
     clock.advance(1000.0)
-    assert vitals.hang(20.0) == ""
+    assert vitals.describe_hang(20.0) == ""
 
 
-def test_a_load_of_hours_that_moves() -> None:
+def test_slow_load_with_progress_is_no_hang() -> None:
     vitals, clock = begun()
     for done in range(100):
-        vitals.load("weights", done, 100)
-        clock.advance(STALL_SECONDS)
-        vitals.beat()
-        assert vitals.hang(20.0) == ""
+        vitals.record_load_progress("weights", done, 100)
+        clock.advance(MAX_LOAD_STALL_SECONDS)
+        vitals.record_heartbeat()
+        assert vitals.describe_hang(20.0) == ""
 
 
-def test_a_load_that_stands_still() -> None:
+def test_load_without_progress_is_a_hang() -> None:
     vitals, clock = begun()
-    vitals.load("weights", GIGABYTE, 16 * GIGABYTE)
-    clock.advance(STALL_SECONDS + 1)
-    vitals.beat()
-    assert vitals.hang(20.0) == vitals.stall() == "weights: 1.00 of 16.00 GB: no progress for 121 s"
-    vitals.load("weights", GIGABYTE, 16 * GIGABYTE)  # the same, but somebody is at it
-    assert vitals.stall() == ""
+    vitals.record_load_progress("weights", GIGABYTE, 16 * GIGABYTE)
+    clock.advance(MAX_LOAD_STALL_SECONDS + 1)
+    vitals.record_heartbeat()
+    assert (
+        vitals.describe_hang(20.0)
+        == vitals.describe_stalled_load()
+        == "weights: 1.00 of 16.00 GB: no progress for 121 s"
+    )
+    vitals.record_load_progress(
+        "weights", GIGABYTE, 16 * GIGABYTE
+    )  # no progress, but the load is still reporting
+    assert vitals.describe_stalled_load() == ""
 
 
-def test_what_comes_after_a_load_has_no_bound() -> None:
-    """A graph is captured, a grammar compiled: nobody says how far that is."""
+def test_time_after_a_load_is_not_bounded() -> None:
+    """Graph captures and grammar compilations, for example, report no progress."""
     vitals, clock = begun()
-    vitals.load("weights", 16, 16)
-    clock.advance(10 * STALL_SECONDS)
-    assert vitals.stall() == ""
+    vitals.record_load_progress("weights", 16, 16)
+    clock.advance(10 * MAX_LOAD_STALL_SECONDS)
+    assert vitals.describe_stalled_load() == ""
 
 
-def test_who_has_served_loads_no_more() -> None:
+def test_serving_program_can_not_stall_in_a_load() -> None:
     vitals, clock = begun()
-    vitals.load("weights", 1, 16)
-    vitals.move("serving")
-    clock.advance(10 * STALL_SECONDS)
-    assert vitals.stall() == ""
+    vitals.record_load_progress("weights", 1, 16)
+    vitals.set_state("serving")
+    clock.advance(10 * MAX_LOAD_STALL_SECONDS)
+    assert vitals.describe_stalled_load() == ""

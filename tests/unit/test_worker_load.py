@@ -1,4 +1,4 @@
-"""What a worker reports: its queue, what it holds and will hold, and how fast it is."""
+"""A worker's load report: its queue, its memory now and later, and its speed."""
 
 import math
 
@@ -25,7 +25,7 @@ BLOCK = 4
 
 
 class TimedRunner(FakeRunner):
-    """10 ms a prompt token, 50 ms a step that only writes."""
+    """A runner that takes 10 ms per prompt token, or 50 ms for a step of decodes only."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(256, BLOCK)
@@ -48,24 +48,24 @@ def engine_at(clock: ManualClock) -> Engine:
 
 
 def warm_up(engine: Engine) -> None:
-    """Steps of different sizes, so that the speed is known exactly."""
+    """Run steps of different sizes, so that the speed is known exactly."""
     for length in (8, 3, 5, 6):
         engine.add(spec(f"warm {length}", length), Task.PREFILL)
         engine.step()
-        engine.release(RequestId(f"warm {length}"))
+        engine.release_export(RequestId(f"warm {length}"))
 
 
 def spec(name: str, length: int, max_tokens: int = 40, slo: float = 2.0) -> RequestSpec:
     tokens = tuple(TokenId(hash_free(name) + index) for index in range(length))
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-    return RequestSpec(RequestId(name), Epoch(1), tokens, length, sampling, first_token_seconds=slo)
+    return RequestSpec(RequestId(name), Epoch(1), tokens, length, sampling, ttft_slo_seconds=slo)
 
 
 def hash_free(name: str) -> int:
     return int.from_bytes(name.encode(), "big") % 1000
 
 
-def test_parts_are_recovered_and_never_negative() -> None:
+def test_fitted_costs_are_recovered_and_nonnegative() -> None:
     columns = [(1.0, float(n), float(n * n)) for n in range(1, 9)]
     times = [2.0 + 3.0 * n + 0.5 * n * n for n in range(1, 9)]
     assert fit_nonnegative(columns, times) == pytest.approx([2.0, 3.0, 0.5])
@@ -73,19 +73,21 @@ def test_parts_are_recovered_and_never_negative() -> None:
     assert falling[1] == 0.0 and falling[0] > 0
 
 
-def test_how_sure_a_fit_is() -> None:
-    """As sure as fits of the same work, measured again and again, are near each other."""
+def test_relative_error_matches_the_spread_of_repeated_fits() -> None:
+    """The estimated error equals the deviation of fits of the same work with repeated
+    measurements."""
     generator = np.random.default_rng(5)
     columns = [(1.0, float(n)) for n in generator.integers(10, 200, size=40)]
     true = np.array([2.0 + 0.1 * n for _, n in columns])
     for at in ((1.0, 50.0), (1.0, 1000.0)):
-        said, told = [], []
+        said, estimates = [], []
         for _ in range(300):
             times = (true * (1 + 0.1 * generator.standard_normal(40))).tolist()
             parts = fit_nonnegative(columns, times)
             said.append(relative_error(columns, times, parts, at))
-            told.append(float(np.dot(parts, at)))
-        assert np.median(np.array(said)) == pytest.approx(np.std(told) / np.mean(told), rel=0.2)
+            estimates.append(float(np.dot(parts, at)))
+        deviation = np.std(estimates) / np.mean(estimates)
+        assert np.median(np.array(said)) == pytest.approx(deviation, rel=0.2)
     exact = fit_nonnegative(columns, true.tolist())
     assert relative_error(columns, true.tolist(), exact, (1.0, 50.0)) == pytest.approx(0, abs=1e-9)
     assert relative_error(columns[:2], true.tolist()[:2], exact, (1.0, 50.0)) is None
@@ -102,7 +104,7 @@ def test_prefill_cost_spreads_a_steps_overhead_over_its_chunk() -> None:
     assert cost.fixed_seconds == pytest.approx(0.5)
     assert cost.per_token_seconds == pytest.approx(0.01 + 0.5 / 100)
     assert cost.per_pair_seconds == pytest.approx(1e-4)
-    assert speed.error() == pytest.approx(0.0, abs=1e-9)
+    assert speed.relative_error() == pytest.approx(0.0, abs=1e-9)
 
 
 def decode_step(batch: int, context: int) -> StepWork:
@@ -124,13 +126,13 @@ def test_decode_cost_is_fitted_to_batch_and_context() -> None:
     assert cost.per_context_token_seconds == pytest.approx(1e-6)
 
 
-def test_what_did_not_vary_is_not_guessed() -> None:
+def test_cost_of_an_input_that_did_not_vary_is_not_extrapolated() -> None:
     speed = DecodeCostModel()
     for number in range(MIN_STEPS):
         speed.record(decode_step(1, 100 + number))
     cost = speed.cost()
     assert cost is not None
-    # One request of 100 tokens says nothing about a hundred requests, or 10,000 tokens.
+    # One request of 100 tokens says nothing about a hundred requests, or about 10,000 tokens.
     assert cost.seconds(100, 10_000) == pytest.approx(0.0111, rel=1e-2)
     speed.record(decode_step(1, int(100 * MIN_SPREAD)))
     with_context = speed.cost()
@@ -138,7 +140,7 @@ def test_what_did_not_vary_is_not_guessed() -> None:
     assert with_context.per_context_token_seconds == pytest.approx(1e-6, rel=1e-3)
 
 
-def test_an_idle_worker_reports_what_it_has() -> None:
+def test_idle_worker_reports_free_memory_and_no_costs() -> None:
     clock = ManualClock(5.0)
     load = measure_load(engine_at(clock), (), clock, None)
     assert (load.at_seconds, load.num_blocks, load.free_blocks) == (5.0, 256, 256)
@@ -146,7 +148,7 @@ def test_an_idle_worker_reports_what_it_has() -> None:
     assert (load.decode_requests, load.context_tokens, load.promised_tokens) == (0, 0, 0)
 
 
-def test_a_queue_is_told_by_deadline_once_speed_is_known() -> None:
+def test_queue_is_reported_by_deadline_once_the_speed_is_known() -> None:
     clock = ManualClock()
     engine = engine_at(clock)
     engine.add(spec("long", 64, slo=5.0), Task.PREFILL)
@@ -157,11 +159,11 @@ def test_a_queue_is_told_by_deadline_once_speed_is_known() -> None:
     engine.add(spec("long", 64, slo=5.0), Task.PREFILL)
     for _ in range(6):
         engine.step()
-    engine.add(spec("urgent", 10, slo=1.0), Task.WHOLE)
+    engine.add(spec("urgent", 10, slo=1.0), Task.PREFILL_AND_DECODE)
     engine.add(spec("any", 20, slo=0.0), Task.PREFILL)
     coming = [
         IncomingRequest(spec("come", 30, slo=3.0), Task.PREFILL),
-        IncomingRequest(spec("any", 20), Task.WHOLE),
+        IncomingRequest(spec("any", 20), Task.PREFILL_AND_DECODE),
     ]
     load = measure_load(engine, coming, clock, None)
     cost = engine.prefill_cost()
@@ -177,7 +179,7 @@ def test_a_queue_is_told_by_deadline_once_speed_is_known() -> None:
     engine.check_integrity()
 
 
-def test_a_long_queue_is_cut_and_its_end_summed() -> None:
+def test_long_queue_is_truncated_and_its_rest_summed() -> None:
     clock = ManualClock()
     engine = engine_at(clock)
     warm_up(engine)
@@ -190,11 +192,11 @@ def test_a_long_queue_is_cut_and_its_end_summed() -> None:
     assert sum(work.work_seconds for work in load.queue) == pytest.approx(0.1 * (MAX_QUEUED + 3))
 
 
-def test_answers_are_promised_what_answers_take() -> None:
+def test_reserved_tokens_follow_the_expected_answer_length() -> None:
     clock = ManualClock()
     engine = engine_at(clock)
-    engine.add(spec("writes", 8, max_tokens=40), Task.WHOLE)
-    assert engine.reserve(spec("lands", 12, max_tokens=5)) is not None
+    engine.add(spec("writes", 8, max_tokens=40), Task.PREFILL_AND_DECODE)
+    assert engine.reserve_blocks(spec("lands", 12, max_tokens=5)) is not None
     coming = [IncomingRequest(spec("comes", 20, max_tokens=400), Task.DECODE)]
     load = measure_load(engine, coming, clock, None)
     assert (load.decode_requests, load.context_tokens) == (3, 8 + 12 + 20)
@@ -204,7 +206,7 @@ def test_answers_are_promised_what_answers_take() -> None:
     assert load.promised_tokens == 8 + 10 + 12 + 5 + 20 + 10
     for _ in range(20):
         engine.step()
-    # Twenty tokens are more than the ten that were expected: half as many again.
+    # Twenty tokens are more than the ten expected: the prediction becomes half as much again.
     load = measure_load(engine, (), clock, 10.0)
     assert (load.decode_requests, load.context_tokens) == (2, 28 + 12)
     assert load.promised_tokens == 8 + 30 + 12 + 5
@@ -212,7 +214,7 @@ def test_answers_are_promised_what_answers_take() -> None:
     assert load.decode_cost.seconds(1, 28) == pytest.approx(0.05)
 
 
-def test_a_prompt_that_waits_for_its_reader_is_nobodys_answer() -> None:
+def test_exported_prompt_counts_as_no_decode() -> None:
     clock = ManualClock()
     engine = engine_at(clock)
     engine.add(spec("held", 8), Task.PREFILL)
@@ -222,7 +224,7 @@ def test_a_prompt_that_waits_for_its_reader_is_nobodys_answer() -> None:
     assert load.queued_tokens == 9
 
 
-def test_answer_lengths_need_a_few() -> None:
+def test_answer_length_statistics_need_some_answers() -> None:
     answers = AnswerLengthStats()
     for length in (10, 20, 30):
         answers.record(length)

@@ -1,8 +1,8 @@
-"""Attacks on a cluster, one module per finding; ``python -m tools.neighbour`` runs them beside
-another tenant's stream.
+"""Attacks on a cluster, one module per finding; ``python -m tools.neighbour`` runs them while
+another tenant streams.
 
-Each has a ``FINDING: str`` and an ``async def attack(target: Target) -> None`` that does its harm
-again and again until ``target.is_over``. It may use the attacker's key, 60 times a minute
-(``await target.turn()`` before each request), and do whatever a stranger on the members' network
-can.
+Each module has a ``FINDING: str`` and an ``async def attack(target: AttackTarget) -> None`` that
+repeats its attack until ``target.is_over``. It may use the attacker's key, 60 times a minute
+(``await target.turn()`` before each request), and do whatever an unauthenticated host on the
+members' network can.
 """

@@ -1,8 +1,8 @@
-"""A web page that a person on the cluster's machine has open asks the router, without a key."""
+"""A web page in a browser on the cluster's machine sends requests to the router, without a key."""
 
 from tools.attacks.target import AttackTarget
 
-FINDING = "4: a foreign Origin may post, and a rebound Host may read"
+FINDING = "4: pages of foreign origins can send POSTs, and read answers by DNS rebinding"
 
 ASKED = (
     ("GET", "/v1/files"),
@@ -16,10 +16,10 @@ PAGES = ("Origin: https://evil.example\r\nHost: {host}\r\n", "Host: evil.example
 
 
 async def attack(target: AttackTarget) -> None:
-    """Every request as a foreign page could send it."""
+    """Send every request that a page of another origin could send."""
     host, port = target.address
     body = b'{"prompt": "Hello", "max_tokens": 1}'
-    while await target.turn():
+    while await target.wait_for_rate_limit():
         for page in PAGES:
             for method, path in ASKED:
                 headers = page.format(host=f"{host}:{port}", port=port)
@@ -28,4 +28,4 @@ async def attack(target: AttackTarget) -> None:
                 request += f"Content-Length: {len(sent)}\r\nConnection: close\r\n\r\n"
                 answer = await target.send(request.encode() + sent)
                 if answer.startswith(b"HTTP/1.1 2"):
-                    target.harmed(f"{method} {path} was answered")
+                    target.record_violation(f"{method} {path} was answered")

@@ -1,4 +1,4 @@
-"""All attacks, and running some of them in this process, one after the other."""
+"""Finds all attacks, and runs some of them in this process, one after the other."""
 
 import asyncio
 import importlib
@@ -15,7 +15,7 @@ Attacking = Callable[[AttackTarget], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Attack:
-    """A module of tools/attacks; ``finding`` says which hole it is after."""
+    """A module of tools/attacks; ``finding`` describes the vulnerability that it tries."""
 
     name: str
     finding: str
@@ -23,7 +23,7 @@ class Attack:
 
 
 def find_attacks() -> list[Attack]:
-    """All of them, by name."""
+    """Return all attacks, sorted by name."""
     found = []
     for entry in pkgutil.iter_modules(tools.attacks.__path__):
         module = importlib.import_module(f"{tools.attacks.__name__}.{entry.name}")
@@ -33,39 +33,39 @@ def find_attacks() -> list[Attack]:
     return sorted(found, key=lambda attack: attack.name)
 
 
-def run_attacks(names: Sequence[str], told: dict[str, Any]) -> dict[str, dict[str, int]]:
-    """Each named attack, for as long as the target says. Returns the outcomes by name."""
+def run_attacks(names: Sequence[str], fields: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """Run each named attack, for as long as the target says; return the outcomes by name."""
     attacks = {attack.name: attack for attack in find_attacks()}
     outcomes = {}
     for name in names:
-        target = target_from_json(told)
+        target = target_from_json(fields)
         asyncio.run(_attack_until_over(attacks[name], target))
         outcomes[name] = dict(target.outcomes)
     return outcomes
 
 
 async def _attack_until_over(attack: Attack, target: AttackTarget) -> None:
-    """An attack that fails, as when nobody accepts its connections, is tried again."""
+    """Run an attack; start it again when it fails, e.g. when its connections are refused."""
     while not target.is_over:
         try:
             async with asyncio.timeout(target.seconds_left + 5.0):
                 await attack.attack(target)
         except (OSError, TimeoutError) as error:
             target.outcomes[type(error).__name__] += 1
-        await target.rest(0.2)
+        await target.sleep(0.2)
 
 
 def target_to_json(target: AttackTarget) -> dict[str, Any]:
-    """Everything but the outcomes."""
-    told = asdict(replace(target))
-    del told["outcomes"]
-    return told
+    """Return the target as JSON fields, without the outcomes."""
+    fields = asdict(replace(target))
+    del fields["outcomes"]
+    return fields
 
 
-def target_from_json(told: dict[str, Any]) -> AttackTarget:
-    """A target whose seconds begin now."""
+def target_from_json(fields: dict[str, Any]) -> AttackTarget:
+    """Return the target; the time of its attacks begins now."""
     members = tuple(
         MemberAddress(**member | {"listening": tuple(member["listening"])})
-        for member in told["members"]
+        for member in fields["members"]
     )
-    return AttackTarget(**told | {"members": members})
+    return AttackTarget(**fields | {"members": members})

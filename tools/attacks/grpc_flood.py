@@ -1,4 +1,4 @@
-"""A stranger without the cluster secret sends large messages, and holds connections, at gRPC."""
+"""A client without the cluster secret sends large gRPC messages, and keeps connections open."""
 
 import asyncio
 from typing import Any
@@ -23,7 +23,7 @@ OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_poo
 
 
 async def attack(target: AttackTarget) -> None:
-    """One member after the other: many large calls at once beside many idle connections."""
+    """Attack one member after the other with many large calls and many idle connections."""
     message = bytes(CALL_BYTES)
     while not target.is_over:
         for member in target.of_role(*METHODS):
@@ -43,11 +43,11 @@ async def _call(target: AttackTarget, address: str, method: str, message: bytes)
             code = answer.code().name if isinstance(answer, grpc.aio.AioRpcError) else "OK"
             target.outcomes[code] += 1
             if code == "OK":
-                target.harmed("a call without the secret was answered")
+                target.record_violation("a call without the secret was answered")
 
 
 async def _hold(target: AttackTarget, address: str) -> None:
-    """Connections that say nothing."""
+    """Keep connections open that send nothing."""
     host, _, port = address.rpartition(":")
     opened = []
     for _ in range(CONNECTIONS):
@@ -57,6 +57,6 @@ async def _hold(target: AttackTarget, address: str) -> None:
         except (OSError, TimeoutError) as error:
             target.outcomes[type(error).__name__] += 1
             break
-    await target.rest(3.0)
+    await target.sleep(3.0)
     for _, writer in opened:
         writer.transport.abort()

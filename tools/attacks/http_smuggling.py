@@ -1,8 +1,8 @@
-"""Requests that two parsers read differently, and framing without a bound."""
+"""Requests that two HTTP parsers read differently, and framing without a limit."""
 
 from tools.attacks.target import AttackTarget
 
-FINDING = "6: Upgrade with a body is a second request; Host; chunk extensions"
+FINDING = "6: a body after Upgrade is a second request; several Hosts; long chunk extensions"
 
 WORDS = ("websocket", "h2c", "anything")
 SMUGGLED = "GET /smuggled HTTP/1.1\r\nHost: {host}\r\n\r\n"
@@ -10,23 +10,25 @@ EXTENSION_BYTES = 2**20
 
 
 async def attack(target: AttackTarget) -> None:
-    """Each request over a connection of its own."""
+    """Send each request over its own connection."""
     host = target.url.partition("//")[2]
-    while await target.turn():
+    while await target.wait_for_rate_limit():
         for word in WORDS:
             answer = await target.send(upgrade(host, word), wait_seconds=1.0)
             if answer.count(b"HTTP/1.1 ") > 1:
-                target.harmed(f"a body after Upgrade: {word} was answered as a request")
+                target.record_violation(f"a body after Upgrade: {word} was answered as a request")
         for hosts in ("", f"Host: {host}\r\nHost: other.example\r\n"):
             request = f"GET /health HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n"
             answer = await target.send(request.encode(), wait_seconds=1.0)
             if answer.startswith(b"HTTP/1.1 2"):
-                target.harmed(f"a request with {hosts.count('Host')} Host headers was taken")
+                target.record_violation(
+                    f"a request with {hosts.count('Host')} Host headers was taken"
+                )
         await target.send(extended(host, target.attacker_key), wait_seconds=2.0)
 
 
 def upgrade(host: str, word: str) -> bytes:
-    """A request whose body is another request."""
+    """Return a request whose body is another request."""
     body = SMUGGLED.format(host=host)
     head = (
         f"POST /tokenize HTTP/1.1\r\nHost: {host}\r\nConnection: upgrade\r\nUpgrade: {word}\r\n"
@@ -36,7 +38,7 @@ def upgrade(host: str, word: str) -> bytes:
 
 
 def extended(host: str, key: str) -> bytes:
-    """A chunk whose extension is a megabyte."""
+    """Return a request with a chunk whose extension is a megabyte."""
     head = (
         f"POST /tokenize HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\n"
         "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"

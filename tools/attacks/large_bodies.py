@@ -1,4 +1,4 @@
-"""Bodies of 8 MB that are tokenised before anybody asks how long they may be."""
+"""Bodies of 8 MB that are tokenised before their length is checked."""
 
 import json
 
@@ -13,7 +13,7 @@ HEADERS = {"content-type": "application/json"}
 
 
 async def attack(target: AttackTarget) -> None:
-    """Spaces, as a prompt, as a message and to be tokenised, in turn."""
+    """Send spaces as a prompt, as a chat message and to /tokenize, in turn."""
     spaces = " " * LARGEST
     asked = [
         ("/v1/completions", {"prompt": spaces, "max_tokens": 1}),
@@ -30,4 +30,4 @@ async def attack(target: AttackTarget) -> None:
             number += 1
             await target.post(client, path, content=content, headers=HEADERS)
 
-        await target.crowd(ask, AT_ONCE)
+        await target.repeat_concurrently(ask, AT_ONCE)

@@ -1,18 +1,18 @@
-"""A stranger takes up every connection that a line's port has for those who have proved nothing."""
+"""A client occupies all unauthenticated connections of the framed-connection ports."""
 
 import asyncio
 import contextlib
 
 from tools.attacks.target import AttackTarget
 
-FINDING = "3: 80 unauthenticated connections to a line's port push routers to gRPC"
+FINDING = "3: 80 unauthenticated framed connections make routers fall back to gRPC"
 
 CONNECTIONS = 100
 
 
 async def attack(target: AttackTarget) -> None:
-    """Opens many connections to each line port, says half a word, and comes again once closed."""
-    addresses = [member.line for member in target.members if member.line]
+    """Open many connections to each port, send half a frame, and reconnect once closed."""
+    addresses = [member.framed_address for member in target.members if member.framed_address]
     async with asyncio.TaskGroup() as tasks:
         for address in addresses:
             for number in range(CONNECTIONS):
@@ -28,4 +28,4 @@ async def _occupy(target: AttackTarget, address: str, number: int) -> None:
                     async with asyncio.timeout(min(10.0, target.seconds_left)):
                         await reader.read()
         target.outcomes["connections"] += 1
-        await target.rest(0.2)
+        await target.sleep(0.2)

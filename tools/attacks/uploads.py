@@ -1,4 +1,4 @@
-"""Files and batches, for attacks that come in a file."""
+"""Uploads files and starts batches, for attacks that use them."""
 
 import json
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ BOUNDARY = "0123456789abcdef"
 
 
 async def upload(target: AttackTarget, client: httpx.AsyncClient, data: bytes) -> str | None:
-    """The file's id, or None when it was refused."""
+    """Upload a file; return its id, or None when it was refused."""
     headers = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
     answer = await target.post(client, "/v1/files", content=form(data), headers=headers)
     return answer.json()["id"] if answer is not None and answer.status_code == 200 else None
 
 
 def form(data: bytes) -> bytes:
-    """The body of an upload."""
+    """Return the body of an upload."""
     begin = f"--{BOUNDARY}\r\nContent-Disposition: form-data; name="
     purpose = f'{begin}"purpose"\r\n\r\nbatch\r\n'
     file = f'{begin}"file"; filename="lines.jsonl"\r\n\r\n'
@@ -28,7 +28,7 @@ def form(data: bytes) -> bytes:
 
 
 async def batch(target: AttackTarget, client: httpx.AsyncClient, data: bytes) -> str | None:
-    """Begins a batch of such a file. Its id, or None when one of both was refused."""
+    """Upload a file and start a batch of it; return its id, or None when either was refused."""
     file_id = await upload(target, client, data)
     if file_id is None:
         return None
@@ -38,11 +38,11 @@ async def batch(target: AttackTarget, client: httpx.AsyncClient, data: bytes) ->
 
 
 def lines(bodies: Sequence[Any]) -> bytes:
-    """A file with a chat request in each line."""
+    """Return a file with a chat request in each line."""
     return b"".join(line(str(number), json.dumps(body)) for number, body in enumerate(bodies))
 
 
 def line(custom_id: str, body: str) -> bytes:
-    """One line; ``body`` is JSON, or meant to be."""
+    """Return one line; ``body`` is JSON, or meant to look like it."""
     head = f'{{"custom_id": "{custom_id}", "method": "POST", "url": "{CHAT}", "body": '
     return (head + body + "}\n").encode()

@@ -1,7 +1,7 @@
-"""No attack: a request of each kind that there is, as an honest tenant sends them.
+"""Not an attack: a request of each kind, as an honest tenant sends them.
 
-It shows what the measurement costs, and beforehand makes each program fetch and make what it does
-once: a grammar's tables, a batch's folder, room for a long prompt.
+It shows the cost of the measurement itself, and makes each program create beforehand what it
+creates only once: a grammar's tables, a batch's folder, memory for a long prompt.
 """
 
 from tools.attacks.target import AttackTarget
@@ -14,7 +14,7 @@ TEXT = "A line of text.\n" * 4000
 
 
 async def attack(target: AttackTarget) -> None:
-    """Each kind once, then nothing."""
+    """Send each kind of request once, then nothing."""
     prompt = [3 + number * number % 4001 % 3900 for number in range(PROMPT_TOKENS)]
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     asked = [
@@ -28,4 +28,4 @@ async def attack(target: AttackTarget) -> None:
             await target.post(client, path, body)
         line = {"messages": MESSAGES, "max_tokens": 4, "guided_json": schema}
         await batch(target, client, lines([line] * 10))
-        await target.rest(target.seconds_left)
+        await target.sleep(target.seconds_left)

@@ -1,4 +1,4 @@
-"""An attacker guesses which schema another tenant uses, by how soon it is accepted."""
+"""An attacker guesses which schema another tenant uses from the time until it is accepted."""
 
 import httpx
 import numpy as np
@@ -7,21 +7,27 @@ from benchmarks.machine import SYSTEM_CLOCK
 from tools.attacks.target import AttackTarget
 from tools.attacks.uploads import CHAT
 
-FINDING = "14: verdicts on grammars are shared across tenants"
+FINDING = "14: whether a grammar is valid is cached across tenants"
 
 PAIRS, TELLING = 20, 17
-"""Of so many guesses by chance, 17 are right once in eight hundred times."""
+"""The number of guesses, and how many right ones count as a leak: by chance, 17 of 20 guesses are
+right once in eight hundred times."""
 
 FIELDS = 150
 
 
 async def attack(target: AttackTarget) -> None:
-    """Pairs of schemas, of which the neighbour has used one: the sooner is guessed to be it."""
+    """Send pairs of schemas, of which the neighbour has used one; guess that it is the faster
+    one."""
     chance = np.random.default_rng(14)
     right = pairs = 0
     headers = {"authorization": f"Bearer {target.neighbour_key}"}
     async with target.client() as client, httpx.AsyncClient(headers=headers) as neighbour:
-        while pairs < PAIRS and await target.turn() and await target.turn():
+        while (
+            pairs < PAIRS
+            and await target.wait_for_rate_limit()
+            and await target.wait_for_rate_limit()
+        ):
             used, other = chance.integers(1 << 60, size=2).tolist()
             await neighbour.post(target.url + CHAT, json=body(used), timeout=60)
             order = [used, other] if pairs % 2 else [other, used]
@@ -30,8 +36,8 @@ async def attack(target: AttackTarget) -> None:
             pairs += 1
     target.outcomes["pairs"], target.outcomes["right"] = pairs, right
     if right >= TELLING:
-        target.harmed(f"{right} of {pairs} guesses were right")
-    await target.rest(target.seconds_left)
+        target.record_violation(f"{right} of {pairs} guesses were right")
+    await target.sleep(target.seconds_left)
 
 
 async def _seconds(target: AttackTarget, client: httpx.AsyncClient, number: int) -> float:
@@ -41,7 +47,7 @@ async def _seconds(target: AttackTarget, client: httpx.AsyncClient, number: int)
 
 
 def body(number: int) -> dict[str, object]:
-    """A chat request with a schema of its own that takes some milliseconds to compile."""
+    """Return a chat request with its own schema, which takes some milliseconds to compile."""
     properties = {f"p{number}x{i}": {"type": "integer", "minimum": i} for i in range(FIELDS)}
     return {
         "messages": [{"role": "user", "content": "Hello"}],

@@ -1,6 +1,6 @@
-"""Grafana's dashboards of Baton: ``python -m tools.dashboards`` writes them into the chart.
+"""Baton's Grafana dashboards: ``python -m tools.dashboards`` writes them into the chart.
 
-A test sees to it that what lies there is what is described here, and that every metric exists.
+A test checks that the files in the chart match this package, and that every metric exists.
 """
 
 from pathlib import Path

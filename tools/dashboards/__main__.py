@@ -1,4 +1,4 @@
-"""Writes them."""
+"""Write the dashboards into the chart."""
 
 from tools.dashboards import DASHBOARDS, FOLDER
 

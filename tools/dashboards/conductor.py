@@ -1,4 +1,4 @@
-"""What is decided, and from what."""
+"""The dashboard of the conductor: its decisions, and what they are based on."""
 
 from tools.dashboards.grafana import Dashboard, Panel, PanelRow, PromQuery
 from tools.dashboards.queries import quantiles, rate
@@ -18,16 +18,16 @@ CONDUCTOR = Dashboard(
                         )
                     ],
                     "reqps",
-                    "pair: both pools; alone: the decode worker reads the prompt itself; one_pool: "
-                    "the other pool is empty.",
+                    "pair: one worker of each pool; alone: the decode worker also prefills; "
+                    "one_pool: the other pool is empty.",
                     stacked=True,
                 ),
                 Panel(
                     "Refused",
                     [PromQuery(rate("baton_conductor_refusals_total", "reason"), "{{reason}}")],
                     "reqps",
-                    "overloaded: nobody can meet the SLO; impossible: too long for any; nobody: an "
-                    "empty cluster.",
+                    "overloaded: no worker can meet the SLO; impossible: too long for every "
+                    "worker; nobody: no worker is ready.",
                     stacked=True,
                 ),
                 Panel(
@@ -35,38 +35,38 @@ CONDUCTOR = Dashboard(
                     [PromQuery(rate("baton_conductor_replacements_total"), "requests")],
                     "reqps",
                 ),
-                Panel("What a decision takes", quantiles("baton_conductor_decision_seconds"), "s"),
+                Panel("Decision time", quantiles("baton_conductor_decision_seconds"), "s"),
                 Panel(
-                    "First token, came by predicted",
+                    "TTFT, actual / predicted",
                     quantiles("baton_first_token_prediction_ratio"),
                     "short",
-                    "1: as predicted. Far above: workers are slower than they told.",
+                    "1: as predicted. Far above: workers are slower than they reported.",
                 ),
                 Panel(
-                    "Load that is planned for",
+                    "Load forecast",
                     [PromQuery("max(baton_conductor_forecast_requests_per_second)", "requests")],
                     "reqps",
                 ),
             ],
         ),
         PanelRow(
-            "What it knows",
+            "View of the cluster",
             [
                 Panel(
                     "Age of the registry",
                     [PromQuery("baton_conductor_registry_age_seconds", "{{instance}}")],
                     "s",
-                    "Beyond ten seconds nobody is refused any more.",
+                    "Above 10 s, conductors no longer refuse requests.",
                 ),
                 Panel(
                     "Blocks in stores",
                     [PromQuery("baton_conductor_mirror_blocks", "{{instance}}")],
-                    text="As conductors know them; all should know as many.",
+                    text="As each conductor knows them; the numbers should be equal.",
                 ),
                 Panel(
                     "Leads",
                     [PromQuery("baton_conductor_leads", "{{instance}}")],
-                    text="Which one resizes the pools in Kubernetes.",
+                    text="The leader resizes the pools in Kubernetes.",
                     most=1,
                 ),
                 Panel(

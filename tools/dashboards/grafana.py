@@ -1,4 +1,4 @@
-"""Grafana dashboards from a short description: rows of panels, each with its queries."""
+"""Generates Grafana dashboards from a short description: rows of panels, each with its queries."""
 
 import json
 import re
@@ -16,15 +16,15 @@ _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 @dataclass(frozen=True, slots=True)
 class PromQuery:
-    """PromQL, without the matcher of the cluster: each of our metrics gets that. ``legend`` names
-    the lines, by labels in braces."""
+    """A PromQL expression without the cluster's matcher, which is added to each of our metrics.
+    ``legend`` names the lines, with labels in braces."""
 
     expr: str
     legend: str = ""
 
     @property
     def of_cluster(self) -> str:
-        """With ``$cluster``."""
+        """Return the expression with the matcher for ``$cluster``."""
 
         def matched(found: re.Match[str]) -> str:
             name, brace = found.groups()
@@ -35,8 +35,8 @@ class PromQuery:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """``kind`` is Grafana's (timeseries or stat), and so is ``unit``. ``text`` says how to read it.
-    ``width`` in 24ths."""
+    """A panel. ``kind`` (timeseries or stat) and ``unit`` are Grafana's. ``text`` explains how to
+    read it. ``width`` is in 24ths of the dashboard."""
 
     title: str
     queries: Sequence[PromQuery]
@@ -107,7 +107,7 @@ class PanelRow:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """Values of a label, of which one, several or all are looked at."""
+    """A dashboard variable: one, several or all values of a label."""
 
     name: str
     metric: str
@@ -133,7 +133,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """``name`` is its file and its address in Grafana."""
+    """A dashboard. ``name`` is its file name, and its uid in Grafana."""
 
     name: str
     title: str
@@ -184,7 +184,7 @@ class Dashboard:
         }
 
     def _panels(self) -> Iterator[dict[str, Any]]:
-        """Each row below the last one, its panels from left to right."""
+        """Lay out the panels: rows from top to bottom, panels from left to right."""
         number, y = 0, 0
         for row in self.rows:
             number += 1

@@ -1,4 +1,4 @@
-"""What clients see, where time goes, and who is there."""
+"""The overview dashboard: latencies that clients see, where time is spent, which members run."""
 
 from tools.dashboards.grafana import Dashboard, Panel, PanelRow, PromQuery
 from tools.dashboards.queries import quantile, quantiles, rate, share, stat
@@ -24,7 +24,12 @@ OVERVIEW = Dashboard(
                 stat("First token, p99", quantile(0.99, "baton_first_token_seconds"), "s"),
                 stat("Gap, p99", quantile(0.99, "baton_token_gap_seconds"), "s"),
                 stat("Answers under way", "sum(baton_running_requests)"),
-                stat("Hit ratio", HIT_RATIO, "percentunit", "Of the prompts' tokens."),
+                stat(
+                    "Hit ratio",
+                    HIT_RATIO,
+                    "percentunit",
+                    "Share of prompt tokens that were cached.",
+                ),
             ],
         ),
         PanelRow(
@@ -34,34 +39,34 @@ OVERVIEW = Dashboard(
                     "Answers by verdict",
                     [PromQuery(rate("baton_slo_answers_total", "verdict"), "{{verdict}}")],
                     "reqps",
-                    "late: the first token; slow: the gaps; failed: no answer, or it broke off.",
+                    "late: TTFT too high; slow: ITL too high; failed: no answer, or it broke off.",
                     stacked=True,
                 ),
                 Panel(
                     "First token",
                     quantiles("baton_first_token_seconds"),
                     "s",
-                    "Grows with the prompts' queue: more prefill workers, or prefixes that are not "
-                    "found any more.",
+                    "Grows with the prompts' queue. Add prefill workers, or find out why prefixes "
+                    "miss the cache.",
                 ),
                 Panel(
                     "Gap between tokens",
                     quantiles("baton_token_gap_seconds"),
                     "s",
-                    "Grows with the decode batches: more decode workers.",
+                    "Grows with the decode batches. Add decode workers.",
                 ),
                 Panel(
                     "Requests by status",
                     [PromQuery(rate("baton_requests_total", "status"), "{{status}}")],
                     "reqps",
-                    "429: refused, 5xx: failed, 499: the client left.",
+                    "429: refused; 5xx: failed; 499: the client disconnected.",
                     stacked=True,
                 ),
                 Panel(
                     "Tokens",
                     [
                         PromQuery(rate("baton_prompt_tokens_total"), "prompts"),
-                        PromQuery(rate("baton_cached_tokens_total"), "of them cached"),
+                        PromQuery(rate("baton_cached_tokens_total"), "cached prompt tokens"),
                         PromQuery(rate("baton_completion_tokens_total"), "answers"),
                     ],
                     "short",
@@ -81,7 +86,7 @@ OVERVIEW = Dashboard(
                     "Prompts' queue",
                     quantiles("baton_worker_queue_seconds"),
                     "s",
-                    "On the workers, before the first chunk is computed.",
+                    "Time on the worker until the first chunk is computed.",
                 ),
                 Panel(
                     "Placement",
@@ -92,39 +97,40 @@ OVERVIEW = Dashboard(
                         ),
                     ],
                     "s",
-                    "Beyond some milliseconds the conductor lacks CPU, or the network is slow.",
+                    "Above some milliseconds, the conductor lacks CPU or the network is slow.",
                 ),
                 Panel(
-                    "Hand-off speed",
+                    "KV transfer speed",
                     [PromQuery(HANDOFF, "{{transport}}")],
                     "Bps",
-                    "Bytes by the seconds that their reads took. grpc where nixl should be: the "
-                    "device or the UCX transport is missing.",
+                    "Bytes per second of read time. grpc instead of nixl: the device or the UCX "
+                    "transport is missing.",
                 ),
                 Panel(
-                    "Hand-off, exposed",
+                    "KV transfer, exposed",
                     quantiles("baton_worker_handoff_exposed_seconds"),
                     "s",
-                    "What shipping adds to the wait for the second token.",
+                    "Time that the KV transfer adds before the second token.",
                 ),
                 Panel(
-                    "KV that is reused, by tier",
+                    "Reused KV, by tier",
                     [PromQuery(rate("baton_cached_tokens_total", "tier"), "{{tier}}")],
                     "short",
-                    "Tokens a second that were not computed.",
+                    "Prompt tokens per second that were cached.",
                     stacked=True,
                 ),
                 Panel(
                     "KV on devices",
                     [PromQuery("sum by (state) (baton_worker_blocks)", "{{state}}")],
                     "short",
-                    "Blocks. idle is cache, and room; without idle and free, requests wait.",
+                    "Blocks. idle: evictable prefix cache. With neither idle nor free blocks, "
+                    "requests wait.",
                     stacked=True,
                 ),
             ],
         ),
         PanelRow(
-            "Who is there",
+            "Members",
             [
                 Panel(
                     "Ready",
@@ -148,12 +154,12 @@ OVERVIEW = Dashboard(
                         ),
                     ],
                     "short",
-                    "What the planner would have, beside what there is.",
+                    "Workers that the planner wants, and workers that are ready.",
                 ),
                 Panel(
                     "Failovers and moves",
                     [
-                        PromQuery(rate("baton_failovers_total"), "placements made again"),
+                        PromQuery(rate("baton_failovers_total"), "failovers"),
                         PromQuery(
                             rate("baton_worker_requests_total", where='outcome="moved"'),
                             "answers moved",
@@ -164,7 +170,7 @@ OVERVIEW = Dashboard(
                         ),
                     ],
                     "short",
-                    "Per second. Moves are resizes; failovers are deaths.",
+                    "Per second. Resizes move answers; failed workers cause failovers.",
                 ),
             ],
         ),

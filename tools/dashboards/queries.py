@@ -1,10 +1,10 @@
-"""What dashboards ask Prometheus, and the panels that several of them have."""
+"""Prometheus queries and panels that several dashboards share."""
 
 from tools.dashboards.grafana import Panel, PromQuery
 
 
 def quantile(q: float, histogram: str, by: str = "", where: str = "") -> str:
-    """Of a histogram of ours, over whatever was scraped."""
+    """Return the query for a quantile of one of our histograms, over all scraped processes."""
     labels = f"le, {by}" if by else "le"
     chosen = f"{{{where}}}" if where else ""
     return (
@@ -14,19 +14,19 @@ def quantile(q: float, histogram: str, by: str = "", where: str = "") -> str:
 
 
 def rate(counter: str, by: str = "", where: str = "") -> str:
-    """Per second, summed over processes."""
+    """Return the query for a counter's rate per second, summed over processes."""
     chosen = f"{{{where}}}" if where else ""
     grouped = f"sum by ({by})" if by else "sum"
     return f"{grouped} (rate({counter}{chosen}[$__rate_interval]))"
 
 
 def share(part: str, whole: str) -> str:
-    """Of two sums; nothing where there is nothing."""
+    """Return the query for the ratio of two sums; without data, it has no value."""
     return f"{part} / ({whole} > 0)"
 
 
 def quantiles(histogram: str, by: str = "", where: str = "") -> list[PromQuery]:
-    """Median, p90 and p99."""
+    """Return the queries for median, p90 and p99."""
     legend = f" {{{{{by}}}}}" if by else ""
     return [
         PromQuery(quantile(q, histogram, by, where), f"p{q * 100:g}{legend}")
@@ -35,5 +35,5 @@ def quantiles(histogram: str, by: str = "", where: str = "") -> list[PromQuery]:
 
 
 def stat(title: str, expr: str, unit: str = "short", text: str = "") -> Panel:
-    """One number."""
+    """Return a panel with one number."""
     return Panel(title, [PromQuery(expr, title)], unit, text, kind="stat", width=4)

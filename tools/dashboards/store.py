@@ -1,4 +1,4 @@
-"""Tiers of the KV store, and what is found in them."""
+"""The dashboard of the KV store: its tiers and their hits."""
 
 from tools.dashboards.grafana import Dashboard, Panel, PanelRow, PromQuery
 from tools.dashboards.queries import quantiles, rate
@@ -20,7 +20,7 @@ STORE = Dashboard(
                         )
                     ],
                     "percentunit",
-                    "Full is normal: it is a cache.",
+                    "100 % is normal: it is a cache.",
                     most=1,
                 ),
                 Panel(
@@ -33,7 +33,7 @@ STORE = Dashboard(
                         PromQuery("sum(baton_store_leased_blocks)", "leased blocks"),
                         PromQuery("sum(baton_store_pinned_bytes)", "pinned bytes"),
                     ],
-                    text="Leases last seconds.",
+                    text="Leases last for seconds.",
                 ),
             ],
         ),
@@ -46,8 +46,8 @@ STORE = Dashboard(
                         PromQuery(rate("baton_store_hit_blocks_total", "tier"), "{{tier}}"),
                         PromQuery(rate("baton_store_missed_blocks_total"), "missed"),
                     ],
-                    text="Blocks a second. Much from disk: more DRAM. Much missed while much is "
-                    "evicted: more disk.",
+                    text="Blocks per second. Many hits on disk: add DRAM. Many misses and many "
+                    "evictions: add disk.",
                     stacked=True,
                 ),
                 Panel(
@@ -58,7 +58,7 @@ STORE = Dashboard(
                 Panel(
                     "Evicted",
                     [PromQuery(rate("baton_store_evictions_total", "reason"), "{{reason}}")],
-                    text="Blocks a second. dropped: the SSD is slower than what is stored.",
+                    text="Blocks per second. dropped: the SSD is too slow to write all of them.",
                     stacked=True,
                 ),
                 Panel(
@@ -67,21 +67,21 @@ STORE = Dashboard(
                         PromQuery(rate("baton_store_demotions_total"), "to the SSD"),
                         PromQuery(rate("baton_store_promotions_total"), "from the SSD"),
                     ],
-                    text="Blocks a second. High both ways: DRAM is too small for what is hot.",
+                    text="Blocks per second. High both ways: DRAM is too small for the hot blocks.",
                 ),
                 Panel(
                     "Wait for the store",
                     quantiles("baton_worker_store_wait_seconds"),
                     "s",
-                    "Of prompts, before they are queued.",
+                    "Time that a prompt waits for the store before it is queued.",
                 ),
                 Panel(
-                    "Harm",
+                    "Damage and disk failures",
                     [
                         PromQuery(rate("baton_store_checksum_failures_total"), "damaged blocks"),
-                        PromQuery(rate("baton_store_disk_failures_total"), "failures of the disk"),
+                        PromQuery(rate("baton_store_disk_failures_total"), "disk failures"),
                     ],
-                    text="Anything but zero is hardware.",
+                    text="Above zero: faulty hardware.",
                 ),
             ],
         ),

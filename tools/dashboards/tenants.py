@@ -1,4 +1,4 @@
-"""Who uses the cluster, and how well they are served."""
+"""The dashboard of tenants: their usage, and the latencies they get."""
 
 from tools.dashboards.grafana import Dashboard, Panel, PanelRow, PromQuery, Variable
 from tools.dashboards.queries import rate, share
@@ -24,7 +24,7 @@ TENANTS = Dashboard(
                     stacked=True,
                 ),
                 Panel(
-                    "Tokens of prompts",
+                    "Prompt tokens",
                     [
                         PromQuery(
                             rate("baton_tenant_prompt_tokens_total", "tenant", THEIRS), "{{tenant}}"
@@ -34,7 +34,7 @@ TENANTS = Dashboard(
                     stacked=True,
                 ),
                 Panel(
-                    "Tokens of answers",
+                    "Answer tokens",
                     [
                         PromQuery(
                             rate("baton_tenant_completion_tokens_total", "tenant", THEIRS),
@@ -77,7 +77,7 @@ TENANTS = Dashboard(
                         )
                     ],
                     "reqps",
-                    "requests, tokens, concurrent: its own limits; full: the router.",
+                    "requests, tokens, concurrent: the tenant's limits; full: the router's.",
                 ),
                 Panel(
                     "Cached",
@@ -95,25 +95,26 @@ TENANTS = Dashboard(
                         )
                     ],
                     "percentunit",
-                    "Share of its prompts' tokens.",
+                    "Share of its prompt tokens that were cached.",
                     most=1,
                 ),
             ],
         ),
         PanelRow(
-            "Books",
+            "Accounting",
             [
                 Panel(
-                    "Usage not told to Redis", [PromQuery("sum(baton_usage_unsent)", "counters")]
+                    "Usage not yet written to Redis",
+                    [PromQuery("sum(baton_usage_unsent)", "counters")],
                 ),
                 Panel(
                     "Tenants file",
-                    [PromQuery("max(baton_tenants_file_stale)", "1: wrong as it is")],
+                    [PromQuery("max(baton_tenants_file_stale)", "1: invalid, old one in force")],
                     most=1,
                 ),
                 Panel(
-                    "Limits given in parts",
-                    [PromQuery("max(baton_limits_split)", "1: Redis can't be asked")],
+                    "Limits split among routers",
+                    [PromQuery("max(baton_limits_split)", "1: Redis is unreachable")],
                     most=1,
                 ),
             ],

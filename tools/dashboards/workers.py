@@ -1,4 +1,4 @@
-"""Load, work and memory of each worker."""
+"""The dashboard of workers: load, steps and memory of each."""
 
 from tools.dashboards.grafana import Dashboard, Panel, PanelRow, PromQuery, Variable
 from tools.dashboards.queries import quantile, rate, share
@@ -32,14 +32,14 @@ WORKERS = Dashboard(
                             "{{instance}} {{state}}",
                         )
                     ],
-                    text="waiting: prompts in the queue; held: prompts whose reader is to come; "
-                    "reserved: being read.",
+                    text="waiting: queued prompts; held: prefilled, not yet read by a decode "
+                    "worker; reserved: their KV is being read.",
                 ),
                 Panel(
                     "Tokens to compute",
                     [PromQuery(f"baton_worker_queued_tokens{{{HERE}}}", "{{instance}}")],
-                    text="Of prompts that are here. One worker apart from the others has a prefix "
-                    "that all want, or is slow.",
+                    text="Prompt tokens still to prefill. A worker far above the others is slow, "
+                    "or has a popular prefix.",
                 ),
                 Panel(
                     "Queue, p99",
@@ -62,7 +62,7 @@ WORKERS = Dashboard(
                             "{{instance}}",
                         )
                     ],
-                    text="Requests in a step, in the mean.",
+                    text="Mean number of requests in a step.",
                 ),
                 Panel(
                     "Step, p99",
@@ -73,7 +73,7 @@ WORKERS = Dashboard(
                         )
                     ],
                     "s",
-                    "Of decode steps it is the gap between tokens; mixed ones stretch it.",
+                    "A decode step's time is the ITL; mixed steps take longer.",
                 ),
             ],
         ),
@@ -91,7 +91,7 @@ WORKERS = Dashboard(
                     text="Per second.",
                 ),
                 Panel(
-                    "Prompts' tokens by source",
+                    "Prompt tokens by source",
                     [
                         PromQuery(
                             rate("baton_worker_prefix_tokens_total", "source", HERE), "{{source}}"
@@ -101,7 +101,7 @@ WORKERS = Dashboard(
                     stacked=True,
                 ),
                 Panel(
-                    "What became of requests",
+                    "Outcomes of requests",
                     [
                         PromQuery(
                             rate("baton_worker_requests_total", "task, outcome", HERE),
@@ -120,7 +120,7 @@ WORKERS = Dashboard(
                         )
                     ],
                     "short",
-                    "By gRPC status. DATA_LOSS: a link or memory damages blocks.",
+                    "By gRPC status. DATA_LOSS: a network link or memory corrupts blocks.",
                 ),
                 Panel(
                     "Preemptions",
@@ -129,7 +129,7 @@ WORKERS = Dashboard(
                             rate("baton_worker_preemptions_total", "instance", HERE), "{{instance}}"
                         )
                     ],
-                    text="Answers that are computed again for lack of memory, a second.",
+                    text="Answers per second that are recomputed for lack of memory.",
                 ),
                 Panel(
                     "Pauses",
@@ -138,7 +138,7 @@ WORKERS = Dashboard(
                             rate("baton_worker_pauses_total", "instance", HERE), "{{instance}}"
                         )
                     ],
-                    text="Long prompts that let others pass, a second. Many are no fault.",
+                    text="Long prompts per second that let others pass. Many are normal.",
                 ),
             ],
         ),
@@ -171,10 +171,10 @@ WORKERS = Dashboard(
                             f'baton_worker_blocks{{{HERE},state="quarantined"}}', "{{instance}}"
                         )
                     ],
-                    text="Blocks behind a read that has not ended.",
+                    text="Blocks that an aborted read may still write to.",
                 ),
                 Panel(
-                    "Hand-off, bytes",
+                    "KV transfer, bytes",
                     [
                         PromQuery(
                             rate("baton_worker_handoff_bytes_total", "instance, transport", HERE),
@@ -185,7 +185,7 @@ WORKERS = Dashboard(
                     "Read from other workers.",
                 ),
                 Panel(
-                    "Held for a reader, p99",
+                    "Held for a decode worker, p99",
                     [
                         PromQuery(
                             quantile(0.99, "baton_worker_handoff_held_seconds", "instance", HERE),
@@ -193,13 +193,14 @@ WORKERS = Dashboard(
                         )
                     ],
                     "s",
-                    "Decode workers without room leave prompts where they were computed.",
+                    "Long: decode workers lack memory to import the KV.",
                 ),
                 Panel(
-                    "Store, by way",
+                    "Store look-ups, by result",
                     [PromQuery(rate("baton_worker_store_lookups_total", "way", HERE), "{{way}}")],
                     "reqps",
-                    "fetch: read from the store; recompute: that was faster; none: it had no more.",
+                    "fetch: read from the store; recompute: faster than a read; none: "
+                    "nothing more stored.",
                     stacked=True,
                 ),
             ],

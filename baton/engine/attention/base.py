@@ -1,4 +1,4 @@
-"""Attention over the paged KV pool: one interface, a backend per kind of device."""
+"""The interface of attention over the paged KV pool, with one backend per kind of device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from baton.engine.attention.block_tables import BlockTables
+from baton.engine.attention.block_tables import BlockTableCache
 from baton.engine.plan import Row
 
 
@@ -15,14 +15,14 @@ from baton.engine.plan import Row
 class PackedBatch:
     """The packed rows of one step: row i owns tokens [offsets[i], offsets[i + 1]).
 
-    Of row i, ``starts[i]`` tokens are in the cache before this step and ``contexts[i]`` after
-    it. ``num_decodes`` leading rows have one token each. ``slots`` [num_tokens] says where
-    each token's KV goes: block id * block_tokens + offset. ``block_tables`` [num_rows,
+    ``starts[i]`` tokens of row i are in the cache before this step and ``context_lengths[i]`` after
+    it. The first ``num_decodes`` rows have one token each. ``slots`` [num_tokens] are the places
+    of the tokens' KV: block id * block_tokens + offset. ``block_tables`` [num_rows,
     max_blocks] int64, padded with 0. ``positions`` [num_tokens].
     """
 
     starts: tuple[int, ...]
-    contexts: tuple[int, ...]
+    context_lengths: tuple[int, ...]
     offsets: tuple[int, ...]
     num_decodes: int
     positions: torch.Tensor
@@ -35,15 +35,15 @@ class PackedBatch:
 
 
 class Attention(Protocol):
-    """Bound to one pool."""
+    """Attention over one KV pool."""
 
     def prepare(self, batch: PackedBatch) -> None:
-        """Once per step, before the first layer."""
+        """Prepare for a batch. Must be called once per step, before the first layer."""
         ...
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Writes ``k`` and ``v`` [num_tokens, kv_heads, head_dim] to their slots, and attends
-        causally over each row's context. ``q`` and the result: [num_tokens, heads, head_dim].
+        """Write ``k`` and ``v`` [num_tokens, kv_heads, head_dim] to their slots, and compute causal
+        attention over each row's context. ``q`` and the result are [num_tokens, heads, head_dim].
         """
         ...
 
@@ -52,11 +52,11 @@ def pack_batch(
     rows: Sequence[Row],
     block_tokens: int,
     device: torch.device,
-    tables: BlockTables | None = None,
+    tables: BlockTableCache | None = None,
 ) -> PackedBatch:
-    """Tensors of a plan's rows; built on the host, moved once. Nothing is done token by token.
-    ``tables`` are those of the steps before."""
-    tables = tables or BlockTables()
+    """Pack a plan's rows into tensors. They are built on the host, without loops over tokens, and
+    then moved to ``device``. ``tables`` is the cache of block tables from earlier steps."""
+    tables = tables or BlockTableCache()
     if all(len(row.token_ids) == 1 for row in rows):
         return _decode_batch(rows, block_tokens, device, tables)
     starts = np.array([row.start for row in rows])
@@ -64,7 +64,7 @@ def pack_batch(
     contexts = starts + counts
     offsets = np.concatenate(([0], np.cumsum(counts)))
     positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
-    blocks = tables.join(rows, (-(-contexts // block_tokens)).tolist())
+    blocks = tables.pack(rows, (-(-contexts // block_tokens)).tolist())
     owners = np.repeat(np.arange(len(rows)), counts)
     slots = blocks[owners, positions // block_tokens] * block_tokens + positions % block_tokens
     return PackedBatch(
@@ -79,16 +79,17 @@ def pack_batch(
 
 
 def _decode_batch(
-    rows: Sequence[Row], block_tokens: int, device: torch.device, tables: BlockTables
+    rows: Sequence[Row], block_tokens: int, device: torch.device, tables: BlockTableCache
 ) -> PackedBatch:
-    """Most steps are such. A model has just swept the caches, so each kind of operation that is not
-    needed spares 10 µs, more than a loop over rows takes."""
+    """Pack a batch that has only decodes, as most do. The model's weights have evicted this code
+    from the CPU's caches, so each NumPy or torch function avoided saves 10 µs, more than a Python
+    loop over the rows costs."""
     starts = tuple(row.start for row in rows)
     slots = [
         row.block_ids[start // block_tokens] * block_tokens + start % block_tokens
         for row, start in zip(rows, starts, strict=True)
     ]
-    blocks = tables.join(rows, [start // block_tokens + 1 for start in starts])
+    blocks = tables.pack(rows, [start // block_tokens + 1 for start in starts])
     return PackedBatch(
         starts,
         tuple(start + 1 for start in starts),

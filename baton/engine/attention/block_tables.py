@@ -11,22 +11,24 @@ from baton.engine.plan import Row
 BlockIdArray = NDArray[np.int64]
 
 
-class BlockTables:
-    """Remembers those of the last step as numbers in memory: to make them of a tuple costs 50 ns a
-    block, and 4,096 tokens have 256. Whose blocks change has another tuple."""
+class BlockTableCache:
+    """Caches the last step's block tables as arrays: converting a tuple costs 50 ns per block, and
+    4,096 tokens have 256 blocks. A sequence whose blocks change gets a new tuple."""
 
     def __init__(self) -> None:
-        self._lines: dict[int, tuple[tuple[BlockId, ...], BlockIdArray]] = {}
-        """By the tuple's identity, which is nobody else's as long as the tuple is kept here."""
+        self._arrays: dict[int, tuple[tuple[BlockId, ...], BlockIdArray]] = {}
+        """The array of each block table, by the table's ``id()``. The table is kept, too, so that
+        no other object gets its id."""
 
-    def join(self, rows: Sequence[Row], used: Sequence[int]) -> BlockIdArray:
-        """[num_rows, most used]: of each row the first ``used`` blocks, padded with 0."""
-        self._lines = {id(row.block_ids): self._line(row.block_ids) for row in rows}
+    def pack(self, rows: Sequence[Row], used: Sequence[int]) -> BlockIdArray:
+        """Return the block tables [num_rows, max(used)]: the first ``used[i]`` blocks of row i,
+        padded with 0."""
+        self._arrays = {id(row.block_ids): self._array(row.block_ids) for row in rows}
         table = np.zeros((len(rows), max(used)), dtype=np.int64)
-        for to, row, count in zip(table, rows, used, strict=True):
-            to[:count] = self._lines[id(row.block_ids)][1][:count]
+        for target, row, count in zip(table, rows, used, strict=True):
+            target[:count] = self._arrays[id(row.block_ids)][1][:count]
         return table
 
-    def _line(self, block_ids: tuple[BlockId, ...]) -> tuple[tuple[BlockId, ...], BlockIdArray]:
-        known = self._lines.get(id(block_ids))
+    def _array(self, block_ids: tuple[BlockId, ...]) -> tuple[tuple[BlockId, ...], BlockIdArray]:
+        known = self._arrays.get(id(block_ids))
         return known or (block_ids, np.array(block_ids, dtype=np.int64))

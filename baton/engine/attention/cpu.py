@@ -1,8 +1,8 @@
 """Attention on the CPU with torch's own kernels, over contexts gathered from the pool.
 
-Decodes are one batch, padded to the longest context; prefill rows go one by one, since their
-lengths differ too much to pad. Padding is zeroed: a weight of zero does not hide a NaN that
-another request has left there.
+Decodes are computed as one batch, padded to the longest context; prefill rows one by one, since
+their lengths differ too much to pad. Padding is zeroed: a weight of zero would not cancel a NaN
+that another request has left there.
 """
 
 import torch
@@ -21,25 +21,25 @@ class CpuAttention:
         self._block_tokens = pool.block_tokens
 
     def prepare(self, batch: PackedBatch) -> None:
-        """Finds which context every decode row reads, and the prefill rows' masks."""
+        """Compute the block tables and masks of the decodes, and the prefill rows' masks."""
         self._batch = batch
         self._blocks = batch.slots // self._block_tokens
         self._offsets = batch.slots % self._block_tokens
         decodes = batch.num_decodes
         self._decode_mask: torch.Tensor | None = None
         if decodes:
-            contexts = batch.contexts[:decodes]
+            contexts = batch.context_lengths[:decodes]
             num_blocks = -(-max(contexts) // self._block_tokens)
             self._decode_tables = batch.block_tables[:decodes, :num_blocks]
             length = num_blocks * self._block_tokens
             inside = torch.arange(length) < torch.tensor(contexts).view(-1, 1)
             self._decode_mask = inside.view(decodes, 1, 1, length)
             by_block = inside.view(decodes, num_blocks, self._block_tokens)
-            begun = by_block.any(dim=-1, keepdim=True)
-            self._unused_blocks = torch.where(~begun.flatten())[0]
-            self._tails = torch.where(begun & ~by_block)  # rows, blocks, offsets
+            is_used = by_block.any(dim=-1, keepdim=True)
+            self._unused_blocks = torch.where(~is_used.flatten())[0]
+            self._tails = torch.where(is_used & ~by_block)  # rows, blocks, offsets
         self._masks = [
-            _causal(batch.contexts[row] - batch.starts[row], batch.starts[row])
+            _causal(batch.context_lengths[row] - batch.starts[row], batch.starts[row])
             for row in range(decodes, batch.num_rows)
         ]
 
@@ -57,8 +57,8 @@ class CpuAttention:
         return output
 
     def _decode(self, pool: torch.Tensor, scale: KvScale, q: torch.Tensor) -> torch.Tensor:
-        """``q`` [rows, heads, dim]. Heads of a group become queries of their KV head, so that
-        no key is repeated."""
+        """Compute attention for the decodes, ``q`` [rows, heads, dim]. The heads of a group are
+        treated as queries of their KV head, so that no key is repeated."""
         rows, heads, dim = q.shape
         # [rows, blocks, 2, tokens, kv_heads, dim]
         context = decode_kv(pool[self._decode_tables], scale, q.dtype)
@@ -80,8 +80,8 @@ class CpuAttention:
         q: torch.Tensor,
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
-        """``q`` [tokens, heads, dim]."""
-        length = self._batch.contexts[row]
+        """Compute attention for one prefill row, ``q`` [tokens, heads, dim]."""
+        length = self._batch.context_lengths[row]
         table = self._batch.block_tables[row, : -(-length // self._block_tokens)]
         context = decode_kv(pool[table], scale, q.dtype)  # [blocks, 2, tokens, kv_heads, dim]
         keys, values = (
@@ -99,7 +99,8 @@ class CpuAttention:
 
 
 def _causal(num_tokens: int, start: int) -> torch.Tensor | None:
-    """[num_tokens, start + num_tokens], true where a query may look; None: a plain triangle."""
+    """Return the mask [num_tokens, start + num_tokens], true where a query may attend. None if
+    ``start`` is 0: the mask is a plain triangle then."""
     if start == 0:
         return None
     queries = torch.arange(start, start + num_tokens).view(-1, 1)

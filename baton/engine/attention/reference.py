@@ -1,4 +1,5 @@
-"""Attention written down as the formula says: what other backends are proven against."""
+"""Attention computed literally by its formula; the reference that other backends are tested
+against."""
 
 import torch
 
@@ -8,7 +9,7 @@ from baton.engine.kv_pool import KvPool
 
 
 class ReferenceAttention:
-    """Row by row, head by head in FP32; slow on purpose."""
+    """Computes attention row by row in FP32. Slow, for tests only."""
 
     def __init__(self, pool: KvPool) -> None:
         self._pool = pool.tensor
@@ -29,15 +30,16 @@ class ReferenceAttention:
             cache = self._pool[batch.block_tables[row], layer]  # [blocks, 2, tokens, heads, dim]
             cache = decode_kv(cache, scale, torch.float32)
             keys, values = (
-                cache[:, part].flatten(0, 1)[: batch.contexts[row]].float() for part in (0, 1)
+                cache[:, part].flatten(0, 1)[: batch.context_lengths[row]].float()
+                for part in (0, 1)
             )
             output[tokens] = _attend(q[tokens].float(), keys, values, batch.starts[row]).to(q.dtype)
         return output
 
 
 def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int) -> torch.Tensor:
-    """``q`` [tokens, heads, dim] at positions from ``start``; keys, values [context, kv_heads,
-    dim]. Query head h reads KV head h // (heads / kv_heads)."""
+    """Compute attention of ``q`` [tokens, heads, dim] at positions from ``start``; keys, values
+    [context, kv_heads, dim]. Query head h reads KV head h // (heads / kv_heads)."""
     group = q.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
     scores = torch.einsum("thd,chd->htc", q, keys) / q.shape[-1] ** 0.5

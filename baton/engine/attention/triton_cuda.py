@@ -12,24 +12,26 @@ from baton.engine.quantization import E4M3
 
 LOG2_E = 1.4426950408889634
 SPLIT_TOKENS = 256
-"""Of a decode's context that are computed as one. It never depends on the batch, or the answer's
-last bits would. A split's result takes 3 % of the bytes of its keys and values (in groups of four
-query heads, 16-bit formats); shorter ones take more, longer ones leave a device idle."""
+"""Number of tokens in a split of a decode's context. It never depends on the batch; otherwise the
+last bits of results would. A split's result has 3 % of the bytes of its keys and values (in groups
+of four query heads, 16-bit formats). Shorter splits cost more; longer ones leave multiprocessors
+idle."""
 
 PROGRAMS_PER_PROCESSOR = 16
-"""Decode programs wanted per streaming multiprocessor: a few run there at once, so that one
-computes while others wait for memory, and many more even out contexts of different lengths."""
+"""Target number of decode programs per streaming multiprocessor. A few run there at the same time,
+so that one computes while others wait for memory; the many more even out contexts of different
+lengths."""
 
-SPLITS_AT_ONCE = 16
-"""Combined by one step of ``combine``: 8 KiB, with heads of 128."""
+SPLITS_PER_ITERATION = 16
+"""Splits combined by one iteration of ``combine``: 8 KiB, with heads of 128."""
 
-DOT_MINIMUM = 16
-"""Rows and columns that tl.dot takes at least."""
+MIN_DOT_SIZE = 16
+"""Minimum number of rows and columns of ``tl.dot``."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionTiling:
-    """``m`` queries against ``n`` keys at a time."""
+    """Tile sizes of a kernel: ``m`` queries against ``n`` keys at a time, by ``warps`` warps."""
 
     m: int
     n: int
@@ -38,26 +40,27 @@ class AttentionTiling:
 
 @dataclass(frozen=True, slots=True)
 class DeviceBatch:
-    """A batch as the kernels read it; all tensors lie on the device, integers of 32 or 64 bits.
+    """A batch as the kernels read it; all tensors are on the device, integers of 32 or 64 bits.
 
-    ``positions`` and ``slots`` [num_tokens] (slot -1: written nowhere), ``tables`` [num_rows,
-    max_blocks], ``contexts`` [num_rows] (0: a decode that fills a batch up, and reads nothing).
-    No decode has more than ``max_context`` tokens. ``chunks`` are the rows after the decodes.
-    """
+    ``positions`` and ``slots`` [num_tokens] (slot -1: not written), ``block_tables`` [num_rows,
+    max_blocks], ``context_lengths`` [num_rows] (0: a padding row, which reads nothing).
+    No decode has more than ``max_context`` tokens. ``prefill_chunks`` are the rows after the
+    decodes."""
 
     num_decodes: int
     max_context: int
     positions: torch.Tensor
     slots: torch.Tensor
-    tables: torch.Tensor
-    contexts: torch.Tensor
-    chunks: "PrefillChunks | None" = None
+    block_tables: torch.Tensor
+    context_lengths: torch.Tensor
+    prefill_chunks: "PrefillChunks | None" = None
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunks:
-    """``spans``: of each, its row, number of tokens, and tokens in the cache before this step.
-    ``offsets`` [num_rows + 1] and ``starts`` [num_rows] are those of the whole batch."""
+    """The prefill rows of a batch. ``spans`` has for each: its row, its number of tokens, and the
+    number of tokens in the cache before this step. ``offsets`` [num_rows + 1] and ``starts``
+    [num_rows] are the whole batch's (:class:`PackedBatch`)."""
 
     spans: tuple[tuple[int, int, int], ...]
     offsets: torch.Tensor
@@ -65,9 +68,9 @@ class PrefillChunks:
 
 
 class TritonAttention:
-    """Decodes and prefill rows of a batch take one kernel each, whatever their number.
+    """Attention on a GPU. All decodes of a batch are one kernel launch, as are all prefill rows.
 
-    ``prepare`` copies what the host knows to the device; ``attend`` never waits for the device.
+    ``prepare`` copies the batch to the device; ``attend`` never waits for the device.
     """
 
     def __init__(self, pool: KvPool) -> None:
@@ -83,39 +86,39 @@ class TritonAttention:
         )
 
     def prepare(self, batch: PackedBatch) -> None:
-        self.adopt(self._moved(batch))
+        self.set_batch(self._to_device(batch))
 
-    def adopt(self, batch: DeviceBatch) -> None:
-        """:meth:`prepare`, of what lies on the device already."""
+    def set_batch(self, batch: DeviceBatch) -> None:
+        """As :meth:`prepare`, for a batch that is on the device already."""
         self.batch = batch
         self._tiles: torch.Tensor | None = None
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         self._write(layer, k.contiguous(), v.contiguous())
-        return self.read(layer, q.contiguous())
+        return self.attend_cached(layer, q.contiguous())
 
-    def read(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """:meth:`attend`, with the keys and values in the pool already."""
+    def attend_cached(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """As :meth:`attend`, when the keys and values are in the pool already."""
         output = torch.empty_like(q)
         if self.batch.num_decodes:
             self._decode(layer, q, output)
-        if self.batch.chunks is not None:
-            self._prefill(layer, q, output, self.batch.chunks)
+        if self.batch.prefill_chunks is not None:
+            self._prefill(layer, q, output, self.batch.prefill_chunks)
         return output
 
     def split_bytes(self, num_heads: int) -> int:
-        """Of what a split of one decode leaves to be combined."""
+        """Return the size of one split's result for one decode, all heads, before combining."""
         return num_heads * (int(self._dim) + 1) * torch.float32.itemsize
 
-    def _moved(self, batch: PackedBatch) -> DeviceBatch:
+    def _to_device(self, batch: PackedBatch) -> DeviceBatch:
         decodes = batch.num_decodes
         return DeviceBatch(
             decodes,
-            max(batch.contexts[:decodes], default=0),
+            max(batch.context_lengths[:decodes], default=0),
             batch.positions.to(self._pool.device),
             batch.slots.to(self._pool.device),
             batch.block_tables.to(self._pool.device, torch.int32),
-            self._integers(batch.contexts),
+            self._integers(batch.context_lengths),
             self._chunks(batch) if decodes < batch.num_rows else None,
         )
 
@@ -151,19 +154,19 @@ class TritonAttention:
         group = q.shape[1] // self._kv_heads
         tiling = prefill_tiling(q.dtype, self._padded_dim, group)
         if self._tiles is None:
-            self._tiles = self._cut(chunks, tiling.m // group)
+            self._tiles = self._make_tiles(chunks, tiling.m // group)
         kernels.prefill[(self._tiles.shape[0], self._kv_heads)](
             q,
             output,
             self._pool[0, layer],
-            self.batch.tables,
+            self.batch.block_tables,
             self._tiles,
             chunks.offsets,
             chunks.starts,
             *self._strides,
             *self._scales_of(layer),
             GROUP=group,
-            **self._shape(q.dtype),
+            **self._kernel_constants(q.dtype),
             M=tiling.m,
             N=tiling.n,
             num_warps=tiling.warps,
@@ -182,13 +185,13 @@ class TritonAttention:
             parts,
             sums,
             self._pool[0, layer],
-            batch.tables,
-            batch.contexts,
+            batch.block_tables,
+            batch.context_lengths,
             splits,
             *self._strides,
             *self._scales_of(layer),
             GROUP=group,
-            **self._shape(q.dtype),
+            **self._kernel_constants(q.dtype),
             M=tiling.m,
             N=tiling.n,
             SPLIT=SPLIT_TOKENS,
@@ -198,46 +201,47 @@ class TritonAttention:
             parts,
             sums,
             output,
-            batch.contexts,
+            batch.context_lengths,
             splits,
             heads,
             DIM=self._dim,
             DIM_PADDED=self._padded_dim,
             SPLIT=SPLIT_TOKENS,
-            AT_ONCE=SPLITS_AT_ONCE,
+            AT_ONCE=SPLITS_PER_ITERATION,
         )
 
-    def _cut(self, chunks: PrefillChunks, tokens_per_tile: int) -> torch.Tensor:
-        """[num_tiles, 2] int32: row and first token, those with most keys first, so that no
-        long tile begins when the others are done."""
+    def _make_tiles(self, chunks: PrefillChunks, tokens_per_tile: int) -> torch.Tensor:
+        """Cut the prefill rows into tiles, [num_tiles, 2] int32: row and first token. Tiles with
+        most keys come first, so that no long tile begins when the others are done."""
         tiles = [
             (start + first, row, first)
             for row, num_tokens, start in chunks.spans
             for first in range(0, num_tokens, tokens_per_tile)
         ]
         tiles.sort(reverse=True)
-        found = [(row, first) for _, row, first in tiles]
-        return torch.tensor(found, dtype=torch.int32, device=self._pool.device)
+        rows_and_firsts = [(row, first) for _, row, first in tiles]
+        return torch.tensor(rows_and_firsts, dtype=torch.int32, device=self._pool.device)
 
     def _num_programs(self, rows: int, splits: int) -> int:
-        """That share out the splits of each row and KV head: enough to keep the device busy."""
+        """Return the number of programs among which the splits of each row and KV head are
+        divided: enough to keep the device busy."""
         wanted = PROGRAMS_PER_PROCESSOR * self.num_processors // (rows * int(self._kv_heads))
         return max(1, min(wanted, splits))
 
     @property
     def _padded_dim(self) -> int:
-        return max(DOT_MINIMUM, int(triton.next_power_of_2(self._dim)))
+        return max(MIN_DOT_SIZE, int(triton.next_power_of_2(self._dim)))
 
     def _scales_of(self, layer: int) -> tuple[float, float]:
-        """Of scores, and of values."""
+        """Return the factor of the scores and the factor of the values."""
         scale = self._kv_scales[layer]
         return float(LOG2_E / self._dim**0.5) * scale.key, scale.value
 
     @property
     def _strides(self) -> tuple[int, int, int]:
-        return self.batch.tables.stride(0), self._pool.stride(0), self._pool.stride(2)
+        return self.batch.block_tables.stride(0), self._pool.stride(0), self._pool.stride(2)
 
-    def _shape(self, dtype: torch.dtype) -> dict[str, int | str]:
+    def _kernel_constants(self, dtype: torch.dtype) -> dict[str, int | str]:
         return {
             "DIM": self._dim,
             "DIM_PADDED": self._padded_dim,
@@ -248,14 +252,16 @@ class TritonAttention:
 
 
 def prefill_tiling(dtype: torch.dtype, padded_dim: int, group: int) -> AttentionTiling:
-    """Queries, keys, values and the FP32 accumulator of a tile must fit into the registers and
-    the shared memory (228 KiB on an H100) of a processor; FP32 has no fast product to feed."""
+    """Return the prefill kernel's tile sizes. Its queries, keys, values and FP32 accumulator must
+    fit into the registers and the shared memory (228 KiB on an H100) of a multiprocessor. FP32 gets
+    small tiles: it has no fast matrix product."""
     if dtype is torch.float32 or padded_dim > 128:
         return AttentionTiling(max(32, triton.next_power_of_2(group)), 32, 4)
     return AttentionTiling(max(128, triton.next_power_of_2(group)), 64, 8 if padded_dim > 64 else 4)
 
 
 def decode_tiling(dtype: torch.dtype, padded_dim: int, group: int) -> AttentionTiling:
-    """Few queries, so the keys in flight are what hides the memory's latency."""
-    m = max(DOT_MINIMUM, triton.next_power_of_2(group))
+    """Return the decode kernel's tile sizes. With few queries, many keys in flight are needed to
+    hide the memory's latency."""
+    m = max(MIN_DOT_SIZE, triton.next_power_of_2(group))
     return AttentionTiling(m, 32 if dtype is torch.float32 or padded_dim > 128 else 64, 4)

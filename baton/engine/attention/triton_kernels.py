@@ -6,7 +6,7 @@ computed together, so that each key and value is read once (a group of G heads m
 token). Softmax runs online in FP32 (Milakov and Gimelshein 2018; Dao et al. 2022, algorithm 1);
 decodes split long contexts over programs and combine the parts afterwards (Dao et al. 2023,
 "Flash-Decoding"). Exponentials are of base 2, which the hardware has. A pool in FP8 (E4M3) is
-converted in registers: products are those of the queries' dtype.
+converted in registers, and multiplied in the queries' dtype.
 """
 
 import triton
@@ -15,7 +15,7 @@ import triton.language as tl
 
 @triton.jit
 def to_pool_dtype(x, factor, FP8: tl.constexpr):
-    """As the pool keeps it: ``x``, or with FP8 its product with ``factor`` in E4M3."""
+    """Convert to the pool's format: ``x`` itself, or with FP8 ``x`` * ``factor`` in E4M3."""
     if FP8:
         x = to_e4m3(x.to(tl.float32) * factor)
     return x
@@ -23,7 +23,7 @@ def to_pool_dtype(x, factor, FP8: tl.constexpr):
 
 @triton.jit
 def to_e4m3(x):
-    """Of FP32, the nearest, ties to even ones. What is too large becomes the largest."""
+    """Round FP32 to the nearest E4M3, ties to even. Numbers that are too large are clamped."""
     return tl.clamp(x, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
 
 
@@ -35,14 +35,14 @@ def write_kv(
     slots_ptr,  # [num_tokens]: block * BLOCK_TOKENS + offset
     block_stride,
     part_stride,
-    key_factor,  # see stored()
+    key_factor,  # see to_pool_dtype()
     value_factor,
     WIDTH: tl.constexpr,  # kv_heads * dim
     BLOCK_TOKENS: tl.constexpr,
     PADDED: tl.constexpr,  # a power of two >= WIDTH
     FP8: tl.constexpr,
 ):
-    """One program per token: its keys and values of all heads go to its slot."""
+    """Write the keys and values of all heads of a token to its slot; one program per token."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token)
     columns = tl.arange(0, PADDED)
@@ -58,15 +58,15 @@ def write_kv(
 @triton.jit
 def _attend_range(
     q,  # [M, DIM_PADDED]
-    positions,  # [M]: of the queries
+    positions,  # [M]: the queries' positions
     best,  # [M]: largest score so far
     total,  # [M]: sum of weights so far
     acc,  # [M, DIM_PADDED]: weighted values so far
-    scale,  # log2(e) / sqrt(dim), times the keys'
+    scale,  # log2(e) / sqrt(dim), times the scale of FP8 keys
     begin,
     end,
-    head_ptr,  # of the layer's keys of this KV head
-    table_ptr,  # of this row
+    head_ptr,  # the layer's keys of this KV head
+    table_ptr,  # block table of this row
     block_stride,
     part_stride,
     DIM: tl.constexpr,
@@ -77,15 +77,15 @@ def _attend_range(
     PRECISION: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Keys [begin, end), N at a time. Without MASKED every query may see all of them, and N
-    divides their number."""
+    """Attend to keys [begin, end), N at a time. Without MASKED every query may see all of them,
+    and N must divide their number."""
     columns = tl.arange(0, DIM_PADDED)
     for first in range(begin, end, N):
         keys = first + tl.arange(0, N)
         exists = keys < end
         block = tl.load(table_ptr + keys // BLOCK_TOKENS, mask=exists, other=0).to(tl.int64)
-        place = block * block_stride + keys % BLOCK_TOKENS * WIDTH
-        address = head_ptr + place[:, None] + columns[None, :]
+        offset = block * block_stride + keys % BLOCK_TOKENS * WIDTH
+        address = head_ptr + offset[:, None] + columns[None, :]
         readable = exists[:, None] & (columns < DIM)[None, :]
         k = tl.load(address, mask=readable, other=0.0).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
@@ -93,7 +93,7 @@ def _attend_range(
             visible = exists[None, :] & (keys[None, :] <= positions[:, None])
             scores = tl.where(visible, scores, float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, axis=1))
-        # A query that has seen nothing yet has no best; zero keeps infinity out of the difference.
+        # The maximum of a query that has seen no key is -inf; use 0 so that -inf - -inf isn't NaN.
         finite = tl.where(new_best == float("-inf"), 0.0, new_best)
         weights = tl.exp2(scores - finite[:, None])
         shrink = tl.exp2(best - finite)
@@ -116,7 +116,7 @@ def prefill(
     table_stride,
     block_stride,
     part_stride,
-    scale,  # of scores
+    scale,  # factor of the scores
     value_scale,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
@@ -127,7 +127,8 @@ def prefill(
     N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program per tile of a row's tokens and KV head: M // GROUP tokens, GROUP heads each."""
+    """Prefill attention. One program per KV head and tile of a row's tokens: M // GROUP tokens,
+    GROUP query heads each."""
     tile, kv_head = tl.program_id(0), tl.program_id(1)
     row = tl.load(tiles_ptr + 2 * tile)
     first = tl.load(tiles_ptr + 2 * tile + 1)
@@ -173,20 +174,21 @@ def decode(
     table_stride,
     block_stride,
     part_stride,
-    scale,  # of scores
+    scale,  # factor of the scores
     value_scale,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
-    M: tl.constexpr,  # a power of two >= GROUP, and what tl.dot takes at least
+    M: tl.constexpr,  # a power of two >= GROUP, and at least the minimum of tl.dot
     N: tl.constexpr,
-    SPLIT: tl.constexpr,  # keys; a multiple of N
+    SPLIT: tl.constexpr,  # keys per split; a multiple of N
     PRECISION: tl.constexpr,
 ):
-    """A row and KV head: this program's splits of the context, one after the other. A split holds
-    the same keys whatever the batch, so that only who computes it depends on that."""
+    """Decode attention of one row and KV head, over this program's splits of the context. A split
+    has the same keys in any batch; only the assignment of splits to programs depends on the
+    batch."""
     row, kv_head = tl.program_id(0), tl.program_id(1)
     context = tl.load(contexts_ptr + row)
     members = tl.arange(0, M)
@@ -223,10 +225,10 @@ def combine(
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     SPLIT: tl.constexpr,
-    AT_ONCE: tl.constexpr,  # splits; a power of two
+    AT_ONCE: tl.constexpr,  # splits per iteration; a power of two
 ):
-    """One program per row and head: the splits' means, weighed by their sums, in the splits' order.
-    A row without context, which fills a batch up, gets zeros."""
+    """Combine the splits of a row and head: their means weighted by their sums, in order. One
+    program per row and head. A padding row without context gets zeros."""
     line = tl.program_id(0).to(tl.int64)
     splits = tl.cdiv(tl.load(contexts_ptr + line // heads), SPLIT)
     columns = tl.arange(0, DIM_PADDED)

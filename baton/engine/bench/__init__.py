@@ -1,1 +1,1 @@
-"""How fast the engine is on this machine, beside what the machine could do at most."""
+"""Measures the engine on this machine and compares it with the machine's limits (roofline)."""

@@ -1,4 +1,4 @@
-"""What is measured: prompts that are read, and one step of answers that are written."""
+"""The cases that are measured: prefills of whole prompts, and single decode steps."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ Kind = Literal["prefill", "decode"]
 
 @dataclass(frozen=True, slots=True)
 class BenchCase:
-    """``context`` tokens of each of ``batch`` requests: prompts to read, or a token more each."""
+    """``batch`` requests with ``context`` tokens each: prefill all of them, or decode one token per
+    request."""
 
     kind: Kind
     batch: int
@@ -20,17 +21,17 @@ class BenchCase:
 
     @property
     def num_tokens(self) -> int:
-        """That are computed."""
+        """Number of tokens that are computed."""
         return self.batch * self.context if self.kind == "prefill" else self.batch
 
     @property
     def kv_tokens(self) -> int:
-        """That the pool holds at its end."""
+        """Number of tokens whose KV is in the pool when the case has run."""
         return self.batch * self.context
 
     @property
     def num_pairs(self) -> int:
-        """Of a token and one that it sees, itself among them."""
+        """Number of pairs of a computed token and a token that it attends to, including itself."""
         if self.kind == "decode":
             return self.kv_tokens
         return self.batch * self.context * (self.context + 1) // 2
@@ -39,7 +40,7 @@ class BenchCase:
 def bench_cases(
     prefill_batches: Sequence[int], decode_batches: Sequence[int], contexts: Sequence[int]
 ) -> Iterator[BenchCase]:
-    """Prompts first; each by its context, then by its batch."""
+    """Yield all cases: prefills first, each kind by context and then by batch size."""
     for context in contexts:
         for batch in prefill_batches:
             yield BenchCase("prefill", batch, context)

@@ -1,4 +1,4 @@
-"""A work that was measured, beside what it takes at least."""
+"""The result of a benchmark case, compared with the roofline."""
 
 from dataclasses import asdict, dataclass
 
@@ -10,53 +10,53 @@ from baton.engine.bench.stopwatch import ElapsedTime
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """``spent``: seconds of the whole work."""
+    """The measured time ``elapsed`` of a whole case, its ``demand``, and the machine's ceilings."""
 
-    work: BenchCase
-    spent: ElapsedTime
+    case: BenchCase
+    elapsed: ElapsedTime
     demand: RooflineDemand
     ceilings: MeasuredCeilings
 
     @property
     def tokens_per_second(self) -> float:
-        return self.work.num_tokens / self.spent.wall
+        return self.case.num_tokens / self.elapsed.wall
 
     @property
     def flops_per_second(self) -> float:
-        return self.demand.flops / self.spent.wall
+        return self.demand.flops / self.elapsed.wall
 
     @property
     def bytes_per_second(self) -> float:
-        return self.demand.num_bytes / self.spent.wall
+        return self.demand.num_bytes / self.elapsed.wall
 
     @property
     def bound(self) -> str:
-        """By what: ``memory``, or ``products``."""
+        """What limits the case: ``memory`` (bandwidth) or ``products`` (arithmetic)."""
         by_memory = self.demand.is_bound_by_memory(self.ceilings.wall)
         return "memory" if by_memory else "products"
 
     @property
-    def share(self) -> float:
-        """Of the roof, by the wall clock."""
-        return self.demand.seconds_at(self.ceilings.wall) / self.spent.wall
+    def roofline_share(self) -> float:
+        """Achieved share of the roofline, by wall-clock time."""
+        return self.demand.seconds_at(self.ceilings.wall) / self.elapsed.wall
 
     @property
-    def cpu_share(self) -> float:
-        """Of one core's roof, by CPU seconds. It means nothing for a GPU."""
-        return self.demand.seconds_at(self.ceilings.cpu) / self.spent.cpu
+    def cpu_roofline_share(self) -> float:
+        """Achieved share of one core's roofline, by CPU time. Meaningless for a GPU."""
+        return self.demand.seconds_at(self.ceilings.cpu) / self.elapsed.cpu
 
     def as_dict(self) -> dict[str, object]:
         return {
-            **asdict(self.work),
-            "seconds": self.spent.wall,
-            "cpu_seconds": self.spent.cpu,
+            **asdict(self.case),
+            "seconds": self.elapsed.wall,
+            "cpu_seconds": self.elapsed.cpu,
             "tokens_per_second": self.tokens_per_second,
             "flops": self.demand.flops,
             "bytes": self.demand.num_bytes,
             "flops_per_second": self.flops_per_second,
             "bytes_per_second": self.bytes_per_second,
             "bound": self.bound,
-            "share_of_roof": self.share,
+            "share_of_roof": self.roofline_share,
             "ceiling_flops_per_second": self.ceilings.wall.flops_per_second,
             "ceiling_bytes_per_second": self.ceilings.wall.bytes_per_second,
         }

@@ -1,4 +1,4 @@
-"""A runner with a pool full of noise, and the plans that a scheduler would make for a work."""
+"""Runs benchmark cases: a runner with a pool full of noise, and plans as a scheduler makes them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,29 +14,30 @@ from baton.engine.runner import ModelRunner
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 NOISE_ELEMENTS = 2**22
-"""Made by chance; all else repeats them. What KV says takes no time, unless it is zero or NaN."""
+"""Number of random elements; the rest of the pool repeats them. The values of KV don't affect the
+speed, unless they are zero or NaN."""
 
 
 class BenchRunner:
-    """``chunk_tokens``: of a step that reads prompts. The pool's blocks are given out in no order,
-    as after a day's work."""
+    """Makes and runs the steps of benchmark cases. A prefill step computes ``chunk_tokens`` tokens.
+    Blocks are allocated in random order, as in a pool that was used for long."""
 
     def __init__(self, runner: ModelRunner, chunk_tokens: int, seed: int) -> None:
         self._runner = runner
         self._chunk_tokens = chunk_tokens
-        chance = torch.Generator().manual_seed(seed)
-        self._blocks = torch.randperm(runner.num_blocks, generator=chance).tolist()
+        generator = torch.Generator().manual_seed(seed)
+        self._blocks = torch.randperm(runner.num_blocks, generator=generator).tolist()
         self._vocabulary = runner.model_config.vocab_size
-        _fill(runner.pool.tensor, chance)
+        _fill(runner.pool.tensor, generator)
 
-    def step(self, work: BenchCase) -> Action:
-        """Does the work each time that it is called."""
-        assert blocks_of(work, self._runner.block_tokens) <= len(self._blocks), str(work)
+    def make_action(self, work: BenchCase) -> Action:
+        """Return an action that runs all steps of ``work``."""
+        assert num_blocks_for(work, self._runner.block_tokens) <= len(self._blocks), str(work)
         plans = list(self._prefill(work) if work.kind == "prefill" else self._decode(work))
         return lambda: [self._runner.run(plan) for plan in plans]
 
-    def prompt(self, tokens: Sequence[int]) -> Row:
-        """One step of it, all tokens at once."""
+    def prompt_row(self, tokens: Sequence[int]) -> Row:
+        """Return a row that prefills these tokens in one step."""
         work = BenchCase("prefill", 1, len(tokens))
         row = self._row(0, work, 0, len(tokens))
         return replace(row, token_ids=tuple(TokenId(token) for token in tokens))
@@ -46,7 +47,7 @@ class BenchRunner:
         yield Plan(0, tuple(rows))
 
     def _prefill(self, work: BenchCase) -> Iterator[Plan]:
-        """Prompt after prompt, as many tokens a step as fit."""
+        """Yield prefill plans: prompt after prompt, with as many tokens per step as fit."""
         rows: list[Row] = []
         room = self._chunk_tokens
         for n in range(work.batch):
@@ -63,7 +64,7 @@ class BenchRunner:
             yield Plan(0, tuple(rows))
 
     def _row(self, n: int, work: BenchCase, start: int, end: int) -> Row:
-        """Tokens [start, end) of the n-th request."""
+        """Return a row for tokens [start, end) of the n-th request."""
         return Row(
             RequestId(str(n)),
             tuple(TokenId((1 + n + token) % self._vocabulary) for token in range(start, end)),
@@ -78,18 +79,18 @@ class BenchRunner:
         return tuple(BlockId(block) for block in self._blocks[n * each : (n + 1) * each])
 
 
-def blocks_of(work: BenchCase, block_tokens: int) -> int:
-    """That a work needs of the pool."""
+def num_blocks_for(work: BenchCase, block_tokens: int) -> int:
+    """Return the number of blocks that a case needs."""
     return work.batch * -(-work.context // block_tokens)
 
 
 def max_blocks(all_works: Sequence[BenchCase], block_tokens: int) -> int:
-    return max(blocks_of(work, block_tokens) for work in all_works)
+    return max(num_blocks_for(work, block_tokens) for work in all_works)
 
 
-def _fill(tensor: torch.Tensor, chance: torch.Generator) -> None:
+def _fill(tensor: torch.Tensor, generator: torch.Generator) -> None:
     flat = tensor.view(-1)
-    noise = torch.randn(min(NOISE_ELEMENTS, len(flat)), generator=chance)
+    noise = torch.randn(min(NOISE_ELEMENTS, len(flat)), generator=generator)
     noise = noise.to(flat.dtype).to(flat.device)
     for first in range(0, len(flat), len(noise)):
         part = flat[first : first + len(noise)]

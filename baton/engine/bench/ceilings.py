@@ -1,8 +1,8 @@
-"""What the machine could do at most, measured in the same run: products, and reads of memory.
+"""Measures the machine's limits in a benchmark's run: peak arithmetic rate and memory bandwidth.
 
-On a CPU both are of our kernels' own making, by as many threads at once as the model has: products
-of numbers that stay in registers, and reads of memory in order. Where the kernels can't run, and on
-a GPU, it is the libraries' best: a product of large matrices, and a sum or a copy.
+On a CPU both are measured with Baton's C++ kernels, on as many threads as the model uses: products
+of numbers that stay in registers, and sequential reads of memory. Where these kernels can't run,
+and on a GPU, torch is used: a product of large matrices, and a sum or a copy.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,14 +16,14 @@ from baton.engine.bench.stopwatch import Action, ElapsedTime, min_time, time_rep
 from baton.engine.native.backend_choice import unavailable_reason
 from baton.engine.native.library import DTYPE_CODES, load
 
-STEPS = 500_000
-"""Of products in registers: some 0.1 s."""
+PRODUCT_ITERATIONS = 500_000
+"""Iterations of products in registers, which take some 0.1 s."""
 
 READ_BYTES = 256 * 2**20
-"""For each thread: far more than caches hold."""
+"""Bytes read by each thread: far more than fits in caches."""
 
 CPU_MATRIX, GPU_MATRIX = 768, 8192
-"""Rows and columns: so many that memory is no matter."""
+"""Rows and columns of the matrices: so many that memory bandwidth does not matter."""
 
 COPY_BYTES = 2**30
 
@@ -32,7 +32,7 @@ MAX_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """In a second: of wall-clock time, by all threads; or of CPU time, by a thread."""
+    """Peak rates, per second of wall-clock time by all threads, or of CPU time by one thread."""
 
     flops_per_second: float
     bytes_per_second: float
@@ -40,15 +40,16 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCeilings:
-    """``method``: how, for people."""
+    """The measured peak rates. ``method`` is a human-readable description of how they were
+    measured."""
 
     wall: Ceilings
     cpu: Ceilings
     method: str
 
 
-def best_of(found: Sequence[MeasuredCeilings]) -> MeasuredCeilings:
-    """Of one machine and one format, measured several times."""
+def highest_ceilings(found: Sequence[MeasuredCeilings]) -> MeasuredCeilings:
+    """Return the highest of several measurements of one machine and dtype."""
     return MeasuredCeilings(
         _highest([each.wall for each in found]),
         _highest([each.cpu for each in found]),
@@ -65,7 +66,8 @@ def _highest(found: Sequence[Ceilings]) -> Ceilings:
 
 @dataclass(frozen=True, slots=True)
 class _Probe:
-    """One of both ceilings: ``amount`` operations or bytes are done by ``action``."""
+    """A measurement of one ceiling: ``action`` does ``amount`` operations, or reads ``amount``
+    bytes."""
 
     action: Action
     amount: float
@@ -74,7 +76,7 @@ class _Probe:
 def measure_ceilings(
     device: torch.device, dtype: torch.dtype, threads: int, rounds: int = 5
 ) -> MeasuredCeilings:
-    """``threads``: of a CPU, those that compute at once; a GPU has its own."""
+    """Measure both ceilings. ``threads`` is the number of CPU threads; not used for a GPU."""
     products, reads, method = _probes(device, dtype, threads)
     flops, num_bytes = (_rate(probe, rounds) for probe in (products, reads))
     return MeasuredCeilings(
@@ -85,17 +87,17 @@ def measure_ceilings(
 
 
 def _rate(probe: _Probe, rounds: int) -> ElapsedTime:
-    """The best of all rounds: a ceiling is what nothing else was in the way of."""
+    """Return the best time of all rounds: the one that other load has disturbed least."""
     return min_time(time_repeatedly(probe.action, rounds, MAX_SECONDS))
 
 
 def _probes(device: torch.device, dtype: torch.dtype, threads: int) -> tuple[_Probe, _Probe, str]:
     if device.type == "cuda":
-        return *_on_gpu(device, dtype), f"a product of {GPU_MATRIX} rows and columns; a copy"
+        return *_on_gpu(device, dtype), f"a product of matrices of size {GPU_MATRIX}; a copy"
     if dtype in DTYPE_CODES and unavailable_reason() is None:
-        told = "products in registers; reads of memory in order"
-        return *_on_kernels(dtype, threads), told
-    return *_on_torch(dtype), f"torch: a product of {CPU_MATRIX} rows and columns; a sum"
+        method = "products in registers; sequential reads of memory"
+        return *_on_kernels(dtype, threads), method
+    return *_on_torch(dtype), f"torch: a product of matrices of size {CPU_MATRIX}; a sum"
 
 
 def _on_kernels(dtype: torch.dtype, threads: int) -> tuple[_Probe, _Probe]:
@@ -105,20 +107,20 @@ def _on_kernels(dtype: torch.dtype, threads: int) -> tuple[_Probe, _Probe]:
     starts = [-(-row.data_ptr() // 64) * 64 for row in memory]
 
     def read(thread: int) -> None:
-        assert memory.shape[0] == threads  # lives as long as whoever reads it
+        assert memory.shape[0] == threads  # this reference keeps the memory alive
         library.baton_reads_only(starts[thread], READ_BYTES)
 
     def multiply(_: int) -> None:
-        library.baton_products_only(kind, STEPS)
+        library.baton_products_only(kind, PRODUCT_ITERATIONS)
 
     return (
-        _Probe(_by_all(multiply, threads), 2.0 * STEPS * lanes * threads),
+        _Probe(_by_all(multiply, threads), 2.0 * PRODUCT_ITERATIONS * lanes * threads),
         _Probe(_by_all(read, threads), float(READ_BYTES * threads)),
     )
 
 
 def _by_all(action: Callable[[int], None], threads: int) -> Action:
-    """The same on all threads at once; the kernels let go of the GIL."""
+    """Return an action that runs ``action`` on all threads at once. Kernels release the GIL."""
     if threads == 1:
         return partial(action, 0)
 

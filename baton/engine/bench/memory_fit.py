@@ -1,4 +1,4 @@
-"""Which works fit into this machine's memory."""
+"""Selects the benchmark cases that fit into this machine's memory."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,8 @@ from baton.errors import Invalid
 
 GIB = 2**30
 USABLE_MEMORY_SHARE = 0.9
-"""Of what weights leave free; the rest is for activations, and for blocks that are half full."""
+"""Share of the memory left by the weights that KV may use; the rest is for activations and partly
+filled blocks."""
 
 
 def split_by_memory(
@@ -23,20 +24,20 @@ def split_by_memory(
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
 ) -> tuple[list[BenchCase], list[str]]:
-    """Those whose KV fits beside the weights, and what to say of the others. Raises Invalid when
-    none does."""
+    """Return the cases whose KV fits into memory beside the weights, and a message for each other
+    case. Raises Invalid when none fits."""
     free = _free_bytes(device) - num_weights(config) * dtype.itemsize
     room = max(0, int(USABLE_MEMORY_SHARE * free))
     fitting = [work for work in all_works if kv_bytes(work, config, kv_dtype) <= room]
     others = [work for work in all_works if work not in fitting]
-    told = [
+    messages = [
         f"{work}: its KV takes {kv_bytes(work, config, kv_dtype) / GIB:.1f} GiB, and "
         f"{room / GIB:.1f} GiB are free beside the weights"
         for work in others
     ]
     if not fitting:
-        raise Invalid(told[0])
-    return fitting, told
+        raise Invalid(messages[0])
+    return fitting, messages
 
 
 def kv_bytes(work: BenchCase, config: ModelConfig, dtype: torch.dtype) -> int:

@@ -1,4 +1,4 @@
-"""How long something took: what a user waits, and what the machine spent on it."""
+"""Measures elapsed wall-clock and CPU time."""
 
 import statistics
 import time
@@ -11,8 +11,8 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class ElapsedTime:
-    """Seconds. ``cpu`` is of all threads of the process: what else the machine does falsifies it
-    less."""
+    """Wall-clock and CPU time, in seconds. ``cpu`` is that of all threads of the process; it is
+    less disturbed by other load on the machine."""
 
     wall: float
     cpu: float
@@ -21,13 +21,13 @@ class ElapsedTime:
 def time_once(
     action: Action, wall: Clock = time.perf_counter, cpu: Clock = time.process_time
 ) -> ElapsedTime:
-    began, spent = wall(), cpu()
+    start_wall, start_cpu = wall(), cpu()
     action()
-    return ElapsedTime(wall() - began, cpu() - spent)
+    return ElapsedTime(wall() - start_wall, cpu() - start_cpu)
 
 
 def time_mean(action: Action, count: int) -> ElapsedTime:
-    """Of so many in a row."""
+    """Return the mean time of ``count`` runs in a row."""
     spent = time_once(lambda: [action() for _ in range(count)])
     return ElapsedTime(spent.wall / count, spent.cpu / count)
 
@@ -43,10 +43,11 @@ def min_time(times: Sequence[ElapsedTime]) -> ElapsedTime:
     return ElapsedTime(min(each.wall for each in times), min(each.cpu for each in times))
 
 
-def time_repeatedly(action: Action, rounds: int, most_seconds: float) -> list[ElapsedTime]:
-    """``rounds`` times, after one that warms up; fewer once they took ``most_seconds``."""
+def time_repeatedly(action: Action, rounds: int, max_seconds: float) -> list[ElapsedTime]:
+    """Measure ``rounds`` runs after a warm-up; fewer if they take more than ``max_seconds`` in
+    total."""
     action()
     times = [time_once(action)]
-    while len(times) < rounds and sum(each.wall for each in times) < most_seconds:
+    while len(times) < rounds and sum(each.wall for each in times) < max_seconds:
         times.append(time_once(action))
     return times

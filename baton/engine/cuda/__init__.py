@@ -1,1 +1,1 @@
-"""What computes on a GPU beside attention: fused layers, graphs of decode steps, sampling."""
+"""GPU code other than attention: fused layer kernels, CUDA graphs of decode steps, sampling."""

@@ -1,24 +1,25 @@
-"""Which sizes of decode batches have a graph of their own; others are filled up to the next one."""
+"""The batch sizes that have a CUDA graph (buckets); other batches are padded to the next one."""
 
 from bisect import bisect_left
 
 BUCKETS = (1, 2, 4, *range(8, 257, 8))
-"""Filling up costs little: weights are read once for all rows, and a row without context reads
-nothing of the pool."""
+"""Padding costs little: weights are read once for all rows, and a row without context reads nothing
+from the pool."""
 
-SPLITS_BYTES = 512 * 1024 * 1024
-"""That one layer's unfinished splits may take; a graph must have room for the longest contexts."""
+MAX_SPLITS_BYTES = 512 * 1024 * 1024
+"""Maximum size of one layer's split results: a graph has a buffer for the longest contexts."""
 
 
 def bucket_for(num_rows: int) -> int | None:
-    """The smallest that holds them, or None: there is none."""
+    """Return the smallest bucket for ``num_rows`` rows; None if there is none."""
     assert num_rows > 0
     index = bisect_left(BUCKETS, num_rows)
     return BUCKETS[index] if index < len(BUCKETS) else None
 
 
 def context_limit(num_rows: int, max_tokens: int, split_tokens: int, split_bytes: int) -> int:
-    """Tokens that each row of a bucket may have at most: ``max_tokens`` of the model, or what fits
-    into ``SPLITS_BYTES``. ``split_bytes``: of the result of one row's split, all heads."""
-    splits = SPLITS_BYTES // (num_rows * split_bytes)
+    """Return the maximum context of each row of a bucket: ``max_tokens`` of the model, or what
+    fits into ``MAX_SPLITS_BYTES``. ``split_bytes`` is the size of one row's split result, all
+    heads."""
+    splits = MAX_SPLITS_BYTES // (num_rows * split_bytes)
     return min(max_tokens, splits * split_tokens)

@@ -1,4 +1,4 @@
-"""Triton kernels that turn numbers into E4M3, and back."""
+"""Triton kernels that convert to E4M3 and back."""
 
 import triton
 import triton.language as tl
@@ -14,12 +14,12 @@ def quantize_rows(
     DEPTH: tl.constexpr,
     PADDED: tl.constexpr,  # a power of two >= DEPTH
 ):
-    """One program per row: what its largest number becomes is 448."""
+    """Quantize rows so that the largest number of each becomes 448; one program per row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, PADDED)
     inside = columns < DEPTH
     x = tl.load(x_ptr + row * DEPTH + columns, mask=inside, other=0.0).to(tl.float32)
-    largest = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-30)  # whose quotient is finite
+    largest = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-30)  # so that the quotient is finite
     tl.store(codes_ptr + row * DEPTH + columns, to_e4m3(x * (448.0 / largest)), mask=inside)
     tl.store(scales_ptr + row, largest / 448.0)
 
@@ -35,7 +35,7 @@ def dequantize(
     GROUP: tl.constexpr,
     N: tl.constexpr,
 ):
-    """One program per output and N inputs."""
+    """Decode weights; one program per output and N inputs."""
     out = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * N + tl.arange(0, N)
     inside = columns < DEPTH

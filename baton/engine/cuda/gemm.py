@@ -1,7 +1,6 @@
-"""Matrix products of our own: for ``deterministic``, and of weights in FP8.
-
-A library picks its tiles, and whether it splits the depth, by the number of rows; so a row's sums
-would have another order beside others. With :func:`fixed_tiling` one tiling does for all.
+"""Our own matrix product, for ``deterministic`` and for weights in FP8. A library chooses its
+tiles, and whether to split the depth (K), by the number of rows; so the order in which a row's
+products are summed would depend on the batch. :func:`fixed_tiling` is the same for all batches.
 """
 
 from dataclasses import dataclass
@@ -25,8 +24,8 @@ class GemmTiling:
 
 
 def fixed_tiling(dtype: torch.dtype) -> GemmTiling:
-    """64 rows are what Hopper's matrix units take at least: fewer rows would take other
-    instructions, which may sum in another order."""
+    """Return the tile sizes for ``deterministic``. Hopper's matrix units take at least 64 rows;
+    fewer rows would need other instructions, which may sum in another order."""
     if dtype is torch.float32:
         return GemmTiling(64, 64, 32, 4, 3)
     return GemmTiling(64, 128, 64, 4, 4)
@@ -39,8 +38,8 @@ def gemm_linear(
     tile: GemmTiling,
     programs: int,
 ) -> torch.Tensor:
-    """``x`` [rows, depth] @ ``weight`` [outs, depth].T + ``bias``, in FP32 until it is stored.
-    ``programs``: that run at once at most, and share out the tiles."""
+    """Compute ``x`` [rows, depth] @ ``weight`` [outs, depth].T + ``bias``, in FP32 until it is
+    stored. At most ``programs`` programs are launched, which divide the tiles among them."""
     codes = weight if isinstance(weight, QuantizedCodes) else None
     values = codes.values if codes else weight
     assert isinstance(values, torch.Tensor)
@@ -50,7 +49,7 @@ def gemm_linear(
     (rows, depth), outs = x.shape, values.shape[0]
     out = x.new_empty((rows, outs))
     tiles = triton.cdiv(rows, tile.m) * triton.cdiv(outs, tile.n)
-    group = codes.group if codes and codes.scales.shape[1] > 1 else 0
+    group = codes.columns_per_scale if codes and codes.scales.shape[1] > 1 else 0
     kernels.product[(min(tiles, programs),)](
         x,
         values,
@@ -67,7 +66,7 @@ def gemm_linear(
         PRECISION="ieee" if x.dtype is torch.float32 else "tf32",
         BIAS=bias is not None,
         SCALED=codes is not None,
-        TALL=codes.tall if codes else 1,
+        TALL=codes.rows_per_scale if codes else 1,
         GROUP=group,
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -76,6 +75,6 @@ def gemm_linear(
 
 
 def depth_step(most: int, group: int) -> int:
-    """Inputs that are summed at once: a power of two that divides ``group``, if there is one, so
-    that all have the same scale."""
+    """Return the number of inputs that are summed at once: ``most``, or a power of two that
+    divides ``group``, so that all have the same scale."""
     return min(most, group & -group) if group else most

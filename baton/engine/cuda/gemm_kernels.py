@@ -1,5 +1,5 @@
-"""A matrix product whose sums have the same order whatever the number of rows; also with weights in
-FP8 (E4M3), which are converted in registers."""
+"""A matrix product whose order of summation does not depend on the number of rows. Weights may be
+in FP8 (E4M3); they are converted in registers."""
 
 import triton
 import triton.language as tl
@@ -18,15 +18,15 @@ def product(
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
-    BAND: tl.constexpr,  # tiles of rows that follow one another, so that they share weights
+    BAND: tl.constexpr,  # row tiles computed in succession, so that they share cached weights
     PRECISION: tl.constexpr,
     BIAS: tl.constexpr,
     SCALED: tl.constexpr,  # weights are in FP8
     TALL: tl.constexpr,  # outputs that share a scale
-    GROUP: tl.constexpr,  # inputs that do, a multiple of K; 0: all of them
+    GROUP: tl.constexpr,  # inputs that share a scale, a multiple of K; 0: all of them
 ):
-    """Programs take tiles in turn, as many as there are processors: x @ weight.T. A tile is always
-    M by N, however few of its rows are there, and its depth is never split."""
+    """Compute x @ weight.T (+ bias). As many programs as multiprocessors go through the tiles. A
+    tile is always M by N, however few of its rows exist, and its depth is never split."""
     row_tiles, out_tiles = tl.cdiv(rows, M), tl.cdiv(outs, N)
     for tile in range(tl.program_id(0), row_tiles * out_tiles, tl.num_programs(0)):
         band = tile // (BAND * out_tiles)

@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs: a launch per step instead of hundreds."""
+"""Decode steps as CUDA graphs: one launch per step instead of hundreds."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -15,25 +15,26 @@ from baton.engine.kv_pool import KvPool
 from baton.engine.model import Model
 
 WARM_UPS = 2
-"""Runs before a capture: what is compiled, loaded or allocated for good at the first run can't be
-in a graph."""
+"""Runs before a capture. The first run compiles kernels and allocates persistent memory, which
+can't be done during a capture."""
 
 
 class Graph(Protocol):
     def replay(self) -> None:
-        """Does the captured work again, on the same memory."""
+        """Run the captured work again, on the same memory."""
         ...
 
 
 CaptureGraph = Callable[[Callable[[], None]], Graph]
-"""Runs some work, whose graph it returns."""
+"""Runs and captures some work, and returns its graph."""
 
 
 class DecodeCudaGraphs:
-    """Of one model on TritonOps: a graph per bucket, captured when it is first needed, or by
-    :meth:`warm`.
+    """The CUDA graphs of a model on TritonOps: one per bucket, captured when first needed, or by
+    :meth:`warm_up`.
 
-    All write their logits into one tensor, and share their scratch memory: one runs at a time.
+    All write their logits to the same tensor and share their scratch memory, so only one may run at
+    a time.
     """
 
     def __init__(
@@ -50,28 +51,29 @@ class DecodeCudaGraphs:
         self._logits = torch.empty((BUCKETS[-1], config.vocab_size), device=self._device)
 
     def logits(self, token_ids: Sequence[int], batch: PackedBatch) -> torch.Tensor | None:
-        """As :class:`baton.engine.model.StepGraphs` has it: None when the batch is not of decodes
-        alone, too large, or too long. The device must be done with the call before."""
+        """Implement :class:`baton.engine.model.StepGraphs`. Return None when the batch is not
+        decode-only, is too large, or has too long contexts. The device must have finished the
+        previous call."""
         rows = bucket_for(batch.num_rows)
         if rows is None or batch.num_decodes < batch.num_rows:
             return None
-        if max(batch.contexts) > self._context_limit(rows):
+        if max(batch.context_lengths) > self._context_limit(rows):
             return None
-        static, graph = self._of(rows)
+        static, graph = self._get_or_capture(rows)
         static.fill(token_ids, batch)
         graph.replay()
         return self._logits[: batch.num_rows]
 
     @torch.inference_mode()
-    def warm(self, num_rows: int) -> None:
-        """Captures all buckets that batches of up to ``num_rows`` need. The largest comes first:
-        the others' scratch memory fits into its own."""
+    def warm_up(self, num_rows: int) -> None:
+        """Capture the graphs of all buckets that batches of up to ``num_rows`` need, the largest
+        first, so that the others fit into its scratch memory."""
         last = bucket_for(num_rows) or BUCKETS[-1]
         for rows in reversed(BUCKETS):
             if rows <= last:
-                self._of(rows)
+                self._get_or_capture(rows)
 
-    def _of(self, rows: int) -> tuple[StaticBatch, Graph]:
+    def _get_or_capture(self, rows: int) -> tuple[StaticBatch, Graph]:
         if rows not in self._captured:
             limit = self._context_limit(rows)
             static = StaticBatch(rows, limit, self._block_tokens, self._device)
@@ -79,7 +81,7 @@ class DecodeCudaGraphs:
         return self._captured[rows]
 
     def _step(self, static: StaticBatch) -> None:
-        self._ops.adopt(static.device)
+        self._ops.set_batch(static.device_batch)
         hidden = self._model.layers(static.token_ids)
         self._logits[: static.rows].copy_(self._model.head(hidden))
 
@@ -89,11 +91,11 @@ class DecodeCudaGraphs:
 
 
 class CudaCapture:
-    """Implements ``CaptureGraph``. Its graphs take turns in one memory pool."""
+    """Implements ``CaptureGraph``. All its graphs share one memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool: Any = None  # torch's handle of it
+        self._pool: Any = None  # torch's handle of the memory pool
 
     def __call__(self, work: Callable[[], None]) -> Graph:
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -103,7 +105,7 @@ class CudaCapture:
                 work()
         torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile: a store's, or a hand-off's.
+        # Other threads may use the device meanwhile, for the store or a KV transfer.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             work()
         self._pool = graph.pool()

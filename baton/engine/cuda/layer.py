@@ -1,4 +1,5 @@
-"""The fused kernels of a layer, as functions of tensors; they neither wait nor copy to the host."""
+"""The fused kernels of a layer as functions of tensors. They neither wait for the device nor copy
+to the host."""
 
 import torch
 import triton
@@ -7,20 +8,22 @@ from baton.engine.cuda import layer_kernels as kernels
 from baton.engine.kv_scale import KvScale
 from baton.engine.quantization import E4M3
 
-HEADS = 8
-"""Of one program of ``norm_rope_write_kv``: 16 bytes a thread, with heads of 128 and four warps."""
+HEADS_PER_PROGRAM = 8
+"""Heads per program of ``norm_rope_write_kv``: 16 bytes per thread, with heads of 128 and four
+warps."""
 
-COLUMNS = 1024
-"""Of one program of ``silu_and_mul``."""
+COLUMNS_PER_PROGRAM = 1024
+"""Columns per program of ``silu_and_mul``."""
 
 MAX_COLUMNS_PER_WARP = 512
-"""Columns of a norm, so that a thread holds 16."""
+"""Columns of a norm per warp, so that a thread has 16."""
 
 
 def norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, update: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """RMSNorm of ``x`` [num_tokens, size], after ``x`` += ``update``, in place, if there is one."""
+    """Return RMSNorm of ``x`` [num_tokens, size], after ``x`` += ``update`` in place, if it is
+    given."""
     assert x.is_contiguous() and (update is None or update.is_contiguous())
     num_tokens, size = x.shape
     out = torch.empty_like(x)
@@ -40,12 +43,12 @@ def norm(
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """SiLU(gate) * up, of [num_tokens, 2 * size]."""
+    """Return SiLU(gate) * up of ``gate_up`` [num_tokens, 2 * size]."""
     assert gate_up.is_contiguous()
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((num_tokens, size))
-    kernels.silu_and_mul[(num_tokens, triton.cdiv(size, COLUMNS))](
-        gate_up, out, SIZE=size, N=COLUMNS
+    kernels.silu_and_mul[(num_tokens, triton.cdiv(size, COLUMNS_PER_PROGRAM))](
+        gate_up, out, SIZE=size, N=COLUMNS_PER_PROGRAM
     )
     return out
 
@@ -61,17 +64,18 @@ def norm_rope_write_kv(
     eps: float,
     scale: KvScale,
 ) -> torch.Tensor:
-    """Queries [num_tokens, heads, dim], normed and turned; keys and values go to the pool.
+    """Normalize and rotate queries and keys, write keys and values to the pool, and return the
+    queries [num_tokens, heads, dim].
 
-    ``qkv`` [num_tokens, heads + 2 * kv_heads, dim]; ``norms``: weights of queries' and keys',
-    [dim]; ``rotary``: cosines and sines [positions, dim]; ``scale``: of a pool in FP8. A token of
-    slot -1 is written nowhere.
+    ``qkv`` [num_tokens, heads + 2 * kv_heads, dim]; ``norms``: the norm weights [dim] of queries
+    and of keys; ``rotary``: cosines and sines [positions, dim]; ``scale``: the scales of a pool in
+    FP8. A token with slot -1 is not written.
     """
     assert qkv.is_contiguous()
     block_tokens, kv_heads, dim = pool.shape[3:]
     heads = qkv.shape[1] - 2 * kv_heads
     q = qkv.new_empty((qkv.shape[0], heads, dim))
-    parts = triton.cdiv(heads, HEADS) + triton.cdiv(kv_heads, HEADS)
+    parts = triton.cdiv(heads, HEADS_PER_PROGRAM) + triton.cdiv(kv_heads, HEADS_PER_PROGRAM)
     kernels.norm_rope_write_kv[(qkv.shape[0], parts)](
         qkv,
         q,
@@ -90,7 +94,7 @@ def norm_rope_write_kv(
         DIM=dim,
         DIM_PADDED=triton.next_power_of_2(dim),
         BLOCK_TOKENS=block_tokens,
-        HEADS=HEADS,
+        HEADS=HEADS_PER_PROGRAM,
         NORMED=norms is not None,
         FP8=pool.dtype is E4M3,
     )

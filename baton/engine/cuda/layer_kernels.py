@@ -1,7 +1,8 @@
-"""Triton kernels for what lies between a layer's matrix products: memory is read and written once.
+"""Fused Triton kernels for the operations between a layer's matrix products, with one pass over
+memory.
 
-Arithmetic is FP32; ``.to(x.dtype)`` stands wherever transformers rounds, so that a result is that
-of torch's separate kernels. Rows are tokens; none depends on what else is in the batch.
+Arithmetic is in FP32; ``.to(x.dtype)`` rounds wherever transformers does, so that results equal
+those of torch's separate kernels. Rows are tokens; no row depends on the rest of the batch.
 """
 
 import triton
@@ -21,7 +22,7 @@ def norm(
     PADDED: tl.constexpr,  # a power of two >= SIZE
     ADD: tl.constexpr,  # x += update, in place, before the norm
 ):
-    """RMSNorm; one program per token."""
+    """Compute RMSNorm; one program per token."""
     columns = tl.arange(0, PADDED)
     inside = columns < SIZE
     place = tl.program_id(0).to(tl.int64) * SIZE + columns
@@ -39,7 +40,8 @@ def norm(
 
 @triton.jit
 def _rounded_norm(x, scale, weight_ptr, columns, inside, NORMED: tl.constexpr):
-    """``x`` [heads, dim] after its norm (if NORMED) and its weight, in FP32, rounded as stored."""
+    """Return ``x`` [heads, dim] normalized and multiplied by the norm's weight (if NORMED), in
+    FP32 but rounded to the dtype of ``x``."""
     wide = x.to(tl.float32)
     if NORMED:
         weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
@@ -50,19 +52,20 @@ def _rounded_norm(x, scale, weight_ptr, columns, inside, NORMED: tl.constexpr):
 
 @triton.jit
 def _normed_and_rotated(
-    line_ptr,  # of a token's first head
+    line_ptr,  # the token's first head
     weight_ptr,
-    cos_ptr,  # of the token's position
+    cos_ptr,  # cosines of the token's position
     sin_ptr,
     eps,
-    heads,  # [HEADS]: which of them
+    heads,  # [HEADS]: indices of the heads
     exists,  # [HEADS]: whether there is such a head
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     NORMED: tl.constexpr,
 ):
-    """[HEADS, DIM_PADDED]: heads of one token, normed and turned by its position. Each head is
-    read twice, as it is and with its halves swapped; the second time from the cache."""
+    """Return heads of one token [HEADS, DIM_PADDED], normalized and rotated by its position. Each
+    head is read twice, as it is and with its halves swapped; the second read hits the L1/L2
+    cache."""
     columns = tl.arange(0, DIM_PADDED)
     inside = columns < DIM
     swapped = tl.where(columns < DIM // 2, columns + DIM // 2, columns - DIM // 2)
@@ -91,10 +94,10 @@ def norm_rope_write_kv(
     cos_ptr,  # [positions, DIM]
     sin_ptr,
     positions_ptr,  # [num_tokens]
-    slots_ptr,  # [num_tokens]: block * BLOCK_TOKENS + offset; below 0: written nowhere
+    slots_ptr,  # [num_tokens]: block * BLOCK_TOKENS + offset; below 0: not written
     block_stride,
     part_stride,
-    key_factor,  # see attention.triton_kernels.stored
+    key_factor,  # see attention.triton_kernels.to_pool_dtype
     value_factor,
     eps,
     NUM_HEADS: tl.constexpr,
@@ -102,12 +105,12 @@ def norm_rope_write_kv(
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
-    HEADS: tl.constexpr,  # of a program
+    HEADS: tl.constexpr,  # heads per program
     NORMED: tl.constexpr,
-    FP8: tl.constexpr,  # whether the pool is
+    FP8: tl.constexpr,  # whether the pool is in FP8
 ):
-    """Queries are normed and turned; keys too, into the pool, and values with them. One program
-    per token and HEADS heads: those of queries first, then of keys and values."""
+    """Normalize and rotate queries and keys, and write keys and values to the pool. One program per
+    token and HEADS heads: first those of queries, then those of keys and values."""
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     line_ptr = qkv_ptr + token * ((NUM_HEADS + 2 * NUM_KV_HEADS) * DIM)
     position = tl.load(positions_ptr + token).to(tl.int64)
@@ -148,7 +151,7 @@ def silu_and_mul(
     SIZE: tl.constexpr,
     N: tl.constexpr,
 ):
-    """SiLU(gate) * up; one program per token and N columns."""
+    """Compute SiLU(gate) * up; one program per token and N columns."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * N + tl.arange(0, N)
     inside = columns < SIZE

@@ -1,4 +1,5 @@
-"""A decoder's operations on a GPU: one kernel between two matrix products, where possible."""
+"""The operations of a decoder layer on a GPU, with one fused kernel between two matrix products
+where possible."""
 
 from dataclasses import replace
 
@@ -18,9 +19,8 @@ from baton.engine.rope import RotaryTable
 class TritonOps:
     """Implements :class:`baton.engine.ops.LayerOps`.
 
-    After :meth:`prepare`, or :meth:`adopt`, nothing waits for the device or copies to it: all
-    of a forward pass can be captured in a graph, but for mixtures of experts.
-    """
+    After :meth:`prepare` or :meth:`set_batch`, nothing waits for the device or copies to it, so a
+    whole forward pass can be captured in a graph, except for mixtures of experts."""
 
     def __init__(self, config: ModelConfig, pool: KvPool, rotary: RotaryTable) -> None:
         self._config = config
@@ -31,9 +31,9 @@ class TritonOps:
     def prepare(self, batch: PackedBatch) -> None:
         self.attention.prepare(batch)
 
-    def adopt(self, batch: DeviceBatch) -> None:
-        """:meth:`prepare`, of what lies on the device already."""
-        self.attention.adopt(batch)
+    def set_batch(self, batch: DeviceBatch) -> None:
+        """As :meth:`prepare`, for a batch that is on the device already."""
+        self.attention.set_batch(batch)
 
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
@@ -52,11 +52,14 @@ class TritonOps:
         return x, normed
 
     def attend(self, index: int, qkv: torch.Tensor, weights: LayerWeights) -> torch.Tensor:
-        q = self.turn_and_write(index, qkv, weights)
-        return self.attention.read(index, q).flatten(1)
+        q = self.norm_rope_write_kv(index, qkv, weights)
+        return self.attention.attend_cached(index, q).flatten(1)
 
-    def turn_and_write(self, index: int, qkv: torch.Tensor, weights: LayerWeights) -> torch.Tensor:
-        """:meth:`attend`'s part before attention: queries [num_tokens, heads, head_dim]."""
+    def norm_rope_write_kv(
+        self, index: int, qkv: torch.Tensor, weights: LayerWeights
+    ) -> torch.Tensor:
+        """Do all steps of :meth:`attend` that precede attention itself. Return the queries
+        [num_tokens, heads, head_dim]."""
         q_norm, k_norm = weights.q_norm, weights.k_norm
         batch = self.attention.batch
         return layer.norm_rope_write_kv(
@@ -71,16 +74,16 @@ class TritonOps:
             self._kv_scales[index],
         )
 
-    def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         return layer.silu_and_mul(gate_up)
 
 
 class BatchInvariantOps(TritonOps):
-    """For ``deterministic``: a row's results have the same bits whatever its batch and chunking.
-    Each product has one tiling, and a decode is attended as a chunk of one token, so that its keys
-    are summed in the order in which a longer chunk has them.
+    """The operations for ``deterministic``: a row's results have the same bits in any batch and
+    chunking. All products use one tiling, and attention treats a decode as a prefill chunk of one
+    token, so that its keys are summed in the same order as in a longer chunk.
 
-    Shown in Triton's interpreter, and not yet on a GPU: who uses it says so.
+    Verified in Triton's interpreter, and not yet on a GPU; callers must say so to the user.
     """
 
     def prepare(self, batch: PackedBatch) -> None:
@@ -89,7 +92,7 @@ class BatchInvariantOps(TritonOps):
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        kept = weight.fp8 if isinstance(weight, QuantizedMatrix) else weight
+        stored = weight.fp8 if isinstance(weight, QuantizedMatrix) else weight
         return gemm.gemm_linear(
-            x, kept, bias, gemm.fixed_tiling(x.dtype), self.attention.num_processors
+            x, stored, bias, gemm.fixed_tiling(x.dtype), self.attention.num_processors
         )

@@ -1,8 +1,9 @@
-"""Sampling where the logits are: a batch at a time, and one transfer of the tokens.
+"""Sampling on the GPU: a batch at a time, with one transfer of the tokens to the host.
 
-The same tokens as :func:`baton.engine.sampler.sample`, which says what each parameter means. Here
-top-k and top-p look at the likeliest ``TOP_WINDOW_TOKENS`` tokens only, so that no vocabulary is
-sorted; a row whose choice may lie outside is done again, by itself.
+It samples the same tokens as :func:`baton.engine.sampler.sample`, which documents the parameters.
+Here top-k and top-p look at the likeliest ``TOP_WINDOW_TOKENS`` tokens only, so that no vocabulary
+is sorted; a row whose choice may lie outside of them is sampled again, alone and from the whole
+vocabulary.
 """
 
 from collections.abc import Sequence
@@ -19,19 +20,21 @@ from baton.engine.plan import Row, SampledToken
 from baton.engine.sampler import choose_token, is_plain_greedy, mask_early_ends
 
 TOP_WINDOW_TOKENS = 1024
-"""Tokens: more than most ask for. A row that wants more is right as well, and slower."""
+"""Number of the likeliest tokens that are looked at: more than most top-k need. A row that needs
+more is sampled correctly, too, but slower."""
 
 
 def sample_batch(logits: torch.Tensor, rows: Sequence[Row]) -> list[SampledToken | None]:
-    """One token per row, or None where its mask allows none. ``logits`` [num_rows, vocab], FP32."""
+    """Sample one token per row, or None where its mask allows none. ``logits`` [num_rows, vocab],
+    FP32."""
     if not rows:
         return []
-    scores, barren = apply_masks(logits, [row.mask for row in rows])
+    scores, empty_rows = apply_masks(logits, [row.mask for row in rows])
     scores = mask_early_ends(scores, rows)
     tokens = _tokens(scores, rows)
     logprobs = _logprobs(logits, rows, tokens)
     return [
-        None if index in barren else SampledToken(TokenId(token), logprobs.get(index))
+        None if index in empty_rows else SampledToken(TokenId(token), logprobs.get(index))
         for index, token in enumerate(tokens)
     ]
 
@@ -54,22 +57,23 @@ def _tokens(scores: torch.Tensor, rows: Sequence[Row]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class SamplingMetadata:
-    """What rows ask for, [num_rows, 1] each in FP64, and their draws; brought in one transfer.
-    ``top_k`` is the vocabulary's size where none is wanted, and ``has_k`` 0."""
+    """The rows' sampling parameters and random draws, [num_rows, 1] each in FP64, copied to the
+    device in one transfer. Without top-k, ``top_k`` is the size of the vocabulary, and
+    ``has_top_k`` 0."""
 
     greedy: torch.Tensor
     temperature: torch.Tensor
     min_p: torch.Tensor
     top_k: torch.Tensor
-    has_k: torch.Tensor
+    has_top_k: torch.Tensor
     top_p: torch.Tensor
     draw: torch.Tensor
 
     @classmethod
-    def of(cls, rows: Sequence[Row], like: torch.Tensor) -> "SamplingMetadata":
+    def from_rows(cls, rows: Sequence[Row], like: torch.Tensor) -> "SamplingMetadata":
         params = [row.sampling for row in rows]
         lines = [
-            [each.greedy for each in params],
+            [each.is_greedy for each in params],
             [each.temperature or 1.0 for each in params],
             [each.min_p for each in params],
             [each.top_k or like.shape[-1] for each in params],
@@ -77,49 +81,49 @@ class SamplingMetadata:
             [each.top_p for each in params],
             uniforms([each.seed for each in params], [row.context_tokens for row in rows]),
         ]
-        brought = torch.from_numpy(np.array(lines, dtype=np.float64)).to(like.device)
-        return cls(*brought.unsqueeze(-1))
+        columns = torch.from_numpy(np.array(lines, dtype=np.float64)).to(like.device)
+        return cls(*columns.unsqueeze(-1))
 
-    def at(self, lines: torch.Tensor) -> "SamplingMetadata":
+    def select(self, lines: torch.Tensor) -> "SamplingMetadata":
         return SamplingMetadata(*(getattr(self, field.name)[lines] for field in fields(self)))
 
 
 def _choose(scores: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [num_rows], and whether each is sure. ``scores`` [num_rows, vocab] in FP64 are used
-    up."""
-    dials = SamplingMetadata.of(rows, scores)
+    """Return tokens [num_rows], and whether each is certain (see :func:`_pick_filtered`).
+    ``scores`` [num_rows, vocab] in FP64 are overwritten."""
+    metadata = SamplingMetadata.from_rows(rows, scores)
     _penalise(scores, rows)
     _add_biases(scores, [row.sampling for row in rows])
     best = scores.argmax(dim=-1)
-    chances = (scores / dials.temperature).softmax(dim=-1)
-    least = dials.min_p * chances.amax(dim=-1, keepdim=True)
-    chances = chances.masked_fill_(chances < least, 0.0)
-    picked, is_sure = _pick(chances, dials, [row.sampling for row in rows])
-    greedy = dials.greedy.squeeze(-1) > 0
+    probs = (scores / metadata.temperature).softmax(dim=-1)
+    least = metadata.min_p * probs.amax(dim=-1, keepdim=True)
+    probs = probs.masked_fill_(probs < least, 0.0)
+    picked, is_sure = _pick(probs, metadata, [row.sampling for row in rows])
+    greedy = metadata.greedy.squeeze(-1) > 0
     return torch.where(greedy, best, picked), greedy | is_sure
 
 
 def _penalise(scores: torch.Tensor, rows: Sequence[Row]) -> None:
-    """In place; of rows without penalties nothing changes."""
+    """Apply penalties in place, to the rows that have any."""
     lines = [index for index, row in enumerate(rows) if row.sampling.needs_history]
     if not lines:
         return
-    some = [rows[index] for index in lines]
-    size, place = scores.shape[1], torch.tensor(lines, device=scores.device)
-    seen = _counted([row.history for row in some], size, scores) > 0
-    counts = _counted([row.history[row.num_prompt_tokens :] for row in some], size, scores)
-    params = [row.sampling for row in some]
+    penalised = [rows[index] for index in lines]
+    size, indices = scores.shape[1], torch.tensor(lines, device=scores.device)
+    seen = _counted([row.history for row in penalised], size, scores) > 0
+    counts = _counted([row.history[row.num_prompt_tokens :] for row in penalised], size, scores)
+    params = [row.sampling for row in penalised]
     factor = _column([each.repetition_penalty for each in params], scores)
-    held = scores[place]
-    held = torch.where(seen, torch.where(held > 0, held / factor, held * factor), held)
+    part = scores[indices]
+    part = torch.where(seen, torch.where(part > 0, part / factor, part * factor), part)
     frequency = _column([each.frequency_penalty for each in params], counts)
     presence = _column([each.presence_penalty for each in params], counts)
-    scores[place] = held - frequency * counts - presence * (counts > 0)
+    scores[indices] = part - frequency * counts - presence * (counts > 0)
 
 
 def _counted(histories: Sequence[Sequence[int]], size: int, like: torch.Tensor) -> torch.Tensor:
-    """How often each row has each token, [num_rows, size] in FP32, which the CPU's penalties are
-    multiplied in."""
+    """Count how often each row has each token, [num_rows, size] in FP32, the dtype in which the CPU
+    multiplies penalties, too."""
     places = [line * size + token for line, tokens in enumerate(histories) for token in tokens]
     flat = torch.zeros(len(histories) * size, dtype=torch.float32, device=like.device)
     index = torch.tensor(places, dtype=torch.int64, device=like.device)
@@ -136,85 +140,91 @@ def _add_biases(scores: torch.Tensor, params: Sequence[SamplingParams]) -> None:
 
 
 def _pick(
-    chances: torch.Tensor, dials: SamplingMetadata, params: Sequence[SamplingParams]
+    probs: torch.Tensor, metadata: SamplingMetadata, params: Sequence[SamplingParams]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [num_rows] of ``chances`` [num_rows, vocab], and whether each is sure."""
+    """Sample tokens [num_rows] from ``probs`` [num_rows, vocab]; also returns whether each is
+    certain."""
     filtered = [index for index, each in enumerate(params) if each.top_k or each.top_p < 1]
     if not filtered:
-        return _drawn(chances, dials.draw), torch.ones_like(dials.draw[:, 0], dtype=torch.bool)
+        return _invert_distribution(probs, metadata.draw), torch.ones_like(
+            metadata.draw[:, 0], dtype=torch.bool
+        )
     if len(filtered) == len(params):
-        return _pick_filtered(chances, dials)
-    lines = torch.tensor(filtered, device=chances.device)
-    tokens = _drawn(chances, dials.draw)
+        return _pick_filtered(probs, metadata)
+    lines = torch.tensor(filtered, device=probs.device)
+    tokens = _invert_distribution(probs, metadata.draw)
     is_sure = torch.ones_like(tokens, dtype=torch.bool)
-    tokens[lines], is_sure[lines] = _pick_filtered(chances[lines], dials.at(lines))
+    tokens[lines], is_sure[lines] = _pick_filtered(probs[lines], metadata.select(lines))
     return tokens, is_sure
 
 
 def _pick_filtered(
-    chances: torch.Tensor, dials: SamplingMetadata
+    probs: torch.Tensor, metadata: SamplingMetadata
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What top-k and top-p leave is drawn from in the order of the tokens' numbers. A token is sure
-    if none is left outside of the window: of those as likely as the window's last, some may be."""
-    vocab_size = chances.shape[1]
+    """Sample from what top-k and top-p keep, in the order of token ids. A token is certain if
+    nothing outside of the window could be kept: of the tokens as likely as the window's last one,
+    some may be outside."""
+    vocab_size = probs.shape[1]
     window = min(TOP_WINDOW_TOKENS, vocab_size)
-    values, names = chances.topk(window, dim=-1)
-    names, by_name = names.sort(dim=-1)
-    ordered, order = values.gather(1, by_name).sort(dim=-1, descending=True, stable=True)
-    kept = _cut(ordered, chances.sum(dim=-1, keepdim=True), dials)
+    values, token_ids = probs.topk(window, dim=-1)
+    token_ids, by_token_id = token_ids.sort(dim=-1)
+    ordered, order = values.gather(1, by_token_id).sort(dim=-1, descending=True, stable=True)
+    kept = _filter(ordered, probs.sum(dim=-1, keepdim=True), metadata)
     last = torch.where(kept > 0, ordered, torch.inf).amin(dim=-1)
-    places = _drawn(torch.zeros_like(kept).scatter(1, order, kept), dials.draw)
-    tokens = names.gather(1, places.unsqueeze(1)).squeeze(1)
+    places = _invert_distribution(torch.zeros_like(kept).scatter(1, order, kept), metadata.draw)
+    tokens = token_ids.gather(1, places.unsqueeze(1)).squeeze(1)
     if window == vocab_size:
         return tokens, torch.ones_like(tokens, dtype=torch.bool)
-    within = (dials.has_k[:, 0] == 0) | (dials.top_k[:, 0] <= window)
-    return tokens, within & (last > ordered[:, -1])
+    k_fits = (metadata.has_top_k[:, 0] == 0) | (metadata.top_k[:, 0] <= window)
+    return tokens, k_fits & (last > ordered[:, -1])
 
 
-def _cut(ordered: torch.Tensor, total: torch.Tensor, dials: SamplingMetadata) -> torch.Tensor:
-    """Zero where top-k forbids, then where top-p does; the likeliest come first. ``total``
-    [num_rows, 1]: of all chances, also those that are not here."""
+def _filter(ordered: torch.Tensor, total: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+    """Set to zero what top-k excludes, then what top-p does. ``ordered`` is in descending order;
+    ``total`` [num_rows, 1] is the sum of all probabilities, also those outside of the window."""
     ranks = torch.arange(ordered.shape[1], device=ordered.device)
-    kept = torch.where(ranks < dials.top_k, ordered, 0.0)
-    total = torch.where(dials.has_k > 0, kept.sum(dim=-1, keepdim=True), total)
+    kept = torch.where(ranks < metadata.top_k, ordered, 0.0)
+    total = torch.where(metadata.has_top_k > 0, kept.sum(dim=-1, keepdim=True), total)
     shares = kept / total
     before = shares.cumsum(dim=-1) - shares
-    nucleus = torch.where(before >= dials.top_p, 0.0, shares)
-    return torch.where(dials.top_p < 1, nucleus, kept)
+    nucleus = torch.where(before >= metadata.top_p, 0.0, shares)
+    return torch.where(metadata.top_p < 1, nucleus, kept)
 
 
-def _drawn(chances: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
-    """The inverse of each row's distribution function, in the order that the chances lie in.
-    ``draw`` [num_rows, 1]; what rounding puts beyond the end means the last that is possible."""
-    reached = chances.cumsum(dim=-1)
-    places = torch.searchsorted(reached, draw * reached[:, -1:], right=True)
-    numbers = torch.arange(chances.shape[1], device=chances.device)
-    last = torch.where(chances > 0, numbers, 0).amax(dim=-1)
+def _invert_distribution(probs: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
+    """Invert each row's cumulative distribution at ``draw`` [num_rows, 1], in the order of
+    ``probs``. A draw that rounding puts beyond the end gives the last possible token."""
+    cumulative = probs.cumsum(dim=-1)
+    places = torch.searchsorted(cumulative, draw * cumulative[:, -1:], right=True)
+    numbers = torch.arange(probs.shape[1], device=probs.device)
+    last = torch.where(probs > 0, numbers, 0).amax(dim=-1)
     return torch.minimum(places.squeeze(1), last)
 
 
 def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
-    """[num_rows, 1]"""
+    """Return ``values`` as a column [num_rows, 1]."""
     return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(1)
 
 
 def _logprobs(
     logits: torch.Tensor, rows: Sequence[Row], tokens: Sequence[int]
 ) -> dict[int, TokenLogprob]:
-    """Of the rows that ask for them, by their index: the model's own."""
-    asked = {
+    """Return the model's own logprobs for the rows that request them, by row index."""
+    requested = {
         index: row.sampling.logprobs
         for index, row in enumerate(rows)
         if row.sampling.logprobs is not None
     }
-    if not asked:
+    if not requested:
         return {}
-    logprobs = logits[torch.tensor(list(asked), device=logits.device)].log_softmax(dim=-1)
-    chosen = torch.tensor([[tokens[index]] for index in asked], device=logits.device)
-    own = logprobs.gather(1, chosen).squeeze(1).tolist()
-    values, names = (part.tolist() for part in logprobs.topk(max(asked.values()), dim=-1))
-    found = {}
-    for line, (index, num_top) in enumerate(asked.items()):
-        top = zip(map(TokenId, names[line]), values[line], strict=True)
-        found[index] = TokenLogprob(TokenId(tokens[index]), own[line], tuple(top)[:num_top])
-    return found
+    logprobs = logits[torch.tensor(list(requested), device=logits.device)].log_softmax(dim=-1)
+    chosen = torch.tensor([[tokens[index]] for index in requested], device=logits.device)
+    chosen_logprobs = logprobs.gather(1, chosen).squeeze(1).tolist()
+    num_top_max = max(requested.values())
+    values, token_ids = (part.tolist() for part in logprobs.topk(num_top_max, dim=-1))
+    results = {}
+    for line, (index, num_top) in enumerate(requested.items()):
+        pairs = zip(map(TokenId, token_ids[line]), values[line], strict=True)
+        top = tuple(pairs)[:num_top]
+        results[index] = TokenLogprob(TokenId(tokens[index]), chosen_logprobs[line], top)
+    return results

@@ -1,4 +1,4 @@
-"""A decode batch at addresses that never change, for a graph to read."""
+"""A decode batch at fixed addresses, which a CUDA graph reads."""
 
 from collections.abc import Sequence
 
@@ -9,14 +9,14 @@ from baton.engine.attention.triton_cuda import DeviceBatch
 
 TOKENS, POSITIONS, SLOTS, CONTEXTS = range(4)
 NO_SLOT = -1
-"""The slot of a row that only fills the batch up: its KV is written nowhere."""
+"""The slot of a padding row: its KV is not written."""
 
 
 class StaticBatch:
-    """``rows`` decodes with contexts of up to ``max_context`` tokens.
+    """A batch of ``rows`` decodes with contexts of up to ``max_context`` tokens.
 
-    After :meth:`fill` with fewer, those left over have no context and no slot, so that they
-    touch no block. ``token_ids`` [rows] and ``device`` are what the graph reads.
+    After :meth:`fill` with fewer rows, the others are padding: they have no context and no slot, so
+    that they touch no block. The graph reads ``token_ids`` [rows] and ``device_batch``.
     """
 
     def __init__(
@@ -24,52 +24,53 @@ class StaticBatch:
     ) -> None:
         self.rows, self.max_context = rows, max_context
         max_blocks = -(-max_context // block_tokens)
-        self._host_lines, self._lines = _host_and_device(4, rows, device)
+        self._host_rows, self._rows = _host_and_device(4, rows, device)
         self._host_tables, self._tables = _host_and_device(rows, max_blocks, device)
-        self.token_ids = self._lines[TOKENS]
-        self.device = DeviceBatch(
+        self.token_ids = self._rows[TOKENS]
+        self.device_batch = DeviceBatch(
             rows,
             max_context,
-            self._lines[POSITIONS],
-            self._lines[SLOTS],
+            self._rows[POSITIONS],
+            self._rows[SLOTS],
             self._tables,
-            self._lines[CONTEXTS],
+            self._rows[CONTEXTS],
         )
         self.clear()
 
     def clear(self) -> None:
-        """No row is real."""
-        self._set_lines(0)
-        self._lines.copy_(self._host_lines)
+        """Make all rows padding."""
+        self._clear_rows_from(0)
+        self._rows.copy_(self._host_rows)
 
     def fits(self, batch: PackedBatch) -> bool:
-        return batch.num_rows <= self.rows and max(batch.contexts) <= self.max_context
+        return batch.num_rows <= self.rows and max(batch.context_lengths) <= self.max_context
 
     def fill(self, token_ids: Sequence[int], batch: PackedBatch) -> None:
-        """``batch``: decodes alone, on the host. Copies go on after this returns: the device must
-        have done them before the next call."""
+        """Copy ``batch`` (decodes only, on the host) into the static batch. The copies are
+        asynchronous: the device must have finished them before the next call."""
         rows = batch.num_rows
         assert batch.num_decodes == rows == len(token_ids) and self.fits(batch)
-        lines = self._host_lines
+        lines = self._host_rows
         lines[TOKENS, :rows] = torch.tensor(token_ids, dtype=torch.int32)
         lines[POSITIONS, :rows] = batch.positions
         lines[SLOTS, :rows] = batch.slots
-        lines[CONTEXTS, :rows] = torch.tensor(batch.contexts, dtype=torch.int32)
-        self._set_lines(rows)
+        lines[CONTEXTS, :rows] = torch.tensor(batch.context_lengths, dtype=torch.int32)
+        self._clear_rows_from(rows)
         used = batch.block_tables.shape[1]
         self._host_tables[:rows, :used] = batch.block_tables
-        self._lines.copy_(lines, non_blocking=True)
+        self._rows.copy_(lines, non_blocking=True)
         self._tables[:rows].copy_(self._host_tables[:rows], non_blocking=True)
 
-    def _set_lines(self, rows: int) -> None:
-        """What lies beyond ``rows`` fills up."""
-        self._host_lines[:, rows:] = 0
-        self._host_lines[SLOTS, rows:] = NO_SLOT
+    def _clear_rows_from(self, rows: int) -> None:
+        """Make the rows from index ``rows`` on padding."""
+        self._host_rows[:, rows:] = 0
+        self._host_rows[SLOTS, rows:] = NO_SLOT
 
 
 def _host_and_device(
     lines: int, columns: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Integers on the host, from where they can be copied in the background, and on the device."""
+    """Return two integer tensors, one on the host (pinned, for asynchronous copies) and one on the
+    device."""
     on_host = torch.zeros((lines, columns), dtype=torch.int32, pin_memory=device.type == "cuda")
     return on_host, on_host.to(device, copy=True)

@@ -1,1 +1,2 @@
-"""The decoder in C++, for CPUs with AVX-512: the same bits in any batch (docs/engine.md)."""
+"""The decoder in C++ for CPUs with AVX2 or AVX-512. Results have the same bits in any batch
+(docs/engine.md)."""

@@ -1,4 +1,4 @@
-"""Whether a model runs on the kernels or on torch, and why."""
+"""Chooses whether a model runs on our CPU kernels or on torch, and says why."""
 
 import functools
 from dataclasses import dataclass, replace
@@ -16,10 +16,11 @@ CPU_KERNEL_MODES = ("auto", "on", "off")
 
 @dataclass(frozen=True, slots=True)
 class BackendChoice:
-    """``told``: what computes, and why, for people. ``is_fallback``: better was wanted."""
+    """The backend of a model. ``description`` is a human-readable text that says which it is and
+    why it was chosen. ``is_fallback`` is set if a better backend was wanted but not available."""
 
-    native: bool
-    told: str
+    is_native: bool
+    description: str
     is_fallback: bool = False
 
 
@@ -34,23 +35,26 @@ def choose_backend(
     quantization: str = "none",
     kv_dtype: torch.dtype | None = None,
 ) -> BackendChoice:
-    """What a model is to run on; ``kv_dtype``: of its KV, if not ``dtype``. Raises Invalid where
-    kernels were demanded (``on``) and can't be had, or ``mode`` is none of ``CPU_KERNEL_MODES``."""
+    """Choose a model's backend. ``kv_dtype`` is the KV pool's dtype (default: ``dtype``). Raises
+    Invalid if ``mode`` is "on" and the kernels can't be used, or if it is none of
+    ``CPU_KERNEL_MODES``."""
     if mode not in CPU_KERNEL_MODES:
         raise Invalid(
             f"cpu_kernels is {mode!r}, and must be one of {', '.join(CPU_KERNEL_MODES)}",
             param="cpu_kernels",
         )
     if mode == "auto" and device.type != "cpu":
-        kept = "" if quantization == "none" else f"; weights in {quantization}"
-        return replace(TORCH_BACKEND, told=f"torch and Triton, in {_name(dtype)}{kept}")
+        weights = "" if quantization == "none" else f"; weights in {quantization}"
+        return replace(TORCH_BACKEND, description=f"torch and Triton, in {_name(dtype)}{weights}")
     if mode == "off":
-        return replace(TORCH_BACKEND, told=TORCH_BACKEND.told + _decoded(quantization))
+        return replace(
+            TORCH_BACKEND, description=TORCH_BACKEND.description + _decoded(quantization)
+        )
     reason = unsupported_reason(config, device, dtype, quantization, kv_dtype)
     if reason is None:
-        kept = "" if quantization == "none" else f", weights in {quantization}"
+        weights = "" if quantization == "none" else f", weights in {quantization}"
         return BackendChoice(
-            True, f"our own kernels ({best_instruction_set()}), in {_name(dtype)}{kept}"
+            True, f"our own kernels ({best_instruction_set()}), in {_name(dtype)}{weights}"
         )
     if mode == "on":
         raise Invalid(f"cpu_kernels is on, but {reason}", param="cpu_kernels")
@@ -64,25 +68,26 @@ def unsupported_reason(
     quantization: str = "none",
     kv_dtype: torch.dtype | None = None,
 ) -> str | None:
-    """What keeps a model from the kernels; None: nothing."""
+    """Return why the kernels can't run a model; None if they can."""
     if device.type != "cpu":
         return f"the device is {device}"
     if dtype not in library.DTYPE_CODES:
-        return f"they don't compute in {_name(dtype)}"
+        return f"the kernels don't compute in {_name(dtype)}"
     if quantization not in library.QUANTIZATION_CODES:
-        return f"they don't keep weights in {quantization}"
+        return f"the kernels don't store weights in {quantization}"
     if kv_dtype not in (None, dtype):
-        return "they don't keep KV in fp8"
+        return "the kernels don't store KV in fp8"
     if config.head_dim % 2 or not all(
         can_pack(dtype, size, quantization) for size in _depths(config)
     ):
         wanted = _name(dtype) if quantization == "none" else quantization
-        return f"the model has odd sizes, and {wanted} is multiplied in pairs"
+        return f"the model has odd sizes, but numbers in {wanted} are multiplied in pairs"
     return unavailable_reason()
 
 
 def unavailable_reason() -> str | None:
-    """What this machine lacks for the kernels; None: nothing. Compiles if need be."""
+    """Return why the kernels can't run on this machine; None if they can. Compiles them if
+    needed."""
     best = best_instruction_set()
     return (
         f"the processor lacks {', '.join(missing_features())}"
@@ -101,13 +106,17 @@ def _not_loaded(wanted: str) -> str | None:
 
 
 def _depths(config: ModelConfig) -> list[int]:
-    """What products sum over."""
+    """Return the depths (input sizes) of the model's matrix products."""
     depths = [config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size]
     return depths if config.moe is None else [*depths, config.moe.intermediate_size]
 
 
 def _decoded(quantization: str) -> str:
-    return "" if quantization == "none" else f"; {quantization} is decoded for each product"
+    return (
+        ""
+        if quantization == "none"
+        else f"; weights in {quantization} are decoded for each product"
+    )
 
 
 def _name(dtype: torch.dtype) -> str:

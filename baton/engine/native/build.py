@@ -1,12 +1,13 @@
-"""Compiles the kernels, once per version of their source and per set of instructions.
+"""Compiles the CPU kernels, once per version of their source and instruction set.
 
     python -m baton.engine.native.build [--all]
 
-does so ahead of time, for this machine's processor, as ``make setup`` does, or for all that may
-come, as an image's build does; else whoever needs them first does. A library lies beside its
-source, or in the user's cache where that can't be written to. Its name is a digest of source and
-flags, so that what is found there is what is wanted, whatever compiler made it, and a machine
-without one can run what another has compiled.
+compiles them ahead of time: for this machine's processor (as ``make setup`` does), or for all
+instruction sets (as the build of an image does). Otherwise the first process that needs them
+compiles them. A library is stored beside its source, or in the user's cache if that folder is not
+writable. Its name contains a digest of the source and flags, so a library with the right name is
+valid whichever compiler built it, and a machine without a compiler can use a library built
+elsewhere.
 """
 
 import argparse
@@ -35,22 +36,22 @@ FLAGS = (
     "-fPIC",
     "-shared",
     "-pthread",
-    # A product and a sum are two roundings unless the source says one: else the bits would
-    # depend on the compiler.
+    # A multiplication and an addition are rounded separately unless the source calls fma().
+    # Otherwise the bits would depend on the compiler.
     "-ffp-contract=off",
     "-fno-math-errno",
-    # GCC 12 takes the undefined halves of its own intrinsics for mistakes of ours.
+    # GCC 12 warns of undefined halves in its own intrinsics.
     "-Wno-uninitialized",
     "-Wno-maybe-uninitialized",
     "-mprefer-vector-width=512",
 )
 COMPILE_SECONDS = 300.0
-"""It takes about 5 s; more means that the machine is swamped, not that it will never end."""
+"""Time limit. Compiling takes about 5 s, but much longer on an overloaded machine."""
 
 
 def build_library(wanted: str) -> Path:
-    """The library compiled for a name in ``INSTRUCTION_SETS``. Raises Unavailable that says why
-    there is none, and what would help."""
+    """Return the library for a name in ``INSTRUCTION_SETS``, after compiling it if needed. Raises
+    Unavailable with the reason and a remedy if that fails."""
     name = f"kernels-{wanted}-{source_digest(wanted)}.so"
     for folder in library_folders():
         if os.access(folder / name, os.R_OK) and _is_ours(folder):
@@ -59,27 +60,31 @@ def build_library(wanted: str) -> Path:
 
 
 def library_folders() -> list[Path]:
-    """Where it may lie: beside its source, and in the user's cache."""
+    """Return the folders where a library may be: beside its source, and in the user's cache."""
     return [SOURCES.parent / "built", Path.home() / ".cache" / "baton" / "native"]
 
 
 def compiler_flags(wanted: str) -> list[str]:
-    """A feature's is called as Linux calls it, but for what stands between its parts."""
+    """Return the compiler's flags. The flag for a CPU feature is the feature's name in
+    /proc/cpuinfo without underscores."""
     return [*FLAGS, *[f"-m{feature.replace('_', '')}" for feature in INSTRUCTION_SETS[wanted]]]
 
 
 def source_digest(wanted: str) -> str:
-    """Of all that the library is made of."""
-    told = hashlib.sha256(" ".join(compiler_flags(wanted)).encode())
+    """Return a digest of the flags and all source files."""
+    digest = hashlib.sha256(" ".join(compiler_flags(wanted)).encode())
     for source in sorted(SOURCES.iterdir()):
-        told.update(b"\0" + source.name.encode() + b"\0" + source.read_bytes())
-    return told.hexdigest()[:16]
+        digest.update(b"\0" + source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def find_compiler() -> str:
-    """Raises Unavailable when there is none, or nothing to compile for."""
+    """Return a C++ compiler. Raises Unavailable when there is none, or when this is not an x86
+    machine."""
     if platform.machine() not in MACHINES:
-        raise Unavailable(f"they are for {MACHINES[0]}, and this is {platform.machine()}")
+        raise Unavailable(
+            f"the kernels are for {MACHINES[0]}, but this machine is {platform.machine()}"
+        )
     for name in COMPILERS:
         if found := shutil.which(name):
             return found
@@ -87,22 +92,23 @@ def find_compiler() -> str:
 
 
 def _compile(wanted: str, target: Path) -> Path:
-    """Of several processes that want the same library one compiles, and the others wait."""
+    """Compile a library. If several processes need the same one, one compiles it and the others
+    wait."""
     with _lock(target.with_suffix(".lock")):
         if target.is_file():
             return target
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            made = Path(folder) / target.name
+            compiled = Path(folder) / target.name
             _run(
                 [
                     find_compiler(),
                     *compiler_flags(wanted),
                     str(SOURCES / "library.cpp"),
                     "-o",
-                    str(made),
+                    str(compiled),
                 ]
             )
-            made.replace(target)
+            compiled.replace(target)
     return target
 
 
@@ -121,18 +127,18 @@ def _run(command: list[str]) -> None:
 def _writable(places: list[Path]) -> Path:
     for folder in places:
         try:
-            # Not to be read by us alone: an image's library is built by root.
+            # Readable by other users: in a container image the library is built by root.
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         except OSError:
             continue
         if os.access(folder, os.W_OK) and _is_ours(folder):
             return folder
-    told = " or ".join(str(folder) for folder in places)
-    raise Unavailable(f"the kernels are not compiled: no {told} that can be written to by us alone")
+    names = " or ".join(str(folder) for folder in places)
+    raise Unavailable(f"the kernels can't be compiled: {names} must be writable by this user only")
 
 
 def _is_ours(folder: Path) -> bool:
-    """What is loaded from there runs as us: nobody else but root may have put it there."""
+    """Whether only this user or root can write to a folder. Libraries from it run as this user."""
     status = folder.stat()
     others = stat.S_IWGRP | stat.S_IWOTH
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & others
@@ -146,10 +152,12 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Says what was done. Without kernels everything works, so that nothing is a failure; and
-    where they are built need not be where they run."""
+    """Compile the kernels and print the result. Always returns 0: Baton also works without them,
+    and the machine they are built on need not be the one they run on."""
     parser = argparse.ArgumentParser(description="compiles the kernels ahead of time")
-    parser.add_argument("--all", action="store_true", help="for all processors, not for this one")
+    parser.add_argument(
+        "--all", action="store_true", help="for all instruction sets, not only this machine's"
+    )
     best = best_instruction_set()
     wanted = list(INSTRUCTION_SETS) if parser.parse_args(arguments).all else [best] if best else []
     try:

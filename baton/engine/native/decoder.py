@@ -1,4 +1,4 @@
-"""The model over the kernels: what :class:`baton.engine.model.Model` is over torch."""
+"""The model on our CPU kernels, as :class:`baton.engine.model.Model` is the model on torch."""
 
 import weakref
 from ctypes import byref
@@ -27,10 +27,11 @@ from baton.engine.shards import StoredTensor
 
 
 class NativeModel:
-    """All layers of a step in one call, but for mixtures of experts, whose routing is torch's.
+    """Implements :class:`baton.engine.model.DecoderModel`. All layers of a step are one call,
+    except for mixtures of experts, whose routing is done by torch.
 
-    Weights are packed from where they lie; nothing of ``weights`` is kept but an embedding that is
-    not the head.
+    Weights are packed from the mapped checkpoint; of ``weights`` itself, only an embedding that is
+    not tied to the head is kept.
     """
 
     def __init__(
@@ -38,19 +39,21 @@ class NativeModel:
         config: ModelConfig,
         weights: CheckpointWeights,
         pool: KvPool,
-        team: KernelThreadPool,
+        thread_pool: KernelThreadPool,
         quantization: str = "none",
     ) -> None:
-        self._config, self.team = config, team
+        self._config, self.thread_pool = config, thread_pool
         dtype, shape = pool.tensor.dtype, shape_of(config, pool.tensor)
-        self._core = NativeDecoder(shape, pool.tensor, team, _rotary(config, pool), quantization)
+        self._core = NativeDecoder(
+            shape, pool.tensor, thread_pool, _rotary(config, pool), quantization
+        )
         self._core.set_head(weights.norm, weights.head)
         experts: dict[int, _NativeExperts] = {}
-        for index in weights.order:
+        for index in weights.layer_order:
             layer = weights.layers[index]
             self._core.set_layer(index, layer)
             if layer.router is not None:
-                experts[index] = _NativeExperts(team, layer, dtype, quantization)
+                experts[index] = _NativeExperts(thread_pool, layer, dtype, quantization)
         self._experts = {index: experts[index] for index in sorted(experts)}
         self._embedding = None
         if weights.head is not weights.embedding:
@@ -73,13 +76,14 @@ class NativeModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all matrices, as they are kept."""
+        """Size of all matrices as they are stored, in bytes."""
         experts = sum(each.size_bytes for each in self._experts.values())
         embedding = 0 if self._embedding is None else self._embedding.nbytes
         return self._core.weight_bytes + experts + embedding
 
     def logits(self, hidden: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """Logits [num_wanted, vocab] in FP32 of the tokens with indices ``wanted``, which grow."""
+        """Return logits [num_wanted, vocab] in FP32 of the tokens with the indices ``wanted``, in
+        increasing order."""
         return self._core.logits(hidden if len(wanted) == len(hidden) else hidden[wanted])
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -89,11 +93,11 @@ class NativeModel:
 
 
 class NativeAttention:
-    """The kernels' attention by itself, as :class:`baton.engine.attention.base.Attention`."""
+    """The kernels' attention alone. Implements :class:`baton.engine.attention.base.Attention`."""
 
-    def __init__(self, pool: KvPool, team: KernelThreadPool | None = None) -> None:
+    def __init__(self, pool: KvPool, thread_pool: KernelThreadPool | None = None) -> None:
         self._pool = pool.tensor
-        self._team = team or KernelThreadPool(torch.get_num_threads())
+        self._thread_pool = thread_pool or KernelThreadPool(torch.get_num_threads())
         self._core: NativeDecoder | None = None
 
     def prepare(self, batch: PackedBatch) -> None:
@@ -102,23 +106,23 @@ class NativeAttention:
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if self._core is None:
             self._core = NativeDecoder(
-                _attention_shape(self._pool, q.shape[1]), self._pool, self._team
+                _attention_shape(self._pool, q.shape[1]), self._pool, self._thread_pool
             )
         return self._core.attend(self._batch, layer, q, k, v)
 
 
 class NativeDecoder:
-    """The kernels' decoder, with whatever it has the addresses of.
+    """Wraps the C++ decoder, and keeps the memory alive that it points to.
 
-    Checks what does not change while it lives; lengths, tables and tokens are checked by the
-    kernels at each step. ``rotary``: cosines and sines [positions, head_dim / 2] in FP32.
+    Checks shapes and dtypes that do not change; the kernels check lengths, tables and tokens at
+    each step. ``rotary`` are the cosines and sines [positions, head_dim / 2] in FP32.
     """
 
     def __init__(
         self,
         shape: DecoderShape,
         pool: torch.Tensor,
-        team: KernelThreadPool,
+        thread_pool: KernelThreadPool,
         rotary: tuple[torch.Tensor, torch.Tensor] | None = None,
         quantization: str = "none",
     ) -> None:
@@ -128,47 +132,49 @@ class NativeDecoder:
         for table in rotary or ():
             assert table.shape == (shape.positions, shape.head_dim // 2), table.shape
             assert table.dtype is torch.float32 and table.is_contiguous()
-        self._shape, self._team, self._dtype = shape, team, pool.dtype
+        self._shape, self._thread_pool, self._dtype = shape, thread_pool, pool.dtype
         self._quantization = quantization
-        self._kept: list[object] = [pool, rotary]
-        self._library = library = team.library
+        self._kept_alive: list[object] = [pool, rotary]
+        self._library = library = thread_pool.library
         addresses = [table.data_ptr() for table in rotary] if rotary else [None, None]
         self._handle = library.baton_decoder(
-            team.handle, DTYPE_CODES[pool.dtype], byref(shape), pool.data_ptr(), *addresses
+            thread_pool.handle, DTYPE_CODES[pool.dtype], byref(shape), pool.data_ptr(), *addresses
         )
         assert self._handle, "out of memory"
         end = weakref.finalize(self, library.baton_decoder_free, self._handle)
         end.atexit = False
 
     def set_layer(self, index: int, weights: LayerOf[StoredTensor]) -> None:
-        """Packs its matrices; those of experts are not the decoder's business."""
+        """Pack and set the weights of a layer, except those of experts, which the decoder does not
+        compute."""
         layer = LayerPointers(coding=QUANTIZATION_CODES[self._quantization])
         for name in LAYER_FIELDS:
             stack: StoredTensor | None = getattr(weights, name)
             if stack is not None:
-                setattr(layer, name, self._keep(name, stack))
+                setattr(layer, name, self._store(name, stack))
         self._library.baton_set_layer(self._handle, index, byref(layer))
 
-    def _keep(self, name: str, stack: StoredTensor) -> int:
-        """Its address, once it is as the kernels want it."""
+    def _store(self, name: str, stack: StoredTensor) -> int:
+        """Convert a tensor to the kernels' format, keep it alive, and return its address."""
         if len(stack.shape) == 1:
             assert self._sizes[name] == stack.shape, name
-            return self._keep_vector(stack)
+            return self._store_vector(stack)
         packed = self._pack(stack, self._quantization, gated=name == "gate_up")
         assert self._sizes[name] == (packed.outs, packed.ins), name
         return packed.address
 
     def _pack(self, stack: StoredTensor, quantization: str, *, gated: bool = False) -> PackedMatrix:
         packed = PackedMatrix(
-            self._team, stack, gated=gated, dtype=self._dtype, quantization=quantization
+            self._thread_pool, stack, gated=gated, dtype=self._dtype, quantization=quantization
         )
-        self._kept.append(packed)
+        self._kept_alive.append(packed)
         return packed
 
-    def _keep_vector(self, stack: StoredTensor) -> int:
-        """A copy: the file's mapping ends with the last tensor that lies in it."""
+    def _store_vector(self, stack: StoredTensor) -> int:
+        """Keep a copy of a vector and return its address. It must be a copy: a view would keep the
+        whole file mapped."""
         vector = stack.join(torch.device("cpu"), self._dtype).clone()
-        self._kept.append(vector)
+        self._kept_alive.append(vector)
         return vector.data_ptr()
 
     def set_head(self, norm: StoredTensor, head: StoredTensor) -> None:
@@ -177,15 +183,16 @@ class NativeDecoder:
         quantization = head_quantization(self._quantization)
         packed = self._pack(head, quantization)
         self._library.baton_set_head(
-            self._handle, self._keep_vector(norm), packed.address, QUANTIZATION_CODES[quantization]
+            self._handle, self._store_vector(norm), packed.address, QUANTIZATION_CODES[quantization]
         )
 
     @property
     def weight_bytes(self) -> int:
-        return sum(each.size_bytes for each in self._kept if isinstance(each, PackedMatrix))
+        return sum(each.size_bytes for each in self._kept_alive if isinstance(each, PackedMatrix))
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, hidden], where the head's weight is the embedding's, too."""
+        """Return embeddings [num_tokens, hidden] from the head's weights, to which they are
+        tied."""
         assert token_ids.dtype is torch.int64
         token_ids = token_ids.contiguous()
         x = torch.empty(len(token_ids), self._shape.hidden, dtype=self._dtype)
@@ -204,15 +211,15 @@ class NativeDecoder:
         normed: torch.Tensor,
         on_start: OnStart = no_op,
     ) -> None:
-        """Layers [first, last) over ``x`` [num_tokens, hidden], in place. ``normed`` gets what a
-        last layer with experts gives them."""
+        """Compute layers [first, last) over ``x`` [num_tokens, hidden], in place. If the last layer
+        has experts, stop before them and write their input to ``normed``."""
         for tensor in (x, normed):
             self._check(tensor, batch.offsets[-1], self._shape.hidden)
-        rows, kept = _rows(batch)
+        rows, keep_alive = _rows(batch)
         arguments = byref(rows), first, last, x.data_ptr(), normed.data_ptr()
         on_start()
         call_checked(self._library.baton_run, self._handle, *arguments)
-        del kept
+        del keep_alive
 
     def attend(
         self, batch: PackedBatch, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
@@ -221,26 +228,26 @@ class NativeDecoder:
         qkv = torch.cat((q, k, v), dim=1)
         heads = self._shape.heads + 2 * self._shape.kv_heads
         self._check(qkv, batch.offsets[-1], heads, self._shape.head_dim)
-        to = torch.empty_like(q, memory_format=torch.contiguous_format)
-        rows, kept = _rows(batch)
+        output = torch.empty_like(q, memory_format=torch.contiguous_format)
+        rows, keep_alive = _rows(batch)
         call_checked(
             self._library.baton_attend,
-            self._handle, byref(rows), layer, qkv.data_ptr(), to.data_ptr(),
+            self._handle, byref(rows), layer, qkv.data_ptr(), output.data_ptr(),
         )  # fmt: skip
-        del kept
-        return to
+        del keep_alive
+        return output
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [num_rows, hidden] to [num_rows, vocabulary] in FP32."""
-        to = torch.empty(x.shape[0], self._shape.vocabulary)
+        """Return the logits [num_rows, vocabulary] in FP32 of ``x`` [num_rows, hidden]."""
+        logits = torch.empty(x.shape[0], self._shape.vocabulary)
         if x.shape[0]:
             x = x.contiguous()
             self._check(x, x.shape[0], self._shape.hidden)
             call_checked(
                 self._library.baton_logits,
-                self._handle, x.data_ptr(), x.shape[0], to.data_ptr(),
+                self._handle, x.data_ptr(), x.shape[0], logits.data_ptr(),
             )  # fmt: skip
-        return to
+        return logits
 
     def _check(self, tensor: torch.Tensor, *shape: int) -> None:
         assert tensor.shape == shape and tensor.is_contiguous(), f"{tensor.shape}, not {shape}"
@@ -265,7 +272,7 @@ class NativeDecoder:
 
 
 class _NativeExperts:
-    """A layer's mixture: routed by torch, multiplied by the kernels."""
+    """The mixture of experts of one layer, with routing by torch and products by the kernels."""
 
     def __init__(
         self,
@@ -312,7 +319,7 @@ def shape_of(config: ModelConfig, pool: torch.Tensor) -> DecoderShape:
 
 
 def _attention_shape(pool: torch.Tensor, heads: int) -> DecoderShape:
-    """Of a decoder that has nothing but a pool; a context ends where a block table does."""
+    """Return the shape of a decoder that only computes attention."""
     num_blocks, layers, _, block_tokens, kv_heads, head_dim = pool.shape
     return DecoderShape(
         layers=layers,
@@ -326,7 +333,8 @@ def _attention_shape(pool: torch.Tensor, heads: int) -> DecoderShape:
 
 
 def _rotary(config: ModelConfig, pool: KvPool) -> tuple[torch.Tensor, torch.Tensor]:
-    """As :class:`RotaryTable` has them, once for both halves of a head."""
+    """Return the cosines and sines of :class:`RotaryTable` in FP32, for one half of a head: those
+    of the other half are equal."""
     length, tensor = config.max_position_embeddings, pool.tensor
     table = RotaryTable(config.rope, config.head_dim, length, tensor.device, tensor.dtype)
     halves = [part[:, 0, : config.head_dim // 2] for part in table.at(torch.arange(length))]
@@ -335,7 +343,8 @@ def _rotary(config: ModelConfig, pool: KvPool) -> tuple[torch.Tensor, torch.Tens
 
 
 def _rows(batch: PackedBatch) -> tuple[PackedRows, list[torch.Tensor]]:
-    """With what its addresses point to."""
+    """Return the batch for the kernels, and the tensors that its addresses point to, which must be
+    kept alive."""
     tables = batch.block_tables
     assert tables.dtype is torch.int64 and tables.is_contiguous()
     assert tables.shape[0] == batch.num_rows == len(batch.offsets) - 1

@@ -1,7 +1,8 @@
-"""The compiled kernels behind ctypes: every function with its types, and what it wants.
+"""The ctypes interface of the compiled kernels: every function with its types and parameters.
 
-The GIL is free while one runs. Nothing here checks what an address points to: that is done by
-:mod:`baton.engine.native.decoder` and :mod:`baton.engine.native.matrix`, which alone call it.
+The GIL is released during a call. Nothing here checks what an address points to: that is done by
+the callers, :mod:`baton.engine.native.decoder`, :mod:`baton.engine.native.matrix` and
+:mod:`baton.engine.native.sampler`.
 """
 
 import ctypes
@@ -15,13 +16,14 @@ from baton.engine.native import build
 from baton.engine.native.processor import best_instruction_set
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
-"""The formats that the kernels compute in, and their numbers there."""
+"""The dtypes that the kernels compute in, and the kernels' codes for them."""
 
 SOURCE_DTYPE_CODES = {**DTYPE_CODES, torch.float16: 2}
-"""What weights may come in."""
+"""The dtypes that weights may have in a checkpoint."""
 
 QUANTIZATION_CODES = {"none": 0, "int8": 1, "int4": 2}
-"""How weights are kept (kernels/codes.h), by :mod:`baton.engine.quantization`'s names."""
+"""The formats that weights are stored in (kernels/codes.h), by their names in
+:mod:`baton.engine.quantization`."""
 
 LAYER_FIELDS = (
     "input_norm", "post_norm", "qkv", "qkv_bias", "output", "q_norm", "k_norm", "gate_up", "down",
@@ -29,7 +31,7 @@ LAYER_FIELDS = (
 
 
 class DecoderShape(Structure):
-    """Of a decoder and its pool; all sizes are elements."""
+    """The shape of a decoder and its pool; all sizes are in elements."""
 
     _fields_ = [
         *[
@@ -44,7 +46,8 @@ class DecoderShape(Structure):
 
 
 class LayerPointers(Structure):
-    """Addresses of a layer's weights, 0 for what it has not, and how its matrices are kept."""
+    """The addresses of a layer's weights, 0 for those it does not have, and the format of its
+    matrices."""
 
     _fields_ = [*[(name, c_void_p) for name in LAYER_FIELDS], ("coding", c_int64)]
 
@@ -64,11 +67,11 @@ SAMPLING_ROW_DTYPE = np.dtype(
         ],
     ]
 )  # fmt: skip
-"""What a row asks for when its token is chosen, as kernels/sampler.h has it."""
+"""A row's sampling parameters, as ``Dials`` in kernels/sampler.h."""
 
 
 class PackedRows(Structure):
-    """The packed rows of a step, as kernels/pages.h has them: int64 arrays and their sizes."""
+    """The packed rows of a step, as ``Batch`` in kernels/pages.h: int64 arrays and their sizes."""
 
     _fields_ = [
         ("num_rows", c_int64),
@@ -126,15 +129,16 @@ _FUNCTIONS = {
 
 
 def load() -> ctypes.CDLL:
-    """For this machine's processor."""
+    """Load the library for this machine's processor, which must support the kernels."""
     wanted = best_instruction_set()
-    assert wanted is not None, "whether there are kernels is asked before"
+    assert wanted is not None, "check unavailable_reason() first"
     return load_for(wanted)
 
 
 @functools.cache
 def load_for(wanted: str) -> ctypes.CDLL:
-    """Compiled first if need be. Raises Unavailable that says why it can't be."""
+    """Load the library for an instruction set, after compiling it if needed. Raises Unavailable
+    with the reason if it can't be compiled."""
     library = ctypes.CDLL(str(build.build_library(wanted)))
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, f"baton_{name}")
@@ -146,6 +150,7 @@ def load_for(wanted: str) -> ctypes.CDLL:
 
 
 def call_checked(function: "ctypes._NamedFuncPointer", *arguments: object) -> None:
-    """A function that returns what is wrong. Only a bug of ours can make it say something."""
-    told = function(*arguments)
-    assert told is None, told.decode()
+    """Call a function that returns an error message or null. Only a bug in our code can cause an
+    error here."""
+    error = function(*arguments)
+    assert error is None, error.decode()

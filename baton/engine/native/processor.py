@@ -1,4 +1,4 @@
-"""What this machine's processor can do, as Linux tells it."""
+"""The features of this machine's processor, from /proc/cpuinfo."""
 
 import functools
 import platform
@@ -10,7 +10,8 @@ _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 
 INSTRUCTION_SETS = {"avx512_bf16": (*_AVX512, "avx512_bf16"), "avx512": _AVX512, "avx2": _AVX2}
-"""What the kernels are compiled for, the best first, and the features that each needs."""
+"""The instruction sets that the kernels are compiled for, the best first, and the CPU features that
+each needs."""
 
 CPUINFO = Path("/proc/cpuinfo")
 
@@ -19,46 +20,47 @@ _most = next(iter(INSTRUCTION_SETS))
 
 @functools.cache
 def features(cpuinfo: Path = CPUINFO) -> frozenset[str]:
-    """Of the first core; empty where Linux does not tell, or calls them something else (Arm)."""
+    """Return the CPU flags of the first core; empty if Linux lists none, or lists them under
+    another name (Arm)."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
         return frozenset()
-    told = (line.partition(":")[2] for line in lines if line.startswith("flags"))
-    return frozenset(next(told, "").split())
+    flags = (line.partition(":")[2] for line in lines if line.startswith("flags"))
+    return frozenset(next(flags, "").split())
 
 
 def model_name(cpuinfo: Path = CPUINFO) -> str:
-    """What the processor is called; its architecture where Linux does not tell."""
+    """Return the processor's name; its architecture if Linux does not list one."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
         lines = []
-    told = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(told, platform.machine())
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def supported_instruction_sets() -> list[str]:
-    """Those of ``INSTRUCTION_SETS`` that this processor has, the best first."""
+    """Return the names in ``INSTRUCTION_SETS`` that this processor supports, the best first."""
     names = list(INSTRUCTION_SETS)
     allowed = names[names.index(_most) :]
     return [name for name in allowed if features().issuperset(INSTRUCTION_SETS[name])]
 
 
 def best_instruction_set() -> str | None:
-    """The best that this processor has; None: it has too little for any."""
+    """Return the best instruction set that this processor supports; None if it supports none."""
     return next(iter(supported_instruction_sets()), None)
 
 
 def missing_features() -> list[str]:
-    """Features that the kernels need at least, and the processor has not."""
+    """Return the features that the kernels need at least and this processor lacks."""
     return [name for name in _AVX2 if name not in features()]
 
 
 @contextmanager
-def limited_to(most: str) -> Iterator[None]:
-    """What is built within the block computes as on a processor that has no more: to test, and to
-    compare. Not for several threads at once."""
+def limit_instruction_set(most: str) -> Iterator[None]:
+    """Make what is built within the block compute as on a processor that supports at most the
+    instruction set ``most``, for tests and comparisons. Not thread-safe."""
     global _most
     assert most in INSTRUCTION_SETS, most
     before, _most = _most, most

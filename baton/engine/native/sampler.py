@@ -1,4 +1,4 @@
-"""Choosing tokens on the kernels: what :mod:`baton.engine.sampler` does by torch, row by row."""
+"""Samples tokens on the CPU kernels, as :mod:`baton.engine.sampler` does in torch."""
 
 import weakref
 from collections.abc import Sequence
@@ -11,21 +11,22 @@ from baton.engine.native.matrix import KernelThreadPool
 from baton.engine.plan import Row
 from baton.engine.sampler import is_plain_greedy
 
-SEEDS = 2**64
-"""A seed counts by its last 64 bits."""
+NUM_SEEDS = 2**64
+"""Seeds are taken modulo this: only their last 64 bits are used."""
 
 
 class NativeTokenChooser:
-    """Implements :class:`baton.engine.sampler.TokenChooser`: rows are shared out among ``team``,
-    and no vocabulary is sorted. The same tokens as torch's, but where a draw lies as near to a
-    token's border as FP64 rounds."""
+    """Implements :class:`baton.engine.sampler.TokenChooser`. Rows are divided among the threads of
+    ``thread_pool``, and no vocabulary is sorted. It chooses the same tokens as the torch
+    implementation, except where a draw is within FP64's rounding error of the boundary between two
+    tokens."""
 
-    def __init__(self, team: KernelThreadPool, vocab_size: int) -> None:
-        self._library, self._vocab_size = team.library, vocab_size
-        self._team = team  # lives as long as whoever uses its threads
-        self._handle = team.library.baton_samplers(team.handle, vocab_size)
+    def __init__(self, thread_pool: KernelThreadPool, vocab_size: int) -> None:
+        self._library, self._vocab_size = thread_pool.library, vocab_size
+        self._thread_pool = thread_pool  # kept alive as long as its threads are used
+        self._handle = thread_pool.library.baton_samplers(thread_pool.handle, vocab_size)
         assert self._handle, "out of memory"
-        end = weakref.finalize(self, team.library.baton_samplers_free, self._handle)
+        end = weakref.finalize(self, thread_pool.library.baton_samplers_free, self._handle)
         end.atexit = False
 
     def __call__(self, scores: torch.Tensor, rows: Sequence[Row]) -> list[int]:
@@ -33,8 +34,9 @@ class NativeTokenChooser:
         assert scores.dtype is torch.float32 and scores.device.type == "cpu", scores.dtype
         scores = scores.contiguous()
         chosen = np.empty(len(rows), dtype=np.int64)
-        asked = None if all(is_plain_greedy(row.sampling) for row in rows) else _asked(rows)
-        addresses = [part.ctypes.data for part in asked] if asked else [None] * 4
+        is_greedy = all(is_plain_greedy(row.sampling) for row in rows)
+        arrays = None if is_greedy else _sampling_arrays(rows)
+        addresses = [array.ctypes.data for array in arrays] if arrays else [None] * 4
         call_checked(
             self._library.baton_choose,
             self._handle, scores.data_ptr(), len(rows),
@@ -44,11 +46,12 @@ class NativeTokenChooser:
         return tokens
 
 
-def _asked(rows: Sequence[Row]) -> tuple[np.ndarray, ...]:
-    """The rows' dials, and all histories, biased tokens and biases, one behind the other."""
+def _sampling_arrays(rows: Sequence[Row]) -> tuple[np.ndarray, ...]:
+    """Return the rows' sampling parameters, and the concatenated histories, biased tokens and
+    biases of all rows."""
     history: list[np.ndarray] = []
     biases: list[tuple[int, float]] = []
-    dials, end = [], 0
+    parameters, end = [], 0
     for row in rows:
         params = row.sampling
         seen, bias = end, len(biases)
@@ -57,15 +60,15 @@ def _asked(rows: Sequence[Row]) -> tuple[np.ndarray, ...]:
             history.append(np.array(row.history, dtype=np.int64))
             answer, end = seen + row.num_prompt_tokens, seen + len(row.history)
         biases += params.logit_bias
-        dials.append(
+        parameters.append(
             (
                 params.temperature, params.top_p, params.min_p, params.repetition_penalty,
-                params.presence_penalty, params.frequency_penalty, params.seed % SEEDS,
+                params.presence_penalty, params.frequency_penalty, params.seed % NUM_SEEDS,
                 row.context_tokens, params.top_k, seen, answer, end, bias, len(biases),
             )
         )  # fmt: skip
     return (
-        np.array(dials, dtype=SAMPLING_ROW_DTYPE),
+        np.array(parameters, dtype=SAMPLING_ROW_DTYPE),
         np.concatenate(history) if history else np.empty(0, dtype=np.int64),
         np.array([token for token, _ in biases], dtype=np.int64),
         np.array([bias for _, bias in biases], dtype=np.float64),

@@ -1,1 +1,1 @@
-"""Worker pools as Deployments: the API client, resizing, draining pods, the leader's Lease."""
+"""Worker pools as Deployments: API client, resizing, draining of pods, the leader's Lease."""

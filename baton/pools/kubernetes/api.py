@@ -1,10 +1,10 @@
-"""The few calls of the Kubernetes API that pools need.
+"""The calls of the Kubernetes API that pools need.
 
-Rights (RBAC) that the caller needs in its namespace: ``list`` and ``patch`` on pods; ``get`` and
-``update`` on deployments/scale (for StatefulSets, on theirs), which may be bound to the pools by
-resourceNames. Who does not name the pools (``kubernetes_pools``) needs ``list`` on deployments and
-statefulsets, too. ``delete`` on pods is needed by :meth:`KubernetesPools.remove` alone, and only
-when Kubernetes took another pod than the one that was named.
+Permissions (RBAC) that the caller needs in its namespace: ``list`` and ``patch`` on pods; ``get``
+and ``update`` on deployments/scale (for StatefulSets, on statefulsets/scale), which may be
+restricted to the pools by resourceNames. Without ``kubernetes_pools``, ``list`` on deployments and
+statefulsets, too. ``delete`` on pods is needed only by :meth:`KubernetesPools.remove`, when
+Kubernetes removed another pod than the given one.
 """
 
 from collections.abc import Mapping
@@ -29,13 +29,13 @@ PART_OF_LABEL, PART_OF = "app.kubernetes.io/part-of", "baton"
 CLUSTER_LABEL = "baton.dev/cluster"
 ROLE_LABEL = "baton.dev/role"
 POOL_LABEL = "baton.dev/pool"
-"""On the Deployment (or StatefulSet) of a pool, and on its pods. Without the last, a pool is called
-like its role."""
+"""These labels are on the Deployment (or StatefulSet) of a pool, and on its pods. Without
+POOL_LABEL, a pool's name is its role."""
 
 
 @dataclass(frozen=True, slots=True)
 class KubernetesWorkload:
-    """What keeps the pods of ``pool``. ``kind`` is Deployment or StatefulSet."""
+    """The workload that owns the pods of ``pool``. ``kind`` is Deployment or StatefulSet."""
 
     kind: str
     name: str
@@ -50,30 +50,33 @@ class KubernetesWorkload:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadScale:
-    """``version`` is the resourceVersion that was read."""
+    """A ``scale`` subresource. ``version`` is the resourceVersion that was read."""
 
     replicas: int
     version: str
 
 
 class KubernetesApi:
-    """Of one Baton cluster. ``places`` says by the pool's name what it is (ROLE/DEPLOYMENT); None:
-    the pools are found by their labels. Raises what :class:`KubernetesClient` does."""
+    """The pools and pods of one Baton cluster. ``targets`` maps names of pools to ROLE/DEPLOYMENT;
+    None: the pools are found by their labels. Raises the errors of :class:`KubernetesClient`."""
 
     def __init__(
-        self, kubernetes: KubernetesClient, cluster: str, places: Mapping[str, str] | None = None
+        self, kubernetes: KubernetesClient, cluster: str, targets: Mapping[str, str] | None = None
     ) -> None:
         self._kubernetes = kubernetes
         self._namespace = kubernetes.namespace
         self._apps = client.AppsV1Api(kubernetes.api)
         self._core = client.CoreV1Api(kubernetes.api)
         self._selector = label_selector(cluster)
-        self._places = places
+        self._targets = targets
 
     async def workloads(self) -> dict[str, KubernetesWorkload]:
-        """By the names of their pools. Raises Invalid when two pools have the same one."""
-        if self._places is not None:
-            return {pool: await self._placed(pool, place) for pool, place in self._places.items()}
+        """All workloads by the names of their pools. Raises Invalid when two pools have the same
+        name."""
+        if self._targets is not None:
+            return {
+                pool: await self._read_target(pool, place) for pool, place in self._targets.items()
+            }
         pools: dict[str, KubernetesWorkload] = {}
         for kind in ("Deployment", "StatefulSet"):
             list_all = getattr(self._apps, f"list_namespaced_{_snake(kind)}")
@@ -88,7 +91,7 @@ class KubernetesApi:
                 pools[found.pool] = found
         return pools
 
-    async def scale_of(self, workload: KubernetesWorkload) -> WorkloadScale:
+    async def read_scale(self, workload: KubernetesWorkload) -> WorkloadScale:
         read = getattr(self._apps, f"read_namespaced_{_snake(workload.kind)}_scale")
         what = f"{workload.resource}/scale"
         answer = await self._kubernetes.call("get", what, read, workload.name, self._namespace)
@@ -96,11 +99,12 @@ class KubernetesApi:
         return WorkloadScale(replicas or 0, answer.metadata.resource_version)
 
     async def write_scale(self, workload: KubernetesWorkload, scale: WorkloadScale) -> None:
-        """Only if nothing has changed since ``scale.version`` was read; Conflict otherwise."""
+        """Set the number of replicas. Raises Conflict when the workload has changed since
+        ``scale.version`` was read."""
         write = getattr(self._apps, f"replace_namespaced_{_snake(workload.kind)}_scale")
         body = client.V1Scale(
             api_version="autoscaling/v1",
-            kind="WorkloadScale",
+            kind="Scale",
             metadata=client.V1ObjectMeta(
                 name=workload.name, namespace=self._namespace, resource_version=scale.version
             ),
@@ -110,43 +114,44 @@ class KubernetesApi:
         await self._kubernetes.call("update", what, write, workload.name, self._namespace, body)
 
     async def pods(self) -> list[Pod]:
-        """Of all pools, those that are leaving, too."""
+        """The pods of all pools, including those that are being deleted."""
         answer = await self._kubernetes.call(
             "list", "pods", self._core.list_namespaced_pod, self._namespace,
             label_selector=self._selector,
         )  # fmt: skip
         return [_pod(item) for item in answer.items]
 
-    async def mark(self, pod: Pod, num_replicas: int) -> None:
-        """It is to go first, from a pool of so many."""
-        notes = {DELETION_COST: str(MIN_DELETION_COST), LEAVES_ANNOTATION: str(num_replicas)}
-        await self._annotate(pod, notes)
+    async def mark_for_removal(self, pod: Pod, num_replicas: int) -> None:
+        """Annotate the pod so that Kubernetes deletes it first. ``num_replicas`` is the current
+        size of its pool."""
+        annotations = {DELETION_COST: str(MIN_DELETION_COST), LEAVES_ANNOTATION: str(num_replicas)}
+        await self._annotate(pod, annotations)
 
-    async def unmark(self, pod: Pod) -> None:
+    async def remove_mark(self, pod: Pod) -> None:
         await self._annotate(pod, {DELETION_COST: None, LEAVES_ANNOTATION: None})
 
-    async def _annotate(self, pod: Pod, notes: Mapping[str, str | None]) -> None:
-        body = {"metadata": {"uid": pod.uid, "annotations": notes}}
+    async def _annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
+        body = {"metadata": {"uid": pod.uid, "annotations": annotations}}
         patch, content = self._core.patch_namespaced_pod, "application/merge-patch+json"
         await self._kubernetes.call(
             "patch", "pods", patch, pod.name, self._namespace, body, _content_type=content
         )
 
     async def delete(self, pod: Pod) -> None:
-        """This very pod, and no later one of its name; it is given its time to drain."""
+        """Delete this pod, and no later one of the same name. It has its grace period to drain."""
         body = client.V1DeleteOptions(preconditions=client.V1Preconditions(uid=pod.uid))
         delete = self._core.delete_namespaced_pod
         await self._kubernetes.call("delete", "pods", delete, pod.name, self._namespace, body=body)
 
-    async def _placed(self, pool: str, place: str) -> KubernetesWorkload:
+    async def _read_target(self, pool: str, place: str) -> KubernetesWorkload:
         role, _, name = place.partition("/")
         workload = KubernetesWorkload("Deployment", name, Role(role), 0, pool)
-        scale = await self.scale_of(workload)
+        scale = await self.read_scale(workload)
         return KubernetesWorkload("Deployment", name, Role(role), scale.replicas, pool)
 
 
 def label_selector(cluster: str) -> str:
-    """Of all pools of a cluster, and of their pods."""
+    """The selector of all pools of a cluster, and of their pods."""
     roles = ",".join(role.value for role in WORKER_ROLES)
     return f"{PART_OF_LABEL}={PART_OF},{CLUSTER_LABEL}={cluster},{ROLE_LABEL} in ({roles})"
 
@@ -155,21 +160,21 @@ def _snake(kind: str) -> str:
     return {"Deployment": "deployment", "StatefulSet": "stateful_set"}[kind]
 
 
-def _place(metadata: client.V1ObjectMeta | None) -> tuple[Role, str]:
-    """What was listed by its labels has them."""
+def _role_and_pool(metadata: client.V1ObjectMeta | None) -> tuple[Role, str]:
+    """Role and pool from the labels, which an object that was found by them must have."""
     assert metadata is not None and metadata.labels is not None
     role = Role(metadata.labels[ROLE_LABEL])
     return role, metadata.labels.get(POOL_LABEL, role.value)
 
 
 def _workload(kind: str, item: Any) -> KubernetesWorkload:
-    """Without a number, it is one."""
-    (role, pool), replicas = _place(item.metadata), item.spec.replicas
+    """Convert a workload. If ``replicas`` is unset, it is one, as in Kubernetes."""
+    (role, pool), replicas = _role_and_pool(item.metadata), item.spec.replicas
     return KubernetesWorkload(
         kind, item.metadata.name, role, 1 if replicas is None else replicas, pool
     )
 
 
 def _pod(item: client.V1Pod) -> Pod:
-    role, pool = _place(item.metadata)
+    role, pool = _role_and_pool(item.metadata)
     return pod_from(item, role, pool)

@@ -1,4 +1,4 @@
-"""The way to the API server of Kubernetes: one call at a time, bounded, with our errors."""
+"""Calls to the Kubernetes API server, with timeouts and translated errors."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -21,17 +21,17 @@ T = TypeVar("T")
 
 
 class Conflict(Overloaded):
-    """What was read has changed since: read again."""
+    """The object has changed since it was read: read it again."""
 
 
 class ResourceExpired(Overloaded):
-    """What is asked for is too long ago: list again."""
+    """The requested version is too old: list again."""
 
 
 class KubernetesClient:
     """Calls in one namespace. They raise Unavailable (not reached, or no answer in
-    ``call_seconds``), Unauthorized (naming the right that is missing), NotFound, Conflict, Gone,
-    Overloaded, and Invalid for what the API server rejects."""
+    ``call_seconds``), Unauthorized (naming the missing permission), NotFound, Conflict,
+    ResourceExpired, Overloaded, and Invalid for requests that the API server rejects."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class KubernetesClient:
         namespace: str,
         call_seconds: float = CALL_SECONDS,
     ) -> None:
-        configuration.retries = 0  # a call has one bound; urllib3 would have three
+        configuration.retries = 0  # else urllib3 retries three times, with a timeout each
         self.api = client.ApiClient(configuration)
         self.namespace = namespace
         self._host = configuration.host
@@ -48,8 +48,8 @@ class KubernetesClient:
     async def call(
         self, verb: str, resource: str, call: Callable[..., T], *given: Any, **named: Any
     ) -> T:
-        """``call`` is a method of one of the client's APIs; ``verb`` and ``resource`` are RBAC's
-        names for it."""
+        """Run ``call``, a method of one of the client's APIs, in a thread. ``verb`` and
+        ``resource`` are RBAC's names for it."""
 
         def work() -> T:
             with self.translated(verb, resource):
@@ -62,24 +62,25 @@ class KubernetesClient:
 
     @contextmanager
     def translated(self, verb: str, resource: str) -> Iterator[None]:
-        """For a call that a thread of somebody else makes."""
-        asked = f"{verb} {resource} in namespace {self.namespace}"
+        """Context that translates the errors of a call, for callers with threads of their own."""
+        action = f"{verb} {resource} in namespace {self.namespace}"
         try:
             yield
         except ApiException as error:
             raise _error(error, verb, resource, self.namespace) from error
         except HTTPError as error:
             why = f"did not answer in time or at all ({type(error).__name__})"
-            raise Unavailable(f"the API server at {self._host} {why}: {asked}") from error
+            raise Unavailable(f"the API server at {self._host} {why}: {action}") from error
         except ValueError as error:
-            raise Unavailable(f"the API server's answer makes no sense: {asked}") from error
+            raise Unavailable(f"the API server's answer makes no sense: {action}") from error
 
 
 def open_kubernetes_client(
     namespace: str | None, call_seconds: float = CALL_SECONDS
 ) -> KubernetesClient:
-    """By the service account in a pod, by the kubeconfig elsewhere; ``namespace`` None is theirs.
-    Raises Invalid when there is neither."""
+    """Open a client with the service account in a pod, with the kubeconfig elsewhere. ``namespace``
+    None means that of the service account or the kubeconfig. Raises Invalid when there is
+    neither."""
     configuration = client.Configuration()
     try:
         config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
@@ -94,35 +95,36 @@ def _load_kubeconfig(configuration: client.Configuration) -> str:
         config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         _, active = config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
     except (ConfigException, OSError) as error:
-        raise Invalid(f"neither in a pod nor with a usable kubeconfig: {error}") from error
+        raise Invalid(f"this is not a pod, and there is no usable kubeconfig: {error}") from error
     return str(active["context"].get("namespace", ""))
 
 
 def _error(error: ApiException, verb: str, resource: str, namespace: str) -> BatonError:
-    told = _message(error)
-    asked = f"{verb} {resource} in namespace {namespace}"
+    detail = _message(error)
+    action = f"{verb} {resource} in namespace {namespace}"
     if error.status == 403:
         return Unauthorized(
-            f"not allowed to {asked}: give this service account or user a Role with the verb "
-            f"{verb!r} on {resource!r} ({told})"
+            f"not allowed to {action}: give this service account or user a Role with the verb "
+            f"{verb!r} on {resource!r} ({detail})"
         )
     if error.status == 401:
-        return Unauthorized(f"the API server does not accept our credentials: {asked} ({told})")
+        return Unauthorized(f"the API server does not accept our credentials: {action} ({detail})")
     if error.status == 404:
-        return NotFound(f"not found: {asked} ({told})")
+        return NotFound(f"not found: {action} ({detail})")
     if error.status == 409:
-        return Conflict(f"changed meanwhile: {asked} ({told})")
+        return Conflict(f"changed meanwhile: {action} ({detail})")
     if error.status == 410:
-        return ResourceExpired(f"too long ago: {asked} ({told})")
+        return ResourceExpired(f"the version is too old: {action} ({detail})")
     if error.status == 429:
-        return Overloaded(f"the API server is overloaded: {asked}")
+        return Overloaded(f"the API server is overloaded: {action}")
     if error.status and 400 <= error.status < 500:
-        return Invalid(f"rejected: {asked} ({told})")
-    return Unavailable(f"the API server failed ({error.status or error.reason}): {asked} ({told})")
+        return Invalid(f"rejected: {action} ({detail})")
+    status = error.status or error.reason
+    return Unavailable(f"the API server failed ({status}): {action} ({detail})")
 
 
 def _message(error: ApiException) -> str:
-    """What a Status object says; of anything else, its reason."""
+    """The message of a Status object in the body; otherwise the HTTP reason."""
     try:
         status: Mapping[str, Any] = json.loads(error.body or "")
         return str(status["message"])

@@ -1,7 +1,7 @@
-"""A lease of ``coordination.k8s.io``, by which conductors agree who resizes pools.
+"""A Lease of ``coordination.k8s.io``, by which conductors elect the one that resizes pools.
 
-Rights (RBAC): ``get`` and ``update`` on this lease, which may be bound to its name; ``create`` on
-leases, which can't, unless somebody has made the lease before.
+Permissions (RBAC): ``get`` and ``update`` on this lease, which may be restricted to its name; and
+``create`` on leases, which can't be restricted, unless the lease exists already.
 """
 
 from datetime import UTC, datetime
@@ -16,8 +16,8 @@ from baton.pools.leader_election import LEASE_SECONDS, NO_HOLDER, LeaseRecord
 
 
 class KubernetesLease:
-    """Implements :class:`baton.pools.leader_election.LeaseStore`. The times in it are for
-    people."""
+    """Implements :class:`baton.pools.leader_election.LeaseStore`. The times in the lease are only
+    informative."""
 
     def __init__(self, kubernetes: KubernetesClient, name: str, clock: Clock) -> None:
         self._kubernetes = kubernetes
@@ -35,7 +35,7 @@ class KubernetesLease:
         return _record(found)
 
     async def write(self, record: LeaseRecord) -> LeaseRecord:
-        """Raises Conflict when it has changed, or was created, meanwhile."""
+        """Raises Conflict when the lease was changed or created meanwhile."""
         api, namespace, body = self._api, self._kubernetes.namespace, self._body(record)
         if not record.version:
             create = api.create_namespaced_lease
@@ -48,7 +48,8 @@ class KubernetesLease:
         return _record(written)
 
     def _body(self, record: LeaseRecord) -> dict[str, Any]:
-        """As JSON: the client's own times lose their fraction when it is zero, and are refused."""
+        """The Lease as plain JSON: the client omits a time's fraction when it is zero, which the
+        API server refuses."""
         now = datetime.fromtimestamp(self._clock.wall_nanoseconds() / 1e9, UTC)
         metadata = {"name": self._name}
         if record.version:

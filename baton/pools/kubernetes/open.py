@@ -1,4 +1,4 @@
-"""Opens the pools of a cluster in Kubernetes, as the settings say where they are."""
+"""Opens the pools of a cluster in Kubernetes according to the settings."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 async def open_kubernetes_pools(
     settings: Settings, clock: Clock, on_note: Callable[[str], None]
 ) -> AsyncIterator["KubernetesPools"]:
-    """Of ``settings.cluster`` in ``settings.kubernetes_namespace``. Raises Invalid when the client
-    is not installed, or does not know whom to ask."""
+    """Open the pools of ``settings.cluster`` in ``settings.kubernetes_namespace``. Raises Invalid
+    when the Kubernetes client is not installed or not configured."""
     client = kubernetes_client_for(settings)
     from baton.pools.kubernetes.api import KubernetesApi
     from baton.pools.kubernetes.pools import KubernetesPools
@@ -49,7 +49,8 @@ async def open_kubernetes_pools(
 
 @asynccontextmanager
 async def open_kubernetes_lease(settings: Settings, clock: Clock) -> AsyncIterator[LeaseStore]:
-    """By which the conductors of ``settings.cluster`` agree on one of them. Raises Invalid."""
+    """Open the lease by which the conductors of ``settings.cluster`` elect a leader. Raises
+    Invalid."""
     client = kubernetes_client_for(settings)
     from baton.pools.kubernetes.lease import KubernetesLease
 
@@ -61,7 +62,7 @@ async def open_kubernetes_lease(settings: Settings, clock: Clock) -> AsyncIterat
 
 
 def kubernetes_client_for(settings: Settings) -> "KubernetesClient":
-    """For the caller to close. Raises Invalid as above."""
+    """Open a client, which the caller must close. Raises Invalid as above."""
     try:
         from baton.pools.kubernetes.client import open_kubernetes_client
     except ImportError as error:

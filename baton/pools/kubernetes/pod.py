@@ -1,4 +1,4 @@
-"""A worker's pod, as much of it as pools look at."""
+"""A worker's pod, with the fields that pools need."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,80 +11,80 @@ if TYPE_CHECKING:
     from kubernetes.client import V1ContainerStatus, V1Pod, V1PodStatus
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
-"""Of a ReplicaSet's pods that are equally ready, the one with the least goes first."""
+"""Among equally ready pods of a ReplicaSet, the one with the lowest cost is deleted first."""
 
 MIN_DELETION_COST = -(2**31)
-"""Of a pod that is to go first; also how one is known that was drained to go."""
+"""Cost of a pod that is to be deleted first. It also marks pods that were drained for removal."""
 
 LEAVES_ANNOTATION = "baton.dev/leaves-pool-of"
-"""How large the pool was that a pod was chosen to leave: whether that was written already can be
-seen by it."""
+"""Size of the pool when this pod was chosen for removal. If the pool is smaller now, the new size
+has been written already."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """``leaving``: it is being deleted. ``phase`` is Kubernetes' own: Pending, Running, Succeeded,
-    Failed, Unknown. ``created_seconds`` since 1970."""
+    """``is_deleting``: it is being deleted. ``phase`` is Kubernetes' own: Pending, Running,
+    Succeeded, Failed, Unknown. ``created_seconds`` is seconds since 1970."""
 
     name: str
     uid: str
     role: Role
     pool: str
     phase: str
-    ready: bool
-    leaving: bool
+    is_ready: bool
+    is_deleting: bool
     created_seconds: float
     deletion_cost: int = 0
     leaves_pool_of: int = 0
-    restarts: int = 0
+    num_restarts: int = 0
     node: str = ""
     message: str = ""
 
     @property
     def id(self) -> WorkerId:
-        """Its worker's, in the registry. A name may be used again, a UID is not."""
+        """The worker's id in the registry. It contains the UID, since names may be reused."""
         return WorkerId(f"{self.name}.{self.uid}")
 
-    def is_called(self, name: str) -> bool:
-        """By its name, or by its worker's id."""
+    def has_name_or_id(self, name: str) -> bool:
+        """Whether ``name`` is the pod's name, or its worker's id."""
         return name in (self.name, self.id)
 
     @property
-    def active(self) -> bool:
-        """It is one of those that its ReplicaSet counts."""
-        return not self.leaving and self.phase not in ("Succeeded", "Failed")
+    def is_active(self) -> bool:
+        """Whether its ReplicaSet counts it."""
+        return not self.is_deleting and self.phase not in ("Succeeded", "Failed")
 
     @property
-    def marked(self) -> bool:
+    def is_marked(self) -> bool:
         return self.deletion_cost == MIN_DELETION_COST
 
     @property
     def ordinal(self) -> int:
-        """Of a StatefulSet's pod; -1 where there is none."""
+        """The ordinal of a StatefulSet's pod; -1 for other pods."""
         number = self.name.rpartition("-")[2]
         return int(number) if number.isdecimal() else -1
 
     def as_worker(self) -> PoolWorker:
-        """Who names a worker names its pod."""
+        """The worker as listed in the pools; its id there is the pod's name."""
         return PoolWorker(WorkerId(self.name), self.role, self._state, self.node, self.message)
 
     @property
     def _state(self) -> str:
-        if self.leaving or (self.active and self.marked):
+        if self.is_deleting or (self.is_active and self.is_marked):
             return "draining"
         if self.phase in ("Succeeded", "Failed"):
             return "stopped" if self.phase == "Succeeded" else "failed"
         if self.phase == "Pending":
             return "starting" if self.node else "pending"
-        if self.ready:
+        if self.is_ready:
             return "serving"
-        return "restarting" if self.restarts else "starting"
+        return "restarting" if self.num_restarts else "starting"
 
 
 def pod_from(item: "V1Pod", role: Role, pool: str) -> Pod:
     metadata, status = item.metadata, item.status
     assert metadata is not None and status is not None and item.spec is not None
-    created, notes = metadata.creation_timestamp, metadata.annotations or {}
+    created, annotations = metadata.creation_timestamp, metadata.annotations or {}
     conditions = status.conditions or []
     return Pod(
         name=metadata.name or "",
@@ -92,41 +92,42 @@ def pod_from(item: "V1Pod", role: Role, pool: str) -> Pod:
         role=role,
         pool=pool,
         phase=status.phase or "Unknown",
-        ready=any(each.type == "Ready" and each.status == "True" for each in conditions),
-        leaving=metadata.deletion_timestamp is not None,
+        is_ready=any(each.type == "Ready" and each.status == "True" for each in conditions),
+        is_deleting=metadata.deletion_timestamp is not None,
         created_seconds=created.timestamp() if created is not None else 0.0,
-        deletion_cost=_number(notes.get(DELETION_COST)),
-        leaves_pool_of=_number(notes.get(LEAVES_ANNOTATION)),
-        restarts=sum(each.restart_count for each in status.container_statuses or []),
+        deletion_cost=_number(annotations.get(DELETION_COST)),
+        leaves_pool_of=_number(annotations.get(LEAVES_ANNOTATION)),
+        num_restarts=sum(each.restart_count for each in status.container_statuses or []),
         node=item.spec.node_name or "",
-        message=_why_it_waits(status),
+        message=_waiting_reason(status),
     )
 
 
 def _number(text: str | None) -> int:
-    """What is no number counts as 0, for a ReplicaSet as well."""
+    """Parse an annotation. Malformed numbers count as 0, as they do for a ReplicaSet."""
     try:
         return int(text or 0)
     except ValueError:
         return 0
 
 
-def _why_it_waits(status: "V1PodStatus") -> str:
-    """Unschedulable, an image that can't be pulled, a secret that is missing; of a container that
-    keeps crashing, its last words."""
+def _waiting_reason(status: "V1PodStatus") -> str:
+    """Why the pod does not run: it is unschedulable, an image can't be pulled, a secret is missing,
+    or a container keeps crashing, then with its termination message."""
     for container in [*(status.init_container_statuses or []), *(status.container_statuses or [])]:
         waiting = container.state.waiting if container.state is not None else None
         if waiting is not None:
-            told = _last_words(container) or waiting.message
-            return ": ".join(part for part in (waiting.reason, told) if part)
+            message = _last_termination(container) or waiting.message
+            return ": ".join(part for part in (waiting.reason, message) if part)
     for condition in status.conditions or []:
         if condition.type == "PodScheduled" and condition.status == "False":
             return condition.message or condition.reason or ""
     return ""
 
 
-def _last_words(container: "V1ContainerStatus") -> str:
-    """What its last life said in the end; Kubernetes itself only says how long it waits now."""
+def _last_termination(container: "V1ContainerStatus") -> str:
+    """The last termination message or exit code. Kubernetes' own message only says how long it
+    waits before the next restart."""
     ended = container.last_state.terminated if container.last_state is not None else None
     if ended is None:
         return ""

@@ -1,5 +1,5 @@
-"""How workers leave a pool in Kubernetes: who goes, how they are told, and what becomes of those
-that stay after all."""
+"""Removes workers from a pool in Kubernetes: chooses and drains pods, and brings back those that
+Kubernetes did not delete."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,43 +12,46 @@ from baton.pools.kubernetes.pod import Pod
 from baton.pools.worker_admin import WorkerAdmin
 
 REMOVAL_TIMEOUT_SECONDS = 10.0
-"""For Kubernetes to pick who goes; it takes well under a second."""
+"""Time for Kubernetes to choose the pods that it deletes; it takes well under a second."""
 
-LOOK_SECONDS = 0.25
+POLL_SECONDS = 0.25
 
-PHASES = ("Pending", "Unknown", "Running")
-"""In the order in which Kubernetes gives pods up."""
+REMOVAL_PHASE_ORDER = ("Pending", "Unknown", "Running")
+"""Phases of pods, in the order in which Kubernetes deletes pods."""
 
 
 class PodDrainer:
-    """Of one pool's workers. ``drain_seconds`` is how long nobody is deleted for what it has."""
+    """Drains pods. ``drain_seconds`` is how long it waits for workers that are busy before the
+    pool is resized."""
 
     def __init__(
         self,
         api: KubernetesApi,
-        reach: WorkerAdmin,
+        worker_admin: WorkerAdmin,
         clock: Clock,
         on_note: Callable[[str], None],
         drain_seconds: float,
     ) -> None:
         self._api = api
-        self._reach = reach
+        self._worker_admin = worker_admin
         self._clock = clock
-        self._note = on_note
+        self._on_note = on_note
         self._drain_seconds = drain_seconds
 
-    async def tell(self, pod: Pod) -> bool:
-        """Whether it was told. One that has not begun, or is dead, takes nothing anyway."""
+    async def request_drain(self, pod: Pod) -> bool:
+        """Ask the pod's worker to drain; returns whether it was reached. A worker that has not
+        started, or is dead, has no requests anyway."""
         try:
-            await self._reach.drain(pod.id)
+            await self._worker_admin.drain(pod.id)
         except BatonError as error:
-            if pod.ready:
-                self._note(f"{pod.name} could not be told to drain: {error}")
+            if pod.is_ready:
+                self._on_note(f"{pod.name} could not be told to drain: {error}")
             return False
         return True
 
-    async def until_drained(self, pods: Sequence[Pod]) -> None:
-        """Until nothing is left with any of them, or time is up: the rest has its pod's time."""
+    async def wait_until_drained(self, pods: Sequence[Pod]) -> None:
+        """Wait until all have drained, or ``drain_seconds`` are over. After that they have the
+        grace period of their pods."""
         until, waiting = self._clock.monotonic() + self._drain_seconds, list(pods)
         while True:
             waiting = [pod for pod in waiting if not await self._is_drained(pod)]
@@ -56,71 +59,76 @@ class PodDrainer:
                 return
             if self._clock.monotonic() >= until:
                 names = ", ".join(pod.name for pod in waiting)
-                self._note(f"after {self._drain_seconds:.0f} s something is left with {names}")
+                self._on_note(f"not drained after {self._drain_seconds:.0f} s: {names}")
                 return
-            await self._clock.sleep(LOOK_SECONDS)
+            await self._clock.sleep(POLL_SECONDS)
 
-    async def settle(
+    async def wait_until_removed(
         self, pool: str, count: int, victims: Sequence[Pod], others: Sequence[Pod]
     ) -> None:
-        """Until there are so many, or time is up; tells of those that went by mistake."""
+        """Wait until the pool has ``count`` pods, or :data:`REMOVAL_TIMEOUT_SECONDS` are over.
+        Report pods that were deleted instead of the ``victims``."""
         until = self._clock.monotonic() + REMOVAL_TIMEOUT_SECONDS
         while True:
-            there = {pod.uid for pod in await self.active(pool)}
-            if len(there) <= count or self._clock.monotonic() >= until:
+            present = {pod.uid for pod in await self.active(pool)}
+            if len(present) <= count or self._clock.monotonic() >= until:
                 break
-            await self._clock.sleep(LOOK_SECONDS)
-        stayed = [pod.name for pod in victims if pod.uid in there]
-        went = [pod.name for pod in others if pod.uid not in there]
+            await self._clock.sleep(POLL_SECONDS)
+        stayed = [pod.name for pod in victims if pod.uid in present]
+        went = [pod.name for pod in others if pod.uid not in present]
         if stayed and went:
-            self._note(f"{', '.join(went)} went instead of {', '.join(stayed)}")
+            self._on_note(f"Kubernetes deleted {', '.join(went)} instead of {', '.join(stayed)}")
 
-    async def restore(self, victims: Sequence[Pod], told: Sequence[Pod]) -> None:
-        """Those that were to go and are there still are as they were: whoever was told to drain
-        serves again. What fails is noted, and mended by the next change of the pool."""
+    async def restore_remaining(
+        self, victims: Sequence[Pod], asked_to_drain: Sequence[Pod]
+    ) -> None:
+        """Make ``victims`` that were not deleted serve again; ``asked_to_drain`` are those that
+        were asked to drain. Failures are reported, and repaired by the next change of the pool."""
         try:
-            there = {pod.uid for pod in await self.active(victims[0].pool)} if victims else set()
+            present = {pod.uid for pod in await self.active(victims[0].pool)} if victims else set()
         except BatonError:
-            there = {pod.uid for pod in victims}
+            present = {pod.uid for pod in victims}
         for pod in victims:
-            if pod.uid in there:
-                await self.bring_back(pod, was_told=pod in told)
+            if pod.uid in present:
+                await self.end_drain(pod, was_asked_to_drain=pod in asked_to_drain)
 
-    async def bring_back(self, pod: Pod, was_told: bool = True) -> None:
-        """Its mark goes last: by it, one that could not be told is found later. Never raises."""
+    async def end_drain(self, pod: Pod, was_asked_to_drain: bool = True) -> None:
+        """End a pod's drain, and remove its mark. The mark is removed last, since a worker that
+        can't be reached is found by it later. Never raises."""
         try:
-            if was_told:
-                await self._stay(pod)
-            await self._api.unmark(pod)
+            if was_asked_to_drain:
+                await self._end_worker_drain(pod)
+            await self._api.remove_mark(pod)
         except (NotFound, Conflict):
-            return  # it is gone, or another one has its name by now
+            return  # it is gone, or another pod has its name by now
         except BatonError as error:
-            self._note(f"{pod.name} may be left drained: {error}")
+            self._on_note(f"{pod.name} may be left drained: {error}")
             return
-        if was_told:
-            self._note(f"{pod.name} was drained and stayed: it serves again")
+        if was_asked_to_drain:
+            self._on_note(f"{pod.name} was drained but not deleted: it serves again")
 
-    async def _stay(self, pod: Pod) -> None:
+    async def _end_worker_drain(self, pod: Pod) -> None:
         try:
-            await self._reach.stay(pod.id)
+            await self._worker_admin.end_drain(pod.id)
         except NotFound:
-            return  # nobody announces it: if it lives again, it serves
+            return  # it is not in the registry: if it restarts, it serves
 
-    async def replace(self, pod: Pod) -> None:
-        """It was named, and another one went: its pool starts a successor for that one."""
+    async def delete_remaining(self, pod: Pod) -> None:
+        """Delete the pod that was to be removed, after Kubernetes has deleted another one instead.
+        The pool then starts a new pod for it."""
         try:
             await self._api.delete(pod)
         except (NotFound, Conflict):
             return
-        self._note(f"{pod.name} was drained and stayed: it is deleted")
+        self._on_note(f"{pod.name} was drained but not deleted: it is deleted now")
 
     async def active(self, pool: str) -> list[Pod]:
-        return [pod for pod in await self._api.pods() if pod.pool == pool and pod.active]
+        return [pod for pod in await self._api.pods() if pod.pool == pool and pod.is_active]
 
     async def _is_drained(self, pod: Pod) -> bool:
-        """Who does not answer is not waited for."""
+        """Whether the pod has drained, or does not answer."""
         try:
-            return await self._reach.is_drained(pod.id)
+            return await self._worker_admin.is_drained(pod.id)
         except BatonError:
             return True
 
@@ -128,17 +136,17 @@ class PodDrainer:
 def pod_removal_order(
     workload: KubernetesWorkload, pods: Sequence[Pod], loads: Mapping[WorkerId, float]
 ) -> list[Pod]:
-    """As Kubernetes would give them up, but for the load: who has not begun, who was drained
-    already, who has least to do, the newest."""
+    """Pods in the order in which to remove them. It is Kubernetes' own order, except for the load:
+    not started, marked already, least load, newest."""
     if workload.kind == "StatefulSet":
         return sorted(pods, key=lambda pod: -pod.ordinal)
     return sorted(
         pods,
         key=lambda pod: (
             bool(pod.node),
-            PHASES.index(pod.phase),
-            pod.ready,
-            not pod.marked,
+            REMOVAL_PHASE_ORDER.index(pod.phase),
+            pod.is_ready,
+            not pod.is_marked,
             loads.get(pod.id, 0.0),
             -pod.created_seconds,
             pod.name,

@@ -1,11 +1,11 @@
-"""Which pods of a cluster are being deleted, as the API server tells it.
+"""Watches which pods of a cluster are being deleted.
 
-A worker says itself that it drains, once its pod's preStop hook or SIGTERM has come to it; the API
-server knows as soon as it was decided. With ``publishNotReadyAddresses``, or while endpoints lag,
-such a pod still reads as ready elsewhere. It is a hint: who can't be reached says nothing, and all
-goes on as without it.
+A worker reports that it drains once its pod's preStop hook has run or SIGTERM has arrived; the API
+server knows it as soon as the deletion was requested. With ``publishNotReadyAddresses``, or while
+endpoints lag, such a pod still appears as ready elsewhere. The result is only a hint: when the API
+server can't be reached, everything works as without it.
 
-Rights (RBAC): ``list`` and ``watch`` on pods.
+Permissions (RBAC): ``list`` and ``watch`` on pods.
 """
 
 import threading
@@ -22,13 +22,13 @@ from baton.pools.kubernetes.api import label_selector
 from baton.pools.kubernetes.client import CALL_SECONDS, KubernetesClient, ResourceExpired
 
 WATCH_SECONDS = 60
-"""Of one watch; the next one goes on from its last version."""
+"""Duration of one watch; the next one continues from its last version."""
 
 SILENT_SECONDS = WATCH_SECONDS + 15.0
-"""For a connection that says nothing: it is dead, though nobody has closed it."""
+"""A connection without data for this long is dead, although it was not closed."""
 
 WAIT_SECONDS = (1.0, 2.0, 5.0, 15.0, 30.0)
-"""Before another attempt, after so many that failed; the last one stays."""
+"""Pauses after the first, second, … failed attempt; the last one is repeated."""
 
 TerminatingWorkers = frozenset[WorkerId]
 
@@ -52,13 +52,13 @@ class PodWatch:
         self._ending: TerminatingWorkers = frozenset()
         self._stopped = threading.Event()
         self._stream: Watch | None = None
-        self._told = ""
+        self._last_failure = ""
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="pod-watch", daemon=True).start()
 
     def stop(self) -> None:
-        """Does not wait: the thread may sit in a call, and dies with the process."""
+        """Stop the watch without waiting for the thread, which may be in a call; it is a daemon."""
         self._stopped.set()
         if self._stream is not None:
             self._stream.stop()  # type: ignore[no-untyped-call]
@@ -74,34 +74,34 @@ class PodWatch:
                     version = self._follow(version)
                     num_failures = 0
             except ResourceExpired:
-                pass  # the version is too old: what there is now comes next
+                pass  # the version is too old: list again
             except BatonError as error:
-                self._tell(str(error))
+                self._log_failure(str(error))
             seconds = WAIT_SECONDS[min(num_failures, len(WAIT_SECONDS) - 1)]
             num_failures += 1
             self._stopped.wait(seconds)
 
     def _list(self) -> str:
-        """What there is now; its version."""
+        """List the pods, and publish those that are being deleted; returns the list's version."""
         with self._kubernetes.translated("list", "pods"):
             answer = self._core.list_namespaced_pod(
                 self._kubernetes.namespace,
                 label_selector=self._selector,
                 _request_timeout=CALL_SECONDS,
             )
-        self._told = ""
-        pods = [self._plain(item) for item in answer.items]
+        self._last_failure = ""
+        pods = [self._to_dict(item) for item in answer.items]
         self._publish(frozenset(_worker(pod) for pod in pods if _is_ending(pod)))
         assert answer.metadata is not None
         return answer.metadata.resource_version or ""
 
-    def _plain(self, pod: client.V1Pod) -> Mapping[str, Any]:
-        """As the API server told it."""
+    def _to_dict(self, pod: client.V1Pod) -> Mapping[str, Any]:
+        """The pod as in the API server's JSON."""
         plain: Mapping[str, Any] = self._kubernetes.api.sanitize_for_serialization(pod)  # type: ignore[no-untyped-call]
         return plain
 
     def _follow(self, version: str) -> str:
-        """Changes since ``version``, until the watch ends; the version of the last one."""
+        """Process changes since ``version`` until the watch ends; returns the last version."""
         for kind_of, pod in self._events(version):
             version = pod["metadata"]["resourceVersion"]
             if kind_of == "DELETED":
@@ -131,11 +131,11 @@ class PodWatch:
             self._ending = ending
             self._on_change(ending)
 
-    def _tell(self, failure: str) -> None:
-        """Once, until all is well again."""
-        if failure != self._told and not self._stopped.is_set():
+    def _log_failure(self, failure: str) -> None:
+        """Log a failure, unless it is the same as the last one."""
+        if failure != self._last_failure and not self._stopped.is_set():
             log.warning("pods_not_watched", failure=failure)
-        self._told = failure
+        self._last_failure = failure
 
 
 def _is_ending(pod: Mapping[str, Any]) -> bool:
@@ -143,5 +143,5 @@ def _is_ending(pod: Mapping[str, Any]) -> bool:
 
 
 def _worker(pod: Mapping[str, Any]) -> WorkerId:
-    """As :attr:`Pod.id`."""
+    """The worker's id, as in :attr:`baton.pools.kubernetes.pod.Pod.id`."""
     return WorkerId(f"{pod['metadata']['name']}.{pod['metadata']['uid']}")

@@ -1,25 +1,25 @@
-"""Pools in Kubernetes: a Deployment each (or a StatefulSet), found by labels; a pod is a worker.
+"""Pools in Kubernetes: each is a Deployment (or a StatefulSet), found by labels; a pod is a worker.
 
-Whoever made them (the chart) labels both the Deployments and their pods with
-``app.kubernetes.io/part-of=baton``, ``baton.dev/cluster``, ``baton.dev/role`` and, where a role has
-several pools, ``baton.dev/pool``; and sets each worker's id (``BATON_ID``) to its pod's name and
-UID, as in ``$(POD_NAME).$(POD_UID)``. Sizes are written through the ``scale`` subresource only, and
-only if nobody has written in between.
+The Helm chart labels both the Deployments and their pods with ``app.kubernetes.io/part-of=baton``,
+``baton.dev/cluster``, ``baton.dev/role`` and, where a role has several pools, ``baton.dev/pool``;
+and sets each worker's id (``BATON_ID``) to its pod's name and UID, as in
+``$(POD_NAME).$(POD_UID)``. Sizes are written through the ``scale`` subresource only, and only if it
+has not changed since it was read.
 
-**Who goes.** Kubernetes is told how many pods there should be, not which, and it picks: pods that
-are not ready first, then by deletion cost, then the newest. So whoever is to go (1) gets the least
-deletion cost, (2) is told to drain, and (3) has done so, its blocks handed over, before (4) the
-scale is written; (5) then we look who went. If it was another one all the same (a rollout, a pod
-that was not ready), what was drained serves again, as if nothing had been; the same when the scale
-could not be written after all. Only where one was named, by :meth:`KubernetesPools.remove`, it is
-deleted then, and the pool, which has its size already, starts a successor for the one that went in
-its place. Nothing is lost but time: both leave as Kubernetes ends pods, by a preStop hook and a
+**Which pods are removed.** Kubernetes gets the number of pods, and chooses which ones to delete:
+pods that are not ready first, then by deletion cost, then the newest. So a pod that is to be
+removed (1) gets the lowest deletion cost, (2) is asked to drain, and (3) has drained and
+transferred its blocks before (4) the scale is written; (5) then we check which pod was deleted. If
+it was another one all the same (because of a rollout, or a pod that was not ready), the drained
+worker serves again; the same happens when the scale could not be written. Only a pod that was given
+to :meth:`KubernetesPools.remove` is deleted explicitly then, and the pool, which has its new size
+already, starts another pod. This costs only time: Kubernetes ends both pods with a preStop hook and
 SIGTERM, on which a worker drains.
 
-A marked pod says of how large a pool it was to leave, so that :meth:`KubernetesPools.remove` can
-be asked again after any failure without making the pool smaller twice.
+A marked pod records the size of the pool that it was to leave, so that
+:meth:`KubernetesPools.remove` can be repeated after any failure without shrinking the pool twice.
 
-A StatefulSet always takes its last pod, so only that one can be removed.
+A StatefulSet always deletes its last pod, so only that one can be removed.
 """
 
 from collections import Counter
@@ -48,105 +48,115 @@ from baton.pools.worker_admin import WorkerAdmin
 log = structlog.get_logger(__name__)
 
 MAX_ATTEMPTS = 5
-"""Of one write: a Deployment changes with each pod that becomes ready, too."""
+"""Attempts of one write: a Deployment's version also changes when a pod becomes ready."""
 
 DRAIN_SECONDS = 30.0
 
 
-def log_note(told: str) -> None:
-    log.warning("pool", note=told)
+def log_note(text: str) -> None:
+    log.warning("pool", note=text)
 
 
 class KubernetesPools:
-    """Implements :class:`baton.pools.base.Pools`, by roles; :meth:`resize` is by pools.
-    Raises what :class:`KubernetesClient` does, too. ``on_note`` gets what an operator should know;
-    ``chosen`` says which pool of a role :meth:`scale` resizes, where it has several."""
+    """Implements :class:`baton.pools.base.Pools`, which sums up the pools of each role;
+    :meth:`resize` takes single pools. Methods also raise the errors of :class:`KubernetesClient`.
+    ``on_note`` gets messages for the operator. ``chosen_pools`` is the pool of each role that
+    :meth:`scale` resizes, if the role has several."""
 
     def __init__(
         self,
         api: KubernetesApi,
-        reach: WorkerAdmin,
+        worker_admin: WorkerAdmin,
         clock: Clock,
         on_note: Callable[[str], None] = log_note,
         drain_seconds: float = DRAIN_SECONDS,
-        chosen: Mapping[Role, str] | None = None,
+        chosen_pools: Mapping[Role, str] | None = None,
     ) -> None:
         self._api = api
-        self._reach = reach
-        self._note = on_note
-        self._leaving = PodDrainer(api, reach, clock, on_note, drain_seconds)
-        self._chosen = chosen or {}
+        self._worker_admin = worker_admin
+        self._on_note = on_note
+        self._drainer = PodDrainer(api, worker_admin, clock, on_note, drain_seconds)
+        self._chosen_pools = chosen_pools or {}
         self._changing: set[str] = set()
 
     # -- Pools -----------------------------------------------------------------------------
 
     async def sizes(self) -> Mapping[Role, int]:
-        """Of all pools of a role together."""
+        """The sum over all pools of each role."""
         sizes: Counter[Role] = Counter()
         for workload in (await self._api.workloads()).values():
             sizes[workload.role] += workload.replicas
         return dict(sizes)
 
     async def pools(self) -> Mapping[str, KubernetesWorkload]:
-        """By their names."""
+        """All pools by name."""
         return await self._api.workloads()
 
     async def workers(self) -> list[PoolWorker]:
         return [pod.as_worker() for pod in await self._api.pods()]
 
     async def scale(self, wanted: Mapping[Role, int]) -> None:
-        """Of a role with several pools one is resized, and the others count as they are."""
+        """Resize by role. If a role has several pools, only the chosen one is resized, so that all
+        together have the requested size."""
         pools = await self._api.workloads()
-        await self._change(pools, [self._share(pools, role, n) for role, n in wanted.items()])
+        await self._change(
+            pools, [self._size_of_chosen_pool(pools, role, n) for role, n in wanted.items()]
+        )
 
     async def resize(self, wanted: Mapping[str, int]) -> None:
-        """By names of pools, or of roles that have one pool. Raises Invalid for others."""
+        """Resize pools, each given by its name, or by its role if the role has only one pool.
+        Raises Invalid for other names."""
         pools = await self._api.workloads()
         await self._change(pools, [(find_pool(pools, name).pool, n) for name, n in wanted.items()])
 
     async def remove(self, worker_id: WorkerId) -> None:
-        """By the name of its pod, or by its id."""
-        pod = next((each for each in await self._api.pods() if each.is_called(worker_id)), None)
+        """Remove a worker, given by the name of its pod or by its id."""
+        pod = next(
+            (each for each in await self._api.pods() if each.has_name_or_id(worker_id)), None
+        )
         if pod is None:
             raise NotFound(f"there is no worker {worker_id!r}")
-        if not pod.active:
+        if not pod.is_active:
             return
         workload = find_pool(await self._api.workloads(), pod.pool)
-        with self._alone(pod.pool):
-            scale = await self._api.scale_of(workload)
-            if pod.marked and scale.replicas < pod.leaves_pool_of:
-                await self._leaving.replace(pod)  # the pool is smaller, but somebody else went
+        with self._exclusive_change(pod.pool):
+            scale = await self._api.read_scale(workload)
+            if pod.is_marked and scale.replicas < pod.leaves_pool_of:
+                await self._drainer.delete_remaining(
+                    pod
+                )  # the pool is smaller, but another pod was deleted
                 return
-            others = [each for each in await self._leaving.active(pod.pool) if each.uid != pod.uid]
+            others = [each for each in await self._drainer.active(pod.pool) if each.uid != pod.uid]
             _check_removable(pod, workload, scale, others)
             await self._shrink(workload, scale, scale.replicas - 1, [pod], others)
-            for each in await self._leaving.active(pod.pool):
+            for each in await self._drainer.active(pod.pool):
                 if each.uid == pod.uid:
-                    await self._leaving.replace(pod)
+                    await self._drainer.delete_remaining(pod)
 
-    async def mend(self) -> None:
-        """Whoever was left drained by somebody who died in the middle serves again."""
+    async def end_leftover_drains(self) -> None:
+        """Make workers serve again that were left drained by a process that died while resizing."""
         for workload in (await self._api.workloads()).values():
-            with self._alone(workload.pool):
-                await self._mend(workload, await self._leaving.active(workload.pool))
+            with self._exclusive_change(workload.pool):
+                await self._end_leftover_drains(workload, await self._drainer.active(workload.pool))
 
     # -- resizing --------------------------------------------------------------------------
 
     async def _change(
         self, pools: Mapping[str, KubernetesWorkload], wanted: Sequence[tuple[str, int]]
     ) -> None:
-        """Those that shrink come first: what they leave may be what the others wait for."""
+        """Resize pools, shrinking ones first: growing ones may need the resources that this
+        frees."""
         for name, count in wanted:
             if not 0 < count <= MAX_POOL:
                 raise Invalid(f"{name}={count}: a pool has 1 to {MAX_POOL} workers")
         for name, count in sorted(wanted, key=lambda each: each[1] > pools[each[0]].replicas):
-            with self._alone(name):
+            with self._exclusive_change(name):
                 await self._resize(pools[name], count)
 
-    def _share(
+    def _size_of_chosen_pool(
         self, pools: Mapping[str, KubernetesWorkload], role: Role, count: int
     ) -> tuple[str, int]:
-        own = find_pool(pools, self._chosen.get(role, role.value))
+        own = find_pool(pools, self._chosen_pools.get(role, role.value))
         if own.role is not role:
             raise Invalid(f"the pool {own.pool!r} is no {role.value} pool")
         others = [each for each in pools.values() if each.role is role and each is not own]
@@ -154,29 +164,31 @@ class KubernetesPools:
         if others and count <= fixed:
             raise Invalid(
                 f"{role.value}={count}: {', '.join(each.pool for each in others)} have {fixed}, and"
-                f" {own.pool} has at least one"
+                f" {own.pool} needs at least one"
             )
         return own.pool, count - fixed
 
     async def _resize(self, workload: KubernetesWorkload, count: int) -> None:
-        scale = await self._api.scale_of(workload)
-        active = await self._leaving.active(workload.pool)
+        scale = await self._api.read_scale(workload)
+        active = await self._drainer.active(workload.pool)
         if count < scale.replicas:
             going = pod_removal_order(workload, active, await self._loads())
             victims = going[: max(len(active) - count, 0)]
-            told = await self._shrink(workload, scale, count, victims, going[len(victims) :])
-            await self._leaving.restore(victims, told)
+            drained = await self._shrink(workload, scale, count, victims, going[len(victims) :])
+            await self._drainer.restore_remaining(victims, drained)
             return
         if len(active) <= scale.replicas:
-            await self._mend(workload, active)
+            await self._end_leftover_drains(workload, active)
         if count > scale.replicas:
             await self._write(workload, scale, count)
 
-    async def _mend(self, workload: KubernetesWorkload, active: Sequence[Pod]) -> None:
+    async def _end_leftover_drains(
+        self, workload: KubernetesWorkload, active: Sequence[Pod]
+    ) -> None:
         if len(active) <= workload.replicas:
             for pod in active:
-                if pod.marked:
-                    await self._leaving.bring_back(pod)
+                if pod.is_marked:
+                    await self._drainer.end_drain(pod)
 
     async def _shrink(
         self,
@@ -186,25 +198,26 @@ class KubernetesPools:
         victims: Sequence[Pod],
         others: Sequence[Pod],
     ) -> list[Pod]:
-        """Those that were told to drain. When it fails, all is as it was."""
-        told: list[Pod] = []
+        """Drain ``victims`` and write the scale; returns the pods that were asked to drain. On
+        failure, all of them serve again."""
+        drained: list[Pod] = []
         try:
             for pod in victims:
-                await self._api.mark(pod, scale.replicas)
+                await self._api.mark_for_removal(pod, scale.replicas)
             for pod in victims:
-                told.append(pod)  # already now: who is interrupted does not know
-                if not await self._leaving.tell(pod):
-                    told.remove(pod)
-            await self._leaving.until_drained(told)
+                drained.append(pod)  # before the call: if it is cancelled, the result is unknown
+                if not await self._drainer.request_drain(pod):
+                    drained.remove(pod)
+            await self._drainer.wait_until_drained(drained)
             await self._write(workload, scale, count)
         except BaseException:
-            await self._leaving.restore(victims, told)
+            await self._drainer.restore_remaining(victims, drained)
             raise
-        await self._leaving.settle(workload.pool, count, victims, others)
-        return told
+        await self._drainer.wait_until_removed(workload.pool, count, victims, others)
+        return drained
 
     async def _write(self, workload: KubernetesWorkload, base: WorkloadScale, count: int) -> None:
-        """Raises Overloaded when somebody else has resized the pool since ``base``."""
+        """Write the scale. Raises Overloaded when the pool was resized since ``base`` was read."""
         version = base.version
         for _ in range(MAX_ATTEMPTS):
             unanswered = False
@@ -215,7 +228,7 @@ class KubernetesPools:
                 pass
             except Unavailable:
                 unanswered = True
-            now = await self._api.scale_of(workload)
+            now = await self._api.read_scale(workload)
             if unanswered and now.replicas == count:
                 return
             if now.replicas != base.replicas:
@@ -224,15 +237,15 @@ class KubernetesPools:
         raise Overloaded(f"somebody else is changing {workload.kind} {workload.name}; try again")
 
     async def _loads(self) -> Mapping[WorkerId, float]:
-        """Empty when nobody tells: then the newest go."""
+        """Loads of the workers; empty if they are unknown, and then the newest are removed."""
         try:
-            return await self._reach.loads()
+            return await self._worker_admin.loads()
         except BatonError as error:
-            self._note(f"loads are unknown: {error}")
+            self._on_note(f"loads are unknown: {error}")
             return {}
 
     @contextmanager
-    def _alone(self, pool: str) -> Iterator[None]:
+    def _exclusive_change(self, pool: str) -> Iterator[None]:
         if pool in self._changing:
             raise Overloaded(f"the {pool} pool is being changed at this moment; try again")
         self._changing.add(pool)
@@ -251,7 +264,7 @@ def find_pool(pools: Mapping[str, KubernetesWorkload], name: str) -> KubernetesW
         return of_role[0]
     names = ", ".join(sorted(pool.pool for pool in of_role or pools.values()))
     if of_role:
-        raise Invalid(f"{name} is {len(of_role)} pools; name one of {names}")
+        raise Invalid(f"there are {len(of_role)} {name} pools; name one of {names}")
     if pools:
         raise Invalid(f"there is no pool {name!r}; there are {names}")
     labels = f"{CLUSTER_LABEL} and {ROLE_LABEL}"
@@ -266,4 +279,4 @@ def _check_removable(
     if len(others) + 1 > scale.replicas:
         raise Overloaded(f"the {workload.pool} pool is shrinking at this moment; try again")
     if workload.kind == "StatefulSet" and any(each.ordinal > pod.ordinal for each in others):
-        raise Invalid(f"{pod.name}: a StatefulSet lets only its last pod go; use a Deployment")
+        raise Invalid(f"{pod.name}: a StatefulSet can remove only its last pod; use a Deployment")

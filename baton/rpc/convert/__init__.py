@@ -1,1 +1,1 @@
-"""Protobuf messages to core types and back."""
+"""Conversion between protobuf messages and core types."""

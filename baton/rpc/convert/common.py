@@ -1,4 +1,5 @@
-"""Between protobuf messages and the nouns of ``baton.core``. What comes in is checked here."""
+"""Conversion between protobuf messages and types of ``baton.core``. Incoming messages are validated
+here."""
 
 import math
 from collections.abc import Iterable
@@ -28,8 +29,8 @@ from baton.rpc.v1 import common_pb2 as pb
 
 MAX_ID_BYTES = 256
 MAX_DETAILS = 64
-MAX_REFS = 4096
-"""Lives of workers that are remembered, a few hundred bytes each."""
+MAX_CACHED_REFS = 4096
+"""Cached references to workers, a few hundred bytes each."""
 
 _FINISH_TO_PROTO: dict[FinishReason | None, pb.FinishReason] = {
     None: pb.FINISH_REASON_UNSPECIFIED,
@@ -37,8 +38,8 @@ _FINISH_TO_PROTO: dict[FinishReason | None, pb.FinishReason] = {
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
     FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
     FinishReason.ERROR: pb.FINISH_REASON_ERROR,
-    FinishReason.MOVED: pb.FINISH_REASON_MOVED,
-    FinishReason.TURNED_AWAY: pb.FINISH_REASON_TURNED_AWAY,
+    FinishReason.MIGRATED: pb.FINISH_REASON_MOVED,
+    FinishReason.REROUTED: pb.FINISH_REASON_TURNED_AWAY,
 }
 _FINISH_FROM_PROTO = {value: key for key, value in _FINISH_TO_PROTO.items()}
 
@@ -120,7 +121,7 @@ def spec_to_proto(spec: RequestSpec) -> pb.RequestSpec:
         sampling=sampling_to_proto(spec.sampling),
         tenant_salt=spec.tenant_salt,
         store_hint=hint_to_proto(spec.store_hint),
-        first_token_seconds=spec.first_token_seconds,
+        first_token_seconds=spec.ttft_slo_seconds,
         tenant=spec.tenant,
         priority=spec.priority,
         weight=spec.weight,
@@ -129,7 +130,7 @@ def spec_to_proto(spec: RequestSpec) -> pb.RequestSpec:
 
 
 def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
-    """Raises Invalid for an id that is empty or too long, or counts and times that can't be."""
+    """Raises Invalid for an id that is empty or too long, and for impossible counts and times."""
     if not 0 < len(message.request_id) <= MAX_ID_BYTES:
         raise Invalid(f"request_id must have 1 to {MAX_ID_BYTES} characters", param="request_id")
     if not 0 < message.num_prompt_tokens <= len(message.token_ids):
@@ -138,7 +139,7 @@ def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
         raise Invalid("max_tokens must be at least 1", param="max_tokens")
     if not 0 <= message.first_token_seconds < math.inf:
         raise Invalid("first_token_seconds must be at least 0", param="first_token_seconds")
-    _check_standing(message)
+    _check_tenant_fields(message)
     return RequestSpec(
         request_id=RequestId(message.request_id),
         epoch=Epoch(message.epoch),
@@ -147,7 +148,7 @@ def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
         sampling=sampling_from_proto(message.sampling),
         tenant_salt=message.tenant_salt,
         store_hint=hint_from_proto(message.store_hint),
-        first_token_seconds=message.first_token_seconds,
+        ttft_slo_seconds=message.first_token_seconds,
         tenant=message.tenant,
         priority=Priority(message.priority),
         weight=message.weight or 1.0,
@@ -155,18 +156,18 @@ def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
     )
 
 
-def _check_standing(message: pb.RequestSpec) -> None:
-    """Raises Invalid."""
+def _check_tenant_fields(message: pb.RequestSpec) -> None:
+    """Check tenant, priority and weight. Raises Invalid."""
     if len(message.tenant) > TAG_BYTES:
-        raise Invalid(f"tenant has at most {TAG_BYTES} bytes", param="tenant")
+        raise Invalid(f"tenant must have at most {TAG_BYTES} bytes", param="tenant")
     if not Priority.HIGH <= message.priority <= Priority.BATCH:
-        raise Invalid(f"priority is between {Priority.HIGH} and {Priority.BATCH}", param="priority")
+        raise Invalid(f"priority must be in {Priority.HIGH}..{Priority.BATCH}", param="priority")
     if not 0 <= message.weight < math.inf:
         raise Invalid("weight must be at least 0", param="weight")
 
 
 def output_to_proto(output: RequestOutput) -> pb.RequestOutput:
-    """As :func:`output_from_proto`, looks at what there is alone."""
+    """Encode an output. Like :func:`output_from_proto`, it is optimised for absent fields."""
     message = pb.RequestOutput(
         request_id=output.request_id,
         epoch=output.epoch,
@@ -190,14 +191,14 @@ def output_to_proto(output: RequestOutput) -> pb.RequestOutput:
 
 
 def output_from_proto(message: pb.RequestOutput) -> RequestOutput:
-    """Nearly all outputs are the next token and nothing else: only what is there is looked at.
-    Raises Invalid for a finish reason that this version does not know, and for scores that can't
-    be."""
+    """Decode an output. Nearly all outputs are the next token and nothing else, so the other fields
+    are only converted if any is set. Raises Invalid for an unknown finish reason, and for malformed
+    logprobs."""
     try:
         reason = _FINISH_FROM_PROTO[message.finish_reason]
     except KeyError as error:
         raise Invalid(
-            f"unknown finish reason {message.finish_reason}: the worker is of another version"
+            f"unknown finish reason {message.finish_reason}: the worker has another version"
         ) from error
     output = RequestOutput(
         message.request_id,  # type: ignore[arg-type]
@@ -225,7 +226,8 @@ def output_from_proto(message: pb.RequestOutput) -> RequestOutput:
 
 
 def _check_size(message: pb.RequestOutput) -> None:
-    """Raises Invalid for more than any request may ask for: to read it would hold up all others."""
+    """Raises Invalid for more logprobs than a request may ask for: decoding them would delay all
+    other requests."""
     scores = message.prompt_logprobs
     if (
         len(message.logprobs) > len(message.token_ids)
@@ -235,7 +237,10 @@ def _check_size(message: pb.RequestOutput) -> None:
     ):
         raise Invalid("more logprobs than a request may ask for", param="logprobs")
     if len(message.details) > MAX_DETAILS:
-        raise Invalid(f"{len(message.details)} details of an output", param="details")
+        raise Invalid(
+            f"an output must have at most {MAX_DETAILS} details, not {len(message.details)}",
+            param="details",
+        )
 
 
 def hint_to_proto(hint: StoreHint | None) -> pb.StoreHint | None:
@@ -247,16 +252,18 @@ def hint_from_proto(message: pb.StoreHint) -> StoreHint | None:
 
 
 def ref_to_proto(ref: WorkerRef) -> pb.WorkerRef:
-    return pb.WorkerRef(id=ref.id, address=ref.address, generation=ref.generation, line=ref.line)
+    return pb.WorkerRef(
+        id=ref.id, address=ref.address, generation=ref.generation, line=ref.framed_address
+    )
 
 
 def ref_from_proto(message: pb.WorkerRef) -> WorkerRef:
     return _ref(message.id, message.address, message.generation, message.line)
 
 
-@lru_cache(MAX_REFS)
+@lru_cache(MAX_CACHED_REFS)
 def _ref(worker_id: str, address: str, generation: int, line: str) -> WorkerRef:
-    """One for all requests that go there."""
+    """The cached reference, shared by all requests to this worker."""
     return WorkerRef(WorkerId(worker_id), address, Incarnation(generation), line)
 
 
@@ -320,6 +327,6 @@ def _logprob_to_proto(entry: TokenLogprob) -> pb.TokenLogprob:
 
 def _logprob_from_proto(message: pb.TokenLogprob) -> TokenLogprob:
     if len(message.top_token_ids) != len(message.top_logprobs):
-        raise Invalid("each of the best tokens has a logprob", param="logprobs")
+        raise Invalid("each of top_token_ids must have a logprob", param="logprobs")
     top = zip(_tokens(message.top_token_ids), message.top_logprobs, strict=True)
     return TokenLogprob(TokenId(message.token_id), message.logprob, tuple(top))

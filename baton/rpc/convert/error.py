@@ -1,4 +1,4 @@
-"""Errors of ours between programs, where no gRPC status carries them."""
+"""Conversion of BatonErrors to messages, for protocols without gRPC's statuses."""
 
 from typing import Protocol, TypedDict
 
@@ -11,7 +11,7 @@ MAX_RETRY_SECONDS = 3600.0
 
 
 class RpcErrorMessage(Protocol):
-    """A message of any service that has these fields."""
+    """Any message with these fields."""
 
     @property
     def status(self) -> str: ...
@@ -41,17 +41,17 @@ def error_to_proto(error: BatonError) -> pb.Refusal:
     return pb.Refusal(**error_fields(error))
 
 
-def error_from_proto(told: RpcErrorMessage) -> BatonError:
-    error = error_from_grpc_status(told.status, told.message)
+def error_from_proto(message: RpcErrorMessage) -> BatonError:
+    error = error_from_grpc_status(message.status, message.message)
     if isinstance(error, Overloaded):
-        error.retry_after_seconds = parse_retry_after(told.retry_after_seconds)
+        error.retry_after_seconds = parse_retry_after(message.retry_after_seconds)
     return error
 
 
-def parse_retry_after(told: str | float) -> float:
-    """Seconds as a peer told them; one, where that is no time that anybody could wait."""
+def parse_retry_after(value: str | float) -> float:
+    """Parse seconds from a peer; 1 if the value is malformed or out of range."""
     try:
-        seconds = float(told)
+        seconds = float(value)
     except ValueError:
         return 1.0
     return seconds if 0 <= seconds <= MAX_RETRY_SECONDS else 1.0

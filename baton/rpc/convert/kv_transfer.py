@@ -1,4 +1,4 @@
-"""Conversion of the hand-off's messages."""
+"""Conversion of the messages of a KV transfer."""
 
 from baton.core.ids import Epoch, Incarnation, RequestId, TokenId
 from baton.core.kv_transfer import (
@@ -58,12 +58,12 @@ def transfer_event_to_proto(event: KvTransferEvent) -> pb.PullEvent:
             blocks = [block_to_proto(block) for block in event.blocks]
             return pb.PullEvent(chunk=pb.PullChunk(first_block=event.first_block, blocks=blocks))
         case KvTransferDone():
-            done = pb.PullDone(token_id=event.token_id, finished=event.finished)
+            done = pb.PullDone(token_id=event.token_id, finished=event.is_finished)
             return pb.PullEvent(done=done)
 
 
 def transfer_event_from_proto(message: pb.PullEvent) -> KvTransferEvent:
-    """Raises Invalid for an event of a kind that this version does not know."""
+    """Raises Invalid for an unknown kind of event."""
     match message.WhichOneof("event"):
         case "scheduled":
             return KvTransferScheduled(

@@ -1,4 +1,4 @@
-"""Between a store node's messages and the nouns of ``baton.core.store``."""
+"""Conversion between a store node's messages and types of ``baton.core.store``."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from baton.rpc.v1 import kvstore_pb2 as pb
 
 MAX_KEYS = 65_536
 MAX_FIRST_BLOCK = 2**31
-"""A block's depth has 32 bits; no prompt comes near this."""
+"""A block's index in its chain has 32 bits; no prompt comes near this."""
 
 MAX_TAG_BYTES = 16
 MAX_LISTED_BLOCKS = 10_000
@@ -32,10 +32,10 @@ def keys_to_bytes(keys: Sequence[BlockKey]) -> bytes:
 
 
 def keys_from_bytes(data: bytes, limit: int = MAX_KEYS) -> tuple[BlockKey, ...]:
-    """Raises Invalid for what is no whole number of keys, or too many."""
+    """Raises Invalid for a partial key, or too many keys."""
     if len(data) % BLOCK_KEY_BYTES or len(data) > limit * BLOCK_KEY_BYTES:
         raise Invalid(
-            f"keys are up to {limit} times {BLOCK_KEY_BYTES} bytes, not {len(data)} bytes",
+            f"keys must be up to {limit} times {BLOCK_KEY_BYTES} bytes, not {len(data)} bytes",
             param="keys",
         )
     return tuple(
@@ -55,14 +55,14 @@ def block_run_to_proto(blocks: Sequence[BlockRef], algorithm: str) -> pb.BlockRu
 
 
 def block_run_from_proto(message: pb.BlockRun) -> tuple[BlockRef, ...]:
-    """Raises Invalid for columns of several lengths, or blocks of no size."""
+    """Raises Invalid for columns of different lengths, or blocks without a size."""
     keys = keys_from_bytes(message.keys)
     if not len(keys) == len(message.offset_bytes) == len(message.checksums):
         raise Invalid(
-            "a run of blocks has a key, an offset and a checksum for each", param="blocks"
+            "a run of blocks must have a key, an offset and a checksum for each", param="blocks"
         )
     if keys and not message.size_bytes:
-        raise Invalid("the blocks of a run have a size", param="blocks")
+        raise Invalid("a run of blocks must have a size", param="blocks")
     size = message.size_bytes
     return tuple(
         BlockRef(offset, size, checksum, key)
@@ -74,7 +74,7 @@ def put_to_proto(request: PutRequest) -> pb.PutRequest:
     return pb.PutRequest(
         source=endpoint_to_proto(request.source),
         blocks=block_run_to_proto(request.blocks, request.checksum_algorithm),
-        head=keys_to_bytes(request.head),
+        head=keys_to_bytes(request.preceding_keys),
         first_block=request.first_block,
         tenant=request.tenant,
         model=request.model,
@@ -87,13 +87,13 @@ def put_from_proto(message: pb.PutRequest) -> PutRequest:
     if not blocks and not head:
         raise Invalid(f"a put has 1 to {MAX_KEYS} blocks, not 0", param="blocks")
     if message.first_block > MAX_FIRST_BLOCK:
-        told = f"first_block is at most {MAX_FIRST_BLOCK}, not {message.first_block}"
-        raise Invalid(told, param="first_block")
+        text = f"first_block is at most {MAX_FIRST_BLOCK}, not {message.first_block}"
+        raise Invalid(text, param="first_block")
     return PutRequest(
         source=endpoint_from_proto(message.source),
         checksum_algorithm=message.blocks.checksum_algorithm,
         blocks=blocks,
-        head=head,
+        preceding_keys=head,
         first_block=message.first_block,
         tenant=_tag(message.tenant),
         model=_tag(message.model),
@@ -105,7 +105,8 @@ def lease_query_from_proto(message: pb.LeaseRequest) -> LeaseRequest:
 
 
 def checked_seconds(seconds: float, param: str) -> float:
-    """Raises Invalid for what is no time from 0: what ends then would never end."""
+    """Raises Invalid unless the time is finite and at least 0: a lease of infinite or NaN seconds
+    would never end."""
     if not 0 <= seconds < math.inf:
         raise Invalid(f"{param} must be at least 0 and finite, not {seconds}", param=param)
     return seconds
@@ -115,7 +116,7 @@ def leased_to_proto(leased: LeasedBlocks) -> pb.LeaseResponse:
     return pb.LeaseResponse(
         lease_id=leased.lease_id,
         blocks=block_run_to_proto(leased.blocks, leased.checksum_algorithm),
-        num_held=leased.num_held,
+        num_held=leased.num_stored,
         num_promoted=leased.num_promoted,
     )
 
@@ -172,8 +173,8 @@ def watch_event_to_proto(page: WatchEvent) -> pb.WatchEvent:
         number=page.number,
         tier=page.tier.value,  # type: ignore[arg-type]
         keys=keys_to_bytes(page.keys),
-        reset=page.reset,
-        more=page.more,
+        reset=page.is_reset,
+        more=page.has_more,
     )
 
 
@@ -183,8 +184,8 @@ def watch_event_from_proto(message: pb.WatchEvent) -> WatchEvent:
         message.number,
         _tier(message.tier),
         keys_from_bytes(message.keys, limit=len(message.keys)),
-        reset=message.reset,
-        more=message.more,
+        is_reset=message.reset,
+        has_more=message.more,
     )
 
 

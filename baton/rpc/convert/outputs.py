@@ -1,5 +1,5 @@
-"""Outputs between a worker and a router. Many requests share a message, so each output is written
-and read by itself: one that can't be ends its own request, and nobody else's."""
+"""Conversion of outputs, from a worker to a router. Many requests share a message, so each output
+is converted separately: one that can't be converted fails only its own request."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -12,7 +12,7 @@ from baton.rpc.convert.common import output_from_proto, output_to_proto
 from baton.rpc.v1 import worker_pb2 as pb
 
 MAX_OUTPUTS = 1 << 17
-"""Of one message: twice what a worker keeps for a router that does not read."""
+"""Outputs in one message: twice as many as a worker buffers for a router that does not read."""
 
 log = structlog.get_logger(__name__)
 
@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 def failed_output(
     request_id: str, epoch: int, error: BatonError, first_index: int = 0
 ) -> RequestOutput:
-    """The end of a request that failed with ``error``."""
+    """The last output of a request that failed with ``error``."""
     return RequestOutput(
         RequestId(request_id),
         Epoch(epoch),
@@ -33,22 +33,22 @@ def failed_output(
 
 
 def outputs_to_proto(outputs: Iterable[RequestOutput]) -> pb.WorkerMessage:
-    """One that can't be written becomes its request's failure."""
+    """Encode outputs. One that can't be encoded is replaced by a failure of its request."""
     message = pb.WorkerMessage()
     for output in outputs:
         try:
-            written = output_to_proto(output)
+            proto = output_to_proto(output)
         except Exception:
             log.exception("output_not_written", request_id=output.request_id)
             failure = failed_output(output.request_id, output.epoch, BatonError("internal error"))
-            written = output_to_proto(failure)
-        message.outputs.append(written)
+            proto = output_to_proto(failure)
+        message.outputs.append(proto)
     return message
 
 
 def outputs_from_proto(message: pb.WorkerMessage) -> Sequence[RequestOutput]:
-    """One that can't be read becomes its request's failure, which another worker may mend; the
-    first of a message is logged. Raises Invalid for more outputs than any worker sends."""
+    """Decode outputs. One that can't be decoded is replaced by a retryable failure of its request;
+    the first of a message is logged. Raises Invalid for more outputs than any worker sends."""
     if len(message.outputs) > MAX_OUTPUTS:
         raise Invalid(f"a message has at most {MAX_OUTPUTS} outputs, not {len(message.outputs)}")
     try:

@@ -1,4 +1,5 @@
-"""A placement between protobuf and ``baton.core``. What comes in is checked here."""
+"""Conversion of placements between protobuf and ``baton.core``. Incoming messages are validated
+here."""
 
 from collections.abc import Sequence
 from typing import overload
@@ -24,7 +25,7 @@ def placement_to_proto(placement: Placement) -> pb.Placement:
         store_hint=hint_to_proto(placement.store_hint),
         policy=placement.policy,
         ttft_seconds=placement.ttft_seconds,
-        tbt_seconds=placement.tbt_seconds,
+        tbt_seconds=placement.itl_seconds,
         prefill_alternatives=_alternatives_to_proto(placement.prefill_alternatives),
         decode_alternatives=_alternatives_to_proto(placement.decode_alternatives),
     )
@@ -34,7 +35,7 @@ def placement_from_proto(message: pb.Placement) -> Placement:
     """Raises Unavailable for an answer without a worker."""
     if not message.decode.address:
         raise Unavailable("a conductor answered without a decode worker")
-    told = message.SerializeToString()
+    encoded = message.SerializeToString()
     return Placement(
         ref_from_proto(message.prefill) if message.HasField("prefill") else None,
         ref_from_proto(message.decode),
@@ -42,14 +43,14 @@ def placement_from_proto(message: pb.Placement) -> Placement:
         hint_from_proto(message.store_hint),
         policy=message.policy,
         ttft_seconds=message.ttft_seconds if message.HasField("ttft_seconds") else None,
-        tbt_seconds=message.tbt_seconds if message.HasField("tbt_seconds") else None,
-        prefill_alternatives=_Alternatives(told, of_prefill=True),
-        decode_alternatives=_Alternatives(told, of_prefill=False),
+        itl_seconds=message.tbt_seconds if message.HasField("tbt_seconds") else None,
+        prefill_alternatives=_Alternatives(encoded, of_prefill=True),
+        decode_alternatives=_Alternatives(encoded, of_prefill=False),
     )
 
 
 def place_answer_from_proto(message: pb.PlaceAnswer) -> Placement:
-    """Raises what it was refused with, Unavailable for an answer without a worker."""
+    """Raises the refusal's error, and Unavailable for an answer without a worker."""
     if message.HasField("refusal"):
         raise error_from_proto(message.refusal)
     return placement_from_proto(message.placement)
@@ -71,19 +72,19 @@ def _alternatives_to_proto(alternatives: Sequence[PlacementAlternative]) -> list
 
 
 class _Alternatives(Sequence[PlacementAlternative]):
-    """As many as are told of, of one pool of a placement. They are kept as bytes: a router gets
-    dozens with each request, remembers them of thousands, and hardly anybody ever asks for them; as
-    a message they would take four times as much."""
+    """The alternatives of one pool, decoded lazily. They are kept as bytes: a router gets dozens
+    with each request and keeps those of thousands of requests, but they are hardly ever read.
+    Parsed messages would take four times as much memory."""
 
-    __slots__ = ("_of_prefill", "_told")
+    __slots__ = ("_encoded", "_of_prefill")
 
-    def __init__(self, told: bytes, *, of_prefill: bool) -> None:
-        self._told = told
+    def __init__(self, encoded: bytes, *, of_prefill: bool) -> None:
+        self._encoded = encoded
         self._of_prefill = of_prefill
 
     @property
     def _messages(self) -> Sequence[pb.Alternative]:
-        placement = pb.Placement.FromString(self._told)
+        placement = pb.Placement.FromString(self._encoded)
         return placement.prefill_alternatives if self._of_prefill else placement.decode_alternatives
 
     def __len__(self) -> int:

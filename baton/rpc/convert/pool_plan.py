@@ -1,4 +1,4 @@
-"""A conductor's plan between protobuf and ``baton.core``."""
+"""Conversion of a conductor's plan between protobuf and ``baton.core``."""
 
 from itertools import islice
 
@@ -18,7 +18,7 @@ def pool_plan_to_proto(plan: PoolPlan | None) -> pb.PoolPlan | None:
         requests_per_second=plan.requests_per_second,
         prompt_tokens=plan.prompt_tokens,
         answer_tokens=plan.answer_tokens,
-        cached_share=plan.cached_share,
+        cached_share=plan.cached_fraction,
         alternatives=[
             pb.PoolAlternative(
                 pool=each.pool, num_workers=each.num_workers, utilisation=each.utilisation

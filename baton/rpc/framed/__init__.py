@@ -1,1 +1,2 @@
-"""Connections that carry protobuf messages in frames of our own, beside gRPC (docs/RESULTS.md)."""
+"""Framed connections: protobuf messages in Baton's own frames over TCP, besides gRPC
+(docs/results/router.md)."""

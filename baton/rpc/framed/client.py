@@ -1,4 +1,4 @@
-"""A line, from the side that opens it: a router's."""
+"""The client's side of a framed connection, in a router."""
 
 import asyncio
 import hmac
@@ -19,15 +19,15 @@ from baton.rpc.framed.connection import (
 from baton.rpc.v1 import line_pb2 as pb
 
 TICK_SECONDS, MAX_SILENT_TICKS = 0.25, 6
-"""A peer that stands still, or is cut off, is lost after 1.75 to 2 seconds: it is asked after 0.25
-to 0.5, and then has 1.5 to answer, whatever its event loop is busy with."""
+"""A peer that hangs, or is cut off, is given up after 1.75 to 2 seconds: it is pinged after 0.25 to
+0.5, and then has 1.5 to answer, whatever its event loop is busy with."""
 
 Deliver = Callable[[bytes], None]
-"""Raises BatonError for a message that makes no sense: the line ends."""
+"""Called with each message. Raises BatonError for a malformed one, which ends the connection."""
 
 
 class FramedClientConnection(FramedConnection):
-    """Made by :func:`open_framed_connection`."""
+    """The client's side; opened by :func:`open_framed_connection`."""
 
     def __init__(self, service: str, secret: str | None, deliver: Deliver) -> None:
         super().__init__(TICK_SECONDS, MAX_SILENT_TICKS)
@@ -40,12 +40,12 @@ class FramedClientConnection(FramedConnection):
         self._opened: asyncio.Future[None] = loop.create_future()
         self._ended: asyncio.Future[BatonError] = loop.create_future()
 
-    async def opened(self) -> None:
-        """Raises what keeps it from being opened."""
+    async def wait_until_open(self) -> None:
+        """Wait until the handshake is complete. Raises the error that prevents it."""
         await self._opened
 
-    async def ended(self) -> BatonError:
-        """Waits for its end: why."""
+    async def wait_until_ended(self) -> BatonError:
+        """Wait until the connection ends, and return the reason."""
         return await asyncio.shield(self._ended)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -58,10 +58,11 @@ class FramedClientConnection(FramedConnection):
             self._prove(parse_message(pb.Challenge, payload).nonce)
         elif kind == FrameKind.WELCOME and self._nonces:
             self._check(parse_message(pb.Welcome, payload).code)
-            self.open()
-            self._opened.set_result(None)
+            self.complete_handshake()
+            if not self._opened.done():  # otherwise its waiter was cancelled and will close this
+                self._opened.set_result(None)
         else:
-            raise Invalid(f"a frame of kind {kind} is no part of a line's opening")
+            raise Invalid(f"a frame of kind {kind} is not part of the handshake")
 
     def _prove(self, nonce: bytes) -> None:
         if len(nonce) != NONCE_BYTES:
@@ -71,9 +72,9 @@ class FramedClientConnection(FramedConnection):
         self.send(0, FrameKind.PROOF, pb.Proof(code=code).SerializeToString())
 
     def _check(self, code: bytes) -> None:
-        """Whoever has a secret speaks only with those that know it."""
+        """Raises Unauthorized if this side has a secret and the server does not know it."""
         if not hmac.compare_digest(code, self._code("server")) and self._secret is not None:
-            raise Unauthorized("it does not know the cluster secret (setting cluster_secret)")
+            raise Unauthorized("the peer does not know the cluster secret (setting cluster_secret)")
 
     def _code(self, speaker: str) -> bytes:
         if self._secret is None:
@@ -87,39 +88,47 @@ class FramedClientConnection(FramedConnection):
         self._ended.set_result(failure)
         if not self._opened.done():
             self._opened.set_exception(failure)
-            self._opened.exception()  # whoever waited may have left
+            self._opened.exception()  # the waiting task may have been cancelled
 
 
 async def open_framed_connection(
-    address: str, service: str, trust: ClusterCredentials, deliver: Deliver, seconds: float
+    address: str, service: str, trust: ClusterCredentials, deliver: Deliver, timeout_seconds: float
 ) -> FramedClientConnection:
-    """A line to ``service`` at ``address`` (host:port), within ``seconds``. ``deliver`` gets each
-    message. Raises Unavailable, Unauthorized."""
-    line: FramedClientConnection | None = None
+    """Open a connection to ``service`` at ``address`` (host:port), within ``timeout_seconds``.
+    ``deliver`` gets each message. Raises Unavailable, Unauthorized."""
     try:
-        async with asyncio.timeout(seconds):
-            line = await _connected(address, service, trust, deliver)
-            await line.opened()
-            return line
+        async with asyncio.timeout(timeout_seconds):
+            return await _open(address, service, trust, deliver)
     except TimeoutError as error:
-        raise Unavailable(f"no connection within {seconds:g} s") from error
+        raise Unavailable(f"no connection within {timeout_seconds:g} s") from error
     except OSError as error:
-        raise Unavailable(f"it does not accept connections: {error}") from error
-    finally:
-        if line is not None and not line.is_open:
-            line.close()
+        raise Unavailable(f"the peer does not accept connections: {error}") from error
 
 
-async def _connected(
+async def _open(
+    address: str, service: str, trust: ClusterCredentials, deliver: Deliver
+) -> FramedClientConnection:
+    """Connect and wait for the handshake. A connection that the caller does not get is closed, also
+    if the handshake was completed just before this task was cancelled."""
+    connection = await _connect(address, service, trust, deliver)
+    try:
+        await connection.wait_until_open()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+async def _connect(
     address: str, service: str, trust: ClusterCredentials, deliver: Deliver
 ) -> FramedClientConnection:
     host, _, port = address.rpartition(":")
     context = client_context(trust)
-    _, line = await asyncio.get_running_loop().create_connection(
+    _, connection = await asyncio.get_running_loop().create_connection(
         lambda: FramedClientConnection(service, trust.secret, deliver),
         host.strip("[]"),
         int(port),
         ssl=context,
         server_hostname=TLS_NAME if context is not None else None,
     )
-    return line
+    return connection

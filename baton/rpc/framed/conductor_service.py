@@ -1,4 +1,4 @@
-"""``Conductor.PlaceMany`` over a line: the same messages."""
+"""``Conductor.PlaceMany`` over a framed connection, with the same messages."""
 
 from functools import partial
 
@@ -11,20 +11,20 @@ CONDUCTOR_SERVICE = "conductor"
 
 
 class FramedConductorService:
-    """One router's questions: each message is answered at once, by one message."""
+    """Answers one router's placement requests: each message at once, with one message."""
 
-    def __init__(self, core: ConductorCore, line: FramedConnection) -> None:
+    def __init__(self, core: ConductorCore, connection: FramedConnection) -> None:
         self._core = core
-        self._line = line
+        self._connection = connection
 
     def on_message(self, payload: bytes) -> None:
         answers = place_all(self._core, parse_message(pb.PlaceRequests, payload))
-        self._line.send_message(answers.SerializeToString())
+        self._connection.send_message(answers.SerializeToString())
 
     def on_lost(self) -> None:
-        """A placement holds nothing."""
+        """Do nothing: placements need no cleanup."""
 
 
 def framed_conductor_services(core: ConductorCore) -> dict[str, FramedServiceFactory]:
-    """For :class:`baton.rpc.framed.server.FramedServer`."""
+    """The conductor's services, for :class:`baton.rpc.framed.server.FramedServer`."""
     return {CONDUCTOR_SERVICE: partial(FramedConductorService, core)}

@@ -1,12 +1,12 @@
-"""A line: one stream of messages between two programs, over a TCP connection of its own.
+"""A framed connection: one stream of messages between two programs, over its own TCP connection.
 
-A stream of gRPC's costs its Python side some 0.1 ms for each message and a thread that polls; a
-frame costs a few microseconds. So the two streams that a router has most to do with, ``Worker.Run``
-and ``Conductor.PlaceMany``, go over lines where both sides can, with the same messages and the same
-meaning: a stream is the lease of all that came over it.
+A gRPC stream costs its Python side some 0.1 ms per message, and a polling thread; a frame costs a
+few microseconds. So a router's two busiest streams, ``Worker.Run`` and ``Conductor.PlaceMany``, use
+framed connections where both sides support them, with the same messages and semantics: when the
+stream ends, its requests are cancelled.
 
-Both ends ping who has been silent. A frozen peer's kernel goes on acknowledging, so what counts is
-what its event loop answers.
+Both ends ping a silent peer. The kernel of a frozen peer still acknowledges TCP segments, so only
+answers of its event loop count.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ VERSION = 1
 NONCE_BYTES = 32
 
 HANDSHAKE_BYTES = 4096
-"""Of a frame, before its sender is known."""
+"""Maximum size of a frame before its sender is authenticated."""
 
 CLOSE_SECONDS = 2.0
-"""For a peer to read why it is refused."""
+"""Time for a peer to read why it is refused."""
 
 Parsed = TypeVar("Parsed", bound=Message)
 
@@ -40,12 +40,12 @@ log = structlog.get_logger(__name__)
 
 
 class FrameKind(IntEnum):
-    """Of a frame."""
+    """Kinds of frames."""
 
     MESSAGE = 1
     PING = 2
     PONG = 3
-    REFUSAL = 4  # and the end
+    REFUSAL = 4  # the last frame
     HELLO = 5
     CHALLENGE = 6
     PROOF = 7
@@ -53,85 +53,85 @@ class FrameKind(IntEnum):
 
 
 class FramedConnection(FrameProtocol):
-    """One end. Opened by a handshake (:mod:`baton.rpc.framed.client`,
-    :mod:`baton.rpc.framed.server`); over with :meth:`on_lost`, which is called once.
+    """One end of a framed connection. It is opened by a handshake (:mod:`baton.rpc.framed.client`,
+    :mod:`baton.rpc.framed.server`), and ends with :meth:`on_lost`, which is called once.
 
-    Every ``tick_seconds`` without a sign of the peer it is pinged, and after more than ``patience``
-    of them in a row it is lost. Ticks are counted, not seconds: between two of them this loop has
-    read what there was, so whoever stood still itself does not take others for dead.
-    """
+    After each tick of ``tick_seconds`` in which nothing came, the peer is pinged; after more than
+    ``max_silent_ticks`` such ticks in a row it is given up. Ticks are counted rather than seconds:
+    between two ticks this event loop has read all that had arrived, so a process that was itself
+    frozen does not take its peers for dead."""
 
-    def __init__(self, tick_seconds: float, patience: int) -> None:
+    def __init__(self, tick_seconds: float, max_silent_ticks: int) -> None:
         super().__init__()
         self.max_payload_bytes = HANDSHAKE_BYTES
         self._tick_seconds = tick_seconds
-        self._patience = patience
+        self._max_silent_ticks = max_silent_ticks
         self.is_open = False
-        self._heard = True
-        self._num_silent = 0
+        self._has_received = True
+        self._num_silent_ticks = 0
         self._timer: asyncio.TimerHandle | None = None
         self._writable: asyncio.Future[None] | None = None  # while the peer does not read
-        self._over = False
+        self._has_ended = False
 
-    # -- for its owner ----------------------------------------------------------------------
+    # -- for its user -----------------------------------------------------------------------
 
     def send_message(self, payload: bytes) -> None:
         self.send(0, FrameKind.MESSAGE, payload)
 
-    async def drained(self) -> None:
-        """Returns once the peer reads, or is lost. For one task at a time."""
+    async def wait_until_writable(self) -> None:
+        """Wait until the peer reads, or is given up. Only one task may wait."""
         if self._writable is not None:
             await self._writable
 
     def refuse(self, error: BatonError) -> None:
-        """Tells the peer why, and ends."""
-        if self._over or self.transport is None:
+        """Send the error to the peer, and end the connection."""
+        if self._has_ended or self.transport is None:
             return
         self.send(0, FrameKind.REFUSAL, error_to_proto(error).SerializeToString())
         self.transport.close()
-        self._arm(CLOSE_SECONDS, self.close)
+        self._start_timer(CLOSE_SECONDS, self.close)
         self._end(error)
 
     def lose(self, error: BatonError) -> None:
-        """Ends at once."""
+        """End the connection at once."""
         self.close()
         self._end(error)
 
     def _end(self, failure: BatonError) -> None:
-        if not self._over:
-            self._over = True
+        if not self._has_ended:
+            self._has_ended = True
             self.resume_writing()
             self.on_lost(failure)
 
-    # -- for its kinds ----------------------------------------------------------------------
+    # -- for subclasses ---------------------------------------------------------------------
 
     def on_message(self, payload: bytes) -> None:
-        """Raises BatonError for what the peer should not have sent: it is refused."""
+        """Handle a message. Raises BatonError for an invalid one; then the peer is refused."""
         raise NotImplementedError
 
     def on_handshake(self, kind: int, payload: bytes) -> None:
-        """Raises BatonError likewise."""
+        """Handle a frame of the handshake. Raises BatonError as :meth:`on_message`."""
         raise NotImplementedError
 
     def on_lost(self, failure: BatonError) -> None:
         raise NotImplementedError
 
-    def open(self) -> None:
-        """The peer is known."""
+    def complete_handshake(self) -> None:
+        """Complete the handshake: the peer is authenticated."""
         self.is_open = True
         self.max_payload_bytes = MAX_MESSAGE_BYTES
-        self._arm(self._tick_seconds, self._tick)
+        self._start_timer(self._tick_seconds, self._tick)
 
-    # -- the transport calls ----------------------------------------------------------------
+    # -- called by the transport ------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         peer = transport.get_extra_info("socket")
-        with contextlib.suppress(OSError):  # of a socket that is broken already
+        with contextlib.suppress(OSError):  # the socket may be broken already
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
-        self._heard = True
+        self._has_received = True
         super().data_received(data)
 
     def pause_writing(self) -> None:
@@ -143,7 +143,7 @@ class FramedConnection(FrameProtocol):
             writable.set_result(None)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._disarm()
+        self._stop_timer()
         reason = f"the connection broke: {error}" if error is not None else "the stream ended"
         self._end(Unavailable(reason))
 
@@ -152,18 +152,18 @@ class FramedConnection(FrameProtocol):
     def on_frame(self, number: int, kind: int, payload: bytes) -> None:
         try:
             if not self.is_open:
-                self._on_early(kind, payload)
+                self._on_handshake_frame(kind, payload)
             elif kind == FrameKind.MESSAGE:
                 self.on_message(payload)
             else:
                 self._on_control(kind, payload)
         except BatonError as error:
             self.refuse(error)
-        except Exception:  # a bug: this line ends, and nothing else does
+        except Exception:  # a bug, which must end only this connection
             log.exception("line_crashed")
             self.refuse(BatonError("internal error"))
 
-    def _on_early(self, kind: int, payload: bytes) -> None:
+    def _on_handshake_frame(self, kind: int, payload: bytes) -> None:
         if kind == FrameKind.REFUSAL:
             self.lose(error_from_proto(parse_message(pb.Refusal, payload)))
         else:
@@ -175,40 +175,40 @@ class FramedConnection(FrameProtocol):
         elif kind == FrameKind.REFUSAL:
             self.lose(error_from_proto(parse_message(pb.Refusal, payload)))
         elif kind != FrameKind.PONG:
-            raise Invalid(f"a line has no frames of kind {kind} once it is open")
+            raise Invalid(f"frames of kind {kind} are not allowed after the handshake")
 
     def on_too_large(self, size_bytes: int) -> None:
         limit = self.max_payload_bytes
-        self.refuse(Invalid(f"a frame of {size_bytes} bytes: {limit} are allowed here"))
+        self.refuse(Invalid(f"a frame has {size_bytes} bytes: at most {limit} are allowed"))
 
-    def on_unread(self) -> None:
-        self.lose(Unavailable("it does not read"))
+    def on_write_buffer_full(self) -> None:
+        self.lose(Unavailable("the peer does not read"))
 
-    # -- signs of life ----------------------------------------------------------------------
+    # -- liveness ---------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        self._num_silent = 0 if self._heard else self._num_silent + 1
-        self._heard = False
-        if self._num_silent > self._patience:
-            seconds = self._num_silent * self._tick_seconds
-            self.lose(Unresponsive(f"it has been silent for {seconds:.1f} s"))
+        self._num_silent_ticks = 0 if self._has_received else self._num_silent_ticks + 1
+        self._has_received = False
+        if self._num_silent_ticks > self._max_silent_ticks:
+            seconds = self._num_silent_ticks * self._tick_seconds
+            self.lose(Unresponsive(f"the peer has been silent for {seconds:.1f} s"))
             return
-        if self._num_silent:
+        if self._num_silent_ticks:
             self.send(0, FrameKind.PING, b"")
-        self._arm(self._tick_seconds, self._tick)
+        self._start_timer(self._tick_seconds, self._tick)
 
-    def _arm(self, seconds: float, call: Callable[[], None]) -> None:
-        self._disarm()
+    def _start_timer(self, seconds: float, call: Callable[[], None]) -> None:
+        self._stop_timer()
         self._timer = asyncio.get_running_loop().call_later(seconds, call)
 
-    def _disarm(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
 def parse_message(message_type: type[Parsed], payload: bytes) -> Parsed:
-    """Raises Invalid."""
+    """Parse a message. Raises Invalid."""
     try:
         return message_type.FromString(payload)
     except DecodeError as error:
@@ -216,7 +216,7 @@ def parse_message(message_type: type[Parsed], payload: bytes) -> Parsed:
 
 
 def handshake_proof(secret: str, speaker: str, service: str, nonces: bytes) -> bytes:
-    """That ``speaker`` ("client" or "server") knows the secret, without telling it. ``nonces``: the
-    client's, then the server's, so that nothing that was heard can be said again."""
-    said = f"baton line {VERSION} {speaker} {service} ".encode() + nonces
-    return hmac.digest(secret.encode(), said, "sha256")
+    """A proof that ``speaker`` ("client" or "server") knows the secret. ``nonces`` are those of the
+    client, then of the server, so that an intercepted proof can't be replayed."""
+    claim = f"baton line {VERSION} {speaker} {service} ".encode() + nonces
+    return hmac.digest(secret.encode(), claim, "sha256")

@@ -1,4 +1,4 @@
-"""Lines, from the side that is called: a worker's or a conductor's."""
+"""The server's side of framed connections, in a worker or a conductor."""
 
 import asyncio
 import hmac
@@ -24,33 +24,34 @@ from baton.rpc.framed.connection import (
 from baton.rpc.framed.unauthenticated import UnauthenticatedConnections
 from baton.rpc.v1 import line_pb2 as pb
 
-TICK_SECONDS, PATIENCE = 2.0, 4
-"""A router that stands still holds what it has asked for, for ten seconds: others take nothing from
-it, and it may come back."""
+TICK_SECONDS, MAX_SILENT_TICKS = 2.0, 4
+"""A router that hangs keeps its requests for ten seconds: that harms no other router, and it may
+come back."""
 
 HANDSHAKE_TIMEOUT_SECONDS = 2.0
-"""From a connection to its proof, and before that for TLS to shake hands."""
+"""Timeout for a client to authenticate; the TLS handshake before it has the same timeout."""
 
 MAX_CONNECTIONS = 1024
-"""One for each router, in the main; each costs some kilobytes."""
+"""Maximum number of authenticated connections: usually one per router; each costs some
+kilobytes."""
 
 MAX_UNAUTHENTICATED = 256
-"""Connections that have not proved anything yet, beside the above: with 2,000 new ones a second,
-each has a tenth of a second."""
+"""Maximum number of connections that are not authenticated yet, in addition to those. With 2,000
+new ones per second, each has a tenth of a second to authenticate."""
 
 FLUSH_SECONDS = 0.2
-"""For what was said last to go out, when a server closes."""
+"""Time to send the last messages when a server closes."""
 
 
 class FramedService(Protocol):
-    """What one line carries."""
+    """Handles the messages of one framed connection."""
 
     def on_message(self, payload: bytes) -> None:
-        """Raises BatonError: the line ends with it."""
+        """Handle a message. Raises BatonError, which ends the connection."""
         ...
 
     def on_lost(self) -> None:
-        """Frees what came over the line. Called once."""
+        """Free the resources of the connection. Called once."""
         ...
 
 
@@ -58,7 +59,7 @@ FramedServiceFactory = Callable[[FramedConnection], FramedService]
 
 
 class FramedServer:
-    """Serves each of ``services``, by name, to whoever is trusted."""
+    """Serves each of ``services``, by name, to authenticated clients."""
 
     def __init__(
         self, trust: ClusterCredentials, services: Mapping[str, FramedServiceFactory]
@@ -66,14 +67,16 @@ class FramedServer:
         self._trust = trust
         self._services = services
         self._server: asyncio.Server | None = None
-        self.lines: set[FramedServerConnection] = set()
-        self.strangers = UnauthenticatedConnections(MAX_UNAUTHENTICATED)
+        self.connections: set[FramedServerConnection] = set()
+        self.unauthenticated = UnauthenticatedConnections(MAX_UNAUTHENTICATED)
 
     async def listen(self, host: str, port: int) -> int:
-        """Returns the port. Raises Unavailable when it can't be bound, Invalid for certificates."""
+        """Start to listen; returns the port. Raises Unavailable when it can't be bound, Invalid for
+        certificates that can't be read."""
         loop, context = asyncio.get_running_loop(), server_context(self._trust)
         try:
-            self._server = await loop.create_server(partial(self._visit, context), host, port)
+            factory = partial(self._new_connection, context)
+            self._server = await loop.create_server(factory, host, port)
         except OSError as error:
             raise Unavailable(f"can't listen on {host}:{port}: {error.strerror}") from error
         for listener in self._server.sockets:
@@ -84,46 +87,49 @@ class FramedServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Takes nobody new, and ends all lines."""
+        """Stop listening, and end all connections."""
         if self._server is None:
             return
         self._server.close()
-        if self.lines:
+        if self.connections:
             await asyncio.sleep(FLUSH_SECONDS)
-        for line in list(self.lines):
-            line.refuse(Unavailable("it has stopped"))
-        self.strangers.close_all()
+        for line in list(self.connections):
+            line.refuse(Unavailable("the server has stopped"))
+        self.unauthenticated.close_all()
 
-    def _visit(self, context: ssl.SSLContext | None) -> asyncio.Protocol:
-        line = FramedServerConnection(self, self._trust.secret, self._services)
-        return line if context is None else TlsHandshake(self.strangers, line, context)
+    def _new_connection(self, context: ssl.SSLContext | None) -> asyncio.Protocol:
+        connection = FramedServerConnection(self, self._trust.secret, self._services)
+        if context is None:
+            return connection
+        return TlsHandshake(self.unauthenticated, connection, context)
 
     @property
     def num_open(self) -> int:
-        return sum(line.is_open for line in self.lines)
+        return sum(line.is_open for line in self.connections)
 
 
 class TlsHandshake(asyncio.Protocol):
-    """A connection that shakes hands, until it is a line. It counts as a stranger from the start,
-    which a server of asyncio's own would not see."""
+    """A connection during its TLS handshake, before it becomes a framed connection. It counts as
+    unauthenticated from the start; asyncio's own TLS server would not show it during the handshake.
+    """
 
     def __init__(
         self,
-        strangers: UnauthenticatedConnections,
-        line: "FramedServerConnection",
+        unauthenticated: UnauthenticatedConnections,
+        connection: "FramedServerConnection",
         context: ssl.SSLContext,
     ) -> None:
-        self._strangers = strangers
-        self._line = line
+        self._unauthenticated = unauthenticated
+        self._connection = connection
         self._context = context
-        self._early = b""  # what came with the end of the handshake
+        self._early = b""  # data that arrived together with the end of the handshake
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.pause_reading()
-        self._strangers.add(self, peer_host(transport))
+        self._unauthenticated.add(self, peer_host(transport))
         self._task = asyncio.get_running_loop().create_task(self._shake_hands(self._transport))
 
     def data_received(self, data: bytes) -> None:
@@ -138,20 +144,20 @@ class TlsHandshake(asyncio.Protocol):
         try:
             if not transport.is_closing():
                 secured = await self._secured(transport)
-        except OSError as error:  # so are errors of TLS; the connection is closed
-            error.with_traceback(None)  # else its frames, and 256 KiB of buffers, wait for gc
+        except OSError as error:  # TLS errors are OSErrors, too; the connection is closed
+            error.with_traceback(None)  # else its frames, with 256 KiB of buffers, wait for the gc
         finally:
-            self._strangers.discard(self)
+            self._unauthenticated.discard(self)
         if secured is None or secured.is_closing():
             transport.abort()
             return
-        secured.set_protocol(self._line)
-        self._line.connection_made(secured)
+        secured.set_protocol(self._connection)
+        self._connection.connection_made(secured)
         if self._early:
-            self._line.data_received(self._early)
+            self._connection.data_received(self._early)
 
     async def _secured(self, transport: asyncio.Transport) -> asyncio.Transport | None:
-        """None when the connection broke meanwhile."""
+        """Do the TLS handshake; None when the connection broke meanwhile."""
         return await asyncio.get_running_loop().start_tls(
             transport,
             self,
@@ -165,7 +171,7 @@ class FramedServerConnection(FramedConnection):
     def __init__(
         self, server: FramedServer, secret: str | None, services: Mapping[str, FramedServiceFactory]
     ) -> None:
-        super().__init__(TICK_SECONDS, PATIENCE)
+        super().__init__(TICK_SECONDS, MAX_SILENT_TICKS)
         self._server = server
         self._secret = secret
         self._services = services
@@ -175,9 +181,9 @@ class FramedServerConnection(FramedConnection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._server.lines.add(self)
-        self._server.strangers.add(self, peer_host(transport))
-        self._arm(HANDSHAKE_TIMEOUT_SECONDS, self.close)
+        self._server.connections.add(self)
+        self._server.unauthenticated.add(self, peer_host(transport))
+        self._start_timer(HANDSHAKE_TIMEOUT_SECONDS, self.close)
 
     def on_handshake(self, kind: int, payload: bytes) -> None:
         if kind == FrameKind.HELLO and not self._nonces:
@@ -185,11 +191,11 @@ class FramedServerConnection(FramedConnection):
         elif kind == FrameKind.PROOF and self._nonces:
             self._welcome(parse_message(pb.Proof, payload).code)
         else:
-            raise Invalid(f"a frame of kind {kind} is no part of a line's opening")
+            raise Invalid(f"a frame of kind {kind} is not part of the handshake")
 
     def _challenge(self, hello: pb.Hello) -> None:
         if hello.version != VERSION:
-            raise Invalid(f"version {hello.version} of lines: here is {VERSION}")
+            raise Invalid(f"protocol version {hello.version}: this server has {VERSION}")
         if hello.service not in self._services:
             raise Invalid(f"there is no service {hello.service!r} here")
         if len(hello.nonce) != NONCE_BYTES:
@@ -206,25 +212,25 @@ class FramedServerConnection(FramedConnection):
                 raise Unauthorized(message)
             answer = self._code(self._secret, "server")
         if self._server.num_open >= MAX_CONNECTIONS:
-            raise Overloaded(f"there are {MAX_CONNECTIONS} lines already")
-        self._server.strangers.discard(self)
+            raise Overloaded(f"there are {MAX_CONNECTIONS} connections already")
+        self._server.unauthenticated.discard(self)
         self._service = self._services[self._name](self)
-        self.open()
+        self.complete_handshake()
         self.send(0, FrameKind.WELCOME, pb.Welcome(code=answer).SerializeToString())
 
     def _code(self, secret: str, speaker: str) -> bytes:
         return handshake_proof(secret, speaker, self._name, self._nonces)
 
     def on_message(self, payload: bytes) -> None:
-        assert self._service is not None, "a line opens with its service"
+        assert self._service is not None, "the handshake sets the service"
         self._service.on_message(payload)
 
-    def on_unread(self) -> None:
+    def on_write_buffer_full(self) -> None:
         self.lose(Overloaded("the router left too much unread"))
 
     def on_lost(self, failure: BatonError) -> None:
-        self._server.lines.discard(self)
-        self._server.strangers.discard(self)
+        self._server.connections.discard(self)
+        self._server.unauthenticated.discard(self)
         if self._service is not None:
             self._service.on_lost()
 

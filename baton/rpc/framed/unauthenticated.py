@@ -1,55 +1,58 @@
-"""Connections that have not proved anything yet: some are kept, and the address that has most of
-them gives up its oldest for a newcomer. A proof takes milliseconds, so members get theirs done."""
+"""Limits connections that are not authenticated yet. When there are too many, the oldest one of the
+network with the most connections is closed. Authentication takes milliseconds, so members get it
+done in time."""
 
 import ipaddress
 from typing import Protocol
 
 V6_SITE_BITS = 64
-"""Of an address of IPv6: whoever has one of a site can take any."""
+"""Prefix length by which IPv6 addresses are grouped: a client can use any address of its /64."""
 
 
 class Closable(Protocol):
     def close(self) -> None:
-        """At once."""
+        """Close at once."""
         ...
 
 
 class UnauthenticatedConnections:
-    """At most ``limit`` connections, by the addresses that they come from."""
+    """At most ``limit`` connections, grouped by source network."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._by_site: dict[str, dict[Closable, None]] = {}  # in the order in which they came
-        self._site_of: dict[Closable, str] = {}
+        self._by_network: dict[str, dict[Closable, None]] = {}  # connections from old to new
+        self._network_of: dict[Closable, str] = {}
 
     def __len__(self) -> int:
-        return len(self._site_of)
+        return len(self._network_of)
 
     def add(self, connection: Closable, host: str) -> None:
-        """Closes the oldest of those that have most, if there are too many with this one."""
-        site = source_network(host)
-        self._site_of[connection] = site
-        self._by_site.setdefault(site, {})[connection] = None
+        """Add a connection. If there are too many now, close the oldest one of the network that has
+        the most."""
+        network = source_network(host)
+        self._network_of[connection] = network
+        self._by_network.setdefault(network, {})[connection] = None
         if len(self) > self._limit:
-            greediest = max(self._by_site.values(), key=len)
-            oldest = next(iter(greediest))
+            largest = max(self._by_network.values(), key=len)
+            oldest = next(iter(largest))
             self.discard(oldest)
             oldest.close()
 
     def close_all(self) -> None:
-        for connection in list(self._site_of):
+        for connection in list(self._network_of):
             connection.close()
 
     def discard(self, connection: Closable) -> None:
-        """It has proved who it is, or has gone. Idempotent."""
-        site = self._site_of.pop(connection, None)
-        if site is not None:
-            del self._by_site[site][connection]
-            if not self._by_site[site]:
-                del self._by_site[site]
+        """Remove a connection that is authenticated, or has ended. Idempotent."""
+        network = self._network_of.pop(connection, None)
+        if network is not None:
+            del self._by_network[network][connection]
+            if not self._by_network[network]:
+                del self._by_network[network]
 
 
 def source_network(host: str) -> str:
+    """The key by which connections are grouped: an IPv4 address, or an IPv6 /64 network."""
     if ":" not in host:
         return host
     try:

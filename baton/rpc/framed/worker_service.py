@@ -1,4 +1,4 @@
-"""``Worker.Run`` over a line: the same messages, and the same lease."""
+"""``Worker.Run`` over a framed connection, with the same messages and semantics."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -21,12 +21,15 @@ log = structlog.get_logger(__name__)
 
 
 class FramedWorkerService:
-    """One router's stream, seen from the worker."""
+    """One router's stream, on the worker's side."""
 
     def __init__(
-        self, core: Any, next_message: Callable[[Any], Awaitable[bytes]], line: FramedConnection
+        self,
+        core: Any,
+        next_message: Callable[[Any], Awaitable[bytes]],
+        connection: FramedConnection,
     ) -> None:
-        self._line = line
+        self._connection = connection
         self._stream: RouterStream = core.open_stream()
         self._writer = asyncio.create_task(self._write(next_message))
 
@@ -38,31 +41,31 @@ class FramedWorkerService:
         self._stream.close()
 
     async def _write(self, next_message: Callable[[Any], Awaitable[bytes]]) -> None:
-        """While the router does not read, outputs wait in the stream, which has its bounds."""
+        """Send outputs. While the router does not read, they wait in the bounded stream."""
         try:
             while True:
-                self._line.send_message(await next_message(self._stream))
-                await self._line.drained()
+                self._connection.send_message(await next_message(self._stream))
+                await self._connection.wait_until_writable()
         except BatonError as error:
-            self._line.refuse(error)
-        except Exception:  # a bug; routers go elsewhere with what they have here
+            self._connection.refuse(error)
+        except Exception:  # a bug; the router fails over its requests to other workers
             log.exception("stream_crashed")
-            self._line.refuse(BatonError("internal error"))
+            self._connection.refuse(BatonError("internal error"))
 
 
 def framed_worker_services(core: WorkerCore) -> dict[str, FramedServiceFactory]:
-    """For :class:`baton.rpc.framed.server.FramedServer`."""
+    """The worker's services, for :class:`baton.rpc.framed.server.FramedServer`."""
     return {WORKER_SERVICE: partial(FramedWorkerService, core, _encoded_outputs)}
 
 
 def framed_encoded_worker_services(core: EncodedCore) -> dict[str, FramedServiceFactory]:
-    """The same for a core that encodes its outputs itself."""
+    """The services for a core that encodes its outputs itself."""
     return {WORKER_SERVICE: partial(FramedWorkerService, core, _message)}
 
 
 async def _encoded_outputs(stream: RouterStream) -> bytes:
-    return outputs_to_proto(await stream.outputs()).SerializeToString()
+    return outputs_to_proto(await stream.next_outputs()).SerializeToString()
 
 
 async def _message(stream: EncodedStream) -> bytes:
-    return await stream.message()
+    return await stream.next_message()

@@ -1,1 +1,1 @@
-"""Structured output: grammars are checked in helper processes, compiled, and followed."""
+"""Structured output: grammars are checked in helper processes, compiled, and enforced."""

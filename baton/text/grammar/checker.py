@@ -1,4 +1,4 @@
-"""Grammars from outside, tried in helper processes that can be killed."""
+"""Checks clients' grammars by compiling them in helper processes, which can be killed."""
 
 import asyncio
 import json
@@ -29,96 +29,98 @@ from baton.text.grammar.helper_process import (
 from baton.text.grammar.to_lark import to_lark
 
 NUM_HELPERS = 2
-"""Processes, made when they are needed; of one tenant one at a time."""
+"""Number of helper processes, started when needed. A tenant uses one at a time."""
 
 MAX_WAITING = 256
-"""Grammars of 64 KiB each."""
+"""Maximum number of grammars that wait for a helper, of up to 64 KiB each."""
 
-WALL_SECONDS = 10.0
-"""A helper that has not spent its processor time by then stands still, or the machine is full."""
+VERDICT_TIMEOUT_SECONDS = 10.0
+"""Time limit for a helper's verdict. A helper that has not used up its CPU time by then hangs, or
+the machine is overloaded."""
 
-MAX_PASSED = 4096
-"""Grammars that are remembered, by their digests."""
+MAX_REMEMBERED_GRAMMARS = 4096
+"""Number of valid grammars that are remembered, by their digests."""
 
-MAX_JOBS = 1000
-"""A helper that has tried so many makes room for a fresh one: its memory is in pieces."""
+MAX_GRAMMARS_PER_HELPER = 1000
+"""A helper is replaced after this many grammars, because its heap is fragmented."""
 
 MAX_VERDICT_BYTES = 64 * 1024
 
-REASONS = {
+SIGNAL_REASONS = {
     signal.SIGPROF: f"takes more than {CPU_SECONDS:g} s of processor time to compile",
     signal.SIGABRT: f"takes more than {MEMORY_BYTES >> 20} MiB to compile",
     signal.SIGSEGV: f"is nested too deeply: it takes a stack of more than {STACK_BYTES >> 20} MiB",
     signal.SIGBUS: f"is nested too deeply: it takes a stack of more than {STACK_BYTES >> 20} MiB",
 }
-"""What a helper dies of is the grammar's own doing."""
+"""Signals that a grammar causes in its helper, and the error reported to the client."""
 
 
 Result = TypeVar("Result")
 
 
 class GrammarChecker:
-    """``arguments`` are the helper's: the path of a tokenizer.json, the size of the model's
-    vocabulary, and its EOS tokens, with commas between them. Without any, grammars are read and
-    not compiled. Single event loop at a time."""
+    """Checks grammars in helper processes. ``arguments`` are those of a helper: the path of a
+    tokenizer.json, the size of the model's vocabulary, and its EOS tokens, separated by commas.
+    Without arguments, grammars are parsed but not compiled. To be used by one event loop at a
+    time."""
 
     def __init__(self, arguments: Sequence[str] = (), num_helpers: int = NUM_HELPERS) -> None:
         self._arguments = tuple(arguments)
         self._slots = FairSlots(num_helpers, MAX_WAITING, "grammars")
         self._idle: list[GrammarHelperProcess] = []
-        self._passed: OrderedDict[bytes, None] = OrderedDict()
+        self._valid_digests: OrderedDict[bytes, None] = OrderedDict()
         self._threads = ThreadPoolExecutor(num_helpers, "grammar-check")
 
     @classmethod
-    def of_model(cls, model_dir: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> Self:
-        """A checker with the vocabulary of a model's directory."""
+    def for_model(cls, model_dir: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> Self:
+        """Return a checker with the vocabulary from a model's directory."""
         eos = ",".join(map(str, sorted(eos_token_ids)))
         return cls([str(model_dir / "tokenizer.json"), str(vocab_size), eos])
 
     async def check(self, grammar: Grammar, owner: str) -> None:
-        """Raises Invalid, saying what is wrong with it or what it takes too much of; Overloaded
-        when too many wait; Unavailable when no helper answers. Cancelled, it ends the work. What
-        has passed is remembered, of each owner by itself."""
-        name = grammar.digest(owner)
-        if name in self._passed:
-            self._passed.move_to_end(name)
+        """Check a grammar. Raises Invalid, saying what is wrong with it or which resource it takes
+        too much of; Overloaded when too many grammars wait; Unavailable when no helper answers. A
+        cancellation kills the helper. Valid grammars are remembered, separately for each owner."""
+        digest = grammar.digest(owner)
+        if digest in self._valid_digests:
+            self._valid_digests.move_to_end(digest)
             return
         to_lark(grammar)
-        async with self._slots.turn(owner):
-            helper = await self._take()
+        async with self._slots.slot(owner):
+            helper = await self._acquire_helper()
             try:
-                wrong = await self._in_thread(partial(helper.ask, grammar))
+                complaint = await self._in_thread(partial(helper.check, grammar))
             except asyncio.CancelledError:
                 helper.kill()
                 raise
             finally:
-                self._give(helper)
-        if wrong:
-            raise Invalid(wrong, param="response_format")
-        self._passed[name] = None
-        if len(self._passed) > MAX_PASSED:
-            self._passed.popitem(last=False)
+                self._return_helper(helper)
+        if complaint:
+            raise Invalid(complaint, param="response_format")
+        self._valid_digests[digest] = None
+        if len(self._valid_digests) > MAX_REMEMBERED_GRAMMARS:
+            self._valid_digests.popitem(last=False)
 
-    def start(self) -> None:
-        """Makes a helper before anybody waits for it."""
+    def start_helper(self) -> None:
+        """Start a helper in advance."""
         self._idle.append(GrammarHelperProcess(self._arguments))
 
     def close(self) -> None:
-        """Nothing may be checked any longer."""
+        """Kill the idle helpers. No grammar may be checked after that."""
         for helper in self._idle:
             helper.kill()
         self._idle.clear()
         self._threads.shutdown(wait=False)
 
-    async def _take(self) -> "GrammarHelperProcess":
+    async def _acquire_helper(self) -> "GrammarHelperProcess":
         while self._idle:
             helper = self._idle.pop()
-            if helper.is_fit:
+            if helper.is_usable:
                 return helper
         return await self._in_thread(partial(GrammarHelperProcess, self._arguments))
 
-    def _give(self, helper: "GrammarHelperProcess") -> None:
-        if helper.is_fit:
+    def _return_helper(self, helper: "GrammarHelperProcess") -> None:
+        if helper.is_usable:
             self._idle.append(helper)
         else:
             helper.kill()
@@ -128,7 +130,8 @@ class GrammarChecker:
 
 
 class GrammarHelperProcess:
-    """One process, for one grammar at a time. It ends when nobody has it any longer."""
+    """A helper process, which checks one grammar at a time. The process is killed when this object
+    is garbage-collected."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._process = subprocess.Popen(
@@ -140,30 +143,32 @@ class GrammarHelperProcess:
         )
         self._num_jobs = 0
         self._failed = False
-        weakref.finalize(self, _end, self._process)
+        weakref.finalize(self, _kill_and_close, self._process)
 
     @property
-    def is_fit(self) -> bool:
-        """Whether it can be asked again."""
+    def is_usable(self) -> bool:
+        """Whether it can check another grammar."""
         running = not self._failed and self._process.poll() is None
-        return running and self._num_jobs < MAX_JOBS
+        return running and self._num_jobs < MAX_GRAMMARS_PER_HELPER
 
     def kill(self) -> None:
-        """From any thread: whoever asks it meanwhile sees it end. Idempotent."""
+        """Kill the process; a concurrent :meth:`check` fails. Can be called from any thread.
+        Idempotent."""
         self._failed = True
         self._process.kill()
 
-    def ask(self, grammar: Grammar) -> str:
-        """What is wrong with a grammar; empty for nothing. Blocks. Raises Unavailable."""
+    def check(self, grammar: Grammar) -> str:
+        """Check a grammar and return what is wrong with it, or an empty string. Blocks. Raises
+        Unavailable."""
         self._num_jobs += 1
         try:
-            return self._exchange(grammar)
+            return self._request_verdict(grammar)
         except (OSError, ValueError, TimeoutError) as error:
             self._failed = True
-            return self._reason(grammar, error)
+            return self._explain_failure(grammar, error)
 
-    def _exchange(self, grammar: Grammar) -> str:
-        deadline = monotonic() + WALL_SECONDS
+    def _request_verdict(self, grammar: Grammar) -> str:
+        deadline = monotonic() + VERDICT_TIMEOUT_SECONDS
         job = json.dumps({"kind": grammar.kind.value, "text": grammar.text}).encode()
         self._write(len(job).to_bytes(LENGTH_BYTES, "big") + job)
         size = int.from_bytes(self._read(LENGTH_BYTES, deadline), "big")
@@ -178,7 +183,7 @@ class GrammarHelperProcess:
             view = view[self._process.stdin.write(view) or 0 :]
 
     def _read(self, size: int, deadline: float) -> bytes:
-        """Raises TimeoutError, or ConnectionResetError when the helper died."""
+        """Read from the helper. Raises TimeoutError, or ConnectionResetError if the helper died."""
         assert self._process.stdout is not None
         file = self._process.stdout.fileno()
         poll = select.poll()
@@ -186,26 +191,26 @@ class GrammarHelperProcess:
         data = b""
         while len(data) < size:
             if not poll.poll(max(deadline - monotonic(), 0.0) * 1e3):
-                raise TimeoutError("no verdict in time")
+                raise TimeoutError("the helper process gave no verdict in time")
             new = os.read(file, size - len(data))
             if not new:
-                raise ConnectionResetError("the helper ended")
+                raise ConnectionResetError("the helper process ended")
             data += new
         return data
 
-    def _reason(self, grammar: Grammar, error: Exception) -> str:
-        """Why it gave no verdict. Raises Unavailable where that is not the grammar's doing."""
+    def _explain_failure(self, grammar: Grammar, error: Exception) -> str:
+        """Return why there was no verdict. Raises Unavailable if the grammar was not the cause."""
         if not isinstance(error, TimeoutError):
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(1.0)
         code = self._process.returncode
-        if code is not None and -code in REASONS:
-            return f"the {grammar.kind.value} {REASONS[signal.Signals(-code)]}"
+        if code is not None and -code in SIGNAL_REASONS:
+            return f"the {grammar.kind.value} {SIGNAL_REASONS[signal.Signals(-code)]}"
         raise Unavailable(f"grammars can't be checked now: {error} (exit code {code})") from error
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """The pipes are closed when no thread reads them any longer."""
+def _kill_and_close(process: "subprocess.Popen[bytes]") -> None:
+    """Kill the process, and close its pipes when no thread reads them any more."""
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):

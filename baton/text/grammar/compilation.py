@@ -1,8 +1,8 @@
-"""A grammar compiled by llguidance, within bounds; what is wrong with one, in words.
+"""Compiles grammars with llguidance, within limits, and turns its errors into messages.
 
-Compiling one can take a minute, or end the process by its stack (the library calls itself for each
-link of a chain of rules): what came from outside is compiled in a helper process first, see
-:mod:`baton.text.grammar.checker`.
+Compiling a grammar can take a minute, or crash the process by a stack overflow (the library
+recurses for each link of a chain of rules). So a client's grammar is compiled in a helper process
+first, see :mod:`baton.text.grammar.checker`.
 """
 
 import re
@@ -23,25 +23,25 @@ LIMITS = LLParserLimits(
     precompute_large_lexemes=False,
     verbose_errors=False,
 )
-"""What one grammar may take of what the library counts. Schemas in use take a thousandth of that.
-It does not count everything: time, memory and depth are bounded by the helper process."""
+"""Limits of one grammar that llguidance enforces. Typical schemas need a thousandth of them. Time,
+memory and depth, which it does not count, are limited by the helper process."""
 
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
 
 MAX_MESSAGE = 500
-"""Characters of a complaint, which repeats parts of the grammar."""
+"""Maximum length of an error message, which may quote parts of the grammar."""
 
 
 def validate_grammar(grammar: Grammar) -> None:
-    """Whether a grammar can be read, as far as that is known without a vocabulary. Not for what
-    comes from outside. Raises Invalid, saying what is wrong with it."""
+    """Parse a grammar without a vocabulary. Raises Invalid, saying what is wrong with it. Not for
+    clients' grammars that were not checked in a helper process."""
     complaint = LLMatcher.validate_grammar(to_lark(grammar), None, limits=LIMITS)
     if complaint:
         raise invalid_grammar(grammar, complaint)
 
 
 def compile_grammar(vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
-    """A matcher that shares nothing with others. Raises Invalid."""
+    """Compile a grammar to a matcher that shares no state with others. Raises Invalid."""
     matcher = LLMatcher(vocabulary, to_lark(grammar), log_level=0, limits=LIMITS)
     if matcher.is_error():
         raise invalid_grammar(grammar, matcher.get_error())
@@ -49,10 +49,12 @@ def compile_grammar(vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
 
 
 def invalid_grammar(grammar: Grammar, complaint: str) -> Invalid:
-    """The library's complaint, as the client may read it."""
-    if grammar.kind is not GrammarKind.LARK:  # nobody but us knows the text that it quotes
+    """Return an error for the client with llguidance's message, edited."""
+    if (
+        grammar.kind is not GrammarKind.LARK
+    ):  # the message quotes text that we generated, not the client's
         complaint = _PLACE.sub("", complaint.partition("\n   1 |")[0])
     if "coerce_one_of" in complaint:
-        complaint = "oneOf needs alternatives that are plainly apart; anyOf takes any"
-    message = f"the {grammar.kind.value} can't be followed: {complaint}"
+        complaint = "oneOf needs alternatives that exclude each other; use anyOf for others"
+    message = f"the {grammar.kind.value} can't be enforced: {complaint}"
     return Invalid(message[:MAX_MESSAGE], param="response_format")

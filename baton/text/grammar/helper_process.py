@@ -1,10 +1,10 @@
-"""Compiles grammars in a process of its own.
+"""The helper process, which compiles grammars to check them.
 
 ``python -m baton.text.grammar.helper_process [TOKENIZER_JSON VOCAB_SIZE EOS_IDS]`` reads jobs from
 its standard input and writes verdicts to its standard output, one at a time, each a JSON object
-behind its length (four bytes, big endian). A grammar that takes too much ends the process by a
-signal, which tells :mod:`baton.text.grammar.checker` what it was: SIGPROF for processor time,
-SIGABRT for memory, SIGSEGV for depth. It ends when its standard input does.
+prefixed by its length (four bytes, big endian). A grammar that takes too much kills the process by
+a signal, from which :mod:`baton.text.grammar.checker` infers the reason: SIGPROF for CPU time,
+SIGABRT for memory, SIGSEGV for depth. The process ends when its standard input is closed.
 """
 
 import json
@@ -30,37 +30,37 @@ from baton.text.grammar.compilation import (
 )
 
 CPU_SECONDS = 0.5
-"""Of one grammar. Schemas in use take a millisecond."""
+"""CPU time limit of one grammar. Typical schemas take a millisecond."""
 
 MEMORY_BYTES = 512 << 20
-"""Of one grammar, beyond what the process has after its start."""
+"""Memory limit of one grammar, beyond what the process uses after its start."""
 
 STACK_BYTES = 4 << 20
-"""Whoever follows the grammar afterwards has sixteen times as much."""
+"""Stack size. The threads that use the grammar afterwards have sixteen times as much."""
 
 FIRST_MASK_SECONDS = 0.05
-"""Of a processor, to say which tokens may come first: no token should take longer."""
+"""CPU time limit for computing the mask of the first token: no token should take longer."""
 
 LENGTH_BYTES = 4
 
 
 def main(arguments: list[str]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the parent
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     vocabulary, wrong = _load(*arguments) if arguments else (None, "")
     limit = _virtual_bytes() + MEMORY_BYTES + STACK_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     threading.stack_size(STACK_BYTES)
     while (job := read_message(sys.stdin.buffer)) is not None:
-        # A thread for each, so that its stack goes back to the system with it.
-        worker = threading.Thread(target=_answer, args=(vocabulary, wrong, job))
+        # One thread per job, so that its stack is returned to the system afterwards.
+        worker = threading.Thread(target=_write_verdict, args=(vocabulary, wrong, job))
         worker.start()
         worker.join()
         del worker, job
         trim_heap()
 
 
-def _answer(vocabulary: LLTokenizer | None, always_wrong: str, job: dict[str, str]) -> None:
+def _write_verdict(vocabulary: LLTokenizer | None, always_wrong: str, job: dict[str, str]) -> None:
     try:
         grammar = Grammar(GrammarKind(job["kind"]), job["text"])
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
@@ -68,26 +68,26 @@ def _answer(vocabulary: LLTokenizer | None, always_wrong: str, job: dict[str, st
         signal.setitimer(signal.ITIMER_PROF, 0)
         write_message(sys.stdout.buffer, {"wrong": wrong})
     except BaseException:
-        os._exit(1)  # else whoever asked would wait for a verdict
+        os._exit(1)  # otherwise the checker would wait for a verdict
 
 
 def _complaint(vocabulary: LLTokenizer | None, grammar: Grammar) -> str:
-    """Empty when there is none."""
+    """Return what is wrong with a grammar, or an empty string."""
     try:
         validate_grammar(grammar)
         if vocabulary is not None:
-            _try(vocabulary, grammar)
+            _compile_first_mask(vocabulary, grammar)
     except Invalid as error:
         return str(error)
     except MemoryError:
         return f"the {grammar.kind.value} takes more than {MEMORY_BYTES >> 20} MiB"
-    except BaseException as error:  # a panic of the library is no Exception
+    except BaseException as error:  # a panic in the library is not an Exception
         return f"the {grammar.kind.value} can't be compiled: {type(error).__name__}"
     return ""
 
 
-def _try(vocabulary: LLTokenizer, grammar: Grammar) -> None:
-    """As a worker does, up to the answer's first token. Raises Invalid."""
+def _compile_first_mask(vocabulary: LLTokenizer, grammar: Grammar) -> None:
+    """Compile the grammar and compute the first token's mask, as a worker does. Raises Invalid."""
     matcher = compile_grammar(vocabulary, grammar)
     began = thread_time()
     bits = matcher.compute_bitmask()
@@ -95,25 +95,26 @@ def _try(vocabulary: LLTokenizer, grammar: Grammar) -> None:
     if "NoExtension" in error or not (error or any(bits)):
         raise invalid_grammar(
             grammar,
-            "it allows no first token: no text fits it, or it has a keyword that can't be followed",
+            "it allows no first token: no text matches it, or it has an unsupported keyword",
         )
     if error:
         raise invalid_grammar(grammar, error)
     seconds = thread_time() - began
     if seconds > FIRST_MASK_SECONDS:
         raise invalid_grammar(
-            grammar, f"its first token takes {seconds:.2f} s, of {FIRST_MASK_SECONDS:g}"
+            grammar,
+            f"the first token's mask takes {seconds:.2f} s; the limit is {FIRST_MASK_SECONDS:g}",
         )
 
 
 def _load(path: str, size: str, eos: str) -> tuple[LLTokenizer | None, str]:
-    """The vocabulary, or why no grammar can be followed with it."""
+    """Return the vocabulary, or why no grammar can be used with it."""
     text = Path(path).read_text(encoding="utf-8")
     tokens = [int(token) for token in eos.split(",") if token]
     try:
         return LLTokenizer(text, n_vocab=int(size), eos_token=tokens or None), ""
     except ValueError as error:
-        return None, f"grammars can't be followed with this tokenizer: {error}"[:MAX_MESSAGE]
+        return None, f"grammars can't be enforced with this tokenizer: {error}"[:MAX_MESSAGE]
 
 
 def _virtual_bytes() -> int:
@@ -122,7 +123,7 @@ def _virtual_bytes() -> int:
 
 
 def read_message(file: BinaryIO) -> dict[str, str] | None:
-    """None at the end."""
+    """Read a message; None at the end of the file."""
     head = file.read(LENGTH_BYTES)
     if len(head) < LENGTH_BYTES:
         return None

@@ -1,4 +1,4 @@
-"""Calls that call themselves: with a stack that does not depend on the thread they come from."""
+"""Runs deeply recursive calls in a thread with a large stack."""
 
 import threading
 from collections.abc import Callable
@@ -15,7 +15,8 @@ class _Outcome(Generic[Result]):
 
 
 def call_with_large_stack(call: Callable[[], Result]) -> Result:
-    """What ``call`` returns or raises, from a thread of its own. Waits for its end."""
+    """Run ``call`` in a new thread with a large stack, wait for it, and return or raise its
+    result."""
     outcome: _Outcome[Result] = _Outcome()
 
     def run() -> None:

@@ -1,4 +1,5 @@
-"""Threads that make masks, and are given up when they take too long: none can be killed."""
+"""Threads that compute grammar masks. A thread that takes too long is abandoned, since threads
+can't be killed."""
 
 import threading
 import time
@@ -6,29 +7,29 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 STACK_BYTES = 64 << 20
-"""Of address space: pages that nobody touches cost nothing. Grammars were tried with a sixteenth of
-it (:mod:`baton.text.grammar.helper_process`)."""
+"""Stack size, in address space: untouched pages cost nothing. Grammars were checked with a
+sixteenth of it (:mod:`baton.text.grammar.helper_process`)."""
 
-MASK_SECONDS = 0.1
-"""Of a processor, for one token of one answer: a step waits for all of its masks. Masks of grammars
-in use take 5 µs to 2 ms."""
+MASK_CPU_SECONDS = 0.1
+"""CPU time limit of one mask: a step waits for all of its masks. Masks of typical grammars take
+5 µs to 2 ms."""
 
-WALL_SECONDS = 2.0
-"""Of waiting for one mask, where the processors are somebody else's."""
+MASK_TIMEOUT_SECONDS = 2.0
+"""Time limit of waiting for one mask, in case other load occupies the CPUs."""
 
-LOOK_SECONDS = 0.02
-"""Between two looks at threads that are slow."""
+POLL_SECONDS = 0.02
+"""Interval at which slow threads are looked for."""
 
 MAX_ABANDONED = 16
-"""Threads whose job nobody waits for any longer. Each ends with its job."""
+"""Maximum number of abandoned threads. Each of them ends with its job."""
 
 
 class MaskTimeout(Exception):
-    """A mask took more than its time."""
+    """A mask took longer than its limit."""
 
 
 class MaskJob:
-    """One call, waiting or under way in some thread."""
+    """One mask computation, waiting or running in a thread."""
 
     __slots__ = ("_bits", "_call", "_crash", "_done", "_threads")
 
@@ -40,7 +41,7 @@ class MaskJob:
         self._crash: BaseException | None = None
 
     def result(self) -> bytes:
-        """Raises TooSlow, or what the call raises."""
+        """Wait for the mask. Raises MaskTimeout, or what the call raises."""
         if not self._done.is_set():
             self._wait()
         if self._crash is not None:
@@ -49,31 +50,31 @@ class MaskJob:
 
     def run(self) -> None:
         try:
-            self.end(self._call())
-        except BaseException as error:  # a native library's panic is no Exception
-            self.end(crash=error)
+            self.set_result(self._call())
+        except BaseException as error:  # a native library's panic is not an Exception
+            self.set_result(crash=error)
 
-    def end(self, bits: bytes = b"", crash: BaseException | None = None) -> None:
-        """The first end counts."""
+    def set_result(self, bits: bytes = b"", crash: BaseException | None = None) -> None:
+        """Set the result, unless it was set before."""
         if not self._done.is_set():
             self._bits, self._crash = bits, crash
             self._done.set()
 
     def _wait(self) -> None:
-        until = time.monotonic() + WALL_SECONDS
-        while not self._done.wait(LOOK_SECONDS):
-            self._threads.give_up_slow()
+        until = time.monotonic() + MASK_TIMEOUT_SECONDS
+        while not self._done.wait(POLL_SECONDS):
+            self._threads.abandon_slow_threads()
             if time.monotonic() > until:
-                self.end(crash=MaskTimeout(f"it took more than {WALL_SECONDS:g} s"))
+                self.set_result(crash=MaskTimeout(f"it took more than {MASK_TIMEOUT_SECONDS:g} s"))
 
 
 class MaskThreadPool:
-    """``num_threads`` of them, with large stacks. Thread-safe."""
+    """A pool of ``num_threads`` threads with large stacks. Thread-safe."""
 
     def __init__(self, num_threads: int) -> None:
         self._jobs: SimpleQueue[MaskJob] = SimpleQueue()
         self._lock = threading.Lock()
-        self._given_up: list[_Thread] = []
+        self._abandoned: list[_Thread] = []
         self._threads = [_Thread(self._jobs) for _ in range(num_threads)]
 
     def submit(self, call: Callable[[], bytes]) -> MaskJob:
@@ -81,25 +82,25 @@ class MaskThreadPool:
         self._jobs.put(job)
         return job
 
-    def give_up_slow(self) -> None:
-        """Ends jobs that have had their time, and puts fresh threads in the places of theirs."""
+    def abandon_slow_threads(self) -> None:
+        """End jobs that have exceeded their time, and replace their threads by new ones."""
         with self._lock:
-            self._given_up = [each for each in self._given_up if each.is_alive()]
+            self._abandoned = [each for each in self._abandoned if each.is_alive()]
             for index, thread in enumerate(self._threads):
-                if thread.end_slow() and len(self._given_up) < MAX_ABANDONED:
-                    self._given_up.append(thread)
+                if thread.end_slow_job() and len(self._abandoned) < MAX_ABANDONED:
+                    self._abandoned.append(thread)
                     self._threads[index] = _Thread(self._jobs)
-                    thread.leave()
+                    thread.stop_after_job()
 
 
 class _Thread:
-    """Runs jobs one after the other, until it is to leave."""
+    """Runs jobs one after another until :meth:`stop_after_job` is called."""
 
     def __init__(self, jobs: "SimpleQueue[MaskJob]") -> None:
         self._jobs = jobs
-        self._leaves = False
-        self._under_way: tuple[MaskJob, float] | None = None
-        """And the thread's processor seconds at its beginning."""
+        self._is_stopping = False
+        self._current_job: tuple[MaskJob, float] | None = None
+        """The current job, and the thread's CPU seconds when it began."""
         self._clock = -1
         before = threading.stack_size(STACK_BYTES)
         try:
@@ -108,29 +109,29 @@ class _Thread:
         finally:
             threading.stack_size(before)
 
-    def leave(self) -> None:
-        """Ends it with its job."""
-        self._leaves = True
+    def stop_after_job(self) -> None:
+        """Make the thread end after its current job."""
+        self._is_stopping = True
 
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def end_slow(self) -> bool:
-        """Whether its job has had its time, and is ended by this."""
-        under_way = self._under_way
+    def end_slow_job(self) -> bool:
+        """End the current job if it has exceeded its time. Return whether it did."""
+        under_way = self._current_job
         if under_way is None:
             return False
         job, began = under_way
-        if time.clock_gettime(self._clock) - began < MASK_SECONDS:
+        if time.clock_gettime(self._clock) - began < MASK_CPU_SECONDS:
             return False
-        job.end(crash=MaskTimeout(f"it took more than {MASK_SECONDS:g} s of a processor"))
-        return self._under_way is under_way
+        job.set_result(crash=MaskTimeout(f"it took more than {MASK_CPU_SECONDS:g} s of CPU time"))
+        return self._current_job is under_way
 
     def _run(self) -> None:
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
-        while not self._leaves:
+        while not self._is_stopping:
             job = self._jobs.get()
-            self._under_way = (job, time.thread_time())
+            self._current_job = (job, time.thread_time())
             job.run()
-            self._under_way = None
+            self._current_job = None
             del job

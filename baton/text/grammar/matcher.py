@@ -1,13 +1,15 @@
-"""Answers held to their grammars: compiled and walked by llguidance, within bounds."""
+"""Enforces grammars on answers with llguidance, within limits."""
 
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer
 
+from baton.clock import Clock, SystemClock
 from baton.core.grammar import Grammar
 from baton.core.ids import TokenId
 from baton.errors import Invalid
@@ -16,26 +18,40 @@ from baton.text.grammar.large_stack import call_with_large_stack
 from baton.text.grammar.mask_threads import MaskJob, MaskThreadPool, MaskTimeout
 from baton.text.tokenizer import load_tokenizer
 
-MAX_TOO_SLOW = 1024
-"""Grammars that are remembered for a mask that took too long."""
+MAX_REJECTED_GRAMMARS = 1024
+"""Number of grammars that are remembered and rejected because a mask took too long."""
 
 MASK_THREADS = 4
-"""Masks take from 5 µs to some milliseconds each, and are made while the model runs."""
+"""Number of threads. Masks take from 5 µs to some milliseconds each, and are computed while the
+model runs."""
 
 MAX_COMPILED = 16
-"""Grammars that are kept compiled: about 1 MB each, 50 MB at worst."""
+"""Number of compiled grammars that are kept: about 1 MB each, 50 MB at worst."""
+
+
+@dataclass(slots=True)
+class CompiledGrammar:
+    """A cached matcher; ``last_used`` is a time of the compiler's clock."""
+
+    matcher: LLMatcher
+    last_used: float
 
 
 class GrammarCompiler:
     """Compiles grammars for one model's vocabulary. Thread-safe.
 
     ``vocab_size`` is the model's, which may be more than the tokenizer has: ids beyond are never
-    allowed. An EOS is allowed where a grammar is complete. Raises Invalid for a tokenizer whose
-    tokens aren't known as bytes: only byte-level BPE, and BPE with bytes to fall back on, are.
+    allowed. EOS tokens are allowed where a grammar is complete. Raises Invalid for a tokenizer
+    whose tokens can't be mapped to bytes: only byte-level BPE and BPE with byte fallback are
+    supported.
     """
 
     def __init__(
-        self, tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[TokenId]
+        self,
+        tokenizer_json: str,
+        vocab_size: int,
+        eos_token_ids: Sequence[TokenId],
+        clock: Clock | None = None,
     ) -> None:
         eos: list[int] = sorted(eos_token_ids)
         try:
@@ -43,9 +59,10 @@ class GrammarCompiler:
                 tokenizer_json, n_vocab=vocab_size, eos_token=eos or None
             )
         except ValueError as error:
-            raise Invalid(f"grammars can't be followed with this tokenizer: {error}") from error
+            raise Invalid(f"grammars can't be enforced with this tokenizer: {error}") from error
         self.threads = MaskThreadPool(MASK_THREADS)
-        self._compiled: OrderedDict[tuple[bytes, Grammar], LLMatcher] = OrderedDict()
+        self._clock = clock or SystemClock()
+        self._compiled: OrderedDict[tuple[bytes, Grammar], CompiledGrammar] = OrderedDict()
         self._too_slow: OrderedDict[bytes, str] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -53,68 +70,82 @@ class GrammarCompiler:
     def load(
         cls, model_dir: Path, vocab_size: int, eos_token_ids: Sequence[TokenId]
     ) -> "GrammarCompiler":
-        """Of a model's directory. Raises Invalid."""
+        """Load the tokenizer from a model's directory. Raises Invalid."""
         text = load_tokenizer(model_dir / "tokenizer.json").to_str()
         return cls(text, vocab_size, eos_token_ids)
 
-    def open(
-        self, grammar: Grammar, answered: Sequence[TokenId] = (), owner: bytes = b""
+    def create(
+        self, grammar: Grammar, token_ids: Sequence[TokenId] = (), owner: bytes = b""
     ) -> "GrammarMatcher":
-        """A place in ``grammar``, after the tokens that the answer has already. Owners share
-        nothing. Takes up to a second for what was tried before (:mod:`baton.text.grammar.checker`).
-        Raises Invalid when it can't be compiled, or the answer isn't one of it."""
+        """Return a matcher for ``grammar``, advanced over the tokens that the answer already has.
+        Nothing is shared between different owners (tenants). Takes up to a second for a grammar
+        that was checked before (:mod:`baton.text.grammar.checker`). Raises Invalid when it can't be
+        compiled, or does not match the tokens."""
         name = (owner, grammar)
         with self._lock:
-            why = self._too_slow.get(grammar.digest(owner.hex())) if self._too_slow else None
-        if why is not None:
-            raise Invalid(why, param="response_format")
-        walk = call_with_large_stack(
-            lambda: GrammarMatcher(self, grammar, self._copy(name), answered, owner)
+            reason = self._too_slow.get(grammar.digest(owner.hex())) if self._too_slow else None
+        if reason is not None:
+            raise Invalid(reason, param="response_format")
+        matcher = call_with_large_stack(
+            lambda: GrammarMatcher(self, grammar, self._copy_compiled(name), token_ids, owner)
         )
-        walk.check()
-        return walk
+        matcher.check()
+        return matcher
 
     def compile(self, grammar: Grammar) -> LLMatcher:
-        """A matcher that shares nothing with others. Raises Invalid."""
+        """Compile a grammar to a matcher that shares no state with others. Raises Invalid."""
         return compile_grammar(self._vocabulary, grammar)
 
-    def forget(self, grammar: Grammar, owner: bytes = b"") -> None:
-        """Its compiled form has grown too large to be shared any longer."""
+    def drop_compiled(self, grammar: Grammar, owner: bytes = b"") -> None:
+        """Drop a compiled grammar from the cache, because it has grown too large to be shared."""
         with self._lock:
             self._compiled.pop((owner, grammar), None)
 
-    def refuse(self, grammar: Grammar, owner: bytes, why: str) -> None:
-        """A mask took too long: the owner's next answers are not held to it."""
-        self.forget(grammar, owner)
+    def reject_grammar(self, grammar: Grammar, owner: bytes, why: str) -> None:
+        """Reject this owner's further requests with this grammar, because a mask took too long."""
+        self.drop_compiled(grammar, owner)
         with self._lock:
             self._too_slow[grammar.digest(owner.hex())] = why
-            if len(self._too_slow) > MAX_TOO_SLOW:
+            if len(self._too_slow) > MAX_REJECTED_GRAMMARS:
                 self._too_slow.popitem(last=False)
 
-    def _copy(self, name: tuple[bytes, Grammar]) -> LLMatcher:
-        """Copies share what was found out about the grammar's states, which only grows."""
+    def drop_unused(self, idle_seconds: float) -> int:
+        """Drop compiled grammars that no request has used for ``idle_seconds`` and return their
+        number. Running answers keep their own copies."""
+        oldest = self._clock.monotonic() - idle_seconds
         with self._lock:
-            matcher = self._compiled.get(name)
-            if matcher is not None:
+            unused = [name for name, kept in self._compiled.items() if kept.last_used < oldest]
+            for name in unused:
+                del self._compiled[name]
+        return len(unused)
+
+    def _copy_compiled(self, name: tuple[bytes, Grammar]) -> LLMatcher:
+        """Return a copy of the cached matcher, compiling it if needed. Copies share the lexer
+        states computed so far, which only grow."""
+        with self._lock:
+            kept = self._compiled.get(name)
+            if kept is not None:
+                kept.last_used = self._clock.monotonic()
                 self._compiled.move_to_end(name)
-        if matcher is None:
-            matcher = self.compile(name[1])
-            self._keep(name, matcher)
+        if kept is not None:
+            return kept.matcher.deep_copy()
+        matcher = self.compile(name[1])
+        self._cache_compiled(name, matcher)
         return matcher.deep_copy()
 
-    def _keep(self, name: tuple[bytes, Grammar], matcher: LLMatcher) -> None:
+    def _cache_compiled(self, name: tuple[bytes, Grammar], matcher: LLMatcher) -> None:
         with self._lock:
-            self._compiled[name] = matcher
+            self._compiled[name] = CompiledGrammar(matcher, self._clock.monotonic())
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
 
 
 class GrammarMatcher:
-    """One answer's way through its grammar. Implements ``baton.engine.constraint.Constraint``.
+    """One answer's state in its grammar. Implements ``baton.engine.constraint.Constraint``.
 
-    What others have found out about the grammar's states counts against its bounds, so a walk that
-    meets one is walked again with states of its own: whether it ends well depends on nothing but
-    the answer, and on a mask's time.
+    States computed for other answers count against the grammar's limits. So if a matcher hits a
+    limit, the answer is replayed on a matcher of its own: whether it succeeds depends only on the
+    answer, and on the time of its masks.
     """
 
     def __init__(
@@ -122,67 +153,68 @@ class GrammarMatcher:
         grammars: GrammarCompiler,
         grammar: Grammar,
         matcher: LLMatcher,
-        answered: Sequence[TokenId] = (),
+        token_ids: Sequence[TokenId] = (),
         owner: bytes = b"",
     ) -> None:
-        """In a thread with a large stack."""
+        """Must be called in a thread with a large stack."""
         self._grammars = grammars
         self._grammar = grammar
         self._owner = owner
         self._matcher = matcher
-        self._shares = True
-        self._answered: list[int] = list(answered)
-        self._coming: MaskJob | None = None
+        self._shares_states = True
+        self._token_ids: list[int] = list(token_ids)
+        self._pending_mask: MaskJob | None = None
         self.error = ""
-        matcher.consume_tokens(self._answered)
-        self._astray = matcher.is_error()
-        self._bits = self._next_bits()
+        matcher.consume_tokens(self._token_ids)
+        self._is_rejected = matcher.is_error()
+        self._mask = self._compute_mask()
 
     def accept(self, token_id: TokenId) -> None:
-        self._settle()
+        self._await_mask()
         if self.error:
             return
-        self._answered.append(token_id)
-        self._coming = self._grammars.threads.submit(partial(self._advance, token_id))
+        self._token_ids.append(token_id)
+        self._pending_mask = self._grammars.threads.submit(partial(self._advance, token_id))
 
     def mask(self) -> bytes:
-        self._settle()
-        if not self._bits and not self.error:
-            why = self._matcher.get_error().split("\n")[0] or "it allows no token"
-            self.error = f"the grammar can't be followed any further: {why}"[:MAX_MESSAGE]
-        return self._bits
+        self._await_mask()
+        if not self._mask and not self.error:
+            reason = self._matcher.get_error().split("\n")[0] or "it allows no token"
+            self.error = f"the grammar can't be enforced any further: {reason}"[:MAX_MESSAGE]
+        return self._mask
 
     def check(self) -> None:
-        """Raises Invalid when the answer has gone astray."""
-        if self._astray and not self.mask():
+        """Raise Invalid when the grammar does not match the answer's tokens."""
+        if self._is_rejected and not self.mask():
             raise Invalid(self.error, param="response_format")
 
-    def _settle(self) -> None:
-        """Takes what a thread has made, once it has: one matcher is for one of them."""
-        coming, self._coming = self._coming, None
+    def _await_mask(self) -> None:
+        """Wait for the pending mask, if any: only one thread may use a matcher at a time."""
+        coming, self._pending_mask = self._pending_mask, None
         if coming is None:
             return
         try:
-            self._bits = coming.result()
-        except MaskTimeout as slow:
-            self._bits = b""
-            self.error = f"the grammar can't be followed any further: for one token {slow}"
-            self._grammars.refuse(self._grammar, self._owner, self.error)
+            self._mask = coming.result()
+        except MaskTimeout as timeout:
+            self._mask = b""
+            self.error = f"the grammar can't be enforced any further: one token's mask: {timeout}"
+            self._grammars.reject_grammar(self._grammar, self._owner, self.error)
 
     def _advance(self, token_id: TokenId) -> bytes:
-        """In a thread. Empty when no token may come next."""
+        """Advance and return the next mask, computed in a mask thread. Empty when no token is
+        allowed."""
         self._matcher.consume_token(token_id)
-        return self._next_bits()
+        return self._compute_mask()
 
-    def _next_bits(self) -> bytes:
+    def _compute_mask(self) -> bytes:
         bits = self._matcher.compute_bitmask()
-        if self._is_good(bits) or not self._shares:
-            return bits if self._is_good(bits) else b""
-        self._shares = False
-        self._grammars.forget(self._grammar, self._owner)
+        if self._is_usable(bits) or not self._shares_states:
+            return bits if self._is_usable(bits) else b""
+        self._shares_states = False
+        self._grammars.drop_compiled(self._grammar, self._owner)
         self._matcher = self._grammars.compile(self._grammar)
-        self._matcher.consume_tokens(self._answered)
-        return self._next_bits()
+        self._matcher.consume_tokens(self._token_ids)
+        return self._compute_mask()
 
-    def _is_good(self, bits: bytes) -> bool:
+    def _is_usable(self, bits: bytes) -> bool:
         return not self._matcher.is_error() and bits.count(0) < len(bits)

@@ -1,4 +1,4 @@
-"""Grammars of every kind as one: Lark's notation, as llguidance reads it, and what is refused."""
+"""Converts grammars of every kind to llguidance's Lark notation, and rejects oversized ones."""
 
 import json
 import re
@@ -10,33 +10,35 @@ from baton.core.grammar import Grammar, GrammarKind
 from baton.errors import Invalid
 
 MAX_GRAMMAR_BYTES = 64 * 1024
-"""The longest schemas in use have some thousand bytes."""
+"""Maximum size of a grammar. The longest schemas in use have some thousand bytes."""
 
 MAX_CHOICES = 2048
 MAX_DEPTH = 60
-"""Of a schema, as objects and lists in one another; the library takes twice as much at most."""
+"""Maximum nesting depth of a schema (objects and lists). The library supports twice as much."""
 
 MAX_PATTERN_PROPERTIES = 64
-"""Each is compared with all others."""
+"""Maximum number of patternProperties in a schema; llguidance compares each with all others."""
 
 MAX_REFERENCES = 1024
-"""A chain of them is followed by calls within calls."""
+"""Maximum number of $ref in a schema; llguidance follows a chain of them recursively."""
 
 MAX_RULES = 2048
-"""Of a grammar in Lark's notation."""
+"""Maximum number of rules of a Lark grammar."""
 
 OPTIONS = '\n%llguidance {"no_forcing": true}\n'
-"""Otherwise what can come only one way is written out ahead at each step, however long: a gigabyte
-for the pattern ``(abc){100000000}``."""
+"""Without ``no_forcing``, llguidance computes at each step all text that the grammar forces,
+however long: a gigabyte for the pattern ``(abc){100000000}``."""
 
 _RULE = re.compile(r"\s*[?!]?\w+[^:\"/]*:")
 
 JSON_OPTIONS = {"whitespace_pattern": r"(\r?\n[ \t]{0,32}|[ \t]{0,2})"}
-"""As JSON is written on one line, or indented on many. A weak model fills any room with blanks."""
+"""Allows JSON on one line, or indented on many, but no other whitespace: a weak model would emit
+blanks without end."""
 
 
 def to_lark(grammar: Grammar) -> str:
-    """Raises Invalid for a text that can't be one of its kind."""
+    """Convert a grammar to Lark notation. Raises Invalid for a text that is malformed for its
+    kind."""
     if grammar.kind is GrammarKind.LARK:
         _check_text(grammar.text)
         return _from_lark(grammar.text)
@@ -44,8 +46,8 @@ def to_lark(grammar: Grammar) -> str:
 
 
 def to_lark_rule(grammar: Grammar) -> str:
-    """What an answer is made of, as the right side of a rule; of any kind but LARK. Raises Invalid
-    for a text that can't be one of its kind."""
+    """Convert a grammar of any kind except LARK to the right side of a rule. Raises Invalid for a
+    text that is malformed for its kind."""
     _check_text(grammar.text)
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
@@ -57,24 +59,24 @@ def to_lark_rule(grammar: Grammar) -> str:
         case GrammarKind.CHOICE:
             return _from_choices(_parse_json(grammar.text))
         case GrammarKind.LARK:
-            raise AssertionError("a whole grammar is no rule")
+            raise AssertionError("a Lark grammar is not a single rule")
 
 
 def _check_text(text: str) -> None:
     try:
         size_bytes = len(text.encode())
     except UnicodeEncodeError as error:
-        raise Invalid("half a surrogate pair is no text") from error
+        raise Invalid("the grammar has an unpaired surrogate") from error
     if size_bytes > MAX_GRAMMAR_BYTES:
-        raise Invalid(f"a grammar has at most {MAX_GRAMMAR_BYTES} bytes")
+        raise Invalid(f"a grammar may have at most {MAX_GRAMMAR_BYTES} bytes")
 
 
 def _from_schema(schema: Any) -> str:
-    """Anything but true and an object says nothing, or nothing that can be said."""
+    """Convert a JSON schema. Only true and objects are accepted: no JSON value matches false."""
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
-        raise Invalid("a JSON schema is an object")
+        raise Invalid("a JSON schema must be an object")
     if "x-guidance" in schema:
         raise Invalid("x-guidance is not a keyword of JSON schema")
     check_depth(schema)
@@ -83,7 +85,7 @@ def _from_schema(schema: Any) -> str:
 
 
 def check_depth(value: Any, depth: int = MAX_DEPTH) -> None:
-    """Raises Invalid for a JSON value that is nested deeper. Iterative."""
+    """Raise Invalid for a JSON value that is nested deeper than ``depth``. Not recursive."""
     level = [value]
     for _ in range(depth):
         level = [
@@ -94,48 +96,49 @@ def check_depth(value: Any, depth: int = MAX_DEPTH) -> None:
         ]
         if not level:
             return
-    raise Invalid(f"a JSON schema is nested {depth} deep at most")
+    raise Invalid(f"a JSON schema may be nested at most {depth} levels deep")
 
 
 def _check_size(schema: Any) -> None:
-    """Raises Invalid for a schema whose parts multiply in each other's company."""
+    """Raise Invalid for a schema with too many of the keywords whose cost grows superlinearly."""
     patterns = references = 0
     parts = [schema]
     while parts:
         part = parts.pop()
         if isinstance(part, dict):
-            given = part.get("patternProperties")
-            patterns += len(given) if isinstance(given, dict) else 0
+            properties = part.get("patternProperties")
+            patterns += len(properties) if isinstance(properties, dict) else 0
             references += isinstance(part.get("$ref"), str)
             parts += part.values()
         elif isinstance(part, list):
             parts += part
     if patterns > MAX_PATTERN_PROPERTIES:
         most = MAX_PATTERN_PROPERTIES
-        raise Invalid(f"a JSON schema has at most {most} patternProperties, and this {patterns}")
+        raise Invalid(f"a JSON schema may have at most {most} patternProperties, not {patterns}")
     if references > MAX_REFERENCES:
-        raise Invalid(f"a JSON schema has at most {MAX_REFERENCES} $ref, and this {references}")
+        raise Invalid(f"a JSON schema may have at most {MAX_REFERENCES} $ref, not {references}")
 
 
 def _from_regex(pattern: str) -> str:
-    """``\\d`` is a digit from 0 to 9, and the whole answer matches."""
+    """Convert a regular expression, which must match the whole answer. ``\\d`` matches only the
+    digits 0 to 9."""
     if not pattern:
-        raise Invalid("a pattern is not empty")
+        raise Invalid("a pattern must not be empty")
     if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
-        raise Invalid("a pattern does not end in the midst of an escape")
+        raise Invalid("a pattern must not end with an incomplete escape")
     return f"/{regex_to_lark(pattern, 'd')}/"
 
 
 def _from_choices(choices: Any) -> str:
     if not isinstance(choices, list) or not all(isinstance(each, str) for each in choices):
-        raise Invalid("choices are a list of strings")
+        raise Invalid("choices must be a list of strings")
     if not 0 < len(choices) <= MAX_CHOICES or not all(choices):
-        raise Invalid(f"there are 1 to {MAX_CHOICES} choices, none of them empty")
+        raise Invalid(f"there must be 1 to {MAX_CHOICES} choices, none of them empty")
     return f"/{'|'.join(map(_literal, choices))}/"
 
 
 def _literal(text: str) -> str:
-    """A pattern that matches this text alone."""
+    """Return a pattern that matches only this text."""
     return "".join(
         each if each.isascii() and each.isalnum() else f"\\x{{{ord(each):x}}}" for each in text
     )
@@ -146,7 +149,7 @@ def _from_lark(text: str) -> str:
         raise Invalid("%llguidance is not supported in a grammar")
     num_rules = sum(map(bool, map(_RULE.match, text.splitlines())))
     if num_rules > MAX_RULES:
-        raise Invalid(f"a grammar has at most {MAX_RULES} rules, and this {num_rules}")
+        raise Invalid(f"a grammar may have at most {MAX_RULES} rules, not {num_rules}")
     return text + OPTIONS
 
 

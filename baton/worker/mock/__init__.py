@@ -1,1 +1,1 @@
-"""Workers without a model: the same protocol at a set speed, hundreds in one process."""
+"""Mock workers without a model: the same protocol at a configured speed, hundreds per process."""

@@ -1,5 +1,5 @@
-"""Answers at a mock worker: a step gives one token to each that runs, and one message to each
-router's stream."""
+"""The decode batch of a mock worker: a step generates one token per running request, and sends one
+message to each router's stream."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,33 +13,34 @@ OnEnd = Callable[[MockJob, FinishReason], None]
 
 
 class MockDecodeBatch:
-    """Steps are ``step_seconds`` apart, by one timer. 0: a stream has its next step when its router
-    has taken the last one (:meth:`pull`). ``on_end`` is called after an answer's last token."""
+    """Steps every ``step_seconds``, by one timer. With 0, a stream's next step runs on demand, when
+    its router has read the previous step's outputs (:meth:`next_step`). ``on_end`` is called after
+    an answer's last token."""
 
-    def __init__(self, lexicon: MockModel, step_seconds: float, on_end: OnEnd) -> None:
-        self._lexicon = lexicon
+    def __init__(self, model: MockModel, step_seconds: float, on_end: OnEnd) -> None:
+        self._model = model
         self._step_seconds = step_seconds
         self._on_end = on_end
         self._running: dict[MockStream, dict[MockJob, None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due_at = 0.0
         self.num_late_steps = 0
-        """That were left out, since this process did not get to them in time."""
+        """Steps that were skipped because the process was too slow."""
 
     @property
-    def pulled(self) -> bool:
+    def is_on_demand(self) -> bool:
         return self._step_seconds == 0
 
-    def join(self, job: MockJob) -> None:
+    def add(self, job: MockJob) -> None:
         self._running.setdefault(job.stream, {})[job] = None
-        if self.pulled:
+        if self.is_on_demand:
             job.stream.wake()
         elif self._timer is None:
             self._due_at = asyncio.get_running_loop().time()
-            self._arm()
+            self._schedule_step()
 
-    def leave(self, job: MockJob) -> None:
-        """Does nothing for one that is not here."""
+    def remove(self, job: MockJob) -> None:
+        """Remove a job; does nothing if it is not in the batch."""
         jobs = self._running.get(job.stream, {})
         jobs.pop(job, None)
         if not jobs:
@@ -49,18 +50,18 @@ class MockDecodeBatch:
     def running(self) -> list[MockJob]:
         return [job for jobs in self._running.values() for job in jobs]
 
-    def pull(self, stream: MockStream) -> bytes:
-        """A step of the answers that run for it; empty when there are none."""
-        said, ended = [], []
+    def next_step(self, stream: MockStream) -> bytes:
+        """Run a step of the stream's answers and return the message; empty if there are none."""
+        messages, ended = [], []
         for job in self._running.get(stream, ()):
-            message, reason = job.say(self._lexicon)
-            said.append(message)
+            message, reason = job.encode_next_token(self._model)
+            messages.append(message)
             if reason is not None:
                 ended.append((job, reason))
         for job, reason in ended:
-            self.leave(job)
+            self.remove(job)
             self._on_end(job, reason)
-        return b"".join(said)
+        return b"".join(messages)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -68,17 +69,17 @@ class MockDecodeBatch:
         self._timer = None
         self._running.clear()
 
-    def _arm(self) -> None:
+    def _schedule_step(self) -> None:
         self._due_at += self._step_seconds
         self._timer = asyncio.get_running_loop().call_at(self._due_at, self._step)
 
     def _step(self) -> None:
         for stream in list(self._running):
-            stream.put(self.pull(stream))
+            stream.put(self.next_step(stream))
         if not self._running:
             self._timer = None
             return
-        late = int((asyncio.get_running_loop().time() - self._due_at) / self._step_seconds)
-        self.num_late_steps += late
-        self._due_at += late * self._step_seconds
-        self._arm()
+        num_late = int((asyncio.get_running_loop().time() - self._due_at) / self._step_seconds)
+        self.num_late_steps += num_late
+        self._due_at += num_late * self._step_seconds
+        self._schedule_step()

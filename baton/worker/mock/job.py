@@ -1,4 +1,4 @@
-"""One placement of one request at a mock worker."""
+"""A job of a mock worker: one placement of a request."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,31 +11,31 @@ from baton.worker.mock.model import MockModel
 from baton.worker.mock.output_stream import MockStream
 
 EncodedToken = tuple[bytes, FinishReason | None]
-"""An output in its encoded form, and the reason if it was the last."""
+"""An encoded output, and the finish reason if it was the last one."""
 
 
 @dataclass(slots=True, eq=False)
 class MockJob:
-    """``source`` computes its prompt, if another does. ``key`` is the answer's in the lexicon,
-    ``next_index`` the position of its next token, ``blocks`` the names of its prompt's full blocks.
-    Times are the event loop's."""
+    """``source`` is the worker that prefills the prompt, if it is another one. ``answer_key``
+    identifies the answer in the mock model. ``next_index`` is the position of the next answer
+    token. ``block_hashes`` are those of the prompt's full blocks. Times are the event loop's."""
 
     spec: RequestSpec
     task: Task
     stream: MockStream
     source: WorkerId | None
-    key: int
+    answer_key: int
     next_index: int
-    blocks: tuple[int, ...]
+    block_hashes: tuple[int, ...]
     arrived_at: float
     deadline: float = math.inf
     cached_tokens: int = 0
-    _frames: OutputEncoder = field(init=False)
-    _stops: frozenset[TokenId] = field(init=False)
+    _encoder: OutputEncoder = field(init=False)
+    _stop_token_ids: frozenset[TokenId] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._frames = OutputEncoder(self.spec.request_id, self.spec.epoch)
-        self._stops = frozenset(self.spec.sampling.stop_token_ids)
+        self._encoder = OutputEncoder(self.spec.request_id, self.spec.epoch)
+        self._stop_token_ids = frozenset(self.spec.sampling.stop_token_ids)
 
     @property
     def id(self) -> RequestId:
@@ -43,33 +43,33 @@ class MockJob:
 
     @property
     def num_known(self) -> int:
-        """Tokens of the prompt, and of the answer so far."""
+        """Tokens of the prompt and of the answer so far."""
         return self.spec.num_prompt_tokens + self.next_index
 
-    def say_first(self, lexicon: MockModel) -> EncodedToken:
-        """With what is told once."""
+    def encode_first_token(self, lexicon: MockModel) -> EncodedToken:
+        """Encode the first token, with the fields that only the first output has."""
         index, token_id, reason = self._advance(lexicon)
-        return self._whole(lexicon, index, token_id, reason), reason
+        return self._encode_full(lexicon, index, token_id, reason), reason
 
-    def say(self, lexicon: MockModel) -> EncodedToken:
+    def encode_next_token(self, lexicon: MockModel) -> EncodedToken:
         index, token_id, reason = self._advance(lexicon)
         if self.spec.sampling.logprobs is not None:
-            return self._whole(lexicon, index, token_id, reason), reason
+            return self._encode_full(lexicon, index, token_id, reason), reason
         if reason is None:
-            return self._frames.token(index, token_id), None
-        return self._frames.last(index, token_id, reason), reason
+            return self._encoder.encode_token(index, token_id), None
+        return self._encoder.encode_last_token(index, token_id, reason), reason
 
     def _advance(self, lexicon: MockModel) -> tuple[int, TokenId, FinishReason | None]:
         index = self.next_index
-        token_id = lexicon.token(self.key, index)
+        token_id = lexicon.token_at(self.answer_key, index)
         self.next_index = index + 1
-        if token_id in self._stops:
+        if token_id in self._stop_token_ids:
             return index, token_id, FinishReason.STOP
         if index + 1 >= self.spec.sampling.max_tokens:
             return index, token_id, FinishReason.LENGTH
         return index, token_id, None
 
-    def _whole(
+    def _encode_full(
         self, lexicon: MockModel, index: int, token_id: TokenId, reason: FinishReason | None
     ) -> bytes:
         output = RequestOutput(

@@ -1,5 +1,5 @@
-"""Hand-offs between the mock workers of one process: who waits for which prompt, and which were
-computed before anybody waited. There is nothing to ship."""
+"""KV transfers between the mock workers of one process: which decode workers wait for which prompt,
+and which prompts were prefilled before. No data is transferred."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -7,38 +7,41 @@ from collections.abc import Callable
 from baton.core.ids import RequestId, WorkerId
 
 MAX_UNCLAIMED_PROMPTS = 4096
-"""Computed prompts that nobody has come for; what came first is forgotten first."""
+"""Prefilled prompts that no decode worker waits for; the oldest are dropped first."""
 
 PlacementKey = tuple[WorkerId, RequestId]
-"""Whose, and of which placement."""
+"""The prefill worker and the placement id."""
 
 OnComputed = Callable[[bool], None]
-"""Gets whether the answer has ended with its first token."""
+"""Called with whether the answer ended with its first token."""
 
 
 class MockKvTransfers:
+    """Notifies decode jobs when their prompt is prefilled."""
+
     def __init__(self) -> None:
         self._waiting: dict[PlacementKey, OnComputed] = {}
-        self._unread: OrderedDict[PlacementKey, bool] = OrderedDict()
+        self._unclaimed: OrderedDict[PlacementKey, bool] = OrderedDict()
 
-    def computed(self, worker: WorkerId, placement: RequestId, finished: bool) -> None:
-        name = worker, placement
-        reader = self._waiting.pop(name, None)
-        if reader is not None:
-            reader(finished)
+    def mark_prefilled(self, worker: WorkerId, placement: RequestId, finished: bool) -> None:
+        """Record that a placement's prompt is prefilled, and notify the job that waits for it."""
+        key = worker, placement
+        on_prefilled = self._waiting.pop(key, None)
+        if on_prefilled is not None:
+            on_prefilled(finished)
             return
-        self._unread[name] = finished
-        if len(self._unread) > MAX_UNCLAIMED_PROMPTS:
-            self._unread.popitem(last=False)
+        self._unclaimed[key] = finished
+        if len(self._unclaimed) > MAX_UNCLAIMED_PROMPTS:
+            self._unclaimed.popitem(last=False)
 
-    def expect(self, worker: WorkerId, placement: RequestId, reader: OnComputed) -> None:
-        """``reader`` is called once, perhaps at once, unless it is forgotten before."""
-        finished = self._unread.pop((worker, placement), None)
+    def wait_for(self, worker: WorkerId, placement: RequestId, on_prefilled: OnComputed) -> None:
+        """Call ``on_prefilled`` once when the prompt is prefilled, possibly at once."""
+        finished = self._unclaimed.pop((worker, placement), None)
         if finished is None:
-            self._waiting[worker, placement] = reader
+            self._waiting[worker, placement] = on_prefilled
         else:
-            reader(finished)
+            on_prefilled(finished)
 
-    def forget(self, worker: WorkerId, placement: RequestId) -> None:
-        """Its reader left."""
+    def cancel_wait(self, worker: WorkerId, placement: RequestId) -> None:
+        """Stop waiting for the placement."""
         self._waiting.pop((worker, placement), None)

@@ -1,4 +1,4 @@
-"""What a mock worker reports of itself."""
+"""Measures a mock worker's load."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,41 +12,41 @@ from baton.worker.mock.job import MockJob
 from baton.worker.mock.prefill_queue import MockPrefillQueue
 
 UNKNOWN_ANSWER_TOKENS = 256.0
-"""As for a real worker, before any has ended here."""
+"""The assumed answer length before any answer has finished, as for a real worker."""
 
 
 def measure_mock_load(
-    reading: MockPrefillQueue,
+    prefill_queue: MockPrefillQueue,
     decode_cost: DecodeCost,
     jobs: Iterable[MockJob],
     answers: AnswerLengthStats,
     now: float,
 ) -> WorkerLoad:
-    """All but blocks, and the moment by the wall's clock."""
+    """Measure the load, except for the numbers of blocks and the wall-clock time."""
     load = WorkerLoad(
-        running=reading.num_running,
-        waiting=len(reading.waiting),
-        queued_tokens=reading.queued_tokens,
-        queue=reading.queue(now),
-        prefill_cost=reading.cost,
+        running=prefill_queue.num_running,
+        waiting=len(prefill_queue.waiting),
+        queued_tokens=prefill_queue.queued_tokens,
+        queue=prefill_queue.queue(now),
+        prefill_cost=prefill_queue.cost,
         prefill_error=0.0,
         decode_cost=decode_cost,
         answer_tokens=answers.mean,
         short_answer_tokens=answers.short,
     )
     expected = int(answers.mean or UNKNOWN_ANSWER_TOKENS)
-    writing = [job for job in jobs if job.task is not Task.PREFILL]
+    decode_jobs = [job for job in jobs if job.task is not Task.PREFILL]
     return replace(
         load,
-        running=load.running + len(writing),
-        decode_requests=len(writing),
-        context_tokens=sum(job.num_known for job in writing),
-        promised_tokens=sum(_expected_length(job, expected) for job in writing),
+        running=load.running + len(decode_jobs),
+        decode_requests=len(decode_jobs),
+        context_tokens=sum(job.num_known for job in decode_jobs),
+        promised_tokens=sum(_expected_length(job, expected) for job in decode_jobs),
     )
 
 
 def _expected_length(job: MockJob, expected: int) -> int:
-    """Its length in the end, if it gets as long as others do."""
+    """Predict the job's final length, assuming an average answer."""
     most = job.spec.sampling.max_tokens
     length = revised_prediction(min(expected, most), job.next_index, most)
     return max(job.num_known, job.spec.num_prompt_tokens + length)

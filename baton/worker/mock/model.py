@@ -1,4 +1,4 @@
-"""What mock workers say: the same for the same prompt, seed and position, on every one of them."""
+"""The mock model: every worker generates the same token for the same prompt, seed and position."""
 
 from array import array
 from collections.abc import Sequence
@@ -12,39 +12,40 @@ from baton.errors import Invalid
 from baton.text.tokenizer import Tokenizer
 
 MAX_DISTINCT_TOKENS = 4096
-"""Different ones that are said. Each is remembered in its encoded form, too."""
+"""Distinct tokens that are generated. Each is also cached in its encoded form."""
 
 STRIDE = 7919
-"""Prime, so that an answer goes through all tokens before it repeats one, and a token that is
-lost, repeated or out of its place is seen."""
+"""A prime, so that an answer contains all tokens before it repeats one, and a lost, repeated or
+misplaced token is detected."""
 
 
 class MockModel:
-    """``token_ids`` are those that may be said."""
+    """Generates deterministic answers. ``token_ids`` are the tokens that may occur."""
 
     def __init__(self, token_ids: Sequence[TokenId]) -> None:
         if not token_ids:
-            raise Invalid("the tokenizer has no token of plain text for a mock worker to say")
+            raise Invalid("the tokenizer has no plain-text token for a mock worker to generate")
         self._token_ids = tuple(token_ids)
 
-    def key(self, spec: RequestSpec) -> int:
-        """Of an answer; what was emitted of it before a failover does not count."""
+    def answer_key(self, spec: RequestSpec) -> int:
+        """Return a key that identifies the request's answer. Tokens emitted before a failover do
+        not change it."""
         prompt = array("I", spec.token_ids[: spec.num_prompt_tokens])
-        seed = 0 if spec.sampling.greedy else spec.sampling.seed
+        seed = 0 if spec.sampling.is_greedy else spec.sampling.seed
         return xxhash.xxh3_64_intdigest(prompt.tobytes(), seed)
 
-    def token(self, key: int, index: int) -> TokenId:
-        """At position ``index`` of the answer, from 0."""
+    def token_at(self, key: int, index: int) -> TokenId:
+        """Return the token at position ``index`` of the answer, from 0."""
         ids = self._token_ids
         return ids[(key + index * STRIDE) % len(ids)]
 
-    def answer(self, spec: RequestSpec) -> list[TokenId]:
-        """All of it, if no token stops it: what an answer is checked against."""
-        key = self.key(spec)
-        return [self.token(key, index) for index in range(spec.sampling.max_tokens)]
+    def expected_answer(self, spec: RequestSpec) -> list[TokenId]:
+        """Return the whole answer, assuming no stop token; tests compare answers with it."""
+        key = self.answer_key(spec)
+        return [self.token_at(key, index) for index in range(spec.sampling.max_tokens)]
 
     def logprobs(self, sampling: SamplingParams, token_id: TokenId) -> tuple[TokenLogprob, ...]:
-        """The token is the likeliest, those around it in the vocabulary follow."""
+        """Return made-up logprobs, in which the generated token is the most likely one."""
         if sampling.logprobs is None:
             return ()
         others = (other for other in self._token_ids if other != token_id)
@@ -54,7 +55,7 @@ class MockModel:
 
 
 def build_mock_model(tokenizer: Tokenizer, vocab_size: int) -> MockModel:
-    """Tokens that are some printable ASCII each, so that every one of them shows at once."""
+    """Build a model of tokens that are printable ASCII each, so that every token yields text."""
     size = min(tokenizer.vocab_size, vocab_size)
     plain = (TokenId(i) for i in range(size) if _is_plain(tokenizer, i))
     return MockModel(tuple(islice(plain, MAX_DISTINCT_TOKENS)))

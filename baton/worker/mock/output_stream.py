@@ -1,4 +1,4 @@
-"""A router's stream, seen from a mock worker: outputs wait in their encoded form."""
+"""A router's stream on the side of a mock worker; outputs are queued in encoded form."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,28 +12,29 @@ from baton.rpc.frames import MAX_MESSAGE_BYTES
 from baton.rpc.output_encoder import encode_output
 
 MAX_UNREAD_BYTES = MAX_MESSAGE_BYTES // 4
-"""Some 80,000 tokens; a router that has left so much unread is gone or hopelessly behind."""
+"""Some 80,000 tokens; a router with so many unread is gone or hopelessly behind."""
 
 Submit = Callable[["MockStream", RequestSpec, Task, WorkerRef | None], None]
 CancelRequest = Callable[[RequestId, Epoch], None]
 NextStep = Callable[["MockStream"], bytes]
-"""The next step of the answers that run for a stream; empty when there are none."""
+"""Runs the next step of a stream's answers; returns an empty message if there are none."""
 
 
 class MockStream:
-    """With ``pull``, there is a step whenever the router has taken the one before."""
+    """With ``next_step``, the next step runs whenever the router has read the previous step's
+    outputs."""
 
     def __init__(
         self,
         submit: Submit,
         cancel: CancelRequest,
         on_close: Callable[["MockStream"], None],
-        pull: NextStep | None,
+        next_step: NextStep | None,
     ) -> None:
         self._submit = submit
         self._cancel = cancel
         self._on_close = on_close
-        self._pull = pull
+        self._next_step = next_step
         self._unread: list[bytes] = []
         self._num_bytes = 0
         self._ready = asyncio.Event()
@@ -46,11 +47,12 @@ class MockStream:
         self._cancel(request_id, epoch)
 
     def refuse(self, output: RequestOutput) -> None:
-        """Tells the end of a request that could not be taken."""
+        """Send the final output of a request that could not be accepted."""
         self.put(encode_output(output))
 
     def put(self, message: bytes) -> None:
-        """Dropped once closed; a router that leaves too much unread is closed."""
+        """Queue a message; dropped if the stream is closed. Closes the stream if too much is
+        unread."""
         if self.closed:
             return
         self._unread.append(message)
@@ -60,16 +62,16 @@ class MockStream:
             self.close()
 
     def wake(self) -> None:
-        """There is something to pull."""
+        """Wake the sender: a step can run."""
         self._ready.set()
 
-    async def message(self) -> bytes:
-        """All that is there, as one message."""
+    async def next_message(self) -> bytes:
+        """Wait for output and return all of it as one message."""
         while True:
             await self._ready.wait()
             if self.closed:
                 raise Overloaded("the router left too many outputs unread")
-            step = self._pull(self) if self._pull is not None else b""
+            step = self._next_step(self) if self._next_step is not None else b""
             if not step:
                 self._ready.clear()
             if step or self._unread:

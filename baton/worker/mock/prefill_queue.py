@@ -1,5 +1,5 @@
-"""Prompts at a mock worker: computed one after the other, by deadline, in as much time as a set
-speed gives them."""
+"""The prefill queue of a mock worker: prompts are computed one after the other, by deadline, at a
+configured speed."""
 
 import asyncio
 import heapq
@@ -12,24 +12,25 @@ from baton.core.worker_load import MAX_QUEUED, QueuedWork
 from baton.worker.mock.job import MockJob
 
 PATIENCE_SECONDS = 60.0
-"""Nobody waits for those who came so much later, as in a real worker."""
+"""A prompt is never overtaken by one that arrived this much later, as in a real worker."""
 
 TIMER_SECONDS = 0.001
-"""What a timer may be early by."""
+"""How early a timer may fire."""
 
 
 class MockPrefillQueue:
-    """Calls ``on_done`` for each prompt when it is computed. ``begin`` says how many of a prompt's
-    tokens are cached, when its turn comes. One timer, whatever waits."""
+    """Calls ``on_done`` for each prompt when it is computed. ``count_cached`` returns how many of a
+    prompt's tokens are cached, when it is added and again when it starts. There is one timer for
+    all prompts."""
 
     def __init__(
         self,
         cost: PrefillCost,
-        begin: Callable[[MockJob], int],
+        count_cached: Callable[[MockJob], int],
         on_done: Callable[[MockJob], None],
     ) -> None:
         self.cost = cost
-        self._begin = begin
+        self._count_cached = count_cached
         self._on_done = on_done
         self._numbers = itertools.count()
         self._heap: list[tuple[float, int, MockJob]] = []
@@ -39,27 +40,27 @@ class MockPrefillQueue:
         self._timer: asyncio.Handle | None = None
 
     def add(self, job: MockJob) -> None:
-        job.cached_tokens = self._begin(job)
-        promised = job.spec.first_token_seconds
-        job.deadline = job.arrived_at + promised + self._work(job) if promised else math.inf
+        job.cached_tokens = self._count_cached(job)
+        slo = job.spec.ttft_slo_seconds
+        job.deadline = job.arrived_at + slo + self._work_seconds(job) if slo else math.inf
         self._waiting[job] = None
-        turn = min(job.deadline, job.arrived_at + PATIENCE_SECONDS)
-        heapq.heappush(self._heap, (turn, next(self._numbers), job))
+        rank = min(job.deadline, job.arrived_at + PATIENCE_SECONDS)
+        heapq.heappush(self._heap, (rank, next(self._numbers), job))
         if self._current is None:
-            self._take_next(job.arrived_at)
-            self._arm()
+            self._start_next(job.arrived_at)
+            self._schedule_finish()
 
     def remove(self, job: MockJob) -> None:
-        """Does nothing for one that is not here."""
+        """Remove a job; does nothing if it is not in the queue."""
         self._waiting.pop(job, None)
         if job is self._current:
             self._stop_timer()
-            self._take_next(asyncio.get_running_loop().time())
-            self._arm()
+            self._start_next(asyncio.get_running_loop().time())
+            self._schedule_finish()
 
     @property
     def waiting(self) -> list[MockJob]:
-        """Those that have not begun."""
+        """Prompts that have not started."""
         return list(self._waiting)
 
     @property
@@ -68,15 +69,15 @@ class MockPrefillQueue:
 
     @property
     def queued_tokens(self) -> int:
-        return sum(len(job.spec.token_ids) - job.cached_tokens for job in self._here)
+        return sum(len(job.spec.token_ids) - job.cached_tokens for job in self._unfinished)
 
     def queue(self, now: float) -> tuple[QueuedWork, ...]:
-        """By deadline, as a worker reports it."""
+        """Return the remaining work by deadline, as workers report it."""
         queue = []
-        for job in sorted(self._here, key=lambda job: job.deadline):
-            left = self._done_at - now if job is self._current else self._work(job)
+        for job in sorted(self._unfinished, key=lambda job: job.deadline):
+            remaining = self._done_at - now if job is self._current else self._work_seconds(job)
             deadline = None if job.deadline == math.inf else job.deadline - now
-            queue.append(QueuedWork(deadline, max(left, 0.0)))
+            queue.append(QueuedWork(deadline, max(remaining, 0.0)))
         if len(queue) > MAX_QUEUED:
             rest = sum(work.work_seconds for work in queue[MAX_QUEUED - 1 :])
             queue[MAX_QUEUED - 1 :] = [QueuedWork(None, rest)]
@@ -87,17 +88,17 @@ class MockPrefillQueue:
         self._waiting.clear()
         self._current = None
 
-    # -- one after the other -----------------------------------------------------------------
+    # -- timing ------------------------------------------------------------------------------
 
     @property
-    def _here(self) -> list[MockJob]:
+    def _unfinished(self) -> list[MockJob]:
         return [*self._waiting, *([self._current] if self._current is not None else [])]
 
-    def _work(self, job: MockJob) -> float:
+    def _work_seconds(self, job: MockJob) -> float:
         return self.cost.seconds(len(job.spec.token_ids) - job.cached_tokens, job.cached_tokens)
 
-    def _take_next(self, at: float) -> None:
-        """It begins as of ``at``: what timers are late by is not lost."""
+    def _start_next(self, at: float) -> None:
+        """Start the next prompt as of time ``at``, so that delays of timers do not add up."""
         self._current = None
         while self._heap and self._current is None:
             _, _, job = heapq.heappop(self._heap)
@@ -105,10 +106,10 @@ class MockPrefillQueue:
                 del self._waiting[job]
                 self._current = job
         if self._current is not None:
-            self._current.cached_tokens = self._begin(self._current)
-            self._done_at = at + self._work(self._current)
+            self._current.cached_tokens = self._count_cached(self._current)
+            self._done_at = at + self._work_seconds(self._current)
 
-    def _arm(self) -> None:
+    def _schedule_finish(self) -> None:
         if self._current is None or self._timer is not None:
             return
         loop = asyncio.get_running_loop()
@@ -118,14 +119,14 @@ class MockPrefillQueue:
             self._timer = loop.call_at(self._done_at, self._finish)
 
     def _finish(self) -> None:
-        """All that are done by now."""
+        """Finish all prompts that are done by now."""
         self._timer = None
         latest = asyncio.get_running_loop().time() + TIMER_SECONDS
         while self._current is not None and self._done_at <= latest:
             job = self._current
-            self._take_next(self._done_at)
+            self._start_next(self._done_at)
             self._on_done(job)
-        self._arm()
+        self._schedule_finish()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

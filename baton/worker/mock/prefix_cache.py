@@ -1,4 +1,4 @@
-"""Which prefixes a mock worker would have in its cache: names of blocks, least recently used."""
+"""The prefix cache of a mock worker: an LRU of block hashes, without data."""
 
 from array import array
 from collections.abc import Iterable
@@ -11,40 +11,40 @@ TOKEN_BYTES = 4
 
 
 def block_hashes(spec: RequestSpec, block_tokens: int) -> tuple[int, ...]:
-    """Of the full blocks of its tokens; each stands for itself and all before it."""
+    """Hash the full blocks of a request's tokens; each hash covers its block and all before it."""
     data = array("I", spec.token_ids).tobytes()
     size = block_tokens * TOKEN_BYTES
     running = xxhash.xxh3_64(spec.tenant_salt)
-    names = []
+    hashes = []
     for start in range(0, len(data) - size + 1, size):
         running.update(data[start : start + size])
-        names.append(running.intdigest())
-    return tuple(names)
+        hashes.append(running.intdigest())
+    return tuple(hashes)
 
 
 class MockPrefixCache:
-    """At most ``capacity`` blocks, some 100 bytes each."""
+    """An LRU of at most ``capacity`` block hashes, some 100 bytes each."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._names: dict[int, None] = {}
+        self._hashes: dict[int, None] = {}
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._hashes)
 
-    def held(self, names: Iterable[int]) -> int:
-        """How many of them, from the first one on."""
+    def num_leading_cached(self, hashes: Iterable[int]) -> int:
+        """Return how many leading blocks are cached."""
         count = 0
-        for name in names:
-            if name not in self._names:
+        for block_hash in hashes:
+            if block_hash not in self._hashes:
                 break
             count += 1
         return count
 
-    def keep(self, names: tuple[int, ...]) -> None:
-        """They are the latest now, and of one prefix the first block goes last."""
-        for name in reversed(names[: self._capacity]):
-            self._names.pop(name, None)
-            self._names[name] = None
-        while len(self._names) > self._capacity:
-            del self._names[next(iter(self._names))]
+    def add(self, hashes: tuple[int, ...]) -> None:
+        """Add or renew a prefix's blocks; its first block is evicted last."""
+        for block_hash in reversed(hashes[: self._capacity]):
+            self._hashes.pop(block_hash, None)
+            self._hashes[block_hash] = None
+        while len(self._hashes) > self._capacity:
+            del self._hashes[next(iter(self._hashes))]

@@ -1,4 +1,4 @@
-"""``baton serve mock``: the mock workers of one process."""
+"""The program of ``baton serve mock``, which runs many mock workers in one process."""
 
 import asyncio
 import hashlib
@@ -35,35 +35,35 @@ log = structlog.get_logger(__name__)
 
 SWEEP_SECONDS = 0.25
 KV_DTYPE, KV_ELEMENT_BYTES = "bfloat16", 2
-"""As if it were a GPU's."""
+"""The KV format that mock workers report, as of workers on GPUs."""
 
 
 class MockProgram:
-    """Each worker has a port of its own: routers tell workers by their addresses."""
+    """Each worker has its own port, since routers identify workers by their addresses."""
 
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
         self.metrics = CollectorRegistry()
         self._registry = RedisRegistry(
-            settings.needs_redis_url, settings.cluster, settings.cluster_secret, self._clock
+            settings.required_redis_url, settings.cluster, settings.cluster_secret, self._clock
         )
         self._host = host_id()
         self._workers: list[MockWorker] = []
         self._heartbeats: list[Heartbeat] = []
         self._addresses: dict[WorkerId, str] = {}
         self._servers: list[grpc.aio.Server] = []
-        self._line_servers: list[FramedServer] = []
-        self._lines: dict[WorkerId, str] = {}
+        self._framed_servers: list[FramedServer] = []
+        self._framed_addresses: dict[WorkerId, str] = {}
         for name in ("grpc_port", "line_port"):
             if getattr(settings, name):
-                raise Invalid(f"{name}: mock workers have a port each, which is any that is free")
+                raise Invalid(f"{name} can't be set: each mock worker listens on any free port")
         if not mock_worker_ids(settings):
-            raise Invalid("mock_prefill and mock_decode are both 0: there is nobody to host")
+            raise Invalid("mock_prefill and mock_decode are both 0: there are no workers to run")
 
     @property
     def address(self) -> str:
-        """Of the first one."""
+        """The address of the first worker."""
         return next(iter(self._addresses.values()), "")
 
     @property
@@ -73,47 +73,47 @@ class MockProgram:
     # -- Program ---------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Raises Invalid, Unavailable."""
+        """Start all workers. Raises Invalid, Unavailable."""
         settings = self._settings
         await wait_for_registry(self._registry, self._clock, settings.redis_wait_seconds)
         folder = await asyncio.to_thread(resolve_model, settings.model)
         self._model = load_model_config(folder)
-        load = partial(Tokenizer.load, folder, self._clock, encodes_much=False)
+        load = partial(Tokenizer.load, folder, self._clock, uses_fast_encoder=False)
         tokenizer = await asyncio.to_thread(load)
-        lexicon = await asyncio.to_thread(build_mock_model, tokenizer, self._model.vocab_size)
-        house = MockSharedState(
-            config_from_settings(settings), lexicon, self._clock, MockKvTransfers(), {}
+        mock_model = await asyncio.to_thread(build_mock_model, tokenizer, self._model.vocab_size)
+        shared = MockSharedState(
+            config_from_settings(settings), mock_model, self._clock, MockKvTransfers(), {}
         )
         generation = self._clock.wall_nanoseconds()
         for number, (worker_id, role) in enumerate(mock_worker_ids(settings)):
-            self._add(house, worker_id, role, Incarnation(generation + number))
+            self._add(shared, worker_id, role, Incarnation(generation + number))
         for worker in self._workers:
             await self._listen(worker)
-            worker.begin()
+            worker.mark_ready()
         for heartbeat in self._heartbeats:
-            await heartbeat.beat()
+            await heartbeat.announce()
 
     async def run(self) -> None:
-        """Serves until cancelled."""
+        """Serve until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for number, heartbeat in enumerate(self._heartbeats):
-                tasks.create_task(self._beat(heartbeat, number))
+                tasks.create_task(self._run_heartbeat(heartbeat, number))
             while True:
                 for worker in self._workers:
                     worker.sweep()
                 await self._clock.sleep(SWEEP_SECONDS)
 
     async def drain(self) -> None:
-        """All take nothing new; returns when nothing is left."""
+        """Stop accepting requests; return when all workers are idle."""
         for worker in self._workers:
             worker.start_drain()
         for heartbeat in self._heartbeats:
-            heartbeat.hurry()
-        while not all(worker.idle for worker in self._workers):
+            heartbeat.announce_now()
+        while not all(worker.is_idle for worker in self._workers):
             await self._clock.sleep(0.05)
 
     async def stop(self) -> None:
-        await asyncio.gather(*(server.close() for server in self._line_servers))
+        await asyncio.gather(*(server.close() for server in self._framed_servers))
         await asyncio.gather(*(server.stop(grace=1.0) for server in self._servers))
         for worker in self._workers:
             worker.close()
@@ -122,9 +122,9 @@ class MockProgram:
     # -- parts -----------------------------------------------------------------------------
 
     def _add(
-        self, house: MockSharedState, worker_id: WorkerId, role: Role, generation: Incarnation
+        self, shared: MockSharedState, worker_id: WorkerId, role: Role, generation: Incarnation
     ) -> None:
-        worker = MockWorker(worker_id, generation, role, house, lambda: heartbeat.hurry())
+        worker = MockWorker(worker_id, generation, role, shared, lambda: heartbeat.announce_now())
         heartbeat = Heartbeat(
             self._registry,
             lambda: self._member(worker),
@@ -143,13 +143,15 @@ class MockProgram:
         self._servers.append(server)
         self._addresses[worker.id] = host_port(host, port)
         lines = FramedServer(settings.trust, framed_encoded_worker_services(worker))
-        self._line_servers.append(lines)
-        self._lines[worker.id] = host_port(host, await lines.listen(settings.grpc_host, 0))
+        self._framed_servers.append(lines)
+        self._framed_addresses[worker.id] = host_port(
+            host, await lines.listen(settings.grpc_host, 0)
+        )
 
-    async def _beat(self, heartbeat: Heartbeat, number: int) -> None:
-        """Not all at once: hundreds of reports would hold up everybody's tokens."""
-        share = number / len(self._heartbeats)
-        await self._clock.sleep(share * self._settings.heartbeat_seconds)
+    async def _run_heartbeat(self, heartbeat: Heartbeat, number: int) -> None:
+        """Run a heartbeat, staggered: hundreds of reports at once would delay all tokens."""
+        offset = number / len(self._heartbeats)
+        await self._clock.sleep(offset * self._settings.heartbeat_seconds)
         await heartbeat.run()
 
     def _member(self, worker: MockWorker) -> Member:
@@ -168,8 +170,8 @@ class MockProgram:
             kv_dtype=KV_DTYPE,
             kv_bytes_per_token=model.kv_elements_per_token * KV_ELEMENT_BYTES,
             device="mock",
-            max_model_tokens=_longest(settings, model),
-            line=self._lines[worker.id],
+            max_model_tokens=_max_model_tokens(settings, model),
+            line=self._framed_addresses[worker.id],
             load=worker.load,
         )
 
@@ -179,7 +181,7 @@ def build(settings: Settings) -> MockProgram:
 
 
 def mock_worker_ids(settings: Settings) -> list[tuple[WorkerId, Role]]:
-    """All mock workers of a process, by its own id."""
+    """Return the ids and roles of all mock workers of a process, derived from the process's id."""
     prefix = settings.id or f"mock-{os.getpid()}"
     pools = ((Role.PREFILL, settings.mock_prefill), (Role.DECODE, settings.mock_decode))
     return [
@@ -200,6 +202,6 @@ def config_from_settings(settings: Settings) -> MockConfig:
     )
 
 
-def _longest(settings: Settings, model: ModelConfig) -> int:
+def _max_model_tokens(settings: Settings, model: ModelConfig) -> int:
     limit = model.max_position_embeddings
     return min(settings.max_model_tokens or limit, limit)

@@ -1,4 +1,4 @@
-"""A mock worker: a real one's protocol, states and reports; no model, no KV."""
+"""A mock worker: the protocol, states and reports of a real one, without a model or KV."""
 
 import asyncio
 from collections.abc import Callable
@@ -30,9 +30,9 @@ from baton.worker.role_state import RoleState
 
 @dataclass(frozen=True, slots=True)
 class MockConfig:
-    """``max_jobs`` bounds requests in whatever phase; ``finish_seconds`` is how long answers may go
-    on while the worker drains. ``kv_tokens`` is its memory as it is reported; nothing waits for
-    it."""
+    """``max_jobs`` bounds the requests in any phase. ``drain_grace_seconds`` is how long answers
+    may continue while the worker drains. ``kv_tokens`` is the reported capacity; it limits
+    nothing."""
 
     prefill_cost: PrefillCost
     step_seconds: float
@@ -40,87 +40,94 @@ class MockConfig:
     kv_tokens: int
     cache_tokens: int
     max_jobs: int = 4096
-    finish_seconds: float = 2.0
+    drain_grace_seconds: float = 2.0
 
 
 @dataclass(slots=True)
 class MockSharedState:
-    """What the mock workers of one process share."""
+    """State shared by the mock workers of one process."""
 
     config: MockConfig
-    lexicon: MockModel
+    model: MockModel
     clock: Clock
-    handovers: MockKvTransfers
+    kv_transfers: MockKvTransfers
     workers: dict[WorkerId, "MockWorker"]
 
-    def has_heirs(self, worker: "MockWorker") -> bool:
-        """Whether another one here could go on with what this one has."""
+    def has_other_ready_workers(self, worker: "MockWorker") -> bool:
+        """Whether another worker of this process is ready, so that requests can move to it."""
         others = (other for other in self.workers.values() if other is not worker)
         return any(other.state is WorkerState.READY for other in others)
 
 
 class MockWorker:
-    """Implements :class:`baton.rpc.encoded_worker_service.EncodedCore`. All in the event loop."""
+    """Implements :class:`baton.rpc.encoded_worker_service.EncodedCore`. All methods run in the
+    event loop."""
 
     def __init__(
         self,
         worker_id: WorkerId,
         generation: Incarnation,
         role: Role,
-        house: MockSharedState,
+        shared: MockSharedState,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        config = house.config
+        config = shared.config
         self.id = worker_id
         self.generation = generation
-        self._house = house
+        self._shared = shared
         self._config = config
-        self._duty = RoleState(role, on_change)
-        self._reading = MockPrefillQueue(config.prefill_cost, self._cached, self._computed)
-        self._writing = MockDecodeBatch(house.lexicon, config.step_seconds, self._answered)
-        self._prefixes = MockPrefixCache(config.cache_tokens // config.block_tokens)
-        self._answers = AnswerLengthStats()
+        self._role_state = RoleState(role, on_change)
+        self._prefill_queue = MockPrefillQueue(
+            config.prefill_cost, self._count_cached_tokens, self._on_prefilled
+        )
+        self._decode_batch = MockDecodeBatch(
+            shared.model, config.step_seconds, self._on_answer_finished
+        )
+        self._prefix_cache = MockPrefixCache(config.cache_tokens // config.block_tokens)
+        self._answer_lengths = AnswerLengthStats()
         self._jobs: dict[RequestId, MockJob] = {}
-        self._delays: dict[MockJob, asyncio.TimerHandle] = {}
-        house.workers[worker_id] = self
+        self._transfer_timers: dict[MockJob, asyncio.TimerHandle] = {}
+        shared.workers[worker_id] = self
 
-    # -- life ------------------------------------------------------------------------------
+    # -- lifecycle -------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        self._duty.begin()
+    def mark_ready(self) -> None:
+        self._role_state.mark_ready()
 
-    def start_drain(self, for_good: bool = True) -> None:
-        self._duty.leave(self._now(), for_good)
+    def start_drain(self, permanent: bool = True) -> None:
+        self._role_state.start_drain(self._now(), permanent)
 
     def convert(self, role: Role) -> None:
-        self._duty.convert(role, self._now())
+        self._role_state.convert(role, self._now())
 
     @property
     def state(self) -> WorkerState:
-        return self._duty.state
+        return self._role_state.state
 
     @property
     def role(self) -> Role:
-        return self._duty.role
+        return self._role_state.role
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         return not self._jobs
 
     @property
     def load(self) -> WorkerLoad:
         config, now = self._config, self._now()
         cost = DecodeCost(config.step_seconds, 0.0, 0.0)
-        load = measure_mock_load(self._reading, cost, self._jobs.values(), self._answers, now)
+        load = measure_mock_load(
+            self._prefill_queue, cost, self._jobs.values(), self._answer_lengths, now
+        )
         return replace(
             load,
             free_blocks=self._num_blocks - self._used_blocks(),
             num_blocks=self._num_blocks,
-            at_seconds=self._house.clock.wall_nanoseconds() / 1e9,
+            at_seconds=self._shared.clock.wall_nanoseconds() / 1e9,
         )
 
     async def inspect(self) -> WorkerInspection:
-        used, late = self._used_blocks(), self._writing.num_late_steps
+        used, late = self._used_blocks(), self._decode_batch.num_late_steps
         return WorkerInspection(
             worker_id=self.id,
             state=self.state.value,
@@ -130,36 +137,37 @@ class MockWorker:
             idle_blocks=0,
             referenced_blocks=used,
             quarantined_blocks=0,
-            running_requests=len(self._writing.running) + self._reading.num_running,
-            waiting_requests=len(self._reading.waiting),
+            running_requests=len(self._decode_batch.running) + self._prefill_queue.num_running,
+            waiting_requests=len(self._prefill_queue.waiting),
             held_requests=len(self._jobs),
             violation="",
-            description=f"mock: {len(self._prefixes)} cached blocks, {late} steps left out",
-            drained=self._duty.leaves and self.idle,
+            description=f"mock: {len(self._prefix_cache)} cached blocks, {late} steps skipped",
+            drained=self._role_state.is_leaving and self.is_idle,
         )
 
     def sweep(self) -> None:
-        """Now and then: whoever drains parts from what can go, and settles when nothing is left."""
-        since = self._duty.drains_since
-        if since is not None and self._house.has_heirs(self):
-            for job in self._reading.waiting:
-                self._end(job, encode_output(rerouted_output(job.spec)))
-            if self._now() >= since + self._config.finish_seconds:
-                for job in self._writing.running:
-                    self._move(job)
-        if self.idle:
-            self._duty.settle()
+        """Called regularly. While draining, reroute or migrate jobs; once idle, finish a role
+        change."""
+        since = self._role_state.draining_since_seconds
+        if since is not None and self._shared.has_other_ready_workers(self):
+            for job in self._prefill_queue.waiting:
+                self._end_job(job, encode_output(rerouted_output(job.spec)))
+            if self._now() >= since + self._config.drain_grace_seconds:
+                for job in self._decode_batch.running:
+                    self._migrate(job)
+        if self.is_idle:
+            self._role_state.finish_role_change()
 
     def close(self) -> None:
-        self._reading.close()
-        self._writing.close()
-        for timer in self._delays.values():
+        self._prefill_queue.close()
+        self._decode_batch.close()
+        for timer in self._transfer_timers.values():
             timer.cancel()
 
     # -- requests --------------------------------------------------------------------------
 
     def open_stream(self) -> MockStream:
-        pull = self._writing.pull if self._writing.pulled else None
+        pull = self._decode_batch.next_step if self._decode_batch.is_on_demand else None
         return MockStream(self._submit, self._cancel, self._cancel_stream, pull)
 
     def _submit(
@@ -168,124 +176,127 @@ class MockWorker:
         try:
             self._admit(spec)
             if task is Task.DECODE:
-                self._check(source)
+                self._check_source(source)
         except BatonError as error:
             draining = self.state is WorkerState.DRAINING
             stream.put(
                 encode_output(rerouted_output(spec) if draining else failed_output(spec, error))
             )
             return
-        job = self._jobs[spec.request_id] = self._job(stream, spec, task, source)
+        job = self._jobs[spec.request_id] = self._new_job(stream, spec, task, source)
         if job.source is not None:
-            self._await(job, job.source)
+            self._wait_for_source(job, job.source)
         else:
-            self._reading.add(job)
+            self._prefill_queue.add(job)
 
     def _admit(self, spec: RequestSpec) -> None:
-        """Raises what forbids the request; ends its older placement if that is still here."""
+        """Raise an error if the request can't be accepted; end its older placement, if any."""
         if self.state is not WorkerState.READY:
             raise Unavailable(f"worker {self.id} is {self.state.value}")
         if spec.sampling.grammar is not None or spec.sampling.prompt_logprobs is not None:
-            raise Invalid("mock workers have no model: neither grammars nor logprobs of prompts")
+            raise Invalid("mock workers support neither grammars nor prompt logprobs")
         older = self._jobs.get(spec.request_id)
         if older is not None and older.spec.epoch >= spec.epoch:
-            raise Invalid(f"request {spec.request_id} is here in epoch {older.spec.epoch}")
+            raise Invalid(f"request {spec.request_id} is already here in epoch {older.spec.epoch}")
         if older is not None:
-            self._end(older)
+            self._end_job(older)
         if len(self._jobs) >= self._config.max_jobs:
-            raise Overloaded(f"worker {self.id} has {len(self._jobs)} requests")
+            raise Overloaded(f"worker {self.id} has {len(self._jobs)} requests, the maximum")
 
-    def _check(self, source: WorkerRef | None) -> None:
+    def _check_source(self, source: WorkerRef | None) -> None:
         if source is None:
-            raise Invalid("a decode task names its source", param="source")
-        known = self._house.workers.get(source.id)
+            raise Invalid("a decode task must name its source worker", param="source")
+        known = self._shared.workers.get(source.id)
         if known is not None and known.generation != source.generation:
-            raise NotFound(f"worker {source.id} was reborn since the request was placed")
+            raise NotFound(f"worker {source.id} has restarted since the request was placed")
 
-    def _job(
+    def _new_job(
         self, stream: MockStream, spec: RequestSpec, task: Task, source: WorkerRef | None
     ) -> MockJob:
-        """Of a decode task, the first token is its source's."""
-        decodes = task is Task.DECODE
+        """Create a job. A decode task starts after the first token, which its source generates."""
+        is_decode = task is Task.DECODE
         return MockJob(
             spec=spec,
             task=task,
             stream=stream,
-            source=source.id if decodes and source is not None else None,
-            key=self._house.lexicon.key(spec),
-            next_index=spec.num_emitted_tokens + int(decodes),
-            blocks=block_hashes(spec, self._config.block_tokens),
+            source=source.id if is_decode and source is not None else None,
+            answer_key=self._shared.model.answer_key(spec),
+            next_index=spec.num_emitted_tokens + int(is_decode),
+            block_hashes=block_hashes(spec, self._config.block_tokens),
             arrived_at=self._now(),
         )
 
-    def _await(self, job: MockJob, source: WorkerId) -> None:
-        """Of a source in another process nobody hears: it takes what it would take here."""
-        if source in self._house.workers:
-            reader = partial(self._handed_over, job)
-            self._house.handovers.expect(source, placement_id(job.spec), reader)
+    def _wait_for_source(self, job: MockJob, source: WorkerId) -> None:
+        """Wait until the source has prefilled the prompt. A source in another process can't notify
+        this one, so assume the time that this worker would take."""
+        if source in self._shared.workers:
+            on_prefilled = partial(self._on_kv_ready, job)
+            self._shared.kv_transfers.wait_for(source, placement_id(job.spec), on_prefilled)
             return
         seconds = self._config.prefill_cost.seconds(len(job.spec.token_ids))
         loop = asyncio.get_running_loop()
-        self._delays[job] = loop.call_later(seconds, self._handed_over, job, False)
+        self._transfer_timers[job] = loop.call_later(seconds, self._on_kv_ready, job, False)
 
-    def _handed_over(self, job: MockJob, finished: bool) -> None:
-        self._delays.pop(job, None)
+    def _on_kv_ready(self, job: MockJob, finished: bool) -> None:
+        self._transfer_timers.pop(job, None)
         if finished:
-            self._forget(job)
+            self._remove_job(job)
             return
-        self._prefixes.keep(job.blocks)
-        self._writing.join(job)
+        self._prefix_cache.add(job.block_hashes)
+        self._decode_batch.add(job)
 
-    def _cached(self, job: MockJob) -> int:
-        """One token is always computed."""
-        found = self._prefixes.held(job.blocks) * self._config.block_tokens
-        return min(found, len(job.spec.token_ids) - 1)
+    def _count_cached_tokens(self, job: MockJob) -> int:
+        """Return how many of the prompt's tokens are cached; one is always computed."""
+        cached = self._prefix_cache.num_leading_cached(job.block_hashes) * self._config.block_tokens
+        return min(cached, len(job.spec.token_ids) - 1)
 
-    def _computed(self, job: MockJob) -> None:
-        self._prefixes.keep(job.blocks)
-        message, reason = job.say_first(self._house.lexicon)
+    def _on_prefilled(self, job: MockJob) -> None:
+        self._prefix_cache.add(job.block_hashes)
+        message, reason = job.encode_first_token(self._shared.model)
         job.stream.put(message)
         if job.task is Task.PREFILL:
-            self._forget(job)
-            self._house.handovers.computed(self.id, placement_id(job.spec), reason is not None)
+            self._remove_job(job)
+            self._shared.kv_transfers.mark_prefilled(
+                self.id, placement_id(job.spec), reason is not None
+            )
         elif reason is not None:
-            self._answered(job, reason)
+            self._on_answer_finished(job, reason)
         else:
-            self._writing.join(job)
+            self._decode_batch.add(job)
 
-    def _answered(self, job: MockJob, reason: FinishReason) -> None:
-        self._answers.record(job.next_index)
-        self._forget(job)
+    def _on_answer_finished(self, job: MockJob, reason: FinishReason) -> None:
+        self._answer_lengths.record(job.next_index)
+        self._remove_job(job)
 
-    def _move(self, job: MockJob) -> None:
-        """Another worker goes on with its next epoch."""
-        heir = replace(job.spec, epoch=Epoch(job.spec.epoch + 1))
-        self._end(job, encode_output(migrated_output(job.spec, job.num_known)))
-        self._house.handovers.computed(self.id, placement_id(heir), False)
+    def _migrate(self, job: MockJob) -> None:
+        """End the job so that another worker continues its answer in the next epoch."""
+        next_spec = replace(job.spec, epoch=Epoch(job.spec.epoch + 1))
+        self._end_job(job, encode_output(migrated_output(job.spec, job.num_known)))
+        self._shared.kv_transfers.mark_prefilled(self.id, placement_id(next_spec), False)
 
     def _cancel(self, request_id: RequestId, epoch: Epoch) -> None:
         job = self._jobs.get(request_id)
         if job is not None and job.spec.epoch <= epoch:
-            self._end(job)
+            self._end_job(job)
 
     def _cancel_stream(self, stream: MockStream) -> None:
         for job in [job for job in self._jobs.values() if job.stream is stream]:
-            self._end(job)
+            self._end_job(job)
 
-    def _end(self, job: MockJob, message: bytes = b"") -> None:
-        """Wherever it is now."""
+    def _end_job(self, job: MockJob, message: bytes = b"") -> None:
+        """End the job in any phase; send ``message`` to its router, if any."""
         if message:
             job.stream.put(message)
-        self._reading.remove(job)
-        self._writing.leave(job)
+        self._prefill_queue.remove(job)
+        self._decode_batch.remove(job)
         if job.source is not None:
-            self._house.handovers.forget(job.source, placement_id(job.spec))
-        timer = self._delays.pop(job, None)
+            self._shared.kv_transfers.cancel_wait(job.source, placement_id(job.spec))
+        timer = self._transfer_timers.pop(job, None)
         if timer is not None:
             timer.cancel()
-        self._forget(job)
+        self._remove_job(job)
 
-    def _forget(self, job: MockJob) -> None:
+    def _remove_job(self, job: MockJob) -> None:
         if self._jobs.get(job.id) is job:
             del self._jobs[job.id]
 

@@ -1,4 +1,4 @@
-"""OpenAI's JSON for chats and completions, whole and in chunks."""
+"""Encoders of OpenAI's JSON for chats and completions: of whole responses and of stream chunks."""
 
 from router.openai.choice_result import ChoiceResult
 from router.openai.encoders.chat import ChatEncoder

@@ -1,4 +1,4 @@
-"""Chats."""
+"""Encoder of chat completions."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,49 +23,50 @@ from router.openai.token_entry import MIN_LOGPROB, TokenEntry
 
 
 class ChatEncoder(OpenAIEncoder):
-    """``call_id`` names a call by the indexes of its choice and itself."""
+    """``call_id`` makes a tool call's id from the indexes of its choice and of the call."""
 
-    whole_object = "chat.completion"
+    response_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
     def __init__(
         self,
-        envelope: ResponseMetadata,
+        metadata: ResponseMetadata,
         tokenizer: Tokenizer,
         *,
         with_logprobs: bool,
         call_id: Callable[[int, int], str],
     ) -> None:
-        super().__init__(envelope, tokenizer, with_logprobs=with_logprobs)
+        super().__init__(metadata, tokenizer, with_logprobs=with_logprobs)
         self._call_id = call_id
 
-    def opening(self, answer: ChoiceResult) -> bytes:
+    def encode_opening_chunk(self, answer: ChoiceResult) -> bytes:
         delta = {"role": "assistant", "content": ""}
         choice = {"index": answer.index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return self._frame(self._with_ids(choice, answer))
+        return self._encode_frame(self._with_ids(choice, answer))
 
-    def chunk(self, delta: ChoiceDelta) -> bytes:
-        """Several, if there are several pieces: tokens with the first, the reason with the last."""
-        parts = [self._part(delta.index, piece) for piece in delta.pieces]
-        parts = parts or [{"content": delta.text} if delta.text else {}]
+    def encode_chunk(self, delta: ChoiceDelta) -> bytes:
+        """Encode one chunk per part of the delta; token ids and logprobs go into the first, the
+        finish reason into the last."""
+        deltas = [self._part(delta.index, piece) for piece in delta.parts]
+        deltas = deltas or [{"content": delta.text} if delta.text else {}]
         choices: list[dict[str, Any]] = [
             {"index": delta.index, "delta": part, "logprobs": None, "finish_reason": None}
-            for part in parts
+            for part in deltas
         ]
         choices[0]["logprobs"] = self._delta_logprobs(delta)
         choices[-1]["finish_reason"] = delta.finish_reason
-        if self._envelope.return_token_ids:
+        if self._metadata.return_token_ids:
             choices[0]["token_ids"] = delta.token_ids
-        return b"".join(map(self._frame, choices))
+        return b"".join(map(self._encode_frame, choices))
 
-    def _part(self, choice: int, piece: OutputPart) -> dict[str, Any]:
-        match piece:
+    def _part(self, choice: int, part: OutputPart) -> dict[str, Any]:
+        match part:
             case TextPart(text):
                 return {"content": text}
             case ReasoningPart(text):
                 return {"reasoning_content": text}
             case ToolCallStart(index, _):
-                return {"tool_calls": [{"index": index, **self._call(choice, piece)}]}
+                return {"tool_calls": [{"index": index, **self._call(choice, part)}]}
             case ToolCallArguments(index, arguments):
                 return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
 
@@ -75,33 +76,33 @@ class ChatEncoder(OpenAIEncoder):
             "id": self._call_id(choice, call.index), "type": "function", "function": function,
         }  # fmt: skip
 
-    def whole(self, answers: Sequence[ChoiceResult], usage: Usage) -> bytes:
-        data = super().whole(answers, usage)
-        if self._envelope.return_token_ids:
+    def encode_response(self, answers: Sequence[ChoiceResult], usage: Usage) -> bytes:
+        data = super().encode_response(answers, usage)
+        if self._metadata.return_token_ids:
             ids = orjson.dumps(answers[0].prompt_token_ids)
             data = data[:-1] + b',"prompt_token_ids":' + ids + b"}"
-        if self._envelope.prompt_logprobs:
+        if self._metadata.prompt_logprobs:
             scores = orjson.dumps(
-                encode_vllm_prompt_logprobs(answers[0].prompt_entries, self._tokenizer)
+                encode_vllm_prompt_logprobs(answers[0].prompt_token_entries, self._tokenizer)
             )
             data = data[:-1] + b',"prompt_logprobs":' + scores + b"}"
         return data
 
     def _choice(self, answer: ChoiceResult) -> dict[str, Any]:
-        content = "".join(answer.pieces)
+        content = "".join(answer.text_pieces)
         message: dict[str, Any] = {"role": "assistant", "content": content}
-        if answer.thoughts:
-            message["reasoning_content"] = "".join(answer.thoughts)
-        if answer.calls:
+        if answer.reasoning_pieces:
+            message["reasoning_content"] = "".join(answer.reasoning_pieces)
+        if answer.tool_calls:
             message["content"] = content or None
             message["tool_calls"] = [
                 self._call(answer.index, ToolCallStart(number, name), "".join(arguments))
-                for number, (name, arguments) in enumerate(answer.calls)
+                for number, (name, arguments) in enumerate(answer.tool_calls)
             ]
         choice = {
             "index": answer.index,
             "message": message,
-            "logprobs": self._logprobs(answer.entries) if self._with_logprobs else None,
+            "logprobs": self._logprobs(answer.token_entries) if self._with_logprobs else None,
             "finish_reason": answer.finish_reason,
         }
         return self._with_ids(choice, answer)

@@ -1,4 +1,4 @@
-"""Completions."""
+"""Encoder of text completions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,55 +12,57 @@ from router.openai.token_entry import MIN_LOGPROB, TokenEntry
 
 
 class CompletionEncoder(OpenAIEncoder):
-    whole_object = "text_completion"
+    response_object = "text_completion"
     chunk_object = "text_completion"
 
-    def opening(self, answer: ChoiceResult) -> bytes:
-        if not answer.prompt_text and not self._envelope.return_token_ids:
+    def encode_opening_chunk(self, answer: ChoiceResult) -> bytes:
+        if not answer.prompt_text and not self._metadata.return_token_ids:
             return b""
         choice = {
             "index": answer.index,
             "text": answer.prompt_text,
-            "logprobs": self._logprobs(self._echoed(answer)) if self._echoed(answer) else None,
+            "logprobs": self._logprobs(self._echoed_entries(answer))
+            if self._echoed_entries(answer)
+            else None,
             "finish_reason": None,
         }
-        return self._frame(self._with_ids(choice, answer))
+        return self._encode_frame(self._with_ids(choice, answer))
 
-    def chunk(self, delta: ChoiceDelta) -> bytes:
+    def encode_chunk(self, delta: ChoiceDelta) -> bytes:
         choice: dict[str, Any] = {
             "index": delta.index,
             "text": delta.text,
             "logprobs": self._delta_logprobs(delta),
             "finish_reason": delta.finish_reason,
         }
-        if self._envelope.return_token_ids:
+        if self._metadata.return_token_ids:
             choice["token_ids"] = delta.token_ids
-        return self._frame(choice)
+        return self._encode_frame(choice)
 
     def _choice(self, answer: ChoiceResult) -> dict[str, Any]:
-        entries = [*self._echoed(answer), *answer.entries]
+        entries = [*self._echoed_entries(answer), *answer.token_entries]
         choice = {
             "index": answer.index,
-            "text": answer.prompt_text + "".join(answer.pieces),
+            "text": answer.prompt_text + "".join(answer.text_pieces),
             "logprobs": self._logprobs(entries) if self._with_logprobs else None,
             "finish_reason": answer.finish_reason,
         }
-        if self._envelope.prompt_logprobs:
+        if self._metadata.prompt_logprobs:
             choice["prompt_logprobs"] = encode_vllm_prompt_logprobs(
-                answer.prompt_entries, self._tokenizer
+                answer.prompt_token_entries, self._tokenizer
             )
         return self._with_ids(choice, answer)
 
-    def _echoed(self, answer: ChoiceResult) -> Sequence[TokenEntry]:
-        return answer.prompt_entries if self._envelope.echoes_logprobs else ()
+    def _echoed_entries(self, answer: ChoiceResult) -> Sequence[TokenEntry]:
+        return answer.prompt_token_entries if self._metadata.echoes_logprobs else ()
 
     def _logprobs(self, entries: Sequence[TokenEntry]) -> dict[str, Any]:
-        """OpenAI writes null for the first token of a prompt."""
+        """Encode logprobs. As with OpenAI, the logprob of a prompt's first token is null."""
         values = [
             None if entry.is_first else max(entry.logprob.logprob, MIN_LOGPROB) for entry in entries
         ]
         return {
-            "tokens": [self._spell(entry.logprob.token_id) for entry in entries],
+            "tokens": [self._token_text(entry.logprob.token_id) for entry in entries],
             "token_logprobs": values,
             "top_logprobs": [None if entry.is_first else self._top(entry) for entry in entries],
             "text_offset": [entry.offset for entry in entries],
@@ -69,10 +71,11 @@ class CompletionEncoder(OpenAIEncoder):
     def _top(self, entry: TokenEntry) -> dict[str, float]:
         token = entry.logprob
         pairs = [*token.top, (token.token_id, token.logprob)]
-        return {self._spell(token_id): max(value, MIN_LOGPROB) for token_id, value in pairs}
+        return {self._token_text(token_id): max(value, MIN_LOGPROB) for token_id, value in pairs}
 
-    def _spell(self, token_id: TokenId) -> str:
-        """Tokens that are not whole characters are spelt by their bytes, as OpenAI does."""
+    def _token_text(self, token_id: TokenId) -> str:
+        """Decode a token. A token that is not whole characters is spelt by its bytes
+        (``bytes:\\x..``), as OpenAI does."""
         data = self._tokenizer.token_bytes(token_id)
         try:
             return data.decode()

@@ -1,6 +1,7 @@
-"""What chats and completions have in common.
+"""The common base of the encoders of chats and completions.
 
-A chunk is a prepared beginning and end around the little that changes; only that is encoded.
+The beginning and the end of a chunk don't change within a response and are encoded once; for each
+chunk only the choice between them is encoded.
 """
 
 from abc import ABC, abstractmethod
@@ -17,24 +18,25 @@ from router.openai.encoders.usage import Usage
 from router.openai.token_entry import TokenEntry
 
 OBFUSCATION_BLOCK_BYTES = 256
-"""Chunks are padded to multiples of it: most tokens fit into one, their logprobs apart."""
+"""With obfuscation, chunks are padded to multiples of this size. The chunk of most tokens fits into
+one block, unless it has logprobs."""
 
 DONE_EVENT = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseMetadata:
-    """What all chunks of a response share. With ``obfuscated``, chunks are padded, so that their
-    sizes don't tell what is in them; with ``running_usage`` each tells what its answer took so
-    far."""
+    """The fields that all chunks of a response share. With ``is_obfuscated``, chunks are padded, so
+    that their sizes don't reveal their contents. With ``has_running_usage``, each chunk has its
+    answer's usage so far."""
 
     id: str
     created: int
     model: str
     return_token_ids: bool
-    usage_chunk: bool
-    running_usage: bool = False
-    obfuscated: bool = False
+    has_usage_chunk: bool
+    has_running_usage: bool = False
+    is_obfuscated: bool = False
     service_tier: str | None = None
     echoes_logprobs: bool = False
     prompt_logprobs: bool = False
@@ -42,29 +44,29 @@ class ResponseMetadata:
 
 
 class OpenAIEncoder(ABC):
-    """``with_logprobs`` says whether the client asked for them."""
+    """Encodes responses and stream chunks. ``with_logprobs``: the client requested logprobs."""
 
-    whole_object: str
+    response_object: str
     chunk_object: str
 
     def __init__(
-        self, envelope: ResponseMetadata, tokenizer: Tokenizer, *, with_logprobs: bool
+        self, metadata: ResponseMetadata, tokenizer: Tokenizer, *, with_logprobs: bool
     ) -> None:
-        self._envelope = envelope
+        self._metadata = metadata
         self._tokenizer = tokenizer
         self._with_logprobs = with_logprobs
-        head = orjson.dumps(self._head(self.chunk_object))
-        self._begin = b"data: " + head[:-1] + b',"choices":['
-        self._end = b'],"usage":null}\n\n' if envelope.usage_chunk else b"]}\n\n"
-        self._taken: dict[int, tuple[int, int]] = {}
-        """By answers' indexes: tokens of the prompt, and of the answer so far."""
+        head = orjson.dumps(self._common_fields(self.chunk_object))
+        self._chunk_prefix = b"data: " + head[:-1] + b',"choices":['
+        self._chunk_suffix = b'],"usage":null}\n\n' if metadata.has_usage_chunk else b"]}\n\n"
+        self._token_counts: dict[int, tuple[int, int]] = {}
+        """Tokens of the prompt and of the answer so far, by the answer's index."""
 
     @abstractmethod
-    def opening(self, answer: ChoiceResult) -> bytes:
-        """The chunk that begins a choice; may be empty."""
+    def encode_opening_chunk(self, answer: ChoiceResult) -> bytes:
+        """Encode the chunk that opens a choice. Empty if the format has no such chunk."""
 
     @abstractmethod
-    def chunk(self, delta: ChoiceDelta) -> bytes: ...
+    def encode_chunk(self, delta: ChoiceDelta) -> bytes: ...
 
     @abstractmethod
     def _choice(self, answer: ChoiceResult) -> dict[str, Any]: ...
@@ -74,25 +76,25 @@ class OpenAIEncoder(ABC):
 
     @property
     def is_padded(self) -> bool:
-        """Whether a chunk's ending depends on its text."""
-        return self._envelope.obfuscated
+        """Whether chunks end with padding, whose length depends on the chunk's text."""
+        return self._metadata.is_obfuscated
 
-    def note_taken(self, index: int, prompt_tokens: int, completion_tokens: int) -> None:
-        """Told by the chunks that follow, if they tell it at all."""
-        if self._envelope.running_usage:
-            self._taken[index] = (prompt_tokens, completion_tokens)
+    def set_token_counts(self, index: int, prompt_tokens: int, completion_tokens: int) -> None:
+        """Set an answer's token counts, for the running usage in later chunks."""
+        if self._metadata.has_running_usage:
+            self._token_counts[index] = (prompt_tokens, completion_tokens)
 
-    def usage_chunk(self, usage: Usage) -> bytes:
-        head = self._head(self.chunk_object)
+    def encode_usage_chunk(self, usage: Usage) -> bytes:
+        head = self._common_fields(self.chunk_object)
         return b"data: " + orjson.dumps({**head, "choices": [], "usage": usage.json}) + b"\n\n"
 
-    def whole(self, answers: Sequence[ChoiceResult], usage: Usage) -> bytes:
-        head = self._head(self.whole_object)
+    def encode_response(self, answers: Sequence[ChoiceResult], usage: Usage) -> bytes:
+        head = self._common_fields(self.response_object)
         choices = [self._choice(answer) for answer in answers]
         return orjson.dumps({**head, "choices": choices, "usage": usage.json})
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        envelope = self._envelope
+    def _common_fields(self, kind: str) -> dict[str, Any]:
+        envelope = self._metadata
         head: dict[str, Any] = {
             "id": envelope.id,
             "object": kind,
@@ -105,18 +107,18 @@ class OpenAIEncoder(ABC):
             head["service_tier"] = envelope.service_tier
         return head
 
-    def _frame(self, choice: dict[str, Any]) -> bytes:
-        data, end = orjson.dumps(choice), self._end
-        if self._envelope.running_usage:
-            end = self._running_end(choice["index"])
-        if self._envelope.obfuscated:
+    def _encode_frame(self, choice: dict[str, Any]) -> bytes:
+        data, end = orjson.dumps(choice), self._chunk_suffix
+        if self._metadata.has_running_usage:
+            end = self._suffix_with_usage(choice["index"])
+        if self._metadata.is_obfuscated:
             padding = b"0" * (-len(data) % OBFUSCATION_BLOCK_BYTES)
-            return self._begin + data + b'],"obfuscation":"' + padding + b'"' + end[1:]
-        return self._begin + data + end
+            return self._chunk_prefix + data + b'],"obfuscation":"' + padding + b'"' + end[1:]
+        return self._chunk_prefix + data + end
 
-    def _running_end(self, index: int) -> bytes:
-        """As vLLM writes it: counts, without details."""
-        prompt, completion = self._taken[index]
+    def _suffix_with_usage(self, index: int) -> bytes:
+        """Return the end of a chunk with usage, in vLLM's form: counts without details."""
+        prompt, completion = self._token_counts[index]
         usage = {
             "prompt_tokens": prompt,
             "total_tokens": prompt + completion,
@@ -125,10 +127,10 @@ class OpenAIEncoder(ABC):
         return b'],"usage":' + orjson.dumps(usage) + b"}\n\n"
 
     def _delta_logprobs(self, delta: ChoiceDelta) -> dict[str, Any] | None:
-        return self._logprobs(delta.entries) if self._with_logprobs else None
+        return self._logprobs(delta.token_entries) if self._with_logprobs else None
 
     def _with_ids(self, choice: dict[str, Any], answer: ChoiceResult) -> dict[str, Any]:
-        if self._envelope.return_token_ids:
+        if self._metadata.return_token_ids:
             choice["prompt_token_ids"] = answer.prompt_token_ids
             choice["token_ids"] = answer.token_ids
         return choice

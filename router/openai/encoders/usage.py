@@ -1,4 +1,4 @@
-"""What a request used, as its client is told."""
+"""The token usage that is reported to clients."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,1 +1,1 @@
-"""What models write beside text: calls of tools, and thoughts. Each family in its own markup."""
+"""Parsers of tool calls and reasoning in the answers of models, for each family's markup."""

@@ -1,4 +1,4 @@
-"""Calls as Hermes, Qwen 2.5 and Qwen 3 write them, and those of Qwen3-Coder, in the same tags.
+"""Tool calls as Hermes, Qwen 2.5 and Qwen 3 write them. Qwen3-Coder writes XML in the same tags.
 
 <tool_call>
 {"name": "f", "arguments": {"x": 1}}
@@ -15,7 +15,8 @@ TOOL_CALL_END = "</tool_call>"
 
 
 class HermesToolParser(ToolCallParser):
-    """``schemas`` are the tools' own, by name: XML does not tell a number from a string."""
+    """Parses calls in ``<tool_call>`` tags. ``schemas`` are the tools' schemas by name: only they
+    tell whether an XML argument is a number or a string."""
 
     marker = "<tool_call>"
     is_special = False
@@ -25,11 +26,11 @@ class HermesToolParser(ToolCallParser):
         self._schemas = schemas
         self._searched = 0
 
-    def _opened(self) -> bool:
-        rest = self._held.lstrip()
+    def _after_marker(self) -> bool:
+        rest = self._held_text.lstrip()
         if rest.startswith("{"):
-            self._opening += self._held[: -len(rest)]
-            self._held = rest
+            self._opening += self._held_text[: -len(rest)]
+            self._held_text = rest
             return self._open_object(JsonCallReader())
         if rest.startswith(FUNCTION):
             self._searched = 0
@@ -37,40 +38,40 @@ class HermesToolParser(ToolCallParser):
             return True
         if FUNCTION.startswith(rest):
             return False
-        self._refuse("", self._held)
+        self._emit_as_text("", self._held_text)
         return True
 
     def _after_object(self) -> bool:
-        """Some models close one brace too many."""
-        rest = self._held.lstrip(string.whitespace + "}")
+        """Skip to the end tag. Some models write one closing brace too many."""
+        rest = self._held_text.lstrip(string.whitespace + "}")
         if rest.startswith(TOOL_CALL_END):
-            return self._leave(rest.removeprefix(TOOL_CALL_END))
-        return False if TOOL_CALL_END.startswith(rest) else self._leave(rest)
+            return self._end_calls(rest.removeprefix(TOOL_CALL_END))
+        return False if TOOL_CALL_END.startswith(rest) else self._end_calls(rest)
 
     def _in_xml(self) -> bool:
-        end = self._held.find(TOOL_CALL_END, self._searched)
+        end = self._held_text.find(TOOL_CALL_END, self._searched)
         if end >= 0:
-            raw, rest = self._held[:end], self._held[end + len(TOOL_CALL_END) :]
+            raw, rest = self._held_text[:end], self._held_text[end + len(TOOL_CALL_END) :]
             if self._call_xml(raw):
-                return self._leave(rest)
-            self._refuse(raw + TOOL_CALL_END, rest)
+                return self._end_calls(rest)
+            self._emit_as_text(raw + TOOL_CALL_END, rest)
             return True
-        if len(self._held) > MAX_HELD_CHARACTERS:
-            self._refuse(self._held, "")
-        self._searched = max(0, len(self._held) - len(TOOL_CALL_END))
+        if len(self._held_text) > MAX_HELD_CHARACTERS:
+            self._emit_as_text(self._held_text, "")
+        self._searched = max(0, len(self._held_text) - len(TOOL_CALL_END))
         return False
 
     def _call_xml(self, raw: str) -> bool:
         call = parse_xml_call(raw, self._schemas)
         if call is None:
             return False
-        self._begin(call[0])
-        self._grow(call[1])
+        self._emit_call_start(call[0])
+        self._emit_arguments(call[1])
         return True
 
-    def _end(self) -> None:
+    def _on_input_end(self) -> None:
         if self._state == self._after_object:
             return
-        if self._state == self._in_xml and self._call_xml(self._held):
+        if self._state == self._in_xml and self._call_xml(self._held_text):
             return
-        super()._end()
+        super()._on_input_end()

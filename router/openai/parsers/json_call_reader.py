@@ -1,31 +1,32 @@
-"""One call, written as a JSON object, read as it arrives."""
+"""Reads one tool call, written as a JSON object, as it arrives."""
 
 import json
 from collections.abc import Set
 
 NAME_KEYS = frozenset({"name"})
 ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
-OTHER_KEYS = frozenset({"id", "type"})
+IGNORED_KEYS = frozenset({"id", "type"})
 
 MAX_HELD_CHARACTERS = 65_536
-"""Before it is known to be a call; nobody waits longer for a name."""
+"""The most characters that are held back while they may still become a call. Longer input is
+text."""
 
 _SPACE = " \t\r\n"
 
 
 class NotAToolCall(Exception):
-    """``raw`` is all that was read: it is text after all. ``used`` characters of it are from the
-    last push."""
+    """The text is not a call. ``text`` is all the text that was read; its last ``num_used``
+    characters are from the last :meth:`JsonCallReader.push`."""
 
     def __init__(self, raw: str, used: int) -> None:
         super().__init__("not a call")
-        self.raw = raw
-        self.used = used
+        self.text = raw
+        self.num_used = used
 
 
 class JsonValueScanner:
-    """Finds the end of one JSON value. Brackets and strings are all that it looks at: whoever reads
-    the arguments judges the rest."""
+    """Finds the end of one JSON value by its brackets and strings. Does not check that the value is
+    valid."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -35,11 +36,12 @@ class JsonValueScanner:
 
     @property
     def is_scalar(self) -> bool:
-        """A number or a word: it ends before the character that follows it."""
+        """Whether the value is a number, ``true``, ``false`` or ``null``: its end shows only at the
+        character after it."""
         return bool(self._first) and self._first not in '{["'
 
     def push(self, character: str) -> bool:
-        """Whether the value is complete with this character."""
+        """Read a character. Returns whether it completes the value."""
         self._first = self._first or character
         if self._in_string:
             if self._escaped:
@@ -58,54 +60,56 @@ class JsonValueScanner:
 
 
 class JsonCallReader:
-    """``{"name": …, "arguments": {…}}``, with its keys in any order, or ``parameters`` instead.
+    """Reads ``{"name": …, "arguments": {…}}``, with the keys in any order; ``arguments`` may be
+    called ``parameters``.
 
-    With ``names`` the object stands in plain text: only a call of one of them, with arguments and
-    no keys of other things, is a call. :meth:`push` until ``done``; :meth:`take` what is new of the
-    arguments once it has ``begun``, from when on nothing can make it text again.
-    """
+    With ``names`` (of the tools), no marker precedes the object: it is a call only if it names one
+    of them, has arguments, and has no other keys. Call :meth:`push` until ``is_done``. Once the
+    call has ``has_begun`` it can't become text again, and :meth:`take_arguments` returns the new
+    part of its arguments."""
 
     def __init__(self, names: Set[str] | None = None) -> None:
         self._names = names
         self._state = self._open
         self._raw: list[str] = []
-        self._word: list[str] = []
+        self._value_text: list[str] = []
         self._key = ""
         self._value = JsonValueScanner()
-        self._pending: str | None = None
-        self._streams = False
-        self._fresh: list[str] = []
+        self._pending_arguments: str | None = None
+        self._streams_value = False
+        self._new_arguments: list[str] = []
         self.name: str | None = None
-        self.begun = False
-        self.done = False
+        self.has_begun = False
+        self.is_done = False
 
     def push(self, text: str) -> int:
-        """How many characters belong to it. Raises NotACall."""
+        """Read text and return how many of its characters belong to the call. Raises
+        NotAToolCall."""
         for position, character in enumerate(text):
-            if not self.begun:
+            if not self.has_begun:
                 self._raw.append(character)
                 if len(self._raw) > MAX_HELD_CHARACTERS:
                     raise NotAToolCall("".join(self._raw), position + 1)
             if not self._state(character):
-                if not self.begun:
+                if not self.has_begun:
                     raise NotAToolCall("".join(self._raw), position + 1)
-                self.done = True
+                self.is_done = True
                 return position
-            if self.done:
+            if self.is_done:
                 return position + 1
         return len(text)
 
-    def take(self) -> str:
-        fresh = "".join(self._fresh)
-        self._fresh.clear()
-        return fresh
+    def take_arguments(self) -> str:
+        new_arguments = "".join(self._new_arguments)
+        self._new_arguments.clear()
+        return new_arguments
 
-    def close(self) -> None:
-        """The text ends here. Raises NotACall unless it has begun."""
-        if not self.begun:
+    def flush(self) -> None:
+        """End the input. Raises NotAToolCall unless the call has begun."""
+        if not self.has_begun:
             raise NotAToolCall("".join(self._raw), 0)
 
-    # -- states: each takes a character, and says whether it belongs there -----------------------
+    # -- states: each reads one character, and returns whether it is valid there ------------------
 
     def _open(self, character: str) -> bool:
         self._state = self._key_or_end
@@ -113,7 +117,7 @@ class JsonCallReader:
 
     def _key_or_end(self, character: str) -> bool:
         if character == "}":
-            return self._end()
+            return self._end_object()
         if character != '"':
             return character in _SPACE
         self._begin_value(character)
@@ -121,13 +125,13 @@ class JsonCallReader:
         return True
 
     def _in_key(self, character: str) -> bool:
-        self._word.append(character)
+        self._value_text.append(character)
         if not self._value.push(character):
             return True
-        key = _decoded(self._word)
+        key = _decoded(self._value_text)
         self._state = self._colon
         self._key = key if isinstance(key, str) else ""
-        return self._names is None or self._key in NAME_KEYS | ARGUMENT_KEYS | OTHER_KEYS
+        return self._names is None or self._key in NAME_KEYS | ARGUMENT_KEYS | IGNORED_KEYS
 
     def _colon(self, character: str) -> bool:
         if character == ":":
@@ -139,34 +143,34 @@ class JsonCallReader:
         if character in _SPACE:
             return True
         self._begin_value(character)
-        self._streams = (
-            character == "{" and not self.begun
+        self._streams_value = (
+            character == "{" and not self.has_begun
             and self._key in ARGUMENT_KEYS and self.name is not None
         )  # fmt: skip
-        if self._streams:
-            self._begin(character)
+        if self._streams_value:
+            self._begin_call(character)
         self._state = self._in_value
         return character not in ",}]:"
 
     def _in_value(self, character: str) -> bool:
         if self._value.is_scalar and character in ",}" + _SPACE:
-            return self._keep(_decoded(self._word)) and self._after_value(character)
-        if self._streams:
-            self._fresh.append(character)
+            return self._end_value(_decoded(self._value_text)) and self._after_value(character)
+        if self._streams_value:
+            self._new_arguments.append(character)
         else:
-            self._word.append(character)
+            self._value_text.append(character)
         if not self._value.push(character):
             return True
-        if not self._streams:
-            return self._keep(_decoded(self._word))
-        self._streams = False
+        if not self._streams_value:
+            return self._end_value(_decoded(self._value_text))
+        self._streams_value = False
         self._state = self._after_value
         return True
 
     def _after_value(self, character: str) -> bool:
         self._state = self._after_value
         if character == "}":
-            return self._end()
+            return self._end_object()
         if character == ",":
             self._state = self._key_or_end
             return True
@@ -177,41 +181,41 @@ class JsonCallReader:
     def _begin_value(self, character: str) -> None:
         self._value = JsonValueScanner()
         self._value.push(character)
-        self._word = [character]
+        self._value_text = [character]
 
-    def _keep(self, value: object) -> bool:
-        """A value is complete. Whether there can still be a call."""
+    def _end_value(self, value: object) -> bool:
+        """Handle a complete value. Returns whether the object can still be a call."""
         self._state = self._after_value
-        if self.begun:
+        if self.has_begun:
             return True
         if self._key in NAME_KEYS:
             if not isinstance(value, str) or (self._names is not None and value not in self._names):
                 return False
             self.name = value
-            if self._pending is not None:
-                self._begin(self._pending)
+            if self._pending_arguments is not None:
+                self._begin_call(self._pending_arguments)
         elif self._key in ARGUMENT_KEYS:
-            arguments = _arguments(value, "".join(self._word))
+            arguments = _arguments(value, "".join(self._value_text))
             if self.name is None:
-                self._pending = arguments
+                self._pending_arguments = arguments
             else:
-                self._begin(arguments)
+                self._begin_call(arguments)
         return True
 
-    def _begin(self, arguments: str) -> None:
-        self.begun = True
+    def _begin_call(self, arguments: str) -> None:
+        self.has_begun = True
         self._raw.clear()
-        self._fresh.append(arguments)
+        self._new_arguments.append(arguments)
 
-    def _end(self) -> bool:
-        self.done = True
-        if not self.begun and self.name and self._names is None:
-            self._begin("{}")
-        return self.begun
+    def _end_object(self) -> bool:
+        self.is_done = True
+        if not self.has_begun and self.name and self._names is None:
+            self._begin_call("{}")
+        return self.has_begun
 
 
 def _decoded(word: list[str]) -> object:
-    """None for what is no JSON, or too deep."""
+    """Decode JSON. Returns None if it is invalid, or nested too deep."""
     try:
         return json.loads("".join(word))
     except (ValueError, RecursionError):
@@ -219,7 +223,8 @@ def _decoded(word: list[str]) -> object:
 
 
 def _arguments(value: object, raw: str) -> str:
-    """As JSON: some models write the object as a string, or nothing for no arguments."""
+    """Return the arguments as JSON. Some models write the object as a string, or null for no
+    arguments."""
     if isinstance(value, str):
         return value or "{}"
     return "{}" if value is None and raw == "null" else raw

@@ -1,4 +1,4 @@
-"""Calls as Llama 3.1 to 3.3 write them: JSON as the whole answer, or after a special token.
+"""Tool calls as Llama 3.1 to 3.3 write them: JSON as the whole answer, or after a special token.
 
 {"name": "f", "parameters": {"x": 1}}; {"name": "g", "parameters": {}}
 """
@@ -11,8 +11,8 @@ from router.openai.parsers.tool_call_parser import ToolCallParser
 
 
 class Llama3ToolParser(ToolCallParser):
-    """An answer that begins with an object may be JSON that was asked for, so that it is a call
-    only if it calls one of ``names``."""
+    """Parses calls in JSON. An answer that begins with an object may be JSON that the client asked
+    for, so the object is a call only if it calls one of ``names``."""
 
     marker = "<|python_tag|>"
     is_special = True
@@ -21,36 +21,36 @@ class Llama3ToolParser(ToolCallParser):
         super().__init__()
         self._names = names
         self._state = self._at_start
-        self._tagged = False
+        self._has_tag = False
 
     def _at_start(self) -> bool:
-        rest = self._held.lstrip()
+        rest = self._held_text.lstrip()
         if not rest:
             return False
         if rest.startswith("{"):
-            self._opening, self._held = self._held[: -len(rest)], rest
+            self._opening, self._held_text = self._held_text[: -len(rest)], rest
             return self._open_object(JsonCallReader(self._names))
         self._state = self._outside
         return True
 
-    def _opened(self) -> bool:
-        rest = self._held.lstrip()
+    def _after_marker(self) -> bool:
+        rest = self._held_text.lstrip()
         if not rest:
             return False
-        self._tagged = True
+        self._has_tag = True
         if not rest.startswith("{"):
-            self._refuse("", rest)
+            self._emit_as_text("", rest)
             return True
-        self._held = rest
+        self._held_text = rest
         return self._open_object(JsonCallReader())
 
     def _after_object(self) -> bool:
-        rest = self._held.lstrip(string.whitespace + ";")
+        rest = self._held_text.lstrip(string.whitespace + ";")
         if rest.startswith("{"):
-            self._opening, self._held = "", rest
-            return self._open_object(JsonCallReader(None if self._tagged else self._names))
-        return False if not rest else self._leave(rest)
+            self._opening, self._held_text = "", rest
+            return self._open_object(JsonCallReader(None if self._has_tag else self._names))
+        return False if not rest else self._end_calls(rest)
 
-    def _end(self) -> None:
+    def _on_input_end(self) -> None:
         if self._state != self._after_object:
-            super()._end()
+            super()._on_input_end()

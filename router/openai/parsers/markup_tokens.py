@@ -1,4 +1,5 @@
-"""Marks of a model's markup in grammars: as tokens of its own, where its vocabulary has them."""
+"""A model's markup strings as parts of grammars: as special tokens where its vocabulary has
+them."""
 
 import json
 from collections.abc import Mapping
@@ -12,8 +13,8 @@ MARKUP_STRINGS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]
 
 @dataclass(frozen=True, slots=True)
 class MarkupTokens:
-    """``ids`` of those that are tokens which no text is spelt with. A grammar that names only the
-    text would keep a model from writing them as it has learnt to."""
+    """Ids of the markup strings that are special tokens. A grammar with only such a string's text
+    would keep the model from writing the token, which it was trained to write."""
 
     ids: Mapping[str, int] = field(default_factory=dict)
 
@@ -24,12 +25,13 @@ class MarkupTokens:
         return cls({mark: id_ for mark, id_ in found if id_ is not None and id_ in added})
 
     def rule(self, mark: str) -> str:
-        """One mark, as a part of a rule."""
+        """Return a markup string as a part of a grammar rule."""
         text = json.dumps(mark)
         return f"(<[{self.ids[mark]}]> | {text})" if mark in self.ids else text
 
-    def until(self, name: str, mark: str) -> list[str]:
-        """A rule of that name: any text up to the first such mark, and with it."""
+    def rules_until(self, name: str, mark: str) -> list[str]:
+        """Return rules that define ``name``: any text up to and including the first markup string
+        ``mark``."""
         if mark not in self.ids:
             return [f"{name}[suffix={json.dumps(mark)}]: /(?s:.*)/"]
         return [
@@ -43,6 +45,7 @@ NO_MARKUP_TOKENS = MarkupTokens()
 
 
 def terminal_without(mark: str, pattern: str = "(?s:.+)") -> str:
-    """A terminal: text of that pattern in which the mark is not spelt."""
+    """Return a terminal for text that matches the pattern and does not contain the markup
+    string."""
     spelt = "".join(each if each.isalnum() else f"\\x{{{ord(each):x}}}" for each in mark)
     return f"/{pattern}/ & ~/(?s:.*){spelt}(?s:.*)/"

@@ -1,4 +1,4 @@
-"""Calls as Mistral's models write them: a list of objects, or a name and its arguments.
+"""Tool calls as Mistral's models write them: a list of objects, or a name and its arguments.
 
 [TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}}]
 [TOOL_CALLS]f[ARGS]{"x": 1}
@@ -13,7 +13,7 @@ from router.openai.parsers.tool_call_parser import ToolCallParser
 _HEAD = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
 
 MAX_HEAD_CHARACTERS = 256
-"""Of a name and an id before the arguments."""
+"""The most characters of a call's name and id together, which precede its arguments."""
 
 
 class MistralToolParser(ToolCallParser):
@@ -24,41 +24,41 @@ class MistralToolParser(ToolCallParser):
         super().__init__()
         self._value = JsonValueScanner()
 
-    def _opened(self) -> bool:
-        rest = self._held.lstrip()
+    def _after_marker(self) -> bool:
+        rest = self._held_text.lstrip()
         if rest.startswith("["):
-            self._held = rest[1:]
+            self._held_text = rest[1:]
             self._state = self._after_object
             return True
         head = _HEAD.match(rest)
         if head is not None:
-            self._begin(head[1])
+            self._emit_call_start(head[1])
             self._value = JsonValueScanner()
-            self._held = rest[head.end() :]
+            self._held_text = rest[head.end() :]
             self._state = self._in_arguments
             return True
         if len(rest) <= MAX_HEAD_CHARACTERS and "{" not in rest:
             return False
-        self._refuse("", rest)
+        self._emit_as_text("", rest)
         return True
 
     def _after_object(self) -> bool:
-        """In the list."""
-        rest = self._held.lstrip(string.whitespace + ",")
+        """Read what follows a call in the list: a comma, or the end of the list."""
+        rest = self._held_text.lstrip(string.whitespace + ",")
         if rest.startswith("{"):
-            self._opening, self._held = "" if self.num_calls else "[", rest
+            self._opening, self._held_text = "" if self.num_calls else "[", rest
             return self._open_object(JsonCallReader())
-        return self._leave(rest.removeprefix("]")) if rest else False
+        return self._end_calls(rest.removeprefix("]")) if rest else False
 
     def _in_arguments(self) -> bool:
-        for position, character in enumerate(self._held, start=1):
+        for position, character in enumerate(self._held_text, start=1):
             if self._value.push(character):
-                self._grow(self._held[:position])
-                return self._leave(self._held[position:])
-        self._grow(self._held)
-        self._held = ""
+                self._emit_arguments(self._held_text[:position])
+                return self._end_calls(self._held_text[position:])
+        self._emit_arguments(self._held_text)
+        self._held_text = ""
         return False
 
-    def _end(self) -> None:
+    def _on_input_end(self) -> None:
         if self._state != self._after_object:
-            super()._end()
+            super()._on_input_end()

@@ -1,4 +1,4 @@
-"""How a model writes its calls and its thoughts, by its chat template or by the settings."""
+"""How a model writes tool calls and reasoning: detected from its chat template, or set."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -25,30 +25,31 @@ TOOL_CALL_FORMATS: dict[str, ToolCallFormat | None] = {
     "pythonic": ToolCallFormat.PYTHONIC,
     "none": None,
 }
-"""By the names of the setting ``tool_parser``."""
+"""The formats by their names in the setting ``tool_parser``."""
 
 Tool = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOutputFormat:
-    """``call_form`` is None where calls are not to be told from text, unless they are forced.
-    ``thinks_first`` is for models whose prompts don't open the thought that their answers close.
-    ``shown`` are tokens that are special and yet to be read."""
+    """A model's output format. ``tool_call_format`` is None if only forced tool calls are parsed.
+    ``starts_with_reasoning`` is for models that start with reasoning although the prompt does not
+    open it. ``visible_special_ids`` are special tokens that must stay visible in the text, for the
+    parsers."""
 
-    call_form: ToolCallFormat | None = None
-    knows_tools: bool = False
-    thinks: bool = False
-    thinks_first: bool = False
-    marks: MarkupTokens = NO_MARKUP_TOKENS
-    shown: frozenset[int] = frozenset()
+    tool_call_format: ToolCallFormat | None = None
+    supports_tools: bool = False
+    has_reasoning: bool = False
+    starts_with_reasoning: bool = False
+    markup_tokens: MarkupTokens = NO_MARKUP_TOKENS
+    visible_special_ids: frozenset[int] = frozenset()
 
     @classmethod
-    def of(
+    def detect(
         cls, tokenizer: Tokenizer, tool_parser: str = "auto", reasoning_parser: str = "auto"
     ) -> "ModelOutputFormat":
         template = tokenizer.chat_template_source
-        form = (
+        call_form = (
             _detect_tool_call_format(template)
             if tool_parser == "auto"
             else TOOL_CALL_FORMATS[tool_parser]
@@ -59,73 +60,87 @@ class ModelOutputFormat:
         ids = map(tokenizer.token_id, MARKUP_STRINGS)
         shown = tokenizer.special_ids.intersection(id_ for id_ in ids if id_ is not None)
         return cls(
-            call_form=form,
-            knows_tools="tools" in template,
-            thinks=thinks,
-            thinks_first=reasoning_parser == "deepseek_r1",
-            marks=MarkupTokens.of(tokenizer),
-            shown=shown,
+            tool_call_format=call_form,
+            supports_tools="tools" in template,
+            has_reasoning=thinks,
+            starts_with_reasoning=reasoning_parser == "deepseek_r1",
+            markup_tokens=MarkupTokens.of(tokenizer),
+            visible_special_ids=shown,
         )
 
-    def in_thought(self, prompt: str) -> bool:
-        """Whether an answer to it begins with a thought that needs no opening."""
-        end = prompt.rstrip()
-        begins = self.thinks_first and not end.endswith(THINK_END)
-        return self.thinks and (begins or end.endswith(THINK_START))
+    def starts_in_reasoning(self, prompt: str) -> bool:
+        """Whether the answer to ``prompt`` begins inside a reasoning section, without an opening
+        tag."""
+        prompt_end = prompt.rstrip()
+        begins = self.starts_with_reasoning and not prompt_end.endswith(THINK_END)
+        return self.has_reasoning and (begins or prompt_end.endswith(THINK_START))
 
-    def after(self, prompt: str, *, switched_off: bool) -> "ModelOutputFormat":
-        """As answers to it are held to a grammar: without a thought before it where the prompt ends
-        with one that is over (templates write an empty one where there is to be none), or where
-        thinking was ``switched_off`` and the prompt opens none."""
+    def for_prompt(self, prompt: str, *, reasoning_off: bool) -> "ModelOutputFormat":
+        """Return the format that grammars of answers to ``prompt`` follow. It has no reasoning if
+        the prompt ends with a closed reasoning section (templates write an empty one to switch
+        reasoning off), or if ``reasoning_off`` and the prompt opens none."""
         is_over = prompt.rstrip().endswith(THINK_END)
-        if is_over or (switched_off and not self.in_thought(prompt)):
-            return replace(self, thinks=False)
+        if is_over or (reasoning_off and not self.starts_in_reasoning(prompt)):
+            return replace(self, has_reasoning=False)
         return self
 
-    def reader(
-        self, tools: Sequence[Tool], *, forced: bool, in_thought: bool, max_calls: int | None
+    def create_parser(
+        self, tools: Sequence[Tool], *, forced: bool, in_reasoning: bool, max_calls: int | None
     ) -> OutputParser | None:
-        """None when an answer is text and nothing else."""
-        thinking = ReasoningParser(inside=in_thought) if self.thinks else None
-        calls = self._parser(tools) if tools and (forced or self.call_form is not None) else None
-        if thinking is None and calls is None:
+        """Create a parser for the answer; None if the answer is text only."""
+        thinking = ReasoningParser(in_reasoning=in_reasoning) if self.has_reasoning else None
+        grammar = (
+            self._parser(tools) if tools and (forced or self.tool_call_format is not None) else None
+        )
+        if thinking is None and grammar is None:
             return None
-        return OutputParser(thinking, calls, max_calls)
+        return OutputParser(thinking, grammar, max_calls)
 
-    def forced(self, tools: Sequence[Tool], *, in_thought: bool, max_calls: int | None) -> Grammar:
-        """An answer that calls some of ``tools``, and says nothing else."""
-        calls = self._call_grammar(in_thought, max_calls)
-        return calls.forced([tool["function"] for tool in tools])
+    def forced_call_grammar(
+        self, tools: Sequence[Tool], *, in_reasoning: bool, max_calls: int | None
+    ) -> Grammar:
+        """Return the grammar of an answer that calls some of ``tools`` and contains nothing
+        else."""
+        grammar = self._call_grammar(in_reasoning, max_calls)
+        return grammar.forced([tool["function"] for tool in tools])
 
-    def offered(self, tools: Sequence[Tool], *, in_thought: bool, max_calls: int | None) -> Grammar:
-        """An answer that may call some of ``tools``, those that are strict by their schemas."""
-        calls = self._call_grammar(in_thought, max_calls)
-        return calls.offered([tool["function"] for tool in tools])
+    def offered_call_grammar(
+        self, tools: Sequence[Tool], *, in_reasoning: bool, max_calls: int | None
+    ) -> Grammar:
+        """Return the grammar of an answer that may call some of ``tools``. Arguments of strict
+        tools follow their schemas."""
+        grammar = self._call_grammar(in_reasoning, max_calls)
+        return grammar.offered([tool["function"] for tool in tools])
 
-    def after_thought(self, rule: str, *, in_thought: bool) -> Grammar:
-        """An answer by a rule, for a model that may think aloud first, or has begun to."""
+    def answer_grammar(self, rule: str, *, in_reasoning: bool) -> Grammar:
+        """Return the grammar of an answer that follows ``rule``, after optional reasoning."""
         lines = reasoning_rules(
-            self.marks, thinks=self.thinks, in_thought=in_thought, body="answer"
+            self.markup_tokens,
+            has_reasoning=self.has_reasoning,
+            in_reasoning=in_reasoning,
+            answer_rule="answer",
         )
         return Grammar(GrammarKind.LARK, "\n".join([*lines, f"answer: {rule}"]) + "\n")
 
     def _call_grammar(self, in_thought: bool, max_calls: int | None) -> ToolCallGrammar:
-        form = self.call_form or ToolCallFormat.JSON
-        return ToolCallGrammar(form, self.marks, self.thinks, in_thought, max_calls == 1)
+        form = self.tool_call_format or ToolCallFormat.JSON
+        return ToolCallGrammar(
+            form, self.markup_tokens, self.has_reasoning, in_thought, max_calls == 1
+        )
 
     def call_id(self, request_id: str, choice: int, call: int) -> str:
-        """Mistral's templates refuse any but such short ones."""
+        """Make a tool call's id. Mistral's templates only accept ids of 9 characters."""
         data = f"{request_id}/{choice}/{call}".encode()
-        name = hashlib.blake2b(data, digest_size=12).hexdigest()
-        return name[:9] if self.call_form is ToolCallFormat.MISTRAL else f"call_{name}"
+        digest = hashlib.blake2b(data, digest_size=12).hexdigest()
+        return digest[:9] if self.tool_call_format is ToolCallFormat.MISTRAL else f"call_{digest}"
 
     def _parser(self, tools: Sequence[Tool]) -> ToolCallParser:
         functions = {tool["function"]["name"]: tool["function"] for tool in tools}
-        if self.call_form is ToolCallFormat.HERMES:
+        if self.tool_call_format is ToolCallFormat.HERMES:
             return HermesToolParser({n: f.get("parameters") or {} for n, f in functions.items()})
-        if self.call_form is ToolCallFormat.MISTRAL:
+        if self.tool_call_format is ToolCallFormat.MISTRAL:
             return MistralToolParser()
-        if self.call_form is ToolCallFormat.PYTHONIC:
+        if self.tool_call_format is ToolCallFormat.PYTHONIC:
             return PythonicToolParser(functions.keys())
         return Llama3ToolParser(functions.keys())
 

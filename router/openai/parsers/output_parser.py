@@ -1,4 +1,4 @@
-"""An answer's text, taken apart as it arrives."""
+"""Splits an answer's text into reasoning, text and tool calls, as it arrives."""
 
 from router.openai.parsers.output_parts import OutputPart, TextPart, ToolCallStart
 from router.openai.parsers.reasoning_parser import ReasoningParser
@@ -6,55 +6,60 @@ from router.openai.parsers.tool_call_parser import ToolCallParser
 
 
 class OutputParser:
-    """First thoughts, then text and calls. Without ``calls``, what looks like one is text.
-    ``max_calls`` is 1 for a client that can't do several at once: once there is ``enough``, what
-    follows is of no use."""
+    """Parses reasoning first, then text and calls. Without ``tool_call_parser``, all that follows
+    the reasoning is text. ``max_calls`` is 1 for a client that can't handle parallel calls;
+    ``has_enough_calls`` is set when a further call begins; the rest of the answer can be
+    skipped."""
 
     def __init__(
         self,
-        thinking: ReasoningParser | None,
-        calls: ToolCallParser | None,
+        reasoning_parser: ReasoningParser | None,
+        tool_call_parser: ToolCallParser | None,
         max_calls: int | None = None,
     ) -> None:
-        self._thinking = thinking
-        self._calls = calls
+        self._reasoning_parser = reasoning_parser
+        self._tool_call_parser = tool_call_parser
         self._max_calls = max_calls
-        self.enough = False
+        self.has_enough_calls = False
 
     @property
-    def is_thinking(self) -> bool:
-        return self._thinking is not None and self._thinking.inside
+    def is_in_reasoning(self) -> bool:
+        return self._reasoning_parser is not None and self._reasoning_parser.in_reasoning
 
     @property
-    def has_called(self) -> bool:
-        return self._calls is not None and self._calls.num_calls > 0
+    def has_tool_calls(self) -> bool:
+        return self._tool_call_parser is not None and self._tool_call_parser.num_calls > 0
 
     def push(self, text: str) -> list[OutputPart]:
         pieces: list[OutputPart] = [TextPart(text)] if text else []
-        if self._thinking is not None:
-            pieces = self._thinking.push(text)
+        if self._reasoning_parser is not None:
+            pieces = self._reasoning_parser.push(text)
         return self._parse(pieces)
 
     def flush(self) -> list[OutputPart]:
-        """The text has ended."""
-        pieces = self._parse(self._thinking.flush() if self._thinking is not None else [])
-        if self._calls is not None:
-            pieces += self._limited(self._calls.flush())
+        """End the input and return what was held back."""
+        pieces = self._parse(
+            self._reasoning_parser.flush() if self._reasoning_parser is not None else []
+        )
+        if self._tool_call_parser is not None:
+            pieces += self._limit_calls(self._tool_call_parser.flush())
         return pieces
 
     def _parse(self, pieces: list[OutputPart]) -> list[OutputPart]:
-        if self._calls is None:
+        if self._tool_call_parser is None:
             return pieces
         parsed: list[OutputPart] = []
         for piece in pieces:
-            parsed += self._calls.push(piece.text) if isinstance(piece, TextPart) else [piece]
-        return self._limited(parsed)
+            parsed += (
+                self._tool_call_parser.push(piece.text) if isinstance(piece, TextPart) else [piece]
+            )
+        return self._limit_calls(parsed)
 
-    def _limited(self, pieces: list[OutputPart]) -> list[OutputPart]:
+    def _limit_calls(self, pieces: list[OutputPart]) -> list[OutputPart]:
         if self._max_calls is None:
             return pieces
         for position, piece in enumerate(pieces):
             if isinstance(piece, ToolCallStart) and piece.index >= self._max_calls:
-                self.enough = True
+                self.has_enough_calls = True
                 return pieces[:position]
         return pieces

@@ -1,4 +1,4 @@
-"""What an answer is made of, as it arrives."""
+"""The parts of an answer, as they arrive."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningPart:
-    """A part of the reasoning before an answer."""
+    """A piece of the reasoning before an answer."""
 
     text: str
 
@@ -25,7 +25,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """More of a call's arguments, which together are JSON if the model wrote JSON."""
+    """A piece of a call's arguments. All pieces together are JSON if the model wrote valid JSON."""
 
     index: int
     arguments: str

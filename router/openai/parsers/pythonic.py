@@ -1,4 +1,4 @@
-"""Calls as Llama 3.2 and 4 write them: a list of Python's calls, as the whole answer.
+"""Tool calls as Llama 3.2 and 4 write them: a list of Python calls, as the whole answer.
 
 [f(x=1, y="a"), g()]
 """
@@ -14,7 +14,7 @@ from router.openai.parsers.json_call_reader import MAX_HELD_CHARACTERS
 from router.openai.parsers.tool_call_parser import ToolCallParser
 
 MAX_DEPTH = 60
-"""Of values in one another; Python's parser takes no more than some hundreds."""
+"""The deepest nesting of values; Python's parser accepts no more than some hundreds."""
 
 _HEAD = re.compile(r"\s*([\w.-]+)\s*\(")
 _MAY_BE_HEAD = re.compile(r"\s*[\w.-]{0,64}\s*")
@@ -23,7 +23,7 @@ _SPACE = string.whitespace
 
 
 class BracketScanner:
-    """Finds the end of a call, character by character."""
+    """Finds the end of a call by its brackets and strings."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -32,7 +32,7 @@ class BracketScanner:
         self.is_too_deep = False
 
     def push(self, character: str) -> bool:
-        """Whether the outermost bracket closes."""
+        """Read a character. Returns whether it closes the outermost bracket."""
         if self._escaped:
             self._escaped = False
         elif self._quote:
@@ -50,11 +50,11 @@ class BracketScanner:
 
 
 class PythonicToolParser(ToolCallParser):
-    """Only an answer that begins with the call of one of ``names`` is a list of calls. Each is read
-    once it is complete: Python's values are not JSON's."""
+    """Parses lists of calls. An answer is such a list only if it begins with the call of one of
+    ``names``. Each call is parsed once it is complete, since Python's values are not JSON."""
 
     marker = "\0"
-    """Nothing begins a call in the midst of a text."""
+    """Never occurs: in this format, no marker begins a call within text."""
     is_special = False
 
     def __init__(self, names: Set[str]) -> None:
@@ -65,67 +65,68 @@ class PythonicToolParser(ToolCallParser):
         self._scanned = 0
 
     def _at_start(self) -> bool:
-        rest = self._held.lstrip()
+        rest = self._held_text.lstrip()
         if not rest or (rest.startswith("[") and _MAY_BE_HEAD.fullmatch(rest, 1)):
             return False
         head = _HEAD.match(rest, 1) if rest.startswith("[") else None
         if head is None or head[1] not in self._names:
             self._state = self._outside
             return True
-        self._opening, self._held = self._held[: -len(rest)] + "[", rest[1:]
+        self._opening, self._held_text = self._held_text[: -len(rest)] + "[", rest[1:]
         self._state = self._in_list
         return True
 
     def _outside(self) -> bool:
-        """All the rest is text."""
+        """Read the rest of the answer: all of it is text."""
         if self._after_call:
-            self._held = self._held.lstrip()
-            self._after_call = not self._held
-        self._say(self._held)
-        self._held = ""
+            self._held_text = self._held_text.lstrip()
+            self._after_call = not self._held_text
+        self._emit_text(self._held_text)
+        self._held_text = ""
         return False
 
-    def _opened(self) -> bool:
+    def _after_marker(self) -> bool:
         raise AssertionError("there is no marker")
 
     def _after_object(self) -> bool:
-        """Between two calls, or at the end of the list."""
-        rest = self._held.lstrip(_SPACE + ",")
+        """Read what follows a call: a comma, or the end of the list."""
+        rest = self._held_text.lstrip(_SPACE + ",")
         if not rest:
             return False
         if rest.startswith("]"):
-            return self._leave(rest[1:])
-        self._held, self._state = rest, self._in_list
+            return self._end_calls(rest[1:])
+        self._held_text, self._state = rest, self._in_list
         return True
 
     def _in_list(self) -> bool:
-        for position in range(self._scanned, len(self._held)):
-            if self._brackets.push(self._held[position]):
+        for position in range(self._scanned, len(self._held_text)):
+            if self._brackets.push(self._held_text[position]):
                 return self._end_call(position + 1)
-        self._scanned = len(self._held)
+        self._scanned = len(self._held_text)
         if self._brackets.is_too_deep or self._scanned > MAX_HELD_CHARACTERS:
             self._end_call(self._scanned)
         return False
 
     def _end_call(self, end: int) -> bool:
-        raw, rest = self._held[:end], self._held[end:]
+        raw, rest = self._held_text[:end], self._held_text[end:]
         call = None if self._brackets.is_too_deep else _parse_python_call(raw, self._names)
         self._brackets, self._scanned = BracketScanner(), 0
         if call is None:
-            self._refuse(raw, rest)
+            self._emit_as_text(raw, rest)
             return True
-        self._begin(call[0])
-        self._grow(call[1])
-        self._opening, self._held, self._state = "", rest, self._after_object
+        self._emit_call_start(call[0])
+        self._emit_arguments(call[1])
+        self._opening, self._held_text, self._state = "", rest, self._after_object
         return True
 
-    def _end(self) -> None:
+    def _on_input_end(self) -> None:
         if self._state != self._after_object:
-            super()._end()
+            super()._on_input_end()
 
 
 def _parse_python_call(text: str, names: Set[str]) -> tuple[str, str] | None:
-    """Name, and arguments as JSON; None for what is no call of one of them."""
+    """Return the call's name, and its arguments as JSON; None if the text is no call of one of
+    ``names``."""
     head = _HEAD.match(text)
     if head is None or head[1] not in names:
         return None
@@ -142,7 +143,7 @@ def _parse_python_call(text: str, names: Set[str]) -> tuple[str, str] | None:
 
 
 def _value(node: ast.expr) -> Any:
-    """Of a literal, Python's or JSON's. Raises ValueError for anything else."""
+    """Evaluate a literal of Python or JSON. Raises ValueError for anything else."""
     match node:
         case ast.Constant(value) if value is None or isinstance(value, str | int | float):
             return _join_surrogates(value) if isinstance(value, str) else value
@@ -158,13 +159,13 @@ def _value(node: ast.expr) -> Any:
 
 
 def _key(node: ast.expr | None) -> Any:
-    """``None`` stands for ``**``."""
+    """Evaluate a dict key. ``node`` is None for ``**``, which is refused."""
     if node is None:
         raise ValueError("not a literal")
     return _value(node)
 
 
 def _join_surrogates(text: str) -> str:
-    """JSON writes what is beyond 16 bits as two escapes, which Python leaves apart. Raises
-    ValueError for half of one."""
+    """Join surrogate pairs: JSON escapes a character beyond 16 bits as two surrogates, which Python
+    keeps apart. Raises ValueError for an unpaired surrogate."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16")

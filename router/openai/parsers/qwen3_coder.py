@@ -1,4 +1,4 @@
-"""A call as Qwen3-Coder writes it.
+"""A tool call as Qwen3-Coder writes it.
 
 <function=f>
 <parameter=x>
@@ -15,7 +15,7 @@ from typing import Any
 FUNCTION = "<function="
 
 Schemas = Mapping[str, Mapping[str, Any]]
-"""JSON schemas of parameters, by the name of their function."""
+"""JSON schemas of parameters, by function name."""
 
 _CALL = re.compile(r"\s*<function=([^<>\s]+)>(.*)", re.DOTALL)
 _PARAMETER = re.compile(
@@ -24,7 +24,7 @@ _PARAMETER = re.compile(
 
 
 def parse_xml_call(raw: str, schemas: Schemas) -> tuple[str, str] | None:
-    """Name, and arguments as JSON; None for what is no call."""
+    """Return the call's name, and its arguments as JSON; None if the text is no call."""
     call = _CALL.match(raw)
     if call is None:
         return None
@@ -38,7 +38,7 @@ def parse_xml_call(raw: str, schemas: Schemas) -> tuple[str, str] | None:
 
 
 def _parse_typed_value(text: str, schema: Any) -> Any:
-    """Text, unless the schema says that it is something else, and it is."""
+    """Convert a value to its schema's type if possible; otherwise it stays a string."""
     kinds = schema.get("type", "string") if isinstance(schema, dict) else "string"
     if "string" in kinds:
         return text

@@ -9,14 +9,14 @@ THINK_START, THINK_END = "<think>", "</think>"
 
 
 class ReasoningParser:
-    """Splits thoughts from the answer. With ``inside``, the prompt has opened them already. White
-    space around the tags belongs to them."""
+    """Splits reasoning from the answer. With ``in_reasoning``, the prompt has opened the reasoning
+    already. White space next to the tags is dropped."""
 
-    def __init__(self, *, inside: bool) -> None:
+    def __init__(self, *, in_reasoning: bool) -> None:
         self._held = ""
         self._pieces: list[OutputPart] = []
         self._begun = False
-        self.inside = inside
+        self.in_reasoning = in_reasoning
         self._state: Callable[[], bool] = self._at_start
 
     def push(self, text: str) -> list[OutputPart]:
@@ -26,46 +26,46 @@ class ReasoningParser:
         return self._take()
 
     def flush(self) -> list[OutputPart]:
-        """The text has ended."""
+        """End the input and return what was held back."""
         held, self._held = self._held, ""
-        if held.strip() and self.inside:
+        if held.strip() and self.in_reasoning:
             self._pieces.append(ReasoningPart(held.strip() if not self._begun else held.rstrip()))
-        elif held and not self.inside:
+        elif held and not self.in_reasoning:
             self._pieces.append(TextPart(held))
         return self._take()
 
-    # -- states: each reads from the beginning of what is held, and is False when it needs more ----
+    # -- states: each reads the start of the held text, and returns False when it needs more -------
 
     def _at_start(self) -> bool:
         rest = self._held.lstrip()
         if rest.startswith(THINK_START):
-            self._held, self.inside = rest.removeprefix(THINK_START), True
+            self._held, self.in_reasoning = rest.removeprefix(THINK_START), True
         elif THINK_START.startswith(rest):
             return False
-        self._state = self._within if self.inside else self._beyond
+        self._state = self._in_reasoning if self.in_reasoning else self._in_answer
         return True
 
-    def _within(self) -> bool:
+    def _in_reasoning(self) -> bool:
         if not self._begun:
             self._held = self._held.lstrip()
         before, found, rest = self._held.partition(THINK_END)
-        kept = 0 if found else partial_marker_length(before, THINK_END)
-        thought = before[: len(before) - kept].rstrip()
-        if thought:
+        held_back = 0 if found else partial_marker_length(before, THINK_END)
+        reasoning = before[: len(before) - held_back].rstrip()
+        if reasoning:
             self._begun = True
-            self._pieces.append(ReasoningPart(thought))
+            self._pieces.append(ReasoningPart(reasoning))
         if found:
-            self._held, self.inside, self._state = rest, False, self._gap
+            self._held, self.in_reasoning, self._state = rest, False, self._skip_whitespace
             return True
-        self._held = before[len(thought) :]
+        self._held = before[len(reasoning) :]
         return False
 
-    def _gap(self) -> bool:
+    def _skip_whitespace(self) -> bool:
         self._held = self._held.lstrip()
-        self._state = self._beyond if self._held else self._gap
+        self._state = self._in_answer if self._held else self._skip_whitespace
         return bool(self._held)
 
-    def _beyond(self) -> bool:
+    def _in_answer(self) -> bool:
         if self._held:
             self._pieces.append(TextPart(self._held))
             self._held = ""

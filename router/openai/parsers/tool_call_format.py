@@ -1,4 +1,4 @@
-"""The families of markup that calls are written in, and one call of each as rules of a grammar."""
+"""The formats of tool calls, and grammar rules for one call in each of them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 from router.openai.parsers.markup_tokens import MarkupTokens
 
 ARGUMENT_WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""Of arguments: as models write them in training, and never without end."""
+"""White space between arguments: as in models' training data, and bounded."""
 
 EMPTY_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -16,7 +16,8 @@ Function = Mapping[str, Any]
 
 
 class ToolCallFormat(StrEnum):
-    """JSON is what no family writes by itself, as Llama's but for ``arguments``."""
+    """JSON is used for models without a format of their own: like LLAMA3, with ``arguments``
+    instead of ``parameters``."""
 
     HERMES = "hermes"
     LLAMA3 = "llama3"
@@ -28,20 +29,21 @@ class ToolCallFormat(StrEnum):
 def tool_call_rules(
     form: ToolCallFormat, functions: Sequence[Function], marks: MarkupTokens
 ) -> list[str]:
-    """A rule ``call``: of any of them, with arguments by their schemas."""
+    """Return rules that define ``call``: a call of any function, with arguments by its schema."""
     rules = ["call: " + " | ".join(f"call_{number}" for number in range(len(functions)))]
     for number, function in enumerate(functions):
         if form is ToolCallFormat.PYTHONIC:
             rules += _python_call_rules(number, function)
-        elif form is ToolCallFormat.MISTRAL and writes_name_first(marks):
+        elif form is ToolCallFormat.MISTRAL and has_name_first_calls(marks):
             rules += _name_first_call_rules(number, function, marks)
         else:
             rules += _json_call_rules(form, number, function)
     return rules
 
 
-def writes_name_first(marks: MarkupTokens) -> bool:
-    """Whether a model of Mistral's writes ``f[ARGS]{…}``: its vocabulary has the mark."""
+def has_name_first_calls(marks: MarkupTokens) -> bool:
+    """Whether a Mistral model writes calls as ``f[ARGS]{…}``: it does if its vocabulary has
+    ``[ARGS]``."""
     return "[ARGS]" in marks.ids
 
 
@@ -68,20 +70,21 @@ def _json_call_rules(form: ToolCallFormat, number: int, function: Function) -> l
 
 
 def _python_call_rules(number: int, function: Function) -> list[str]:
-    """``f(x=1, y="a")``: keywords in the schema's order, their values as JSON writes them."""
+    """Return rules for ``f(x=1, y="a")``: keywords in the schema's order, with values as in
+    JSON."""
     schema: Mapping[str, Any] = function.get("parameters") or EMPTY_PARAMETERS
     properties: Mapping[str, Any] = schema.get("properties") or {}
     required, defs = schema.get("required") or (), schema.get("$defs")
     prefix = f"call_{number}"
     rules = [f'{prefix}: {json.dumps(function["name"] + "(")} {prefix}_first_0 ")"']
-    for place, (name, value) in enumerate(properties.items()):
+    for index, (name, value) in enumerate(properties.items()):
         value = value if isinstance(value, dict) else {}
         value = {**value, **({"$defs": defs} if defs else {}), "x-guidance": ARGUMENT_WHITESPACE}
-        given = f"{prefix}_given_{place}"
-        skips = name not in required
+        given = f"{prefix}_given_{index}"
+        is_optional = name not in required
         for kind, comma in (("first", ""), ("next", '", " ')):
-            skip = f" | {prefix}_{kind}_{place + 1}" if skips else ""
-            rules.append(f"{prefix}_{kind}_{place}: {comma}{given} {prefix}_next_{place + 1}{skip}")
+            skip = f" | {prefix}_{kind}_{index + 1}" if is_optional else ""
+            rules.append(f"{prefix}_{kind}_{index}: {comma}{given} {prefix}_next_{index + 1}{skip}")
         rules.append(f"{given}: {json.dumps(name + '=')} {given}_value")
         rules.append(f"{given}_value: %json {json.dumps(value)}")
     end = len(properties)

@@ -1,4 +1,4 @@
-"""A parser of calls: text in, as it arrives; text and calls out."""
+"""Base of the tool call parsers: text goes in as it arrives, text and calls come out."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -13,141 +13,142 @@ from router.openai.parsers.output_parts import (
 
 
 class ToolCallParser(ABC):
-    """What comes out does not depend on how the text is split, but for how it is split itself.
-    What may still become markup is held back, and nothing else is.
+    """Splits an answer into text and tool calls. The concatenated output does not depend on how the
+    input is split into pushes. Only text that may still become markup is held back.
 
-    White space around calls belongs to the markup. What begins like a call and is none is text; a
-    call whose arguments have begun stays one, however it ends.
+    White space around calls belongs to the markup. Text that begins like a call and turns out not
+    to be one stays text; a call whose arguments have begun stays a call, however it ends.
     """
 
     marker: str
-    """Begins a call, in the midst of a text."""
+    """The string that begins a call within text."""
     is_special: bool
-    """Whether the marker is a special token: where it begins no call, it is not shown."""
+    """Whether the marker is a special token: if it begins no call, it is not shown."""
 
     def __init__(self) -> None:
         self._state: Callable[[], bool] = self._outside
-        self._held = ""
+        self._held_text = ""
         self._opening = ""
-        self._object: JsonCallReader | None = None
-        self._pieces: list[OutputPart] = []
+        self._call_reader: JsonCallReader | None = None
+        self._parts: list[OutputPart] = []
         self._after_call = False
         self.num_calls = 0
 
     def push(self, text: str) -> list[OutputPart]:
-        self._held += text
+        self._held_text += text
         while self._state():
             pass
-        return self._take()
+        return self._take_parts()
 
     def flush(self) -> list[OutputPart]:
-        """The text has ended: whatever is held is decided now."""
-        if self._object is not None:
+        """End the input: decide what the held text is, and return it."""
+        if self._call_reader is not None:
             try:
-                self._object.close()
+                self._call_reader.flush()
             except NotAToolCall as failure:
-                self._say(self._opening + failure.raw)
-        elif not (self._after_call and self._held.isspace()):
-            self._end()
-        self._held, self._object = "", None
-        return self._take()
+                self._emit_text(self._opening + failure.text)
+        elif not (self._after_call and self._held_text.isspace()):
+            self._on_input_end()
+        self._held_text, self._call_reader = "", None
+        return self._take_parts()
 
-    # -- states: each reads from the beginning of what is held, and is False when it needs more ----
+    # -- states: each reads the start of the held text, and returns False when it needs more -------
 
     def _outside(self) -> bool:
         if self._after_call:
-            self._held = self._held.lstrip()
-            self._after_call = not self._held
-        before, found, rest = self._held.partition(self.marker)
+            self._held_text = self._held_text.lstrip()
+            self._after_call = not self._held_text
+        before, found, rest = self._held_text.partition(self.marker)
         if found:
             text = before.rstrip()
-            self._say(text)
+            self._emit_text(text)
             self._opening = before[len(text) :] + ("" if self.is_special else found)
-            self._held = rest
-            self._state = self._opened
+            self._held_text = rest
+            self._state = self._after_marker
             return True
-        kept = partial_marker_length(self._held, self.marker)
-        text = self._held[: len(self._held) - kept].rstrip()
-        self._say(text)
-        self._held = self._held[len(text) :]
+        held_back = partial_marker_length(self._held_text, self.marker)
+        text = self._held_text[: len(self._held_text) - held_back].rstrip()
+        self._emit_text(text)
+        self._held_text = self._held_text[len(text) :]
         return False
 
     @abstractmethod
-    def _opened(self) -> bool:
-        """After the marker."""
+    def _after_marker(self) -> bool:
+        """Read what follows the marker."""
 
-    def _inside(self) -> bool:
-        """In the object of a call."""
-        call = self._object
+    def _in_object(self) -> bool:
+        """Read a part of a call's object."""
+        call = self._call_reader
         assert call is not None
-        had_begun, held = call.begun, self._held
-        self._held = ""
+        had_begun, held = call.has_begun, self._held_text
+        self._held_text = ""
         try:
-            self._held = held[call.push(held) :]
+            self._held_text = held[call.push(held) :]
         except NotAToolCall as failure:
-            self._refuse(failure.raw, held[failure.used :])
+            self._emit_as_text(failure.text, held[failure.num_used :])
             return True
-        if call.begun:
+        if call.has_begun:
             if not had_begun:
-                self._begin(call.name or "")
-            self._grow(call.take())
-        if call.done:
-            self._object = None
+                self._emit_call_start(call.name or "")
+            self._emit_arguments(call.take_arguments())
+        if call.is_done:
+            self._call_reader = None
             self._state = self._after_object
-        return call.done
+        return call.is_done
 
     @abstractmethod
     def _after_object(self) -> bool:
-        """After the object of a call."""
+        """Read what follows a call's object."""
 
-    def _end(self) -> None:
-        """What is held in a state without an object is text, unless a state knows better."""
+    def _on_input_end(self) -> None:
+        """Handle the end of the input outside of an object: emit the held text, unless a subclass
+        overrides this."""
         opening = "" if self._state == self._outside else self._opening
-        self._say(opening + self._held)
+        self._emit_text(opening + self._held_text)
 
     # -- what the states do ----------------------------------------------------------------------
 
     def _open_object(self, call: JsonCallReader) -> bool:
-        self._object = call
-        self._state = self._inside
+        self._call_reader = call
+        self._state = self._in_object
         return True
 
-    def _refuse(self, raw: str, rest: str) -> None:
-        """``raw``, after the marker, is no call."""
-        self._say(self._opening + raw)
-        self._object, self._held = None, rest
+    def _emit_as_text(self, raw: str, rest: str) -> None:
+        """Treat ``raw``, which followed the marker, as text: it is no call."""
+        self._emit_text(self._opening + raw)
+        self._call_reader, self._held_text = None, rest
         self._state = self._outside
 
-    def _leave(self, rest: str) -> bool:
-        """The calls are over, or there are others after a text."""
-        self._held, self._after_call = rest, True
+    def _end_calls(self, rest: str) -> bool:
+        """Leave the markup after a call: text or further calls may follow."""
+        self._held_text, self._after_call = rest, True
         self._state = self._outside
         return True
 
-    def _say(self, text: str) -> None:
+    def _emit_text(self, text: str) -> None:
         if not text:
             return
-        last = self._pieces[-1] if self._pieces else None
+        last = self._parts[-1] if self._parts else None
         if isinstance(last, TextPart):
-            self._pieces[-1] = TextPart(last.text + text)
+            self._parts[-1] = TextPart(last.text + text)
         else:
-            self._pieces.append(TextPart(text))
+            self._parts.append(TextPart(text))
 
-    def _begin(self, name: str) -> None:
-        self._pieces.append(ToolCallStart(self.num_calls, name))
+    def _emit_call_start(self, name: str) -> None:
+        self._parts.append(ToolCallStart(self.num_calls, name))
         self.num_calls += 1
 
-    def _grow(self, arguments: str) -> None:
+    def _emit_arguments(self, arguments: str) -> None:
         if arguments:
-            self._pieces.append(ToolCallArguments(self.num_calls - 1, arguments))
+            self._parts.append(ToolCallArguments(self.num_calls - 1, arguments))
 
-    def _take(self) -> list[OutputPart]:
-        pieces, self._pieces = self._pieces, []
+    def _take_parts(self) -> list[OutputPart]:
+        pieces, self._parts = self._parts, []
         return pieces
 
 
 def partial_marker_length(text: str, marker: str) -> int:
-    """How many of the last characters may be the beginning of ``marker``."""
+    """Return how many of the last characters of ``text`` may be the beginning of ``marker``."""
     for length in range(min(len(text), len(marker) - 1), 0, -1):
         if text.endswith(marker[:length]):
             return length

@@ -1,6 +1,6 @@
-"""Bodies of requests, as OpenAI defines them, with the extensions that vLLM's clients know.
+"""Request bodies as OpenAI defines them, with vLLM's extensions.
 
-Strict: a wrong type, a number that is none, and an unknown field are errors. ``null`` means
+Strict: a wrong type, a number that is not finite, and an unknown field are errors. ``null`` means
 that a field is absent.
 """
 

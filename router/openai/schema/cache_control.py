@@ -1,5 +1,5 @@
-"""Up to where a prompt's prefix is to be kept, as Anthropic's clients say it, and all that pass
-it through."""
+"""Cache breakpoints (``cache_control``): where the prefix of a prompt ends that is to be kept
+cached. In the form of Anthropic's API, which many other clients can send, too."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,18 +10,19 @@ TTL_SECONDS: Mapping[str, float] = {"5m": 300.0, "1h": 3600.0}
 DEFAULT_TTL = "5m"
 
 Breakpoint = tuple[int, float]
-"""Characters of a message's content, and for how many seconds what is before them is kept."""
+"""A position in a message's content, in characters, and for how many seconds the prompt up to there
+is to be kept cached."""
 
 
 def check_cache_control(value: Any) -> float | None:
-    """Seconds. Raises what a validator may."""
+    """Check a ``cache_control`` and return its seconds to live. Raises validation errors."""
     if value is None:
         return None
     if not isinstance(value, dict) or value.get("type") != "ephemeral":
-        raise validation_error('cache_control is like {"type": "ephemeral", "ttl": "5m"}')
+        raise validation_error('cache_control must be like {"type": "ephemeral", "ttl": "5m"}')
     unknown = [key for key in value if key not in ("type", "ttl")]
     if unknown:
-        raise validation_error(f"cache_control has no {unknown[0]!r}")
+        raise validation_error(f"cache_control has the unknown field {unknown[0]!r}")
     ttl = value.get("ttl")
     if ttl is None:
         ttl = DEFAULT_TTL
@@ -31,8 +32,9 @@ def check_cache_control(value: Any) -> float | None:
 
 
 def find_breakpoints(message: Mapping[str, Any]) -> tuple[Breakpoint, ...]:
-    """Of a message as it came, checked before: after each part that says so, and at its end if the
-    message does."""
+    """Return the breakpoints of a validated message in the form in which it was sent: one after
+    each content part that has a ``cache_control``, and one at the end if the message itself has
+    one."""
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"text": content or ""}]
     found: list[Breakpoint] = []

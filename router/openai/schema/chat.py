@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions."""
+"""The body of POST /v1/chat/completions."""
 
 import re
 from typing import Annotated, Any, Literal, Self
@@ -12,7 +12,7 @@ from router.openai.schema.message import Messages, check_continuation
 from router.openai.schema.strict_model import field_validation_error, validation_error
 from router.openai.schema.tool import Tool, ToolChoice, Tools, resolve_tool_choice
 
-MAX_VARIABLES = 32
+MAX_TEMPLATE_VARIABLES = 32
 MAX_VARIABLE_CHARACTERS = 1024
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
@@ -23,7 +23,7 @@ _IDENTIFIER = re.compile(r"[a-zA-Z_]\w{0,63}")
 def _check_variables(variables: dict[str, Any]) -> dict[str, Any]:
     for name, value in variables.items():
         if not _IDENTIFIER.fullmatch(name):
-            raise validation_error(f"{name!r} is no name of a variable")
+            raise validation_error(f"{name!r} is not a valid variable name")
         if not isinstance(value, str | int | float | bool | None):
             raise validation_error(f"{name} must be a string, a number, true, false or null")
         if isinstance(value, str) and len(value) > MAX_VARIABLE_CHARACTERS:
@@ -32,7 +32,7 @@ def _check_variables(variables: dict[str, Any]) -> dict[str, Any]:
 
 
 Variables = Annotated[
-    dict[str, Any], Field(max_length=MAX_VARIABLES), AfterValidator(_check_variables)
+    dict[str, Any], Field(max_length=MAX_TEMPLATE_VARIABLES), AfterValidator(_check_variables)
 ]
 
 
@@ -47,7 +47,7 @@ class ChatBody(GenerationBody, ChatHints):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
     )
-    # Beyond OpenAI's
+    # Not in OpenAI's API
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: Variables | None = None
@@ -58,8 +58,8 @@ class ChatBody(GenerationBody, ChatHints):
             raise field_validation_error(
                 "top_logprobs", "top_logprobs is only allowed with logprobs"
             )
-        both = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(both) > 1:
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
             raise field_validation_error(
                 "max_completion_tokens", "max_tokens and max_completion_tokens differ"
             )
@@ -76,13 +76,11 @@ class ChatBody(GenerationBody, ChatHints):
                 "tool_choice", f"tool_choice {mode!r} is only allowed with tools"
             )
         if self.min_tokens and (mode == "required" or self.has_strict_tools):
-            message = "min_tokens is not allowed with a call that is forced, or strict"
+            message = "min_tokens is not allowed with forced or strict tool calls"
             raise field_validation_error("min_tokens", message)
         if mode == "required" and self.format is not None:
             field = self.format[0]
-            raise field_validation_error(
-                field, f"an answer that must call a tool can't follow {field}, too"
-            )
+            raise field_validation_error(field, f"{field} is not allowed with a forced tool call")
         return self
 
     @model_validator(mode="after")
@@ -96,31 +94,33 @@ class ChatBody(GenerationBody, ChatHints):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
-    def switches_thinking_off(self) -> bool:
-        """By the words that templates have for it, or by an effort of none."""
+    def disables_reasoning(self) -> bool:
+        """Whether reasoning is switched off, by a variable of common templates or by the effort
+        ``none``."""
         variables = self.chat_template_kwargs or {}
-        said = [variables[name] for name in THINKING_SWITCHES if name in variables]
-        return any(value is False for value in said) or (
-            not said and self.reasoning_effort == "none"
+        values = [variables[name] for name in THINKING_SWITCHES if name in variables]
+        return any(value is False for value in values) or (
+            not values and self.reasoning_effort == "none"
         )
 
     @property
     def offered_tools(self) -> list[Tool]:
-        """Those that the model is told of, and may call."""
+        """The tools that the model's prompt describes and that it may call."""
         mode, tools = resolve_tool_choice(self.tool_choice, self.tools or ())
         return [] if mode == "none" else tools
 
     @property
-    def must_call(self) -> bool:
+    def forces_tool_call(self) -> bool:
         return resolve_tool_choice(self.tool_choice, self.tools or ())[0] == "required"
 
     @property
     def has_strict_tools(self) -> bool:
-        """Whether calls that are not forced are held to a schema; a format allows none."""
+        """Whether calls may occur, are not forced, and must follow strict schemas; a response
+        format allows no calls."""
         strict = any(tool["function"].get("strict") for tool in self.offered_tools)
         return strict and self.format is None
 
     @property
-    def max_calls(self) -> int | None:
+    def max_tool_calls(self) -> int | None:
         named = isinstance(self.tool_choice, dict) and self.tool_choice["type"] == "function"
         return 1 if named or self.parallel_tool_calls is False else None

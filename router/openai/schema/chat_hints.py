@@ -1,7 +1,7 @@
-"""Fields of OpenAI's chats that change nothing about what is generated here.
+"""Fields of OpenAI's chat API that don't change what is generated.
 
-Those that only tell its platform something are accepted; those that ask for what isn't there are
-refused, and say why. docs/openai.md lists both.
+Fields that only inform OpenAI's platform are accepted. Fields that ask for features that don't
+exist here are refused, with the reason. docs/openai.md lists both.
 """
 
 from typing import Annotated, Any
@@ -29,7 +29,8 @@ def _check_modalities(value: Any) -> Any:
 
 
 def _check_prediction(value: Any) -> Any:
-    """OpenAI answers faster when it was predicted well, and never otherwise."""
+    """Check and drop the field. At OpenAI, a good prediction makes the answer faster and does not
+    change it."""
     if value is not None and (
         not isinstance(value, dict)
         or value.get("type") != "content"
@@ -51,10 +52,10 @@ class ChatHints(StrictModel):
     modalities: Annotated[Any, AfterValidator(_check_modalities)] = None
     prediction: Annotated[Any, AfterValidator(_check_prediction)] = None
     prompt_cache_retention: (
-        Annotated[str, only_values("in_memory", why="what is kept is kept by its use")] | None
+        Annotated[str, only_values("in_memory", why="prefixes in use stay cached")] | None
     ) = None
     prompt_cache_options: Annotated[
-        Any, unsupported_field("prefixes are cached by themselves, and kept by their use")
+        Any, unsupported_field("prefixes are cached automatically and stay while in use")
     ] = None
     audio: Annotated[Any, unsupported_field("the model neither hears nor speaks")] = None
     web_search_options: Annotated[

@@ -1,4 +1,4 @@
-"""POST /v1/completions."""
+"""The body of POST /v1/completions."""
 
 from typing import Annotated, Any, Self
 
@@ -18,7 +18,7 @@ def _is_token_ids(value: Any) -> bool:
 
 
 def _to_prompts(value: Any) -> list[str] | list[TokenIds]:
-    """One or many, text or tokens: always a list of prompts, none of them empty."""
+    """Normalize one or many prompts, of text or token ids, to a list; none of them may be empty."""
     if isinstance(value, str) or (_is_token_ids(value) and value):
         value = [value]
     if not isinstance(value, list):
@@ -37,23 +37,25 @@ def _to_prompts(value: Any) -> list[str] | list[TokenIds]:
 class CompletionBody(GenerationBody):
     prompt: Annotated[Any, AfterValidator(_to_prompts)]
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    """0 is for what is asked of the prompt."""
+    """0: only compute the prompt, for ``echo`` or ``prompt_logprobs``."""
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    suffix: Annotated[Any, only_values("", why="the model fills no gaps")] = None
+    suffix: Annotated[Any, only_values("", why="the model can't fill in the middle")] = None
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        if self.candidates < self.choices:
-            raise field_validation_error("best_of", f"best_of must be at least n ({self.choices})")
-        if self.stream and self.candidates > self.choices:
+        if self.num_candidates < self.num_choices:
+            raise field_validation_error(
+                "best_of", f"best_of must be at least n ({self.num_choices})"
+            )
+        if self.stream and self.num_candidates > self.num_choices:
             raise field_validation_error("best_of", "the best of several answers can't be streamed")
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
-            message = "max_tokens must be at least 1, but with echo or prompt_logprobs"
+            message = "max_tokens must be at least 1 unless echo or prompt_logprobs is given"
             raise field_validation_error("max_tokens", message)
         if len({self.prompt_logprobs, self._echoed_logprobs} - {None}) > 1:
-            message = "prompt_logprobs differs from logprobs, which echo asks for the prompt, too"
+            message = "prompt_logprobs must equal logprobs, which echo applies to the prompt, too"
             raise field_validation_error("prompt_logprobs", message)
         return self
 
@@ -66,8 +68,8 @@ class CompletionBody(GenerationBody):
         return self._echoed_logprobs if self.prompt_logprobs is None else self.prompt_logprobs
 
     @property
-    def candidates(self) -> int:
-        return self.best_of or self.choices
+    def num_candidates(self) -> int:
+        return self.best_of or self.num_choices
 
     @property
     def num_logprobs(self) -> int | None:

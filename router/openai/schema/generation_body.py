@@ -1,4 +1,4 @@
-"""What chats and completions have in common."""
+"""The request fields that chats and completions have in common."""
 
 from abc import ABC, abstractmethod
 from typing import Annotated, Any, Self
@@ -25,14 +25,14 @@ def _to_stops(value: Any) -> Any:
     if len(stops) > MAX_STOPS:
         raise validation_error(f"must have at most {MAX_STOPS} stop strings")
     if not all(0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
-        raise validation_error(f"a stop string has 1 to {MAX_STOP_CHARACTERS} characters")
+        raise validation_error(f"a stop string must have 1 to {MAX_STOP_CHARACTERS} characters")
     return stops
 
 
 class StreamOptions(StrictModel):
-    """``include_obfuscation`` hides how long a token is from who counts encrypted bytes; other than
-    OpenAI's, ours is off by default. ``continuous_usage_stats`` is vLLM's, and as there needs
-    ``include_usage``."""
+    """Options of streams. ``include_obfuscation`` hides the lengths of tokens from observers of the
+    encrypted traffic; unlike at OpenAI, it is off by default. ``continuous_usage_stats`` is vLLM's,
+    and, as in vLLM, needs ``include_usage``."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -40,7 +40,7 @@ class StreamOptions(StrictModel):
 
 
 class GenerationBody(ResponseFormatFields, ABC):
-    """Defaults are OpenAI's."""
+    """The common request fields, with OpenAI's defaults."""
 
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -55,7 +55,7 @@ class GenerationBody(ResponseFormatFields, ABC):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    # Beyond OpenAI's
+    # Not in OpenAI's API
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
@@ -66,16 +66,16 @@ class GenerationBody(ResponseFormatFields, ABC):
     return_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    """Means nothing: no tokenizer here puts any between them."""
+    """Has no effect: none of the supported tokenizers puts spaces between special tokens."""
     include_stop_str_in_output: bool | None = None
     add_special_tokens: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    """Alternatives wanted beside each token of the prompt."""
+    """The number of alternatives (likeliest tokens) to return for each token of the prompt."""
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     priority: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """Behind others of the same tenant, by so many steps; never before them."""
+    """By how many steps the request's priority is below the tenant's; it can't be above it."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """Keeps prefixes apart within the tenant's own."""
+    """Separates the request's cached prefixes from the tenant's others."""
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> Self:
@@ -89,33 +89,33 @@ class GenerationBody(ResponseFormatFields, ABC):
             )
         if self.min_tokens and self.format is not None:
             raise field_validation_error(
-                "min_tokens", "min_tokens is not allowed with a format of the answer"
+                "min_tokens", "min_tokens is not allowed with a response format"
             )
         return self
 
     @property
-    def choices(self) -> int:
-        """Answers that the client gets, to each prompt."""
+    def num_choices(self) -> int:
+        """The number of answers per prompt that the client gets."""
         return self.n or 1
 
     @property
-    def candidates(self) -> int:
-        """Answers that are generated, to each prompt."""
-        return self.choices
+    def num_candidates(self) -> int:
+        """The number of answers per prompt that are generated."""
+        return self.num_choices
 
     @property
-    def asked_tokens(self) -> int | None:
-        """Of the answer, at most; None: the client set no bound."""
+    def requested_tokens(self) -> int | None:
+        """The client's limit on the answer's tokens; None if it set none."""
         return self.max_tokens
 
     @property
     @abstractmethod
     def num_logprobs(self) -> int | None:
-        """Alternatives wanted beside each token; None for no logprobs."""
+        """The number of alternatives for each token of the answer; None for no logprobs."""
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """The same for each token of the prompt."""
+        """The number of alternatives for each token of the prompt; None for no logprobs."""
         return self.prompt_logprobs
 
     @property

@@ -1,4 +1,4 @@
-"""A turn of a chat."""
+"""A message of a chat."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
@@ -22,17 +22,17 @@ from router.openai.schema.strict_model import (
 )
 
 MAX_MESSAGES = 16_384
-MAX_CALLS = 128
+MAX_TOOL_CALLS = 128
 
 PART_KEYS = {
     "text": frozenset({"type", "text", "cache_control"}),
     "refusal": frozenset({"type", "refusal", "cache_control"}),
 }
-"""Of content parts, by their types."""
+"""The allowed keys of content parts, by type."""
 
 
 def _to_text(value: Any) -> str:
-    """A message's content: a string, or its text parts joined."""
+    """Convert a message's content (a string or a list of text parts) to one string."""
     if value is None or isinstance(value, str):
         return value or ""
     if not isinstance(value, list):
@@ -42,15 +42,15 @@ def _to_text(value: Any) -> str:
 
 def _part_text(part: Any) -> str:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        raise validation_error("a content part is an object with a type")
+        raise validation_error("a content part must be an object with a type")
     kind = part["type"]
     if kind not in PART_KEYS:
         raise validation_error(f"content parts of type {kind!r} are not supported, only text")
     if not isinstance(part.get(kind), str):
-        raise validation_error(f"a {kind} part has a string `{kind}`")
+        raise validation_error(f"a {kind} part must have a string `{kind}`")
     unknown = [key for key in part if key not in PART_KEYS[kind]]
     if unknown:
-        raise validation_error(f"a {kind} part has no {unknown[0]!r}")
+        raise validation_error(f"a {kind} part has the unknown field {unknown[0]!r}")
     check_cache_control(part.get("cache_control"))
     return str(part[kind])
 
@@ -58,27 +58,25 @@ def _part_text(part: Any) -> str:
 def _check_call(call: dict[str, Any]) -> dict[str, Any]:
     function = call.get("function")
     if call.get("type", "function") != "function" or not isinstance(function, dict):
-        raise validation_error("a tool call has type `function` and a `function` object")
+        raise validation_error("a tool call must have type `function` and a `function` object")
     if not isinstance(function.get("name"), str) or not function["name"]:
-        raise validation_error("a tool call's function has a name")
+        raise validation_error("a tool call's function must have a name")
     if not isinstance(function.get("arguments"), str | dict):
-        raise validation_error("a tool call's function has arguments, as JSON")
+        raise validation_error("a tool call's function must have arguments, as JSON text")
     if not isinstance(call.get("id"), str | None):
-        raise validation_error("a tool call's id is a string")
+        raise validation_error("a tool call's id must be a string")
     return call
 
 
 def _check_annotations(value: Any) -> Any:
     if value:
-        raise validation_error(
-            "annotations (of a search on the web) are not supported, only none of them"
-        )
+        raise validation_error("annotations (of web searches) are not supported; send none")
     return None
 
 
 Calls = Annotated[
     list[Annotated[dict[str, Any], AfterValidator(_check_call)]],
-    Field(max_length=MAX_CALLS, fail_fast=True),
+    Field(max_length=MAX_TOOL_CALLS, fail_fast=True),
 ]
 
 
@@ -88,10 +86,10 @@ def _checked_cache_control(value: Any) -> Any:
 
 
 class Message(StrictModel):
-    """One turn. ``tool_calls`` are what an assistant asked for before, in OpenAI's form, and
-    ``reasoning_content`` what it thought, for templates that show it.
+    """One message. ``tool_calls`` are an assistant's earlier calls, in OpenAI's form, and
+    ``reasoning_content`` its earlier reasoning, for chat templates that render it.
 
-    Unknown fields mean nothing here: clients send answers of other providers back as they came.
+    Unknown fields are ignored, since clients also send back answers of other providers, unchanged.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -104,7 +102,7 @@ class Message(StrictModel):
     refusal: str | None = None
     reasoning_content: str | None = None
     cache_control: Annotated[Any, AfterValidator(_checked_cache_control)] = None
-    # As an answer has them, so that it can be sent back as it came
+    # Fields of answers, so that clients can send them back unchanged
     annotations: Annotated[Any, AfterValidator(_check_annotations)] = None
     audio: Annotated[Any, unsupported_field("the model neither hears nor speaks")] = None
     function_call: Annotated[Any, unsupported_field("deprecated by OpenAI; use tool_calls")] = None
@@ -113,13 +111,13 @@ class Message(StrictModel):
 
     @property
     def breakpoints(self) -> tuple[Breakpoint, ...]:
-        """Where ``cache_control`` stood: in the message, or in parts of its content."""
+        """The breakpoints from ``cache_control`` of the message or of its content parts."""
         return self._breakpoints
 
     @model_validator(mode="wrap")
     @classmethod
-    def _note_breakpoints(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
-        message = read(value)
+    def _note_breakpoints(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        message = validate(value)
         has_parts = isinstance(value, dict) and isinstance(value.get("content"), list)
         if has_parts or message.cache_control is not None:
             message._breakpoints = find_breakpoints(value)
@@ -132,11 +130,11 @@ class Message(StrictModel):
             return value
         role = value.get("role")
         if role != "assistant" and value.get("content") is None:
-            raise validation_error("a message has `content`")
+            raise validation_error("a message must have `content`")
         if role == "tool" and value.get("tool_call_id") is None:
-            raise validation_error("a message of role `tool` has a `tool_call_id`")
+            raise validation_error("a message of role `tool` must have a `tool_call_id`")
         if role != "assistant" and value.get("tool_calls") is not None:
-            raise validation_error("only a message of role `assistant` has `tool_calls`")
+            raise validation_error("only a message of role `assistant` may have `tool_calls`")
         return value
 
 
@@ -144,7 +142,7 @@ Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES,
 
 
 def check_continuation(messages: Sequence[Message], add_generation_prompt: bool | None) -> None:
-    """Raises what a validator may when the last message can't be continued."""
+    """Check that the last message can be continued. Raises validation errors."""
     field = "continue_final_message"
     if add_generation_prompt is not False:
         raise field_validation_error(

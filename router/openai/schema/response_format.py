@@ -1,4 +1,4 @@
-"""What an answer must look like: OpenAI's ``response_format``, and what clients of vLLM say."""
+"""Constraints on an answer's form: OpenAI's ``response_format``, and vLLM's fields for it."""
 
 import json
 from typing import Annotated, Any, Literal, Self
@@ -12,8 +12,8 @@ SchemaName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class JsonSchema(StrictModel):
-    """``strict`` changes nothing: answers always follow their schema, and one that can't be
-    followed in full is refused."""
+    """A named JSON schema. ``strict`` changes nothing: answers always follow their schema, and a
+    schema with unsupported parts is refused."""
 
     name: SchemaName
     description: str | None = None
@@ -28,7 +28,7 @@ class ResponseFormat(StrictModel):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            message = "response_format has a json_schema if, and only if, that is its type"
+            message = "response_format must have json_schema exactly if that is its type"
             raise field_validation_error("response_format", message)
         return self
 
@@ -41,7 +41,7 @@ class ResponseFormat(StrictModel):
 
 
 class StructuredOutputs(StrictModel):
-    """vLLM's newer form; exactly one of them."""
+    """vLLM's newer field for constraints; exactly one of these fields must be set."""
 
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     regex: str | None = None
@@ -52,7 +52,7 @@ class StructuredOutputs(StrictModel):
     @model_validator(mode="after")
     def _one(self) -> Self:
         if len(self.grammars) != 1:
-            message = "structured_outputs has one of json, regex, choice, grammar and json_object"
+            message = "structured_outputs needs one of json, regex, choice, grammar and json_object"
             raise field_validation_error("structured_outputs", message)
         return self
 
@@ -63,15 +63,15 @@ class StructuredOutputs(StrictModel):
 
 
 class ResponseFormatFields(StrictModel):
-    """At most one of these fields says something."""
+    """The fields that constrain an answer's form; at most one of them may be set."""
 
     response_format: ResponseFormat | None = None
-    # Beyond OpenAI's
+    # Not in OpenAI's API
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     guided_grammar: str | None = None
-    """In Lark's notation."""
+    """A grammar in Lark's notation."""
     structured_outputs: StructuredOutputs | None = None
 
     @model_validator(mode="after")
@@ -79,20 +79,20 @@ class ResponseFormatFields(StrictModel):
         fields = [field for field, _ in self._formats()]
         if len(fields) > 1:
             raise field_validation_error(
-                fields[1], f"{fields[1]} is not allowed beside {fields[0]}"
+                fields[1], f"{fields[1]} is not allowed together with {fields[0]}"
             )
         return self
 
     @property
     def format(self) -> tuple[str, Grammar] | None:
-        """The field that says it, and what."""
+        """The name of the field that constrains the answer, and its grammar."""
         return next(iter(self._formats()), None)
 
     def _formats(self) -> list[tuple[str, Grammar]]:
         if _FIELDS.isdisjoint(self.model_fields_set):
-            return []  # as nearly always
-        asked = self.response_format.grammar if self.response_format is not None else None
-        formats = [("response_format", asked)] if asked is not None else []
+            return []  # the usual case
+        response_format = self.response_format.grammar if self.response_format is not None else None
+        formats = [("response_format", response_format)] if response_format is not None else []
         outputs = self.structured_outputs
         for field, given in (
             ("guided_json", _grammars_of_fields(json_=self.guided_json)),
@@ -124,6 +124,7 @@ def _grammars_of_fields(
 
 
 def _json_schema_grammar(schema: dict[str, Any] | str) -> Grammar:
-    """Keys stay in their order: that is the order of the answer's."""
+    """Return a grammar for a JSON schema. The order of its keys is kept, since answers have the
+    same order."""
     text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
     return Grammar(GrammarKind.JSON_SCHEMA, text)

@@ -1,4 +1,4 @@
-"""What all bodies share: strictness, and words for what is wrong."""
+"""The strict base class of all request bodies, and validation errors."""
 
 from typing import Any
 
@@ -11,17 +11,17 @@ class StrictModel(BaseModel):
 
 
 def validation_error(message: str) -> PydanticCustomError:
-    """A complaint about the field that is being validated."""
+    """Return an error of the field that is being validated."""
     return PydanticCustomError("wrong", "{message}", {"message": message})
 
 
 def field_validation_error(field: str, message: str) -> PydanticCustomError:
-    """A complaint about ``field``, by whoever validates the whole body."""
+    """Return an error of ``field``, to raise while the whole request body is validated."""
     return PydanticCustomError(f"field:{field}", "{message}", {"message": message})
 
 
 def only_values(*supported: Any, why: str = "") -> AfterValidator:
-    """Takes these values, and null."""
+    """Return a validator that accepts these values and null."""
 
     def check(value: Any) -> Any:
         if value is not None and (
@@ -37,7 +37,7 @@ def only_values(*supported: Any, why: str = "") -> AfterValidator:
 
 
 def unsupported_field(why: str) -> AfterValidator:
-    """Takes nothing but null."""
+    """Return a validator that accepts only null."""
 
     def check(value: Any) -> Any:
         if value is not None:
@@ -48,5 +48,5 @@ def unsupported_field(why: str) -> AfterValidator:
 
 
 def _is_equal_of_other_type(value: Any, supported: tuple[Any, ...]) -> bool:
-    """1 equals True."""
+    """Whether the value equals a supported one only across types, as 1 equals True."""
     return not any(type(value) is type(each) for each in supported if value == each)

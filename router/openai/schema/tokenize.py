@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize."""
+"""The bodies of POST /tokenize and /detokenize."""
 
 from typing import Annotated, Self
 
@@ -11,7 +11,7 @@ from router.openai.schema.tool import Tools
 
 
 class TokenizeBody(StrictModel):
-    """Either a prompt or messages."""
+    """A prompt or messages, not both."""
 
     model: str | None = None
     prompt: str | None = None

@@ -1,4 +1,4 @@
-"""A function that a model may ask to be called, and whether it must."""
+"""The tools that a model may call, and whether it must."""
 
 import re
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ MODES = ("none", "auto", "required")
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
 Tool = dict[str, Any]
-"""As it was sent: templates write it out in its own order."""
+"""A tool in the form in which it was sent, since templates render its keys in their order."""
 
 
 def _check_tool(tool: Tool) -> Tool:
@@ -24,13 +24,13 @@ def _check_tool(tool: Tool) -> Tool:
         raise validation_error("custom tools are not supported, only tools of type `function`")
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict):
-        raise validation_error("a tool has type `function` and a `function` object")
+        raise validation_error("a tool must have type `function` and a `function` object")
     _check_keys(tool, frozenset({"type", "function"}), "a tool")
     _check_keys(function, FUNCTION_KEYS, "a tool's function")
     _check_name(function)
     for key, kind in (("description", str), ("parameters", dict), ("strict", bool)):
         if not isinstance(function.get(key), kind | None):
-            raise validation_error(f"a tool's {key} is a {kind.__name__}")
+            raise validation_error(f"a tool's {key} must be a {kind.__name__}")
     return tool
 
 
@@ -49,7 +49,7 @@ Tools = Annotated[
 
 
 def _check_choice(choice: Any) -> Any:
-    """A mode, one function, or a mode of some functions."""
+    """Check a tool choice: a mode, one function, or a mode with some functions."""
     if choice is None or choice in MODES:
         return choice
     if not isinstance(choice, dict):
@@ -60,14 +60,14 @@ def _check_choice(choice: Any) -> Any:
     if choice.get("type") == "allowed_tools":
         allowed = choice.get("allowed_tools")
         if not isinstance(allowed, dict) or allowed.get("mode") not in MODES[1:]:
-            raise validation_error("allowed_tools has a mode, `auto` or `required`, and tools")
+            raise validation_error("allowed_tools needs a mode, `auto` or `required`, and tools")
         if not isinstance(allowed.get("tools"), list) or not allowed["tools"]:
-            raise validation_error("allowed_tools has a list of tools")
+            raise validation_error("the tools of allowed_tools must be a list")
         for tool in allowed["tools"]:
             _function_name(tool)
         return choice
     raise validation_error(
-        "names a function, or has type `allowed_tools`; others are not supported"
+        "must name a function, or have type `allowed_tools`; other types are not supported"
     )
 
 
@@ -75,7 +75,8 @@ ToolChoice = Annotated[Any, AfterValidator(_check_choice)]
 
 
 def resolve_tool_choice(choice: Any, tools: Sequence[Tool]) -> tuple[str, list[Tool]]:
-    """The mode, and the tools that it is about. Raises ValueError for one that is not offered."""
+    """Return the mode, and the tools that may be called. Raises ValueError for a tool that is not
+    in ``tools``."""
     if not isinstance(choice, dict):
         return choice or "auto", list(tools)
     if choice["type"] == "function":
@@ -94,7 +95,7 @@ def _function_name(choice: Any) -> str:
     function = choice.get("function") if isinstance(choice, dict) else None
     if not isinstance(function, dict) or choice.get("type") != "function":
         raise validation_error(
-            'a function is named like {"type": "function", "function": {"name": "f"}}'
+            'a function must be named like {"type": "function", "function": {"name": "f"}}'
         )
     return _check_name(function)
 
@@ -102,11 +103,11 @@ def _function_name(choice: Any) -> str:
 def _check_name(function: dict[str, Any]) -> str:
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise validation_error("a function has a name of 1 to 64 letters, digits, `_`, `-` and `.`")
+        raise validation_error("a function's name must be 1 to 64 letters, digits, `_`, `-`, `.`")
     return name
 
 
 def _check_keys(value: dict[str, Any], known: frozenset[str], what: str) -> None:
     unknown = [key for key in value if key not in known]
     if unknown:
-        raise validation_error(f"{what} has no {unknown[0]!r}, only {', '.join(sorted(known))}")
+        raise validation_error(f"{what} can't have {unknown[0]!r}, only {', '.join(sorted(known))}")

@@ -1,9 +1,9 @@
-"""PodDisruptionBudgets: how many pods may be evicted now."""
+"""The PodDisruptionBudget controller: computes how many pods may be evicted now."""
 
 from tests.kube.api import Api
-from tests.kube.controllers.deployment import number
+from tests.kube.controllers.deployment import resolve_count
 from tests.kube.kinds import BUDGET, DEPLOYMENT, POD, REPLICA_SET, STATEFUL_SET, Object
-from tests.kube.pods import is_leaving, owner_of, phase
+from tests.kube.pods import is_being_deleted, owner_of, phase
 from tests.kube.selectors import selects
 from tests.kube.subresources import is_ready
 
@@ -24,7 +24,7 @@ def _reconcile(api: Api, budget: Object) -> None:
         and phase(pod) not in FINISHED
     ]
     expected = _expected(api, pods)
-    healthy = sum(is_ready(pod) and not is_leaving(pod) for pod in pods)
+    healthy = sum(is_ready(pod) and not is_being_deleted(pod) for pod in pods)
     desired = _desired(budget["spec"], expected)
     budget["status"] = {
         "observedGeneration": budget["metadata"]["generation"],
@@ -38,12 +38,13 @@ def _reconcile(api: Api, budget: Object) -> None:
 
 def _desired(spec: Object, expected: int) -> int:
     if "minAvailable" in spec:
-        return number(spec["minAvailable"], expected, up=True)
-    return max(expected - number(spec.get("maxUnavailable", 0), expected, up=True), 0)
+        return resolve_count(spec["minAvailable"], expected, up=True)
+    return max(expected - resolve_count(spec.get("maxUnavailable", 0), expected, up=True), 0)
 
 
 def _expected(api: Api, pods: list[Object]) -> int:
-    """What the pods' controllers want, each counted once; a pod without one counts itself."""
+    """Return the total replicas of the pods' controllers, each counted once. A pod without a
+    controller counts as one."""
     controllers: dict[str, int] = {}
     alone = 0
     for pod in pods:
@@ -56,7 +57,7 @@ def _expected(api: Api, pods: list[Object]) -> int:
 
 
 def _top(api: Api, found: Object) -> Object | None:
-    """Its controller's controller, as far up as it goes."""
+    """Return the topmost controller of an object (a Deployment for a pod of its ReplicaSet)."""
     reference = owner_of(found)
     if reference is None or reference["kind"] not in KINDS:
         return None

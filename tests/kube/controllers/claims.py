@@ -1,4 +1,4 @@
-"""PersistentVolumeClaims are bound at once: every node of this cluster has a disk for them."""
+"""The PersistentVolumeClaim controller: binds claims at once, because every node has disks."""
 
 from tests.kube.api import Api
 from tests.kube.kinds import CLAIM

@@ -1,12 +1,12 @@
-"""Deployments: one ReplicaSet per template, and the way from one to the next."""
+"""The Deployment controller: one ReplicaSet per pod template, and rollouts from one to the next."""
 
 import math
 from datetime import datetime
 
 from tests.kube.api import Api
 from tests.kube.kinds import DEPLOYMENT, POD, REPLICA_SET, Object
-from tests.kube.pods import fingerprint, is_leaving, owned, reference_to, set_condition
-from tests.kube.store import copied
+from tests.kube.pods import fingerprint, is_being_deleted, owned_by, reference_to, set_condition
+from tests.kube.store import deep_copy
 
 HASH = "pod-template-hash"
 REVISION = "deployment.kubernetes.io/revision"
@@ -14,12 +14,12 @@ REVISION = "deployment.kubernetes.io/revision"
 
 def reconcile(api: Api) -> None:
     for found in api.store.all(DEPLOYMENT):
-        if not is_leaving(found):
+        if not is_being_deleted(found):
             _reconcile(api, found)
 
 
 def _reconcile(api: Api, found: Object) -> None:
-    sets = owned(api, REPLICA_SET, found)
+    sets = owned_by(api, REPLICA_SET, found)
     new = next((each for each in sets if _fits(found, each)), None)
     old = [each for each in sets if each is not new]
     if not found["spec"].get("paused"):
@@ -42,7 +42,7 @@ def revision_of(found: Object) -> int:
 
 
 def _numbered(api: Api, found: Object, new: Object | None, old: list[Object]) -> Object:
-    """The ReplicaSet of the present template, with the highest revision."""
+    """Return the ReplicaSet of the current template, and give it the highest revision."""
     latest = max((revision_of(each) for each in old), default=0)
     if new is None:
         new = api.create(REPLICA_SET, _replica_set(found, latest + 1))
@@ -58,7 +58,7 @@ def _numbered(api: Api, found: Object, new: Object | None, old: list[Object]) ->
 
 def _replica_set(found: Object, revision: int) -> Object:
     spec, digest = found["spec"], fingerprint(found["spec"]["template"])
-    template, selector = copied(spec["template"]), copied(spec["selector"])
+    template, selector = deep_copy(spec["template"]), deep_copy(spec["selector"])
     template["metadata"]["labels"][HASH] = digest
     selector["matchLabels"] = (selector.get("matchLabels") or {}) | {HASH: digest}
     return {
@@ -96,8 +96,8 @@ def _roll(api: Api, found: Object, new: Object, old: list[Object]) -> None:
 def _drop_unhealthy(api: Api, old: list[Object], most: int) -> int:
     dropped = 0
     for each in sorted(old, key=revision_of):
-        sick = each["spec"]["replicas"] - _available(each)
-        count = min(sick, most - dropped)
+        unavailable = each["spec"]["replicas"] - _available(each)
+        count = min(unavailable, most - dropped)
         if count > 0:
             _resize(api, each, each["spec"]["replicas"] - count)
             dropped += count
@@ -113,15 +113,15 @@ def _drop(api: Api, old: list[Object], most: int) -> None:
 
 
 def limits(found: Object) -> tuple[int, int]:
-    """Pods more, and pods fewer, than are wanted, while a new template rolls out."""
+    """Return maxSurge and maxUnavailable of a rollout, as numbers of pods."""
     rolling, wanted = found["spec"]["strategy"]["rollingUpdate"], found["spec"]["replicas"]
-    surge = number(rolling["maxSurge"], wanted, up=True)
-    unavailable = number(rolling["maxUnavailable"], wanted, up=False)
+    surge = resolve_count(rolling["maxSurge"], wanted, up=True)
+    unavailable = resolve_count(rolling["maxUnavailable"], wanted, up=False)
     return surge, unavailable or (1 if surge == 0 else 0)
 
 
-def number(value: int | str, of: int, up: bool) -> int:
-    """A count, or a percentage rounded up or down."""
+def resolve_count(value: int | str, of: int, up: bool) -> int:
+    """Resolve a count, or a percentage of ``of`` rounded up or down."""
     if isinstance(value, int):
         return value
     exact = int(value.removesuffix("%")) * of / 100
@@ -131,7 +131,7 @@ def number(value: int | str, of: int, up: bool) -> int:
 def _recreate(api: Api, found: Object, new: Object, old: list[Object]) -> None:
     for each in old:
         _resize(api, each, 0)
-    if not any(owned(api, POD, each) for each in old):
+    if not any(owned_by(api, POD, each) for each in old):
         _resize(api, new, found["spec"]["replicas"])
 
 
@@ -146,8 +146,8 @@ def _available(replica_set: Object) -> int:
 
 
 def _forget(api: Api, found: Object, old: list[Object]) -> None:
-    """Old ReplicaSets beyond the limit of the history."""
-    empty = [each for each in sorted(old, key=revision_of) if not owned(api, POD, each)]
+    """Delete old ReplicaSets beyond revisionHistoryLimit."""
+    empty = [each for each in sorted(old, key=revision_of) if not owned_by(api, POD, each)]
     empty = [each for each in empty if each["spec"]["replicas"] == 0]
     for each in empty[: max(len(empty) - found["spec"]["revisionHistoryLimit"], 0)]:
         api.delete(REPLICA_SET, each["metadata"]["namespace"], each["metadata"]["name"])
@@ -174,14 +174,15 @@ def _set_status(api: Api, found: Object, new: Object | None, old: list[Object]) 
     }
     least = wanted - limits(found)[1] if "rollingUpdate" in found["spec"]["strategy"] else wanted
     reason = "MinimumReplicasAvailable" if available >= least else "MinimumReplicasUnavailable"
-    set_condition(found, "Available", available >= least, api.stamp(), reason)
+    set_condition(found, "Available", available >= least, api.timestamp(), reason)
     done = updated == available == wanted == found["status"]["replicas"]
     _set_progress(api, found, new, done)
     api.set_status(DEPLOYMENT, found)
 
 
 def _set_progress(api: Api, found: Object, new: Object | None, done: bool) -> None:
-    """A rollout that is complete stays so, whatever becomes of its pods."""
+    """Set the Progressing condition. A rollout that completed or timed out stays so, whatever
+    happens to its pods."""
     name = new["metadata"]["name"] if new else ""
     conditions = found["status"].get("conditions") or []
     before: Object = next((dict(c) for c in conditions if c["type"] == "Progressing"), {})
@@ -197,15 +198,15 @@ def _set_progress(api: Api, found: Object, new: Object | None, done: bool) -> No
         holds, reason, mark = False, over[1], f'ReplicaSet "{name}" has timed out progressing.'
     else:
         holds, reason = True, "ReplicaSetUpdated"
-    set_condition(found, "Progressing", holds, api.stamp(), reason, mark)
+    set_condition(found, "Progressing", holds, api.timestamp(), reason, mark)
     now = next(c for c in found["status"]["conditions"] if c["type"] == "Progressing")
     same = before.get("message") == mark
-    now["lastUpdateTime"] = before["lastUpdateTime"] if same else api.stamp()
+    now["lastUpdateTime"] = before["lastUpdateTime"] if same else api.timestamp()
 
 
 def _waited(api: Api, before: Object) -> float:
     since = datetime.fromisoformat(before["lastUpdateTime"])
-    return (datetime.fromisoformat(api.stamp()) - since).total_seconds()
+    return (datetime.fromisoformat(api.timestamp()) - since).total_seconds()
 
 
 def _deadline(found: Object) -> float:

@@ -1,9 +1,9 @@
-"""Services: which pods are behind them, as Endpoints and as EndpointSlices."""
+"""The Endpoints and EndpointSlice controllers: which pods are behind each service."""
 
 from tests.kube.api import Api
 from tests.kube.failures import Refused
 from tests.kube.kinds import ENDPOINTS, POD, SERVICE, SLICE, Kind, Object
-from tests.kube.pods import is_leaving, phase
+from tests.kube.pods import is_being_deleted, phase
 from tests.kube.selectors import selects
 from tests.kube.subresources import is_ready
 
@@ -13,13 +13,14 @@ FINISHED = ("Succeeded", "Failed")
 
 def reconcile(api: Api) -> None:
     for service in api.store.all(SERVICE):
-        if service["spec"].get("selector") and not is_leaving(service):
+        if service["spec"].get("selector") and not is_being_deleted(service):
             _write(api, ENDPOINTS, endpoints(service, backends(api, service)))
             _write(api, SLICE, endpoint_slice(service, backends(api, service)))
 
 
 def backends(api: Api, service: Object) -> list[Object]:
-    """Pods that have an address and are not over, those that leave, too."""
+    """Return the service's pods that have an address and have not finished, including those that
+    are being deleted."""
     selector = {"matchLabels": service["spec"]["selector"]}
     return [
         pod
@@ -30,16 +31,16 @@ def backends(api: Api, service: Object) -> list[Object]:
     ]
 
 
-def is_open(service: Object, pod: Object) -> bool:
-    """Whether traffic goes there: ready, and not on its way out; with ``publishNotReadyAddresses``
-    as long as it exists."""
+def gets_traffic(service: Object, pod: Object) -> bool:
+    """Return whether the pod gets traffic: it is ready and not being deleted, or the service has
+    ``publishNotReadyAddresses``."""
     if service["spec"].get("publishNotReadyAddresses"):
         return True
-    return is_ready(pod) and not is_leaving(pod)
+    return is_ready(pod) and not is_being_deleted(pod)
 
 
 def port_at(pod: Object, port: Object) -> int:
-    """The number that a service's port means at that pod; 0 if it has no port of that name."""
+    """Return the pod's port number for a service port; 0 if the pod has no port of that name."""
     target = port.get("targetPort", port["port"])
     if isinstance(target, int):
         return target
@@ -74,11 +75,11 @@ def _named(port: Object) -> Object:
 
 
 def endpoints(service: Object, pods: list[Object]) -> Object:
-    """One subset for each way in which the ports' names are resolved."""
+    """Return the Endpoints object, with one subset for each distinct set of resolved ports."""
     subsets: dict[str, Object] = {}
     for pod in pods:
-        open_here = is_open(service, pod)
-        if is_leaving(pod) and not open_here:
+        open_here = gets_traffic(service, pod)
+        if is_being_deleted(pod) and not open_here:
             continue
         ports = [
             {**_named(port), "port": port_at(pod, port), "protocol": port["protocol"]}
@@ -107,7 +108,7 @@ def _address(pod: Object) -> Object:
 def endpoint_slice(service: Object, pods: list[Object]) -> Object:
     entries = []
     for pod in pods:
-        leaving, ready = is_leaving(pod), is_ready(pod)
+        leaving, ready = is_being_deleted(pod), is_ready(pod)
         always = bool(service["spec"].get("publishNotReadyAddresses"))
         conditions = {
             "ready": always or (ready and not leaving),
@@ -139,6 +140,6 @@ def _write(api: Api, kind: Kind, wanted: Object) -> None:
         try:
             api.create(kind, wanted)
         except Refused:
-            return  # its namespace is on its way out
+            return  # its namespace is being deleted
     else:
         api.store.put(kind, {**found, **wanted, "metadata": found["metadata"]})

@@ -1,8 +1,8 @@
-"""What goes with something else: with its owner, or with its namespace."""
+"""The garbage collector and namespace controller: deletes objects with their owner or namespace."""
 
 from tests.kube.api import FOREGROUND, Api
 from tests.kube.kinds import NAMESPACE, POD, Kind, Object
-from tests.kube.pods import delete_pod, is_leaving, phase
+from tests.kube.pods import delete_pod, is_being_deleted, phase
 
 FINISHED = ("Succeeded", "Failed")
 
@@ -26,9 +26,9 @@ def reconcile(api: Api) -> None:
 
 def _delete(api: Api, kind: Kind, found: Object) -> None:
     metadata = found["metadata"]
-    there = api.store.find(kind, metadata.get("namespace", ""), metadata["name"])
-    same = there is not None and there["metadata"]["uid"] == metadata["uid"]
-    if there is not None and same and not is_leaving(there):
+    current = api.store.find(kind, metadata.get("namespace", ""), metadata["name"])
+    same = current is not None and current["metadata"]["uid"] == metadata["uid"]
+    if current is not None and same and not is_being_deleted(current):
         api.delete(kind, metadata.get("namespace", ""), metadata["name"])
 
 
@@ -43,24 +43,24 @@ def _in_foreground(
             _delete(api, each_kind, each)
     if not left:
         metadata = owner["metadata"]
-        api.released(kind, metadata.get("namespace", ""), metadata["name"], FOREGROUND)
+        api.remove_finalizer(kind, metadata.get("namespace", ""), metadata["name"], FOREGROUND)
 
 
 def _namespaces(api: Api, everything: list[tuple[Kind, Object]]) -> None:
     for namespace in api.store.all(NAMESPACE):
-        if not is_leaving(namespace):
+        if not is_being_deleted(namespace):
             continue
         name = namespace["metadata"]["name"]
         inside = [pair for pair in everything if pair[1]["metadata"].get("namespace") == name]
         for kind, found in inside:
             _delete(api, kind, found)
         if not inside:
-            api.released(NAMESPACE, "", name, "kubernetes")
+            api.remove_finalizer(NAMESPACE, "", name, "kubernetes")
 
 
 def _unplaced(api: Api) -> None:
-    """Pods of a node that there isn't have no kubelet to remove them; those that are to go and
-    were never on one go at once, when they are deleted."""
+    """Remove pods that are being deleted and have finished or were never placed on a node: no
+    kubelet would remove them."""
     for pod in api.store.all(POD):
-        if is_leaving(pod) and (phase(pod) in FINISHED or not pod["spec"].get("nodeName")):
+        if is_being_deleted(pod) and (phase(pod) in FINISHED or not pod["spec"].get("nodeName")):
             delete_pod(api, pod)

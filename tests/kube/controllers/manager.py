@@ -1,7 +1,7 @@
-"""All controllers in one thread: whenever anything has changed, each looks at everything.
+"""All controllers in one thread. Whenever anything has changed, each reconciles everything.
 
-Slow for a thousand pods, and right for twenty: nothing can be missed, and what was done twice is
-done once.
+This would be too slow for a thousand pods, but is fine for twenty: no change can be missed, and
+reconciling twice does no harm.
 """
 
 import threading
@@ -27,38 +27,38 @@ ALL = (
     deployment, replica_set, stateful_set, job, claims, scheduler, endpoints, budgets, garbage,
 )  # fmt: skip
 MOST_PASSES = 200
-"""Until nothing changes any more; controllers that never agree are a bug."""
+"""The bound on passes until nothing changes any more; controllers that never settle are a bug."""
 
 GATHER_SECONDS = 0.02
-"""That changes are gathered for, before they are looked at."""
+"""How long changes are collected before the controllers run."""
 
 TICK_SECONDS = 0.5
-"""For what depends on time alone."""
+"""The controllers run at least this often, for transitions that depend on time only."""
 
 
 class Controllers:
-    """``asleep`` holds modules that do nothing, for tests of what happens then."""
+    """Runs the controllers. Tests disable some by adding their modules to ``disabled``."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self.asleep: set[object] = set()
+        self.disabled: set[object] = set()
         self.failures: list[str] = []
         self._changed = threading.Event()
         self._over = threading.Event()
 
     def settle(self) -> None:
-        """Until there is nothing to do."""
+        """Run all controllers until there is nothing left to do."""
         for _ in range(MOST_PASSES):
             before = self._api.store.version
-            self.look()
+            self.reconcile_once()
             if self._api.store.version == before:
                 return
-        raise AssertionError("the controllers go on for ever")
+        raise AssertionError("the controllers do not settle")
 
-    def look(self) -> None:
-        """Once each. What another one has changed meanwhile is looked at again."""
+    def reconcile_once(self) -> None:
+        """Run each controller once; changes by other controllers need another pass."""
         for each in ALL:
-            if each in self.asleep:
+            if each in self.disabled:
                 continue
             try:
                 with self._api.store.locked():
@@ -86,6 +86,6 @@ class Controllers:
                 self._over.wait(GATHER_SECONDS)
             self._changed.clear()
             try:
-                self.look()
-            except Exception:  # told when the cluster ends
+                self.reconcile_once()
+            except Exception:  # reported when the cluster ends
                 self.failures.append(traceback.format_exc())

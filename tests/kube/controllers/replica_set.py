@@ -1,4 +1,4 @@
-"""ReplicaSets: so many pods, and who goes first when there are too many."""
+"""The ReplicaSet controller: keeps the number of pods, and picks the pods to delete."""
 
 import math
 from collections import Counter
@@ -6,14 +6,14 @@ from datetime import datetime
 from typing import Any
 
 from tests.kube.api import Api
-from tests.kube.events import tell
+from tests.kube.events import record_event
 from tests.kube.failures import Refused
 from tests.kube.kinds import POD, REPLICA_SET, Object
 from tests.kube.pods import (
     delete_pod,
     is_active,
-    is_leaving,
-    owned,
+    is_being_deleted,
+    owned_by,
     phase,
     pod_from,
     set_condition,
@@ -26,16 +26,16 @@ PHASES = ("Pending", "Unknown", "Running")
 
 def reconcile(api: Api) -> None:
     for found in api.store.all(REPLICA_SET):
-        if not is_leaving(found):
+        if not is_being_deleted(found):
             _reconcile(api, found)
 
 
 def _reconcile(api: Api, found: Object) -> None:
-    pods = [pod for pod in owned(api, POD, found) if is_active(pod)]
+    pods = [pod for pod in owned_by(api, POD, found) if is_active(pod)]
     surplus = len(pods) - found["spec"]["replicas"]
     refused = None
     if surplus > 0:
-        for pod in leaving_order(api, pods)[:surplus]:
+        for pod in deletion_order(api, pods)[:surplus]:
             delete_pod(api, pod)
             pods.remove(pod)
     for _ in range(-surplus):
@@ -51,16 +51,16 @@ def _grow(api: Api, found: Object, pods: list[Object]) -> Refused | None:
     try:
         pods.append(api.create(POD, pod))
     except Refused as refused:
-        tell(api, found, "FailedCreate", f"Error creating: {refused}", "Warning")
+        record_event(api, found, "FailedCreate", f"Error creating: {refused}", "Warning")
         return refused
     return None
 
 
-def leaving_order(api: Api, pods: list[Object]) -> list[Object]:
-    """The first goes first, by the rules of Kubernetes: not on a node, not running, not ready,
-    cheap to delete, not alone on its node, ready for a shorter time (by powers of two), restarted
-    more often, newer."""
-    now = datetime.fromisoformat(api.stamp())
+def deletion_order(api: Api, pods: list[Object]) -> list[Object]:
+    """Sort pods by the order in which Kubernetes deletes them: not on a node, not running, not
+    ready, low deletion cost, not alone on its node, ready for a shorter time (by powers of two),
+    restarted more often, newer."""
+    now = datetime.fromisoformat(api.timestamp())
     crowds = Counter(pod["spec"].get("nodeName") for pod in pods)
     return sorted(pods, key=lambda pod: _rank(pod, crowds[pod["spec"].get("nodeName")], now))
 
@@ -82,7 +82,7 @@ def _rank(pod: Object, crowd: int, now: datetime) -> tuple[Any, ...]:
 
 
 def cost_of(annotations: Object) -> int:
-    """Zero for what is no number, as Kubernetes takes it."""
+    """Return the pod deletion cost; 0 if it is not a number, as in Kubernetes."""
     try:
         return int(annotations.get(COST, "0"))
     except ValueError:
@@ -108,6 +108,6 @@ def _set_status(api: Api, found: Object, pods: list[Object], refused: Refused | 
     }
     found["status"].pop("conditions", None)
     if refused:
-        told = ("ReplicaFailure", True, api.stamp(), "FailedCreate", str(refused))
-        set_condition(found, *told)
+        condition = ("ReplicaFailure", True, api.timestamp(), "FailedCreate", str(refused))
+        set_condition(found, *condition)
     api.set_status(REPLICA_SET, found)

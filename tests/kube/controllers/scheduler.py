@@ -1,12 +1,12 @@
-"""Which node a pod goes to, or why none."""
+"""The scheduler: places pods on nodes, or says why it can't."""
 
 import re
 from collections import Counter
 
 from tests.kube.api import Api
 from tests.kube.kinds import CLAIM, NODE, POD, Object
-from tests.kube.pods import is_leaving, phase, set_condition
-from tests.kube.store import copied
+from tests.kube.pods import is_being_deleted, phase, set_condition
+from tests.kube.store import deep_copy
 
 FINISHED = ("Succeeded", "Failed")
 UNITS = {
@@ -17,7 +17,7 @@ QUANTITY = re.compile(r"([0-9.]+)([A-Za-z]*)")
 
 
 def quantity(text: str | int | float) -> float:
-    """``500m`` is 0.5, ``1Gi`` is 1,073,741,824."""
+    """Parse a quantity: ``500m`` is 0.5, ``1Gi`` is 1,073,741,824."""
     found = QUANTITY.fullmatch(str(text))
     if found is None or found[2] not in UNITS:
         raise ValueError(f"not a quantity: {text!r}")
@@ -27,13 +27,13 @@ def quantity(text: str | int | float) -> float:
 def reconcile(api: Api) -> None:
     pods = api.store.all(POD)
     for pod in pods:
-        if not pod["spec"].get("nodeName") and not is_leaving(pod):
+        if not pod["spec"].get("nodeName") and not is_being_deleted(pod):
             _place(api, pod, pods)
 
 
 def _place(api: Api, pod: Object, pods: list[Object]) -> None:
     nodes = api.store.all(NODE)
-    reasons = {node["metadata"]["name"]: _against(api, node, pod, pods) for node in nodes}
+    reasons = {node["metadata"]["name"]: _obstacle(api, node, pod, pods) for node in nodes}
     free = [name for name, why in reasons.items() if not why]
     if not free:
         _refuse(api, pod, [why for why in reasons.values() if why])
@@ -43,22 +43,22 @@ def _place(api: Api, pod: Object, pods: list[Object]) -> None:
     pod["spec"]["nodeName"] = node
     saved = api.update(POD, pod)
     pod["metadata"] = saved["metadata"]
-    saved["status"] = copied(pod.get("status") or {}) | {"phase": "Pending"}
-    set_condition(saved, "PodScheduled", True, api.stamp())
+    saved["status"] = deep_copy(pod.get("status") or {}) | {"phase": "Pending"}
+    set_condition(saved, "PodScheduled", True, api.timestamp())
     api.set_status(POD, saved)
 
 
 def _refuse(api: Api, pod: Object, reasons: list[str]) -> None:
     counts = Counter(reasons)
-    told = ", ".join(f"{count} {why}" for why, count in sorted(counts.items()))
-    message = f"0/{len(reasons)} nodes are available: {told}."
+    summary = ", ".join(f"{count} {why}" for why, count in sorted(counts.items()))
+    message = f"0/{len(reasons)} nodes are available: {summary}."
     pod["status"] = (pod.get("status") or {}) | {"phase": "Pending"}
-    set_condition(pod, "PodScheduled", False, api.stamp(), "Unschedulable", message)
+    set_condition(pod, "PodScheduled", False, api.timestamp(), "Unschedulable", message)
     api.set_status(POD, pod)
 
 
-def _against(api: Api, node: Object, pod: Object, pods: list[Object]) -> str:
-    """Empty if the pod may go there."""
+def _obstacle(api: Api, node: Object, pod: Object, pods: list[Object]) -> str:
+    """Return why the pod can't run on the node, or "" if it can."""
     spec, labels = pod["spec"], node["metadata"].get("labels") or {}
     if node["spec"].get("unschedulable"):
         return "node(s) were unschedulable"
@@ -91,7 +91,7 @@ def _missing_claim(api: Api, pod: Object) -> str:
 
 
 def _short(node: Object, pod: Object, pods: list[Object]) -> str:
-    """The resource that is missing."""
+    """Return which resource the node lacks for the pod, or ""."""
     name = node["metadata"]["name"]
     used: Counter[str] = Counter()
     for each in pods:
@@ -105,11 +105,11 @@ def _short(node: Object, pod: Object, pods: list[Object]) -> str:
 
 
 def requests(pod: Object) -> Counter[str]:
-    """Of all its containers; a limit without a request is one."""
+    """Return the resource requests of all containers; a limit without a request counts as one."""
     total: Counter[str] = Counter()
     for container in pod["spec"]["containers"]:
         resources = container.get("resources") or {}
-        asked = (resources.get("limits") or {}) | (resources.get("requests") or {})
-        for name, amount in asked.items():
+        requested = (resources.get("limits") or {}) | (resources.get("requests") or {})
+        for name, amount in requested.items():
             total[name] += quantity(amount)  # type: ignore[assignment]
     return total

@@ -1,11 +1,11 @@
-"""StatefulSets: pods with numbers, names that stay, and claims of their own."""
+"""The StatefulSet controller: numbered pods with stable names and their own volume claims."""
 
 from tests.kube.api import Api
-from tests.kube.events import tell
+from tests.kube.events import record_event
 from tests.kube.failures import Refused
 from tests.kube.kinds import CLAIM, POD, STATEFUL_SET, Object
-from tests.kube.pods import delete_pod, fingerprint, is_leaving, owned, phase, pod_from
-from tests.kube.store import copied
+from tests.kube.pods import delete_pod, fingerprint, is_being_deleted, owned_by, phase, pod_from
+from tests.kube.store import deep_copy
 from tests.kube.subresources import is_ready
 
 HASH = "controller-revision-hash"
@@ -14,20 +14,20 @@ POD_NAME, POD_INDEX = "statefulset.kubernetes.io/pod-name", "apps.kubernetes.io/
 
 def reconcile(api: Api) -> None:
     for found in api.store.all(STATEFUL_SET):
-        if not is_leaving(found):
+        if not is_being_deleted(found):
             _reconcile(api, found)
 
 
 def _reconcile(api: Api, found: Object) -> None:
-    pods = {_number(pod): pod for pod in owned(api, POD, found)}
+    pods = {_number(pod): pod for pod in owned_by(api, POD, found)}
     parallel = found["spec"]["podManagementPolicy"] == "Parallel"
     try:
         _grow(api, found, pods, parallel)
     except Refused as refused:
-        tell(api, found, "FailedCreate", str(refused), "Warning")
+        record_event(api, found, "FailedCreate", str(refused), "Warning")
     _shrink(api, found, pods, parallel)
     _update(api, found, pods)
-    _set_status(api, found, owned(api, POD, found))
+    _set_status(api, found, owned_by(api, POD, found))
 
 
 def _number(pod: Object) -> int:
@@ -35,7 +35,7 @@ def _number(pod: Object) -> int:
 
 
 def _healthy(pod: Object | None) -> bool:
-    return pod is not None and is_ready(pod) and not is_leaving(pod)
+    return pod is not None and is_ready(pod) and not is_being_deleted(pod)
 
 
 def _numbers(found: Object) -> range:
@@ -44,29 +44,30 @@ def _numbers(found: Object) -> range:
 
 
 def _grow(api: Api, found: Object, pods: dict[int, Object], parallel: bool) -> None:
-    """One after the other, each once the one before is ready; or all at once."""
+    """Create missing pods in order, each once the previous one is ready; or all at once if
+    ``parallel``."""
     for number in _numbers(found):
         pod = pods.get(number)
         if pod is None:
             pods[number] = api.create(POD, _pod(api, found, number))
-        elif phase(pod) == "Failed" and not is_leaving(pod):
+        elif phase(pod) == "Failed" and not is_being_deleted(pod):
             delete_pod(api, pod)
         if not parallel and not _healthy(pods[number]):
             return
 
 
 def _shrink(api: Api, found: Object, pods: dict[int, Object], parallel: bool) -> None:
-    """The highest first, each once the one above has gone."""
+    """Delete surplus pods from the highest number down, each once the previous one is gone."""
     surplus = sorted(set(pods) - set(_numbers(found)), reverse=True)
     for number in surplus:
-        if not is_leaving(pods[number]):
+        if not is_being_deleted(pods[number]):
             delete_pod(api, pods[number])
         if not parallel:
             return
 
 
 def _update(api: Api, found: Object, pods: dict[int, Object]) -> None:
-    """From the highest down to the partition, one at a time."""
+    """Update pods from the highest number down to the partition, one at a time."""
     strategy = found["spec"]["updateStrategy"]
     if strategy["type"] != "RollingUpdate":
         return
@@ -76,7 +77,7 @@ def _update(api: Api, found: Object, pods: dict[int, Object]) -> None:
         if number < first:
             return
         if pods[number]["metadata"]["labels"][HASH] != revision:
-            if not is_leaving(pods[number]):
+            if not is_being_deleted(pods[number]):
                 delete_pod(api, pods[number])
             return
         if not _healthy(pods[number]):
@@ -89,7 +90,7 @@ def _revision(found: Object) -> str:
 
 def _pod(api: Api, found: Object, number: int) -> Object:
     name = f"{found['metadata']['name']}-{number}"
-    pod = pod_from(copied(found["spec"]["template"]), found)
+    pod = pod_from(deep_copy(found["spec"]["template"]), found)
     pod["metadata"]["name"] = name
     pod["metadata"]["labels"] |= {
         HASH: _revision(found),
@@ -109,12 +110,12 @@ def _pod(api: Api, found: Object, number: int) -> Object:
 
 
 def _claim(api: Api, found: Object, template: Object, pod: str) -> str:
-    """Its name; it outlives its pod, and is made once."""
+    """Create the pod's volume claim unless it exists; return its name. It outlives the pod."""
     name = f"{template['metadata']['name']}-{pod}"
     namespace = found["metadata"]["namespace"]
     if api.store.find(CLAIM, namespace, name) is None:
         metadata = {**template["metadata"], "name": name, "namespace": namespace}
-        api.create(CLAIM, {"metadata": metadata, "spec": copied(template["spec"])})
+        api.create(CLAIM, {"metadata": metadata, "spec": deep_copy(template["spec"])})
     return name
 
 

@@ -1,4 +1,4 @@
-"""A container's life: started, probed, started again, stopped."""
+"""A container's lifecycle: start, probes, restarts and stop."""
 
 import asyncio
 import signal
@@ -9,27 +9,27 @@ from pathlib import Path
 
 from tests.kube.kinds import Object
 from tests.kube.node.environment import Missing
-from tests.kube.node.probes import Probing, port_of, probed
+from tests.kube.node.probes import Probing, port_of, run_probe
 from tests.kube.node.process import ContainerProcess
 from tests.kube.node.root import Identity
 from tests.kube.node.sandbox import Sandbox
 
 FIRST_BACKOFF_SECONDS, MOST_BACKOFF_SECONDS = 1.0, 20.0
-"""A real kubelet's are 10 and 300; a test hasn't the time."""
+"""A real kubelet uses 10 and 300, which is too slow for tests."""
 
 FAILED = 128
-"""The exit code of what couldn't be started."""
+"""The exit code of a container that couldn't be started."""
 
 REAP_SECONDS = 10.0
-"""That a killed process may take to go."""
+"""The longest that a killed process may take to end."""
 
-Told = Callable[[str, str], None]
-"""Reason, message: an event."""
+Emit = Callable[[str, str], None]
+"""Records an event with a reason and a message."""
 
 
 @dataclass
 class State:
-    """What a pod's status says of a container."""
+    """A container's state, as in the pod's status."""
 
     waiting: str = "ContainerCreating"
     why: str = ""
@@ -46,8 +46,8 @@ class State:
         if self.running_since:
             return {"running": {"startedAt": self.running_since}}
         if self.waiting:
-            told = {"reason": self.waiting}
-            return {"waiting": told | ({"message": self.why} if self.why else {})}
+            waiting = {"reason": self.waiting}
+            return {"waiting": waiting | ({"message": self.why} if self.why else {})}
         return self.terminated
 
     @property
@@ -57,9 +57,9 @@ class State:
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """All that it takes to start one: the script of its file system and command, and its
-    environment."""
+class StartSpec:
+    """What is needed to start a container: the script that sets up its file system and runs its
+    command, its environment, and its user."""
 
     script: str
     environment: Mapping[str, str]
@@ -67,39 +67,39 @@ class Recipe:
 
 
 class Container:
-    """``recipe`` is asked for before each start; ``changed`` is called whenever ``state`` has
-    changed. ``stamp`` tells the time."""
+    """A container. ``make_spec`` is called before each start, ``changed`` whenever ``state`` has
+    changed; ``stamp`` returns the time, and ``emit`` records an event of the pod."""
 
     def __init__(
         self,
         spec: Object,
         sandbox: Sandbox,
         log: Path,
-        recipe: Callable[[], Recipe],
+        make_spec: Callable[[], StartSpec],
         stamp: Callable[[], str],
         changed: Callable[[], None],
-        told: Told,
+        emit: Emit,
     ) -> None:
         self.spec = spec
         self.state = State()
         self.log = log
         self._sandbox = sandbox
-        self._recipe = recipe
+        self._make_spec = make_spec
         self._stamp = stamp
         self._changed = changed
-        self._told = told
+        self._emit = emit
         self.process: ContainerProcess | None = None
         self._leaving = False
 
     async def run(self, policy: str) -> None:
-        """Until it has ended for good: by ``policy`` (Always, OnFailure, Never), or because it was
-        stopped."""
+        """Run the container until it has ended for good, by restart ``policy`` (Always, OnFailure,
+        Never) or because it was stopped."""
         backoff = FIRST_BACKOFF_SECONDS
         while True:
             try:
                 code = await self._once()
-            except (Missing, ValueError) as error:  # since it was started before
-                self._told("Failed", f"Error: {error}")
+            except (Missing, ValueError) as error:  # the references were valid at an earlier start
+                self._emit("Failed", f"Error: {error}")
                 code = FAILED
             again = policy == "Always" or (policy == "OnFailure" and code != 0)
             if self._leaving or not again:
@@ -108,7 +108,7 @@ class Container:
             self.state.why = f"back-off {backoff:g}s restarting failed container"
             self.state.last = self.state.terminated
             self.state.restarts += 1
-            self._told("BackOff", self.state.why)
+            self._emit("BackOff", self.state.why)
             self._changed()
             await asyncio.sleep(backoff)
             backoff = min(backoff * 2, MOST_BACKOFF_SECONDS)
@@ -116,15 +116,15 @@ class Container:
                 return
 
     async def _once(self) -> int:
-        recipe = self._recipe()
+        start = self._make_spec()
         process = self.process = await ContainerProcess.start(
-            self._sandbox, recipe.script, recipe.environment, recipe.identity.command(), self.log
+            self._sandbox, start.script, start.environment, start.identity.command(), self.log
         )
         self.state.waiting = self.state.why = ""
         self.state.running_since, self.state.exit_code = self._stamp(), None
         self.state.started = "startupProbe" not in self.spec
         self.state.ready = self.state.started and "readinessProbe" not in self.spec
-        self._told("Started", f"Started container {self.spec['name']}")
+        self._emit("Started", f"Started container {self.spec['name']}")
         self._changed()
         watching = asyncio.create_task(self._watch())
         try:
@@ -146,7 +146,7 @@ class Container:
     # -- probes ----------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Raises nothing; a container that fails for good is killed."""
+        """Run the probes, and kill the container when a startup or liveness probe fails."""
         if "startupProbe" in self.spec:
             if not await self._probing("startup").run():
                 await self._kill("startup probe failed")
@@ -165,36 +165,36 @@ class Container:
 
     async def _kill(self, why: str) -> None:
         if not self._leaving:
-            self._told("Killing", f"Container {self.spec['name']}: {why}; it will be restarted")
+            self._emit("Killing", f"Container {self.spec['name']}: {why}; it will be restarted")
             await self.stop(self.grace, for_good=False)
 
     def _probing(self, kind: str) -> Probing:
-        return Probing(kind, self.spec[f"{kind}Probe"], self._check, self._heard)
+        return Probing(kind, self.spec[f"{kind}Probe"], self._check, self._on_verdict)
 
     async def _check(self, probe: Object) -> str:
         if self._leaving and probe is not self.spec.get("readinessProbe"):
-            return ""  # who leaves is neither started late nor found dead
-        return await probed(probe, self.spec, self._sandbox.address, self.execute)
+            return ""  # a stopping container is not restarted by its probes
+        return await run_probe(probe, self.spec, self._sandbox.address, self.execute)
 
-    def _heard(self, kind: str, good: bool, why: str) -> None:
+    def _on_verdict(self, kind: str, good: bool, why: str) -> None:
         if why:
-            self._told("Unhealthy", f"{kind.capitalize()} probe failed: {why}")
+            self._emit("Unhealthy", f"{kind.capitalize()} probe failed: {why}")
         if kind == "readiness" and self.state.ready != good:
             self.state.ready = good
             self._changed()
 
     async def execute(self, command: Sequence[str]) -> int:
-        """Another command in it: a probe's, a hook's, or a test's."""
+        """Run another command in the container, for a probe, a hook or a test."""
         assert self.process is not None, "it was never started"
         return await self.process.execute(command, self.log)
 
-    # -- its end ---------------------------------------------------------------------------
+    # -- stopping --------------------------------------------------------------------------
 
     grace = 30.0
-    """Seconds; the pod's, until it is deleted with another one."""
+    """The pod's grace period in seconds."""
 
     async def stop(self, seconds: float, for_good: bool = True) -> None:
-        """preStop, SIGTERM, and SIGKILL when the time is up that both have together."""
+        """Run the preStop hook and send SIGTERM; send SIGKILL after ``seconds`` in total."""
         self._leaving = self._leaving or for_good
         process = self.process
         if process is None or not process.alive:
@@ -205,7 +205,7 @@ class Container:
                 process.signal(signal.SIGTERM)
                 await process.wait()
         except TimeoutError:
-            self._told("Killing", f"Container {self.spec['name']} exceeded its grace period")
+            self._emit("Killing", f"Container {self.spec['name']} exceeded its grace period")
             await self.kill()
 
     async def _pre_stop(self) -> None:
@@ -215,13 +215,13 @@ class Container:
         if "exec" in hook:
             code = await self.execute(hook["exec"]["command"])
             if code:
-                self._told("FailedPreStopHook", f"PreStopHook failed: exit code {code}")
+                self._emit("FailedPreStopHook", f"PreStopHook failed: exit code {code}")
         elif "httpGet" in hook:
             port_of(self.spec, hook["httpGet"]["port"])
-            told = await probed({**hook, "timeoutSeconds": 30}, self.spec,
-                                self._sandbox.address, self.execute)  # fmt: skip
-            if told:
-                self._told("FailedPreStopHook", f"PreStopHook failed: {told}")
+            why = await run_probe({**hook, "timeoutSeconds": 30}, self.spec,
+                               self._sandbox.address, self.execute)  # fmt: skip
+            if why:
+                self._emit("FailedPreStopHook", f"PreStopHook failed: {why}")
         elif "sleep" in hook:
             await asyncio.sleep(hook["sleep"]["seconds"])
 

@@ -1,4 +1,4 @@
-"""Names of services and of pods with host names, over UDP."""
+"""A DNS server over UDP, for names of services and of pods with host names."""
 
 import asyncio
 import struct
@@ -10,7 +10,7 @@ TYPE_A, CLASS_IN = 1, 1
 NO_SUCH_NAME = 3
 
 Resolve = Callable[[str], list[str] | None]
-"""Addresses of a name; None if there is no such name."""
+"""Returns the addresses of a name; None if there is no such name."""
 
 
 class NameServer(asyncio.DatagramProtocol):
@@ -26,19 +26,19 @@ class NameServer(asyncio.DatagramProtocol):
         try:
             reply = answer(data, self._resolve)
         except (IndexError, struct.error, UnicodeDecodeError):
-            return  # not a question
+            return  # not a DNS query
         self._transport.sendto(reply, addr)
 
 
 def answer(question: bytes, resolve: Resolve) -> bytes:
-    """To one question; what is asked besides addresses has an empty answer."""
+    """Answer one DNS query; queries for anything but addresses get an empty answer."""
     (number, flags) = struct.unpack("!HH", question[:4])
     labels, place = [], 12
     while question[place]:
         length = question[place]
         labels.append(question[place + 1 : place + 1 + length].decode())
         place += 1 + length
-    asked = question[12 : place + 5]
+    query = question[12 : place + 5]
     (kind,) = struct.unpack("!H", question[place + 1 : place + 3])
     found = resolve(".".join(labels))
     addresses = (found or []) if kind == TYPE_A else []
@@ -49,4 +49,4 @@ def answer(question: bytes, resolve: Resolve) -> bytes:
         + bytes(map(int, address.split(".")))
         for address in addresses
     )
-    return head + asked + records
+    return head + query + records

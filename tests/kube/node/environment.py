@@ -1,4 +1,4 @@
-"""The environment of a container: values, references, and ``$(NAME)`` within them."""
+"""The environment variables of a container: values, references, and ``$(NAME)`` expansion."""
 
 import base64
 import re
@@ -11,11 +11,11 @@ REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)")
 
 
 class Missing(Exception):
-    """What a pod refers to is not there; it may come."""
+    """An object that a pod refers to does not exist (yet)."""
 
 
 def environment(api: Api, pod: Object, container: Object) -> dict[str, str]:
-    """Raises Missing."""
+    """Return the environment of a container. Raises Missing."""
     out: dict[str, str] = {}
     namespace = pod["metadata"]["namespace"]
     for source in container.get("envFrom") or []:
@@ -24,19 +24,19 @@ def environment(api: Api, pod: Object, container: Object) -> dict[str, str]:
     for variable in container.get("env") or []:
         value = _value(api, pod, container, variable)
         if value is not None:
-            out[variable["name"]] = expanded(value, out)
+            out[variable["name"]] = expand_references(value, out)
     return out
 
 
-def expanded(text: str, known: Mapping[str, str]) -> str:
-    """``$(NAME)`` is its value if it is known and stays else; ``$$`` is a dollar."""
+def expand_references(text: str, known: Mapping[str, str]) -> str:
+    """Expand ``$(NAME)`` if the name is known, and ``$$`` to a dollar sign."""
 
-    def one(found: re.Match[str]) -> str:
+    def expand(found: re.Match[str]) -> str:
         if found[0] == "$$":
             return "$"
         return known.get(found[1], found[0])
 
-    return REFERENCE.sub(one, text)
+    return REFERENCE.sub(expand, text)
 
 
 def _value(api: Api, pod: Object, container: Object, variable: Object) -> str | None:
@@ -53,8 +53,8 @@ def _value(api: Api, pod: Object, container: Object, variable: Object) -> str | 
     if reference["key"] not in data:
         if reference.get("optional"):
             return None
-        told = f"couldn't find key {reference['key']} in {kind_of.kind}"
-        raise Missing(f"{told} {pod['metadata']['namespace']}/{reference['name']}")
+        problem = f"couldn't find key {reference['key']} in {kind_of.kind}"
+        raise Missing(f"{problem} {pod['metadata']['namespace']}/{reference['name']}")
     return data[reference["key"]].decode()
 
 
@@ -66,7 +66,8 @@ def _all(api: Api, namespace: str, source: Object) -> dict[str, str]:
 
 
 def contents(api: Api, kind: Kind, namespace: str, reference: Object) -> dict[str, bytes]:
-    """Of a Secret or ConfigMap; empty for one that is missing and optional. Raises Missing."""
+    """Return the data of a Secret or ConfigMap; empty for one that is missing and optional. Raises
+    Missing."""
     name = reference.get("name") or reference["secretName"]
     found = api.store.find(kind, namespace, name)
     if found is None:
@@ -81,7 +82,7 @@ def contents(api: Api, kind: Kind, namespace: str, reference: Object) -> dict[st
 
 
 def field(pod: Object, path: str) -> str:
-    """Of the downward API: ``metadata.labels['x']``, ``status.podIP``, ``spec.nodeName``."""
+    """Return a field for the downward API, like ``metadata.labels['x']`` or ``status.podIP``."""
     found = re.fullmatch(r"metadata\.(labels|annotations)\['([^']+)'\]", path)
     if found:
         return str((pod["metadata"].get(found[1]) or {}).get(found[2], ""))
@@ -92,7 +93,8 @@ def field(pod: Object, path: str) -> str:
 
 
 def resource(container: Object, path: str) -> str:
-    """``limits.memory`` in bytes, ``requests.cpu`` in whole CPUs."""
+    """Return a resource for the downward API: ``limits.memory`` in bytes, ``requests.cpu`` in whole
+    CPUs."""
     from tests.kube.controllers.scheduler import quantity
 
     kind, _, name = path.partition(".")

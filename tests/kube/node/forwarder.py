@@ -1,11 +1,11 @@
-"""Services' addresses and names, served by a process of its own.
+"""A TCP proxy and DNS server for the services of a cluster, in a process of its own.
 
     python -m tests.kube.node.forwarder ADDRESS
 
-A line of JSON on its input is the whole table (see :mod:`routes`), until the next one. Connections
-to a service go to its ready pods in turn, and stay where they are whatever becomes of the table.
-It is a process because it carries all traffic: whoever computes beside it would slow down the
-cluster's network. Ends with its input.
+Each line of JSON on its standard input replaces the whole routing table (see :mod:`routes`). New
+connections to a service go to its ready pods in turn; existing ones are not affected by a new
+table. It is a separate process because it carries all traffic: other work in the same process
+would slow down the cluster's network. It ends when its input ends.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ class Forwarder:
         self._servers: dict[str, asyncio.Server] = {}
         self._turn = count()
         self._serving: set[asyncio.Task[None] | None] = set()
-        """Nobody else holds them while both of their ends wait."""
+        """References to the running tasks, so that they are not garbage-collected."""
 
     def resolve(self, name: str) -> list[str] | None:
         return self._names.get(name.lower().rstrip("."))
 
-    async def become(self, table: dict[str, dict[str, list[str]]]) -> None:
-        """What is new is listened to, what is gone no longer."""
+    async def set_table(self, table: dict[str, dict[str, list[str]]]) -> None:
+        """Apply a new routing table: listen at new addresses, and stop listening at old ones."""
         self._names, self._ports = table["names"], table["ports"]
         for place in set(self._servers) - set(self._ports):
             self._servers.pop(place).close()
@@ -61,7 +61,7 @@ class Forwarder:
         try:
             back_reader, back_writer = await self._connect(place)
         except (OSError, TimeoutError):
-            writer.transport.abort()  # as refused as it gets once the kernel has accepted
+            writer.transport.abort()  # the kernel has accepted already, so it can't be refused
             return
         for each in (writer, back_writer):
             each.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -70,7 +70,7 @@ class Forwarder:
             each.close()
 
     async def _connect(self, place: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """To a ready pod. Raises OSError if there is none."""
+        """Connect to the next ready pod. Raises OSError if there is none."""
         targets = self._ports.get(place)
         if not targets:
             raise ConnectionRefusedError(f"no pod is ready behind {place}")
@@ -80,7 +80,7 @@ class Forwarder:
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """To its end; a connection that breaks breaks the other one, too."""
+    """Copy data until the end; if either connection breaks, break the other one, too."""
     try:
         while data := await reader.read(PIECE):
             writer.write(data)
@@ -100,7 +100,7 @@ async def run(address: str) -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     with suppress(asyncio.IncompleteReadError):
         while line := await lines.readline():
-            await forwarder.become(json.loads(line))
+            await forwarder.set_table(json.loads(line))
             print("done", flush=True)
     transport.close()
 

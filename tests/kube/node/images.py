@@ -1,4 +1,4 @@
-"""Images: the programs of a container are this machine's, found by the command that a pod names."""
+"""Replaces container images: containers run programs of this machine, found by their command."""
 
 import os
 import sys
@@ -14,8 +14,8 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True)
 class Images:
-    """``folder`` holds programs that have another name here. What an image of Baton's has is this
-    checkout, with the Python that runs now; Valkey's is the embedded one."""
+    """Replaces images: Baton's image is this checkout with the running Python, and Valkey's is the
+    embedded server. ``folder`` holds links for programs that have another name here."""
 
     folder: Path
 
@@ -27,20 +27,21 @@ class Images:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What every image says of itself."""
+        """The environment variables that every image sets."""
         here = [str(self.folder), str(Path(sys.executable).parent)]
         system = ["/usr/local/bin", "/usr/bin", "/bin"]
         return {"PATH": os.pathsep.join(here + system), "PYTHONDONTWRITEBYTECODE": "1"}
 
     @property
     def needs(self) -> list[Path]:
-        """Folders that a container must see, whatever is mounted over them."""
+        """Folders that must be visible in a container, whatever is mounted over them."""
         own = [REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), self.folder]
         return sorted({path.resolve() for path in own})
 
 
 def command_of(container: Object) -> list[str]:
-    """Raises ValueError: an image's own command is not known here."""
+    """Return the command of a container. Raises ValueError if the pod names none, because an
+    image's default command is not known here."""
     command = [*(container.get("command") or []), *(container.get("args") or [])]
     if not container.get("command"):
         raise ValueError(f"container {container['name']} has no command, and images have none here")

@@ -1,4 +1,4 @@
-"""The nodes' agent, in a thread with a loop of its own: pods, names, and services' addresses."""
+"""The kubelet, in a thread with its own event loop: runs pods, DNS, and the services' addresses."""
 
 import asyncio
 import threading
@@ -10,10 +10,10 @@ from tests.kube.failures import Refused, not_found
 from tests.kube.kinds import POD
 from tests.kube.node.pod import Node, PodRunner
 from tests.kube.node.services import Services
-from tests.kube.pods import FINISHED, is_leaving, phase
+from tests.kube.pods import FINISHED, is_being_deleted, phase
 
 GATHER_SECONDS = 0.02
-"""That changes are gathered for, before they are looked at."""
+"""How long changes are collected before they are handled."""
 
 TICK_SECONDS = 1.0
 
@@ -33,7 +33,7 @@ class Kubelet:
 
     @contextmanager
     def running(self) -> Iterator["Kubelet"]:
-        """When it ends, all containers are killed. Raises AssertionError for a bug of its own."""
+        """Run the kubelet; kill all containers at the end. Raises AssertionError if it failed."""
         thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="kubelet")
         thread.start()
         self._up.wait()
@@ -46,7 +46,7 @@ class Kubelet:
         assert not self.failures, self.failures[0]
 
     def runner(self, namespace: str, name: str) -> PodRunner:
-        """Raises Refused (404)."""
+        """Return the runner of a pod. Raises Refused (404)."""
         found = self._node.api.store.get(POD, namespace, name)
         runner = self._runners.get(found["metadata"]["uid"])
         if runner is None:
@@ -54,17 +54,17 @@ class Kubelet:
         return runner
 
     def log(self, namespace: str, pod: str, container: str) -> str:
-        """Raises Refused (404)."""
+        """Return a container's log. Raises Refused (404)."""
         return self.runner(namespace, pod).log(container)
 
-    def entering(
+    def exec_command(
         self, namespace: str, pod: str, container: str, command: Sequence[str]
     ) -> tuple[list[str], Mapping[str, str]]:
-        """A command of this machine that runs ``command`` in a container, and its environment.
-        Raises Refused (404, or 400 for a container that isn't running)."""
-        return self.runner(namespace, pod).entering(container, command)
+        """Return a command line of this machine that runs ``command`` in a container, and its
+        environment. Raises Refused (404, or 400 for a container that isn't running)."""
+        return self.runner(namespace, pod).exec_command(container, command)
 
-    # -- its loop --------------------------------------------------------------------------
+    # -- the event loop --------------------------------------------------------------------
 
     def _poke(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
@@ -79,9 +79,9 @@ class Kubelet:
             self._up.set()
             while not self._over:
                 self._look()
-                await services.look()
+                await services.update()
                 await self._next()
-        except Exception:  # told when the cluster ends
+        except Exception:  # reported when the cluster ends
             self.failures.append(traceback.format_exc())
         finally:
             self._up.set()
@@ -103,16 +103,20 @@ class Kubelet:
         for pod in self._node.api.store.all(POD):
             uid = pod["metadata"]["uid"]
             if uid in self._runners:
-                if is_leaving(pod):
+                if is_being_deleted(pod):
                     self._runners[uid].leave(pod)
-            elif pod["spec"].get("nodeName") and not is_leaving(pod) and phase(pod) not in FINISHED:
+            elif (
+                pod["spec"].get("nodeName")
+                and not is_being_deleted(pod)
+                and phase(pod) not in FINISHED
+            ):
                 self._runners[uid] = PodRunner(self._node, pod)
                 self._tasks[uid] = asyncio.create_task(self._keep(uid))
 
     async def _keep(self, uid: str) -> None:
         try:
             await self._runners[uid].run()
-        except (Exception, Refused):  # told when the cluster ends
+        except (Exception, Refused):  # reported when the cluster ends
             self.failures.append(traceback.format_exc())
         finally:
             self._runners.pop(uid)

@@ -1,4 +1,5 @@
-"""One bridge on which every pod has an address, and the node the addresses of all services."""
+"""The pod network: one Linux bridge, on which each pod has an address, and this machine has the
+addresses of all services."""
 
 import os
 import subprocess
@@ -8,27 +9,30 @@ from itertools import count
 from pathlib import Path
 
 FIRST, LAST = 90, 119
-"""Of the second numbers of 10.x.0.0/16 that clusters of this machine share among them."""
+"""The range of x in 10.x.0.0/16 from which each cluster on this machine takes a free one."""
 
 BRIDGE = "bkube"
 HARDWARE = "02:62:6b:75:62"
-"""A bridge without an address of its own has its lowest member's. With each pod that comes or goes
-it may have another, and until pods notice, for half a minute, what they send it is lost."""
+"""The prefix of the bridge's fixed MAC address. Otherwise a bridge takes the lowest MAC address of
+its ports, which may change with each pod; until other pods notice, for half a minute, their packets
+to it would be lost."""
 
 INTERFACES = count()
-"""Of this process: the kernel takes seconds to forget one, so no name is used twice."""
+"""Numbers for interface names. The kernel takes seconds to forget an interface, so no name is used
+twice."""
 
 
 def run(*command: str, given: str = "") -> str:
-    """Raises RuntimeError with what it said."""
+    """Run a command with ``given`` as its input; return its output. Raises RuntimeError with its
+    error output."""
     done = subprocess.run(command, input=given, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}\n{given}")
     return done.stdout
 
 
-def why_not() -> str:
-    """Why this machine can't have such nodes; empty if it can."""
+def missing_requirement() -> str:
+    """Return why this machine can't run such nodes, or "" if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     command = ["unshare", "--net", "--mount", "ip", "link", "add", "x", "type", "bridge"]
@@ -36,11 +40,12 @@ def why_not() -> str:
         done = subprocess.run(command, capture_output=True, text=True)
     except FileNotFoundError as error:
         return f"util-linux or iproute2 is missing: {error}"
-    return f"no namespaces here: {done.stderr.strip()}" if done.returncode else ""
+    return f"cannot create Linux namespaces: {done.stderr.strip()}" if done.returncode else ""
 
 
 class Network:
-    """``prefix`` like 10.91. The node is ``gateway``; services are at 10.91.200.x."""
+    """A pod network with a ``prefix`` like 10.91. This machine is ``gateway``, and services are at
+    10.91.200.x."""
 
     def __init__(self, number: int) -> None:
         self.prefix = f"10.{number}"
@@ -50,8 +55,8 @@ class Network:
         self._numbers = count(2)
 
     def attach(self, pid: int) -> str:
-        """An interface for the namespace of that process; returns its address."""
-        number = next(self._numbers)  # threads call this
+        """Create an interface in the network namespace of a process; return its address."""
+        number = next(self._numbers)  # called from several threads
         address = f"{self.prefix}.{number // 250}.{number % 250 + 2}"
         outside = f"bk{os.getpid():x}v{next(INTERFACES):x}"
         run("ip", "-batch", "-", given=_outside(outside, self.bridge, pid))
@@ -82,23 +87,23 @@ def _inside(address: str, gateway: str) -> str:
 
 @contextmanager
 def network() -> Iterator[Network]:
-    """The first number that is free; the bridge says whose it is, so that what a killed process
-    has left is swept away by the next one."""
+    """Create a network with the first free number. The bridge's alias names the owning process, so
+    that the next run can remove bridges of killed processes."""
     _sweep()
     for number in range(FIRST, LAST + 1):
-        made = Network(number)
+        created = Network(number)
         try:
-            run("ip", "link", "add", made.bridge, "type", "bridge")
+            run("ip", "link", "add", created.bridge, "type", "bridge")
         except RuntimeError:
             continue
         try:
-            run("ip", "link", "set", made.bridge, "alias", f"pid {os.getpid()}")
-            run("ip", "link", "set", made.bridge, "address", f"{HARDWARE}:{number:02x}")
-            run("ip", "addr", "add", f"{made.gateway}/16", "dev", made.bridge)
-            run("ip", "link", "set", made.bridge, "up")
-            yield made
+            run("ip", "link", "set", created.bridge, "alias", f"pid {os.getpid()}")
+            run("ip", "link", "set", created.bridge, "address", f"{HARDWARE}:{number:02x}")
+            run("ip", "addr", "add", f"{created.gateway}/16", "dev", created.bridge)
+            run("ip", "link", "set", created.bridge, "up")
+            yield created
         finally:
-            subprocess.run(["ip", "link", "del", made.bridge], capture_output=True)
+            subprocess.run(["ip", "link", "del", created.bridge], capture_output=True)
         return
     raise RuntimeError(f"no free network: {BRIDGE}{FIRST} to {BRIDGE}{LAST} all exist")
 

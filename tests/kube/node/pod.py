@@ -1,4 +1,4 @@
-"""A pod's life on its node: sandbox, volumes, init containers, containers, status, end."""
+"""A pod's lifecycle on its node: sandbox, volumes, (init) containers, status and deletion."""
 
 import asyncio
 import shutil
@@ -9,11 +9,11 @@ from datetime import datetime
 from pathlib import Path
 
 from tests.kube.api import Api
-from tests.kube.events import tell
+from tests.kube.events import record_event
 from tests.kube.failures import Refused, bad_request
 from tests.kube.kinds import POD, SERVICE_ACCOUNT, Object
-from tests.kube.node.container import Container, Recipe
-from tests.kube.node.environment import Missing, environment, expanded
+from tests.kube.node.container import Container, StartSpec
+from tests.kube.node.environment import Missing, environment, expand_references
 from tests.kube.node.images import Images, command_of
 from tests.kube.node.network import Network
 from tests.kube.node.root import Identity, script
@@ -22,13 +22,13 @@ from tests.kube.node.volumes import Mount, Volumes, account_files
 from tests.kube.pods import set_condition
 
 RETRY_SECONDS = 1.0
-"""For what a pod refers to and isn't there."""
+"""The time between checks for objects that a pod refers to and that are missing."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """What all pods of a node share. ``api_port`` is the API server's, at the node's address;
-    ``token`` makes that of a service account."""
+    """What all pods have in common. ``api_port`` is the API server's port at the node's address;
+    ``token`` returns the token of a service account."""
 
     api: Api
     network: Network
@@ -40,7 +40,7 @@ class Node:
 
 
 class PodRunner:
-    """Runs one pod, to its end. ``leave`` when it is deleted, as often as it is told."""
+    """Runs one pod to its end. Call ``leave`` each time the pod is deleted."""
 
     def __init__(self, node: Node, pod: Object) -> None:
         self._node = node
@@ -58,17 +58,17 @@ class PodRunner:
         self._leave = asyncio.Event()
         self._ends_at = float("inf")
         self._failed = ""
-        """A reason of the pod itself, like DeadlineExceeded."""
+        """Why the pod itself failed, like DeadlineExceeded; else empty."""
 
     async def run(self) -> None:
-        """Raises nothing that a pod could cause."""
+        """Run the pod until it has been deleted. Errors in the pod itself are never raised."""
         life = asyncio.create_task(self._live())
         leaving = asyncio.create_task(self._leave.wait())
         try:
             await asyncio.wait({life, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not self._leave.is_set():
                 await life
-                await self._leave.wait()  # over, and still there to be looked at
+                await self._leave.wait()  # finished, but kept for inspection until it is deleted
             await self._stop()
         finally:
             for task in (life, leaving):
@@ -84,7 +84,7 @@ class PodRunner:
         self._pod["metadata"]["deletionTimestamp"] = ends
         self._leave.set()
 
-    # -- its life --------------------------------------------------------------------------
+    # -- running ---------------------------------------------------------------------------
 
     async def _live(self) -> None:
         spec = self._pod["spec"]
@@ -92,7 +92,7 @@ class PodRunner:
         self._sandbox = await Sandbox.start(self._node.network, hostname)
         self._pod.setdefault("status", {})["podIP"] = self._sandbox.address
         self._report()
-        await self._prepared()
+        await self._wait_for_references()
         limit = spec.get("activeDeadlineSeconds")
         try:
             async with asyncio.timeout(limit):
@@ -102,13 +102,13 @@ class PodRunner:
             await self._stop()
         self._report()
 
-    async def _prepared(self) -> None:
-        """Once all that the pod refers to is there."""
+    async def _wait_for_references(self) -> None:
+        """Create the volumes, once all objects exist that the pod refers to."""
         while True:
             try:
                 self._volumes.make()
                 for container in self._pod["spec"]["containers"]:
-                    self._recipe(container)
+                    self._start_spec(container)
                 return
             except (Missing, ValueError) as error:
                 self._waiting = ("CreateContainerConfigError", str(error))
@@ -131,15 +131,15 @@ class PodRunner:
     def _container(self, spec: Object) -> Container:
         assert self._sandbox is not None
         self._folder.mkdir(parents=True, exist_ok=True)
-        made = Container(
+        container = Container(
             spec, self._sandbox, self._folder / f"{spec['name']}.log",
-            lambda: self._recipe(spec), self._node.api.stamp, self._report, self._tell,
+            lambda: self._start_spec(spec), self._node.api.timestamp, self._report, self._tell,
         )  # fmt: skip
-        made.grace = float(self._pod["spec"]["terminationGracePeriodSeconds"])
-        return made
+        container.grace = float(self._pod["spec"]["terminationGracePeriodSeconds"])
+        return container
 
-    def _recipe(self, spec: Object) -> Recipe:
-        """Raises Missing, ValueError."""
+    def _start_spec(self, spec: Object) -> StartSpec:
+        """Return what is needed to start a container. Raises Missing, ValueError."""
         pod, node = self._pod, self._node
         pod["status"].setdefault("hostIP", node.network.gateway)
         own = environment(node.api, pod, spec)
@@ -149,7 +149,7 @@ class PodRunner:
             "HOSTNAME": pod["spec"].get("hostname") or self._name,
         }
         identity = Identity.of(pod, spec)
-        command = [expanded(word, own) for word in command_of(spec)]
+        command = [expand_references(word, own) for word in command_of(spec)]
         base = self._folder / "roots" / spec["name"]
         base.mkdir(parents=True, exist_ok=True)
         mounts = [*self._files(), *self._account(), *self._volumes.mounts(spec)]
@@ -159,10 +159,10 @@ class PodRunner:
             bool(secure.get("readOnlyRootFilesystem")), spec.get("workingDir", "/"),
         )  # fmt: skip
         home = {"HOME": "/root" if identity.user == 0 else "/"}
-        return Recipe(text, node.images.environment | home | service | own, identity)
+        return StartSpec(text, node.images.environment | home | service | own, identity)
 
     def _files(self) -> list[Mount]:
-        """Names and addresses, as a kubelet writes them."""
+        """Write /etc/hosts, /etc/resolv.conf and /etc/hostname, as a kubelet does."""
         domain = "svc.cluster.local"
         search = f"{self._namespace}.{domain} {domain} cluster.local"
         hostname = self._pod["spec"].get("hostname") or self._name
@@ -189,10 +189,10 @@ class PodRunner:
         folder = self._folder / "account"
         return [account_files(folder, token, self._namespace, self._node.authority)]
 
-    # -- its end ---------------------------------------------------------------------------
+    # -- stopping --------------------------------------------------------------------------
 
     async def _stop(self) -> None:
-        """All containers at once, within the time that is left."""
+        """Stop all containers at once, within the remaining grace period."""
         left = self._ends_at - self._node.api.clock.wall_nanoseconds() / 1e9
         if left == float("inf"):
             left = float(self._pod["spec"]["terminationGracePeriodSeconds"])
@@ -214,32 +214,32 @@ class PodRunner:
             if found and found["metadata"]["uid"] == self._pod["metadata"]["uid"]:
                 store.remove(POD, self._namespace, self._name)
 
-    # -- what is told ----------------------------------------------------------------------
+    # -- logs, events and status -----------------------------------------------------------
 
     def log(self, container: str) -> str:
-        """What a container has written; the first one's if none is named."""
+        """Return a container's log; an empty name means any container."""
         every = [*self._initial, *self._containers]
         found = [c for c in every if container in ("", c.spec["name"])]
         if not found or not found[-1].log.exists():
             return ""
         return found[-1].log.read_text(encoding="utf-8", errors="replace")
 
-    def entering(
+    def exec_command(
         self, container: str, command: Sequence[str]
     ) -> tuple[list[str], Mapping[str, str]]:
-        """As :meth:`ContainerProcess.entering`. Raises Refused (400)."""
+        """Call :meth:`ContainerProcess.exec_command` of a container. Raises Refused (400)."""
         for each in self._containers:
             if container in ("", each.spec["name"]) and each.process and each.process.pid:
-                return each.process.entering(command)
+                return each.process.exec_command(command)
         raise bad_request(f"container {container!r} of pod {self._name} is not running")
 
     def _tell(self, reason: str, message: str) -> None:
         kind = "Normal" if reason in ("Started", "Killing") else "Warning"
-        with suppress(Refused):  # its namespace may be gone
-            tell(self._node.api, self._pod, reason, message, kind)
+        with suppress(Refused):  # the namespace may be gone
+            record_event(self._node.api, self._pod, reason, message, kind)
 
     def _report(self) -> None:
-        """Its status, but for what the scheduler has said."""
+        """Write the pod's status, except the scheduler's part."""
         api = self._node.api
         with api.store.locked():
             found = api.store.find(POD, self._namespace, self._name)
@@ -247,7 +247,7 @@ class PodRunner:
                 return
             status = found.setdefault("status", {})
             status |= {"hostIP": self._node.network.gateway, "phase": self._phase()}
-            status.setdefault("startTime", api.stamp())
+            status.setdefault("startTime", api.timestamp())
             if self._sandbox is not None:
                 address = self._sandbox.address
                 status |= {"podIP": address, "podIPs": [{"ip": address}]}
@@ -260,14 +260,14 @@ class PodRunner:
             api.set_status(POD, found)
 
     def _conditions(self, found: Object) -> None:
-        stamp = self._node.api.stamp()
+        stamp = self._node.api.timestamp()
         specs = self._pod["spec"]["containers"]
         initial = self._pod["spec"].get("initContainers") or []
         done = len(self._initial) == len(initial) and all(
             container.state.exit_code == 0 for container in self._initial
         )
-        all_there = len(self._containers) == len(specs)
-        ready = all_there and all(container.state.ready for container in self._containers)
+        all_created = len(self._containers) == len(specs)
+        ready = all_created and all(container.state.ready for container in self._containers)
         over = self._phase() == "Succeeded"
         set_condition(found, "Initialized", done, stamp)
         why = "" if ready else ("PodCompleted" if over else "ContainersNotReady")
@@ -293,7 +293,7 @@ class PodRunner:
         return [self._status(spec, known.get(spec["name"])) for spec in self._pod["spec"][kind]]
 
     def _status(self, spec: Object, container: Container | None) -> Object:
-        told: Object = {
+        status: Object = {
             "name": spec["name"],
             "image": spec["image"],
             "imageID": spec["image"],
@@ -305,9 +305,9 @@ class PodRunner:
         if container is None:
             reason, message = self._waiting
             state = {"reason": reason} | ({"message": message} if message else {})
-            return told | {"state": {"waiting": state}}
+            return status | {"state": {"waiting": state}}
         state_now = container.state
-        return told | {
+        return status | {
             "ready": state_now.ready,
             "started": state_now.started,
             "restartCount": state_now.restarts,

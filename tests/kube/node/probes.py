@@ -1,4 +1,4 @@
-"""Startup, readiness and liveness probes, as a kubelet runs them."""
+"""Startup, readiness and liveness probes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,7 +9,7 @@ EXEC = Callable[[list[str]], Awaitable[int]]
 
 
 def port_of(container: Object, port: int | str) -> int:
-    """Raises ValueError for a name that no port has."""
+    """Return the number of a container's port. Raises ValueError for an unknown name."""
     if isinstance(port, int):
         return port
     for each in container.get("ports") or []:
@@ -18,8 +18,8 @@ def port_of(container: Object, port: int | str) -> int:
     raise ValueError(f"container {container['name']} has no port {port!r}")
 
 
-async def probed(probe: Object, container: Object, address: str, execute: EXEC) -> str:
-    """Empty if it went well; else why not."""
+async def run_probe(probe: Object, container: Object, address: str, execute: EXEC) -> str:
+    """Run a probe once; return why it failed, or "" on success."""
     seconds = float(probe["timeoutSeconds"])
     try:
         async with asyncio.timeout(seconds):
@@ -55,39 +55,40 @@ async def _http(get: Object, container: Object, address: str) -> str:
     finally:
         writer.close()
     good = 200 <= int(status[1]) < 400
-    told = rest.partition(b"\r\n\r\n")[2].decode(errors="replace")[:200]
-    return "" if good else f"status {status[1]}: {told}"
+    body = rest.partition(b"\r\n\r\n")[2].decode(errors="replace")[:200]
+    return "" if good else f"status {status[1]}: {body}"
 
 
 class Probing:
-    """One probe of a container, again and again; ``told`` hears when its verdict changes."""
+    """Runs one probe of a container periodically, and calls ``on_verdict`` when a threshold is
+    reached."""
 
     def __init__(
         self,
         kind: str,
         probe: Object,
         check: Callable[[Object], Awaitable[str]],
-        told: Callable[[str, bool, str], None],
+        on_verdict: Callable[[str, bool, str], None],
     ) -> None:
         self._kind = kind
         self._probe = probe
         self._check = check
-        self._told = told
+        self._on_verdict = on_verdict
 
     async def run(self) -> bool:
-        """A startup probe until it has succeeded (True) or failed for good (False), a liveness
-        probe until it has failed for good, a readiness probe for ever."""
+        """Run a startup probe until it has succeeded (True) or failed for good (False), a liveness
+        probe until it has failed for good, or a readiness probe forever."""
         probe, good, bad = self._probe, 0, 0
         await asyncio.sleep(probe.get("initialDelaySeconds", 0))
         while True:
             why = await self._check(probe)
             good, bad = (0, bad + 1) if why else (good + 1, 0)
             if bad >= probe["failureThreshold"]:
-                self._told(self._kind, False, why)
+                self._on_verdict(self._kind, False, why)
                 if self._kind != "readiness":
                     return False
             if good >= probe["successThreshold"]:
-                self._told(self._kind, True, "")
+                self._on_verdict(self._kind, True, "")
                 if self._kind == "startup":
                     return True
             await asyncio.sleep(probe["periodSeconds"])

@@ -1,4 +1,4 @@
-"""One container's process: started in its sandbox, entered, signalled, waited for."""
+"""A container's main process."""
 
 import asyncio
 import os
@@ -14,8 +14,8 @@ INSIDE = ("mount", "net", "uts", "ipc", "pid", "root", "wd")
 
 
 class ContainerProcess:
-    """It is process 1 of a namespace of its own, so all that it has started ends with it; and it
-    ends with the process that started it."""
+    """A container's main process. It is process 1 of its own PID namespace, so all its children end
+    with it; and it ends with the process that started it."""
 
     def __init__(
         self,
@@ -35,20 +35,20 @@ class ContainerProcess:
         identity: Sequence[str],
         log: Path,
     ) -> "ContainerProcess":
-        """``script`` as :func:`root.script` makes it."""
+        """Start a process in the sandbox. ``script`` comes from :func:`root.script`."""
         isolated = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script]
         with log.open("ab") as written:
             process = await asyncio.create_subprocess_exec(
-                *DIE_WITH_US, *sandbox.entered(), *isolated,
+                *DIE_WITH_US, *sandbox.exec_prefix(), *isolated,
                 env=dict(environment), stdin=asyncio.subprocess.DEVNULL,
                 stdout=written, stderr=written,
             )  # fmt: skip
-        made = ContainerProcess(process, environment, identity)
-        await made._begun()
-        return made
+        started = ContainerProcess(process, environment, identity)
+        await started._wait_until_isolated()
+        return started
 
-    async def _begun(self) -> None:
-        """Until it has its own file system: from then on it can be entered and signalled."""
+    async def _wait_until_isolated(self) -> None:
+        """Wait until it has its own file system; from then on it can be entered and signalled."""
         while self.alive:
             if _root_of(self.pid) != "/":
                 return
@@ -60,11 +60,11 @@ class ContainerProcess:
 
     @property
     def pid(self) -> int:
-        """Of its process 1, as seen from here; 0 if it has ended or not begun."""
+        """The process id on this machine; 0 if the process has ended or not begun."""
         return child_of(self._process.pid) if self.alive else 0
 
     async def wait(self) -> int:
-        """Its exit code: 128 + n for the signal n."""
+        """Wait for the exit code, which is 128 + n after signal n."""
         code = await self._process.wait()
         return code if code >= 0 else 128 - code
 
@@ -74,17 +74,18 @@ class ContainerProcess:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def entering(self, command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-        """A command of this machine that runs ``command`` in here, and its environment."""
+    def exec_command(self, command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+        """Return a command line of this machine that runs ``command`` in the container, and its
+        environment."""
         inside = ["nsenter", f"--target={self.pid}", *(f"--{name}" for name in INSIDE)]
         return [*inside, *self._identity, *command], self._environment
 
     async def execute(self, command: Sequence[str], log: Path | None = None) -> int:
-        """The exit code of another command in here; 137 when it was killed with the container.
-        It is killed when this is cancelled."""
+        """Run another command in the container; return its exit code, or 137 if it was killed with
+        the container. Cancelling this call kills the command."""
         if not self.pid:
             return 137
-        words, environment = self.entering(command)
+        words, environment = self.exec_command(command)
         written = log.open("ab") if log else None
         try:
             process = await asyncio.create_subprocess_exec(
@@ -105,7 +106,7 @@ class ContainerProcess:
 
 
 def _root_of(pid: int) -> str:
-    """Where a process has its files; "/" if it has gone or not begun."""
+    """Return a process's root folder; "/" if the process has ended or not begun."""
     try:
         return str(Path(f"/proc/{pid}/root").readlink()) if pid else "/"
     except OSError:

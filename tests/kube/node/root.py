@@ -1,8 +1,8 @@
-"""A container's file system: this machine's below, and what the pod mounts above.
+"""A container's file system: an overlay over this machine's, with the pod's volumes mounted in it.
 
-The script runs as root in namespaces of its own (mounts, processes), and becomes the container's
-command, as the user that the pod names. Nothing that it mounts is seen elsewhere, and all of it
-goes with its last process.
+A shell script sets it up as root in its own mount and PID namespaces, and then becomes the
+container's command, as the user that the pod names. Its mounts are not visible elsewhere, and
+disappear with its last process.
 """
 
 import os
@@ -17,22 +17,22 @@ from tests.kube.node.volumes import Mount
 
 CHROOT = shutil.which("chroot", path=f"{os.defpath}:/usr/sbin:/sbin") or "chroot"
 SHARED_MEMORY = "64m"
-"""Of /dev/shm, as container runtimes give it."""
+"""The size of /dev/shm, as in container runtimes."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who runs in a container, and with which rights."""
+    """The user, groups and capabilities of a container."""
 
     user: int
     group: int
     groups: tuple[int, ...]
     plain: bool
-    """No capabilities, and no way to get any."""
+    """Whether the container has no capabilities and can't gain any."""
 
     @staticmethod
     def of(pod: Object, container: Object) -> "Identity":
-        """Raises ValueError where the pod forbids root, and names no other user."""
+        """Read the security contexts. Raises ValueError for root where the pod forbids it."""
         above = pod["spec"].get("securityContext") or {}
         own = above | (container.get("securityContext") or {})
         user = int(own.get("runAsUser", 0))
@@ -44,8 +44,8 @@ class Identity:
         return Identity(user, int(own.get("runAsGroup", user)), tuple(groups), dropped)
 
     def command(self) -> list[str]:
-        """What goes before the program. The signal of a parent's death is set last, since a change
-        of user clears it."""
+        """Return the command prefix that sets the identity. The parent-death signal is set last,
+        since a change of user clears it."""
         groups = ",".join(map(str, self.groups))
         command = ["setpriv", f"--reuid={self.user}", f"--regid={self.group}"]
         command += [f"--groups={groups}" if groups else "--clear-groups"]
@@ -63,7 +63,7 @@ def script(
     read_only: bool,
     folder: str,
 ) -> str:
-    """For ``sh -c``. ``base`` is an empty folder, ``folder`` where the command begins."""
+    """Return the script for ``sh -c``. ``base`` is empty, ``folder`` the working folder."""
     root = base / "root"
     lines = [
         "set -e",
@@ -88,8 +88,8 @@ def script(
 
 
 def _reachable(root: Path, needs: Sequence[Path]) -> list[str]:
-    """Any user may pass through the folders above the programs, which may be root's own here; and
-    what lies on another file system comes with it."""
+    """Return commands that let any user enter the folders above the programs, which may be root's
+    only, and that mount programs from other file systems."""
     lines, above = [], {parent for path in needs for parent in [path, *path.parents]}
     for parent in sorted(above):
         if not parent.stat().st_mode & 0o001:
@@ -102,7 +102,7 @@ def _reachable(root: Path, needs: Sequence[Path]) -> list[str]:
 
 
 def _mounted(root: Path, mount: Mount) -> list[str]:
-    inside = Path(mount.path).resolve()  # links of this machine, like /var/run, lead out of root
+    inside = Path(mount.path).resolve()  # symlinks, like /var/run, would lead out of root
     path = shlex.quote(f"{root}{inside}")
     if mount.source is None:
         mode = f"size={mount.memory_bytes},mode=2775,gid={mount.group}"
@@ -120,7 +120,7 @@ def _mounted(root: Path, mount: Mount) -> list[str]:
 
 
 def _back(root: Path, mounts: Sequence[Mount], needs: Sequence[Path]) -> list[str]:
-    """Programs that a mount has hidden: of a checkout below /tmp, say."""
+    """Return commands that restore programs which a mount hides, like a checkout below /tmp."""
     lines = []
     for path in needs:
         if any(path.is_relative_to(mount.path) for mount in mounts):

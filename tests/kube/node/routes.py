@@ -1,24 +1,25 @@
-"""Where services lead at this moment: addresses of names, and ready pods behind each port."""
+"""The routing table of services: addresses of DNS names, and ready pods behind each port."""
 
 from tests.kube.api import Api
-from tests.kube.controllers.endpoints import backends, is_open, port_at
+from tests.kube.controllers.endpoints import backends, gets_traffic, port_at
 from tests.kube.kinds import SERVICE, Object
-from tests.kube.pods import is_leaving
+from tests.kube.pods import is_being_deleted
 
 DOMAIN = "svc.cluster.local"
 
 Table = dict[str, dict[str, list[str]]]
-"""``ports``: address:port of a service → those of its pods. ``names``: full names → addresses."""
+"""``ports`` maps address:port of a service to those of its pods; ``names`` maps full DNS names to
+addresses."""
 
 
 def routes(api: Api, node: str) -> Table:
-    """Of all services. ``node`` is where the API server is."""
+    """Return the routes of all services. ``node`` is the API server's address."""
     ports: dict[str, list[str]] = {}
     names = {f"kubernetes.default.{DOMAIN}": [node]}
     for service in api.store.all(SERVICE):
-        if is_leaving(service):
+        if is_being_deleted(service):
             continue
-        pods = [pod for pod in backends(api, service) if is_open(service, pod)]
+        pods = [pod for pod in backends(api, service) if gets_traffic(service, pod)]
         ports |= _ports(service, pods)
         names |= _names(service, pods)
     return {"ports": ports, "names": names}
@@ -40,7 +41,7 @@ def _place(pod: Object, port: Object) -> str:
 
 
 def _names(service: Object, pods: list[Object]) -> dict[str, list[str]]:
-    """The service's own, and those of pods that have host names in it."""
+    """Return the DNS names of a service, and of pods with host names in a headless one."""
     metadata, spec = service["metadata"], service["spec"]
     own = f"{metadata['name']}.{metadata['namespace']}.{DOMAIN}"
     if spec.get("clusterIP", "None") != "None":

@@ -1,5 +1,4 @@
-"""What a pod's containers share: a network with an address, a host name, and memory between
-processes."""
+"""The namespaces that a pod's containers share: network, host name and IPC."""
 
 import asyncio
 from pathlib import Path
@@ -11,7 +10,7 @@ DIE_WITH_US = ["setpriv", "--pdeathsig=KILL"]
 
 
 class Sandbox:
-    """Kept by a process that does nothing; with it everything of the pod's network goes."""
+    """A pod's namespaces. An idle process keeps them; they disappear with it."""
 
     def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
         self._process = process
@@ -30,29 +29,29 @@ class Sandbox:
         )  # fmt: skip
         assert process.stdout is not None
         if await process.stdout.readline() != b"ready\n":
-            raise RuntimeError("no namespaces for a pod")
-        made = Sandbox(process, "")
+            raise RuntimeError("cannot create the Linux namespaces of a pod")
+        sandbox = Sandbox(process, "")
         try:
-            made.address = await asyncio.to_thread(network.attach, process.pid)
+            sandbox.address = await asyncio.to_thread(network.attach, process.pid)
         except BaseException:
-            await made.stop()
+            await sandbox.stop()
             raise
-        return made
+        return sandbox
 
     async def stop(self) -> None:
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
 
-    def entered(self) -> list[str]:
-        """A command's beginning that runs it in here."""
+    def exec_prefix(self) -> list[str]:
+        """Return the command prefix that runs a command in these namespaces."""
         return ["nsenter", f"--target={self.pid}", *(f"--{name}" for name in SHARED)]
 
 
 def child_of(pid: int) -> int:
-    """The only child of a process; 0 if it has none."""
+    """Return the process id of the only child of a process; 0 if it has none."""
     try:
-        told = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()
     except FileNotFoundError:
         return 0
-    return int(told[0]) if told else 0
+    return int(children[0]) if children else 0

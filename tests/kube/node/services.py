@@ -1,4 +1,4 @@
-"""What a kubelet does for services: keeps the forwarder's table as the API server has it."""
+"""Keeps the forwarder's routing table up to date with the API server, like kube-proxy."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from tests.kube.node.sandbox import DIE_WITH_US
 
 
 class Services:
-    """``look`` after any change; ``stop`` at the end."""
+    """Runs the forwarder. Call ``update`` after any change, and ``stop`` at the end."""
 
     def __init__(self, api: Api, network: Network) -> None:
         self._api = api
@@ -28,10 +28,11 @@ class Services:
             *DIE_WITH_US, sys.executable, *module, cwd=REPOSITORY,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        await self.look()
+        await self.update()
 
-    async def look(self) -> None:
-        """Returns when the forwarder has it. Raises RuntimeError when there is none any more."""
+    async def update(self) -> None:
+        """Update the forwarder's table, and wait until it is in effect. Raises RuntimeError if the
+        forwarder has ended."""
         table = routes(self._api, self._network.gateway)
         if table == self._table:
             return

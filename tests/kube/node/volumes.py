@@ -1,4 +1,4 @@
-"""Volumes: a folder for each, that its containers mount."""
+"""Volumes: one folder each, which the pod's containers mount."""
 
 import os
 import shutil
@@ -16,8 +16,8 @@ WORLD = 0o777
 
 @dataclass(frozen=True)
 class Mount:
-    """``source`` appears at ``path``. With ``memory_bytes`` it is a file system in memory instead,
-    of that size, of the group ``group``."""
+    """A mount of ``source`` at ``path``; or, with ``memory_bytes``, of an in-memory file system of
+    that size, which belongs to the group ``group``."""
 
     path: str
     source: Path | None
@@ -27,8 +27,8 @@ class Mount:
 
 
 class Volumes:
-    """Of one pod. ``claims`` is where the folders of all claims lie, and ``token`` its
-    service account's."""
+    """The volumes of one pod. ``claims`` is the parent folder of all claims, and ``token`` that of
+    the pod's service account."""
 
     def __init__(self, api: Api, pod: Object, folder: Path, claims: Path, token: str) -> None:
         self._token = token
@@ -41,12 +41,12 @@ class Volumes:
         self._specs = {each["name"]: each for each in pod["spec"].get("volumes") or []}
 
     def make(self) -> None:
-        """The folders with what is to lie in them. Raises Missing."""
+        """Create and fill the folders. Raises Missing."""
         for name, spec in self._specs.items():
             self._fill(self._folder / name, spec)
 
     def mounts(self, container: Object) -> list[Mount]:
-        """Outer ones first."""
+        """Return a container's mounts, outer folders first."""
         mounts = [self._mount(each) for each in container.get("volumeMounts") or []]
         return sorted(mounts, key=lambda mount: mount.path.rstrip("/").count("/"))
 
@@ -66,7 +66,8 @@ class Volumes:
         return Mount(path, source, read_only)
 
     def _alone(self, name: str) -> bool:
-        """A memory file system is a container's own, so one that is shared is a folder."""
+        """Return whether only one container mounts the volume. An in-memory file system can't be
+        shared here, so a shared volume is a folder."""
         users = [
             container["name"]
             for container in self._pod["spec"]["containers"]
@@ -91,32 +92,32 @@ class Volumes:
         elif "projected" in spec:
             files: dict[str, bytes] = {}
             for source in spec["projected"].get("sources") or []:
-                kind, told = next(iter(source.items()))
-                files |= self._files(kind, told)
+                kind, projection = next(iter(source.items()))
+                files |= self._files(kind, projection)
             self._write(folder, files, spec["projected"].get("defaultMode", 0o644))
         elif "downwardAPI" in spec:
             self._write(folder, self._files("downwardAPI", spec["downwardAPI"]), 0o644)
         elif "emptyDir" in spec or "persistentVolumeClaim" in spec:
             self._open(self._source(spec))
         else:
-            raise Missing(f"this kubelet knows no volume like {sorted(spec)}")
+            raise Missing(f"this kubelet does not support a volume with the fields {sorted(spec)}")
 
-    def _files(self, kind: str, told: Object) -> dict[str, bytes]:
+    def _files(self, kind: str, source: Object) -> dict[str, bytes]:
         if kind == "downwardAPI":
             return {
                 item["path"]: field(self._pod, item["fieldRef"]["fieldPath"]).encode()
-                for item in told.get("items") or []
+                for item in source.get("items") or []
             }
         if kind == "serviceAccountToken":
-            return {told["path"]: self._token.encode()}
+            return {source["path"]: self._token.encode()}
         data = contents(self._api, CONFIG_MAP if kind == "configMap" else SECRET,
-                        self._namespace, told)  # fmt: skip
-        if not told.get("items"):
+                        self._namespace, source)  # fmt: skip
+        if not source.get("items"):
             return data
-        for item in told["items"]:
+        for item in source["items"]:
             if item["key"] not in data:
                 raise Missing(f"references non-existent config key: {item['key']}")
-        return {item["path"]: data[item["key"]] for item in told["items"]}
+        return {item["path"]: data[item["key"]] for item in source["items"]}
 
     def _write(self, folder: Path, files: dict[str, bytes], mode: int) -> None:
         if folder.exists():
@@ -130,7 +131,7 @@ class Volumes:
             path.chmod(mode | (0o040 if self._group else 0))
 
     def _open(self, folder: Path) -> None:
-        """For whoever runs in the pod, and its group."""
+        """Create a folder that the pod's users and group can write to."""
         if not folder.exists():
             folder.mkdir(parents=True)
         os.chown(folder, 0, self._group)
@@ -138,7 +139,7 @@ class Volumes:
 
 
 def account_files(folder: Path, token: str, namespace: str, authority: bytes) -> Mount:
-    """What the client of a service account looks for."""
+    """Write the files that Kubernetes clients expect for a service account."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "token").write_text(token, encoding="utf-8")
     (folder / "namespace").write_text(namespace, encoding="utf-8")

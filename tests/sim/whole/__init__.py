@@ -1,1 +1,1 @@
-"""A whole cluster in one process: production code over a network that can do its worst."""
+"""A whole cluster simulated in one process: production code over a network with injected faults."""

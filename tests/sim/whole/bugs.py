@@ -1,4 +1,4 @@
-"""Bugs to plant, one at a time: a simulation that finds none of them would find nothing."""
+"""Bugs that a test plants, one at a time, to prove that the simulation would find such bugs."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -23,14 +23,14 @@ from router.generation.output_queue import OutputQueue
 from router.generation.worker_connection import CONNECT_TIMEOUT_SECONDS, StreamWorkerConnection
 from router.http.connection import UvicornBodyWriter
 from router.openai.choice_stream import ChoiceStream
-from tests.sim.whole.chance import Chance
+from tests.sim.whole.chance import SeededRandom
 from tests.sim.whole.transport import Fabric
 
 Changes = list[tuple[type, str, Any]]
 
 
-def lost_free() -> Changes:
-    """A hand-off that ends early leaves its blocks pinned."""
+def leaked_reservation() -> Changes:
+    """A KV transfer that ends early leaves the blocks reserved for it pinned."""
     original = Engine.abort
 
     def abort(self: Engine, request_id: Any, *, quarantine: bool = False) -> bool:
@@ -42,8 +42,8 @@ def lost_free() -> Changes:
     return [(Engine, "abort", abort)]
 
 
-def stale_epoch() -> Changes:
-    """Outputs go to whoever waits for the request, and no fence of the router holds."""
+def ignored_epoch() -> Changes:
+    """Outputs go to the newest attempt of the request, and the router's epoch fences are off."""
     latest, changes = _latest_inboxes()
 
     def deliver(self: StreamWorkerConnection, output: RequestOutput) -> None:
@@ -53,7 +53,7 @@ def stale_epoch() -> Changes:
 
 
 def _latest_inboxes() -> tuple[dict[str, OutputQueue], Changes]:
-    """The newest inbox of each request."""
+    """Return the newest output queue of each request, and the changes that keep track of it."""
     submit = StreamWorkerConnection.submit
     latest: dict[str, OutputQueue] = {}
 
@@ -67,13 +67,13 @@ def _latest_inboxes() -> tuple[dict[str, OutputQueue], Changes]:
 
 
 def _no_fences() -> Changes:
-    """Outputs of any epoch are as good as another's."""
-    accept, add = Attempt._accept, OutputMerger.add
+    """Return the changes after which the router accepts outputs of any epoch."""
+    accept, add = Attempt._process_one, OutputMerger.add
 
     def accept_any(self: Attempt, worker_id: Any, item: Any) -> list[RequestOutput]:
         if not isinstance(item, RequestOutput) or item.epoch == self._spec.epoch:
             return accept(self, worker_id, item)
-        return [] if item.finish_reason is not None else list(self._merge.add(item))
+        return [] if item.finish_reason is not None else list(self._merger.add(item))
 
     def add_any(self: OutputMerger, output: RequestOutput) -> Iterator[RequestOutput]:
         known = self._epoch
@@ -83,16 +83,16 @@ def _no_fences() -> Changes:
         finally:
             self._epoch = known
 
-    return [(Attempt, "_accept", accept_any), (OutputMerger, "add", add_any)]
+    return [(Attempt, "_process_one", accept_any), (OutputMerger, "add", add_any)]
 
 
 def lost_token() -> Changes:
-    """What is placed anew lacks the last token that the client has."""
+    """A new placement starts without the last token that the client has received."""
     return [(Generation, "_begin_epoch", _begin_with(lambda answered: answered[:-1]))]
 
 
-def doubled_token() -> Changes:
-    """What is placed anew has the last token twice."""
+def repeated_token() -> Changes:
+    """A new placement starts with the last token twice."""
     return [(Generation, "_begin_epoch", _begin_with(lambda answered: [*answered, *answered[-1:]]))]
 
 
@@ -105,25 +105,25 @@ def _begin_with(change: Callable[[Any], Any]) -> Callable[..., Any]:
     return begin
 
 
-def stale_block() -> Changes:
-    """Nobody looks at checksums, and some reads arrive damaged."""
+def unverified_checksum() -> Changes:
+    """Checksums are not verified, and some KV reads arrive damaged."""
     build = Fabric.__init__
 
     def good(self: KvLayout, algorithm: str, blocks: Any, ids: Any, first: int, last: int) -> Any:
         return [True] * (last - first)
 
-    def damaged(self: Fabric, chance: Chance) -> None:
+    def damaged(self: Fabric, chance: SeededRandom) -> None:
         build(self, chance)
         self.damage = 0.05
 
-    return [(KvLayout, "good", good), (Fabric, "__init__", damaged)]
+    return [(KvLayout, "verify_blocks", good), (Fabric, "__init__", damaged)]
 
 
-# -- of lines ----------------------------------------------------------------------------------
+# -- framed connections ------------------------------------------------------------------------
 
 
 def torn_frame() -> Changes:
-    """A frame whose head was cut in two is not put together again."""
+    """A frame whose header arrives in two pieces is not put together again."""
     original = FrameProtocol.data_received
 
     def data_received(self: FrameProtocol, data: bytes) -> None:
@@ -134,13 +134,13 @@ def torn_frame() -> Changes:
     return [(FrameProtocol, "data_received", data_received)]
 
 
-def late_frame() -> Changes:
-    """What still comes over a line that was given up is taken for its successor's."""
+def frame_after_close() -> Changes:
+    """Messages that still arrive over a connection that was given up count as its successor's."""
     latest, changes = _latest_inboxes()
     deliver = StreamWorkerConnection.deliver
 
     def deliver_late(self: StreamWorkerConnection, output: RequestOutput) -> None:
-        if self.alive:
+        if self.is_alive:
             deliver(self, output)
         else:
             latest[output.request_id].put(self._worker.id, output)
@@ -150,13 +150,17 @@ def late_frame() -> Changes:
         self._end(error)
 
     async def serve(self: FramedWorkerConnection) -> BatonError:
-        line = self._line = await open_framed_connection(
-            self._worker.line, WORKER_SERVICE, self._trust, self._receive, CONNECT_TIMEOUT_SECONDS
+        line = self._connection = await open_framed_connection(
+            self._worker.framed_address,
+            WORKER_SERVICE,
+            self._credentials,
+            self._receive,
+            CONNECT_TIMEOUT_SECONDS,
         )
-        self.reached = True
-        for message in self._early:
+        self.was_connected = True
+        for message in self._unsent:
             line.send_message(message)
-        return await line.ended()
+        return await line.wait_until_ended()
 
     return [
         *changes,
@@ -167,8 +171,8 @@ def late_frame() -> Changes:
     ]
 
 
-def unclosed_line() -> Changes:
-    """A line whose peer was silent for too long is given up, and never closed."""
+def unclosed_connection() -> Changes:
+    """A connection whose peer was silent for too long is given up, but never closed."""
 
     def lose(self: FramedConnection, error: BatonError) -> None:
         self._end(error)
@@ -177,7 +181,7 @@ def unclosed_line() -> Changes:
 
 
 def unanswered_ping() -> Changes:
-    """Who has nothing to say is taken for dead."""
+    """Pings are not answered, so an idle peer is taken for dead."""
     original = FramedConnection._on_control
 
     def on_control(self: FramedConnection, kind: int, payload: bytes) -> None:
@@ -187,18 +191,18 @@ def unanswered_ping() -> Changes:
     return [(FramedConnection, "_on_control", on_control)]
 
 
-def endless_patience() -> Changes:
-    """Nobody minds a peer that is silent."""
+def no_silence_timeout() -> Changes:
+    """A silent peer is never given up."""
 
     def tick(self: FramedConnection) -> None:
         self.send(0, FrameKind.PING, b"")
-        self._arm(self._tick_seconds, self._tick)
+        self._start_timer(self._tick_seconds, self._tick)
 
     return [(FramedConnection, "_tick", tick)]
 
 
-def dropped_at_pressure() -> Changes:
-    """What a peer that does not read leaves no room for is thrown away."""
+def dropped_under_backpressure() -> Changes:
+    """A message that does not fit into the send buffer is thrown away."""
     original = FrameProtocol.send
 
     def send(self: FrameProtocol, number: int, kind: int, payload: bytes) -> None:
@@ -208,59 +212,67 @@ def dropped_at_pressure() -> Changes:
     return [(FrameProtocol, "send", send)]
 
 
-def never_resumed() -> Changes:
-    """Who has waited for a peer to read waits for ever."""
+def writer_never_resumed() -> Changes:
+    """A writer that was paused because its peer does not read is never resumed."""
     return [(FramedConnection, "resume_writing", lambda self: None)]
 
 
-def lost_early() -> Changes:
-    """What was to be sent before there was a line is lost."""
+def lost_before_connect() -> Changes:
+    """Messages that are sent before the connection is established are lost."""
 
     def send(self: FramedWorkerConnection, message: bytes) -> None:
-        if self._line is not None:
-            self._line.send_message(message)
+        if self._connection is not None:
+            self._connection.send_message(message)
 
     return [(FramedWorkerConnection, "send", send)]
 
 
-def endless_handshake() -> Changes:
-    """Who connects and says nothing stays."""
-    original = FramedServerConnection._arm
+def no_handshake_timeout() -> Changes:
+    """A client that connects and never completes the handshake is not disconnected."""
+    original = FramedServerConnection._start_timer
 
     def arm(self: FramedServerConnection, seconds: float, call: Callable[[], None]) -> None:
         if self.is_open:
             original(self, seconds, call)
 
-    return [(FramedServerConnection, "_arm", arm)]
+    return [(FramedServerConnection, "_start_timer", arm)]
 
 
-# -- of the relay ------------------------------------------------------------------------------
+# -- inline delivery of tokens to clients ------------------------------------------------------
 
 
-def relayed_out_of_order() -> Changes:
-    """A token overtakes those that wait to be read, and nobody looks at its index."""
-    original, put = Attempt._hand_on, OutputQueue.put
+def delivered_out_of_order() -> Changes:
+    """A token that is delivered inline overtakes queued ones, and its index is not checked."""
+    original, put = Attempt._consume_inline, OutputQueue.put
 
     def hand_on(self: Attempt, worker_id: Any, output: RequestOutput) -> bool:
-        waiting, self._merge.next_index = self._merge.next_index, output.first_index
+        waiting, self._merger.next_index = self._merger.next_index, output.first_index
         try:
             return original(self, worker_id, output)
         finally:
-            self._merge.next_index = max(waiting, self._merge.next_index)
+            self._merger.next_index = max(waiting, self._merger.next_index)
 
     def put_any(self: OutputQueue, worker_id: Any, item: Any) -> None:
-        if self.relay is None or isinstance(item, BatonError) or not self.relay(worker_id, item):
+        if (
+            self.inline_consumer is None
+            or isinstance(item, BatonError)
+            or not self.inline_consumer(worker_id, item)
+        ):
             put(self, worker_id, item)
 
-    return [(Attempt, "_hand_on", hand_on), (OutputQueue, "put", put_any)]
+    return [(Attempt, "_consume_inline", hand_on), (OutputQueue, "put", put_any)]
 
 
-def relayed_after_the_end() -> Changes:
-    """A placement that is over goes on to hand over tokens for a while."""
+def delivered_after_the_end() -> Changes:
+    """An attempt that has ended goes on delivering tokens for a while."""
     put, close = OutputQueue.put, Attempt.close
 
     def put_any(self: OutputQueue, worker_id: Any, item: Any) -> None:
-        if self.relay is None or isinstance(item, BatonError) or not self.relay(worker_id, item):
+        if (
+            self.inline_consumer is None
+            or isinstance(item, BatonError)
+            or not self.inline_consumer(worker_id, item)
+        ):
             put(self, worker_id, item)
 
     def close_later(self: Attempt) -> None:
@@ -269,20 +281,20 @@ def relayed_after_the_end() -> Changes:
     return [(OutputQueue, "put", put_any), (Attempt, "close", close_later)]
 
 
-def relayed_to_nobody() -> Changes:
-    """A token for a client that does not keep up counts as written."""
-    original = ChoiceStream._relay
+def delivered_to_slow_client() -> Changes:
+    """A token for a client that reads too slowly counts as written."""
+    original = ChoiceStream._consume_inline
     return [
         (
             ChoiceStream,
-            "_relay",
+            "_consume_inline",
             lambda self, outlet, output: original(self, outlet, output) or True,
         )
     ]
 
 
-def pushed_past_pause() -> Changes:
-    """Whoever reads slowly is written to all the same."""
+def written_past_pause() -> Changes:
+    """The router writes on to a client that reads too slowly."""
 
     def is_open(self: UvicornBodyWriter) -> bool:
         cycle = self._cycle
@@ -295,31 +307,32 @@ def pushed_past_pause() -> Changes:
 BUGS: dict[str, Callable[[], Changes]] = {
     bug.__name__: bug
     for bug in (
-        lost_free,
-        stale_epoch,
+        leaked_reservation,
+        ignored_epoch,
         lost_token,
-        doubled_token,
-        stale_block,
+        repeated_token,
+        unverified_checksum,
         torn_frame,
-        late_frame,
-        unclosed_line,
+        frame_after_close,
+        unclosed_connection,
         unanswered_ping,
-        endless_patience,
-        dropped_at_pressure,
-        never_resumed,
-        lost_early,
-        endless_handshake,
-        relayed_out_of_order,
-        relayed_after_the_end,
-        relayed_to_nobody,
-        pushed_past_pause,
+        no_silence_timeout,
+        dropped_under_backpressure,
+        writer_never_resumed,
+        lost_before_connect,
+        no_handshake_timeout,
+        delivered_out_of_order,
+        delivered_after_the_end,
+        delivered_to_slow_client,
+        written_past_pause,
     )
 }
 
 
 @contextmanager
 def planted(name: str) -> Iterator[None]:
+    """Patch the bug ``name`` into the production code."""
     with ExitStack() as changes:
-        for where, what, instead in BUGS[name]():
-            changes.enter_context(patch.object(where, what, instead))
+        for owner, attribute, replacement in BUGS[name]():
+            changes.enter_context(patch.object(owner, attribute, replacement))
         yield

@@ -1,4 +1,4 @@
-"""All that is left to chance, from one seed."""
+"""The only source of randomness of a run, from one seed."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -8,18 +8,18 @@ import numpy as np
 T = TypeVar("T")
 
 
-class Chance:
-    """Every draw costs one number, so that a run is cheap and a seed replays it."""
+class SeededRandom:
+    """Every draw takes one number from the generator, which is cheap and replays from a seed."""
 
     def __init__(self, seed: int) -> None:
         self.number = np.random.Generator(np.random.PCG64(seed)).random
-        """Of [0, 1)."""
+        """Return a number in [0, 1)."""
 
     def below(self, count: int) -> int:
         return int(self.number() * count)
 
     def between(self, least: int, most: int) -> int:
-        """Both included."""
+        """Return an integer from ``least`` to ``most``, both included."""
         return least + int(self.number() * (most - least + 1))
 
     def uniform(self, least: float, most: float) -> float:

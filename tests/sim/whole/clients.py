@@ -1,4 +1,4 @@
-"""What clients ask over HTTP, and what they get."""
+"""HTTP clients: the requests that they send, and the responses that they receive."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -10,18 +10,18 @@ import orjson
 from baton.core.ids import Epoch, RequestId, TokenId
 from baton.core.request import FinishReason, RequestOutput, RequestSpec, SamplingParams
 from router.generation.generation import Generation
-from tests.sim.whole.chance import Chance
+from tests.sim.whole.chance import SeededRandom
 from tests.sim.whole.process import Process
 from tests.sim.whole.sockets import SimSocket
 
 if TYPE_CHECKING:
-    from tests.sim.whole.router import RouterLife
+    from tests.sim.whole.router import SimRouter
 
 NUM_FAMILIES = 3
-"""Prompts of a family begin alike."""
+"""Prompts of one family share their beginning."""
 
 FIRST_CHARACTER = 0x100
-"""The letter of token 0."""
+"""The character for token 0."""
 
 SLOW_PAUSE_SECONDS = 0.3
 REQUEST = (
@@ -32,73 +32,76 @@ DONE = b"[DONE]"
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """``leaves_after`` seconds the client is gone, if the answer has not ended. After
-    ``stops_after`` it reads nothing for ``stops_for``. A ``slow`` one pauses now and then."""
+class ClientRequest:
+    """A request. The client disconnects after ``cancels_after_seconds`` seconds unless the response
+    has ended. After ``pauses_after_seconds`` seconds it reads nothing for ``pause_seconds``
+    seconds. A ``reads_slowly`` client pauses now and then."""
 
     spec: RequestSpec
     at_seconds: float
-    leaves_after: float | None = None
+    cancels_after_seconds: float | None = None
     streams: bool = True
     has_stop_string: bool = False
-    slow: bool = False
-    stops_after: float | None = None
-    stops_for: float = 0.0
+    reads_slowly: bool = False
+    pauses_after_seconds: float | None = None
+    pause_seconds: float = 0.0
 
 
-class WrongHistory(AssertionError):
-    """A client saw what none may see."""
+class GuaranteeViolation(AssertionError):
+    """A client received something that breaks a guarantee."""
 
 
 @dataclass(eq=False)
-class Answer:
-    """What one client saw. ``end`` is complete, error, cancelled, broken (its connection), or lost
-    with its router; there is exactly one. ``num_noted`` tokens has its journey taken for the next.
-    """
+class ClientResponse:
+    """What one client received. ``end`` is "complete", "error", "cancelled", "broken" (its
+    connection broke) or "lost" (its router died), and is set exactly once. ``num_accepted_tokens``
+    is how many tokens the router's :class:`Generation` has accepted."""
 
-    ask: Ask
-    journey: Generation | None = None
+    request: ClientRequest
+    generation: Generation | None = None
     tokens: list[TokenId] = field(default_factory=list)
     end: str = ""
     reason: FinishReason | None = None
     error: str = ""
-    num_noted: int = 0
+    num_accepted_tokens: int = 0
     has_ended: bool = False
     may_break: bool = False
 
-    def note(self, output: RequestOutput) -> None:
-        """In the router."""
-        assert self.journey is not None
-        name, epoch = self.ask.spec.request_id, self.journey.record.placements[-1].epoch
+    def check_output(self, output: RequestOutput) -> None:
+        """Check and count an output that the router has accepted."""
+        assert self.generation is not None
+        name, epoch = self.request.spec.request_id, self.generation.record.placements[-1].epoch
         if self.has_ended:
-            raise WrongHistory(f"{name}: a token after the end")
+            raise GuaranteeViolation(f"{name}: a token after the end")
         if output.epoch != epoch:
-            raise WrongHistory(f"{name}: a token of epoch {output.epoch} in epoch {epoch}")
-        if output.first_index != self.num_noted:
-            raise WrongHistory(f"{name}: token {output.first_index} after {self.num_noted}")
-        self.num_noted += len(output.token_ids)
+            raise GuaranteeViolation(f"{name}: a token of epoch {output.epoch} in epoch {epoch}")
+        if output.first_index != self.num_accepted_tokens:
+            raise GuaranteeViolation(
+                f"{name}: token {output.first_index} after {self.num_accepted_tokens}"
+            )
+        self.num_accepted_tokens += len(output.token_ids)
         self.has_ended = output.finish_reason is not None
 
-    def take(self, text: str, reason: str | None) -> None:
-        """At the client."""
+    def receive(self, text: str, reason: str | None) -> None:
+        """Record text that the client has received."""
         if self.end or self.reason is not None:
-            raise WrongHistory(f"{self.ask.spec.request_id}: text after the end")
+            raise GuaranteeViolation(f"{self.request.spec.request_id}: text after the end")
         self.tokens += [TokenId(ord(letter) - FIRST_CHARACTER) for letter in text]
         if reason is not None:
             self.reason = FinishReason(reason)
 
     def finish(self, end: str, error: str = "") -> None:
         if self.end:
-            raise WrongHistory(f"{self.ask.spec.request_id}: {end} after {self.end}")
+            raise GuaranteeViolation(f"{self.request.spec.request_id}: {end} after {self.end}")
         self.end, self.error = end, error
 
 
 class Client(asyncio.Protocol):
-    """Reads its answer as an HTTP client does. Over with ``over``."""
+    """Read a response as an HTTP client does. ``closed`` completes when the client has finished."""
 
-    def __init__(self, router: "RouterLife", answer: Answer, process: Process) -> None:
+    def __init__(self, router: "SimRouter", answer: ClientResponse, process: Process) -> None:
         self.answer = answer
-        self.over: asyncio.Future[None] = process.loop.create_future()
+        self.closed: asyncio.Future[None] = process.loop.create_future()
         self._router = router
         self._process = process
         self._parser = httptools.HttpResponseParser(self)
@@ -106,19 +109,19 @@ class Client(asyncio.Protocol):
         self._unread = b""
         self._is_done = False
 
-    # -- the transport calls ----------------------------------------------------------------
+    # -- callbacks of the transport ---------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        self._transport.write(REQUEST % self.answer.ask.spec.request_id.encode())
-        ask = self.answer.ask
-        if ask.stops_after is not None:
-            self._later(ask.stops_after, self._pause, ask.stops_for)
+        self._transport.write(REQUEST % self.answer.request.spec.request_id.encode())
+        ask = self.answer.request
+        if ask.pauses_after_seconds is not None:
+            self._later(ask.pauses_after_seconds, self._pause, ask.pause_seconds)
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
         chance = self._process.network.chance
-        if self.answer.ask.slow and chance.happens(0.3):
+        if self.answer.request.reads_slowly and chance.happens(0.3):
             self._pause(SLOW_PAUSE_SECONDS * chance.number())
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -127,11 +130,11 @@ class Client(asyncio.Protocol):
             self.answer.finish(end, f"the connection broke: {error}")
         self._end()
 
-    # -- the parser calls --------------------------------------------------------------------
+    # -- callbacks of the HTTP parser ---------------------------------------------------------
 
     def on_body(self, body: bytes) -> None:
         self._unread += body
-        if self._parser.get_status_code() != 200 or not self.answer.ask.streams:
+        if self._parser.get_status_code() != 200 or not self.answer.request.streams:
             return
         *events, self._unread = self._unread.split(b"\n\n")
         for event in events:
@@ -142,9 +145,9 @@ class Client(asyncio.Protocol):
             pass
         elif self._parser.get_status_code() != 200:
             self._fail(orjson.loads(self._unread))
-        elif self.answer.ask.streams:
+        elif self.answer.request.streams:
             if not self._is_done:
-                raise WrongHistory(f"{self.answer.ask.spec.request_id}: half a stream")
+                raise GuaranteeViolation(f"{self.answer.request.spec.request_id}: half a stream")
             self.answer.finish("complete")
         else:
             self._on_choice(orjson.loads(self._unread))
@@ -154,7 +157,9 @@ class Client(asyncio.Protocol):
 
     def _on_event(self, data: bytes) -> None:
         if self._is_done or self.answer.end:
-            raise WrongHistory(f"{self.answer.ask.spec.request_id}: an event after the end")
+            raise GuaranteeViolation(
+                f"{self.answer.request.spec.request_id}: an event after the end"
+            )
         if data == DONE:
             self._is_done = True
             return
@@ -166,14 +171,14 @@ class Client(asyncio.Protocol):
 
     def _on_choice(self, event: dict[str, Any]) -> None:
         choice = event["choices"][0]
-        self.answer.take(choice["text"], choice["finish_reason"])
+        self.answer.receive(choice["text"], choice["finish_reason"])
 
     def _fail(self, event: dict[str, Any]) -> None:
         self.answer.finish("error", event["error"]["message"])
 
-    # -- what it does -----------------------------------------------------------------------
+    # -- actions ------------------------------------------------------------------------------
 
-    def leave(self) -> None:
+    def cancel(self) -> None:
         if not self.answer.end:
             self.answer.finish("cancelled")
         if self._transport is not None:
@@ -184,48 +189,48 @@ class Client(asyncio.Protocol):
         self._transport.pause_reading()
         self._later(seconds, self._transport.resume_reading)
 
-    def _later(self, seconds: float, what: Any, *given: Any) -> None:
+    def _later(self, seconds: float, callback: Any, *arguments: Any) -> None:
         process = self._process
-        process.loop.call_later(seconds, what, *given, context=process.context)
+        process.loop.call_later(seconds, callback, *arguments, context=process.context)
 
     def _end(self) -> None:
-        if not self.over.done():
-            self.over.set_result(None)
+        if not self.closed.done():
+            self.closed.set_result(None)
 
 
-async def follow(router: "RouterLife", answer: Answer, process: Process) -> None:
-    """One client, in a process of theirs."""
+async def run_client(router: "SimRouter", answer: ClientResponse, process: Process) -> None:
+    """Run one client until it has its response, has left, or its connection is gone."""
     client = Client(router, answer, process)
     try:
         await process.network.connect(process, lambda: client, router.address, "http")
-        await client.over
+        await client.closed
     except OSError as error:
         if router.process.alive:
-            raise WrongHistory(f"nobody listens: {error}") from error
+            raise GuaranteeViolation(f"the router is not listening: {error}") from error
         answer.finish("lost", str(error))
     except asyncio.CancelledError:
-        client.leave()
+        client.cancel()
         raise
 
 
 def has_client(end: SimSocket) -> bool:
-    """Whether its client knows already that it is connected."""
+    """Return whether the client of this HTTP connection knows already that it is connected."""
     return (end if end.is_client else end.peer).protocol is not None
 
 
-def hang_up(end: SimSocket) -> None:
-    """Breaks a client's connection, which it may tell."""
+def reset_client_connection(end: SimSocket) -> None:
+    """Reset a client's connection, and excuse a response that ends as "broken"."""
     client = end if end.is_client else end.peer
     client.protocol.answer.may_break = True
     for each in (end, end.peer):
         each.reset(ConnectionResetError("reset"))
 
 
-def draw_asks(chance: Chance) -> list[Ask]:
-    return [draw_ask(chance, number) for number in range(chance.between(3, 8))]
+def draw_requests(chance: SeededRandom) -> list[ClientRequest]:
+    return [draw_request(chance, number) for number in range(chance.between(3, 8))]
 
 
-def draw_ask(chance: Chance, number: int) -> Ask:
+def draw_request(chance: SeededRandom, number: int) -> ClientRequest:
     family, shared = chance.below(NUM_FAMILIES), 4 * chance.below(8)
     own = chance.between(1, 12)
     prompt = [*_tokens(family, shared), *_tokens(50 + number, own)]
@@ -239,19 +244,19 @@ def draw_ask(chance: Chance, number: int) -> Ask:
     )
     leaves = chance.number() ** 2 if chance.happens(0.15) else None
     stops = chance.number() if chance.happens(0.08) else None
-    return Ask(
+    return ClientRequest(
         spec,
         0.05 + chance.number(),
         leaves,
         streams=chance.happens(0.85),
         has_stop_string=chance.happens(0.1),
-        slow=chance.happens(0.2),
-        stops_after=stops,
-        stops_for=chance.number() ** 2 + (4.0 if chance.happens(0.15) else 0.0),
+        reads_slowly=chance.happens(0.2),
+        pauses_after_seconds=stops,
+        pause_seconds=chance.number() ** 2 + (4.0 if chance.happens(0.15) else 0.0),
     )
 
 
-def _draw_sampling(chance: Chance) -> SamplingParams:
+def _draw_sampling(chance: SeededRandom) -> SamplingParams:
     seeded = chance.happens(0.4)
     return SamplingParams(
         max_tokens=chance.between(1, 30),

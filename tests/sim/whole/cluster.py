@@ -1,4 +1,4 @@
-"""All processes of one run, their deaths and rebirths."""
+"""All processes of one run: how they are started, restarted and stopped."""
 
 from collections.abc import Iterable
 
@@ -6,36 +6,37 @@ from baton.core.credentials import ClusterCredentials
 from baton.core.states import Role
 from baton.kv.memory_index import MemoryKvIndex
 from baton.worker.reload_policy import ReloadMode
-from tests.sim.whole.chance import Chance
-from tests.sim.whole.conductor import ConductorLife
-from tests.sim.whole.lines import draw_line
+from tests.sim.whole.chance import SeededRandom
+from tests.sim.whole.conductor import SimConductor
+from tests.sim.whole.lines import draw_framed_address
 from tests.sim.whole.loop import SimClock, SimLoop
 from tests.sim.whole.network import Network
 from tests.sim.whole.process import Process
-from tests.sim.whole.registry import RegistryHouse
-from tests.sim.whole.router import RouterLife
+from tests.sim.whole.registry import SimRegistryServer
+from tests.sim.whole.router import SimRouter
 from tests.sim.whole.sockets import SimSocket
-from tests.sim.whole.store import StoreLife
+from tests.sim.whole.store import SimStore
 from tests.sim.whole.transport import Fabric
-from tests.sim.whole.worker import MAX_MODEL_TOKENS, House, WorkerLife, WorkerPlan
+from tests.sim.whole.worker import MAX_MODEL_TOKENS, SimEnvironment, SimWorker, WorkerPlan
 
 BOOT_SECONDS = 0.01
-WAYS = (None, ReloadMode.FETCH, ReloadMode.SPLIT)
+RELOAD_MODES = (None, ReloadMode.FETCH, ReloadMode.SPLIT)
 
 
 class Cluster:
-    """``lives`` are all workers that ever were; ``workers`` the latest life of each."""
+    """The simulated cluster. ``worker_incarnations`` are all worker incarnations of the run;
+    ``workers`` is the latest incarnation of each worker, by name."""
 
-    def __init__(self, loop: SimLoop, chance: Chance) -> None:
+    def __init__(self, loop: SimLoop, chance: SeededRandom) -> None:
         self.loop = loop
         self.chance = chance
         self.clock = SimClock(loop)
         self.network = Network(loop, chance)
         has_stores = chance.happens(0.4)
-        self.house = House(
+        self.environment = SimEnvironment(
             self.network,
             Fabric(chance),
-            RegistryHouse(self.clock),
+            SimRegistryServer(self.clock),
             MemoryKvIndex(),
             self.clock,
             chance,
@@ -45,17 +46,17 @@ class Cluster:
             else ClusterCredentials(),
         )
         self.clients = Process("clients", self.network)
-        self.workers: dict[str, WorkerLife] = {}
-        self.lives: list[WorkerLife] = []
+        self.workers: dict[str, SimWorker] = {}
+        self.worker_incarnations: list[SimWorker] = []
         self.leaving: set[str] = set()
-        self.stores: dict[str, StoreLife] = {}
-        self.conductors: dict[str, ConductorLife] = {}
-        self._num_births = 0
+        self.stores: dict[str, SimStore] = {}
+        self.conductors: dict[str, SimConductor] = {}
+        self._num_started = 0
 
     async def start(self) -> None:
-        """One after the other, so that each finds those that it needs."""
+        """Start all processes one after the other, so that each finds those that it needs."""
         chance = self.chance
-        if self.house.has_stores:
+        if self.environment.has_stores:
             for number in range(chance.between(1, 2)):
                 self.start_store(f"s{number}", f"h{number}", chance.between(8, 48))
         for number in range(chance.between(1, 3)):
@@ -68,9 +69,9 @@ class Cluster:
         await self.clock.sleep(BOOT_SECONDS)
         self.start_router()
 
-    # -- births ----------------------------------------------------------------------------
+    # -- starting processes ------------------------------------------------------------------
 
-    def add_worker(self, name: str, role: Role) -> WorkerLife:
+    def add_worker(self, name: str, role: Role) -> SimWorker:
         chance = self.chance
         plan = WorkerPlan(
             name,
@@ -78,119 +79,131 @@ class Cluster:
             f"h{chance.below(2)}",
             chance.between(20, 60),
             chance.uniform(1.0, 6.0),
-            chance.pick(WAYS),
+            chance.pick(RELOAD_MODES),
         )
-        return self._bear(plan, f"{name}:1", draw_line(chance, self.network, f"{name}:10001"))
+        return self._start_worker(
+            plan, f"{name}:1", draw_framed_address(chance, self.network, f"{name}:10001")
+        )
 
-    def bear_again(self, name: str) -> WorkerLife:
-        """Its next life, at the same address or another."""
-        last, number = self.workers[name], self._num_births
-        address, line = last.address, last.line
+    def restart_worker(self, name: str) -> SimWorker:
+        """Start the worker's next incarnation, at the same addresses or others."""
+        last, number = self.workers[name], self._num_started
+        address, line = last.address, last.framed_address
         if self.chance.happens(0.3):
             address = f"{name}:{number}"
         if self.chance.happens(0.3):
-            line = draw_line(self.chance, self.network, f"{name}:{10_001 + number}")
-        return self._bear(last.plan, address, line)
+            line = draw_framed_address(self.chance, self.network, f"{name}:{10_001 + number}")
+        return self._start_worker(last.plan, address, line)
 
-    def _bear(self, plan: WorkerPlan, address: str, line: str) -> WorkerLife:
-        self._num_births += 1
-        life = WorkerLife(self.house, plan, self._num_births, address, line)
+    def _start_worker(self, plan: WorkerPlan, address: str, line: str) -> SimWorker:
+        self._num_started += 1
+        life = SimWorker(self.environment, plan, self._num_started, address, line)
         self.workers[plan.name] = life
-        self.lives.append(life)
+        self.worker_incarnations.append(life)
         return life
 
     def start_store(self, name: str, host: str, room: int) -> None:
-        self._num_births += 1
-        self.stores[name] = StoreLife(self.house, name, host, self._num_births, room)
+        self._num_started += 1
+        self.stores[name] = SimStore(self.environment, name, host, self._num_started, room)
 
     def start_conductor(self, name: str) -> None:
-        self._num_births += 1
-        known = self.conductors.get(name)
-        line = known.line if known else draw_line(self.chance, self.network, f"{name}:10001")
-        self.conductors[name] = ConductorLife(self.house, name, self._num_births, line)
+        self._num_started += 1
+        last = self.conductors.get(name)
+        line = (
+            last.line if last else draw_framed_address(self.chance, self.network, f"{name}:10001")
+        )
+        self.conductors[name] = SimConductor(self.environment, name, self._num_started, line)
 
     def start_router(self) -> None:
-        self._num_births += 1
-        name = f"router{self._num_births}"
-        self.router = RouterLife(self.house, name, MAX_MODEL_TOKENS)
+        self._num_started += 1
+        name = f"router{self._num_started}"
+        self.router = SimRouter(self.environment, name, MAX_MODEL_TOKENS)
 
-    # -- who is there ----------------------------------------------------------------------
+    # -- which processes there are -----------------------------------------------------------
 
     def serving(self) -> list[str]:
         return [
-            name for name, life in self.workers.items() if life.serves and name not in self.leaving
+            name
+            for name, life in self.workers.items()
+            if life.is_serving and name not in self.leaving
         ]
 
     def processes(self) -> Iterable[Process]:
         return self.network.processes
 
-    # -- the end of the storm --------------------------------------------------------------
+    # -- after the faults --------------------------------------------------------------------
 
-    def mend(self) -> None:
-        """Everything comes back."""
+    def end_faults(self) -> None:
+        """End all faults and restart every dead process."""
         self.network.heal()
-        self.house.fabric.be_well()
-        self.house.registry.registry.reachable = True
-        self.house.registry.cut_off.clear()
-        self.house.index.reachable = True
+        self.environment.fabric.end_faults()
+        self.environment.registry.registry.is_reachable = True
+        self.environment.registry.cut_off.clear()
+        self.environment.index.is_reachable = True
         for process in self.network.processes:
             if process.alive and process.frozen:
                 process.thaw()
         for name, life in list(self.workers.items()):
             if not life.process.alive and name not in self.leaving:
-                self.bear_again(name)
+                self.restart_worker(name)
         for store in list(self.stores.values()):
             if not store.process.alive:
-                self.start_store(store.name, store.host, store.room)
+                self.start_store(store.name, store.host, store.dram_blocks)
         for name, conductor in list(self.conductors.items()):
             if not conductor.process.alive:
                 self.start_conductor(name)
 
     def is_at_rest(self) -> bool:
         return (
-            all(life.is_at_rest for life in self.lives if life.process.alive)
+            all(life.is_at_rest for life in self.worker_incarnations if life.process.alive)
             and all(store.is_at_rest for store in self.stores.values() if store.process.alive)
-            and all(link.idle for link in self.router.links._links.values())
-            and self.router.num_stray_lines <= 0
-            and not self._left_behind()
+            and all(link.is_idle for link in self.router.worker_connections._connections.values())
+            and self.router.num_unused_connections <= 0
+            and not self._leftover_connections()
         )
 
-    def _left_behind(self) -> list[str]:
-        """Connections of whose ends one is gone, clients' that are over, and lines over which
-        somebody still waits for the peer to read."""
+    def _leftover_connections(self) -> list[str]:
+        """Describe connections with only one live end, client connections that are still open, and
+        framed connections on which a writer still waits for its peer to read."""
         return [
             f"{each.kind} {each.process.name}-{each.peer.process.name}"
             for process in self.network.processes
             if process.alive
             for each in process.sockets
-            if each.is_orphan or each.kind == "http" or _waits(each)
+            if each.is_orphan or each.kind == "http" or _is_write_paused(each)
         ]
 
-    def check_books(self) -> None:
-        for life in self.lives:
+    def check_integrity(self) -> None:
+        for life in self.worker_incarnations:
             if life.process.alive:
-                life.check_books()
+                life.check_integrity()
         for store in self.stores.values():
             if store.process.alive:
-                store.check_books()
+                store.check_integrity()
 
     def describe(self) -> str:
-        links = [key for key, link in self.router.links._links.items() if not link.idle]
-        held = [f"links {links}"] if links else []
-        held += self._left_behind()
-        if self.router.num_stray_lines > 0:
-            held.append(f"{self.router.num_stray_lines} lines that nobody uses")
-        held += [
-            life.describe() for life in self.lives if life.process.alive and not life.is_at_rest
+        links = [
+            key
+            for key, link in self.router.worker_connections._connections.items()
+            if not link.is_idle
         ]
-        held += [store.describe() for store in self.stores.values() if not store.is_at_rest]
-        return "; ".join(held)
+        leftovers = [f"links {links}"] if links else []
+        leftovers += self._leftover_connections()
+        if self.router.num_unused_connections > 0:
+            leftovers.append(f"{self.router.num_unused_connections} unused framed connections")
+        leftovers += [
+            life.describe()
+            for life in self.worker_incarnations
+            if life.process.alive and not life.is_at_rest
+        ]
+        leftovers += [store.describe() for store in self.stores.values() if not store.is_at_rest]
+        return "; ".join(leftovers)
 
     def stop(self) -> None:
         for process in self.network.processes:
             process.kill()
 
 
-def _waits(line: SimSocket) -> bool:
-    """Whether its owner waits for the peer to read."""
-    return line.protocol is not None and line.protocol._writable is not None
+def _is_write_paused(end: SimSocket) -> bool:
+    """Return whether this end waits for its peer to read."""
+    return end.protocol is not None and end.protocol._writable is not None

@@ -1,4 +1,4 @@
-"""One life of a conductor, as ``conductor.program`` puts it together."""
+"""One incarnation of a conductor, assembled as in ``conductor.program``."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,41 +12,42 @@ from baton.rpc.conductor_service import place_all
 from baton.rpc.framed.conductor_service import framed_conductor_services
 from conductor.conductor import Conductor, ConductorConfig
 from conductor.store_mirror import StoreMirror, StoreWatcher
-from tests.sim.whole.lines import serve_lines
-from tests.sim.whole.network import End
+from tests.sim.whole.lines import serve_framed
+from tests.sim.whole.network import StreamEnd
 from tests.sim.whole.process import Process
-from tests.sim.whole.registry import RegistryLink
+from tests.sim.whole.registry import SimRegistryClient
 from tests.sim.whole.store import watch
 
 if TYPE_CHECKING:
-    from tests.sim.whole.worker import House
+    from tests.sim.whole.worker import SimEnvironment
 
 CONFIG = ConductorConfig(admission=False)
 
 
-class ConductorLife:
-    """Listens as itself, and for lines at ``line``, if it is no older version."""
+class SimConductor:
+    """A conductor. It serves placements at the address ``name``, and framed connections at ``line``
+    unless that is empty (which stands for an older version)."""
 
-    def __init__(self, house: "House", name: str, generation: int, line: str) -> None:
+    def __init__(self, house: "SimEnvironment", name: str, generation: int, line: str) -> None:
         self.name = name
         self.generation = generation
         self.line = line
         self.process = Process(name, house.network)
-        registry = RegistryLink(house.registry, self.process)
+        registry = SimRegistryClient(house.registry, self.process)
         membership = Membership(registry, house.clock)
         mirror = StoreMirror()
         self.conductor = Conductor(membership, mirror, house.clock, CONFIG)
         heartbeat = Heartbeat(registry, self._member, house.clock)
-        for work in (membership.run(), heartbeat.run()):
-            self.process.spawn(work)
+        for coroutine in (membership.run(), heartbeat.run()):
+            self.process.start_task(coroutine)
         if house.has_stores:
             watchers = StoreWatcher(mirror, membership, partial(watch, self.process), house.clock)
-            self.process.spawn(watchers.run())
+            self.process.start_task(watchers.run())
         house.network.listen(self.process, name, self)
         if line:
-            serve_lines(house, self.process, line, framed_conductor_services(self.conductor))
+            serve_framed(house, self.process, line, framed_conductor_services(self.conductor))
 
-    def accept(self, kind: str, opening: Any, end: End) -> None:
+    def accept(self, kind: str, opening: Any, end: StreamEnd) -> None:
         assert kind == "place"
         end.on_message = lambda batch: end.send(place_all(self.conductor, batch))
 

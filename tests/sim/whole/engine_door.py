@@ -1,4 +1,4 @@
-"""An engine whose steps take time, and no thread."""
+"""An engine whose steps take virtual time, without a thread."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from baton.engine.engine import Engine, StepResult
 from baton.engine.fake_runner import SLOT_BYTES, FakeRunner
 from baton.engine.plan import Plan, StepOutput
 from baton.worker.engine_thread import MAX_COMMANDS
-from tests.sim.whole.chance import Chance
+from tests.sim.whole.chance import SeededRandom
 from tests.sim.whole.loop import SimLoop
 from tests.sim.whole.transport import SimMemory
 
@@ -23,7 +23,7 @@ TOKEN_SECONDS = 0.0005
 
 
 class StepClock:
-    """The loop's time, but that it passes while a step runs."""
+    """The loop's time plus ``lag``, the duration of the step that is running."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
@@ -40,7 +40,7 @@ class StepClock:
 
 
 class SimRunner(FakeRunner):
-    """The toy model over memory that others can read, on a machine of some speed."""
+    """The toy model over memory that other processes can read, with a simulated step duration."""
 
     def __init__(self, num_blocks: int, clock: StepClock, slowness: float) -> None:
         super().__init__(num_blocks, BLOCK_TOKENS)
@@ -55,7 +55,7 @@ class SimRunner(FakeRunner):
         return super().run(plan)
 
     def _read(self, block_ids: Sequence[BlockId], num_tokens: int) -> bytes:
-        """As the model it inherits from, in fewer steps: half of a run is reading."""
+        """Do what the parent does, but faster: half of a run's time is spent here."""
         size, view = self.block_size_bytes, self.memory
         used = block_ids[: -(-num_tokens // BLOCK_TOKENS)]
         blocks = b"".join([view[block_id * size : (block_id + 1) * size] for block_id in used])
@@ -65,9 +65,9 @@ class SimRunner(FakeRunner):
         return [xxhash.xxh3_64_intdigest(self.export_block(block_id)) for block_id in block_ids]
 
 
-class SimDoor:
+class SimEngineHandle:
     """Implements :class:`baton.worker.engine_thread.EngineHandle`: commands run between two steps,
-    and a step's result comes when its time is over."""
+    and a step's result is delivered when its duration is over."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class SimDoor:
         engine: Engine,
         clock: StepClock,
         on_step: Callable[[StepResult], None],
-        chance: Chance,
+        chance: SeededRandom,
     ) -> None:
         self._loop = loop
         self._engine = engine
@@ -86,17 +86,17 @@ class SimDoor:
         self._busy = False
 
     async def call(self, command: Callable[[Engine], T]) -> T:
-        answer: asyncio.Future[T] = self._loop.create_future()
-        self._enter(command, answer)
-        return await answer
+        result: asyncio.Future[T] = self._loop.create_future()
+        self._enqueue(command, result)
+        return await result
 
     def send(self, command: Callable[[Engine], object]) -> None:
-        self._enter(command, None)
+        self._enqueue(command, None)
 
-    def _enter(
-        self, command: Callable[[Engine], Any], answer: "asyncio.Future[Any] | None"
+    def _enqueue(
+        self, command: Callable[[Engine], Any], result: "asyncio.Future[Any] | None"
     ) -> None:
-        self._commands.append((command, answer))
+        self._commands.append((command, result))
         assert len(self._commands) <= MAX_COMMANDS, "the engine's queue has a bound"
         if not self._busy:
             self._busy = True
@@ -104,8 +104,8 @@ class SimDoor:
 
     def _turn(self) -> None:
         commands, self._commands = self._commands, []
-        for command, answer in commands:
-            self._run(command, answer)
+        for command, future in commands:
+            self._run(command, future)
         if self._engine.has_work():
             result = self._engine.step()
             seconds = self._clock.lag or STEP_SECONDS
@@ -121,15 +121,15 @@ class SimDoor:
         self._on_step(result)
         self._turn()
 
-    def _run(self, command: Callable[[Engine], Any], answer: "asyncio.Future[Any] | None") -> None:
-        if answer is None:
+    def _run(self, command: Callable[[Engine], Any], result: "asyncio.Future[Any] | None") -> None:
+        if result is None:
             command(self._engine)
             return
         try:
             value = command(self._engine)
         except Exception as error:
-            if not answer.done():
-                answer.set_exception(error)
+            if not result.done():
+                result.set_exception(error)
         else:
-            if not answer.done():
-                answer.set_result(value)
+            if not result.done():
+                result.set_result(value)

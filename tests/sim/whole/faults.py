@@ -1,15 +1,15 @@
-"""The storm of one run: what goes wrong, when, and to whom."""
+"""Fault injection of one run: which faults occur, when, and which process each one hits."""
 
 from dataclasses import dataclass
 
 from baton.core.states import Role
-from tests.sim.whole.chance import Chance
-from tests.sim.whole.clients import hang_up, has_client
+from tests.sim.whole.chance import SeededRandom
+from tests.sim.whole.clients import has_client, reset_client_connection
 from tests.sim.whole.cluster import Cluster
-from tests.sim.whole.router import JOURNEY
-from tests.sim.whole.sockets import SimSocket, Wall
+from tests.sim.whole.router import FAILOVER_CONFIG
+from tests.sim.whole.sockets import Firewall, SimSocket
 
-GRAVE = (
+DISRUPTIVE_FAULTS = (
     "kill",
     "kill",
     "freeze",
@@ -32,9 +32,9 @@ GRAVE = (
     "deaf",
     "one_way",
 )
-"""Each may cost requests a placement."""
+"""Each of these may make a placement of some requests fail."""
 
-LIGHT = (
+DELAYING_FAULTS = (
     "conductor",
     "registry",
     "reborn",
@@ -52,13 +52,13 @@ LIGHT = (
     "wall",
     "hang_up",
 )
-"""None may cost anything but time; but for those in :data:`OFTEN`."""
+"""These may only delay requests, except for those in :data:`REPEATEDLY_FAILING`."""
 
-OFTEN = ("reads",)
-"""A request may fail on more placements than a journey bears."""
+REPEATEDLY_FAILING = ("reads",)
+"""With these, a request may fail on more placements than it is retried on."""
 
-MAX_GRAVE = 3
-"""A journey bears as many failures (``FailoverConfig.max_retries``)."""
+MAX_DISRUPTIVE = 3
+"""A request survives this many failed placements (``FailoverConfig.max_retries``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,13 @@ class Fault:
     at_seconds: float
     kind: str
     seconds: float
-    luck: float
-    """Of [0, 1): whom it strikes."""
+    selector: float
+    """A number in [0, 1) that selects the victim."""
 
 
-def draw_faults(chance: Chance) -> list[Fault]:
-    kinds = [chance.pick(GRAVE) for _ in range(chance.between(0, MAX_GRAVE))]
-    kinds += [chance.pick(LIGHT) for _ in range(chance.between(0, 3))]
+def draw_faults(chance: SeededRandom) -> list[Fault]:
+    kinds = [chance.pick(DISRUPTIVE_FAULTS) for _ in range(chance.between(0, MAX_DISRUPTIVE))]
+    kinds += [chance.pick(DELAYING_FAULTS) for _ in range(chance.between(0, 3))]
     faults = [
         Fault(0.05 + 1.3 * chance.number(), kind, _draw_seconds(chance), chance.number())
         for kind in kinds
@@ -80,51 +80,54 @@ def draw_faults(chance: Chance) -> list[Fault]:
     return sorted(faults, key=lambda fault: fault.at_seconds)
 
 
-def _draw_seconds(chance: Chance) -> float:
-    """Mostly short; some longer than every patience."""
+def _draw_seconds(chance: SeededRandom) -> float:
+    """Return a duration: mostly short, sometimes longer than every timeout."""
     return 0.1 + 4.0 * chance.number() ** 2 + (10.0 if chance.happens(0.1) else 0.0)
 
 
-class Storm:
-    """``may_fail_often``: some fault was one of :data:`OFTEN`, or everybody who was known was gone
-    while nobody could be told of their next lives."""
+class FaultInjector:
+    """Inject the faults of one run, and log its events. ``may_fail_often``: some fault is one of
+    :data:`REPEATEDLY_FAILING`, or all known workers may be gone while the registry cannot announce
+    their next incarnations."""
 
     def __init__(self, cluster: Cluster, faults: list[Fault]) -> None:
         self._cluster = cluster
         self._faults = faults
         self._num_new = 0
         kinds = [fault.kind for fault in faults]
-        untold = "registry" in kinds or "reborn" in kinds
+        is_registry_out = "registry" in kinds or "reborn" in kinds
         num_deaths = kinds.count("kill") + kinds.count("replace") + 2 * kinds.count("blackout")
-        self.may_fail_often = not set(OFTEN).isdisjoint(kinds) or (untold and num_deaths > 1)
-        self.told: list[str] = []
+        self.may_fail_often = not set(REPEATEDLY_FAILING).isdisjoint(kinds) or (
+            is_registry_out and num_deaths > 1
+        )
+        self.events: list[str] = []
 
     async def run(self) -> None:
         clock = self._cluster.clock
         for fault in self._faults:
             await clock.sleep(fault.at_seconds - clock.monotonic())
-            struck = getattr(self, f"_{fault.kind}")(fault)
-            self.tell(f"{fault.kind} {struck or 'nobody'} for {fault.seconds:.2f} s")
-            self._cluster.check_books()
+            victim = getattr(self, f"_{fault.kind}")(fault)
+            self.log(f"{fault.kind} {victim or 'nobody'} for {fault.seconds:.2f} s")
+            self._cluster.check_integrity()
 
-    def tell(self, event: str) -> None:
-        self.told.append(f"{self._cluster.clock.monotonic():8.4f} {event}")
+    def log(self, event: str) -> None:
+        self.events.append(f"{self._cluster.clock.monotonic():8.4f} {event}")
 
-    # -- grave -----------------------------------------------------------------------------
+    # -- faults that may make placements fail ------------------------------------------------
 
     def _victim(self, fault: Fault) -> str | None:
-        """Somebody who serves while another one does, too."""
+        """Pick a serving worker, or None unless another one is serving, too."""
         serving = self._cluster.serving()
         if len(serving) < 2:
             return None
-        return serving[int(fault.luck * len(serving))]
+        return serving[int(fault.selector * len(serving))]
 
     def _kill(self, fault: Fault) -> str | None:
         name = self._victim(fault)
         if name is not None:
-            vanishes = fault.luck * 13 % 1 < 0.3
+            vanishes = fault.selector * 13 % 1 < 0.3
             self._cluster.workers[name].process.kill(vanishes=vanishes)
-            self._later(fault.seconds, self._bear_again, name)
+            self._later(fault.seconds, self._restart_worker, name)
         return name
 
     def _freeze(self, fault: Fault) -> str | None:
@@ -135,7 +138,7 @@ class Storm:
         return name
 
     def _hang(self, fault: Fault) -> str | None:
-        """It stands still, but its network threads answer for it: no stream of gRPC breaks."""
+        """Freeze a worker, but let its network threads answer pings, so no gRPC stream breaks."""
         name = self._victim(fault)
         if name is not None:
             process = self._cluster.workers[name].process
@@ -143,19 +146,19 @@ class Storm:
         return name
 
     def _doze(self, fault: Fault) -> str | None:
-        """It stands still for longer than a journey waits for a token, and comes back before it is
-        taken for dead: its outputs are late, and over a living link."""
+        """Freeze a worker for longer than a router waits for a token, but thaw it before it is
+        taken for dead: its outputs arrive late, over a connection that still works."""
         name = self._victim(fault)
         if name is not None:
-            seconds = JOURNEY.deadlines.token_gap + 0.4 * (fault.luck * 17 % 1)
+            seconds = FAILOVER_CONFIG.timeouts.next_token_seconds + 0.4 * (fault.selector * 17 % 1)
             self._cluster.network.freeze(self._cluster.workers[name].process, seconds)
         return name
 
     def _replace(self, fault: Fault) -> str | None:
-        """It is taken for dead and born again, and the old one comes back beside the new."""
+        """Freeze a worker and start its next incarnation; then the old one thaws beside it."""
         name = self._freeze(fault)
         if name is not None:
-            self._later(fault.seconds * 0.5, self._bear_again, name)
+            self._later(fault.seconds * 0.5, self._restart_worker, name)
         return name
 
     def _reset(self, fault: Fault) -> str | None:
@@ -163,7 +166,7 @@ class Storm:
         ends = [end for process in cluster.processes() for end in process.ends if end.peer]
         if not ends:
             return None
-        end = ends[int(fault.luck * len(ends))]
+        end = ends[int(fault.selector * len(ends))]
         cluster.network.reset(end)
         return f"{end.process.name}-{end.peer.process.name}" if end.peer else None
 
@@ -173,10 +176,10 @@ class Storm:
         if name is None:
             return None
         others = [cluster.router.process, *(life.process for life in cluster.workers.values())]
-        other = others[int(fault.luck * 7 * len(others)) % len(others)]
+        other = others[int(fault.selector * 7 * len(others)) % len(others)]
         if other.name == name:
             other = cluster.router.process
-        cluster.network.part(cluster.workers[name].process, other, fault.seconds)
+        cluster.network.partition(cluster.workers[name].process, other, fault.seconds)
         return f"{name}-{other.name}"
 
     def _drain(self, fault: Fault) -> str | None:
@@ -184,69 +187,69 @@ class Storm:
         if name is not None:
             life = self._cluster.workers[name]
             self._cluster.leaving.add(name)
-            leaving = life.process.spawn(life.leave())
-            leaving.add_done_callback(lambda _: self._left(name))
+            leaving = life.process.start_task(life.leave())
+            leaving.add_done_callback(lambda _: self._on_drained(name))
         return name
 
-    def _left(self, name: str) -> None:
-        self.tell(f"{name} has left")
+    def _on_drained(self, name: str) -> None:
+        self.log(f"{name} has left")
         self._cluster.workers[name].process.kill()
 
     def _stall(self, fault: Fault) -> str:
-        """The router stands still, for less than its own patience with a placement."""
+        """Freeze the router, for less than its own timeout for a placement."""
         process = self._cluster.router.process
         self._cluster.network.freeze(process, min(fault.seconds, 4.0))
         return process.name
 
     def _tear(self, fault: Fault) -> str | None:
-        """A line breaks, mostly within a frame, and what is under way is lost."""
+        """Break a framed connection, mostly within a frame; data in flight is lost."""
         end = self._line(fault)
         if end is None:
             return None
-        end.tear(int(fault.luck * 997 % 60))
+        end.break_after(int(fault.selector * 997 % 60))
         return _name(end)
 
     def _silence(self, fault: Fault) -> str | None:
-        """A line is dead, and neither end is told."""
+        """Drop all data on a framed connection without notifying either end."""
         end = self._line(fault)
         if end is None:
             return None
-        end.hush()
+        end.silence()
         return _name(end)
 
     def _deaf(self, fault: Fault) -> str | None:
-        """One end of a line does not read."""
+        """One end of a framed connection stops reading."""
         end = self._line(fault)
         if end is None:
             return None
-        end.hold(fault.seconds)
+        end.stop_reading(fault.seconds)
         return _name(end)
 
     def _line(self, fault: Fault) -> SimSocket | None:
         ends = [end for end in self._cluster.network.sockets("line") if not end.is_orphan]
-        return ends[int(fault.luck * len(ends))] if ends else None
+        return ends[int(fault.selector * len(ends))] if ends else None
 
     def _one_way(self, fault: Fault) -> str | None:
-        """Nothing gets from a worker to the router, or back."""
+        """Partition a worker and the router in one direction only."""
         cluster = self._cluster
         name = self._victim(fault)
         if name is None:
             return None
-        one, other = cluster.workers[name].process, cluster.router.process
-        if fault.luck * 7 % 1 < 0.5:
-            one, other = other, one
-        cluster.network.part(one, other, fault.seconds, one_way=True)
-        return f"{one.name}-{other.name}"
+        source, target = cluster.workers[name].process, cluster.router.process
+        if fault.selector * 7 % 1 < 0.5:
+            source, target = target, source
+        cluster.network.partition(source, target, fault.seconds, one_way=True)
+        return f"{source.name}-{target.name}"
 
-    # -- light -----------------------------------------------------------------------------
+    # -- faults that only delay requests -----------------------------------------------------
 
     def _conductor(self, fault: Fault) -> str | None:
         conductors = self._cluster.conductors
         names = [name for name, life in conductors.items() if life.process.alive]
         if not names:
             return None
-        name = names[int(fault.luck * len(names))]
-        if fault.luck < 0.4:
+        name = names[int(fault.selector * len(names))]
+        if fault.selector < 0.4:
             self._cluster.network.freeze(conductors[name].process, fault.seconds)
         else:
             conductors[name].process.kill()
@@ -258,26 +261,28 @@ class Storm:
             self._cluster.start_conductor(name)
 
     def _registry(self, fault: Fault) -> str:
-        house = self._cluster.house
-        house.registry.registry.reachable = house.index.reachable = False
+        house = self._cluster.environment
+        house.registry.registry.is_reachable = house.index.is_reachable = False
         self._later(fault.seconds, self._registry_back, None)
         return "registry"
 
     def _registry_back(self, _: object) -> None:
-        house = self._cluster.house
-        house.registry.registry.reachable = house.index.reachable = True
+        house = self._cluster.environment
+        house.registry.registry.is_reachable = house.index.is_reachable = True
 
     def _reborn(self, fault: Fault) -> str:
-        """Gone, and back with nothing in it."""
+        """The registry is unreachable, and comes back empty."""
         self._registry(fault)
-        self._later(fault.seconds * 0.99, lambda _: self._cluster.house.registry.restart(), None)
+        self._later(
+            fault.seconds * 0.99, lambda _: self._cluster.environment.registry.restart(), None
+        )
         return "registry"
 
     def _cut_off(self, fault: Fault) -> str | None:
         name = self._victim(fault)
         if name is not None:
             until = self._cluster.clock.monotonic() + fault.seconds
-            self._cluster.house.registry.cut_off[name] = until
+            self._cluster.environment.registry.cut_off[name] = until
         return name
 
     def _slow(self, fault: Fault) -> str:
@@ -291,7 +296,7 @@ class Storm:
     def _grow(self, fault: Fault) -> str:
         self._num_new += 1
         name = f"n{self._num_new}"
-        self._cluster.add_worker(name, Role.PREFILL if fault.luck < 0.5 else Role.DECODE)
+        self._cluster.add_worker(name, Role.PREFILL if fault.selector < 0.5 else Role.DECODE)
         return name
 
     def _convert(self, fault: Fault) -> str | None:
@@ -305,8 +310,8 @@ class Storm:
         names = [name for name, life in stores.items() if life.process.alive]
         if not names:
             return None
-        name = names[int(fault.luck * len(names))]
-        if fault.luck * 7 % 1 < 0.4:
+        name = names[int(fault.selector * len(names))]
+        if fault.selector * 7 % 1 < 0.4:
             self._cluster.network.freeze(stores[name].process, fault.seconds)
         else:
             stores[name].process.kill()
@@ -316,70 +321,74 @@ class Storm:
     def _restart_store(self, name: str) -> None:
         store = self._cluster.stores[name]
         if not store.process.alive:
-            self._cluster.start_store(store.name, store.host, store.room)
+            self._cluster.start_store(store.name, store.host, store.dram_blocks)
 
     def _index(self, fault: Fault) -> str:
-        self._cluster.house.index.reachable = not self._cluster.house.index.reachable
+        self._cluster.environment.index.is_reachable = (
+            not self._cluster.environment.index.is_reachable
+        )
         return "index"
 
     def _reads(self, fault: Fault) -> str:
-        fabric = self._cluster.house.fabric
-        kind = ("damage", "loss", "stuck")[int(fault.luck * 3)]
+        fabric = self._cluster.environment.fabric
+        kind = ("damage", "loss", "stuck")[int(fault.selector * 3)]
         setattr(fabric, kind, 0.2 if kind == "stuck" else 0.3)
-        self._later(fault.seconds / 2, lambda _: fabric.be_well(), None)
+        self._later(fault.seconds / 2, lambda _: fabric.end_faults(), None)
         return kind
 
     def _router(self, fault: Fault) -> str:
-        """Its requests end with it, and workers let go of them; clients find another one."""
+        """Kill the router and start another; workers drop the requests of the dead one."""
         name = self._cluster.router.process.name
         self._cluster.router.process.kill()
         self._cluster.start_router()
         return name
 
     def _blackout(self, fault: Fault) -> str:
-        """All workers, and soon they are back."""
+        """Kill all workers, and restart them soon."""
         serving = self._cluster.serving()
         for name in serving:
             self._cluster.workers[name].process.kill()
-            self._later(min(fault.seconds, 2.0), self._bear_again, name)
+            self._later(min(fault.seconds, 2.0), self._restart_worker, name)
         return " ".join(serving)
 
     def _shake(self, fault: Fault) -> str:
-        """New lines break while they shake hands."""
+        """Break new framed connections during their handshake."""
         network = self._cluster.network
-        network.shaken_until = network.loop.time() + fault.seconds
-        return "new lines"
+        network.handshake_faults_until = network.loop.time() + fault.seconds
+        return "new connections"
 
     def _wall(self, fault: Fault) -> str | None:
-        """A firewall lets no new line to somebody through."""
-        lines = [life.line for life in self._cluster.workers.values() if life.line]
+        """A firewall blocks new framed connections to one worker."""
+        lines = [
+            life.framed_address for life in self._cluster.workers.values() if life.framed_address
+        ]
         if not lines:
             return None
-        line = lines[int(fault.luck * len(lines))]
-        swallows = fault.luck * 7 % 1 < 0.5
-        self._cluster.network.walls[line] = Wall.SWALLOWS if swallows else Wall.REFUSES
+        line = lines[int(fault.selector * len(lines))]
+        swallows = fault.selector * 7 % 1 < 0.5
+        self._cluster.network.firewalls[line] = Firewall.SWALLOWS if swallows else Firewall.REFUSES
         return line
 
     def _hang_up(self, fault: Fault) -> str | None:
-        """A client's connection breaks."""
+        """Break a client's connection."""
         ends = [end for end in self._cluster.network.sockets("http") if has_client(end)]
         if not ends:
             return None
-        end = ends[int(fault.luck * len(ends))]
-        hang_up(end)
+        end = ends[int(fault.selector * len(ends))]
+        reset_client_connection(end)
         return _name(end)
 
-    # -- parts -----------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------
 
-    def _bear_again(self, name: str) -> None:
+    def _restart_worker(self, name: str) -> None:
         if name in self._cluster.leaving:
             return
-        self.tell(f"{name} is born again")
-        self._cluster.bear_again(name)
+        self.log(f"{name} is restarted")
+        self._cluster.restart_worker(name)
 
-    def _later(self, seconds: float, what, item) -> None:  # type: ignore[no-untyped-def]
+    def _later(self, seconds: float, callback, item) -> None:  # type: ignore[no-untyped-def]
         cluster = self._cluster
-        cluster.loop.call_later(seconds, what, item, context=cluster.network.context)
+        cluster.loop.call_later(seconds, callback, item, context=cluster.network.context)
 
 
 def _name(end: SimSocket) -> str:

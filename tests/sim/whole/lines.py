@@ -1,23 +1,24 @@
-"""Lines of simulated processes: production code over :mod:`tests.sim.whole.sockets`."""
+"""Framed connections of simulated processes, over :mod:`tests.sim.whole.sockets`."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from baton.rpc.framed.server import FramedServer, FramedServiceFactory
-from tests.sim.whole.chance import Chance
+from tests.sim.whole.chance import SeededRandom
 from tests.sim.whole.network import Network
 from tests.sim.whole.process import Process
-from tests.sim.whole.sockets import Wall
+from tests.sim.whole.sockets import Firewall
 
 if TYPE_CHECKING:
-    from tests.sim.whole.worker import House
+    from tests.sim.whole.worker import SimEnvironment
 
 OLDER, REFUSED, SWALLOWED = 0.1, 0.05, 0.03
-"""How many members have no line, or one behind a firewall: routers use gRPC there."""
+"""Fractions of members without framed connections (an older version), or with them behind a
+firewall that refuses or swallows connections. Routers use gRPC instead."""
 
 
-class InOrder(dict[Any, None]):
-    """A set whose order is that of entry, in every process."""
+class OrderedSet(dict[Any, None]):
+    """A set that iterates in order of insertion, in every process."""
 
     def add(self, item: Any) -> None:
         self[item] = None
@@ -26,25 +27,28 @@ class InOrder(dict[Any, None]):
         self.pop(item, None)
 
 
-def draw_line(chance: Chance, network: Network, address: str) -> str:
-    """The address, which may be walled off; or none."""
-    luck = chance.number()
-    if luck < OLDER:
+def draw_framed_address(chance: SeededRandom, network: Network, address: str) -> str:
+    """Return the address, which may be behind a firewall, or "" for an older version."""
+    draw = chance.number()
+    if draw < OLDER:
         return ""
-    if luck < OLDER + REFUSED:
-        network.walls[address] = Wall.REFUSES
-    elif luck < OLDER + REFUSED + SWALLOWED:
-        network.walls[address] = Wall.SWALLOWS
+    if draw < OLDER + REFUSED:
+        network.firewalls[address] = Firewall.REFUSES
+    elif draw < OLDER + REFUSED + SWALLOWED:
+        network.firewalls[address] = Firewall.SWALLOWS
     return address
 
 
-def serve_lines(
-    house: "House", process: Process, address: str, services: Mapping[str, FramedServiceFactory]
+def serve_framed(
+    house: "SimEnvironment",
+    process: Process,
+    address: str,
+    services: Mapping[str, FramedServiceFactory],
 ) -> FramedServer:
-    server = FramedServer(house.trust, services)
-    server.lines = InOrder()  # type: ignore[assignment]
+    server = FramedServer(house.credentials, services)
+    server.connections = OrderedSet()  # type: ignore[assignment]
     host, _, port = address.rpartition(":")
-    process.spawn(_listen(server, host, int(port)))
+    process.start_task(_listen(server, host, int(port)))
     return server
 
 

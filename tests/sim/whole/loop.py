@@ -1,8 +1,8 @@
 """An event loop in virtual time, whose callbacks belong to simulated processes.
 
-Whatever is scheduled carries a context, and the context names a process: so a frozen process
-keeps its callbacks to itself until it thaws. A clock that jumps to the next timer, no sockets,
-no threads, and tasks whose hashes are numbers: one seed gives one run.
+Every callback carries a context that names its process, so that the callbacks of a frozen process
+wait until it thaws. Runs are deterministic: the clock jumps to the next timer, there are no sockets
+and no threads, and tasks hash to their serial number.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_CALLBACKS = 2_000_000
-"""Of a run, which has some ten thousand: more, and it goes round in circles."""
+"""The bound on callbacks of a run. A run has some ten thousand; more means a livelock."""
 
 
-class Handle:
-    """A callback to come. Implements what tasks and time-outs need of ``asyncio.Handle``."""
+class TimerHandle:
+    """A scheduled callback. Implements what tasks and timeouts need of ``asyncio.Handle``."""
 
     __slots__ = ("_when", "args", "callback", "context")
 
@@ -49,7 +49,8 @@ class Handle:
 
 
 class NumberedTask(asyncio.Task[Any]):
-    """In sets of tasks the order is that of their birth, in every process."""
+    """A task that hashes to its serial number, so that sets of tasks have the same order in every
+    process."""
 
     number = 0
 
@@ -58,13 +59,13 @@ class NumberedTask(asyncio.Task[Any]):
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """``network`` carries its connections."""
+    """The event loop. ``network`` carries its connections."""
 
     network: "Network"
 
     def __init__(self) -> None:
-        self._ready: deque[Handle] = deque()
-        self._timers: list[tuple[float, int, Handle]] = []
+        self._ready: deque[TimerHandle] = deque()
+        self._timers: list[tuple[float, int, TimerHandle]] = []
         self._now = 0.0
         self._num_timers = 0
         self._num_tasks = 0
@@ -75,7 +76,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return self._now
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Runs ``main`` to its end, and everything else as long as that takes."""
+        """Run ``main`` to its end, and everything else for that long."""
         token = RUN_INLINE.set(True)
         asyncio.events._set_running_loop(self)
         try:
@@ -91,12 +92,12 @@ class SimLoop(asyncio.AbstractEventLoop):
             asyncio.events._set_running_loop(None)
             RUN_INLINE.reset(token)
 
-    def resume(self, handles: Iterable[Handle]) -> None:
-        """What a frozen process has missed, in its order."""
+    def resume(self, handles: Iterable[TimerHandle]) -> None:
+        """Schedule the callbacks that a frozen process has missed, in their order."""
         self._ready.extend(handles)
 
     def _end_all(self) -> None:
-        """Nothing is left behind: the next run has the machine for itself."""
+        """Cancel all tasks, so that nothing is left for the next run."""
         tasks = sorted(asyncio.all_tasks(self), key=hash)
         for task in tasks:
             task.cancel()
@@ -109,12 +110,12 @@ class SimLoop(asyncio.AbstractEventLoop):
         ready, timers = self._ready, self._timers
         while not task.done():
             while not ready:
-                assert timers, "everybody waits for somebody else"
+                assert timers, "deadlock: no callback is ready and no timer is set"
                 self._now = max(self._now, timers[0][0])
                 while timers and timers[0][0] <= self._now:
                     ready.append(heapq.heappop(timers)[2])
             self.num_callbacks += 1
-            assert self.num_callbacks < MAX_CALLBACKS, "it never comes to rest"
+            assert self.num_callbacks < MAX_CALLBACKS, "livelock: the run does not end"
             handle = ready.popleft()
             callback = handle.callback
             if callback is None:
@@ -125,12 +126,12 @@ class SimLoop(asyncio.AbstractEventLoop):
             else:
                 handle.context.run(callback, *handle.args)
 
-    # -- what asyncio asks of a loop ---------------------------------------------------------
+    # -- the interface of an asyncio loop ----------------------------------------------------
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> Handle:
-        handle = Handle(callback, args, copy_context() if context is None else context)
+    ) -> TimerHandle:
+        handle = TimerHandle(callback, args, copy_context() if context is None else context)
         self._ready.append(handle)
         return handle
 
@@ -140,7 +141,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         callback: Callable[..., object],
         *args: Any,
         context: Context | None = None,
-    ) -> Handle:
+    ) -> TimerHandle:
         return self.call_at(self._now + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
@@ -149,8 +150,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         callback: Callable[..., object],
         *args: Any,
         context: Context | None = None,
-    ) -> Handle:
-        handle = Handle(callback, args, copy_context() if context is None else context)
+    ) -> TimerHandle:
+        handle = TimerHandle(callback, args, copy_context() if context is None else context)
         handle._when = when
         self._num_timers += 1
         heapq.heappush(self._timers, (when, self._num_timers, handle))
@@ -183,7 +184,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return self.network.serve(PROCESS.get(), factory, f"{host}:{port}")
 
     def crash(self, error: BaseException) -> None:
-        """Ends the run with what some process caught and only logged."""
+        """Fail the run with an error that some process caught and only logged."""
         self.call_soon(_raise, error, context=self.network.context)
 
     def get_debug(self) -> bool:

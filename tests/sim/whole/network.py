@@ -1,10 +1,10 @@
-"""What connects simulated processes: connections (:mod:`tests.sim.whole.sockets`), streams in order
-and calls, as gRPC has them, and all that can happen to them.
+"""The network between simulated processes: TCP connections (:mod:`tests.sim.whole.sockets`),
+ordered streams and unary calls like gRPC's, and the faults of all three.
 
-A stream is TCP's: what is sent arrives once and in order, late, or the stream breaks, and each
-end learns that in its own time. A partition holds everything up; it breaks streams once
-keep-alives are missed. Who is dead refuses connections, and who is frozen takes them and is
-silent.
+A stream behaves like one over TCP: messages arrive once, in order and possibly late, or the stream
+breaks, and each end learns that at its own time. A partition delays everything, and breaks streams
+once keep-alives are missed. A dead process refuses connections; a frozen process accepts them and
+is silent.
 """
 
 import asyncio
@@ -14,29 +14,30 @@ from contextvars import copy_context
 from typing import Any, Protocol, TypeVar
 
 from baton.errors import BatonError, DeadlineExceeded, Unavailable
-from tests.sim.whole.chance import Chance
+from tests.sim.whole.chance import SeededRandom
 from tests.sim.whole.loop import SimLoop
 from tests.sim.whole.process import Process
-from tests.sim.whole.sockets import Dial, Listener, ProtocolFactory, SimServer, SimSocket
+from tests.sim.whole.sockets import ConnectAttempt, Listener, ProtocolFactory, SimServer, SimSocket
 
 T = TypeVar("T")
 
 CLIENT_KEEPALIVE = (1.4, 2.4)
 SERVER_KEEPALIVE = (5.0, 10.0)
-"""Seconds until a side gives up on a silent peer, as ``baton.rpc.channel`` and ``server`` say."""
+"""Seconds until a side gives up a silent peer, as configured in ``baton.rpc.channel`` and
+``server``."""
 
 USUAL_SECONDS = 0.001
 LATE_SECONDS = 0.06
 
 
 class Server(Protocol):
-    """What listens at an address. Methods beside it are called by name (see ``Network.call``)."""
+    """An object that listens at an address. Calls (see ``Network.call``) run against it, too."""
 
-    def accept(self, kind: str, opening: Any, end: "End") -> None: ...
+    def accept(self, kind: str, opening: Any, end: "StreamEnd") -> None: ...
 
 
-class End:
-    """One process's end of a stream. Messages go to ``on_message``, or wait for :meth:`get`."""
+class StreamEnd:
+    """One end of a stream. Messages go to ``on_message``, or wait for :meth:`get`."""
 
     __slots__ = (
         "_early",
@@ -58,7 +59,7 @@ class End:
         self.is_client = is_client
         self.network = network
         self.process = process
-        self.peer: End | None = None
+        self.peer: StreamEnd | None = None
         self.failure: BatonError | None = None
         self.on_message: Callable[[Any], None] | None = None
         self.on_break: Callable[[], object] | None = None
@@ -71,28 +72,28 @@ class End:
         process.ends[self] = None
 
     def send(self, message: Any) -> None:
-        """Lost if the stream is broken, as a message in a buffer is."""
+        """Send a message; it is lost if the stream is broken, like a message in a buffer."""
         if self.failure is not None or not self.process.alive:
             return
         if self.peer is None:
             self._early.append(message)
         else:
-            self._post(End._receive, message)
+            self._post(StreamEnd._receive, message)
 
     def close(self, error: BatonError | None = None) -> None:
-        """The peer gets what was sent before, then ``error``, or that the stream ended."""
+        """End the stream. The peer gets what was sent before, then ``error`` or the end."""
         if self.failure is None and self.process.alive and self.peer is not None:
-            self._post(End.break_off, error or Unavailable("the stream ended"))
+            self._post(StreamEnd.break_off, error or Unavailable("the stream ended"))
         self.break_off(Unavailable("it was closed here"))
 
     def lose(self, error: BatonError) -> None:
-        """This end gives up; the other one learns it if anything still gets through."""
+        """Give up at this end; the peer learns it if anything still gets through."""
         if self.failure is None and self.process.alive and self.peer is not None:
-            self._post(End.break_off, Unavailable("the peer gave up"))
+            self._post(StreamEnd.break_off, Unavailable("the peer gave up"))
         self.break_off(error)
 
     async def get(self) -> Any:
-        """The next message; what ended the stream after the last one."""
+        """Return the next message; after the last one, raise what ended the stream."""
         while not self._inbox:
             if self.failure is not None:
                 raise self.failure
@@ -100,14 +101,14 @@ class End:
             await self._waiter
         return self._inbox.popleft()
 
-    async def over(self) -> None:
-        """Until this end knows that the stream has broken or ended."""
+    async def wait_until_over(self) -> None:
+        """Wait until this end knows that the stream has broken or ended."""
         while self.failure is None:
             self._over = self._over or self.network.loop.create_future()
             await asyncio.wait([self._over])
 
     def break_off(self, error: BatonError) -> None:
-        """This end only."""
+        """End the stream at this end only."""
         if self.failure is not None:
             return
         self.failure = error
@@ -121,22 +122,23 @@ class End:
         if self.on_break is not None:
             self.on_break()
 
-    def meet(self, peer: "End") -> None:
-        """The other side is there: what was said before is on its way."""
+    def attach_peer(self, peer: "StreamEnd") -> None:
+        """Attach the peer's end, and send it the messages that have waited for it."""
         self.peer = peer
         for message in self._early:
-            self._post(End._receive, message)
+            self._post(StreamEnd._receive, message)
 
-    def greet(self, _: object = None) -> None:
-        """The other side has answered."""
+    def mark_connected(self, _: object = None) -> None:
+        """Mark the stream as connected: the peer has answered."""
         if self.connected is not None and not self.connected.done():
             self.connected.set_result(None)
 
-    def _post(self, what: "Callable[[End, Any], None]", item: Any) -> None:
+    def _post(self, method: "Callable[[StreamEnd, Any], None]", item: Any) -> None:
+        """Call ``method`` on the peer's end when a message that is sent now arrives."""
         peer = self.peer
         assert peer is not None
-        self._last_at = max(self.network.arrival(self.process, peer.process), self._last_at)
-        self.network.loop.call_at(self._last_at, what, peer, item, context=peer.process.context)
+        self._last_at = max(self.network.arrival_time(self.process, peer.process), self._last_at)
+        self.network.loop.call_at(self._last_at, method, peer, item, context=peer.process.context)
 
     def _receive(self, message: Any) -> None:
         if self.failure is not None or not self.process.alive:
@@ -148,11 +150,11 @@ class End:
             self._wake()
 
     def _refuse(self) -> None:
-        """Nobody reads here any more: whoever sends learns it now, if he did not know. A process
-        that lives sends that behind what it sent before: a stream that ended well stays so."""
+        """Reset the peer, because this end does not read any more. A live process sends the reset
+        after what it sent before, so that a stream which ended well still ends well."""
         peer = self.peer
         if peer is not None and peer.failure is None:
-            at = self.network.arrival(self.process, peer.process)
+            at = self.network.arrival_time(self.process, peer.process)
             at = max(at, self._last_at) if self.process.alive else at
             reset = Unavailable("connection reset")
             self.network.loop.call_at(at, peer.break_off, reset, context=peer.process.context)
@@ -163,19 +165,19 @@ class End:
 
 
 class Call:
-    """One question that waits for its answer."""
+    """A unary call that waits for its response."""
 
-    __slots__ = ("answer", "at_work", "source")
+    __slots__ = ("answer", "source", "task")
 
     def __init__(self, source: Process, answer: "asyncio.Future[Any]") -> None:
         self.source = source
         self.answer = answer
-        self.at_work: asyncio.Task[Any] | None = None
+        self.task: asyncio.Task[Any] | None = None
 
     def give_up(self) -> None:
-        """Nobody waits any more."""
-        if self.at_work is not None:
-            self.at_work.cancel()
+        """Cancel the call at the server, because the caller no longer waits."""
+        if self.task is not None:
+            self.task.cancel()
 
     def settle(self, value: Any, error: BatonError | None) -> None:
         if self.answer.done() or not self.source.alive:
@@ -187,18 +189,21 @@ class Call:
 
 
 class Network:
-    def __init__(self, loop: SimLoop, chance: Chance) -> None:
+    """Carries all connections, streams and calls of a run, and injects faults into them."""
+
+    def __init__(self, loop: SimLoop, chance: SeededRandom) -> None:
         self.loop = loop
         self.chance = chance
         self.slowness = 1.0
         self.context = copy_context()
-        """Of whatever belongs to no process."""
+        """The context of callbacks that belong to no process."""
         self.processes: list[Process] = []
         self.listeners: dict[str, Listener] = {}
-        self.walls: dict[str, str] = {}
-        """What a firewall does (:class:`tests.sim.whole.sockets.Wall`), by address."""
-        self.shaken_until = 0.0
-        """Until when lines break while they shake hands."""
+        self.firewalls: dict[str, str] = {}
+        """What a firewall does with new connections (:class:`tests.sim.whole.sockets.Firewall`), by
+        address."""
+        self.handshake_faults_until = 0.0
+        """Until this time, new framed connections may break during their handshake."""
         self._servers: dict[str, tuple[Process, Any]] = {}
         self._healed_at: dict[tuple[str, str], float] = {}
         loop.network = self
@@ -214,48 +219,50 @@ class Network:
     async def connect(
         self, source: Process, factory: ProtocolFactory, address: str, kind: str
     ) -> Any:
-        """The transport and its protocol. Raises OSError."""
-        return await Dial(self, source, factory, address, kind).connect()
+        """Return the transport and its protocol. Raises OSError."""
+        return await ConnectAttempt(self, source, factory, address, kind).connect()
 
     def serve(self, process: Process, factory: ProtocolFactory, address: str) -> SimServer:
         listener = self.listeners[address] = Listener(process, factory)
         return SimServer(self, address, listener)
 
     def sockets(self, kind: str) -> list[SimSocket]:
-        """Both ends of each connection, as long as they know no end of it."""
+        """Return both ends of each open connection of this kind."""
         return [each for process in self.processes for each in process.sockets if each.kind == kind]
 
     # -- streams ---------------------------------------------------------------------------
 
-    def open(self, source: Process, address: str, kind: str, opening: Any = None) -> End:
-        """At once; whether anybody is there shows later."""
-        near = End(self, source, is_client=True)
+    def open(self, source: Process, address: str, kind: str, opening: Any = None) -> StreamEnd:
+        """Return the client's end at once; whether anything listens there shows later."""
+        near = StreamEnd(self, source, is_client=True)
         near.connected = self.loop.create_future()
-        at = self.arrival(source, self._process_at(address))
-        self.loop.call_at(at, self._knock, near, address, kind, opening, context=self.context)
+        at = self.arrival_time(source, self._process_at(address))
+        self.loop.call_at(
+            at, self._open_at_server, near, address, kind, opening, context=self.context
+        )
         return near
 
-    def _knock(self, near: End, address: str, kind: str, opening: Any) -> None:
+    def _open_at_server(self, near: StreamEnd, address: str, kind: str, opening: Any) -> None:
         target = self._process_at(address)
         if target is None or not target.alive:
-            at, refusal = self.arrival(near.process, None), Unavailable("connection refused")
+            at, refusal = self.arrival_time(near.process, None), Unavailable("connection refused")
             self.loop.call_at(at, near.break_off, refusal, context=near.process.context)
             return
         if near.failure is not None:
             return
-        far = End(self, target, is_client=False)
+        far = StreamEnd(self, target, is_client=False)
         far.peer = near
         server = self._servers[address][1]
         self.loop.call_soon(self._admit, far, server, kind, opening, context=target.context)
-        near.meet(far)
+        near.attach_peer(far)
 
-    def _admit(self, far: End, server: Server, kind: str, opening: Any) -> None:
+    def _admit(self, far: StreamEnd, server: Server, kind: str, opening: Any) -> None:
         if far.failure is None and far.process.alive:
-            far._post(End.greet, None)
+            far._post(StreamEnd.mark_connected, None)
             server.accept(kind, opening, far)
 
-    def reset(self, end: End) -> None:
-        """Each end learns it in its own time; what is under way is lost."""
+    def reset(self, end: StreamEnd) -> None:
+        """Reset a stream: each end learns it at its own time, and messages in flight are lost."""
         for each in (end, end.peer):
             if each is not None:
                 at = self.loop.time() + self.chance.number() ** 3
@@ -267,9 +274,10 @@ class Network:
     async def call(
         self, source: Process, address: str, ask: Callable[[Any], Awaitable[T]], seconds: float
     ) -> T:
-        """Raises what ``ask`` does at the other side, Unavailable, DeadlineExceeded."""
+        """Run ``ask`` at the server and return its result. Raises what ``ask`` raises there,
+        Unavailable or DeadlineExceeded."""
         call = Call(source, self.loop.create_future())
-        at = self.arrival(source, self._process_at(address))
+        at = self.arrival_time(source, self._process_at(address))
         self.loop.call_at(at, self._serve, call, address, ask, context=self.context)
         try:
             async with asyncio.timeout(seconds):
@@ -287,12 +295,12 @@ class Network:
             self._reply(call, None, None, Unavailable("connection refused"))
             return
         target.calls[call] = None
-        call.at_work = target.spawn(self._answer(call, target, ask, self._servers[address][1]))
+        call.task = target.start_task(self._answer(call, target, ask, self._servers[address][1]))
 
     def _abandon(self, call: Call, address: str) -> None:
         target = self._process_at(address)
         if target is not None:
-            at = self.arrival(call.source, target)
+            at = self.arrival_time(call.source, target)
             self.loop.call_at(at, call.give_up, context=target.context)
 
     async def _answer(
@@ -304,23 +312,23 @@ class Network:
         except BatonError as error:
             failure = error
         finally:
-            call.at_work = None
+            call.task = None
         if target.calls.pop(call, call) is None:
             self._reply(call, target, value, failure)
 
     def _reply(
         self, call: Call, target: Process | None, value: Any, error: BatonError | None
     ) -> None:
-        at = self.arrival(target, call.source)
+        at = self.arrival_time(target, call.source)
         self.loop.call_at(at, call.settle, value, error, context=call.source.context)
 
     # -- faults ----------------------------------------------------------------------------
 
     def cut(self, process: Process) -> None:
-        """It is dead: its peers learn it as soon as the network lets them."""
+        """End all connections of a dead process; its peers learn it when the network allows."""
         for end in list(process.ends):
             if end.peer is not None:
-                end._post(End.break_off, Unavailable(f"{process.name} died"))
+                end._post(StreamEnd.break_off, Unavailable(f"{process.name} died"))
             end.failure = Unavailable("dead")
         process.ends.clear()
         for each in list(process.sockets):
@@ -329,9 +337,11 @@ class Network:
             self._reply(call, process, None, Unavailable(f"{process.name} died"))
         process.calls.clear()
 
-    def part(self, one: Process, other: Process, seconds: float, *, one_way: bool = False) -> None:
-        """Nothing passes between the two for so long, or not from the one to the other; what keeps
-        a connection may outlive it if it is short."""
+    def partition(
+        self, one: Process, other: Process, seconds: float, *, one_way: bool = False
+    ) -> None:
+        """Partition two processes for some seconds; ``one_way`` only from ``one`` to ``other``.
+        Streams survive a partition that is shorter than their keep-alive."""
         healed_at = self.loop.time() + seconds
         self._healed_at[one.name, other.name] = healed_at
         if not one_way:
@@ -342,7 +352,8 @@ class Network:
                 self._miss_keepalives(end.peer, seconds)
 
     def freeze(self, process: Process, seconds: float, *, answers_pings: bool = False) -> None:
-        """Its peers' keep-alives find out if it takes long, unless somebody answers for it."""
+        """Freeze a process. Its peers' keep-alives fail if it takes long, unless pings are
+        answered."""
         process.freeze()
         for end in process.ends:
             if end.peer is not None and not answers_pings:
@@ -351,14 +362,14 @@ class Network:
 
     def heal(self) -> None:
         self._healed_at.clear()
-        self.shaken_until = 0.0
+        self.handshake_faults_until = 0.0
         for process in self.processes:
             for each in process.sockets:
                 each.release()
         self.slowness = 1.0
 
-    def arrival(self, source: Process | None, target: Process | None) -> float:
-        """When a message that is sent now arrives."""
+    def arrival_time(self, source: Process | None, target: Process | None) -> float:
+        """Return the time at which a message that is sent now arrives."""
         chance = self.chance
         late = chance.number()
         delay = USUAL_SECONDS * chance.number()
@@ -373,7 +384,7 @@ class Network:
         if process.frozen:
             process.thaw()
 
-    def _miss_keepalives(self, end: End, seconds: float) -> None:
+    def _miss_keepalives(self, end: StreamEnd, seconds: float) -> None:
         bounds = CLIENT_KEEPALIVE if end.is_client else SERVER_KEEPALIVE
         patience = self.chance.uniform(*bounds)
         if patience < seconds:

@@ -1,5 +1,5 @@
-"""Streams between routers, readers, workers and conductors: what gRPC does for them, over the
-network. Where there are lines, routers use those."""
+"""In-memory replacements for the gRPC streams between routers, workers and conductors, over the
+simulated network. Routers prefer framed connections where a member has them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -16,33 +16,33 @@ from baton.rpc.worker_stream import RouterMessage
 from baton.worker.output_stream import OutputStream
 from baton.worker.worker import Worker
 from router.generation.worker_connection import CONNECT_TIMEOUT_SECONDS
-from tests.sim.whole.network import End
+from tests.sim.whole.network import StreamEnd
 from tests.sim.whole.process import PROCESS, Process
 
-# -- a worker's side ---------------------------------------------------------------------------
+# -- the worker as a server --------------------------------------------------------------------
 
 
 class WorkerServer:
-    """What ``baton.rpc.worker_service`` is."""
+    """Serve a worker as ``baton.rpc.worker_service`` does."""
 
     def __init__(self, process: Process, worker: Worker) -> None:
         self._process = process
         self._worker = worker
 
-    def accept(self, kind: str, opening: Any, end: End) -> None:
+    def accept(self, kind: str, opening: Any, end: StreamEnd) -> None:
         if kind == "run":
             stream = self._worker.open_stream()
             end.on_message = lambda message: dispatch_message(stream, message)
-            task = self._process.spawn(self._run(end, stream))
+            task = self._process.start_task(self._run(end, stream))
         else:
-            task = self._process.spawn(self._pull(end, opening))
+            task = self._process.start_task(self._pull(end, opening))
         end.on_break = task.cancel
 
-    async def _run(self, end: End, stream: OutputStream) -> None:
+    async def _run(self, end: StreamEnd, stream: OutputStream) -> None:
         failure: BatonError | None = None
         try:
             while True:
-                end.send(await stream.outputs())
+                end.send(await stream.next_outputs())
         except BatonError as error:
             failure = error
         finally:
@@ -50,10 +50,10 @@ class WorkerServer:
             end.on_break = None
             end.close(failure)
 
-    async def _pull(self, end: End, opening: KvTransferOpen) -> None:
+    async def _pull(self, end: StreamEnd, opening: KvTransferOpen) -> None:
         failure: BatonError | None = None
         try:
-            lease = await self._worker.open_pull(opening)
+            lease = await self._worker.open_kv_export(opening)
         except BatonError as error:
             end.on_break = None
             end.close(error)
@@ -70,26 +70,26 @@ class WorkerServer:
             end.close(failure)
 
 
-# -- a reader's side ---------------------------------------------------------------------------
+# -- the worker that imports KV ----------------------------------------------------------------
 
 
 class SimReader:
-    def __init__(self, end: End) -> None:
-        self._end = end
+    def __init__(self, end: StreamEnd) -> None:
+        self._stream = end
 
     async def next_event(self) -> KvTransferEvent:
-        event: KvTransferEvent = await self._end.get()
+        event: KvTransferEvent = await self._stream.get()
         return event
 
     async def acknowledge(self, num_blocks: int) -> None:
-        if self._end.failure is not None:
-            raise self._end.failure
-        self._end.send(num_blocks)
-        if self._end.network.chance.happens(0.05):
-            self._end.send(num_blocks)
+        if self._stream.failure is not None:
+            raise self._stream.failure
+        self._stream.send(num_blocks)
+        if self._stream.network.chance.happens(0.05):
+            self._stream.send(num_blocks)
 
     async def ended(self) -> None:
-        await self._end.over()
+        await self._stream.wait_until_over()
 
 
 class SimPeers:
@@ -99,7 +99,9 @@ class SimPeers:
         self._process = process
 
     @asynccontextmanager
-    async def pull(self, address: str, opening: KvTransferOpen) -> AsyncIterator[KvImportStream]:
+    async def open_kv_import(
+        self, address: str, opening: KvTransferOpen
+    ) -> AsyncIterator[KvImportStream]:
         end = self._process.network.open(self._process, address, "pull", opening)
         try:
             yield SimReader(end)
@@ -107,16 +109,16 @@ class SimPeers:
             end.close()
 
 
-# -- a router's side ---------------------------------------------------------------------------
+# -- the router ----------------------------------------------------------------------------------
 
 
 class SimChannel:
-    """Stands for a channel in ``router.generation.grpc_worker_connection`` and
+    """Replaces the gRPC channel in ``router.generation.grpc_worker_connection`` and
     ``SimPlacementStream``."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.end: End | None = None
+        self.end: StreamEnd | None = None
 
     async def close(self) -> None:
         if self.end is not None:
@@ -133,7 +135,7 @@ async def open_channel(address: str, trust: object = None) -> AsyncIterator[SimC
 
 
 async def connected(channel: SimChannel) -> None:
-    """As ``router.generation.grpc_worker_connection`` waits for it."""
+    """Wait for the connection, as ``router.generation.grpc_worker_connection`` does."""
     process = PROCESS.get()
     channel.end = process.network.open(process, channel.address, "run")
     assert channel.end.connected is not None
@@ -149,7 +151,7 @@ async def converse(
     messages: AsyncIterator[RouterMessage],
     deliver: Callable[[RequestOutput], None],
 ) -> None:
-    """As ``baton.rpc.worker_stream.converse``."""
+    """Send and receive messages, as ``baton.rpc.worker_stream.run_worker_stream`` does."""
     end = channel.end
     assert end is not None
 
@@ -169,23 +171,23 @@ async def converse(
 
 
 class SimPlacementStream(PlacementStream):
-    """As ``baton.rpc.placement_stream.GrpcPlacementStream``."""
+    """Replaces ``baton.rpc.placement_stream.GrpcPlacementStream``."""
 
     def __init__(self, channel: SimChannel) -> None:
         super().__init__()
         self._address = channel.address
-        self._way: End | None = None
+        self._stream: StreamEnd | None = None
 
-    async def converse(self) -> None:
+    async def exchange(self) -> None:
         process = PROCESS.get()
-        self._way = end = process.network.open(process, self._address, "place")
-        self.wake()
+        self._stream = end = process.network.open(process, self._address, "place")
+        self.notify_unsent()
         try:
             while True:
-                self.settle(await end.get())
+                self.deliver_answers(await end.get())
         finally:
             end.close()
 
-    def wake(self) -> None:
-        while self._way is not None and self.has_unsent:
-            self._way.send(self.next_batch())
+    def notify_unsent(self) -> None:
+        while self._stream is not None and self.has_unsent:
+            self._stream.send(self.next_batch())

@@ -1,4 +1,4 @@
-"""A simulated process: what runs in its context stands still with it, and ends with it."""
+"""A simulated process: the callbacks and tasks in its context freeze and die with it."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 from baton.errors import BatonError
 
 if TYPE_CHECKING:
-    from tests.sim.whole.loop import Handle, SimLoop
-    from tests.sim.whole.network import Call, End, Network
+    from tests.sim.whole.loop import SimLoop, TimerHandle
+    from tests.sim.whole.network import Call, Network, StreamEnd
     from tests.sim.whole.sockets import SimSocket
 
 PROCESS: ContextVar["Process"] = ContextVar("process")
 
 
 class Process:
-    """``frozen``: its callbacks, timers and messages wait for :meth:`thaw`. Dead: its network is
-    cut, then its tasks are cancelled, so that nothing of what they still do gets out. ``vanished``:
-    its machine died with it, and no kernel tells its peers."""
+    """A process. While it is ``frozen``, its callbacks, timers and messages wait for :meth:`thaw`.
+    When it dies, its network is cut before its tasks are cancelled, so that nothing which they
+    still do gets out. ``vanished`` means that its machine died, too, so that no kernel notifies its
+    peers."""
 
     def __init__(self, name: str, network: "Network") -> None:
         self.name = name
@@ -27,17 +28,17 @@ class Process:
         self.alive = True
         self.frozen = False
         self.vanished = False
-        self.backlog: list[Handle] = []
+        self.backlog: list[TimerHandle] = []
         self.tasks: dict[asyncio.Task[Any], None] = {}
-        self.ends: dict[End, None] = {}
+        self.ends: dict[StreamEnd, None] = {}
         self.calls: dict[Call, None] = {}
         self.sockets: dict[SimSocket, None] = {}
         self.context: Context = copy_context()
         self.context.run(PROCESS.set, self)
         network.processes.append(self)
 
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-        task = self.loop.create_task(work, context=self.context.copy())
+    def start_task(self, coroutine: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        task = self.loop.create_task(coroutine, context=self.context.copy())
         self.tasks[task] = None
         task.add_done_callback(self._ended)
         return task
@@ -51,7 +52,8 @@ class Process:
         self.loop.resume(backlog)
 
     def kill(self, *, vanishes: bool = False) -> None:
-        """As SIGKILL does, or a power cut: peers learn it from the network, or find out."""
+        """Kill the process like SIGKILL; with ``vanishes`` like a power cut, of which peers are not
+        notified."""
         if self.alive:
             self.alive, self.vanished = False, vanishes
             self.network.cut(self)
@@ -65,6 +67,6 @@ class Process:
         if error is None or not self.alive:
             return
         if isinstance(error, BatonError):
-            self.kill()  # as a program that can't go on
+            self.kill()  # like a program that exits because it can't go on
         else:
             raise AssertionError(f"{self.name} crashed: {error!r}") from error

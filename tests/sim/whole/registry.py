@@ -1,4 +1,4 @@
-"""The registry as each process reaches it: over the network, if it is there."""
+"""The registry, and each process's connection to it."""
 
 import asyncio
 
@@ -12,14 +12,14 @@ from tests.sim.whole.process import Process
 TIMEOUT_SECONDS = 1.0
 
 
-class RegistryHouse:
-    """Where the registry lives. Reborn, it knows nobody."""
+class SimRegistryServer:
+    """The registry server. After a restart it is empty."""
 
     def __init__(self, clock: SimClock) -> None:
         self._clock = clock
         self.registry = MemoryRegistry(clock)
         self.cut_off: dict[str, float] = {}
-        """Until when who can't reach it."""
+        """The time until which a process, by name, can't reach the registry."""
 
     def restart(self) -> None:
         self.registry = MemoryRegistry(self._clock)
@@ -28,13 +28,13 @@ class RegistryHouse:
         return self.cut_off.get(process.name, 0.0) > self._clock.monotonic()
 
 
-class RegistryLink:
+class SimRegistryClient:
     """Implements :class:`baton.registry.base.Registry`."""
 
-    def __init__(self, house: RegistryHouse, process: Process) -> None:
+    def __init__(self, house: SimRegistryServer, process: Process) -> None:
         self._house = house
         self._process = process
-        self.incarnation = ""
+        self.database_id = ""
 
     async def announce(self, member: Member, ttl_seconds: float) -> bool:
         return await (await self._reach()).announce(member, ttl_seconds)
@@ -45,18 +45,18 @@ class RegistryLink:
     async def members(self) -> list[Member]:
         registry = await self._reach()
         members = await registry.members()
-        self.incarnation = registry.incarnation
+        self.database_id = registry.database_id
         return members
 
     async def ping(self) -> None:
         await (await self._reach()).ping()
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to close."""
 
     async def _reach(self) -> MemoryRegistry:
         if not self._process.alive:
-            raise Unavailable("nothing leaves a dead process")
+            raise Unavailable("the calling process is dead")
         await asyncio.sleep(0.0005)
         if self._house.is_cut_off(self._process):
             await asyncio.sleep(TIMEOUT_SECONDS)

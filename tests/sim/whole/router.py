@@ -1,5 +1,5 @@
-"""A router: its HTTP connections, answers, journeys, links, placers and its picture of the cluster.
-What is left out stands before a journey: bodies, prompts and tenants."""
+"""A router: its HTTP connections, responses, generations, worker connections, placers and view of
+the cluster. Left out is what precedes a generation: parsing of bodies, tokenization and tenants."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator
@@ -42,35 +42,38 @@ from router.openai.offload_executor import OffloadExecutor
 from router.openai.request_handler import CompletionHandler
 from router.openai.schema import CompletionBody
 from tests.sim.whole import peers
-from tests.sim.whole.clients import FIRST_CHARACTER, Answer, WrongHistory
+from tests.sim.whole.clients import FIRST_CHARACTER, ClientResponse, GuaranteeViolation
 from tests.sim.whole.process import PROCESS, Process
-from tests.sim.whole.registry import RegistryLink
+from tests.sim.whole.registry import SimRegistryClient
 
 if TYPE_CHECKING:
-    from tests.sim.whole.worker import House
+    from tests.sim.whole.worker import SimEnvironment
 
 TENANT = TenantId("tenant")
-JOURNEY = FailoverConfig(deadlines=TokenTimeouts(first_token=5.0, handoff=5.0, token_gap=1.5))
+FAILOVER_CONFIG = FailoverConfig(
+    timeouts=TokenTimeouts(first_token_seconds=5.0, kv_transfer_seconds=5.0, next_token_seconds=1.5)
+)
 WRITE_SECONDS = 3.0
-LIMITS = ConnectionLimits(write_seconds=WRITE_SECONDS)
+LIMITS = ConnectionLimits(write_timeout_seconds=WRITE_SECONDS)
 MAX_UNSENT_BYTES = 16 * 1024
-"""Instead of 32 MiB: messages are as much smaller here."""
+"""Instead of 32 MiB, because messages are much smaller here, too."""
 
 SERVER_TICK_SECONDS = 1.0
-"""Instead of 2: a router stands still for four seconds here, and no longer."""
+"""Instead of 2, because a router is frozen for at most four seconds here."""
 
 BODY = parse_body(CompletionBody, b'{"prompt": "a", "stream": true}')
-ENVELOPE = ResponseMetadata("cmpl-1", 1, "toy", return_token_ids=False, usage_chunk=False)
+ENVELOPE = ResponseMetadata("cmpl-1", 1, "toy", return_token_ids=False, has_usage_chunk=False)
 NEVER = "\x00"
-"""A stop string that no answer has: text that looks for it goes the long way."""
+"""A stop string that never occurs. Text that is searched for it is not delivered inline."""
 
-IMPOSSIBLE = (" are missing", "malformed", "was not asked")
-"""In the text of a failure: connections lose and change nothing, so nobody finds a gap or
-nonsense."""
+IMPOSSIBLE = (" are missing", "malformed", "do not match the requests")
+"""Texts that no failure may contain: connections neither lose nor change data, so no process may
+find a gap or a malformed message."""
 
 
-class Letters:
-    """Implements :class:`baton.text.detokenizer.IncrementalDetokenizer`: a letter for a token."""
+class LetterDetokenizer:
+    """Implements :class:`baton.text.detokenizer.IncrementalDetokenizer` with one character per
+    token."""
 
     def push(self, token_ids: Iterable[int]) -> str:
         return "".join(chr(FIRST_CHARACTER + token_id) for token_id in token_ids)
@@ -79,65 +82,67 @@ class Letters:
         return ""
 
 
-class WatchedJourney(Generation):
-    """Tells ``answer`` of each output that it takes for the next, by whichever way."""
+class CheckedGeneration(Generation):
+    """A generation that reports each output which it accepts, inline or queued, to ``answer``."""
 
-    answer: Answer
+    answer: ClientResponse
     _is_over = False
 
-    async def outputs(self, relay: InlineConsumer | None = None) -> AsyncGenerator[RequestOutput]:
+    async def outputs(
+        self, inline_consumer: InlineConsumer | None = None
+    ) -> AsyncGenerator[RequestOutput]:
         try:
-            async with aclosing(super().outputs(relay)) as outputs:
+            async with aclosing(super().outputs(inline_consumer)) as outputs:
                 async for output in outputs:
                     yield output
         finally:
             self._is_over = True
 
-    def _relay(self, relay: InlineConsumer, output: RequestOutput) -> bool:
+    def _consume_inline(self, relay: InlineConsumer, output: RequestOutput) -> bool:
         if self._is_over:
-            raise WrongHistory(f"{output.request_id}: a token is handed over after the end")
-        return super()._relay(relay, output)
+            raise GuaranteeViolation(f"{output.request_id}: a token is delivered after the end")
+        return super()._consume_inline(relay, output)
 
-    def _note(self, output: RequestOutput) -> None:
-        self.answer.note(output)
-        super()._note(output)
+    def _record_output(self, output: RequestOutput) -> None:
+        self.answer.check_output(output)
+        super()._record_output(output)
 
 
 class NoMetrics:
-    """Nobody looks."""
+    """Metrics that record nothing."""
 
     def __getattr__(self, name: str) -> "NoMetrics":
         return self
 
-    def __call__(self, *given: Any) -> "NoMetrics":
+    def __call__(self, *arguments: Any) -> "NoMetrics":
         return self
 
 
-VISIT = SimpleNamespace(tenant=SimpleNamespace(id=TENANT))
-"""As much of :class:`router.tenants.admission.RequestAdmission`."""
+ADMISSION = SimpleNamespace(tenant=SimpleNamespace(id=TENANT))
+"""The part of :class:`router.tenants.admission.RequestAdmission` that a request handler needs."""
 
 
-class SimService:
-    """As much of :class:`router.openai.context.RouterContext` as an exchange needs to answer."""
+class SimRouterContext:
+    """The part of :class:`router.openai.context.RouterContext` that a request handler needs."""
 
-    follow_all = RouterContext.follow_all
-    _follow = RouterContext._follow
-    tracing = None
+    run_choices = RouterContext.run_choices
+    _run_choice = RouterContext._run_choice
+    tracer = None
     metrics = NoMetrics()
 
     def __init__(self, clock: Any) -> None:
         self.clock = clock
-        self.bodies = BodyBudget(LIMITS.max_body_bytes)
-        self.large_work = OffloadExecutor()
+        self.body_budget = BodyBudget(LIMITS.max_body_bytes)
+        self.offload_executor = OffloadExecutor()
 
 
-class SimExchange(CompletionHandler):
-    """One request, named by its path: what it asks was prepared before."""
+class SimRequestHandler(CompletionHandler):
+    """Handles one request. Its path names a request that the client has prepared."""
 
-    def __init__(self, router: "RouterLife") -> None:
+    def __init__(self, router: "SimRouter") -> None:
         super().__init__(router.service)  # type: ignore[arg-type]
         self._router = router
-        self._visit = VISIT  # type: ignore[assignment]
+        self._admission = ADMISSION  # type: ignore[assignment]
         self._path = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -145,81 +150,88 @@ class SimExchange(CompletionHandler):
         await super().__call__(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, wire: ResponseWriter) -> None:
-        with self._router.service.bodies.body(TENANT, 1.0, shared=False) as raw:
-            await read_body(scope, receive, raw, LIMITS.max_body_bytes, LIMITS.header_seconds)
-            await cancel_on_disconnect(
-                receive, self.answer(wire, raw, TENANT), scope.get(INLINE_WRITER_KEY)
+        with self._router.service.body_budget.new_body(TENANT, 1.0, shared=False) as raw:
+            await read_body(
+                scope, receive, raw, LIMITS.max_body_bytes, LIMITS.header_timeout_seconds
             )
+            await cancel_on_disconnect(scope[INLINE_WRITER_KEY], self.answer(wire, raw, TENANT))
 
     async def answer(self, wire: ResponseWriter, raw: RawBody, tenant: TenantId) -> None:
-        answer = self._router.house.answers[self._path.removeprefix("/")]
+        answer = self._router.environment.answers[self._path.removeprefix("/")]
         choice = await self._router.choice(answer)
-        worded = [Worded(0, answer.ask.spec.token_ids)]
+        worded = [Worded(0, answer.request.spec.token_ids)]
         wording = CompletionEncoder(ENVELOPE, None, with_logprobs=False)  # type: ignore[arg-type]
-        serve = self._stream if answer.ask.streams else self._whole
+        serve = self._stream if answer.request.streams else self._respond
         await serve(wire, [choice], worded, wording, BODY)
 
 
-class RouterLife:
-    """Listens for clients at ``address``. Lines are its own; gRPC has twins, see :func:`wired`."""
+class SimRouter:
+    """A router that listens for clients at ``address``. Framed connections are production code,
+    gRPC streams are simulated (see :func:`simulated_streams`)."""
 
-    def __init__(self, house: "House", name: str, max_model_tokens: int) -> None:
-        self.house = house
+    def __init__(self, house: "SimEnvironment", name: str, max_model_tokens: int) -> None:
+        self.environment = house
         self.process = Process(name, house.network)
         self.address = f"{name}:80"
         self._clock = house.clock
         self.cluster = Cluster(
-            RegistryLink(house.registry, self.process), house.clock, max_model_tokens
+            SimRegistryClient(house.registry, self.process), house.clock, max_model_tokens
         )
-        self.links = WorkerConnectionPool(house.trust)
+        self.worker_connections = WorkerConnectionPool(house.credentials)
         self._conductors = ConductorPlacer(
             self.cluster,
             house.clock,
-            house.trust,
+            house.credentials,
             lambda address, trust: peers.SimChannel(address),  # type: ignore[arg-type, return-value]
         )
         placer = FallbackPlacer([self._conductors, RingPlacer(self.cluster)])
-        self._guide = GenerationContext(placer, self.links, house.clock, JOURNEY)
-        self.service = SimService(house.clock)
+        self._guide = GenerationContext(
+            placer, self.worker_connections, house.clock, FAILOVER_CONFIG
+        )
+        self.service = SimRouterContext(house.clock)
         self.http = HttpServer(self._answer, house.clock, LIMITS)
         house.network.serve(self.process, self.http._connection, self.address)
-        self._started = self.process.spawn(self._start())
+        self._started = self.process.start_task(self._start())
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await SimExchange(self)(scope, receive, send)
+        await SimRequestHandler(self)(scope, receive, send)
 
     async def _start(self) -> None:
-        """It takes requests once it knows a worker, as its ``/ready`` says."""
+        """Accept requests once a worker is known, as the production router's ``/ready`` does."""
         await self.cluster.refresh()
-        while not any(self.cluster.ready(role) for role in WORKER_ROLES):
+        while not any(self.cluster.ready_members(role) for role in WORKER_ROLES):
             await self._clock.sleep(0.1)
             await self.cluster.refresh()
-        for work in (self.links.run(), self.cluster.run(), self._conductors.run()):
-            self.process.spawn(work)
+        for coroutine in (
+            self.worker_connections.run(),
+            self.cluster.run(),
+            self._conductors.run(),
+        ):
+            self.process.start_task(coroutine)
         await self._clock.sleep(0)
 
     @property
-    def num_stray_lines(self) -> int:
-        """Connections that nobody uses."""
-        used = [link.alive for link in self.links._links.values()]
-        used += [stream.alive for stream in self._conductors._streams.values()]
+    def num_unused_connections(self) -> int:
+        """How many framed connections are open but not used."""
+        used = [link.is_alive for link in self.worker_connections._connections.values()]
+        used += [stream.is_alive for stream in self._conductors._streams.values()]
         return sum(each.kind == "line" for each in self.process.sockets) - sum(used)
 
-    async def choice(self, answer: Answer) -> ChoiceStream:
+    async def choice(self, answer: ClientResponse) -> ChoiceStream:
         await asyncio.wait([self._started])
-        ask, spec = answer.ask, answer.ask.spec
-        chain = self.cluster.key_chain(spec.tenant_salt)
+        ask, spec = answer.request, answer.request.spec
+        chain = self.cluster.block_key_hasher(spec.tenant_salt)
         keys = await compute_block_keys(chain, spec.token_ids)
         record = GenerationRecord(spec.request_id, self._clock.monotonic(), spec.num_prompt_tokens)
-        journey = WatchedJourney(self._guide, spec, TENANT, "toy", chain, keys, record)
-        journey.answer, answer.journey = answer, journey
+        journey = CheckedGeneration(self._guide, spec, TENANT, "toy", chain, keys, record)
+        journey.answer, answer.generation = answer, journey
         return ChoiceStream(
             0,
             journey,
-            Letters(),
+            LetterDetokenizer(),
             [NEVER] if ask.has_stop_string else [],
-            every_token=False,
-            shows_stop=True,
+            emit_every_step=False,
+            include_stop=True,
         )
 
 
@@ -227,8 +239,8 @@ _end_line = FramedConnection._end
 
 
 def _end_checked(self: FramedConnection, failure: BatonError) -> None:
-    """As ``FramedConnection._end``. A line ends because a peer is gone, or says so; not because of
-    what it carried."""
+    """Call ``FramedConnection._end``, and fail the run unless the reason is a peer that is gone or
+    has said goodbye. No connection may end because of the data that it carried."""
     is_nonsense = isinstance(failure, Invalid | Unauthorized)
     if is_nonsense or any(text in str(failure) for text in IMPOSSIBLE):
         PROCESS.get().loop.crash(failure)
@@ -236,9 +248,9 @@ def _end_checked(self: FramedConnection, failure: BatonError) -> None:
 
 
 @contextmanager
-def wired() -> Iterator[None]:
-    """While it lasts, what routers say over gRPC goes over the simulated network, and buffers are
-    as small as messages."""
+def simulated_streams() -> Iterator[None]:
+    """Route the routers' gRPC streams over the simulated network, and shrink buffers to suit the
+    small messages."""
     with (
         patch("router.generation.grpc_worker_connection.open_channel", peers.open_channel),
         patch("router.generation.grpc_worker_connection._connected", peers.connected),

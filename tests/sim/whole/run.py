@@ -1,4 +1,4 @@
-"""One run: a cluster, its clients, a storm, and the books when all is over."""
+"""One run: a cluster, its clients, faults, and the checks after they have ended."""
 
 import asyncio
 import logging
@@ -10,25 +10,32 @@ from typing import Any
 
 import structlog
 
-from tests.sim.whole.chance import Chance
-from tests.sim.whole.clients import Answer, Ask, draw_ask, draw_asks, follow
+from tests.sim.whole.chance import SeededRandom
+from tests.sim.whole.clients import (
+    ClientRequest,
+    ClientResponse,
+    draw_request,
+    draw_requests,
+    run_client,
+)
 from tests.sim.whole.cluster import Cluster
-from tests.sim.whole.faults import Storm, draw_faults
-from tests.sim.whole.history import check_calm, check_history
+from tests.sim.whole.faults import FaultInjector, draw_faults
+from tests.sim.whole.history import check_history, check_without_faults
 from tests.sim.whole.loop import SimLoop
-from tests.sim.whole.router import wired
+from tests.sim.whole.router import simulated_streams
 
 LONGEST_ANSWER_SECONDS = 120.0
 REST_SECONDS = 40.0
-"""Longer than every lease and hold."""
+"""Longer than every lease and every export timeout."""
 
 CALM_SECONDS = 3.0
-"""Longer than a router is patient with a silent worker."""
+"""Longer than a router tolerates a silent worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one seed: ``failure`` is empty when all guarantees held. ``events`` tell the storm."""
+    """The result of one seed. ``failure`` is empty when all guarantees held; ``events`` is the log
+    of faults and requests."""
 
     seed: int
     failure: str
@@ -41,75 +48,75 @@ class Outcome:
 
 class Run:
     def __init__(self, seed: int, loop: SimLoop) -> None:
-        self._chance = Chance(seed)
-        self._asks = draw_asks(self._chance)
+        self._chance = SeededRandom(seed)
+        self._asks = draw_requests(self._chance)
         self._faults = draw_faults(self._chance)
         self._cluster = Cluster(loop, self._chance)
-        self.storm = Storm(self._cluster, self._faults)
-        self.answers: list[Answer] = []
+        self.fault_injector = FaultInjector(self._cluster, self._faults)
+        self.answers: list[ClientResponse] = []
 
     async def main(self) -> None:
         try:
-            await self._through_the_storm()
+            await self._run_with_faults()
         finally:
             self._cluster.stop()
 
-    async def _through_the_storm(self) -> None:
+    async def _run_with_faults(self) -> None:
         cluster = self._cluster
         await cluster.start()
         async with asyncio.timeout(LONGEST_ANSWER_SECONDS), asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.storm.run())
+            tasks.create_task(self.fault_injector.run())
             for ask in self._asks:
                 tasks.create_task(self._client(ask))
-        cluster.mend()
-        await self._rest()
+        cluster.end_faults()
+        await self._wait_until_at_rest()
         await self._client(self._probe())
-        await self._rest()
-        check_history(self.answers[:-1], self.storm.may_fail_often)
+        await self._wait_until_at_rest()
+        check_history(self.answers[:-1], self.fault_injector.may_fail_often)
         check_history(self.answers[-1:], False)
-        if not self._faults and not cluster.network.walls:
+        if not self._faults and not cluster.network.firewalls:
             await cluster.clock.sleep(CALM_SECONDS)
-            check_calm(self.answers, cluster.router.links.shunned())
+            check_without_faults(self.answers, cluster.router.worker_connections.recently_broken())
 
-    async def _client(self, ask: Ask) -> None:
+    async def _client(self, ask: ClientRequest) -> None:
         cluster = self._cluster
         await cluster.clock.sleep(ask.at_seconds)
-        answer = Answer(ask)
+        answer = ClientResponse(ask)
         self.answers.append(answer)
-        self.storm.tell(f"asks {ask.spec.request_id}: {len(ask.spec.token_ids)} tokens")
-        cluster.house.answers[ask.spec.request_id] = answer
-        task = cluster.clients.spawn(follow(cluster.router, answer, cluster.clients))
-        if ask.leaves_after is not None:
-            cluster.loop.call_later(ask.leaves_after, _leave, task, answer)
+        self.fault_injector.log(f"asks {ask.spec.request_id}: {len(ask.spec.token_ids)} tokens")
+        cluster.environment.answers[ask.spec.request_id] = answer
+        task = cluster.clients.start_task(run_client(cluster.router, answer, cluster.clients))
+        if ask.cancels_after_seconds is not None:
+            cluster.loop.call_later(ask.cancels_after_seconds, _leave, task, answer)
         await asyncio.wait([task])
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
-        ended = f"{answer.end} {answer.reason or answer.error}"
-        self.storm.tell(f"{ask.spec.request_id}: {len(answer.tokens)} tokens, {ended}")
+        end = f"{answer.end} {answer.reason or answer.error}"
+        self.fault_injector.log(f"{ask.spec.request_id}: {len(answer.tokens)} tokens, {end}")
 
-    def _probe(self) -> Ask:
-        """When all is over, the cluster serves as ever."""
-        ask = draw_ask(self._chance, len(self._asks))
-        return Ask(ask.spec, 0.7)
+    def _probe(self) -> ClientRequest:
+        """Return a last request, which must succeed after all faults have ended."""
+        ask = draw_request(self._chance, len(self._asks))
+        return ClientRequest(ask.spec, 0.7)
 
-    async def _rest(self) -> None:
-        """Until nothing is held by anybody."""
+    async def _wait_until_at_rest(self) -> None:
+        """Wait until no process holds blocks, leases or connections of a request."""
         cluster = self._cluster
         end = cluster.clock.monotonic() + REST_SECONDS
         while not cluster.is_at_rest():
-            left = cluster.clock.monotonic() < end
-            assert left, f"something is never given back: {cluster.describe()}"
+            in_time = cluster.clock.monotonic() < end
+            assert in_time, f"resources are never released: {cluster.describe()}"
             await cluster.clock.sleep(0.25)
-        cluster.check_books()
+        cluster.check_integrity()
 
 
-def _leave(task: "asyncio.Task[None]", answer: Answer) -> None:
+def _leave(task: "asyncio.Task[None]", answer: ClientResponse) -> None:
     if not answer.end:
         task.cancel()
 
 
 def run_seed(seed: int) -> Outcome:
-    """Within :func:`simulated`."""
+    """Run one seed. Call it within :func:`simulation_environment`."""
     loop = SimLoop()  # type: ignore[abstract]
     run = None
     failure = ""
@@ -122,26 +129,26 @@ def run_seed(seed: int) -> Outcome:
     try:
         loop.run(main())
     except ExceptionGroup as group:
-        failure = _told(group.exceptions[0])
+        failure = _describe(group.exceptions[0])
     except Exception as error:
-        failure = _told(error)
-    events = tuple(run.storm.told) if run is not None else ()
+        failure = _describe(error)
+    events = tuple(run.fault_injector.events) if run is not None else ()
     answers = run.answers if run is not None else []
     failovers = sum(
-        len(answer.journey.record.placements) - 1
+        len(answer.generation.record.placements) - 1
         for answer in answers
-        if answer.journey is not None and answer.journey.record.placements
+        if answer.generation is not None and answer.generation.record.placements
     )
     ends = tuple(answer.end for answer in answers)
     return Outcome(seed, failure, events, loop.num_callbacks, loop.time(), failovers, ends)
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
 def _crash(_: object, __: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    """A bug that production catches, logs and survives ends a run."""
+    """A log processor that fails the run on an exception which production only logs."""
     error = sys.exc_info()[1]
     if event.get("exc_info") and error is not None:
         loop = asyncio.get_running_loop()
@@ -151,8 +158,8 @@ def _crash(_: object, __: str, event: MutableMapping[str, Any]) -> Mapping[str, 
 
 
 @contextmanager
-def simulated() -> Iterator[None]:
-    """Production code talks to simulated networks, and its logs are thrown away."""
+def simulation_environment() -> Iterator[None]:
+    """Connect production code to simulated networks, and discard its logs."""
     before = structlog.get_config()
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR), processors=[_crash]
@@ -160,7 +167,7 @@ def simulated() -> Iterator[None]:
     uvicorn = logging.getLogger("uvicorn.error")
     was_disabled, uvicorn.disabled = uvicorn.disabled, True
     try:
-        with wired():
+        with simulated_streams():
             yield
     finally:
         uvicorn.disabled = was_disabled

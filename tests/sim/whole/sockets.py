@@ -1,10 +1,10 @@
-"""TCP connections of simulated processes, as asyncio shows them to its protocols.
+"""TCP connections of simulated processes, as asyncio presents them to its protocols.
 
-Bytes arrive once and in order, late, cut anywhere, and several writes may be read at once. A peer
-that does not read fills its kernel's room, then the writer's buffer, and the writer is told to
-pause. A kernel takes bytes for a frozen process, and connections too; it answers for a dead one,
-unless its machine died with it. A connection may break anywhere, also within a frame, or go silent
-without a word to either end.
+Bytes arrive once and in order, possibly late and cut anywhere, and several writes may be read at
+once. A peer that does not read fills its kernel's receive buffer, then the writer's send buffer,
+and then the writer is paused. A kernel accepts bytes and connections for a frozen process, and
+resets those of a dead one unless its machine died, too. A connection may break anywhere, even
+within a frame, or go silent without notice to either end.
 """
 
 import asyncio
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
     from tests.sim.whole.network import Network
 
 SPLIT, LATE_READ = 0.08, 0.06
-"""How likely a write is sent in two pieces, a read takes only a part, and a read waits for what
-comes with it."""
+"""SPLIT is the probability that a write is sent in two pieces, and that a read returns only a part.
+LATE_READ is the probability that a read waits for further data."""
 
-TIGHT = 0.2
-"""How likely a connection has little room."""
+SMALL_BUFFERS = 0.2
+"""The probability that a connection has small buffers."""
 
 HANDSHAKE_BYTES = 50
-"""Either end sends more while they shake hands."""
+"""Fewer bytes than either end sends during the handshake."""
 
-ROOM_BYTES = 64 * 1024
-"""That a kernel holds of what nobody has read, and that a writer's buffer holds before it is told
-to pause."""
+BUFFER_BYTES = 64 * 1024
+"""The size of the kernel's receive buffer, and of the send buffer above which a writer is paused.
+"""
 
 MAX_PAST_PAUSE_BYTES = 500
-"""That a router writes to a client after it was told to pause: what it was about to."""
+"""The most that a router may write to a client after it was paused: the event at hand."""
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
 
 class SimFile:
-    """Stands for the socket that a transport shows."""
+    """Replaces the socket object that a transport exposes."""
 
     def setsockopt(self, *option: Any) -> None:
-        """Nothing is to be set."""
+        """Ignore the option."""
 
     def getpeername(self) -> tuple[str, int]:
         return "127.0.0.1", 1
@@ -53,27 +53,27 @@ FILE = SimFile()
 
 
 class SimSocket(asyncio.Transport):
-    """One end of a connection. ``over``: its process has seen the end of it."""
+    """One end of a connection. ``is_over`` is set once its process has seen the end of it."""
 
     __slots__ = (
         "_arrived",
         "_broken",
+        "_bytes_until_break",
         "_closing",
         "_ended",
-        "_fuse",
         "_held_until",
-        "_high",
+        "_high_water_bytes",
         "_is_due",
         "_last_at",
         "_past_pause",
         "_paused",
+        "_peer_buffer_bytes",
         "_reading",
-        "_room",
         "_unsent",
         "is_client",
+        "is_over",
         "kind",
         "network",
-        "over",
         "peer",
         "process",
         "protocol",
@@ -82,17 +82,17 @@ class SimSocket(asyncio.Transport):
 
     def __init__(self, network: "Network", process: Process, kind: str, is_client: bool) -> None:
         chance = network.chance
-        tight = chance.happens(TIGHT)
+        tight = chance.happens(SMALL_BUFFERS)
         self.network = network
         self.process = process
         self.kind = kind
         self.is_client = is_client
         self.peer: SimSocket
         self.protocol: Any = None
-        self.over = False
-        self.silent = False  # nothing leaves here any more, and nobody is told
-        self._room = chance.between(60, 600) if tight else ROOM_BYTES
-        self._high = chance.between(0, 400) if tight else ROOM_BYTES
+        self.is_over = False
+        self.silent = False  # nothing is sent any more, and neither end is notified
+        self._peer_buffer_bytes = chance.between(60, 600) if tight else BUFFER_BYTES
+        self._high_water_bytes = chance.between(0, 400) if tight else BUFFER_BYTES
         self._unsent = bytearray()
         self._arrived = bytearray()
         self._reading = False
@@ -102,52 +102,52 @@ class SimSocket(asyncio.Transport):
         self._closing = False
         self._ended = False
         self._broken: Exception | None = None
-        self._fuse: int | None = None
+        self._bytes_until_break: int | None = None
         self._held_until = 0.0
         self._last_at = 0.0
         process.sockets[self] = None
 
     def begin(self, protocol: Any) -> None:
-        """The process has it."""
-        if self.over:
+        """Attach the process's protocol to this end."""
+        if self.is_over:
             return
         self.protocol = protocol
         self._reading = True
         protocol.connection_made(self)
         self._wake_later()
 
-    # -- what asyncio asks of a transport --------------------------------------------------
+    # -- the interface of an asyncio transport ---------------------------------------------
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return FILE if name == "socket" else default
 
     def is_closing(self) -> bool:
-        return self._closing or self.over
+        return self._closing or self.is_over
 
     def get_write_buffer_size(self) -> int:
         return len(self._unsent)
 
     def write(self, data: Any) -> None:
-        if self._closing or self.over or not data:
+        if self._closing or self.is_over or not data:
             return
         if self._broken is not None:
             self.network.loop.call_soon(self._lose, self._broken, context=self.process.context)
             return
-        if not self._unsent and len(data) <= self._room:
+        if not self._unsent and len(data) <= self._peer_buffer_bytes:
             self._emit(data)
             return
         if self._paused and self.kind == "http":
             self._note_past_pause(len(data))
         self._unsent += data
         self._fill()
-        if len(self._unsent) > self._high and not self._paused:
+        if len(self._unsent) > self._high_water_bytes and not self._paused:
             self._paused = True
             self.protocol.pause_writing()
 
     def _note_past_pause(self, num_bytes: int) -> None:
-        """A client that does not read costs a bounded amount of memory."""
+        """Check that a client which does not read costs a bounded amount of memory."""
         self._past_pause += num_bytes
-        assert self._past_pause <= MAX_PAST_PAUSE_BYTES, "it is written to, and does not read"
+        assert self._past_pause <= MAX_PAST_PAUSE_BYTES, "the router writes to a paused client"
 
     def is_reading(self) -> bool:
         return self._reading
@@ -156,76 +156,76 @@ class SimSocket(asyncio.Transport):
         self._reading = False
 
     def resume_reading(self) -> None:
-        if not (self._reading or self._closing or self.over):
+        if not (self._reading or self._closing or self.is_over):
             self._reading = True
             self._wake_later()
 
     def close(self) -> None:
-        """After what was written has gone out."""
-        if not (self._closing or self.over):
+        """Close once everything that was written has been sent."""
+        if not (self._closing or self.is_over):
             self._closing, self._reading = True, False
             if not self._unsent:
                 self._finish()
 
     def abort(self) -> None:
-        if not self.over:
+        if not self.is_over:
             had_closed = self._closing and not self._unsent
             self._unsent.clear()
             self._closing, self._reading = True, False
             if not had_closed:
                 self._finish()
 
-    # -- what the network does -------------------------------------------------------------
+    # -- faults ----------------------------------------------------------------------------
 
-    def tear(self, num_bytes: int) -> None:
-        """It breaks once so many bytes more have been sent from here."""
-        self._fuse = num_bytes
+    def break_after(self, num_bytes: int) -> None:
+        """Break the connection after this end has sent ``num_bytes`` more bytes."""
+        self._bytes_until_break = num_bytes
 
     def reset(self, error: Exception) -> None:
-        """This end learns in its own time that it has broken."""
+        """Break the connection at this end, after a random delay."""
         self._post_here(self.network.loop.time() + self.network.chance.number() ** 3, error)
 
-    def hush(self) -> None:
-        """Nothing passes any more, and neither end is told."""
+    def silence(self) -> None:
+        """Drop all data from now on, without notice to either end."""
         self.silent = self.peer.silent = True
 
-    def hold(self, seconds: float) -> None:
-        """Nobody reads here for so long."""
+    def stop_reading(self, seconds: float) -> None:
+        """Stop reading at this end for some seconds."""
         loop = self.network.loop
         self._held_until = loop.time() + seconds
         loop.call_later(seconds, self._wake, context=self.network.context)
 
     def release(self) -> None:
         self._held_until = 0.0
-        self._fuse = None
+        self._bytes_until_break = None
 
     def die(self, is_told: bool) -> None:
-        """Its process is dead; the peer learns it from the kernel, if that lives."""
-        if self.over:
+        """End the connection of a dead process. Its kernel notifies the peer if ``is_told``."""
+        if self.is_over:
             return
         if is_told:
-            self._post(SimSocket._arrive_end, self._farewell())
+            self._post(SimSocket._arrive_end, self._end_for_peer())
         else:
-            self.hush()
+            self.silence()
         self.network.loop.call_soon(
             self._lose, ConnectionResetError("dead"), context=self.process.context
         )
 
     @property
     def is_orphan(self) -> bool:
-        """Its peer is no more, and it does not know."""
-        return not self.over and (self.peer.over or not self.peer.process.alive)
+        """Whether the peer is gone and this end does not know it yet."""
+        return not self.is_over and (self.peer.is_over or not self.peer.process.alive)
 
-    # -- out -------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------
 
     def _emit(self, data: Any) -> None:
-        self._room -= len(data)
+        self._peer_buffer_bytes -= len(data)
         if self.silent:
             return
-        if self._fuse is not None:
-            self._fuse -= len(data)
-            if self._fuse < 0:
-                self._blow(bytes(data[: self._fuse]))
+        if self._bytes_until_break is not None:
+            self._bytes_until_break -= len(data)
+            if self._bytes_until_break < 0:
+                self._break_within(bytes(data[: self._bytes_until_break]))
                 return
         chance = self.network.chance
         if chance.happens(SPLIT) and len(data) > 1:
@@ -234,69 +234,71 @@ class SimSocket(asyncio.Transport):
             data = data[cut:]
         self._post(SimSocket._arrive, bytes(data))
 
-    def _blow(self, data: bytes) -> None:
+    def _break_within(self, data: bytes) -> None:
+        """Send the last bytes and break the connection."""
         if data:
             self._post(SimSocket._arrive, data)
-        self._fuse = None
+        self._bytes_until_break = None
         self._post(SimSocket._arrive_end, ConnectionResetError("reset within a frame"))
         self.reset(ConnectionResetError("reset within a frame"))
         self.silent = True
 
-    def _post(self, what: Callable[..., None], item: Any) -> None:
+    def _post(self, method: Callable[..., None], item: Any) -> None:
+        """Call ``method`` on the peer's end when data that is sent now arrives."""
         if self.silent:
             return
         network, peer = self.network, self.peer
-        self._last_at = max(network.arrival(self.process, peer.process), self._last_at)
-        network.loop.call_at(self._last_at, what, peer, item, context=network.context)
+        self._last_at = max(network.arrival_time(self.process, peer.process), self._last_at)
+        network.loop.call_at(self._last_at, method, peer, item, context=network.context)
 
     def _fill(self) -> None:
-        """As much as the peer's kernel has room for."""
-        while self._unsent and self._room > 0:
-            data = bytes(self._unsent[: self._room])
+        """Send as much as the peer's receive buffer has room for."""
+        while self._unsent and self._peer_buffer_bytes > 0:
+            data = bytes(self._unsent[: self._peer_buffer_bytes])
             del self._unsent[: len(data)]
             self._emit(data)
 
     def _flush(self) -> None:
-        """There is room again."""
-        if self.over:
+        """Send more, because the peer's receive buffer has room again."""
+        if self.is_over:
             return
         self._fill()
-        if self._paused and len(self._unsent) <= self._high // 4:
+        if self._paused and len(self._unsent) <= self._high_water_bytes // 4:
             self._paused, self._past_pause = False, 0
             self.network.loop.call_soon(self._resume, context=self.process.context)
         if self._closing and not self._unsent:
             self._finish()
 
     def _resume(self) -> None:
-        if not (self.over or self._paused):
+        if not (self.is_over or self._paused):
             self.protocol.resume_writing()
 
     def _was_read(self, num_bytes: int) -> None:
-        self._room += num_bytes
+        self._peer_buffer_bytes += num_bytes
         if self._unsent and not self.silent:
             self.network.loop.call_soon(self._flush, context=self.network.context)
 
     def _finish(self) -> None:
-        """The kernel says goodbye, and the process has seen the last of it."""
+        """Send the end of the connection, and tell the process that the connection is closed."""
         if self.process.alive:
-            self._post(SimSocket._arrive_end, self._farewell())
+            self._post(SimSocket._arrive_end, self._end_for_peer())
         self.network.loop.call_soon(self._lose, None, context=self.process.context)
 
-    def _farewell(self) -> Exception | None:
-        """Whoever leaves something unread resets."""
+    def _end_for_peer(self) -> Exception | None:
+        """Return what the peer sees: a reset if data was left unread, else None (orderly end)."""
         return ConnectionResetError("reset by peer") if self._arrived else None
 
-    # -- in --------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------
 
     def _arrive(self, data: bytes) -> None:
-        if self.over:
+        if self.is_over:
             self._post(SimSocket._arrive_end, ConnectionResetError("reset by peer"))
         elif not self._ended:
             self._arrived += data
             self._wake()
 
     def _arrive_end(self, error: Exception | None) -> None:
-        if self.over or self._broken is not None:
+        if self.is_over or self._broken is not None:
             return
         self._ended, self._broken = True, error
         if error is not None and (self._closing or self.network.chance.happens(0.5)):
@@ -304,7 +306,8 @@ class SimSocket(asyncio.Transport):
         self._wake()
 
     def _wake(self) -> None:
-        """Not from the process itself."""
+        """Deliver arrived bytes, or the end of the connection, to the process's protocol. The
+        process itself calls :meth:`_wake_later`, since its protocol must not be re-entered."""
         network = self.network
         if self._is_due or not self._may_read:
             return
@@ -320,7 +323,7 @@ class SimSocket(asyncio.Transport):
 
     @property
     def _may_read(self) -> bool:
-        if self.over or self.protocol is None:
+        if self.is_over or self.protocol is None:
             return False
         if self._broken is not None and not self._arrived:
             return True
@@ -350,9 +353,9 @@ class SimSocket(asyncio.Transport):
         self.network.loop.call_at(at, self._lose, error, context=self.process.context)
 
     def _lose(self, error: Exception | None) -> None:
-        if self.over:
+        if self.is_over:
             return
-        self.over = True
+        self.is_over = True
         self._unsent.clear()
         self.process.sockets.pop(self, None)
         if self.protocol is not None:
@@ -374,21 +377,21 @@ class SimServer:
 
 
 class Listener:
-    """Who takes connections at an address."""
+    """The process that accepts connections at an address."""
 
     def __init__(self, process: Process, factory: ProtocolFactory) -> None:
         self.process = process
         self.factory = factory
 
 
-class Wall:
-    """What a firewall does with connections to an address: refuses or swallows them."""
+class Firewall:
+    """What a firewall does with connections to an address: refuse or silently drop them."""
 
     REFUSES, SWALLOWS = "refuses", "swallows"
 
 
-class Dial:
-    """One connection that is about to be."""
+class ConnectAttempt:
+    """An attempt to connect."""
 
     def __init__(
         self,
@@ -406,53 +409,66 @@ class Dial:
         self._answer: asyncio.Future[Any] = network.loop.create_future()
 
     async def connect(self) -> Any:
-        """The transport and its protocol. Raises OSError."""
+        """Return the transport and its protocol. Raises OSError."""
         network = self._network
         if not self._source.alive:
-            raise ConnectionResetError("nothing leaves a dead process")
+            raise ConnectionResetError("the calling process is dead")
         listener = network.listeners.get(self._address)
         target = listener.process if listener is not None else None
-        at = network.arrival(self._source, target)
-        network.loop.call_at(at, self._knock, context=network.context)
-        return await self._answer
+        at = network.arrival_time(self._source, target)
+        network.loop.call_at(at, self._reach_server, context=network.context)
+        try:
+            return await self._answer
+        except asyncio.CancelledError:
+            self._close_if_open()
+            raise
 
-    def _knock(self) -> None:
+    def _close_if_open(self) -> None:
+        """Close a connection that was opened just before its task was cancelled. The task never
+        gets it, and the event loops that production runs on close it then."""
+        opened = self._answer
+        if opened.done() and not opened.cancelled() and opened.exception() is None:
+            near, _ = opened.result()
+            near.abort()
+
+    def _reach_server(self) -> None:
         network = self._network
         listener = network.listeners.get(self._address)
-        wall = network.walls.get(self._address)
-        if wall == Wall.SWALLOWS:
+        wall = network.firewalls.get(self._address)
+        if wall == Firewall.SWALLOWS:
             return
-        if listener is None or not listener.process.alive or wall == Wall.REFUSES:
+        if listener is None or not listener.process.alive or wall == Firewall.REFUSES:
             if listener is None or not listener.process.vanished:
-                self._come(self._refuse, None, None)
+                self._reply(self._refuse, None, None)
             return
         near = SimSocket(network, self._source, self._kind, is_client=True)
         far = SimSocket(network, listener.process, self._kind, is_client=False)
         near.peer, far.peer = far, near
-        self._shake(near, far)
+        self._disturb_handshake(near, far)
         network.loop.call_soon(
             self._accept, far, listener.factory, context=listener.process.context
         )
-        self._come(self._open, near, listener.process)
+        self._reply(self._open, near, listener.process)
 
-    def _shake(self, near: SimSocket, far: SimSocket) -> None:
-        """While connections are shaken, many end within their handshake."""
+    def _disturb_handshake(self, near: SimSocket, far: SimSocket) -> None:
+        """Break or silence many framed connections during ``Network.handshake_faults_until``."""
         network = self._network
-        if self._kind == "line" and network.loop.time() < network.shaken_until:
+        if self._kind == "line" and network.loop.time() < network.handshake_faults_until:
             chance = network.chance
             end = far if chance.happens(0.5) else near
-            luck = chance.number()
-            if luck < 0.5:
-                end.tear(chance.below(HANDSHAKE_BYTES))
-            elif luck < 0.75:
-                end.hush()
+            draw = chance.number()
+            if draw < 0.5:
+                end.break_after(chance.below(HANDSHAKE_BYTES))
+            elif draw < 0.75:
+                end.silence()
 
-    def _come(self, what: Callable[..., None], item: Any, target: Process | None) -> None:
-        at = self._network.arrival(target, self._source)
-        self._network.loop.call_at(at, what, item, context=self._source.context)
+    def _reply(self, callback: Callable[..., None], item: Any, target: Process | None) -> None:
+        """Call ``callback`` in the connecting process when the target's reply arrives."""
+        at = self._network.arrival_time(target, self._source)
+        self._network.loop.call_at(at, callback, item, context=self._source.context)
 
     def _accept(self, far: SimSocket, factory: ProtocolFactory) -> None:
-        if not far.over and far.process.alive:
+        if not far.is_over and far.process.alive:
             far.begin(factory())
 
     def _refuse(self, _: None) -> None:

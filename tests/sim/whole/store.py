@@ -1,4 +1,4 @@
-"""One life of a store node, and a worker's way to it."""
+"""One incarnation of a store node, and a worker's client for it."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,13 +15,13 @@ from baton.transport.base import TransferRange, Transport
 from kvstore.dram_tier import DramBlockState, DramTier
 from kvstore.index_publisher import IndexPublisher
 from kvstore.node import StoreNode
-from tests.sim.whole.network import End, Network
+from tests.sim.whole.network import Network, StreamEnd
 from tests.sim.whole.process import Process
-from tests.sim.whole.registry import RegistryLink
+from tests.sim.whole.registry import SimRegistryClient
 from tests.sim.whole.transport import NAME, SimMemory, SimTransport
 
 if TYPE_CHECKING:
-    from tests.sim.whole.worker import House
+    from tests.sim.whole.worker import SimEnvironment
 
 T = TypeVar("T")
 
@@ -30,33 +30,39 @@ BLOCK_BYTES = 32
 SWEEP_SECONDS = 1.0
 
 
-class StoreLife:
-    """Listens as itself: calls of it run in its process."""
+class SimStore:
+    """A store node that listens at the address ``name``. Calls run in its process."""
 
-    def __init__(self, house: "House", name: str, host: str, generation: int, room: int) -> None:
+    def __init__(
+        self, house: "SimEnvironment", name: str, host: str, generation: int, dram_blocks: int
+    ) -> None:
         self.name = name
         self.host = host
         self.generation = generation
-        self.room = room
+        self.dram_blocks = dram_blocks
         self.process = Process(name, house.network)
-        memory = SimMemory(room * BLOCK_BYTES)
+        memory = SimMemory(dram_blocks * BLOCK_BYTES)
         transport = SimTransport(
             house.fabric, self.process, generation, host, memory, self._may_write
         )
         transports: dict[str, Transport] = {transport.name: transport}  # type: ignore[dict-item]
-        size = room * BLOCK_BYTES
-        self.shelf = DramTier(size, size)
+        size = dram_blocks * BLOCK_BYTES
+        self.dram = DramTier(size, size)
         life = Incarnation(generation)
-        self.node = StoreNode(life, memory, transports, host, house.clock, self.shelf)  # type: ignore[arg-type]
+        self.node = StoreNode(life, memory, transports, host, house.clock, self.dram)  # type: ignore[arg-type]
         publisher = IndexPublisher(
             KvHolder(WorkerId(name), life), self.node, house.index, house.clock
         )
         heartbeat = Heartbeat(
-            RegistryLink(house.registry, self.process), lambda: self.member, house.clock
+            SimRegistryClient(house.registry, self.process), lambda: self.member, house.clock
         )
-        works = (publisher.run(), self.node.demotion.run(), heartbeat.run(), self._sweep(house))
-        for work in works:
-            self.process.spawn(work)
+        for coroutine in (
+            publisher.run(),
+            self.node.demoter.run(),
+            heartbeat.run(),
+            self._sweep(house),
+        ):
+            self.process.start_task(coroutine)
         house.network.listen(self.process, name, self)
 
     @property
@@ -71,50 +77,51 @@ class StoreLife:
             transports=(NAME,),
         )
 
-    async def _sweep(self, house: "House") -> None:
-        """As ``kvstore.program`` does."""
+    async def _sweep(self, house: "SimEnvironment") -> None:
+        """Sweep periodically, as ``kvstore.program`` does."""
         while True:
             await house.clock.sleep(SWEEP_SECONDS)
             self.node.sweep()
 
-    def check_books(self) -> None:
+    def check_integrity(self) -> None:
         violation = self.node.stats().violation
         assert not violation, f"{self.name}: {violation}"
 
     def _may_write(self, span: TransferRange) -> None:
-        """Reads land in slots that wait for them, and in no others."""
+        """Check that a read writes only to slots that wait for it."""
         for offset in range(span.local_offset, span.local_offset + span.size_bytes, BLOCK_BYTES):
-            slot = self.shelf._at.get(offset)
-            waits = slot is not None and slot.state is DramBlockState.FILLING
-            assert waits, f"{self.name}: a read writes to offset {offset}, to {slot}"
+            slot = self.dram._slot_at.get(offset)
+            is_filling = slot is not None and slot.state is DramBlockState.FILLING
+            assert is_filling, f"{self.name}: a read writes to offset {offset}, to {slot}"
 
     @property
     def is_at_rest(self) -> bool:
-        """Nothing is leased, filled or held."""
-        return not self.node.stats(check=False).leased_blocks and not any(self.shelf._held.values())
+        """Whether no block is leased, being filled or referenced."""
+        return not self.node.stats(check=False).leased_blocks and not any(
+            self.dram._num_referenced.values()
+        )
 
     def describe(self) -> str:
-        return f"{self.name}: {self.shelf.describe()}"
+        return f"{self.name}: {self.dram.describe()}"
 
-    def accept(self, kind: str, opening: Any, end: End) -> None:
-        task = self.process.spawn(self._tell(end, *opening))
+    def accept(self, kind: str, opening: Any, end: StreamEnd) -> None:
+        task = self.process.start_task(self._send_changes(end, *opening))
         end.on_break = task.cancel
 
-    async def _tell(self, end: End, generation: Incarnation, number: int) -> None:
+    async def _send_changes(self, end: StreamEnd, generation: Incarnation, number: int) -> None:
         async for page in self.node.watch(generation, number):
             end.send(page)
 
 
-class StoreLink:
-    """Implements :class:`baton.kv.cluster_store_client.StoreNodeClient`; the life that it was made
-    for."""
+class SimStoreClient:
+    """Implements :class:`baton.kv.cluster_store_client.StoreNodeClient` for one incarnation."""
 
     def __init__(self, process: Process, member: Member) -> None:
         self._process = process
         self._member = member
 
     async def open(self, transports: Sequence[str], host: str) -> Endpoint:
-        async def ask(life: StoreLife) -> Endpoint:
+        async def ask(life: SimStore) -> Endpoint:
             return life.node.endpoint_for(transports, host)
 
         return await self._call(ask)
@@ -126,36 +133,36 @@ class StoreLink:
         return await self._call(lambda life: life.node.lease(query))
 
     async def release(self, lease_id: str) -> None:
-        async def ask(life: StoreLife) -> None:
+        async def ask(life: SimStore) -> None:
             life.node.release(lease_id)
 
         await self._call(ask)
 
-    async def report(self, keys: Sequence[BlockKey]) -> int:
-        return await self._call(lambda life: life.node.report(keys))
+    async def report_damaged(self, keys: Sequence[BlockKey]) -> int:
+        return await self._call(lambda life: life.node.report_damaged(keys))
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to close."""
 
     async def _call(
-        self, ask: Callable[[StoreLife], Awaitable[T]], seconds: float | None = None
+        self, ask: Callable[[SimStore], Awaitable[T]], seconds: float | None = None
     ) -> T:
         if not self._process.alive:
-            raise Unavailable("nothing leaves a dead process")
+            raise Unavailable("the calling process is dead")
         network: Network = self._process.network
         return await network.call(
             self._process, self._member.address, ask, seconds or STORE_SECONDS
         )
 
 
-def store_link(process: Process) -> Callable[[Member], StoreLink]:
-    return lambda member: StoreLink(process, member)
+def store_client_factory(process: Process) -> Callable[[Member], SimStoreClient]:
+    return lambda member: SimStoreClient(process, member)
 
 
 async def watch(
     process: Process, member: Member, generation: Incarnation, number: int
 ) -> AsyncIterator[WatchEvent]:
-    """As ``KvStoreClient.watch``: the node's changes until the stream breaks."""
+    """Yield the node's changes until the stream breaks, as ``KvStoreClient.watch`` does."""
     end = process.network.open(process, member.address, "watch", (generation, number))
     try:
         while True:

@@ -1,5 +1,5 @@
-"""Reads of another process's memory, as hardware makes them: at their own time, whatever their
-reader does meanwhile."""
+"""One-sided reads of another process's memory. Like RDMA hardware, a read proceeds at its own time,
+whatever the reading process does meanwhile."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from baton.core.kv_transfer import Endpoint
 from baton.errors import Unavailable
 from baton.transport.base import Capabilities, Region, TransferRange, TransferState
 from baton.transport.ranges import validated_ranges
-from tests.sim.whole.chance import Chance
+from tests.sim.whole.chance import SeededRandom
 from tests.sim.whole.process import Process
 
 NAME = "wire"
 
 Guard = Callable[[TransferRange], None]
-"""Raises AssertionError where a read is about to write to what is not its own."""
+"""Raises AssertionError when a read is about to write to memory that was not reserved for it."""
 
 
 class SimMemory:
-    """What ``HostMemory`` is, without a file."""
+    """Like ``HostMemory``, but without a shared-memory file."""
 
     def __init__(self, size_bytes: int) -> None:
         self.view = memoryview(bytearray(size_bytes))
@@ -26,17 +26,18 @@ class SimMemory:
 
 
 class Fabric:
-    """Memories by (owner, generation), gone with their process. ``damage``, ``loss`` and ``stuck``
-    are the probabilities that a read arrives damaged, not at all, or after everybody's patience."""
+    """Memories by (owner, generation), unreachable once their process is dead. ``damage``, ``loss``
+    and ``stuck`` are the probabilities that a read arrives damaged, not at all, or after every
+    timeout."""
 
-    def __init__(self, chance: Chance) -> None:
+    def __init__(self, chance: SeededRandom) -> None:
         self.chance = chance
         self.memories: dict[tuple[str, int], tuple[Process, memoryview]] = {}
         self.damage = 0.0
         self.loss = 0.0
         self.stuck = 0.0
 
-    def be_well(self) -> None:
+    def end_faults(self) -> None:
         self.damage = self.loss = self.stuck = 0.0
 
     def find(self, endpoint: Endpoint) -> tuple[Process, memoryview]:
@@ -53,7 +54,7 @@ class SimPeer:
 
 @dataclass(eq=False, slots=True)
 class SimTransfer:
-    """``under_way``: it may still write here. ``ended``: nobody waits for it."""
+    """A read. While ``in_flight`` is set, it may still write to the reader's memory."""
 
     peer: SimPeer
     spans: list[TransferRange]
@@ -61,14 +62,14 @@ class SimTransfer:
     timeout_seconds: float
     state: TransferState = TransferState.PREPARED
     error: str = ""
-    late_at: float = 0.0
-    under_way: bool = False
-    can_be_ended: bool = True
+    deadline: float = 0.0
+    in_flight: bool = False
+    can_be_aborted: bool = True
 
 
 class SimTransport:
-    """Implements :class:`baton.transport.base.Transport`: most reads are instant, others take a
-    while, a few can't be ended, and one from a frozen process lasts until that thaws."""
+    """Implements :class:`baton.transport.base.Transport`. Most reads are instant, others take a
+    while, a few can't be aborted, and those from a frozen process may last until it thaws."""
 
     name = NAME
 
@@ -93,7 +94,7 @@ class SimTransport:
         return Capabilities(local_only=True, devices=frozenset({"cpu"}), copies_in_post=False)
 
     def register(self, region: Region) -> None:
-        """Its memory came with it."""
+        """Do nothing: the memory was passed to the constructor."""
 
     def export(self) -> Endpoint:
         size = self._memory.region.size_bytes
@@ -104,10 +105,10 @@ class SimTransport:
         return SimPeer(endpoint)
 
     def disconnect(self, peer: SimPeer) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
     def idle_peers(self) -> list[SimPeer]:
-        return []  # nothing is held of anybody
+        return []  # peers hold no resources
 
     def prepare(
         self, peer: SimPeer, spans: Sequence[TransferRange], timeout_seconds: float
@@ -119,27 +120,27 @@ class SimTransport:
     def post(self, transfer: SimTransfer) -> None:
         chance, loop = self._fabric.chance, self._process.loop
         transfer.state = TransferState.PENDING
-        transfer.late_at = loop.time() + transfer.timeout_seconds
-        transfer.under_way = True
-        luck = chance.number()
-        if luck < 0.8:
+        transfer.deadline = loop.time() + transfer.timeout_seconds
+        transfer.in_flight = True
+        draw = chance.number()
+        if draw < 0.8:
             self._finish(transfer)
             return
-        transfer.can_be_ended = luck < 0.9
-        stuck = luck > 1.0 - self._fabric.stuck
-        seconds = 1.0 + 2.0 * chance.number() if stuck else 0.02 * chance.number() ** 2
+        transfer.can_be_aborted = draw < 0.9
+        is_stuck = draw > 1.0 - self._fabric.stuck
+        seconds = 1.0 + 2.0 * chance.number() if is_stuck else 0.02 * chance.number() ** 2
         loop.call_later(seconds, self._finish, transfer, context=self._process.network.context)
 
     def poll(self, transfer: SimTransfer) -> TransferState:
-        late = self._process.loop.time() > transfer.late_at
-        if transfer.state is TransferState.PENDING and late:
-            self._fail(transfer, "it takes too long")
+        is_late = self._process.loop.time() > transfer.deadline
+        if transfer.state is TransferState.PENDING and is_late:
+            self._fail(transfer, "the read timed out")
         return transfer.state
 
     def release(self, transfer: SimTransfer) -> bool:
-        if transfer.under_way and not transfer.can_be_ended:
+        if transfer.in_flight and not transfer.can_be_aborted:
             return False
-        transfer.under_way = False
+        transfer.in_flight = False
         transfer.state = TransferState.RELEASED
         return True
 
@@ -147,15 +148,15 @@ class SimTransport:
         return 0.001
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to close."""
 
     def _finish(self, transfer: SimTransfer) -> None:
-        """The hardware comes to it: neither a frozen nor a cancelled reader keeps it from that."""
-        if not transfer.under_way or not self._process.alive:
+        """Copy the data, even if the reader is frozen or was cancelled meanwhile."""
+        if not transfer.in_flight or not self._process.alive:
             return
         try:
             source, memory = self._fabric.find(transfer.peer.endpoint)
-            if source.frozen and transfer.can_be_ended is False:
+            if source.frozen and transfer.can_be_aborted is False:
                 context = self._process.network.context
                 self._process.loop.call_later(0.1, self._finish, transfer, context=context)
                 return
@@ -165,7 +166,7 @@ class SimTransport:
         else:
             if transfer.state is TransferState.PENDING:
                 transfer.state = TransferState.DONE
-        transfer.under_way = False
+        transfer.in_flight = False
 
     def _copy(self, transfer: SimTransfer, memory: memoryview) -> None:
         fabric, target = self._fabric, self._memory.view

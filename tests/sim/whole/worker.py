@@ -1,4 +1,4 @@
-"""One life of a worker: its production code, as ``baton.worker.program`` puts it together."""
+"""One incarnation of a worker: its production code, assembled as in ``baton.worker.program``."""
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -30,16 +30,16 @@ from baton.worker.store_publisher import StorePublisher
 from baton.worker.telemetry import WorkerTelemetry
 from baton.worker.worker import Worker, WorkerConfig
 from tests.sim.no_store import NoStore
-from tests.sim.whole.chance import Chance
-from tests.sim.whole.clients import Answer
-from tests.sim.whole.engine_door import BLOCK_TOKENS, SimDoor, SimRunner, StepClock
-from tests.sim.whole.lines import serve_lines
+from tests.sim.whole.chance import SeededRandom
+from tests.sim.whole.clients import ClientResponse
+from tests.sim.whole.engine_door import BLOCK_TOKENS, SimEngineHandle, SimRunner, StepClock
+from tests.sim.whole.lines import serve_framed
 from tests.sim.whole.loop import SimClock
 from tests.sim.whole.network import Network
 from tests.sim.whole.peers import SimPeers, WorkerServer
 from tests.sim.whole.process import Process
-from tests.sim.whole.registry import RegistryHouse, RegistryLink
-from tests.sim.whole.store import STORE_SECONDS, store_link
+from tests.sim.whole.registry import SimRegistryClient, SimRegistryServer
+from tests.sim.whole.store import STORE_SECONDS, store_client_factory
 from tests.sim.whole.transport import NAME, Fabric, SimTransport
 
 DIGEST = b"m" * 16
@@ -51,29 +51,36 @@ ENGINE = EngineConfig(
     chunk_tokens=8,
     growth_tokens=16,
 )
-INTAKE = KvImportTimeouts(queue_seconds=5, chunk_seconds=5, read_seconds=0.5, reserve_seconds=5)
-WORKER = WorkerConfig(hold_seconds=4.0, finish_seconds=0.1, arrival_seconds=1.0, late_tokens=16)
+IMPORT_TIMEOUTS = KvImportTimeouts(
+    queue_seconds=5, chunk_seconds=5, read_seconds=0.5, reserve_seconds=5
+)
+WORKER = WorkerConfig(
+    export_timeout_seconds=4.0,
+    drain_grace_seconds=0.1,
+    arrival_timeout_seconds=1.0,
+    reserve_ahead_tokens=16,
+)
 
 
 @dataclass(frozen=True)
-class House:
-    """What every process of a cluster finds around it."""
+class SimEnvironment:
+    """The environment that all processes of a cluster share."""
 
     network: Network
     fabric: Fabric
-    registry: RegistryHouse
+    registry: SimRegistryServer
     index: MemoryKvIndex
     clock: SimClock
-    chance: Chance
+    chance: SeededRandom
     has_stores: bool
-    trust: ClusterCredentials
-    answers: dict[str, Answer] = field(default_factory=dict)
-    """Of all clients, by request."""
+    credentials: ClusterCredentials
+    answers: dict[str, ClientResponse] = field(default_factory=dict)
+    """The responses of all clients, by request id."""
 
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """What does not change from one life to the next."""
+    """The properties of a worker that all its incarnations share."""
 
     name: str
     role: Role
@@ -83,19 +90,21 @@ class WorkerPlan:
     prefer: ReloadMode | None
 
 
-class WorkerLife:
+class SimWorker:
+    """One incarnation of a worker in its own simulated process."""
+
     def __init__(
-        self, house: House, plan: WorkerPlan, generation: int, address: str, line: str
+        self, house: SimEnvironment, plan: WorkerPlan, generation: int, address: str, line: str
     ) -> None:
         self.plan = plan
         self.generation = generation
         self.address = address
-        self.line = line
+        self.framed_address = line
         self.process = Process(plan.name, house.network)
         self._house = house
-        self._registry = RegistryLink(house.registry, self.process)
+        self._registry = SimRegistryClient(house.registry, self.process)
         self._membership = Membership(self._registry, house.clock)
-        self._looks = False
+        self._follows_members = False
         clock = StepClock(house.network.loop)
         runner = SimRunner(plan.num_blocks, clock, plan.slowness)
         self.engine = Engine(
@@ -105,17 +114,17 @@ class WorkerLife:
             kv_dtype="fake",
             eos_token_ids=frozenset(),
             clock=clock,
-            pipeline=SyncExecutor(runner) if plan.role is Role.DECODE else None,
+            executor=SyncExecutor(runner) if plan.role is Role.DECODE else None,
         )
         self._build(runner, clock)
         self._heartbeat = Heartbeat(self._registry, self._member, house.clock)
-        for work in (self.worker.run(), self.store.run(), self._heartbeat.run()):
-            self.process.spawn(work)
+        for coroutine in (self.worker.run(), self.store.run(), self._heartbeat.run()):
+            self.process.start_task(coroutine)
         if house.has_stores:
-            self.process.spawn(self._membership.run())
+            self.process.start_task(self._membership.run())
         house.network.listen(self.process, address, WorkerServer(self.process, self.worker))
-        self.lines = (
-            serve_lines(house, self.process, line, framed_worker_services(self.worker))
+        self.framed_server = (
+            serve_framed(house, self.process, line, framed_worker_services(self.worker))
             if line
             else None
         )
@@ -127,7 +136,7 @@ class WorkerLife:
         )
         transports: dict[str, Transport] = {transport.name: transport}  # type: ignore[dict-item]
         layout = KvLayout("fake", runner.block_size_bytes, CHECKSUM_XXH3, runner.checksums)  # type: ignore[arg-type]
-        door = SimDoor(
+        door = SimEngineHandle(
             house.network.loop,
             self.engine,
             clock,
@@ -137,99 +146,102 @@ class WorkerLife:
         self.store = self._build_store(door, transports, layout)
         intake = KvImporter(
             door, SimPeers(self.process), transports, layout, DIGEST.hex(), plan.host,
-            house.clock, INTAKE,
+            house.clock, IMPORT_TIMEOUTS,
         )  # fmt: skip
         self.worker = Worker(
             WorkerId(plan.name), Incarnation(self.generation), WORKER, door, intake, self.store,
-            layout, transports, self.engine.keys, DIGEST.hex(), plan.host, house.clock,
-            self._has_heirs, plan.role, self._hurry, witness=_witness(),
+            layout, transports, self.engine.key_hasher, DIGEST.hex(), plan.host, house.clock,
+            self._has_other_workers, plan.role, self._send_heartbeat_now,
+            telemetry=_shared_telemetry(),
         )  # fmt: skip
 
     def _build_store(
-        self, door: SimDoor, transports: dict[str, Transport], layout: KvLayout
+        self, door: SimEngineHandle, transports: dict[str, Transport], layout: KvLayout
     ) -> PrefixStore:
         house, host = self._house, self.plan.host
         if not house.has_stores:
             return NoStore()
         client = ClusterStoreClient(
-            self._membership, house.index, transports, store_link(self.process), host,
+            self._membership, house.index, transports, store_client_factory(self.process), host,
             house.clock, STORE_SECONDS,
         )  # fmt: skip
         publisher = StorePublisher(door, client, layout, DIGEST[:16])
         return ClusterPrefixStore(
-            door, client, publisher, layout, BLOCK_TOKENS, ENGINE.chunk_limit, house.clock,
+            door, client, publisher, layout, BLOCK_TOKENS, ENGINE.max_chunk_tokens, house.clock,
             STORE_SECONDS, self.plan.prefer,
         )  # fmt: skip
 
-    # -- its end ---------------------------------------------------------------------------
+    # -- role changes and draining ---------------------------------------------------------
 
     @property
-    def serves(self) -> bool:
+    def is_serving(self) -> bool:
         alive = self.process.alive and not self.process.frozen
         return alive and self.worker.state is WorkerState.READY
 
-    def _has_heirs(self) -> bool:
-        """As ``baton.worker.program`` has it."""
+    def _has_other_workers(self) -> bool:
+        """Return whether another worker is ready, as ``baton.worker.program`` does."""
         ready = [*self._membership.ready(Role.PREFILL), *self._membership.ready(Role.DECODE)]
         return any(member.id != self.plan.name for member in ready)
 
     def convert(self) -> None:
-        """To the other pool; its next lives are there, too."""
+        """Move the worker to the other pool; its next incarnations will be there, too."""
         role = Role.DECODE if self.plan.role is Role.PREFILL else Role.PREFILL
         self.plan = replace(self.plan, role=role)
-        self._look_for_heirs()
+        self._follow_members()
         self.worker.convert(role)
 
-    def _look_for_heirs(self) -> None:
-        """Where there are stores, it does so all the time."""
-        if not (self._house.has_stores or self._looks):
-            self._looks = True
-            self.process.spawn(self._membership.run())
+    def _follow_members(self) -> None:
+        """Follow the registry's members, unless the worker does so already for the stores."""
+        if not (self._house.has_stores or self._follows_members):
+            self._follows_members = True
+            self.process.start_task(self._membership.run())
 
-    def _hurry(self) -> None:
-        self._heartbeat.hurry()
+    def _send_heartbeat_now(self) -> None:
+        self._heartbeat.announce_now()
 
     async def drain(self) -> None:
-        """As ``serve`` does on SIGTERM; ends when its last request has."""
-        self._look_for_heirs()
+        """Drain as ``serve`` does on SIGTERM; return when the last request has ended."""
+        self._follow_members()
         self.worker.start_drain()
-        self._heartbeat.hurry()
-        while not self.worker.idle:
+        self._heartbeat.announce_now()
+        while not self.worker.is_idle:
             await self._house.clock.sleep(0.05)
 
     async def leave(self) -> None:
         await self.drain()
         await self._registry.withdraw(WorkerId(self.plan.name), Incarnation(self.generation))
-        if self.lines is not None:
-            await self.lines.close()
+        if self.framed_server is not None:
+            await self.framed_server.close()
 
-    # -- its books -------------------------------------------------------------------------
+    # -- accounting ------------------------------------------------------------------------
 
-    def check_books(self) -> None:
-        """At any moment."""
+    def check_integrity(self) -> None:
+        """Check the invariants that hold at any moment."""
         self.engine.check_integrity()
-        assert len(self.worker._jobs) <= WORKER.max_jobs, f"{self.plan.name} took too many"
+        assert len(self.worker._jobs) <= WORKER.max_jobs, (
+            f"{self.plan.name} accepted more than max_jobs"
+        )
         jobs = [job.request_id for job in self.worker._jobs.values()]
         assert len(jobs) == len(set(jobs)), f"{self.plan.name} has two placements of a request"
 
     @property
     def is_at_rest(self) -> bool:
         counts = self.engine.stats().pool
-        held = counts.referenced or counts.filling or counts.quarantined
-        waits = self.worker._current or self.worker._intake._room
-        return self.worker.idle and not (held or waits or self.engine.has_work())
+        is_pinned = counts.referenced or counts.filling or counts.quarantined
+        has_jobs = self.worker._latest_jobs or self.worker._kv_importer._reservation_queue
+        return self.worker.is_idle and not (is_pinned or has_jobs or self.engine.has_work())
 
     def describe(self) -> str:
         return f"{self.plan.name}: {self.engine.stats()} {list(self.worker._jobs)}"
 
     def _may_write(self, span: TransferRange) -> None:
-        """Reads land in blocks that wait for them, and in no others."""
+        """Check that a read writes only to blocks that wait for it."""
         size = BLOCK_TOKENS * 8
         first, end = span.local_offset // size, (span.local_offset + span.size_bytes) // size
         for block_id in range(first, end):
             state = self.engine._pool.state(BlockId(block_id))
-            waits = state in (BlockState.FILLING, BlockState.QUARANTINED)
-            assert waits, f"{self.plan.name}: a read writes to block {block_id}, which is {state}"
+            may = state in (BlockState.FILLING, BlockState.QUARANTINED)
+            assert may, f"{self.plan.name}: a read writes to block {block_id}, which is {state}"
 
     def _member(self) -> Member:
         return Member(
@@ -247,12 +259,13 @@ class WorkerLife:
             device="toy",
             max_model_tokens=MAX_MODEL_TOKENS,
             transports=(NAME,),
-            line=self.line,
+            line=self.framed_address,
             load=self.worker.load,
         )
 
 
 @lru_cache
-def _witness() -> WorkerTelemetry:
-    """One for all workers and runs: nobody looks at it, and a new one takes milliseconds."""
+def _shared_telemetry() -> WorkerTelemetry:
+    """Return one telemetry for all workers and runs: no test reads it, and creating one takes
+    milliseconds."""
     return WorkerTelemetry("all", CollectorRegistry(), SystemClock())

@@ -1,4 +1,4 @@
-// Causal attention over the paged pool, the same for one token and for a chunk of a prompt.
+// Causal attention over the paged KV pool, for decodes and prefill chunks alike.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace baton {
 
-constexpr long kQueryRows = 256;  // of a tile: so many that standing up the keys costs little
+constexpr long kQueryRows = 256;  // rows of a tile: enough to amortise transposing the keys
 
 template <class T>
 struct Aligned {
@@ -28,14 +28,15 @@ struct Aligned {
   std::unique_ptr<T, Free> data;
 };
 
-// Some tokens of a row, and KV heads [head, head + num_heads), each with the queries of its group.
+// Tokens [first, first + count) of a row, and KV heads [head, head + num_heads), each with the
+// queries of its group.
 struct QueryTile {
-  long row, first, count, head, num_heads, end;  // `end`: keys that its last token sees
+  long row, first, count, head, num_heads, end;  // `end`: number of keys its last token attends to
 };
 
-// Many tokens are taken one KV head at a time, since each key that is stood up serves them all; few
-// (a decode) with as many heads as leave work for every thread, since a token's heads lie side by
-// side. How a step is cut changes nothing of its result.
+// Cuts a step into tiles. A tile of many tokens has one KV head, since each key that is transposed
+// serves them all. A tile of few tokens (a decode) has as many heads as possible while every thread
+// gets work, since a token's heads are adjacent in memory. The tiles don't affect the result.
 inline std::vector<QueryTile> query_tiles(const Batch& batch, long group, long kv_heads,
                                           long threads) {
   const long most = std::max(1L, kQueryRows / group);
@@ -51,7 +52,7 @@ inline std::vector<QueryTile> query_tiles(const Batch& batch, long group, long k
         tiles.push_back({row, first, count, head, std::min(together, kv_heads - head),
                          batch.starts[row] + first + count});
     }
-  // Those with most work first, so that none begins when the others are done.
+  // Tiles with the most work come first, so that no long tile begins when the others are done.
   std::stable_sort(tiles.begin(), tiles.end(), [](const QueryTile& a, const QueryTile& b) {
     return a.count * a.num_heads * a.end > b.count * b.num_heads * b.end;
   });
@@ -59,8 +60,8 @@ inline std::vector<QueryTile> query_tiles(const Batch& batch, long group, long k
 }
 
 // Softmax runs online in FP32 (Milakov and Gimelshein 2018), over tiles of 64 keys counted from
-// the context's beginning: what a query adds up, and in which order, depends on its own position
-// alone. Keys beyond a tile's end are zeros, never what lies in the pool there.
+// the beginning of the context, so a query's sums and their order depend only on its own position.
+// Keys beyond the end of the context are taken as zeros, whatever is in the pool there.
 template <class T>
 class Attention {
  public:
@@ -82,8 +83,9 @@ class Attention {
         total_(rows()),
         all_coming_(kv_heads * kColumns) {}
 
-  // `qkv` [num_tokens][(heads + 2 kv_heads) * head_dim] has the queries; `to` [num_tokens][heads *
-  // head_dim]. `next`: the tile whose keys are to be fetched at this one's end, or null.
+  // Computes one tile. `qkv` [num_tokens][(heads + 2 kv_heads) * head_dim] has the queries; `to` is
+  // [num_tokens][heads * head_dim]. `next` is the tile whose keys are prefetched at the end of this
+  // one, or null.
   void attend(const Batch& batch, const QueryTile& tile, const QueryTile* next,
               const Pages<T>& pages, const T* qkv, T* to) {
     const long first = batch.offsets[tile.row] + tile.first;
@@ -96,7 +98,7 @@ class Attention {
         locate(table, key + kColumns, tile.end, tile.head, pages, ahead_);
       else
         locate(batch.table(next->row), 0, next->end, next->head, pages, ahead_);
-      // Tokens before this one see none of these keys.
+      // Tokens before this one attend to none of these keys.
       const long from = std::max(0L, key - start);
       line_up(tile.num_heads);
       for (long head = 0; head < tile.num_heads; ++head) {
@@ -112,12 +114,12 @@ class Attention {
  private:
   static constexpr long kPerUnit = Format<T>::kPerUnit;
 
-  // Where a head lies beside the first of its tile, and its values behind its keys.
+  // The offset of a head from the first head of its tile, and of its values from its keys.
   struct Spot {
     long along, part;
   };
 
-  // Of a tile's queries: [num_heads][count][group].
+  // Maximum number of a tile's queries, which are [num_heads][count][group].
   long rows() const { return std::max(kQueryRows, group_); }
 
   void begin(const QueryTile& tile, const T* qkv) {
@@ -132,7 +134,7 @@ class Attention {
     std::fill_n(static_cast<float*>(sums_), num_rows * width_, 0.0f);
   }
 
-  // Where the keys [first, first + 64) of a head lie; null from `end` on.
+  // Finds the addresses of the keys [first, first + 64) of a head; null from `end` on.
   static void locate(const int64_t* table, long first, long end, long head, const Pages<T>& pages,
                      const T** places) {
     long block = first / pages.block_tokens, offset = first % pages.block_tokens;
@@ -145,8 +147,9 @@ class Attention {
     }
   }
 
-  // What is to be fetched while the heads are at work, one after the other: as much by each as it
-  // has, but in the order of memory, with all heads of a key. Where there is no key, nothing new.
+  // Lists the addresses that are prefetched while the heads are computed one after the other. Each
+  // head prefetches as much as it reads, but in memory order: all heads of a key together. Where
+  // there is no key, an address that is cached already is used.
   void line_up(long num_heads) {
     const T** to = all_coming_.data();
     for (long key = 0; key < kColumns; ++key) {
@@ -155,7 +158,7 @@ class Attention {
     }
   }
 
-  // `count` rows against the tile at hand; the first of their tokens sees `visible` of its keys.
+  // Adds the current tile of keys to `count` rows; their first token attends to `visible` of them.
   void add(long first, long count, Spot spot, long visible) {
     switch (count) {
       case 1: return add_few<1>(first, spot, visible);
@@ -177,7 +180,8 @@ class Attention {
                   sums_ + first * width_ + column, width_, false);
   }
 
-  // Stands up the keys at hand, and lays down their values; what is lined up is fetched meanwhile.
+  // Transposes the current keys and copies their values; meanwhile the addresses in all_coming_ are
+  // prefetched.
   void read(Spot spot) {
     const T *keys[kColumns], *values[kColumns];
     for (long i = 0; i < kColumns; ++i) {
@@ -194,8 +198,8 @@ class Attention {
       }
   }
 
-  // A unit of values_ [64 / kPerUnit][width] has neighbouring tokens. In BF16 sixteen pairs lie as
-  // two vectors fall apart when they are unpacked; finish() puts the sums in order.
+  // Copies values to values_ [64 / kPerUnit][width], where a unit has adjacent tokens. In BF16
+  // sixteen pairs are in the order of the unpack instructions; finish() reorders the sums.
   void lay_down(const T* const* rows, long at, Unit* to) {
     if constexpr (kPerUnit == 1) {
       const Lanes inside = lanes(dim_ - at);
@@ -210,19 +214,19 @@ class Attention {
     }
   }
 
-  // As add_many(), bit by bit, for R rows, whose sums stay in registers if there are enough: keys and
-  // values pass through registers, too, and are written down nowhere.
+  // Gives the same bits as add_many(), for R rows, whose sums stay in registers if there are enough
+  // registers. Keys and values pass through registers, too, and are not stored in buffers.
   template <long R>
   void add_few(long first, Spot spot, long visible) {
     if (vectors_at_once(R) * kLanes < kColumns) return add_many(first, R, spot, visible);
-    // One block after the other goes on with other sums, so that none waits for the one before.
+    // Successive blocks have different sums, so that none waits for the previous one.
     for (long step = 0; step < depth_; step += kLanes)
       for (long i = 0; i < kColumns; i += kLanes) score_few<R>(first, spot, i, step);
     for (long row = 0; row < R; ++row) weigh(first + row, visible + row / group_);
     for (long column = 0; column < width_; column += kColumns) sum_few<R>(first, spot, column);
   }
 
-  // Of keys [key, key + 16), and units of depth [step, step + 16).
+  // Adds to the scores of keys [key, key + 16) over units of depth [step, step + 16).
   template <long R>
   void score_few(long first, Spot spot, long key, long step) {
     const Unit* queries = reinterpret_cast<const Unit*>(queries_ + first * dim_) + step;
@@ -251,7 +255,7 @@ class Attention {
     for (long r = 0; r < R; ++r) store(scores + r * kColumns, sum[r]);
   }
 
-  // Of elements [column, column + 64).
+  // Adds to the sums of elements [column, column + 64).
   template <long R>
   void sum_few(long first, Spot spot, long column) {
     constexpr long kVectors = kColumns / kLanes;
@@ -290,7 +294,7 @@ class Attention {
       for (long v = 0; v < kVectors; ++v) store(sums + r * width_ + v * kLanes, sum[r][v]);
   }
 
-  // A row's scores become weights; what it has summed shrinks where a score beats all before.
+  // Turns a row's scores into weights. If a score exceeds all before, earlier sums are rescaled.
   void weigh(long row, long visible) {
     const Vec scale = every(scale_), none = every(-INFINITY);
     const float* scores = scores_ + row * kColumns;
@@ -333,7 +337,7 @@ class Attention {
     }
   }
 
-  // Sixteen sums of a row in the order of a head's elements.
+  // Returns sixteen sums of a row in the order of the head's elements.
   Vec sums_at(long row, long i) const {
     const float* sums = sums_ + row * width_;
     if constexpr (kPerUnit == 1) return load(sums + i);
@@ -352,7 +356,7 @@ class Attention {
   Aligned<T> weights_;
   Aligned<float> sums_, best_, total_;
   std::vector<const T*> all_coming_;  // [num_heads][64]
-  const T* const* coming_ = nullptr;  // those of the head at work
+  const T* const* coming_ = nullptr;  // the current head's part of all_coming_
 };
 
 }  // namespace baton

@@ -1,18 +1,18 @@
-// What this core could do at most: products without memory, and memory without products.
+// Benchmarks of this core's limits: products without memory accesses, and reads without products.
 #pragma once
 
 #include "numbers.h"
 
 namespace baton {
 
-// `steps` times 24 products of vectors that stay in registers, as the microkernel has them; the
-// sum of all lanes, so that nothing can be left out.
+// Computes `steps` times 24 products of vectors that stay in registers, as the microkernel does.
+// Returns the sum of all lanes, so that the compiler can't remove the products.
 template <class T>
 float products_only(long steps) {
   constexpr long kSums = 6 * vectors_at_once(6);
   Vec sum[kSums];
   for (Vec& one : sum) one = zeros();
-  const Words some = every_word(0x3f803f80);  // ones in BF16, about one in FP32
+  const Words some = every_word(0x3f803f80);  // 1 in each BF16 half, about 1 as FP32
   for (long step = 0; step < steps * 24 / kSums; ++step)
 #pragma GCC unroll 24
     for (long i = 0; i < kSums; ++i) sum[i] = Format<T>::multiply_add(sum[i], some, some);
@@ -21,7 +21,7 @@ float products_only(long steps) {
   return sum_of(total);
 }
 
-// Reads `count` vectors, one after the other.
+// Reads `count` vectors sequentially.
 inline int reads_only(const Unit* from, long count) {
   Words sum[4] = {no_words(), no_words(), no_words(), no_words()};
   for (long i = 0; i + 4 <= count; i += 4)

@@ -1,9 +1,9 @@
-// Weights in fewer bits: how they lie in memory, and how a tile gets them back.
+// Quantized weights: their layout in memory, and products with them.
 //
-// A weight is a small whole number, its code, times a scale. A panel of 64 outputs is cut along its
-// depth into groups that share a scale per output: first the group's 64 scales, then its lines, each
-// with the codes of two neighbours of the depth. Codes are exact in BF16 as in FP32, so a tile
-// multiplies by them as they are, and the sums of a group by its scale.
+// A weight is a small integer, its code, times a scale. A panel of 64 outputs is cut along its
+// depth into groups that share a scale per output. A group has first its 64 scales, then its lines,
+// each with the codes of two adjacent depths. Codes are exact in BF16 and FP32, so a tile
+// multiplies by the codes themselves, and then the sums of a group by its scales.
 #pragma once
 
 #include <cstring>
@@ -13,15 +13,15 @@
 
 namespace baton {
 
-// The numbers are those of baton/engine/native/library.py.
+// The values must equal those in baton/engine/native/library.py.
 enum Coding : int64_t { kPlain = 0, kInt8 = 1, kInt4 = 2 };
 
 // Units of depth in a line: one pair in BF16, two numbers in FP32.
 template <class T>
 constexpr long kUnitsOfLine = 2 / Format<T>::kPerUnit;
 
-// Codes from -127 to 127, and one scale per output: the row's largest weight by 127. Of each vector
-// of outputs a line has 16 bytes of the even ones, then of the odd ones.
+// Codes from -127 to 127, and one scale per output: the row's largest weight divided by 127. For
+// each vector of outputs, a line has 16 bytes for the even depth, then 16 for the odd one.
 struct Int8 {
   static constexpr long kLineBytes = 2 * kColumns;
   static constexpr long kScaleBytes = sizeof(float) * kColumns;
@@ -70,7 +70,7 @@ struct Int4 {
   static constexpr long kLineBytes = kColumns;
   static constexpr long kScaleBytes = sizeof(Bf16) * kColumns;
   static constexpr long kGroup = 32;
-  static constexpr float kEnds[] = {-8, -7, -7.5f, -8.5f};  // tried for a group's largest weight
+  static constexpr float kEnds[] = {-8, -7, -7.5f, -8.5f};  // candidates for the largest weight
 
   static long group_of(long) { return kGroup / 2; }
 
@@ -111,20 +111,20 @@ struct Int4 {
   static int shift(long column) { return static_cast<int>(column / kLanes % 2 * 4); }
 };
 
-// Bytes of a panel whose depth has so many lines.
+// Returns the bytes of a panel with this number of lines.
 template <class Code>
 long panel_bytes(long lines) {
   return ceil_div(lines, Code::group_of(lines)) * Code::kScaleBytes + lines * Code::kLineBytes;
 }
 
-// sums[R][64] = rows[R][...] * the panel. Sums of a group run over its depth in order, then they
-// are scaled and added to those of the groups before it.
+// sums[R][64] = rows[R][...] * the panel. Sums of a group run over its depth in order; then they
+// are scaled and added to those of the previous groups.
 template <class T, class Code, long R>
 inline __attribute__((always_inline)) void multiply_coded_few(const Unit* rows, long row_stride,
                                                               const uint8_t* panel, long lines,
                                                               float* sums) {
   constexpr long kVectors = vectors_at_once(R), kUnits = kUnitsOfLine<T>;
-  constexpr long kAhead = 4096;  // bytes, as a plain product of few rows has it
+  constexpr long kAhead = 4096;  // prefetch distance in bytes, as in a plain product of few rows
   const long group = Code::group_of(lines);
   for (long first = 0; first < lines; first += group) {
     const uint8_t* scales = panel;
@@ -167,8 +167,9 @@ inline __attribute__((always_inline)) void multiply_coded_few(const Unit* rows, 
   }
 }
 
-// The same in Int8 for many rows, which share what is unpacked into `columns`, a block of depth at a
-// time: bit by bit the same, since a sum still runs over the whole depth before it is scaled.
+// As above, in Int8 for many rows, which share the weights unpacked into `columns`, a block of
+// depth at a time. The bits are the same, as a sum still runs over the whole depth before it is
+// scaled.
 template <class T>
 void multiply_int8_many(long num_rows, const Unit* rows, long row_stride, const uint8_t* panel,
                         long lines, float* sums, Unit* columns) {
@@ -191,12 +192,12 @@ void multiply_int8_many(long num_rows, const Unit* rows, long row_stride, const 
   }
 }
 
-// From so many rows on unpacking for all of them takes less than doing so for each few. Codes of
-// Int4 are looked up in registers in less time than it takes to write them down and read them.
+// From this number of rows on, unpacking Int8 once for all rows is faster than for every few rows.
+// Int4 codes are always looked up in registers: that is faster than storing and reading them.
 constexpr long kManyRows = 48;
 
-// sums[num_rows][64] of a panel of codes, whose depth has so many units. `columns` has room for a
-// block of depth.
+// Computes sums[num_rows][64] for a panel of codes of `depth` units. `columns` must hold a block of
+// depth.
 template <class T, class Code>
 void multiply_coded(long num_rows, const Unit* rows, const uint8_t* panel, long depth, float* sums,
                     Unit* columns) {

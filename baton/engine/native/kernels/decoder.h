@@ -1,4 +1,4 @@
-// A dense decoder over packed weights and the paged pool: all layers of a step in one call.
+// A dense decoder on packed weights and the paged KV pool: all layers of a step in one call.
 #pragma once
 
 #include <memory>
@@ -16,8 +16,8 @@ struct Shape {
   double epsilon;
 };
 
-// One layer's weights. Null: no bias, no norms of heads, no dense feed-forward. `coding` is that of
-// its matrices.
+// One layer's weights. A null pointer means that the layer has no bias, head norms or dense
+// feed-forward. `coding` is the format of its matrices.
 struct Layer {
   const void *input_norm, *post_norm;
   const void *qkv, *qkv_bias, *output;
@@ -31,7 +31,7 @@ class Decoder {
   virtual ~Decoder() = default;
   virtual void set_layer(long index, const Layer& layer) = 0;
   virtual void set_head(const void* norm, const void* head, Coding coding) = 0;
-  // Each returns what is wrong with the arguments, or null.
+  // The next three return an error message if the arguments are invalid, else null.
   virtual const char* embed(const int64_t* tokens, long count, void* x) = 0;
   virtual const char* run(const Batch& batch, long first, long last, void* x, void* normed) = 0;
   virtual const char* attend(const Batch& batch, long layer, void* qkv, void* to) = 0;
@@ -66,7 +66,7 @@ class DecoderOf : public Decoder {
     for (long i = 0; i < count; ++i)
       if (tokens[i] < 0 || tokens[i] >= shape_.vocabulary) return "a token is not in the vocabulary";
     crew(seconds_of_layers(count, shape_.layers)).rouse();
-    Team& team = crew(count * 1e-6 * shape_.hidden / 512);  // a cache line for each unit
+    Team& team = crew(count * 1e-6 * shape_.hidden / 512);  // each unit is in another cache line
     team.run([&](int) {
       team.each(count, [&](long i) {
         unpack_row(head_, tokens[i], static_cast<T*>(x) + i * shape_.hidden);
@@ -75,8 +75,8 @@ class DecoderOf : public Decoder {
     return nullptr;
   }
 
-  // Layers [first, last) over x [num_tokens][hidden], in place. If the last one has no dense
-  // feed-forward, `normed` gets what its experts are to be given.
+  // Computes layers [first, last) over x [num_tokens][hidden], in place. If the last one has no
+  // dense feed-forward, `normed` gets the input of its experts.
   const char* run(const Batch& batch, long first, long last, void* x, void* normed) override {
     if (first < 0 || last > shape_.layers) return "there is no such layer";
     if (const char* fault = check(batch)) return fault;
@@ -93,7 +93,7 @@ class DecoderOf : public Decoder {
     return nullptr;
   }
 
-  // Attention alone: writes the keys and values of `qkv`, which are turned already.
+  // Computes attention alone: writes the keys and values of `qkv`, which are already rotated.
   const char* attend(const Batch& batch, long layer, void* qkv, void* to) override {
     if (layer < 0 || layer >= shape_.layers) return "there is no such layer";
     if (const char* fault = check(batch)) return fault;
@@ -105,7 +105,7 @@ class DecoderOf : public Decoder {
     return nullptr;
   }
 
-  // Logits [count][vocabulary] in FP32 of x [count][hidden].
+  // Computes logits [count][vocabulary] in FP32 of x [count][hidden].
   void logits(const void* x, long count, float* to) override {
     Step step = reserve(count);
     step.team = &crew(seconds_of(count, double(shape_.vocabulary) * shape_.hidden));
@@ -117,7 +117,7 @@ class DecoderOf : public Decoder {
   }
 
  private:
-  // What a step works with: the batch, how it is cut, and room for what lies between two products.
+  // A step's batch, its attention tiles, and buffers for the results between matrix products.
   struct Step {
     const Batch* batch = nullptr;
     Team* team = nullptr;
@@ -134,7 +134,7 @@ class DecoderOf : public Decoder {
     return batch.fault(shape_.num_blocks, shape_.block_tokens, shape_.positions);
   }
 
-  // All threads, or the caller alone.
+  // All threads, or the caller's thread alone if the work is too short to wake the others.
   Team& crew(double seconds) { return seconds < kWorthWaking ? alone_ : team_; }
 
   double seconds_of_layers(long count, long layers) const {
@@ -156,7 +156,8 @@ class DecoderOf : public Decoder {
     return step;
   }
 
-  // Kept from step to step, and grown when one has more tokens than any before.
+  // Returns a step with buffers for `count` tokens. The memory is kept from step to step, and grows
+  // when a step has more tokens than any before.
   Step reserve(long count) {
     const long width = shape_.hidden + qkv_width() + attended_width() + shape_.intermediate;
     if (count > room_) {
@@ -191,7 +192,7 @@ class DecoderOf : public Decoder {
             static_cast<float>(shape_.epsilon)};
   }
 
-  // The parts of a layer, each by all threads.
+  // The parts of a layer; all threads of the team call each of them.
 
   void attend_to(const Step& step, long index, int thread, T* x) {
     const Layer& layer = layers_[index];

@@ -1,4 +1,4 @@
-// How weights become codes. baton/engine/quantization.py says the same in torch, bit by bit.
+// Quantizes weights. baton/engine/quantization.py computes the same in torch, bit by bit.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@ namespace baton {
 
 constexpr float kLeastNormal = 1.17549435e-38f;
 
-// The least and the largest of a row's part, and zero. False if one is infinite or no number.
+// Returns the minimum and maximum of a part of a row and zero. False if a number is not finite.
 template <class T>
 inline bool span(const T* from, long count, float& least, float& most) {
   Vec low = zeros(), high = low;
@@ -26,14 +26,14 @@ inline bool span(const T* from, long count, float& least, float& most) {
   return finite;
 }
 
-// The nearest whole numbers of x / scale in [least, most], ties to even; 0 where the scale is 0.
+// Rounds x / scale to the nearest integers in [least, most], ties to even; 0 if the scale is 0.
 inline Vec codes_of(Vec x, float scale, int least, int most) {
   if (scale == 0) return zeros();
   const Vec whole = nearest_whole(x / every(scale));
   return lesser(every(static_cast<float>(most)), greater(every(static_cast<float>(least)), whole));
 }
 
-// Ties to even; what is below all normal numbers is zero, as products take it.
+// Rounds to BF16, ties to even. Subnormal numbers become zero, as products treat them.
 inline float nearest_bf16(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
@@ -42,7 +42,7 @@ inline float nearest_bf16(float value) {
   return std::fabs(value) < kLeastNormal ? 0.0f : value;
 }
 
-// Of a row's group: fills in codes and scale. False if a weight is not finite.
+// Quantizes a group of a row: writes its codes and scale. Returns false if a weight is not finite.
 template <class T>
 inline bool encode(Int8, const T* from, long count, int8_t* codes, float& scale) {
   float least, most;
@@ -56,8 +56,8 @@ inline bool encode(Int8, const T* from, long count, int8_t* codes, float& scale)
   return true;
 }
 
-// Of a few scales that which makes the least squared error: the largest weight may lie on the last
-// code of the side that has one more, or beside it.
+// As above, for Int4. Of a few candidate scales it takes the one with the least squared error. The
+// candidates map the weight of largest magnitude to -8, or near it.
 template <class T>
 inline bool encode(Int4, const T* from, long count, int8_t* codes, float& scale) {
   const Lanes inside[2] = {lanes(count), lanes(count - kLanes)};
@@ -81,8 +81,8 @@ inline bool encode(Int4, const T* from, long count, int8_t* codes, float& scale)
   return true;
 }
 
-// One panel, from rows of `ins` numbers; a row that is null is all zeros. False if a weight is not
-// finite.
+// Quantizes one panel from rows of `ins` numbers; a null row is all zeros. Returns false if a
+// weight is not finite.
 template <class Code, class T>
 bool encode_panel(const T* const rows[kColumns], long ins, uint8_t* panel) {
   const long lines = ins / 2, group = Code::group_of(lines);
@@ -107,7 +107,7 @@ bool encode_panel(const T* const rows[kColumns], long ins, uint8_t* panel) {
   return true;
 }
 
-// A row of a panel, as its codes and scales have it.
+// Decodes a row of a panel.
 template <class Code, class T>
 void decode_row(const uint8_t* panel, long column, long ins, T* to) {
   const long lines = ins / 2, group = Code::group_of(lines);

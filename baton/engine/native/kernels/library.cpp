@@ -1,7 +1,7 @@
-// The C interface of baton/engine/native/library.py, which says what each function takes.
+// The C interface for baton/engine/native/library.py, which documents the parameters.
 //
-// Sizes and addresses of weights are the caller's word; what changes from step to step (tables,
-// tokens, lengths) is checked here. A function that can fail returns what is wrong, or null.
+// Sizes and addresses of weights are not checked; arguments that change from step to step (tables,
+// tokens, lengths) are. A function that can fail returns an error message, or null.
 
 #include "ceiling.h"
 #include "decoder.h"

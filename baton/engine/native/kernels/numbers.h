@@ -1,4 +1,4 @@
-// The formats that numbers are kept in, and what FP32 computes of them.
+// The number formats of weights and activations, and functions in FP32.
 #pragma once
 
 #include <initializer_list>
@@ -11,7 +11,7 @@ struct Bf16 {
   uint16_t bits;
 };
 
-// Formats of numbers as baton/engine/native/library.py has them; FP16 is only read.
+// The values must equal those in baton/engine/native/library.py; FP16 is only read.
 enum Kind { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
 
 inline long size_of(Kind kind) { return kind == kFloat32 ? 4 : 2; }
@@ -39,19 +39,19 @@ struct Format<Bf16> {
 
   static Vec load(const Bf16* from, Lanes which) { return load_bf16(from, which); }
   static void store(Bf16* to, Lanes which, Vec value) { store_bf16(to, which, value); }
-  // To the nearest number of the format, ties to even.
+  // Rounds to the nearest BF16, ties to even.
   static Vec rounded(Vec value) { return nearest_bf16(value); }
   static Vec multiply_add(Vec sum, Words a, Words b) { return add_pairs(sum, a, b); }
 };
 
-// Sixteen numbers of any format.
+// Loads sixteen numbers of any format.
 inline Vec load_any(const void* from, Kind kind, long at, Lanes which) {
   if (kind == kFloat32) return load(static_cast<const float*>(from) + at, which);
   if (kind == kBfloat16) return load_bf16(static_cast<const Bf16*>(from) + at, which);
   return load_fp16(static_cast<const uint16_t*>(from) + at, which);
 }
 
-// `count` numbers in another format; what they become.
+// Converts `count` numbers to another format in `to`, and returns `to`.
 template <class T>
 const T* convert(const void* from, Kind kind, long count, T* to) {
   for (long at = 0; at < count; at += kLanes) {
@@ -63,7 +63,7 @@ const T* convert(const void* from, Kind kind, long count, T* to) {
 
 // e to the power of `x`, within one unit in the last place (tests/unit/test_native_kernels.py).
 // Splits x into n ln 2 + r with |r| <= ln 2 / 2, and sums the Taylor series of r up to the seventh
-// power, whose rest is below 2^-27. Infinity, zero, and NaN come out where they should.
+// power; the remainder is below 2^-27. Infinity, zero and NaN are handled correctly.
 inline Vec exponential(Vec x) {
   x = lesser(every(89.0f), greater(every(-105.0f), x));
   const Vec n = nearest_whole(x * every(1.44269504088896340736f));

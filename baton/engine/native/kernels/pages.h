@@ -1,4 +1,5 @@
-// The paged KV pool, [num_blocks][layers][2][block_tokens][kv_heads][head_dim], and who reads it.
+// The paged KV pool, [num_blocks][layers][2][block_tokens][kv_heads][head_dim], and the batch of a
+// step.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@ namespace baton {
 template <class T>
 struct Pages {
   T* layer;
-  long block_tokens, block_stride;  // of whole blocks, in elements
+  long block_tokens, block_stride;  // distance between two blocks, in elements
   long kv_heads, head_dim;
 
   T* keys(long block, long offset, long head) const {
@@ -37,7 +38,7 @@ struct Batch {
   long context(long row) const { return starts[row] + count(row); }
   const int64_t* table(long row) const { return tables + row * table_stride; }
 
-  // What would make it read or write beyond its memory; null if nothing does.
+  // Returns an error message if this batch would cause an access outside of the pool, else null.
   const char* fault(long num_blocks, long block_tokens, long max_positions) const {
     if (num_rows < 1) return "the batch has no rows";
     if (offsets[0] != 0) return "offsets don't begin with 0";

@@ -1,4 +1,4 @@
-// Products with a weight matrix, packed so that a tile reads it from one end to the other.
+// Products with a weight matrix, which is packed so that a tile reads it sequentially.
 #pragma once
 
 #include <type_traits>
@@ -10,17 +10,17 @@ namespace baton {
 
 constexpr long kRowBlock = 192;    // rows that share a panel while it is in the cache
 constexpr long kHalf = kColumns / 2;
-constexpr long kScratch = (kRowBlock + kDepthBlock) * kColumns;  // sums, and what codes stand for
+constexpr long kScratch = (kRowBlock + kDepthBlock) * kColumns;  // sums, and decoded weights
 
-// Units that memory is asked for in advance: 4 KiB by rows so few that nothing but memory takes
-// time, and a block of depth by more, which work on one while the next is on its way: to the second
-// level, since the first is full of the one at hand.
+// Prefetch distances, in units: 4 KiB for few rows (memory-bound), and a block of depth for more
+// rows, which compute on one block while the next is fetched to the L2 cache (the current block
+// fills the L1 cache).
 constexpr long kAheadOfFew = 16 * kColumns;
 constexpr long kAheadOfMany = kDepthBlock * kColumns;
 
-// W[outs][ins] as panels of 64 outputs, each [ins / kPerUnit][64] units; the last one is filled
-// up with zeros. Of a `gated` pair (gate below which up stands, `outs` rows each), a panel has 32
-// rows of the gate and the same 32 of up. Where weights are kept as codes, a panel has those.
+// W[outs][ins] as panels of 64 outputs, each [ins / kPerUnit][64] units; the last one is padded
+// with zeros. A panel of a `gated` pair (gate above up, `outs` rows each) has 32 rows of the gate
+// and the same 32 rows of up. If weights are quantized, a panel consists of codes and scales.
 template <class T>
 struct Matrix {
   const void* packed;
@@ -39,7 +39,7 @@ struct Matrix {
   const uint8_t* panel(long index) const {
     return static_cast<const uint8_t*>(packed) + index * panel_bytes();
   }
-  // The row of W in this place, or -1 where zeros are.
+  // Returns the row of W at this place, or -1 for padding.
   long row_at(long panel, long column) const {
     if (!gated) return panel * kColumns + column < outs ? panel * kColumns + column : -1;
     const long row = panel * kHalf + column % kHalf;
@@ -48,7 +48,7 @@ struct Matrix {
   }
 };
 
-// What a matrix is packed from: parts [counts[i]][ins] that lie one below the other, each anywhere.
+// The source of a matrix: parts [counts[i]][ins], stacked along the rows, each at its own address.
 struct Source {
   const void* const* parts;
   const int64_t* counts;
@@ -61,7 +61,7 @@ struct Source {
   }
 };
 
-// False if weights are to be codes, and one is not finite.
+// Packs one panel. Returns false if weights are to be quantized and one is not finite.
 template <class T>
 bool pack_panel(const T* const rows[kColumns], const Matrix<T>& matrix, uint8_t* to) {
   if (matrix.coding == kInt8) return encode_panel<Int8>(rows, matrix.ins, to);
@@ -70,8 +70,8 @@ bool pack_panel(const T* const rows[kColumns], const Matrix<T>& matrix, uint8_t*
   return true;
 }
 
-// `scratch` is the thread's own, [64][ins], for rows that come in another format; else null. False
-// as of a panel.
+// Packs a matrix. `scratch` is this thread's own, [64][ins], for rows in another format; else null.
+// Returns false in the same case as pack_panel().
 template <class T>
 bool pack(Team& team, const Source& from, const Matrix<T>& matrix, T* scratch, void* to) {
   bool good = true;
@@ -90,8 +90,8 @@ bool pack(Team& team, const Source& from, const Matrix<T>& matrix, T* scratch, v
   return good;
 }
 
-// A row of W as it was, or as its codes have it, from a matrix that is not gated: the embedding,
-// where the head is tied.
+// Unpacks (and decodes) a row of W, from a matrix that is not gated. Used for embeddings that are
+// tied to the head.
 template <class T>
 void unpack_row(const Matrix<T>& matrix, long row, T* to) {
   const uint8_t* panel = matrix.panel(row / kColumns);
@@ -103,7 +103,7 @@ void unpack_row(const Matrix<T>& matrix, long row, T* to) {
     reinterpret_cast<Unit*>(to)[step] = from[step * kColumns];
 }
 
-// sums[num_rows][64] of a panel. `columns` has room for a block of depth.
+// Computes sums[num_rows][64] for a panel. `columns` must hold a block of depth.
 template <class T>
 void multiply_panel(long num_rows, const Unit* rows, const Matrix<T>& matrix, const uint8_t* panel,
                     float* sums, Unit* columns) {
@@ -121,8 +121,9 @@ void multiply_panel(long num_rows, const Unit* rows, const Matrix<T>& matrix, co
                               std::min(kDepthBlock, depth - step), sums, kColumns, step == 0);
 }
 
-// finish(row, panel, sums) for every row and panel of x[num_rows][ins] * W transposed, by all
-// threads of the team. `sums` are 64; `scratch` is the thread's own, of kScratch.
+// Computes x[num_rows][ins] * W transposed and calls finish(row, panel, sums) for every row and
+// panel, with 64 sums. All threads of the team call this; `scratch` is this thread's own, of
+// kScratch elements.
 template <class T, class Finish>
 void product(Team& team, const T* x, long num_rows, const Matrix<T>& matrix, float* scratch,
              Finish&& finish) {
@@ -137,7 +138,7 @@ void product(Team& team, const T* x, long num_rows, const Matrix<T>& matrix, flo
   });
 }
 
-// What becomes of 64 sums. Each rounds where transformers' modules do.
+// Functions that store 64 sums. Each rounds where transformers' modules do.
 
 // to[row] = sums (+ bias).
 template <class T>
@@ -158,7 +159,7 @@ struct Keep {
   }
 };
 
-// to[row] += sums: the residual.
+// to[row] += sums: adds to the residual.
 template <class T>
 struct Add {
   T* to;
@@ -176,7 +177,7 @@ struct Add {
   }
 };
 
-// to[row] = sums in FP32, rounded as the run's format has them: logits.
+// to[row] = sums in FP32, but rounded to the format of the computation: logits.
 template <class T>
 struct Widen {
   float* to;
@@ -191,7 +192,7 @@ struct Widen {
   }
 };
 
-// to[row] = SiLU(gate) * up, of a gated matrix.
+// to[row] = SiLU(gate) * up, for a gated matrix.
 template <class T>
 struct Gate {
   T* to;

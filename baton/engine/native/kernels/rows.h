@@ -1,4 +1,4 @@
-// What is done to the rows of a step one by one.
+// Operations on single rows (tokens) of a step.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,8 @@
 
 namespace baton {
 
-// RMSNorm (Zhang and Sennrich 2019): in FP32, then back, then the weight. `to` may be `from`.
+// RMSNorm (Zhang and Sennrich 2019): in FP32, rounded, then multiplied by the weight. `to` may be
+// `from`.
 template <class T>
 inline void normalise(const T* from, const T* weight, T* to, long size, float epsilon) {
   Vec squares = zeros();
@@ -25,8 +26,8 @@ inline void normalise(const T* from, const T* weight, T* to, long size, float ep
   }
 }
 
-// Turns a head by its position (Su et al. 2021), in place; `cos` and `sin` are [size / 2]. Each
-// product is rounded, as in transformers.
+// Applies the rotary embedding (Su et al. 2021) to a head, in place; `cos` and `sin` are
+// [size / 2]. Each product is rounded, as in transformers.
 template <class T>
 inline void turn(T* head, const float* cos, const float* sin, long size) {
   const auto times = [](Vec a, Vec b) { return Format<T>::rounded(a * b); };
@@ -40,19 +41,21 @@ inline void turn(T* head, const float* cos, const float* sin, long size) {
   }
 }
 
-// Where a token's query, key and value heads lie side by side, and what is done to them.
+// The layout of a token's query, key and value heads, with the weights to normalise and the tables
+// to rotate them.
 template <class T>
 struct Heads {
   long heads, kv_heads, head_dim;
   const T* q_norm;  // null: none
   const T* k_norm;
-  const float* cos;  // [positions][head_dim / 2]; null: they are turned already
+  const float* cos;  // [positions][head_dim / 2]; null: heads are rotated already
   const float* sin;
   float epsilon;
 
   long width() const { return (heads + 2 * kv_heads) * head_dim; }
 
-  // Norms and turns one token's queries and keys in place, and writes key and value to its slot.
+  // Normalises and rotates one token's queries and keys in place, and writes its keys and values to
+  // its slot.
   void settle(T* qkv, long position, const Pages<T>& pages, long block, long offset) const {
     for (long head = 0; head < heads + kv_heads; ++head) {
       T* own = qkv + head * head_dim;

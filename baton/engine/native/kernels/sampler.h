@@ -1,4 +1,4 @@
-// From logits to tokens: what baton/engine/sampler.py says, and no vocabulary is sorted.
+// Samples tokens from logits as baton/engine/sampler.py does, without sorting the vocabulary.
 #pragma once
 
 #include <cmath>
@@ -11,16 +11,16 @@
 
 namespace baton {
 
-// What a row asks for. Temperature 0: the likeliest; `top_k` 0 and `top_p` 1 filter nothing. Its
-// tokens so far are [seen, end) of `history`, those of the answer [answer, end); its biases are
-// [bias, bias_end). The draw is that of a seed and a position.
+// A row's sampling parameters. Temperature 0 means greedy; `top_k` 0 and `top_p` 1 filter nothing.
+// Its tokens so far are [seen, end) of `history`, the answer's [answer, end); its biases are [bias,
+// bias_end). The random draw is determined by seed and position.
 struct Dials {
   double temperature, top_p, min_p, repetition, presence, frequency;
   uint64_t seed;
   int64_t position, top_k, seen, answer, end, bias, bias_end;
 };
 
-// What rows have in common: everybody's tokens, and everybody's biases.
+// The concatenated histories and logit biases of all rows.
 struct Lists {
   const int64_t* history;
   const int64_t* bias_tokens;
@@ -44,7 +44,7 @@ inline double uniform(uint64_t seed, uint64_t position) {
   return ((c[0] >> 5) * 67108864.0 + (c[1] >> 6)) / 9007199254740992.0;
 }
 
-// Eight numbers in FP64, by the compiler's own vectors: the same operations on any processor.
+// Eight FP64 numbers as a compiler vector: the same operations on any processor.
 using Eight = double __attribute__((vector_size(64)));
 using EightBits = int64_t __attribute__((vector_size(64)));
 constexpr long kEight = 8;
@@ -59,11 +59,11 @@ inline double sum_of_eight(Eight x) {
   return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
 }
 
-// e to the power of x <= 0, within two units in the last place; 0 below the least normal number,
-// and for what is no number. x is split into n ln 2 + r with |r| <= ln 2 / 2, and the Taylor series
-// of r summed up to the 13th power, whose rest is below 2^-57.
+// e to the power of x <= 0, within two units in the last place; 0 for subnormal results and NaN.
+// x is split into n ln 2 + r with |r| <= ln 2 / 2, and the Taylor series of r is summed up to the
+// 13th power; the remainder is below 2^-57.
 inline Eight power_below_one(Eight x) {
-  constexpr double kRound = 0x1.8p52;  // what a sum with it is rounded to is whole
+  constexpr double kRound = 0x1.8p52;  // adding it rounds to an integer
   const Eight held = x > -708.0 ? x : Eight{} - 708.0;
   const Eight shifted = held * 1.44269504088896340736 + kRound, n = shifted - kRound;
   // ln 2 in two parts: the first has so few digits that its product with n is exact.
@@ -73,13 +73,13 @@ inline Eight power_below_one(Eight x) {
        {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
         1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0})
     sum = sum * r + inverse_factorial;
-  const EightBits exponent = ((EightBits)shifted + 1023) << 52;  // only n's last bits are left
+  const EightBits exponent = ((EightBits)shifted + 1023) << 52;  // only the last bits of n remain
   return x > -708.0 ? sum * (Eight)exponent : Eight{};
 }
 
-// Minus infinity where there is no number.
+// Returns the maximum; minus infinity if there are only NaNs.
 inline float greatest(const float* logits, long size) {
-  constexpr long kTogether = 4;  // none waits for the one before
+  constexpr long kTogether = 4;  // independent vectors, so that none waits for the previous one
   Vec most[kTogether];
   for (Vec& one : most) one = every(-INFINITY);
   long i = 0;
@@ -93,9 +93,9 @@ inline float greatest(const float* logits, long size) {
   return most_of(greater(greater(most[0], most[1]), greater(most[2], most[3])));
 }
 
-// The first of the greatest.
+// Returns the index of the maximum, the first of equals.
 inline long likeliest(const float* logits, long size) {
-  constexpr long kPart = 2048;  // that are looked through once more
+  constexpr long kPart = 2048;  // only the part with the maximum is searched again
   float best = -INFINITY;
   long first = 0;
   for (long part = 0; part < size; part += kPart) {
@@ -110,7 +110,7 @@ inline long likeliest(const float* logits, long size) {
   return found == end ? 0 : found - logits;
 }
 
-// One thread's, with room for a vocabulary of `size`, so that choosing takes no memory.
+// The sampler of one thread, with buffers for a vocabulary of `size`: sampling allocates no memory.
 class Sampler {
  public:
   explicit Sampler(long size)
@@ -139,7 +139,7 @@ class Sampler {
       const long found = std::find(weights_.begin(), weights_.end(), best) - weights_.begin();
       return found < size_ ? found : 0;
     }
-    if (!(best > -INFINITY)) return 0;  // its mask allows nothing: nobody wants to know
+    if (!(best > -INFINITY)) return 0;  // the mask allows no token; the caller ignores the result
     weigh(dials.temperature, best, dials.min_p);
     if ((dials.top_k > 0 && dials.top_k < size_) || dials.top_p < 1) {
       group();
@@ -152,9 +152,9 @@ class Sampler {
   }
 
  private:
-  static constexpr long kBlock = 512;    // weights that are summed up by themselves
+  static constexpr long kBlock = 512;    // weights per partial sum
   static constexpr long kGroups = 4096;  // 64 for each power of two, down to 2^-64
-  static constexpr int kGroupBits = 46;  // that don't matter for it
+  static constexpr int kGroupBits = 46;  // low bits of a weight that don't matter for its group
   static constexpr int64_t kOne = 0x3ff0000000000000;  // the bits of 1
 
   struct Group {
@@ -162,7 +162,8 @@ class Sampler {
     double sum;
   };
 
-  // The last that is kept, by weight and then by token; with all that is kept.
+  // The last token that is kept, by weight and then by token id, and the total weight of all that
+  // are kept.
   struct Cut {
     double weight = 2;
     long token = -1;
@@ -171,14 +172,14 @@ class Sampler {
 
   bool is_token(int64_t id) const { return id >= 0 && id < size_; }
 
-  // Repetition counts prompt and answer (Keskar et al. 2019), presence and frequency the answer.
-  // The latter are multiplied in FP32, as by torch.
+  // Applies the penalties. Repetition counts prompt and answer (Keskar et al. 2019); presence and
+  // frequency count the answer only, and are multiplied in FP32, as in torch.
   void penalise(const Dials& dials, const int64_t* history) {
     for (long i = dials.seen; i < dials.end; ++i) {
       if (!is_token(history[i])) continue;
       int32_t& count = counts_[history[i]];
       if (count == 0) seen_.push_back(history[i]);
-      count = std::max(count, 1) + (i >= dials.answer);  // one more than in the answer
+      count = std::max(count, 1) + (i >= dials.answer);  // occurrences in the answer, plus 1
     }
     for (const long token : seen_) {
       const float count = static_cast<float>(counts_[token] - 1);
@@ -191,7 +192,7 @@ class Sampler {
     seen_.clear();
   }
 
-  // Scores become weights: 1 for the greatest, 0 below `least`, and beyond the vocabulary.
+  // Turns scores into weights: 1 for the greatest; 0 below `least` and beyond the vocabulary.
   void weigh(double temperature, double best, double least) {
     const double by = 1 / temperature, most = best * by;
     std::fill(weights_.begin() + size_, weights_.end(), -INFINITY);
@@ -201,7 +202,7 @@ class Sampler {
     });
   }
 
-  // All weights become what `become` makes of eight that begin at an index; blocks are summed up.
+  // Replaces all weights, eight at a time, by become(weights, first index), and sums up each block.
   template <class Become>
   void each_eight(Become become) {
     double* weights = weights_.data();
@@ -222,7 +223,7 @@ class Sampler {
     return sum;
   }
 
-  // The greater a weight, the lower.
+  // Returns a weight's group: the greater the weight, the lower its index.
   static long group_of(double weight) {
     int64_t bits;
     std::memcpy(&bits, &weight, sizeof bits);
@@ -230,7 +231,7 @@ class Sampler {
   }
 
   void group() {
-    // Of even and odd tokens, so that neighbours don't wait for each other.
+    // Even and odd tokens are counted separately, so that neighbours don't wait for each other.
     std::fill(groups_.begin(), groups_.end(), Group{0, 0});
     for (long i = 0; i < size_; ++i) {
       if (weights_[i] == 0) continue;
@@ -249,8 +250,8 @@ class Sampler {
     };
   }
 
-  // The heaviest are kept, of equals those with lower tokens, while fewer than `most` are, and they
-  // weigh less than `enough`. Only the group in which that ends is looked into.
+  // Keeps the heaviest tokens (of equals, those with lower ids) until there are `most`, or their
+  // weights add up to `enough`. Only the group that is kept in part is searched.
   Cut cut(long most, double enough) {
     Cut last;
     long count = 0;
@@ -270,8 +271,8 @@ class Sampler {
     return last;
   }
 
-  // How many of `members_` are kept: they come to stand first, and what they weigh goes to `mass`.
-  // Each half that fits, or does not, is settled as a whole.
+  // Returns how many of `members_` are kept, moves these to the front and adds their weight to
+  // `mass`. Works like a binary search: a half that fits the limits is kept as a whole.
   long cut_members(long most, double enough, double& mass) {
     auto first = members_.begin(), end = members_.end();
     double weight = 0;
@@ -292,7 +293,7 @@ class Sampler {
     return first - members_.begin();
   }
 
-  // All of a group's weights are at least so much, and no other group's that come later.
+  // Returns the lower bound of a group's weights; all later groups are below it.
   static double least_of(long group) {
     const int64_t bits = kOne - ((group + 1) << kGroupBits) + 1;
     double weight;
@@ -320,7 +321,7 @@ class Sampler {
     });
   }
 
-  // The inverse of the distribution function, in the vocabulary's order.
+  // Inverts the cumulative distribution, in the vocabulary's order.
   long draw(double part) const {
     const double wanted = part * sum();
     double reached = 0;
@@ -340,22 +341,22 @@ class Sampler {
       here += weights_[i];
       if (reached + here > wanted) break;
     }
-    return possible;  // the last one, where rounding puts the draw beyond the end
+    return possible;  // the last possible token, if rounding puts the draw beyond the end
   }
 
   const long size_;
   std::vector<double> weights_, blocks_;
-  std::vector<int32_t> counts_;  // by token: zeros between two rows
+  std::vector<int32_t> counts_;  // by token; all zeros between two rows
   std::vector<int32_t> seen_, members_;
   std::vector<Group> groups_;
 };
 
-// Rows are shared out among a team's threads.
+// Samples batches. Rows are divided among the threads of a team.
 class Samplers {
  public:
   Samplers(Team& team, long size) : team_(team), size_(size), samplers_(team.size()) {}
 
-  // `dials` of each of `count` rows of logits [count][size], or null: all want the likeliest.
+  // `dials` has an entry for each of `count` rows of logits [count][size]; null: all are greedy.
   void choose(const float* logits, long count, const Dials* dials, const Lists& lists,
               int64_t* tokens) {
     const double seconds = double(count) * size_ * (dials ? 1e-9 : 1e-10);

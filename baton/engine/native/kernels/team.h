@@ -1,4 +1,4 @@
-// Threads that go through a piece of work together, or one that does it alone.
+// A thread pool for parallel loops.
 #pragma once
 
 #include <immintrin.h>
@@ -13,13 +13,13 @@
 
 namespace baton {
 
-// `run` starts the same function on every thread, the caller's among them. Inside, each() shares
-// out a loop: who is free takes the next index, and nobody goes on before all indices are done.
-// Which thread takes what changes from run to run, so an index must not depend on another.
+// `run` starts the same function on every thread, including the caller's. Inside, each() divides a
+// loop: a free thread takes the next index, and no thread continues before all indices are done.
+// Which thread takes which index changes from run to run, so the iterations must be independent.
 //
-// Who waits spins for as long as the others may well take, or the next call may be away, and
-// sleeps from then on: several processes share the cores, and the one that is waited for may not be
-// running at all.
+// A waiting thread spins for about as long as the others take to finish, or until the next call is
+// usually made, and then sleeps: several processes share the cores, and the thread that it waits
+// for may not be running at all.
 class Team {
  public:
   explicit Team(int size) : size_(size) {
@@ -40,8 +40,8 @@ class Team {
 
   int size() const { return size_; }
 
-  // Says that something is about to be run: a sleeper takes tens of microseconds to come, in which
-  // the caller may have other things to do.
+  // Wakes sleeping threads in advance of a run: that takes tens of microseconds, in which the
+  // caller may do other work.
   void rouse() {
     if (size_ == 1) return;
     {
@@ -51,7 +51,7 @@ class Team {
     changed_.notify_all();
   }
 
-  // `work` gets the thread's number below size(), and must not throw.
+  // `work` gets the thread's index, below size(), and must not throw.
   void run(const std::function<void(int)>& work) {
     std::lock_guard<std::mutex> one_at_a_time(running_);
     {
@@ -64,7 +64,7 @@ class Team {
     barrier();
   }
 
-  // Called by every thread of the team, with the same count.
+  // Must be called by every thread of the team, with the same count.
   template <class Body>
   void each(long count, Body&& body) {
     for (long index; (index = next_.fetch_add(1, std::memory_order_relaxed)) < count;) body(index);
@@ -72,8 +72,8 @@ class Team {
   }
 
  private:
-  static constexpr int kSpins = 1000;  // some 20 microseconds: what waking a thread would cost
-  static constexpr int kRests = 5000;  // from one call of a step to the next
+  static constexpr int kSpins = 1000;  // some 20 microseconds: as long as waking a thread takes
+  static constexpr int kRests = 5000;  // spins between two calls of a step
 
   void serve(int index) {
     for (long runs = 0, calls = 0;;) {
@@ -90,7 +90,7 @@ class Team {
     }
   }
 
-  // Whether there is another run than those seen, or comes to be one soon.
+  // Spins until a run begins after the first `runs`; returns false if none begins for a while.
   bool comes(long runs) const {
     for (int spin = 0; spin < kRests; ++spin) {
       if (num_runs_.load(std::memory_order_acquire) != runs) return true;
@@ -115,7 +115,7 @@ class Team {
     --num_asleep_;
   }
 
-  // By the last one that arrives: all others are at the barrier, or asleep there.
+  // Called by the last thread to arrive: all others wait at the barrier, spinning or asleep.
   void open(long turn) {
     next_.store(0, std::memory_order_relaxed);
     num_arrived_.store(0, std::memory_order_relaxed);
@@ -140,11 +140,12 @@ class Team {
   std::atomic<int> num_arrived_{0};
 };
 
-// Seconds of work below which waking others would cost more than they save: tens of microseconds
-// on a quiet machine, and as long as the scheduler pleases on a busy one.
+// Seconds of work below which waking other threads costs more time than they save. Waking takes
+// tens of microseconds on an idle machine, and may take much longer on a busy one.
 constexpr double kWorthWaking = 100e-6;
 
-// What a product takes one core: as long as its weights come from memory, or as it multiplies.
+// Estimates the seconds that a product takes on one core: the time to read its weights from memory
+// or to multiply, whichever is longer.
 inline double seconds_of(double rows, double weights) {
   return weights * std::max(4 / 20e9, rows * 2 / 100e9);
 }

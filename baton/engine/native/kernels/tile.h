@@ -1,4 +1,4 @@
-// The product of a few rows and 64 columns: what both the weights and attention are made of.
+// The product of a few rows and 64 columns, used for both weight matrices and attention.
 #pragma once
 
 #include <algorithm>
@@ -8,16 +8,16 @@
 
 namespace baton {
 
-constexpr long kColumns = 64;    // of a tile: four vectors
-constexpr long kRowsAtOnce = 6;  // their sums, columns and one of the row fit the registers
-constexpr long kDepthBlock = 96;  // units of depth, whose 64 columns fit the first-level cache
-constexpr long kNear = 32 * kColumns;  // units: what is asked for farther ahead waits one level below
+constexpr long kColumns = 64;    // columns of a tile: four vectors
+constexpr long kRowsAtOnce = 6;  // the rows' sums, the columns and a row's unit fit in registers
+constexpr long kDepthBlock = 96;  // units of depth; their 64 columns fit the L1 cache
+constexpr long kNear = 32 * kColumns;  // units; prefetches farther ahead go to the L2 cache
 
-// sums[R][64] = rows[R][depth] * columns[depth][64], added to what is there unless `fresh`.
+// sums[R][64] = rows[R][depth] * columns[depth][64], added to the previous sums unless `fresh`.
 //
-// `depth` counts units; of a row they lie side by side. Every sum runs over the depth in its
-// order, whatever R is, so that a row's result has the same bits in any company. With each unit of
-// depth `Asked` vectors are fetched from where `coming` begins, to the cache's `Level`.
+// `depth` counts units, which are contiguous in a row. Every sum runs over the depth in order,
+// whatever R is, so that a row's result has the same bits in any batch. For each unit of depth,
+// `Asked` vectors are prefetched from `coming` to the cache level `Level`.
 template <class T, long R, long Asked, int Level>
 inline __attribute__((always_inline)) void multiply_few(const Unit* rows, long row_stride,
                                                         const Unit* columns, long column_stride,
@@ -74,9 +74,10 @@ inline void multiply_some(long count, const Unit* rows, long row_stride, const U
   }
 }
 
-// The same for any number of rows, a few at a time. Memory is asked for `Ahead` units before it is
-// used (0: not at all), since its own guess stops at each page's end. The first few rows ask for all
-// of it, or up to four share that: a core waits for few lines at a time.
+// As above, for any number of rows, a few at a time. Memory is prefetched `Ahead` units before it
+// is used (0: not at all), because the hardware prefetcher stops at the end of each page. The first
+// group of rows prefetches all of it, or up to four groups share the work: a core can only wait for
+// a few cache lines at a time.
 template <class T, long Ahead = 0>
 void multiply(long num_rows, const Unit* rows, long row_stride, const Unit* columns,
               long column_stride, long depth, float* sums, long sums_stride, bool fresh) {
@@ -99,8 +100,9 @@ void multiply(long num_rows, const Unit* rows, long row_stride, const Unit* colu
   }
 }
 
-// columns[depth][64] from 64 rows of `depth` units; a row that is null gives zeros. Meanwhile the
-// rows `coming` next are fetched, bit by bit: a core waits for few lines at a time.
+// Transposes 64 rows of `depth` units to columns[depth][64]; a null row gives zeros. Meanwhile the
+// next rows, `coming`, are prefetched little by little: a core can only wait for a few cache lines
+// at a time.
 inline void stand_up(const Unit* const rows[kColumns], long depth, Unit* columns,
                      const Unit* const* coming = nullptr) {
   for (long first = 0; first < kColumns; first += kLanes)

@@ -1,5 +1,5 @@
-// Sixteen numbers at a time, by whatever instructions this is compiled for: what all else is
-// written in. The same bits come out of all of them, but for numbers below the least normal one.
+// Vectors of sixteen numbers, for the instruction set that this is compiled for; all other files
+// use them. All instruction sets give the same bits, except for subnormal numbers.
 #pragma once
 
 #ifdef __AVX512F__
@@ -10,12 +10,12 @@
 
 namespace baton {
 
-// What one lane of a product takes at a time: one FP32 number, or two neighbours in BF16.
+// The input of one lane of a product: one FP32 number, or two adjacent BF16 numbers.
 using Unit = uint32_t;
 
 constexpr long kLanes = 16;
 
-// Has a line of memory brought to a level of the cache, in the numbers of the compilers' builtin.
+// Prefetches a cache line to a cache level; the numbers are those of the compiler's builtin.
 constexpr int kFirstLevel = 3, kSecondLevel = 2;
 template <int Level>
 inline __attribute__((always_inline)) void fetch(const void* line) {
@@ -24,7 +24,7 @@ inline __attribute__((always_inline)) void fetch(const void* line) {
 
 inline long ceil_div(long value, long by) { return (value + by - 1) / by; }
 
-// sum + the products of both halves of each word, in BF16: the upper ones first.
+// sum + the products of both BF16 halves of each word, the upper ones first.
 inline Vec add_pairs(Vec sum, Words a, Words b) {
 #ifdef __AVX512BF16__
   return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));

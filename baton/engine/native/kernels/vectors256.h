@@ -1,5 +1,5 @@
-// Sixteen numbers in two registers of 256 bits: AVX2 and FMA. Each function is told in
-// vectors512.h.
+// Vectors of sixteen numbers in two registers of 256 bits: AVX2 and FMA. The functions are
+// documented in vectors512.h.
 #pragma once
 
 #include <immintrin.h>
@@ -15,14 +15,13 @@ struct Vec {
 struct Words {
   __m256i low, high;
 };
-using Lanes = long;  // how many, from the first on
+using Lanes = long;  // number of lanes, from the first on
 
 constexpr Lanes kAllLanes = 16;
 
 inline Lanes lanes(long count) { return count >= 16 ? 16 : count > 0 ? count : 0; }
 
-// There are sixteen registers: for twelve sums, two vectors of columns and what they are
-// multiplied by.
+// There are sixteen registers: for twelve sums, two vectors of columns and the row's unit.
 constexpr long vectors_at_once(long rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 
 inline Vec operator+(Vec a, Vec b) { return {a.low + b.low, a.high + b.high}; }
@@ -30,7 +29,7 @@ inline Vec operator-(Vec a, Vec b) { return {a.low - b.low, a.high - b.high}; }
 inline Vec operator*(Vec a, Vec b) { return {a.low * b.low, a.high * b.high}; }
 inline Vec operator/(Vec a, Vec b) { return {a.low / b.low, a.high / b.high}; }
 
-// A mask of the first `count` of eight.
+// Returns a mask of the first `count` of eight lanes.
 inline __m256i mask_of(long count) {
   const __m256i index = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), index);
@@ -74,7 +73,7 @@ inline Vec nearest_whole(Vec x) {
   constexpr int kHow = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return {_mm256_round_ps(x.low, kHow), _mm256_round_ps(x.high, kHow)};
 }
-// By half of the power twice: only the second product can leave the normal numbers, and round.
+// Multiplies by half of the power twice: only the second product can become subnormal and round.
 inline __m256 times_power_of_two(__m256 x, __m256 n) {
   const __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1);
   const auto power = [](__m256i by) {
@@ -105,7 +104,7 @@ inline float most_of(Vec x) {
   return two[0] > two[1] ? two[0] : two[1];
 }
 inline float first_of(Vec x) { return _mm256_cvtss_f32(x.low); }
-// Of one that is not, the difference to itself is no number.
+// If x is not finite, x - x is NaN.
 inline bool all_finite(Vec x) {
   const __m256 strange = _mm256_or_ps(_mm256_cmp_ps(x.low - x.low, x.low - x.low, _CMP_UNORD_Q),
                                       _mm256_cmp_ps(x.high - x.high, x.high - x.high, _CMP_UNORD_Q));
@@ -155,7 +154,7 @@ inline Vec upper(Words words) {
   return as_numbers(Words{_mm256_and_si256(words.low, half), _mm256_and_si256(words.high, half)});
 }
 
-// In the upper halves; the lower ones are zero.
+// The results are in the upper halves; the lower ones are zero.
 inline __m256i nearest_bf16(__m256 x) {
   const __m256i bits = _mm256_castps_si256(x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -172,7 +171,7 @@ inline __m256i narrow(Vec x) {
   const Words bits = as_words(nearest_bf16(x));
   const __m256i packed =
       _mm256_packus_epi32(_mm256_srli_epi32(bits.low, 16), _mm256_srli_epi32(bits.high, 16));
-  return _mm256_permute4x64_epi64(packed, 0xd8);  // it packs within each 128 bits
+  return _mm256_permute4x64_epi64(packed, 0xd8);  // it packed within each 128 bits
 }
 inline Vec widen(__m256i bits) {
   const __m256i low = _mm256_cvtepu16_epi32(_mm256_castsi256_si128(bits));
@@ -180,7 +179,7 @@ inline Vec widen(__m256i bits) {
   return lower(Words{low, high});
 }
 
-// Sixteen halves of which some are there: there are no masks of them.
+// Loads the first of sixteen 16-bit numbers, for which AVX2 has no masked load.
 inline __m256i some_halves(const void* from, Lanes which) {
   if (which == kAllLanes) return _mm256_loadu_si256(static_cast<const __m256i*>(from));
   uint16_t halves[16] = {};
@@ -216,7 +215,7 @@ inline Vec fours_in_turns(Vec a, Vec b) {
   return {_mm256_permute2f128_ps(own, other, 0x20), _mm256_permute2f128_ps(own, other, 0x31)};
 }
 
-// Eight rows of eight words become eight columns.
+// Transposes eight rows of eight words.
 inline void transpose(__m256i block[8]) {
   __m256i pairs[8], fours[8];
   for (int i = 0; i < 8; i += 2) {

@@ -1,4 +1,5 @@
-// Sixteen numbers in a register of 512 bits: AVX-512, with or without its instructions for BF16.
+// Vectors of sixteen numbers in a register of 512 bits: AVX-512, with or without its BF16
+// instructions.
 #pragma once
 
 #include <immintrin.h>
@@ -8,18 +9,18 @@
 namespace baton {
 
 using Vec = __m512;       // in FP32
-using Words = __m512i;    // 32 bits each, whatever they mean
-using Lanes = __mmask16;  // some of the sixteen, from the first on
+using Words = __m512i;    // 32 bits each, of any type
+using Lanes = __mmask16;  // a mask of the first lanes
 
 constexpr Lanes kAllLanes = 0xffff;
 
-// The first `count` lanes; none below one, all from sixteen on.
+// Returns the first `count` lanes: none if it is below one, all if it is sixteen or more.
 inline Lanes lanes(long count) {
   if (count >= 16) return kAllLanes;
   return count > 0 ? static_cast<Lanes>((1u << count) - 1) : 0;
 }
 
-// Vectors of columns whose sums, for so many rows, stay in registers.
+// Returns how many vectors of columns can be computed at once with the sums in registers.
 constexpr long vectors_at_once(long) { return 4; }
 
 inline Vec zeros() { return _mm512_setzero_ps(); }
@@ -32,19 +33,20 @@ inline Vec pick(Lanes which, Vec these, Vec others) {
   return _mm512_mask_blend_ps(which, others, these);
 }
 
-// a * b + c and c - a * b, rounded once.
+// Compute a * b + c and c - a * b, rounded once.
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vec fnma(Vec a, Vec b, Vec c) { return _mm512_fnmadd_ps(a, b, c); }
-// The second one where one is no number.
+// Return b where a or b is NaN.
 inline Vec lesser(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 inline Vec greater(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 inline Vec nearest_whole(Vec x) {
   return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-// x * 2^n, of whole n, rounded once.
+// Computes x * 2^n for integer n, rounded once.
 inline Vec times_power_of_two(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }
 
-// Of all lanes. Sums are added in one order: of those eight apart, four apart, two apart.
+// Reductions over all lanes. Sums are always added in the same order: first the lanes eight apart,
+// then four apart, then two apart.
 inline float sum_of(Vec x) {
   const __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1));
   const __m256 eight = _mm512_castps512_ps256(x) + upper;
@@ -72,13 +74,13 @@ inline void store_words(void* to, Words words) { _mm512_storeu_si512(to, words);
 inline Words exclusive_or(Words a, Words b) { return _mm512_xor_si512(a, b); }
 inline int sum_of_words(Words words) { return _mm512_reduce_add_epi32(words); }
 
-// Numbers in FP32 of the lower and the upper halves, which are in BF16.
+// Convert the lower and the upper halves, which are in BF16, to FP32.
 inline Vec lower(Words words) { return as_numbers(_mm512_slli_epi32(words, 16)); }
 inline Vec upper(Words words) {
   return as_numbers(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
 }
 
-// To the nearest number in BF16, ties to even: its 16 bits each.
+// Rounds to the nearest BF16, ties to even; returns 16 bits each.
 inline __m256i narrow(Vec x) {
 #ifdef __AVX512BF16__
   return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
@@ -105,21 +107,23 @@ inline Vec load_fp16(const void* from, Lanes which) {
   return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(which, from));
 }
 
-// Up to 32 numbers in BF16, then zeros.
+// Loads up to 32 numbers in BF16; the rest is zero.
 inline Words load_halves(const uint16_t* from, long count) {
   return _mm512_maskz_loadu_epi16(lanes(count) | uint32_t(lanes(count - 16)) << 16, from);
 }
-// Of a and b in turns, within each 128 bits: the first four of their eight halves, or the others.
+// Interleave 16-bit halves of a and b within each 128 bits: the first four of the eight, or the
+// last four.
 inline Words first_in_turns(Words a, Words b) { return _mm512_unpacklo_epi16(a, b); }
 inline Words others_in_turns(Words a, Words b) { return _mm512_unpackhi_epi16(a, b); }
-// Fours `part` and `part + 1` of both, in turns: undoes it for what is 32 bits wide.
+// Interleaves groups of four lanes, `part` and `part + 1`, of a and b. This undoes the interleaving
+// above for numbers that were widened to 32 bits.
 template <int part>
 inline Vec fours_in_turns(Vec a, Vec b) {
   const Vec apart = _mm512_shuffle_f32x4(a, b, part | (part + 1) << 2 | part << 4 | (part + 1) << 6);
   return _mm512_shuffle_f32x4(apart, apart, 0 | 2 << 2 | 1 << 4 | 3 << 6);
 }
 
-// Sixteen rows of sixteen words become sixteen columns, in three rounds of pairs, fours and eights.
+// Transposes sixteen rows of sixteen words, in three rounds: pairs, fours and eights.
 inline void transpose(Words block[16]) {
   Words pairs[16], fours[16];
   for (int i = 0; i < 16; i += 2) {
@@ -145,7 +149,7 @@ inline void transpose(Words block[16]) {
   }
 }
 
-// What weights in fewer bits need.
+// Conversions for quantized weights.
 
 inline Vec load_bytes(const uint8_t* from) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
@@ -154,16 +158,16 @@ inline Vec load_bytes(const uint8_t* from) {
 inline void store_bytes(int8_t* to, Lanes which, Vec whole) {
   _mm_mask_storeu_epi8(to, which, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(whole)));
 }
-// Both in BF16, in the lower and the upper half, of numbers that BF16 can hold.
+// Packs both to BF16, even in the lower and odd in the upper half; BF16 must hold them exactly.
 inline Words pair_up(Vec even, Vec odd) {
   // Bytes 2 and 3 of the even ones go below those of the odd ones: the upper half of a number in
   // FP32 is that number in BF16, where its lower half is zero.
   const Words upper_half = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
   return _mm512_mask_shuffle_epi8(as_words(odd), 0x3333333333333333, as_words(even), upper_half);
 }
-// What four bits mean, from `shift` on, in each word; and in both halves of each, then in BF16.
-// Looked up by their bits; those above the lowest four (or five) are not looked at, and where there
-// is a fifth, the table has everything twice.
+// Decode the four bits from `shift` on in each word (nibbles), or in both halves of each word, to
+// BF16 (pairs_of_nibbles). They are looked up in a table by their lowest four or five bits; where a
+// fifth bit counts, the table contains everything twice.
 inline Vec nibble_table() {
   return _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
 }

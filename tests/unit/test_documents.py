@@ -1,0 +1,49 @@
+"""Documents refer to files, links and classes that exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").rglob("README.md")]
+)
+HISTORY = {"LOG.md", "CHANGELOG.md"}
+"""They name what there was."""
+
+PACKAGES = (
+    "baton", "router", "conductor", "prefill_worker", "decode_worker", "kvstore", "simulator",
+    "orchestrator", "load_generator", "command_line", "tools", "benchmarks", "tests", "docs",
+    "deploy", "loadtest", "proto",
+)  # fmt: skip
+FILE = re.compile(rf"`((?:{'|'.join(PACKAGES)})/[\w./-]*)`")
+LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+CLASSES_IN_FILE = re.compile(r"((?:`[A-Z]\w+(?:\.\w+)?`,? ?)+)\| ((?:`[\w/.]+\.py`,? ?)+)")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_and_links_exist(document: Path) -> None:
+    text = document.read_text()
+    broken = [link for link, _ in LINK.findall(text) if not _exists(document.parent, link)]
+    missing = [name for name in FILE.findall(text) if not (ROOT / name).exists()]
+    if document.name in HISTORY:
+        missing = []
+    assert (broken, missing) == ([], [])
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_classes_in_tables_are_in_the_files_beside_them(document: Path) -> None:
+    if document.name in HISTORY:
+        return
+    missing = []
+    for names, files in CLASSES_IN_FILE.findall(document.read_text()):
+        text = "".join((ROOT / name).read_text() for name in re.findall(r"`([^`]+)`", files))
+        for name in re.findall(r"`([A-Z]\w+)", names):
+            if not re.search(rf"^(?:class |def )?{name}\b", text, re.MULTILINE):
+                missing.append(name)
+    assert missing == []
+
+
+def _exists(folder: Path, link: str) -> bool:
+    return link.startswith(("http:", "https:", "mailto:")) or (folder / link).exists()
