@@ -2,10 +2,11 @@
 
     python -m tools.follow [docs/operations.md]
 
-Runs the page's code blocks that are marked ``sh local`` in order, each in its own shell, which
-stops at the first command that fails. ``baton`` is the one of this Python's environment, ``$URL``
-the cluster's address. The cluster has its own Baton home, and is stopped at the end. Exit code 1
-when a block fails."""
+Runs the page's code blocks that are marked ``sh local``, ``console local`` or ``python local`` in
+order, each in its own shell or interpreter, which stops at the first command that fails. ``baton``
+is the one of this Python's environment, ``$URL`` the cluster's address, which also replaces the
+default address in the page. ``make setup`` is skipped: this environment is set up. The cluster has
+its own Baton home, and is stopped at the end. Exit code 1 when a block fails."""
 
 import os
 import re
@@ -19,13 +20,25 @@ from pathlib import Path
 from orchestrator.preflight import free_port
 
 PAGE = Path(__file__).parents[1] / "docs" / "operations.md"
-BLOCK = re.compile(r"^```sh local\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TOUR = PAGE.with_name("tour.md")
+BLOCK = re.compile(r"^```(sh|console|python) local\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SETUP = re.compile(r"^make setup$", re.MULTILINE)
+DEFAULT_URL = "http://127.0.0.1:8000"
 BLOCK_SECONDS = 300
 
 
-def runnable_blocks(page: Path) -> list[str]:
-    """Return the page's code blocks that run on one machine."""
+def runnable_blocks(page: Path) -> list[tuple[str, str]]:
+    """Return the language and the text of the page's code blocks that run on one machine."""
     return BLOCK.findall(page.read_text(encoding="utf-8"))
+
+
+def command_line(language: str, block: str, url: str) -> list[str]:
+    """Return the arguments of the process that runs a block."""
+    programs = f"{Path(sys.executable).parent}/"
+    script = SETUP.sub("true", block).replace(".venv/bin/", programs).replace(DEFAULT_URL, url)
+    if language == "python":
+        return [sys.executable, "-c", script]
+    return ["bash", "-euo", "pipefail", "-c", script]
 
 
 @contextmanager
@@ -50,10 +63,10 @@ def empty_environment() -> Iterator[dict[str, str]]:
 def run_page(page: Path) -> str:
     """Run the page's code blocks; return the one that failed, or an empty text."""
     with empty_environment() as environment:
-        for block in runnable_blocks(page):
+        for language, block in runnable_blocks(page):
             print(f"$ {block}", flush=True)
-            shell = ["bash", "-euo", "pipefail", "-c", block]
-            done = subprocess.run(shell, env=environment, timeout=BLOCK_SECONDS, check=False)
+            arguments = command_line(language, block, environment["URL"])
+            done = subprocess.run(arguments, env=environment, timeout=BLOCK_SECONDS, check=False)
             print(flush=True)
             if done.returncode != 0:
                 return block
@@ -66,7 +79,7 @@ def main(arguments: list[str]) -> int:
     if failed:
         print(f"{page}: this failed:\n{failed}", file=sys.stderr)
         return 1
-    print(f"{page}: {len(runnable_blocks(page))} runnable_blocks ran")
+    print(f"{page}: {len(runnable_blocks(page))} blocks ran")
     return 0
 
 

@@ -1,8 +1,15 @@
-"""The commands in docs/operations.md, run one after the other on one machine."""
+"""The commands in docs/operations.md and docs/tour.md, run one after the other on one machine."""
 
-from tools.follow import PAGE, run_page, runnable_blocks
+from pathlib import Path
+
+import pytest
+
+from tools.follow import PAGE, TOUR, run_page, runnable_blocks
 
 
-def test_the_commands_of_the_operations_guide_work() -> None:
-    assert len(runnable_blocks(PAGE)) == 7
-    assert run_page(PAGE) == ""
+@pytest.mark.parametrize(
+    ("page", "num_blocks"), [(PAGE, 7), (TOUR, 10)], ids=["operations", "tour"]
+)
+def test_commands_of_the_page_work(page: Path, num_blocks: int) -> None:
+    assert len(runnable_blocks(page)) == num_blocks
+    assert run_page(page) == ""
