@@ -190,7 +190,7 @@ def profile(runner: ModelRunner, engine: Engine, worker: Worker) -> StepProfiler
     watch.watch(runner._model, "hidden", "model")
     watch.watch(runner._model, "logits", "model")
     watch.watch(runner, "_sample", "sample")
-    watch.watch(runner_module, "make_batch", "tensors")
+    watch.watch(runner_module, "pack_batch", "tensors")
     watch.watch(worker, "on_step", "deliver")
     return watch
 

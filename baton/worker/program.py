@@ -195,6 +195,7 @@ class WorkerProgram:
         config = engine_config(settings)
         engine = build_engine(settings, runner, config, self._clock)
         self._thread = EngineThread(engine, self._on_step, self._on_crash)
+        self._telemetry = self._build_telemetry(runner)
         return WorkerContext(
             id=self._id,
             generation=self._generation,
@@ -207,7 +208,7 @@ class WorkerProgram:
             layout=model.kv_layout,
             transports=self._transports,
             clock=self._clock,
-            telemetry=self._build_telemetry(runner),
+            telemetry=self._telemetry,
         )
 
     async def _build_worker(self, model: LoadedModel, context: WorkerContext) -> Worker:
@@ -240,7 +241,6 @@ class WorkerProgram:
         telemetry = WorkerTelemetry(self._id, self.metrics, self._clock, self._spans)
         telemetry.gauges.block_bytes = runner.pool.block_bytes
         telemetry.gauges.labels = self._labels(runner, self._role)
-        self._telemetry = telemetry
         return telemetry
 
     def _labels(self, runner: ModelRunner, role: Role) -> dict[str, str]:

@@ -65,8 +65,8 @@ class PrefillSide(Protocol):
         ...
 
     async def publish_remaining(self) -> None:
-        """Publish the blocks that only this worker has, because it leaves. Never raises a
-        BatonError."""
+        """Publish the blocks that only this worker has, because it leaves. Store failures never
+        raise."""
         ...
 
     @property
