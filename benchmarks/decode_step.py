@@ -32,6 +32,7 @@ from baton.clock import SystemClock
 from baton.config import DEMO_MODEL
 from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, TokenId, WorkerId
 from baton.core.request import RequestSpec, SamplingParams
+from baton.core.states import Role
 from baton.core.task import Task
 from baton.engine import runner as runner_module
 from baton.engine.config import EngineConfig
@@ -41,16 +42,21 @@ from baton.engine.result import StepResult
 from baton.engine.runner import ModelRunner
 from baton.rpc.convert.common import output_to_proto
 from baton.rpc.v1 import worker_pb2 as pb
+from baton.worker.constraint_opener import ConstraintOpener
+from baton.worker.context import WorkerConfig, WorkerContext
 from baton.worker.engine_thread import EngineHandle
-from baton.worker.kv_import import KvImporter, KvImportTimeouts
 from baton.worker.kv_layout import KvLayout
 from baton.worker.memory_kv_transfer import MemoryKvTransferClient
 from baton.worker.output_stream import OutputStream
-from baton.worker.prefix_fetch import PrefixFetch
+from baton.worker.role_state import RoleState
 from baton.worker.telemetry import WorkerTelemetry
-from baton.worker.worker import Worker, WorkerConfig
+from baton.worker.worker import Worker
 from benchmarks.engine import SHAPES, write_model
 from benchmarks.machine import describe
+from decode_worker.handler import DecodeHandler
+from decode_worker.kv_import import KvImporter, KvImportTimeouts
+from prefill_worker.handler import PrefillHandler
+from prefill_worker.prefix_fetch import PrefixFetch
 
 T = TypeVar("T")
 CLOCK = SystemClock()
@@ -133,13 +139,15 @@ class NoStore:
         pass
 
 
+def engine_config(runner: ModelRunner) -> EngineConfig:
+    limit = runner.model_config.max_position_embeddings
+    return EngineConfig(block_tokens=16, max_model_tokens=limit)
+
+
 def make_engine(runner: ModelRunner, pipeline: PlanExecutor | None = None) -> Engine:
-    config = EngineConfig(
-        block_tokens=16, max_model_tokens=runner.model_config.max_position_embeddings
-    )
     return Engine(
         runner,
-        config,
+        engine_config(runner),
         model_digest=runner.model_digest,
         kv_dtype=runner.kv_dtype,
         eos_token_ids=frozenset(),
@@ -149,16 +157,28 @@ def make_engine(runner: ModelRunner, pipeline: PlanExecutor | None = None) -> En
 
 
 def make_worker(runner: ModelRunner, engine: Engine, door: EngineHandle) -> Worker:
-    layout = KvLayout(runner.kv_layout, runner.pool.block_bytes, "", lambda block_ids: [])
-    intake = KvImporter(
-        door, MemoryKvTransferClient(), {}, layout, "", "here", CLOCK, KvImportTimeouts()
+    context = WorkerContext(
+        id=WorkerId("w"),
+        generation=Incarnation(1),
+        host="here",
+        model_digest=b"",
+        config=WorkerConfig(),
+        engine=door,
+        engine_config=engine_config(runner),
+        key_hasher=engine.key_hasher,
+        layout=KvLayout(runner.kv_layout, runner.pool.block_bytes, "", lambda block_ids: []),
+        transports={},
+        clock=CLOCK,
+        telemetry=WorkerTelemetry("w", CollectorRegistry(), CLOCK),
     )
-    name = "w"
+    kv_importer = KvImporter(context, MemoryKvTransferClient(), KvImportTimeouts())
     return Worker(
-        WorkerId(name), Incarnation(1), WorkerConfig(), door, intake, NoStore(), layout, {},
-        engine.key_hasher, "", "here", CLOCK,
-        telemetry=WorkerTelemetry(name, CollectorRegistry(), CLOCK),
-    )  # fmt: skip
+        context,
+        PrefillHandler(context, NoStore()),
+        DecodeHandler(context, kv_importer),
+        RoleState(Role.PREFILL),
+        ConstraintOpener(),
+    )
 
 
 def profile(runner: ModelRunner, engine: Engine, worker: Worker) -> StepProfiler:
@@ -170,7 +190,7 @@ def profile(runner: ModelRunner, engine: Engine, worker: Worker) -> StepProfiler
     watch.watch(runner._model, "hidden", "model")
     watch.watch(runner._model, "logits", "model")
     watch.watch(runner, "_sample", "sample")
-    watch.watch(runner_module, "make_batch", "tensors")
+    watch.watch(runner_module, "pack_batch", "tensors")
     watch.watch(worker, "on_step", "deliver")
     return watch
 

@@ -48,12 +48,12 @@ from baton.engine.config import EngineConfig  # noqa: E402
 from baton.engine.engine import Engine  # noqa: E402
 from baton.engine.result import StepResult  # noqa: E402
 from baton.engine.runner import ModelRunner  # noqa: E402
-from baton.worker.cluster_prefix_store import ClusterPrefixStore  # noqa: E402
 from baton.worker.engine_thread import EngineThread  # noqa: E402
 from baton.worker.kv_layout import KvLayout  # noqa: E402
-from baton.worker.prefix_fetch import PrefixFetch  # noqa: E402
-from baton.worker.reload_policy import ReloadMode  # noqa: E402
-from baton.worker.store_publisher import StorePublisher  # noqa: E402
+from prefill_worker.cluster_prefix_store import ClusterPrefixStore  # noqa: E402
+from prefill_worker.prefix_fetch import PrefixFetch  # noqa: E402
+from prefill_worker.reload_policy import ReloadMode  # noqa: E402
+from prefill_worker.store_publisher import StorePublisher  # noqa: E402
 
 SHARES = (0.0, 0.5, 0.9, 1.0)
 TIERS = ("device", "dram", "ssd", "peer nixl", "peer grpc")

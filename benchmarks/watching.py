@@ -32,6 +32,7 @@ from baton.engine.result import StepResult
 from baton.obs.logs import configure_logging
 from baton.obs.otlp_sink import OtlpSpanSink
 from baton.worker.job import Job, JobOutcome
+from baton.worker.job_table import JobTable
 from baton.worker.output_stream import OutputStream
 from baton.worker.telemetry import WorkerTelemetry
 from router.generation.record import GenerationRecord
@@ -73,7 +74,7 @@ def step_seconds(batch: int, steps: int) -> tuple[float, float]:
         began = time.thread_time()
         result = engine.step()
         stepped = time.thread_time()
-        witness.record_step(result, {})
+        witness.record_step(result, JobTable())
         told.append(time.thread_time() - stepped)
         alone.append(stepped - began)
     return statistics.median(alone), statistics.median(told)
@@ -119,7 +120,7 @@ def record_whole_request(witness: WorkerTelemetry, spec: RequestSpec, stream: Ou
     """Record a worker's telemetry of a request that went through all stages."""
     job = Job(RequestId("r"), spec, Task.PREFILL_AND_DECODE, stream)
     witness.record_started(job)
-    witness.record_step(StepResult(), {})
+    witness.record_step(StepResult(), JobTable())
     witness.record_ended(job, JobOutcome.DONE)
 
 

@@ -12,27 +12,31 @@ from baton.core.states import Role
 from baton.errors import BatonError, Invalid
 from baton.network.browser_guard import BrowserGuard
 from baton.obs.logs import configure_logging
+from baton.serve.lifecycle import Program
 from baton.serve.ops_server import OpsServer
 from baton.serve.process import serve
 from baton.serve.status_pipe import STATUS, StatusReport, open_status_pipe
 from baton.serve.termination_message import write_termination_message
 
-PROGRAM_MODULES = {
-    Role.ROUTER: "router.program",
-    Role.CONDUCTOR: "conductor.program",
-    Role.PREFILL: "prefill_worker.program",
-    Role.DECODE: "decode_worker.program",
-    Role.KVSTORE: "kvstore.program",
-    Role.MOCK: "baton.worker.mock.program",
+PROGRAM_BUILDERS = {
+    Role.ROUTER: "router.program:build",
+    Role.CONDUCTOR: "conductor.program:build",
+    Role.PREFILL: "command_line.worker_program:build_prefill",
+    Role.DECODE: "command_line.worker_program:build_decode",
+    Role.KVSTORE: "kvstore.program:build",
+    Role.MOCK: "baton.worker.mock.program:build",
 }
+"""The function that builds each role's program. Its module is imported only when the role runs: a
+worker's imports torch."""
+
 WORKER_ROLES = (Role.PREFILL, Role.DECODE)
 
 
 def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, Any]) -> None:
     """Run the program of ``role`` until it ends. Raises Invalid for an unknown role or setting, and
     otherwise the error that ended the program."""
-    if role not in [known.value for known in PROGRAM_MODULES]:
-        raise Invalid(f"there is no role {role!r}; there are {', '.join(PROGRAM_MODULES)}")
+    if role not in [known.value for known in PROGRAM_BUILDERS]:
+        raise Invalid(f"there is no role {role!r}; there are {', '.join(PROGRAM_BUILDERS)}")
     open_status_pipe(status_fd)
     log_level = ""
     try:
@@ -49,7 +53,7 @@ def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, An
         guard = BrowserGuard(hosts=settings.accepted_hosts(settings.ops_host) if is_here else None)
         ops = OpsServer(STATUS.health, settings.hung_seconds, guard)
         address = _open_ops_server(ops, settings)
-        program = importlib.import_module(PROGRAM_MODULES[Role(role)]).build(settings)
+        program = _build_program(Role(role), settings)
         serve(program, drain_seconds_of(settings, Role(role)), ops, address)
     except BatonError as error:
         STATUS.send(StatusReport("failed", message=str(error)))
@@ -60,6 +64,12 @@ def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, An
     except Exception as error:
         write_termination_message(f"a bug: {error!r}; see the log")
         raise
+
+
+def _build_program(role: Role, settings: Settings) -> Program:
+    module, _, function = PROGRAM_BUILDERS[role].partition(":")
+    program: Program = getattr(importlib.import_module(module), function)(settings)
+    return program
 
 
 def drain_seconds_of(settings: Settings, role: Role) -> float:

@@ -21,9 +21,9 @@ import uvloop
 from baton.config import DEMO_MODEL
 from baton.core.ids import RequestId, TokenId
 from baton.core.request import RequestSpec
-from baton.worker.reload_policy import ReloadMode
 from benchmarks.kvstore import node
 from benchmarks.reuse import ReuseBench, ReuseWorker
+from prefill_worker.reload_policy import ReloadMode
 from tests.model_zoo import ZOO, make_model
 
 NUM_TOKENS = 400
@@ -40,7 +40,7 @@ def longer(spec: RequestSpec, tokens: Sequence[int], name: str) -> RequestSpec:
 
 def reused(worker: ReuseWorker, tier: str) -> int:
     """Return the number of tokens that came from the expected tier."""
-    details = worker.extension.details(worker.cached)
+    details = worker.extension.stats.details(worker.cached)
     return int(details[f"cached_{tier}"])
 
 

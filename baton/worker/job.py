@@ -10,9 +10,8 @@ from baton.core.request import FinishReason, RequestOutput, RequestSpec
 from baton.core.task import Task
 from baton.errors import BatonError, Overloaded, error_mapping
 from baton.worker.job_trace import JobTrace
-from baton.worker.kv_export import KvExport
 from baton.worker.output_stream import OutputStream
-from baton.worker.prefix_fetch import PrefixFetch
+from baton.worker.prefix_fetch_stats import PrefixFetchStats
 
 
 class JobOutcome(StrEnum):
@@ -34,7 +33,9 @@ class Job:
     ``spec.request_id`` is the placement's id, made of the request's id and its epoch: so a
     placement that is being ended and its successor never have the same id, neither in the engine
     nor between workers. ``keys`` are those of the prompt's full blocks, once they are hashed.
-    ``error`` is the reason of a failure; ``trace`` is set only if the request is traced.
+    ``admission_task`` brings the job into the engine. ``prefilled_at`` is when all KV that the job
+    exports was computed. ``error`` is the reason of a failure; ``trace`` is set only if the request
+    is traced.
     """
 
     request_id: RequestId
@@ -42,10 +43,9 @@ class Job:
     task: Task
     stream: OutputStream
     admission_task: asyncio.Task[None] | None = None
-    kv_export: KvExport | None = None
     prefilled_at: float | None = None
     keys: Sequence[BlockKey] = ()
-    prefix_fetch: PrefixFetch | None = None
+    prefix_fetch: PrefixFetchStats | None = None
     details: dict[str, str] = field(default_factory=dict)
     error: str = ""
     trace: JobTrace | None = None

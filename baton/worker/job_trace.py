@@ -7,8 +7,8 @@ from baton.core.task import Task
 from baton.core.trace_context import TraceContext
 from baton.engine.result import ScheduledPrompt
 from baton.obs.span import Span, SpanEvent, SpanKind, Value
-from baton.worker.kv_import import KvTransferStats
-from baton.worker.prefix_fetch import PrefixFetch
+from baton.worker.kv_transfer_stats import KvTransferStats
+from baton.worker.prefix_fetch_stats import PrefixFetchStats
 
 MAX_CHUNKS = 128
 """Maximum number of chunk events per span, which is OpenTelemetry's limit; the first ones are
@@ -22,7 +22,7 @@ class JobTrace:
 
     parent: TraceContext
     started_at: float
-    prefix_fetch: PrefixFetch | None = None
+    prefix_fetch: PrefixFetchStats | None = None
     scheduled_prompt: ScheduledPrompt | None = None
     kv_transfer: KvTransferStats | None = None
     first_output_at: float | None = None

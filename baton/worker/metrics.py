@@ -12,8 +12,8 @@ from prometheus_client.registry import Collector
 from baton.core.task import Task
 from baton.engine.result import EngineStats, ScheduledPrompt, StepWork
 from baton.worker.job import JobOutcome
-from baton.worker.kv_import import KvTransferStats
-from baton.worker.prefix_fetch import PrefixFetch
+from baton.worker.kv_transfer_stats import KvTransferStats
+from baton.worker.prefix_fetch_stats import PrefixFetchStats
 
 STEP_SECONDS_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 WAIT_SECONDS_BUCKETS = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -139,7 +139,7 @@ class WorkerMetrics:
         for each in admitted:
             self._queue_seconds.observe(each.waited_seconds)
 
-    def record_prompt(self, num_tokens: int, cached_tokens: int, fetch: PrefixFetch) -> None:
+    def record_prompt(self, num_tokens: int, cached_tokens: int, fetch: PrefixFetchStats) -> None:
         """Record a prompt when its first token has been computed."""
         tiers = fetch.tokens_by_tier(cached_tokens)
         self._prefix_tokens["computed"].inc(max(num_tokens - cached_tokens, 0))

@@ -12,7 +12,7 @@ class RoleState:
     until an operator cancels that), or to take another role once no request is left. ``on_change``
     is called when a change of state or role should be announced."""
 
-    def __init__(self, role: Role, on_change: Callable[[], None]) -> None:
+    def __init__(self, role: Role, on_change: Callable[[], None] = lambda: None) -> None:
         self.role = role
         self.state = WorkerState.JOINING
         self.draining_since_seconds: float | None = None

@@ -1,22 +1,20 @@
 """A worker's telemetry: metrics, trace spans and log lines for each request."""
 
-from collections.abc import Mapping
-
 import structlog
 from prometheus_client import CollectorRegistry
 
 from baton.clock import Clock
-from baton.core.ids import RequestId
 from baton.core.request import RequestOutput
 from baton.core.trace_context import parse_traceparent
 from baton.engine.result import StepResult
 from baton.errors import BatonError, error_mapping
 from baton.obs.span import SpanSink, Value
 from baton.worker.job import Job, JobOutcome
+from baton.worker.job_table import JobTable
 from baton.worker.job_trace import JobTrace, job_spans
-from baton.worker.kv_import import KvTransferStats
+from baton.worker.kv_transfer_stats import KvTransferStats
 from baton.worker.metrics import EngineGauges, WorkerMetrics
-from baton.worker.prefix_fetch import PrefixFetch
+from baton.worker.prefix_fetch_stats import PrefixFetchStats
 
 log = structlog.get_logger(__name__)
 
@@ -40,8 +38,8 @@ class WorkerTelemetry:
         if context is not None:
             job.trace = JobTrace(context, self._clock.monotonic())
 
-    def record_step(self, result: StepResult, jobs: Mapping[RequestId, Job]) -> None:
-        """Record a step. ``jobs`` are keyed by placement id."""
+    def record_step(self, result: StepResult, jobs: JobTable) -> None:
+        """Record a step of the engine that runs ``jobs``."""
         if result.work is not None:
             self.metrics.record_step(result.work, result.admitted)
         for request_id in result.preempted:
@@ -59,7 +57,7 @@ class WorkerTelemetry:
             if job is not None and job.trace is not None:
                 job.trace.record_chunk(self._clock.monotonic(), progress.num_computed_tokens)
 
-    def record_first_output(self, job: Job, output: RequestOutput, fetch: PrefixFetch) -> None:
+    def record_first_output(self, job: Job, output: RequestOutput, fetch: PrefixFetchStats) -> None:
         """Record the first output of a request."""
         num_tokens = len(job.spec.token_ids)
         self.metrics.record_prompt(num_tokens, output.cached_tokens, fetch)

@@ -67,7 +67,7 @@ async def real_workers(
     """Both workers of an in-process cluster behind sockets; KV pulls go over gRPC, too."""
     async with cluster() as running:
         peers = GrpcKvImportConnector(secret)
-        running.decode.worker._kv_importer._connector = peers
+        running.decode.kv_importer._connector = peers
         nodes = Served(running.prefill, running.decode, lambda spec: reference_answer(spec)[0])
         try:
             async with listening(nodes, add_worker_service, framed_worker_services, secret) as refs:

@@ -86,7 +86,7 @@ class Fuzzer:
         self._chance = chance
         self._count = 0
         self._peers = LyingPeers(running.peers, chance)
-        running.decode.worker._kv_importer._connector = self._peers
+        running.decode.kv_importer._connector = self._peers
 
     async def case(self) -> None:
         """Run one request with a lying source, or one lying reader."""

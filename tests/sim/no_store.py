@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from baton.core.ids import BlockKey
 from baton.core.request import RequestSpec
 from baton.engine.result import StepResult
-from baton.worker.prefix_fetch import PrefixFetch
+from prefill_worker.prefix_fetch import PrefixFetch
 
 
 class NoStore:

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+
 from baton.core.ids import BlockKey, Incarnation, TokenId, WorkerId
 from baton.core.kv_transfer import CHECKSUM_XXH3, Endpoint
 from baton.core.member import Member
@@ -25,17 +27,23 @@ from baton.registry.memory import MemoryRegistry
 from baton.transport.base import Transport
 from baton.transport.host_memory import HostMemory
 from baton.transport.memory import MemoryFabric, MemoryTransport
-from baton.worker.cluster_prefix_store import ClusterPrefixStore
-from baton.worker.kv_import import KvImporter, KvImportTimeouts
+from baton.worker.constraint_opener import ConstraintOpener
+from baton.worker.context import WorkerConfig, WorkerContext
 from baton.worker.kv_layout import KvLayout
 from baton.worker.memory_kv_transfer import MemoryKvTransferClient
-from baton.worker.reload_policy import ReloadMode
-from baton.worker.store_publisher import StorePublisher
-from baton.worker.worker import Worker, WorkerConfig
+from baton.worker.role_state import RoleState
+from baton.worker.telemetry import WorkerTelemetry
+from baton.worker.worker import Worker
+from decode_worker.handler import DecodeHandler
+from decode_worker.kv_import import KvImporter, KvImportTimeouts
 from kvstore.disk_tier import DiskTier
 from kvstore.dram_tier import DramTier
 from kvstore.index_publisher import IndexPublisher
 from kvstore.node import StoreNode
+from prefill_worker.cluster_prefix_store import ClusterPrefixStore
+from prefill_worker.handler import PrefillHandler
+from prefill_worker.reload_policy import ReloadMode
+from prefill_worker.store_publisher import StorePublisher
 from tests.sim.virtual_time import LoopClock
 from tests.sim.worker_cluster import BLOCK_TOKENS, DIGEST, SharedRunner, collect, is_finished
 
@@ -232,39 +240,50 @@ class StoreCluster:
         transports: dict[str, Transport] = {"memory": memory}  # type: ignore[dict-item]
         layout = KvLayout("fake", runner.block_size_bytes, CHECKSUM_XXH3, runner.checksums)  # type: ignore[arg-type]
         engine_handle = InlineEngineHandle(engine, lambda result: worker.on_step(result))
-        client = ClusterStoreClient(
-            self.membership, self.index, transports, self._link, "here", CLOCK, CALL_SECONDS
+        context = WorkerContext(
+            id=WorkerId(name),
+            generation=Incarnation(1),
+            host="here",
+            model_digest=DIGEST,
+            config=WorkerConfig(),
+            engine=engine_handle,
+            engine_config=config,
+            key_hasher=engine.key_hasher,
+            layout=layout,
+            transports=transports,
+            clock=CLOCK,
+            telemetry=WorkerTelemetry(name, CollectorRegistry(), CLOCK),
         )
-        store = ClusterPrefixStore(
-            engine_handle,
-            client,
-            StorePublisher(engine_handle, client, layout, DIGEST[:16]),
-            layout,
-            BLOCK_TOKENS,
-            config.max_chunk_tokens,
-            CLOCK,
-            CALL_SECONDS,
-            prefer,
-        )
-        intake = KvImporter(
-            engine_handle,
-            MemoryKvTransferClient(),
-            transports,
-            layout,
-            DIGEST.hex(),
-            "here",
-            CLOCK,
-            KvImportTimeouts(),
-        )
+        store = self._open_store(context, prefer)
+        kv_importer = KvImporter(context, MemoryKvTransferClient(), KvImportTimeouts())
         worker = Worker(
-            WorkerId(name), Incarnation(1), WorkerConfig(), engine_handle, intake, store, layout,
-            transports, engine.key_hasher, DIGEST.hex(), "here", CLOCK,
-        )  # fmt: skip
+            context,
+            PrefillHandler(context, store),
+            DecodeHandler(context, kv_importer),
+            RoleState(Role.PREFILL),
+            ConstraintOpener(),
+        )
         for coroutine in (engine_handle.run(), store.run(), worker.run()):
             self.tasks.create_task(coroutine)
         node = Node(worker, engine, engine_handle, store)
         self.nodes.append(node)
         return node
+
+    def _open_store(self, context: WorkerContext, prefer: ReloadMode | None) -> ClusterPrefixStore:
+        client = ClusterStoreClient(
+            self.membership, self.index, context.transports, self._link, "here", CLOCK, CALL_SECONDS
+        )
+        return ClusterPrefixStore(
+            context.engine,
+            client,
+            StorePublisher(context.engine, client, context.layout, DIGEST[:16]),
+            context.layout,
+            BLOCK_TOKENS,
+            context.engine_config.max_chunk_tokens,
+            CLOCK,
+            CALL_SECONDS,
+            prefer,
+        )
 
     async def run_for(self, seconds: float = 1.0) -> None:
         """Give all background tasks time to finish."""

@@ -29,7 +29,7 @@ from baton.engine.fake_runner import reference_answer
 from baton.errors import Invalid, NotFound
 from baton.rpc.worker_client import KvImportConnector
 from baton.transport.base import TransferRange
-from baton.worker.worker import WorkerConfig
+from baton.worker.context import WorkerConfig
 from tests.grammar_house import (
     EOS,
     byte_grammars,
@@ -340,11 +340,11 @@ async def test_a_malformed_kv_transfer_fails_only_its_own_request(
 ) -> None:
     """The status is one that the router retries, and no token is computed from unwritten blocks."""
     async with cluster() as running:
-        running.decode.worker._kv_importer._connector = ScriptedSource(*events)
+        running.decode.kv_importer._connector = ScriptedSource(*events)
         stream = running.decode.worker.open_stream()
         stream.submit(request("r", list(range(40)), 8), Task.DECODE, running.prefill.ref)
         [output] = await collect(stream, bool)
-        running.decode.worker._kv_importer._connector = running.peers
+        running.decode.kv_importer._connector = running.peers
         assert (output.token_ids, output.details["error_status"]) == ((), "DATA_LOSS")
         assert error in output.error
         spec = request("good", list(range(40)), 8)
@@ -365,12 +365,12 @@ async def test_a_token_outside_the_vocabulary_fails_only_its_own_request() -> No
             stream.submit(request(name, prompt, 8, **changes), task, None)
             [output] = await collect(stream, bool)
             assert output.details["error_status"] == "INVALID_ARGUMENT", name
-        running.decode.worker._kv_importer._connector = InvalidTokenSource(running.peers)
+        running.decode.kv_importer._connector = InvalidTokenSource(running.peers)
         running.prefill.worker.open_stream().submit(request("odd", [1], 8), Task.PREFILL, None)
         stream.submit(request("odd", [1], 8), Task.DECODE, running.prefill.ref)
         [output] = await collect(stream, bool)
         assert output.details["error_status"] == "DATA_LOSS"
-        running.decode.worker._kv_importer._connector = running.peers
+        running.decode.kv_importer._connector = running.peers
         spec = request("good", [1, 2, 3], 8)
         assert tokens_of(await run_disaggregated(running, spec)) == reference_answer(spec)[0]
         await running.decode.wait_until_free()

@@ -7,7 +7,7 @@ from baton.core.request import FinishReason, RequestOutput
 from baton.core.states import Role, WorkerState
 from baton.core.task import Task
 from baton.engine.fake_runner import reference_answer
-from baton.worker.worker import WorkerConfig
+from baton.worker.context import WorkerConfig
 from tests.sim.worker_cluster import (
     Cluster,
     Node,

@@ -11,7 +11,7 @@ from baton.core.kv_transfer import Endpoint
 from baton.core.request import RequestOutput, RequestSpec
 from baton.engine.fake_runner import reference_answer
 from baton.transport.base import TransferRange
-from baton.worker.reload_policy import ReloadMode
+from prefill_worker.reload_policy import ReloadMode
 from tests.sim.store_cluster import CALL_SECONDS, CLOCK, Node, store_cluster, tokens
 from tests.sim.virtual_time import simulate
 from tests.sim.worker_cluster import request, tokens_of

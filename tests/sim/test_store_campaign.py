@@ -17,8 +17,8 @@ from baton.core.request import RequestSpec
 from baton.engine.fake_runner import reference_answer
 from baton.errors import Unavailable
 from baton.transport.base import TransferRange
-from baton.worker.reload_policy import ReloadMode
 from kvstore.segment import BlockRecord, Segment
+from prefill_worker.reload_policy import ReloadMode
 from tests.sim.store_cluster import CLOCK, Node, SimStoreNode, StoreCluster, store_cluster, tokens
 from tests.sim.virtual_time import simulate
 from tests.sim.worker_cluster import request, tokens_of

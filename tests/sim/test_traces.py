@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry
 from baton.core.trace_context import TraceContext
 from baton.obs.span import MemorySpanSink, Span
 from baton.worker.telemetry import WorkerTelemetry
-from baton.worker.worker import Worker
 from conductor.conductor import Conductor
 from conductor.metrics import ConductorMetrics
 from conductor.telemetry import ConductorTelemetry
@@ -37,11 +36,9 @@ class SpanCollector:
         self._num_processes += 1
         return f"process{self._num_processes}"
 
-    def worker(self, *arguments: Any, **keywords: Any) -> Worker:
-        clock = arguments[11]
+    def worker_telemetry(self, clock: Any) -> WorkerTelemetry:
         name = self._next_process_name()
-        telemetry = WorkerTelemetry(name, CollectorRegistry(), clock, self.spans)
-        return Worker(*arguments, **{**keywords, "telemetry": telemetry})
+        return WorkerTelemetry(name, CollectorRegistry(), clock, self.spans)
 
     def conductor(
         self, membership: Any, mirror: Any, clock: Any, config: Any
@@ -62,7 +59,7 @@ class SpanCollector:
         """Make simulated processes report their spans here."""
         with (
             simulation_environment(),
-            patch("tests.sim.whole.worker.Worker", self.worker),
+            patch("tests.sim.whole.worker.telemetry_for", self.worker_telemetry),
             patch("tests.sim.whole.conductor.Conductor", self.conductor),
             patch("tests.sim.whole.router.GenerationRecord", self.record),
         ):

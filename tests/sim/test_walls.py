@@ -46,7 +46,7 @@ async def test_an_exception_in_output_delivery_fails_one_request() -> None:
 
 async def test_an_exception_in_the_store_lookup_fails_one_request() -> None:
     async with cluster() as running:
-        store = running.decode.worker._store
+        store = running.decode.store
         find = store.find_prefix
 
         async def crash(spec: Any, keys: Any) -> Any:
@@ -65,7 +65,7 @@ async def test_an_exception_in_the_step_callback_fails_no_request() -> None:
         raise ZeroDivisionError
 
     async with cluster() as running:
-        running.decode.worker._store.record_step = crash  # type: ignore[method-assign]
+        running.decode.store.record_step = crash  # type: ignore[method-assign]
         spec = request("r", [1, 2, 3], 20)
         _, tokens = await run_beside_good(running, spec)
     assert tokens == reference_answer(GOOD)[0]

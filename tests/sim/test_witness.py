@@ -11,7 +11,7 @@ from baton.core.request import FinishReason, RequestSpec
 from baton.core.task import Task
 from baton.core.trace_context import TraceContext
 from baton.obs.span import MemorySpanSink, Span
-from baton.worker.worker import WorkerConfig
+from baton.worker.context import WorkerConfig
 from tests.sim.test_handoff import run_disaggregated
 from tests.sim.worker_cluster import (
     Cluster,
@@ -80,7 +80,8 @@ async def test_block_and_sequence_gauges_match_the_engine() -> None:
         stream = running.prefill.worker.open_stream()
         stream.submit(request("r", list(range(20)), 4), Task.PREFILL, None)
         await collect(stream, bool)
-        await running.prefill.worker._refresh_load()
+        worker = running.prefill.worker
+        await worker._load_monitor.refresh(worker._jobs)
         prefill_metrics = running.prefill.metrics
         states = ("free", "filling", "idle", "referenced", "quarantined")
         blocks = {state: value(prefill_metrics, "blocks", state=state) for state in states}
@@ -225,6 +226,6 @@ async def test_a_migrated_request_has_a_span_of_its_job_and_of_its_export() -> N
 
 async def drop_export(running: Cluster, node: Node, epoch: Epoch) -> None:
     """Close the stream of the exported request, as a router that gives it up does."""
-    export = next(iter(node.worker._jobs.values()))
+    export = next(iter(node.worker._jobs))
     assert (export.request_id, export.spec.epoch) == (RequestId("r"), epoch)
     export.stream.close()

@@ -25,13 +25,18 @@ from baton.obs.span import SpanSink
 from baton.transport.base import Transport
 from baton.transport.host_memory import HostMemory
 from baton.transport.memory import MemoryFabric, MemoryTransport
+from baton.worker.constraint_opener import ConstraintOpener
+from baton.worker.context import WorkerConfig, WorkerContext
 from baton.worker.engine_thread import EngineThread
-from baton.worker.kv_import import KvImporter, KvImportTimeouts
 from baton.worker.kv_layout import KvLayout
 from baton.worker.memory_kv_transfer import MemoryKvTransferClient
 from baton.worker.output_stream import OutputStream
+from baton.worker.role_state import RoleState
 from baton.worker.telemetry import WorkerTelemetry
-from baton.worker.worker import SWEEP_SECONDS, Worker, WorkerConfig
+from baton.worker.worker import SWEEP_SECONDS, Worker
+from decode_worker.handler import DecodeHandler
+from decode_worker.kv_import import KvImporter, KvImportTimeouts
+from prefill_worker.handler import PrefillHandler
 from tests.sim.no_store import NoStore
 
 T = TypeVar("T")
@@ -45,6 +50,8 @@ class Node:
     """One worker with its engine and memory."""
 
     worker: Worker
+    store: NoStore
+    kv_importer: KvImporter
     engine: Engine
     runner: "SharedRunner"
     thread: EngineThread
@@ -149,20 +156,33 @@ def make_node(
     layout = KvLayout("fake", runner.block_size_bytes, CHECKSUM_XXH3, runner.checksums)  # type: ignore[arg-type]
     crashes: list[BaseException] = []
     thread = EngineThread(engine, lambda result: worker.on_step(result), crashes.append)
-    intake = KvImporter(
-        thread, peers, transports, layout, DIGEST.hex(), "here", CLOCK,
-        KvImportTimeouts(queue_seconds=5, chunk_seconds=5, read_seconds=1, reserve_seconds=5),
-    )  # fmt: skip
     metrics = CollectorRegistry()
-    worker = Worker(
-        WorkerId(name), Incarnation(1), config, thread, intake, NoStore(), layout, transports,
-        engine.key_hasher, DIGEST.hex(), "here", CLOCK, role=Role(name),
-        constraint_factory=constraints,
+    context = WorkerContext(
+        id=WorkerId(name),
+        generation=Incarnation(1),
+        host="here",
+        model_digest=DIGEST,
+        config=config,
+        engine=thread,
+        engine_config=engine_config,
+        key_hasher=engine.key_hasher,
+        layout=layout,
+        transports=transports,
+        clock=CLOCK,
         telemetry=WorkerTelemetry(name, metrics, CLOCK, spans),
-    )  # fmt: skip
+    )
+    timeouts = KvImportTimeouts(queue_seconds=5, chunk_seconds=5, read_seconds=1, reserve_seconds=5)
+    store, kv_importer = NoStore(), KvImporter(context, peers, timeouts)
+    worker = Worker(
+        context,
+        PrefillHandler(context, store),
+        DecodeHandler(context, kv_importer),
+        RoleState(Role(name)),
+        ConstraintOpener(constraints),
+    )
     peers.workers[name] = worker
     ref = WorkerRef(WorkerId(name), name, Incarnation(1))
-    return Node(worker, engine, runner, thread, ref, metrics, crashes)
+    return Node(worker, store, kv_importer, engine, runner, thread, ref, metrics, crashes)
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from baton.core.ids import BlockKey
 from baton.engine.result import SealedRun
-from baton.worker.computed_chains import ComputedChains
+from prefill_worker.computed_chains import ComputedChains
 
 
 def run(text: str, first: int = 0) -> SealedRun:

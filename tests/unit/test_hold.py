@@ -5,8 +5,8 @@ import asyncio
 from baton.core.ids import BlockId, RequestId
 from baton.core.kv_transfer import Endpoint, KvTransferScheduled
 from baton.engine.result import PrefillProgress
-from baton.worker.kv_export import KvExport
 from baton.worker.kv_layout import KvLayout
+from prefill_worker.kv_export import KvExport
 
 ENDPOINT = Endpoint("memory", "prefill", 1, "host", 4096, b"")
 

@@ -11,8 +11,8 @@ from baton.core.priority import STARVATION_LIMIT_SECONDS, Priority, lower_priori
 from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.sequence import Phase, Sequence
-from baton.worker.reservation_queue import PATIENCE_SECONDS as ROOM_PATIENCE
-from baton.worker.reservation_queue import ReservationQueue
+from decode_worker.reservation_queue import PATIENCE_SECONDS as ROOM_PATIENCE
+from decode_worker.reservation_queue import ReservationQueue
 from tests.unit.test_scheduler import CONFIG, unique_tokens
 from tests.unit.test_scheduler_order import DEADLINE, TimedBench
 

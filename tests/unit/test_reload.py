@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.worker.reload_policy import ReloadMode, choose_reload_mode
+from prefill_worker.reload_policy import ReloadMode, choose_reload_mode
 
 CHUNK = 32
 

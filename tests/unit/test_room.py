@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from baton.worker.reservation_queue import (
+from decode_worker.reservation_queue import (
     PATIENCE_SECONDS,
     TOKENS_PER_WAITED_SECOND,
     ReservationQueue,

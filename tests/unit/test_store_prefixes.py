@@ -17,9 +17,9 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.transport.base import TransferRange, TransferState
 from baton.transport.memory import MemoryFabric, MemoryTransport
-from baton.worker.cluster_prefix_store import ClusterPrefixStore
 from baton.worker.kv_layout import KvLayout
-from baton.worker.reload_policy import ReloadMode
+from prefill_worker.cluster_prefix_store import ClusterPrefixStore
+from prefill_worker.reload_policy import ReloadMode
 from tests.sim.virtual_time import LoopClock, simulate
 from tests.sim.worker_cluster import BLOCK_TOKENS, DIGEST, SharedRunner, request
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from baton.core.credentials import ClusterCredentials
 from baton.core.states import Role
 from baton.kv.memory_index import MemoryKvIndex
-from baton.worker.reload_policy import ReloadMode
+from prefill_worker.reload_policy import ReloadMode
 from tests.sim.whole.chance import SeededRandom
 from tests.sim.whole.conductor import SimConductor
 from tests.sim.whole.lines import draw_framed_address

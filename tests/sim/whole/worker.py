@@ -21,14 +21,19 @@ from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
 from baton.rpc.framed.worker_service import framed_worker_services
 from baton.transport.base import TransferRange, Transport
-from baton.worker.cluster_prefix_store import ClusterPrefixStore
-from baton.worker.kv_import import KvImporter, KvImportTimeouts
+from baton.worker.constraint_opener import ConstraintOpener
+from baton.worker.context import WorkerConfig, WorkerContext
 from baton.worker.kv_layout import KvLayout
-from baton.worker.prefix_store import PrefixStore
-from baton.worker.reload_policy import ReloadMode
-from baton.worker.store_publisher import StorePublisher
+from baton.worker.role_state import RoleState
 from baton.worker.telemetry import WorkerTelemetry
-from baton.worker.worker import Worker, WorkerConfig
+from baton.worker.worker import Worker
+from decode_worker.handler import DecodeHandler
+from decode_worker.kv_import import KvImporter, KvImportTimeouts
+from prefill_worker.cluster_prefix_store import ClusterPrefixStore
+from prefill_worker.handler import PrefillHandler
+from prefill_worker.prefix_store import PrefixStore
+from prefill_worker.reload_policy import ReloadMode
+from prefill_worker.store_publisher import StorePublisher
 from tests.sim.no_store import NoStore
 from tests.sim.whole.chance import SeededRandom
 from tests.sim.whole.clients import ClientResponse
@@ -143,32 +148,44 @@ class SimWorker:
             lambda result: self.worker.on_step(result),
             house.chance,
         )
-        self.store = self._build_store(door, transports, layout)
-        intake = KvImporter(
-            door, SimPeers(self.process), transports, layout, DIGEST.hex(), plan.host,
-            house.clock, IMPORT_TIMEOUTS,
-        )  # fmt: skip
+        context = WorkerContext(
+            id=WorkerId(plan.name),
+            generation=Incarnation(self.generation),
+            host=plan.host,
+            model_digest=DIGEST,
+            config=WORKER,
+            engine=door,
+            engine_config=ENGINE,
+            key_hasher=self.engine.key_hasher,
+            layout=layout,
+            transports=transports,
+            clock=house.clock,
+            telemetry=telemetry_for(house.clock),
+        )
+        self.store = self._build_store(context)
+        self.kv_importer = KvImporter(context, SimPeers(self.process), IMPORT_TIMEOUTS)
+        self.prefill = PrefillHandler(context, self.store)
         self.worker = Worker(
-            WorkerId(plan.name), Incarnation(self.generation), WORKER, door, intake, self.store,
-            layout, transports, self.engine.key_hasher, DIGEST.hex(), plan.host, house.clock,
-            self._has_other_workers, plan.role, self._send_heartbeat_now,
-            telemetry=_shared_telemetry(),
-        )  # fmt: skip
+            context,
+            self.prefill,
+            DecodeHandler(context, self.kv_importer),
+            RoleState(plan.role, self._send_heartbeat_now),
+            ConstraintOpener(),
+            self._has_other_workers,
+        )
 
-    def _build_store(
-        self, door: SimEngineHandle, transports: dict[str, Transport], layout: KvLayout
-    ) -> PrefixStore:
-        house, host = self._house, self.plan.host
+    def _build_store(self, context: WorkerContext) -> PrefixStore:
+        house = self._house
         if not house.has_stores:
             return NoStore()
         client = ClusterStoreClient(
-            self._membership, house.index, transports, store_client_factory(self.process), host,
-            house.clock, STORE_SECONDS,
+            self._membership, house.index, context.transports,
+            store_client_factory(self.process), context.host, house.clock, STORE_SECONDS,
         )  # fmt: skip
-        publisher = StorePublisher(door, client, layout, DIGEST[:16])
+        publisher = StorePublisher(context.engine, client, context.layout, DIGEST[:16])
         return ClusterPrefixStore(
-            door, client, publisher, layout, BLOCK_TOKENS, ENGINE.max_chunk_tokens, house.clock,
-            STORE_SECONDS, self.plan.prefer,
+            context.engine, client, publisher, context.layout, BLOCK_TOKENS,
+            ENGINE.max_chunk_tokens, house.clock, STORE_SECONDS, self.plan.prefer,
         )  # fmt: skip
 
     # -- role changes and draining ---------------------------------------------------------
@@ -221,18 +238,21 @@ class SimWorker:
         assert len(self.worker._jobs) <= WORKER.max_jobs, (
             f"{self.plan.name} accepted more than max_jobs"
         )
-        jobs = [job.request_id for job in self.worker._jobs.values()]
+        jobs = [job.request_id for job in self.worker._jobs]
         assert len(jobs) == len(set(jobs)), f"{self.plan.name} has two placements of a request"
 
     @property
     def is_at_rest(self) -> bool:
         counts = self.engine.stats().pool
         is_pinned = counts.referenced or counts.filling or counts.quarantined
-        has_jobs = self.worker._latest_jobs or self.worker._kv_importer._reservation_queue
+        has_jobs = (
+            self.worker._jobs._latest or self.prefill.exports or self.kv_importer._reservation_queue
+        )
         return self.worker.is_idle and not (is_pinned or has_jobs or self.engine.has_work())
 
     def describe(self) -> str:
-        return f"{self.plan.name}: {self.engine.stats()} {list(self.worker._jobs)}"
+        placements = [job.spec.request_id for job in self.worker._jobs]
+        return f"{self.plan.name}: {self.engine.stats()} {placements}"
 
     def _may_write(self, span: TransferRange) -> None:
         """Check that a read writes only to blocks that wait for it."""
@@ -264,8 +284,12 @@ class SimWorker:
         )
 
 
+def telemetry_for(clock: SimClock) -> WorkerTelemetry:
+    """Return one telemetry for all workers and runs: creating one takes milliseconds, and the tests
+    that read it replace this function."""
+    return _shared_telemetry()
+
+
 @lru_cache
 def _shared_telemetry() -> WorkerTelemetry:
-    """Return one telemetry for all workers and runs: no test reads it, and creating one takes
-    milliseconds."""
     return WorkerTelemetry("all", CollectorRegistry(), SystemClock())

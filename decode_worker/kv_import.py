@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from baton.clock import Clock
 from baton.concurrency.threads import run_in_thread
 from baton.core.ids import BlockId, TokenId
 from baton.core.kv_transfer import (
@@ -27,42 +26,13 @@ from baton.errors import BatonError, Corrupt, DeadlineExceeded, Invalid, Unavail
 from baton.rpc.worker_client import KvImportConnector, KvImportStream
 from baton.transport.base import Peer, Transfer, Transport
 from baton.transport.reads import TransferFailed, read_and_verify
-from baton.worker.engine_thread import EngineHandle
-from baton.worker.kv_layout import KvLayout
-from baton.worker.reservation_queue import ReservationQueue
+from baton.worker.context import WorkerContext
+from baton.worker.kv_transfer_stats import KvTransferStats
+from decode_worker.reservation_queue import ReservationQueue
 
 READ_ATTEMPTS = 2
 """A read that failed or arrived damaged is repeated once; then the import fails and the request is
 placed again."""
-
-
-@dataclass(slots=True)
-class KvTransferStats:
-    """Timings of one request's KV transfer, in seconds.
-
-    ``exposed_seconds`` is how long the transfer delays the second token: from ``last_chunk_at``,
-    when the prompt was prefilled and its last chunk announced, to ``completed_at``, when all KV had
-    arrived. ``scheduled_at`` is when the prompt was nearly prefilled, ``reserved_at`` when blocks
-    were reserved on this worker. All ``…_at`` are monotonic times."""
-
-    transport: str = ""
-    size_bytes: int = 0
-    read_seconds: float = 0.0
-    exposed_seconds: float = 0.0
-    last_chunk_at: float = 0.0
-    num_cached_blocks: int = 0
-    scheduled_at: float | None = None
-    reserved_at: float | None = None
-    completed_at: float | None = None
-
-    def details(self) -> dict[str, str]:
-        return {
-            "transport": self.transport,
-            "bytes_shipped": str(self.size_bytes),
-            "ship_seconds": f"{self.read_seconds:.6f}",
-            "ship_exposed_seconds": f"{self.exposed_seconds:.6f}",
-            "decode_cached_blocks": str(self.num_cached_blocks),
-        }
 
 
 @dataclass(slots=True)
@@ -95,22 +65,17 @@ class KvImporter:
 
     def __init__(
         self,
-        engine: EngineHandle,
+        context: WorkerContext,
         connector: KvImportConnector,
-        transports: dict[str, Transport],
-        layout: KvLayout,
-        model_digest: str,
-        host: str,
-        clock: Clock,
         timeouts: KvImportTimeouts,
     ) -> None:
-        self._engine = engine
+        self._engine = context.engine
         self._connector = connector
-        self._transports = transports
-        self._layout = layout
-        self._model_digest = model_digest
-        self._host = host
-        self._clock = clock
+        self._transports = context.transports
+        self._layout = context.layout
+        self._model_digest = context.model_digest.hex()
+        self._host = context.host
+        self._clock = context.clock
         self._timeouts = timeouts
         self._reservation_queue = ReservationQueue()
 

@@ -10,9 +10,9 @@ from baton.engine.engine import Engine
 from baton.engine.result import SealedRun
 from baton.errors import BatonError
 from baton.kv.cluster_store_client import ClusterStoreClient
-from baton.worker.computed_chains import ComputedChains
 from baton.worker.engine_thread import EngineHandle
 from baton.worker.kv_layout import KvLayout
+from prefill_worker.computed_chains import ComputedChains
 
 MAX_UNPUBLISHED = 256
 """Runs of blocks that wait to be published; a further one is dropped: the store is only a cache."""

@@ -27,9 +27,9 @@ from baton.transport.selection import LOCAL_ONLY
 from baton.transport.unfinished_transfers import UnfinishedTransfers
 from baton.worker.engine_thread import EngineHandle
 from baton.worker.kv_layout import KvLayout
-from baton.worker.prefix_fetch import PrefixFetch
-from baton.worker.reload_policy import ReloadDecision, ReloadMode, choose_reload_mode
-from baton.worker.store_publisher import StorePublisher
+from prefill_worker.prefix_fetch import PrefixFetch
+from prefill_worker.reload_policy import ReloadDecision, ReloadMode, choose_reload_mode
+from prefill_worker.store_publisher import StorePublisher
 
 FETCH_TIMEOUT_SECONDS = 10.0
 """Timeout for fetching a whole prefix; each call and read also has its own timeout."""
@@ -56,7 +56,7 @@ log = structlog.get_logger(__name__)
 
 
 class ClusterPrefixStore:
-    """Implements :class:`baton.worker.prefix_store.PrefixStore`. ``preferred_mode`` overrides the
+    """Implements :class:`prefill_worker.prefix_store.PrefixStore`. ``preferred_mode`` overrides the
     choice between fetching and computing."""
 
     def __init__(
@@ -98,7 +98,7 @@ class ClusterPrefixStore:
                 node = await self._client.find_node(keys, spec.store_hint)
                 if node is not None:
                     fetch.num_stored_blocks = await self._client.count_stored(node, keys)
-                    fetch.node = node
+                    fetch.node, fetch.stats.node = node, node.id
                     if not fetch.num_stored_blocks:
                         await self._client.remove_stale_hint(node, keys)
         return fetch
@@ -112,17 +112,17 @@ class ClusterPrefixStore:
     async def _timed_store_call(self, fetch: PrefixFetch) -> AsyncIterator[None]:
         """Measure the time of store calls, and record and log their failure."""
         start = self._clock.monotonic()
-        fetch.started_at = fetch.started_at or start
+        fetch.stats.started_at = fetch.stats.started_at or start
         try:
             async with asyncio.timeout(FETCH_TIMEOUT_SECONDS):
                 yield
         except (BatonError, TimeoutError) as error:
-            fetch.error = str(error) or "timeout"
-            log.warning("store_fetch_failed", placement=fetch.request_id, error=fetch.error)
+            fetch.stats.error = str(error) or "timeout"
+            log.warning("store_fetch_failed", placement=fetch.request_id, error=fetch.stats.error)
         except Exception as error:  # a bug: the prefix is recomputed, the request goes on
-            fetch.error = repr(error)
+            fetch.stats.error = repr(error)
             log.exception("store_fetch_crashed", placement=fetch.request_id)
-        fetch.wait_seconds += self._clock.monotonic() - start
+        fetch.stats.wait_seconds += self._clock.monotonic() - start
 
     def start_split_fetch(self, fetch: PrefixFetch) -> None:
         if fetch.split_range is not None and not self._split_queue.full():
@@ -160,7 +160,7 @@ class ClusterPrefixStore:
             return
         end = cached + lease.leased.num_stored
         decision = self._choose_mode(lease, node, cached, end)
-        fetch.mode, fetch.reason = decision.mode.value, decision.reason
+        fetch.stats.mode, fetch.stats.reason = decision.mode.value, decision.reason
         if decision.mode is ReloadMode.FETCH:
             await self._fetch_pieces(fetch, lease, cached, end)
             return
@@ -205,9 +205,9 @@ class ClusterPrefixStore:
             try:
                 await self._fetch_from_end(fetch)
             except BatonError as error:
-                fetch.error = str(error)
+                fetch.stats.error = str(error)
                 placement = fetch.request_id
-                log.warning("store_fetch_failed", placement=placement, error=fetch.error)
+                log.warning("store_fetch_failed", placement=placement, error=fetch.stats.error)
             except Exception:  # a bug: the rest of the prompt is computed
                 log.exception("store_fetch_crashed", placement=fetch.request_id)
 
@@ -255,8 +255,8 @@ class ClusterPrefixStore:
         finally:
             await self._client.release(lease)
         num_promoted = min(lease.leased.num_promoted, num_good)
-        fetch.disk_tokens += num_promoted * self._block_tokens
-        fetch.dram_tokens += (num_good - num_promoted) * self._block_tokens
+        fetch.stats.disk_tokens += num_promoted * self._block_tokens
+        fetch.stats.dram_tokens += (num_good - num_promoted) * self._block_tokens
         if num_good:
             size = num_good * self._layout.block_bytes
             seconds = self._clock.monotonic() - start

@@ -1,0 +1,42 @@
+"""Compiles the grammar of a request into the constraint on its answer."""
+
+from collections.abc import Awaitable, Callable
+
+from baton.concurrency.fair_slots import FairSlots
+from baton.concurrency.threads import run_in_thread
+from baton.core.grammar import Grammar
+from baton.core.request import RequestSpec
+from baton.engine.constraint import Constraint, ConstraintFactory
+
+MAX_CONCURRENT_GRAMMARS = 2
+"""Threads that compile grammars; one tenant uses at most one, so that it cannot block others."""
+
+MAX_WAITING_GRAMMARS = 1024
+
+GrammarCheck = Callable[[Grammar, str], Awaitable[None]]
+"""Tries to compile a tenant's grammar in a separate process: :mod:`baton.text.grammar.checker`."""
+
+
+class ConstraintOpener:
+    """Opens constraints in threads, at most one at a time for each tenant. Without ``factory``,
+    answers are not constrained."""
+
+    def __init__(
+        self, factory: ConstraintFactory | None = None, check: GrammarCheck | None = None
+    ) -> None:
+        self._factory = factory
+        self._check = check
+        self._slots = FairSlots(MAX_CONCURRENT_GRAMMARS, MAX_WAITING_GRAMMARS, "grammars")
+
+    async def open(self, spec: RequestSpec) -> Constraint | None:
+        """Return the answer's grammar constraint, or None if it has no grammar. Raises Invalid for
+        a grammar that can't be enforced, Overloaded or Unavailable if it could not be compiled."""
+        grammar, factory = spec.sampling.grammar, self._factory
+        if grammar is None or factory is None:
+            return None
+        answered = spec.token_ids[spec.num_prompt_tokens :]
+        owner = spec.owner
+        if self._check is not None:
+            await self._check(grammar, owner.hex())
+        async with self._slots.slot(owner.hex()):
+            return await run_in_thread(lambda: factory.create(grammar, answered, owner))

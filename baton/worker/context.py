@@ -1,0 +1,51 @@
+"""What all parts of one worker share: its identity, engine, KV pool and limits."""
+
+from dataclasses import dataclass
+
+from baton.clock import Clock
+from baton.core.ids import Incarnation, WorkerId
+from baton.engine.config import EngineConfig
+from baton.engine.key_chain import BlockKeyHasher
+from baton.transport.base import Transport
+from baton.worker.engine_thread import EngineHandle
+from baton.worker.kv_layout import KvLayout
+from baton.worker.telemetry import WorkerTelemetry
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """``max_jobs`` bounds the requests on this worker in any phase.
+
+    ``export_timeout_seconds`` is how long a prefilled request waits for a decode worker to import
+    its KV. ``arrival_timeout_seconds`` is how long an importing worker waits for the request to
+    arrive here (the two messages race). ``drain_grace_seconds`` is how long answers may continue
+    while the worker drains before they are migrated. ``reserve_ahead_tokens``: the reader of an
+    export is told to reserve blocks when this many tokens of the prompt are left to compute."""
+
+    max_jobs: int = 4096
+    export_timeout_seconds: float = 30.0
+    drain_grace_seconds: float = 2.0
+    arrival_timeout_seconds: float = 5.0
+    reserve_ahead_tokens: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """What :class:`Worker` and both of its sides are made of.
+
+    ``engine`` runs commands on the engine, ``engine_config`` is its configuration and
+    ``key_hasher`` its block keys. ``layout`` is the layout of its KV pool, which ``transports``, by
+    name, give other processes access to. ``host`` identifies the host: see :class:`Endpoint`."""
+
+    id: WorkerId
+    generation: Incarnation
+    host: str
+    model_digest: bytes
+    config: WorkerConfig
+    engine: EngineHandle
+    engine_config: EngineConfig
+    key_hasher: BlockKeyHasher
+    layout: KvLayout
+    transports: dict[str, Transport]
+    clock: Clock
+    telemetry: WorkerTelemetry

@@ -1,0 +1,32 @@
+"""Timings of one request's KV transfer, for telemetry."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class KvTransferStats:
+    """Timings of one request's KV transfer, in seconds.
+
+    ``exposed_seconds`` is how long the transfer delays the second token: from ``last_chunk_at``,
+    when the prompt was prefilled and its last chunk announced, to ``completed_at``, when all KV had
+    arrived. ``scheduled_at`` is when the prompt was nearly prefilled, ``reserved_at`` when blocks
+    were reserved on this worker. All ``…_at`` are monotonic times."""
+
+    transport: str = ""
+    size_bytes: int = 0
+    read_seconds: float = 0.0
+    exposed_seconds: float = 0.0
+    last_chunk_at: float = 0.0
+    num_cached_blocks: int = 0
+    scheduled_at: float | None = None
+    reserved_at: float | None = None
+    completed_at: float | None = None
+
+    def details(self) -> dict[str, str]:
+        return {
+            "transport": self.transport,
+            "bytes_shipped": str(self.size_bytes),
+            "ship_seconds": f"{self.read_seconds:.6f}",
+            "ship_exposed_seconds": f"{self.exposed_seconds:.6f}",
+            "decode_cached_blocks": str(self.num_cached_blocks),
+        }

@@ -1,0 +1,145 @@
+"""Loads a worker's model and builds the engine that runs it."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from baton.checkpoint import load_model_config, resolve_model
+from baton.clock import Clock
+from baton.config import Settings
+from baton.core.ids import TokenId
+from baton.engine.checksum import block_checksums, checksum_algorithm
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.executor import ThreadedExecutor
+from baton.engine.runner import ModelRunner
+from baton.errors import Invalid
+from baton.serve.status_pipe import report_progress
+from baton.text.grammar.checker import GrammarChecker
+from baton.text.grammar.matcher import GrammarCompiler
+from baton.transport.base import Region
+from baton.worker.kv_layout import KvLayout
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """``grammars`` is None if the model's tokenizer does not support grammars, in which case
+    requests with a grammar are rejected; otherwise ``grammar_checker`` runs the helper processes
+    that try to compile a grammar before this process does. The caller closes it."""
+
+    runner: ModelRunner
+    grammars: GrammarCompiler | None
+    grammar_checker: GrammarChecker | None
+
+    @property
+    def kv_layout(self) -> KvLayout:
+        pool = self.runner.pool
+        return KvLayout(
+            name=self.runner.kv_layout,
+            block_bytes=pool.block_bytes,
+            checksum_algorithm=checksum_algorithm(pool),
+            compute_checksums=partial(block_checksums, pool),
+        )
+
+    @property
+    def kv_region(self) -> Region:
+        """The memory of the KV pool, as transports register it."""
+        pool = self.runner.pool
+        return Region(pool.address, pool.size_bytes, pool.device, pool.file_descriptor)
+
+
+def load_model(settings: Settings) -> LoadedModel:
+    """Load the weights and, concurrently, the vocabulary for grammars, which takes a second if it
+    is large. Blocks for seconds to minutes; raises Invalid."""
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(_load_grammars, settings)
+        runner = _load_runner(settings)
+        grammars = loading.result()
+    checker = None if grammars is None else _start_checker(settings)
+    return LoadedModel(runner, grammars, checker)
+
+
+def engine_config(settings: Settings) -> EngineConfig:
+    model = load_model_config(resolve_model(settings.model))
+    limit = model.max_position_embeddings
+    return EngineConfig(
+        block_tokens=settings.block_tokens,
+        max_step_tokens=settings.max_step_tokens,
+        chunk_tokens=settings.chunk_tokens or settings.max_step_tokens,
+        target_inter_token_latency_seconds=settings.slo_token_gap_seconds,
+        max_running=settings.max_running,
+        max_waiting=settings.max_waiting,
+        order=settings.prefill_order,
+        fairness=settings.tenant_fairness,
+        max_model_tokens=min(settings.max_model_tokens or limit, limit),
+        vocab_size=model.vocab_size,
+    )
+
+
+def build_engine(
+    settings: Settings, runner: ModelRunner, config: EngineConfig, clock: Clock
+) -> Engine:
+    return Engine(
+        runner,
+        config,
+        model_digest=runner.model_digest,
+        kv_dtype=runner.kv_dtype,
+        eos_token_ids=frozenset(TokenId(t) for t in runner.model_config.eos_token_ids),
+        clock=clock,
+        executor=ThreadedExecutor(runner) if _uses_async_scheduling(settings, runner) else None,
+    )
+
+
+def _load_runner(settings: Settings) -> ModelRunner:
+    runner = ModelRunner.load(
+        resolve_model(settings.model),
+        device=settings.device,
+        dtype=settings.dtype,
+        num_blocks=settings.num_blocks,
+        pool_bytes=settings.pool_bytes,
+        block_tokens=settings.block_tokens,
+        cpu_kernels=settings.cpu_kernels,
+        quantization=settings.quantization,
+        kv_dtype=settings.kv_dtype,
+        deterministic=settings.deterministic,
+        cuda_graphs=settings.cuda_graphs,
+        progress=partial(report_progress, "weights"),
+    )
+    runner.warm_up(settings.max_running)
+    log_level = log.warning if runner.backend.is_fallback else log.info
+    log_level(
+        "model_loaded", computed_by=runner.backend.description, quantization=runner.quantization
+    )
+    return runner
+
+
+def _load_grammars(settings: Settings) -> GrammarCompiler | None:
+    path = resolve_model(settings.model)
+    model = load_model_config(path)
+    tokens = [TokenId(token) for token in model.eos_token_ids]
+    try:
+        return GrammarCompiler.load(path, model.vocab_size, tokens)
+    except Invalid as error:
+        log.warning("grammars_unavailable", error=str(error))
+        return None
+
+
+def _start_checker(settings: Settings) -> GrammarChecker:
+    path = resolve_model(settings.model)
+    model = load_model_config(path)
+    checker = GrammarChecker.for_model(path, model.vocab_size, model.eos_token_ids)
+    checker.start_helper()
+    return checker
+
+
+def _uses_async_scheduling(settings: Settings, runner: ModelRunner) -> bool:
+    """Whether to use async scheduling: the model runs in its own thread while the engine schedules
+    the next step."""
+    if settings.overlap == "auto":
+        return runner.leaves_core_free(os.cpu_count() or 1)
+    return settings.overlap == "on"

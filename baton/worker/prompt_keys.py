@@ -1,0 +1,21 @@
+"""Hashes the block keys of a job's prompt."""
+
+from baton.concurrency.threads import run_in_thread
+from baton.engine.key_chain import BlockKeyChain, BlockKeyHasher
+from baton.worker.job import Job
+
+MAX_INLINE_HASH_TOKENS = 4096
+"""The block keys of prompts up to this length are hashed in the event loop, which takes half a
+millisecond; longer prompts are hashed in a thread."""
+
+
+async def hash_prompt(job: Job, hasher: BlockKeyHasher) -> BlockKeyChain:
+    """Hash the job's block keys once, so that the engine does not hash between two steps. Sets
+    ``job.keys``."""
+    spec = job.spec
+    if len(spec.token_ids) > MAX_INLINE_HASH_TOKENS:
+        chain = await run_in_thread(lambda: hasher.make_chain(spec))
+    else:
+        chain = hasher.make_chain(spec)
+    job.keys = tuple(chain.keys)
+    return chain

@@ -1,0 +1,119 @@
+"""The two sides of a worker: computing prompts, and writing answers.
+
+:class:`Worker` composes them; neither knows the other. Every worker has both, and its role is only
+what it announces.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.core.ids import TokenId
+from baton.core.kv_transfer import KvTransferOpen, WorkerRef
+from baton.core.request import RequestSpec
+from baton.engine.constraint import Constraint
+from baton.engine.result import MigratedSequence, PrefillProgress, StepResult
+from baton.rpc.worker_service import KvExportStream
+from baton.worker.job import Job
+
+
+class KvExports(Protocol):
+    """The exports of requests whose KV another worker imports: of prompts that it will decode, and
+    of answers that it continues."""
+
+    def open(self, job: Job, num_tokens: int, on_close: Callable[[bool], None]) -> None:
+        """Open an export of the KV of ``num_tokens`` tokens. ``on_close(complete)`` is called once,
+        when the importing worker has read everything or has disconnected, or in :meth:`close`."""
+        ...
+
+    def close(self, job: Job) -> None:
+        """End the job's export, if it has one."""
+        ...
+
+    def record_progress(self, progress: PrefillProgress) -> None:
+        """Offer the reader the blocks that a step completed; does nothing for other requests."""
+        ...
+
+    def finish_prefill(self, job: Job, token_id: TokenId, finished: bool) -> None:
+        """Record that all KV is computed. ``token_id`` is the answer's next token; ``finished``
+        says whether the answer ended with it."""
+        ...
+
+    def unread_jobs(self) -> list[Job]:
+        """Return the prefilled jobs whose KV no worker has started to import in time."""
+        ...
+
+    async def attach_reader(self, opening: KvTransferOpen) -> KvExportStream:
+        """Attach a reader to an export, once that is open. Raises NotFound if it is not opened in
+        time, Invalid if the reader's KV is incompatible, Unavailable if there is a reader."""
+        ...
+
+
+class PrefillSide(Protocol):
+    """Computes prompts. Implemented by :class:`prefill_worker.handler.PrefillHandler`."""
+
+    @property
+    def exports(self) -> KvExports: ...
+
+    async def start_prefill(self, job: Job, constraint: Constraint | None) -> None:
+        """Add the job to the engine, with the part of its prefix that is worth fetching. The caller
+        aborts the request in the engine if this raises or is cancelled."""
+        ...
+
+    def record_step(self, result: StepResult) -> None:
+        """Learn the prefill speed from a step, and publish the blocks that it completed."""
+        ...
+
+    async def publish_remaining(self) -> None:
+        """Publish the blocks that only this worker has, because it leaves. Store failures never
+        raise."""
+        ...
+
+    @property
+    def link_bytes_per_second(self) -> float | None:
+        """The recent transfer rate from other hosts; None before the first transfer."""
+        ...
+
+    async def run(self) -> None:
+        """Run the background work until cancelled."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """A running answer that was taken out of the batch. ``spec`` is the placement that continues
+    it: its id is the one under which the engine has pinned the blocks of ``sequence``."""
+
+    spec: RequestSpec
+    sequence: MigratedSequence
+
+
+class DecodeSide(Protocol):
+    """Writes answers to prompts that another worker has computed, and lets another worker continue
+    answers. Implemented by :class:`decode_worker.handler.DecodeHandler`."""
+
+    async def start_decode(
+        self, job: Job, source: WorkerRef, constraint: Constraint | None
+    ) -> bool:
+        """Import the job's KV from ``source`` and start decoding; return False if the answer ended
+        with its first token. The caller aborts the request in the engine if this returns False,
+        raises or is cancelled. Raises what :meth:`KvImporter.import_kv` raises."""
+        ...
+
+    async def begin_migration(self, job: Job) -> Migration | None:
+        """Take the job's answer out of the batch and pin its KV for the next placement. Return None
+        if that is not possible now: see :meth:`Engine.begin_migration`."""
+        ...
+
+    def notify_blocks_freed(self) -> None:
+        """Retry the waiting reservations: blocks may have become free."""
+        ...
+
+    def sweep(self) -> None:
+        """Release the blocks of given-up transfers that have ended; called regularly."""
+        ...
+
+    @property
+    def link_bytes_per_second(self) -> float | None:
+        """The recent transfer rate from other hosts; None before the first transfer."""
+        ...

@@ -1,0 +1,63 @@
+"""Builds the prefill side of a worker's process, with its connections to the KV store."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from baton.config import Settings
+from baton.core.member import Member
+from baton.kv.cluster_store_client import ClusterStoreClient
+from baton.kv.redis_index import RedisKvIndex
+from baton.registry.membership import Membership
+from baton.rpc.kvstore_client import KvStoreClient
+from baton.worker.context import WorkerContext
+from prefill_worker.cluster_prefix_store import ClusterPrefixStore
+from prefill_worker.handler import PrefillHandler
+from prefill_worker.reload_policy import ReloadMode
+from prefill_worker.store_publisher import StorePublisher
+
+MODEL_TAG_BYTES = 16
+"""Length of the prefix of the model's digest by which the store counts blocks per model."""
+
+
+@asynccontextmanager
+async def open_prefill_side(
+    context: WorkerContext, settings: Settings, membership: Membership
+) -> AsyncIterator[PrefillHandler]:
+    """Open the prefill side; its store nodes are those in ``membership``."""
+
+    def connect(node: Member) -> KvStoreClient:
+        socket_path = node.door if node.host == context.host else ""
+        return KvStoreClient(node.address, settings.trust, socket_path, settings.store_seconds)
+
+    index = RedisKvIndex(settings.required_redis_url, settings.cluster)
+    client = ClusterStoreClient(
+        membership,
+        index,
+        context.transports,
+        connect,
+        context.host,
+        context.clock,
+        settings.store_seconds,
+    )
+    try:
+        yield PrefillHandler(context, _build_store(context, settings, client))
+    finally:
+        await client.close()
+        await index.close()
+
+
+def _build_store(
+    context: WorkerContext, settings: Settings, client: ClusterStoreClient
+) -> ClusterPrefixStore:
+    model_tag = context.model_digest[:MODEL_TAG_BYTES]
+    return ClusterPrefixStore(
+        context.engine,
+        client,
+        StorePublisher(context.engine, client, context.layout, model_tag),
+        context.layout,
+        context.key_hasher.block_tokens,
+        context.engine_config.max_chunk_tokens,
+        context.clock,
+        settings.store_seconds,
+        None if settings.store_reload == "auto" else ReloadMode(settings.store_reload),
+    )
