@@ -131,7 +131,7 @@ def bench(
     from load_generator.config import BenchConfig, parse_extra, parse_prompt_format, prompt_salt
     from load_generator.driver import DriverLimits
     from load_generator.load_spec import LoadSpec, RequestLengths
-    from load_generator.result import SloTargets
+    from load_generator.result import LatencyTargets
     from load_generator.run import run_bench
     from load_generator.target import parse_target
     from simulator.scenario import check_at_least, check_positive
@@ -173,7 +173,7 @@ def bench(
         extra=parse_extra(extra, ignore_eos),
         load=load,
         limits=DriverLimits(timeout, at_once),
-        slo=SloTargets(slo_ttft, slo_tbt),
+        slo=LatencyTargets(slo_ttft, slo_tbt),
         processes=processes,
         plots=plots,
         output=output,

@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import disable_created_metrics
 
 from baton.config import LOOPBACK, Settings, load_settings, set_thread_environment
-from baton.core.states import Role
+from baton.core.states import WORKER_ROLES, Role
 from baton.errors import BatonError, Invalid
 from baton.network.browser_guard import BrowserGuard
 from baton.obs.logs import configure_logging
@@ -25,7 +25,6 @@ PROGRAM_MODULES = {
     Role.KVSTORE: "kvstore.program",
     Role.MOCK: "baton.worker.mock.program",
 }
-WORKER_ROLES = (Role.PREFILL, Role.DECODE)
 
 
 def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from baton.clock import Clock
 from baton.core.ids import BlockKey, WorkerId
 from baton.core.placement import MAX_ALTERNATIVES, Placement, PlacementAlternative
 from baton.core.pool_plan import PoolPlan
-from baton.core.states import Role
+from baton.core.states import WORKER_ROLES
 from baton.errors import Overloaded
 from baton.registry.member_codec import member_to_json
 from baton.registry.membership import Membership
@@ -135,7 +135,7 @@ class Conductor:
 
     def describe(self) -> tuple[Sequence[str], str]:
         members = self._membership.members
-        workers = [m.id for m in members if m.role in (Role.PREFILL, Role.DECODE)]
+        workers = [m.id for m in members if m.role in WORKER_ROLES]
         return [member_to_json(member).decode() for member in members], " ".join(sorted(workers))
 
     def _may_reject(self, now: float) -> bool:

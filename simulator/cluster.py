@@ -11,11 +11,11 @@ from baton.core.states import Role
 from baton.errors import BatonError
 from baton.traces.trace import Trace
 from conductor.admission_rates import AdmissionTracker
-from conductor.answer_lengths import AnswerLengthStats
 from conductor.load_tracker import LoadTracker
 from conductor.policy.baselines import PlacementPolicy
 from conductor.policy.decision import Decision
 from conductor.policy.snapshot import DecodeView, PolicyQuery, PrefillView, Snapshot
+from simulator.answer_lengths import ClusterAnswerLengths
 from simulator.autoscaling import SimulatedAutoscaler
 from simulator.caches import SimulatedCaches, SimulatedNetwork
 from simulator.cluster_config import ClusterConfig
@@ -52,7 +52,7 @@ class SimulatedCluster:
         self._trace = trace
         self._place = place
         self._events = EventQueue()
-        self._answers = AnswerLengthStats()
+        self._answers = ClusterAnswerLengths()
         self._num_unfinished = len(trace.requests)
         self._missed: set[SimulatedRequest] = set()
         self._give_up_misses: float = math.inf

@@ -1,15 +1,34 @@
-"""The placement of a request on workers, and the alternatives that were considered."""
+"""The placement of a request on workers: the query, its result and the considered alternatives."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from baton.core.ids import WorkerId
+from baton.core.ids import BlockKey, Epoch, RequestId, TenantId, WorkerId
 from baton.core.kv_transfer import WorkerRef
 from baton.core.store import StoreHint
 
 MAX_ALTERNATIVES = 8
 """Maximum number of alternatives per pool in a placement, since routers keep those of thousands of
 requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementQuery:
+    """Asks for a placement. ``num_tokens`` counts prompt and emitted tokens, ``block_keys`` are the
+    keys of their full blocks. ``excluded`` are workers that failed this request before. Requests of
+    one ``session`` are prefilled on the same worker if neither cached prefixes nor load decide.
+    ``trace`` is the traceparent of the query's span, empty if the request is not traced."""
+
+    request_id: RequestId
+    epoch: Epoch
+    tenant: TenantId
+    num_tokens: int
+    max_new_tokens: int
+    block_keys: tuple[BlockKey, ...] = field(repr=False)
+    excluded: frozenset[WorkerId]
+    model: str
+    trace: str = ""
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from baton.engine.decode_cost_model import DecodeCostModel
 from baton.engine.executor import PlanExecutor, SyncExecutor
 from baton.engine.inflight import InflightStep, InflightSteps
 from baton.engine.integrity import check_owners, check_queues, check_sequence
-from baton.engine.key_chain import BlockKeyChain, BlockKeyHasher
+from baton.engine.key_chain import BlockKeyChain, BlockKeyChainFactory
 from baton.engine.plan import Row, Runner, SampledToken, StepOutput
 from baton.engine.prefill_budget import PrefillBudget
 from baton.engine.prefill_cost_model import PrefillCostModel
@@ -95,7 +95,7 @@ class Engine:
             self._pool, config, self._prefill_seconds, self._prefill_budget.max_prefill_tokens
         )
         self._cache_transfers = CacheTransfers(self._pool, self._scheduler)
-        self.key_hasher = BlockKeyHasher(model_digest, kv_dtype, config.block_tokens)
+        self.key_hasher = BlockKeyChainFactory(model_digest, kv_dtype, config.block_tokens)
         self._sequences: dict[RequestId, Sequence] = {}
         self._num_arrivals = 0
         self._inflight = InflightSteps(

@@ -14,7 +14,7 @@ from baton.clock import Clock, SystemClock
 from baton.config import Settings
 from baton.core.ids import Incarnation, TokenId, WorkerId
 from baton.core.member import Member
-from baton.core.states import Role, WorkerState
+from baton.core.states import WORKER_ROLES, Role, WorkerState
 from baton.engine.checksum import block_checksums, checksum_algorithm
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -25,7 +25,6 @@ from baton.kv.cluster_store_client import ClusterStoreClient
 from baton.kv.redis_index import RedisKvIndex
 from baton.network.address import host_port
 from baton.obs.tracing import ClosableSpanSink, close_span_sink, open_span_sink
-from baton.pools.base import WORKER_ROLES
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
 from baton.registry.redis import RedisRegistry

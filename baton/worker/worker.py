@@ -24,7 +24,7 @@ from baton.core.task import Task
 from baton.core.worker_load import WorkerLoad
 from baton.engine.constraint import Constraint, ConstraintFactory
 from baton.engine.engine import Engine, StepResult
-from baton.engine.key_chain import BlockKeyChain, BlockKeyHasher
+from baton.engine.key_chain import BlockKeyChain, BlockKeyChainFactory
 from baton.errors import BatonError, Corrupt, Invalid, NotFound, Overloaded, Unavailable
 from baton.transport.base import Transport
 from baton.transport.link_meter import LinkMeter
@@ -104,7 +104,7 @@ class Worker:
         store: PrefixStore,
         layout: KvLayout,
         transports: dict[str, Transport],
-        key_hasher: BlockKeyHasher,
+        key_hasher: BlockKeyChainFactory,
         model_digest: str,
         host: str,
         clock: Clock,

@@ -13,7 +13,7 @@ from rich.console import Console
 from baton.checkpoint import ModelConfig, load_model_config, resolve_model
 from baton.console import open_console
 from baton.engine.bench.bench_case import BenchCase, bench_cases
-from baton.engine.bench.bench_result import BenchResult
+from baton.engine.bench.bench_case_result import BenchCaseResult
 from baton.engine.bench.bench_runner import BenchRunner, max_blocks
 from baton.engine.bench.ceilings import MeasuredCeilings, highest_ceilings, measure_ceilings
 from baton.engine.bench.memory_fit import split_by_memory
@@ -45,7 +45,7 @@ class EngineBenchResult:
     threads: int
     computes: str
     chunk_tokens: int
-    figures: tuple[BenchResult, ...]
+    figures: tuple[BenchCaseResult, ...]
     left_out: tuple[str, ...]
 
     @property
@@ -119,7 +119,7 @@ def _measure_cases(
     runner: ModelRunner,
     dtype: torch.dtype,
     show: ShowProgress,
-) -> tuple[BenchResult, ...]:
+) -> tuple[BenchCaseResult, ...]:
     """Measure the cases. The ceilings are measured again after each case, since other load on the
     machine varies; the best of them apply to all cases."""
     tensor, config = runner.pool.tensor, runner.model_config
@@ -132,7 +132,7 @@ def _measure_cases(
         found.append(measure_ceilings(tensor.device, dtype, torch.get_num_threads()))
     ceilings = highest_ceilings(found)
     return tuple(
-        BenchResult(case, elapsed, roofline_demand(case, config, element_sizes), ceilings)
+        BenchCaseResult(case, elapsed, roofline_demand(case, config, element_sizes), ceilings)
         for case, elapsed in zip(fitting, times, strict=True)
     )
 

@@ -14,10 +14,15 @@ import pytest
 from baton.clock import ManualClock
 from baton.config import load_settings
 from baton.core.cost import DecodeCost, PrefillCost
-from baton.core.ids import BlockKey, Incarnation, WorkerId
+from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, TenantId, WorkerId
 from baton.core.kv_transfer import CHECKSUM_XXH3, BlockRef, WorkerRef
 from baton.core.member import Member
-from baton.core.placement import MAX_ALTERNATIVES, Placement, PlacementAlternative
+from baton.core.placement import (
+    MAX_ALTERNATIVES,
+    Placement,
+    PlacementAlternative,
+    PlacementQuery,
+)
 from baton.core.pool_plan import MAX_POOL_ALTERNATIVES, PoolAlternative, PoolPlan
 from baton.core.states import Role, WorkerState
 from baton.core.store import BlockFilter, LeaseRequest, PutRequest, PutResult, Tier
@@ -277,11 +282,9 @@ async def conductor(*members: Member, **config: Any) -> AsyncIterator[grpc.aio.C
         yield channel
 
 
-def place_arguments(*excluded: str, keys: tuple[BlockKey, ...] = tuple(KEYS)) -> dict[str, Any]:
-    return {
-        "request_id": "r", "epoch": 1, "tenant": "t", "num_tokens": 133, "max_new_tokens": 16,
-        "block_keys": keys, "excluded": excluded, "model": "m", "timeout_seconds": 30.0,
-    }  # fmt: skip
+def placement_query(*excluded: str, keys: tuple[BlockKey, ...] = tuple(KEYS)) -> PlacementQuery:
+    workers = frozenset(WorkerId(name) for name in excluded)
+    return PlacementQuery(RequestId("r"), Epoch(1), TenantId("t"), 133, 16, keys, workers, "m")
 
 
 async def ask(
@@ -291,13 +294,13 @@ async def ask(
     streams: bool = True,
 ) -> Placement:
     """Request a placement over a stream, as routers do, or by a unary call."""
-    arguments = place_arguments(*excluded, keys=keys)
+    query = placement_query(*excluded, keys=keys)
     if not streams:
-        return await request_placement(channel, **arguments)
+        return await request_placement(channel, query, timeout_seconds=30.0)
     stream = GrpcPlacementStream(channel)
     running = asyncio.create_task(stream.run())
     try:
-        return await request_placement(channel, **arguments, stream=stream)
+        return await request_placement(channel, query, timeout_seconds=30.0, stream=stream)
     finally:
         running.cancel()
         await asyncio.wait([running])
@@ -322,11 +325,11 @@ async def test_a_placement_stream_ends_with_its_conductor() -> None:
         stream = GrpcPlacementStream(channel)
         running = asyncio.create_task(stream.run())
         with pytest.raises(BatonError, match="internal error"):
-            await request_placement(channel, **place_arguments(), stream=stream)
+            await request_placement(channel, placement_query(), timeout_seconds=30.0, stream=stream)
         assert core.was_called.is_set() and stream.is_alive
     await asyncio.wait([running])
     with pytest.raises(Unavailable, match="the stream has ended"):
-        await request_placement(channel, **place_arguments(), stream=stream)
+        await request_placement(channel, placement_query(), timeout_seconds=30.0, stream=stream)
 
 
 async def test_a_silent_conductor_times_out() -> None:

@@ -13,7 +13,7 @@ from baton.core.credentials import ClusterCredentials
 from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, TenantId, WorkerId
 from baton.core.kv_transfer import WorkerRef
 from baton.core.member import Member
-from baton.core.placement import Placement
+from baton.core.placement import Placement, PlacementQuery
 from baton.core.states import Role, WorkerState
 from baton.errors import BatonError, DeadlineExceeded, Invalid, Overloaded, Unavailable
 from baton.rpc.conductor_service import add_conductor_service
@@ -29,7 +29,6 @@ from baton.rpc.server import build_server, listen
 from baton.rpc.v1 import conductor_pb2 as pb
 from router.generation.cluster import Cluster
 from router.generation.conductor_placer import ConductorPlacer
-from router.generation.placement import PlacementQuery
 
 TRUST = ClusterCredentials("hush")
 DECODE = WorkerRef(WorkerId("d"), "d:1", Incarnation(4), "d:2")

@@ -17,7 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from baton.clock import SystemClock
 from baton.core.ids import Incarnation, TokenId, WorkerId
 from baton.core.member import Member
-from baton.core.placement import Placement, PlacementAlternative
+from baton.core.placement import Placement, PlacementAlternative, PlacementQuery
 from baton.core.request import RequestSpec
 from baton.core.states import Role, WorkerState
 from baton.text.detokenizer import byte_level_alphabet
@@ -29,7 +29,6 @@ from router.batches.service import BatchService
 from router.generation.cluster import Cluster
 from router.generation.fakes import FakeWorker, MemoryPlacer, MemoryWorkerConnections
 from router.generation.generation import FailoverConfig, GenerationContext
-from router.generation.placement import PlacementQuery
 from router.http.connection import ConnectionLimits
 from router.http.server import HttpServer, open_listener
 from router.openai.context import RouterConfig, RouterContext

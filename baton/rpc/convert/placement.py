@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import overload
 
 from baton.core.ids import WorkerId
-from baton.core.placement import MAX_ALTERNATIVES, Placement, PlacementAlternative
+from baton.core.placement import MAX_ALTERNATIVES, Placement, PlacementAlternative, PlacementQuery
 from baton.errors import Unavailable
 from baton.rpc.convert.common import (
     hint_from_proto,
@@ -15,6 +15,21 @@ from baton.rpc.convert.common import (
 )
 from baton.rpc.convert.error import error_from_proto
 from baton.rpc.v1 import conductor_pb2 as pb
+
+
+def placement_query_to_proto(query: PlacementQuery) -> pb.PlaceRequest:
+    return pb.PlaceRequest(
+        request_id=query.request_id,
+        epoch=query.epoch,
+        tenant=query.tenant,
+        num_tokens=query.num_tokens,
+        max_new_tokens=query.max_new_tokens,
+        block_keys=query.block_keys,
+        excluded_worker_ids=sorted(query.excluded),
+        model=query.model,
+        trace=query.trace,
+        session=query.session,
+    )
 
 
 def placement_to_proto(placement: Placement) -> pb.Placement:
