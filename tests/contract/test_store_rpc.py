@@ -183,7 +183,7 @@ async def test_errors_of_the_node_reach_the_client_unchanged(
     for seconds in (0.0, 61.0, float("nan")):
         with pytest.raises(Invalid, match="a lease lasts up to 60 s"):
             await client.lease(query(0, seconds=seconds))
-    monkeypatch.setattr("kvstore.node.MAX_PUTS", 0)
+    monkeypatch.setattr("kvstore.put_handler.MAX_PUTS", 0)
     with pytest.raises(Overloaded) as refusal:
         await client.put(house.request([1]))
     assert refusal.value.retry_after_seconds == 0.2
