@@ -22,9 +22,7 @@ class StoreFeed:
     async def watch(self, generation: Incarnation, number: int) -> AsyncGenerator[WatchEvent]:
         """Yield a snapshot of the stored keys, then every change. A watcher that has everything up
         to change ``number`` of this ``generation`` gets only the changes after it."""
-        known = (
-            generation == self._generation and self._events.changes_after(number) is not None
-        )
+        known = generation == self._generation and self._events.changes_after(number) is not None
         while True:
             if not known:
                 number = self._events.last_number
