@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ from baton.engine.bench.roofline_demand import ElementSizes, roofline_demand
 from baton.engine.bench.stopwatch import median_time, time_repeatedly
 from baton.engine.native.processor import model_name
 from baton.engine.runner import ModelRunner, pick_device, pick_dtype, pick_kv_dtype
+from baton.engine_settings import runner_options
 from baton.errors import Invalid
 from command_line.bench_engine import roofline_plot
 from command_line.bench_engine.config import EngineBenchConfig
@@ -148,17 +149,10 @@ def _cases(options: EngineBenchConfig, config: ModelConfig) -> Sequence[BenchCas
 
 def _load(options: EngineBenchConfig, path: Path, fitting: Sequence[BenchCase]) -> ModelRunner:
     settings = options.settings
+    num_blocks = max_blocks(fitting, settings.block_tokens)
     return ModelRunner.load(
         path,
-        device=settings.device,
-        dtype=settings.dtype,
-        num_blocks=max_blocks(fitting, settings.block_tokens),
-        block_tokens=settings.block_tokens,
-        cpu_kernels=settings.cpu_kernels,
-        quantization=settings.quantization,
-        kv_dtype=settings.kv_dtype,
-        deterministic=settings.deterministic,
-        cuda_graphs=settings.cuda_graphs,
+        replace(runner_options(settings), num_blocks=num_blocks),
     )
 
 

@@ -26,7 +26,7 @@ from router.generation.record import GenerationRecord
 from router.generation.ring_placer import RingPlacer
 from router.generation.worker_connection_pool import WorkerConnectionPool
 from router.http.body_parser import parse_body
-from router.http.connection import ConnectionLimits
+from router.http.connection_limits import ConnectionLimits
 from router.http.raw_body import BodyBudget, RawBody
 from router.http.response_writer import (
     INLINE_WRITER_KEY,
