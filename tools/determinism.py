@@ -189,12 +189,25 @@ class RandomPlacement:
             self.step()
 
 
-def load(path: Path, dtype: torch.dtype, kernels: str, **given: int) -> ModelRunner:
+def load(
+    path: Path,
+    dtype: torch.dtype,
+    kernels: str,
+    *,
+    num_blocks: int = 64,
+    block_tokens: int = 16,
+) -> ModelRunner:
     kind = str(dtype).removeprefix("torch.")
-    size = {"num_blocks": 64, **given}
     return ModelRunner.load(
-        path, RunnerOptions(device="cpu", dtype=kind, cpu_kernels=kernels, **size)
-    )  # type: ignore[arg-type]
+        path,
+        RunnerOptions(
+            device="cpu",
+            dtype=kind,
+            cpu_kernels=kernels,
+            num_blocks=num_blocks,
+            block_tokens=block_tokens,
+        ),
+    )
 
 
 def row_of(tokens: Sequence[int], start: int, blocks: Sequence[int]) -> Row:

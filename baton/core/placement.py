@@ -32,11 +32,13 @@ class PlacementQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class PlacementAlternative:
-    """A worker that was considered; lower scores are better. The request would start there after
-    ``queue_seconds``; ``service_seconds`` is the time of the prefill, or of a decode step.
-    ``local_blocks`` are cached there, ``fetched_blocks`` would come from another node's store. The
-    request would miss its deadline by ``late_seconds``."""
+class ScoredWorker:
+    """A candidate worker; lower scores are better. The request would start there after
+    ``queue_seconds``; ``service_seconds`` is the predicted time of the prefill, or of a decode
+    step. ``local_blocks`` of the prompt are cached on the worker or its host; ``fetched_blocks``
+    more are worth fetching from another node's store. ``late_seconds`` is by how much the SLO is
+    predicted to be missed: by the first token for a prefill worker, by the inter-token latency for
+    a decode worker."""
 
     worker: WorkerId
     score: float
@@ -60,8 +62,8 @@ class Placement:
     policy: str = ""
     ttft_seconds: float | None = None
     itl_seconds: float | None = None
-    prefill_alternatives: Sequence[PlacementAlternative] = ()
-    decode_alternatives: Sequence[PlacementAlternative] = ()
+    prefill_alternatives: Sequence[ScoredWorker] = ()
+    decode_alternatives: Sequence[ScoredWorker] = ()
 
     @property
     def workers(self) -> tuple[WorkerRef, ...]:

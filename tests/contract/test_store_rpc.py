@@ -20,8 +20,8 @@ from baton.core.member import Member
 from baton.core.placement import (
     MAX_ALTERNATIVES,
     Placement,
-    PlacementAlternative,
     PlacementQuery,
+    ScoredWorker,
 )
 from baton.core.pool_plan import MAX_POOL_ALTERNATIVES, PoolAlternative, PoolPlan
 from baton.core.states import Role, WorkerState
@@ -313,7 +313,7 @@ async def test_a_placement_stream_ends_with_its_conductor() -> None:
         def __init__(self) -> None:
             self.was_called = asyncio.Event()
 
-        def place(self, **arguments: Any) -> Placement:
+        def place(self, query: PlacementQuery) -> Placement:
             self.was_called.set()
             raise AssertionError("a bug of its own")
 
@@ -377,18 +377,18 @@ async def test_a_placement_is_returned_with_its_reason_and_alternatives(streams:
     assert (placement.policy, placement.store_hint) == ("baton", None)
     assert (placement.ttft_seconds, placement.itl_seconds) == (0.133, 0.01)
     assert placement.prefill_alternatives == (
-        PlacementAlternative(WorkerId("p"), 4 * 0.133, 0.0, 0.133, 0, 0, 0.0),
+        ScoredWorker(WorkerId("p"), 4 * 0.133, 0.0, 0.133, 0, 0, 0.0),
     )
     # 133 prompt tokens and at most 16 generated ones, of 1,600.
     assert placement.decode_alternatives == (
-        PlacementAlternative(WorkerId("d"), 149 / 1600, 0.0, 0.01, 0, 0, 0.0),
+        ScoredWorker(WorkerId("d"), 149 / 1600, 0.0, 0.01, 0, 0, 0.0),
     )
 
 
 async def test_a_router_gets_a_bounded_number_of_alternatives() -> None:
     class ManyAlternatives:
-        def place(self, **arguments: Any) -> Placement:
-            others = tuple(PlacementAlternative(WorkerId(f"p{n}"), float(n)) for n in range(20))
+        def place(self, query: PlacementQuery) -> Placement:
+            others = tuple(ScoredWorker(WorkerId(f"p{n}"), float(n)) for n in range(20))
             ref = WorkerRef(WorkerId("d"), "d:1", Incarnation(7))
             return Placement(None, ref, "", prefill_alternatives=others)
 
@@ -432,7 +432,7 @@ async def test_errors_of_the_conductor_reach_the_router(streams: bool) -> None:
 
 
 async def test_too_many_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.rpc.conductor_service.MAX_KEYS", len(KEYS) - 1)
+    monkeypatch.setattr("baton.rpc.convert.placement.MAX_KEYS", len(KEYS) - 1)
     async with conductor(member("d", Role.DECODE)) as channel:
         with pytest.raises(Invalid, match="block_keys must be at most 15"):
             await ask(channel)
