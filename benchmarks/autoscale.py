@@ -25,7 +25,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from baton.core.states import Role
+from baton.core.states import WORKER_ROLES
 from baton.pools.scaling_policy import PoolBounds, ScalingConfig
 from baton.traces.diurnal import DiurnalRate, with_diurnal_rate
 from baton.traces.files import add_jitter, read_trace, scale_rate
@@ -153,7 +153,7 @@ def elastic(
     assert cluster.autoscaler is not None
     end = traffic.requests[-1].arrival_seconds
     paid = cluster.autoscaler.worker_seconds(end)
-    means = [paid[role] / end for role in (Role.PREFILL, Role.DECODE)]
+    means = [paid[role] / end for role in WORKER_ROLES]
     return _row(cluster, "follows the load", means, len(cluster.autoscaler.steps))
 
 

@@ -35,6 +35,7 @@ from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.runner import ModelRunner
+from baton.engine.runner_options import RunnerOptions
 from benchmarks.engine import SHAPES, shape_of, write_model
 from benchmarks.machine import SYSTEM_CLOCK, describe
 
@@ -67,7 +68,7 @@ class ContenderRun:
 class BatonBatching:
     def __init__(self, path: Path, options: argparse.Namespace) -> None:
         self._runner = ModelRunner.load(
-            path, device="cpu", dtype=options.dtype, num_blocks=KV_TOKENS // 16
+            path, RunnerOptions(device="cpu", dtype=options.dtype, num_blocks=KV_TOKENS // 16)
         )
 
     def at_once(self, asked: Sequence[WorkloadRequest]) -> Answers:

@@ -24,6 +24,7 @@ from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.runner import ModelRunner
+from baton.engine.runner_options import RunnerOptions
 from benchmarks.machine import SYSTEM_CLOCK, describe
 from tools.local_cluster import LocalCluster, local_cluster
 
@@ -35,7 +36,9 @@ class Alone:
     """The engine of ``baton generate``, in this process."""
 
     def __init__(self, model: Path) -> None:
-        runner = ModelRunner.load(model, device="cpu", dtype="float32", pool_bytes=512 << 20)
+        runner = ModelRunner.load(
+            model, RunnerOptions(device="cpu", dtype="float32", pool_bytes=512 << 20)
+        )
         config = EngineConfig(block_tokens=16, max_model_tokens=8192)
         self._engine = Engine(
             runner,

@@ -40,6 +40,7 @@ from baton.engine.engine import Engine
 from baton.engine.executor import PlanExecutor
 from baton.engine.result import StepResult
 from baton.engine.runner import ModelRunner
+from baton.engine.runner_options import RunnerOptions
 from baton.rpc.convert.common import output_to_proto
 from baton.rpc.v1 import worker_pb2 as pb
 from baton.worker.constraint_opener import ConstraintOpener
@@ -262,7 +263,9 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         if options.shape:
             path = Path(folder)
             write_model(path, options)
-        runner = ModelRunner.load(path, device="cpu", dtype=options.dtype, cpu_kernels=options.on)
+        runner = ModelRunner.load(
+            path, RunnerOptions(device="cpu", dtype=options.dtype, cpu_kernels=options.on)
+        )
         for batch in options.batches:
             parts = asyncio.run(measure(runner, batch, options))
             yield {"batch": batch, **{part: seconds * 1e6 for part, seconds in parts.items()}}

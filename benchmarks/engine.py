@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from baton.checkpoint import ModelConfig, load_model_config
 from baton.engine.bench.bench_case import BenchCase, bench_cases
-from baton.engine.bench.bench_result import BenchResult
+from baton.engine.bench.bench_case_result import BenchCaseResult
 from baton.engine.bench.bench_runner import max_blocks
 from baton.engine.bench.ceilings import MeasuredCeilings, measure_ceilings
 from baton.engine.bench.memory_fit import GIB, kv_bytes
@@ -67,12 +67,12 @@ PROMPT = [1 + 37 * n % 1000 for n in range(48)]
 class EngineComparison:
     """The results of one case. ``ways``: each contender's method of computation."""
 
-    figures: dict[str, BenchResult]
+    figures: dict[str, BenchCaseResult]
     ways: dict[str, str]
     left_out: tuple[str, ...]
 
     @property
-    def ours(self) -> BenchResult:
+    def ours(self) -> BenchCaseResult:
         return self.figures["kernels"]
 
     def as_dict(self) -> dict[str, object]:
@@ -159,7 +159,7 @@ def measure_line(
         for name in times
     }
     figures = {
-        name: BenchResult(
+        name: BenchCaseResult(
             work, median_time(each), roofline_demand(work, config, widths[name]), ceilings
         )
         for name, each in times.items()

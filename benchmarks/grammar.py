@@ -26,6 +26,7 @@ from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.runner import ModelRunner
+from baton.engine.runner_options import RunnerOptions
 from baton.text.grammar.matcher import GrammarCompiler
 from baton.text.tokenizer import Tokenizer
 from benchmarks.machine import describe
@@ -142,7 +143,7 @@ def main() -> None:
         result[f"mask_{name}_microseconds"] = {"p50": p50, "p99": p99}
     if given.vocabulary is None:
         config = load_model_config(given.model)
-        runner = ModelRunner.load(given.model, num_blocks=64 * given.batch * 4)
+        runner = ModelRunner.load(given.model, RunnerOptions(num_blocks=64 * given.batch * 4))
         grammars = GrammarCompiler.load(given.model, config.vocab_size, [TokenId(0)])
         batch = GrammarBatch(runner, grammars, Tokenizer.load(given.model).encode(PROMPT))
         steps = step_milliseconds(batch, given.batch, given.steps)

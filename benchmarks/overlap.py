@@ -28,6 +28,7 @@ from baton.engine.engine import Engine
 from baton.engine.executor import ThreadedExecutor
 from baton.engine.result import StepResult
 from baton.engine.runner import ModelRunner
+from baton.engine.runner_options import RunnerOptions
 from baton.rpc.convert.common import output_to_proto
 from baton.rpc.v1 import worker_pb2 as pb
 from baton.worker.engine_thread import EngineThread
@@ -141,7 +142,9 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             path = Path(folder)
             write_model(path, options)
         runners = [
-            ModelRunner.load(path, device="cpu", dtype=options.dtype, cpu_kernels=options.on)
+            ModelRunner.load(
+                path, RunnerOptions(device="cpu", dtype=options.dtype, cpu_kernels=options.on)
+            )
             for _ in range(2)
         ]
         for batch in options.batches:

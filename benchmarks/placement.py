@@ -18,8 +18,9 @@ import numpy as np
 
 from baton.clock import SystemClock
 from baton.core.cost import DecodeCost, PrefillCost
-from baton.core.ids import BlockKey, Incarnation, WorkerId
+from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, TenantId, WorkerId
 from baton.core.member import Member
+from baton.core.placement import PlacementQuery
 from baton.core.states import Role, WorkerState
 from baton.core.store import Tier, WatchEvent
 from baton.core.worker_load import QueuedWork, WorkerLoad
@@ -105,16 +106,14 @@ async def measure(num_workers: int, num_blocks: int, rounds: int) -> list[dict[s
         for number in range(rounds + 20):
             head = kept[int(generator.integers(len(kept)))][: num_keys // 2]
             keys = (*(head if number % 2 else ()), *chain(generator, num_keys))[:num_keys]
+            name = RequestId(f"{num_tokens}-{number}")
+            epoch = Epoch(2)  # so that no request is rejected
+            query = PlacementQuery(
+                name, epoch, TenantId(""), num_tokens, 512, keys, frozenset(), model=""
+            )
             began = SYSTEM_CLOCK()
             try:
-                conductor.place(
-                    request_id=f"{num_tokens}-{number}",
-                    epoch=2,  # so that no request is rejected
-                    num_tokens=num_tokens,
-                    max_new_tokens=512,
-                    keys=keys,
-                    excluded=frozenset(),
-                )
+                conductor.place(query)
             finally:
                 times.append(SYSTEM_CLOCK() - began)
         times = sorted(times[20:])

@@ -29,6 +29,7 @@ from baton.engine.native.decoder import NativeModel
 from baton.engine.native.library import QUANTIZATION_CODES
 from baton.engine.plan import Row
 from baton.engine.runner import ModelRunner
+from baton.engine.runner_options import RunnerOptions
 from baton.text.tokenizer import Tokenizer
 from benchmarks.machine import describe
 from tools.train_demo_model import library
@@ -58,12 +59,14 @@ class LogprobReader:
         began = time.perf_counter()
         self._runner = ModelRunner.load(
             options.model,
-            device="cpu",
-            dtype=options.dtype,
-            num_blocks=ROW_TOKENS // BLOCK_TOKENS,
-            block_tokens=BLOCK_TOKENS,
-            cpu_kernels="on",
-            quantization=name,
+            RunnerOptions(
+                device="cpu",
+                dtype=options.dtype,
+                num_blocks=ROW_TOKENS // BLOCK_TOKENS,
+                block_tokens=BLOCK_TOKENS,
+                cpu_kernels="on",
+                quantization=name,
+            ),
         )
         self.load_seconds = time.perf_counter() - began
         model = self._runner._model

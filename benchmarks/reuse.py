@@ -48,6 +48,7 @@ from baton.engine.config import EngineConfig  # noqa: E402
 from baton.engine.engine import Engine  # noqa: E402
 from baton.engine.result import StepResult  # noqa: E402
 from baton.engine.runner import ModelRunner  # noqa: E402
+from baton.engine.runner_options import RunnerOptions  # noqa: E402
 from baton.worker.engine_thread import EngineThread  # noqa: E402
 from baton.worker.kv_layout import KvLayout  # noqa: E402
 from prefill_worker.cluster_prefix_store import ClusterPrefixStore  # noqa: E402
@@ -67,9 +68,16 @@ class ReuseBench:
     def __init__(self, num_tokens: int, model: Path = DEMO_MODEL, chunk: int = 512) -> None:
         self.num_tokens = num_tokens
         self.runner = ModelRunner.load(
-            model, device="cpu", dtype="float32", num_blocks=4 * num_tokens // BLOCK_TOKENS,
-            pool_bytes=None, block_tokens=BLOCK_TOKENS, progress=None,
-        )  # fmt: skip
+            model,
+            RunnerOptions(
+                device="cpu",
+                dtype="float32",
+                num_blocks=4 * num_tokens // BLOCK_TOKENS,
+                pool_bytes=None,
+                block_tokens=BLOCK_TOKENS,
+            ),
+            progress=None,
+        )
         pool = self.runner.pool
         region = Region(pool.address, pool.size_bytes, pool.device, pool.file_descriptor)
         self.transports = open_transports(

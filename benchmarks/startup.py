@@ -166,11 +166,13 @@ def run_child(options: argparse.Namespace) -> None:
         import torch
 
         from baton.engine.runner import ModelRunner
+        from baton.engine.runner_options import RunnerOptions
 
         torch.set_num_threads(options.threads)
         took = timed(
             lambda: ModelRunner.load(
-                path, device="cpu", dtype=options.child_dtype, num_blocks=int(NUM_BLOCKS)
+                path,
+                RunnerOptions(device="cpu", dtype=options.child_dtype, num_blocks=int(NUM_BLOCKS)),
             )
         )
     print(json.dumps(asdict(took)))

@@ -1,12 +1,20 @@
 """The command ``baton bench``: its options and its subcommand."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from baton.errors import Invalid
 from command_line.bench_engine.command import bench_engine
+from command_line.option_groups import with_option_groups
+
+if TYPE_CHECKING:
+    from load_generator.driver import DriverLimits
+    from load_generator.load_spec import LoadSpec, RequestLengths
+    from load_generator.result import LatencyTargets
+    from load_generator.target import BenchTarget
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -23,77 +31,15 @@ Form = Annotated[
 ]
 
 
-@app.callback()
-def bench(
-    context: typer.Context,
-    url: Url = "http://127.0.0.1:8000",
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """The server, and how it is connected to."""
+
+    url: Url = "http://127.0.0.1:8000"
     model: Annotated[
         str | None, typer.Option(help="Name of the model. Default: the first on the server's list.")
-    ] = None,
-    rate: Annotated[
-        float | None, typer.Option(help="Requests per second, in an open loop.")
-    ] = None,
-    concurrency: Annotated[
-        int | None, typer.Option(help="Users who each wait for their answer: a closed loop.")
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="A trace file in Mooncake's, Azure's or Baton's format.")
-    ] = None,
-    kind: Annotated[
-        str | None,
-        typer.Option(
-            help="Synthetic load: plain (default), chat, rag, agents, reasoning, few_shot, mixed."
-        ),
-    ] = None,
-    requests: Annotated[int | None, typer.Option(help="Number of requests.")] = None,
-    duration: Annotated[float | None, typer.Option(help="Seconds to send requests for.")] = None,
-    warm_up: Annotated[
-        float | None,
-        typer.Option(help="First seconds that are not measured. Default: the first tenth."),
-    ] = None,
-    burstiness: Annotated[
-        float,
-        typer.Option(help="Burstiness of arrivals: 0 is even, 1 is Poisson, more is burstier."),
-    ] = 1.0,
-    rate_factor: Annotated[
-        float, typer.Option(help="Speed up a trace's arrivals by this factor.")
-    ] = 1.0,
-    jitter_seconds: Annotated[
-        float,
-        typer.Option(
-            help="Spread a trace's arrivals over so many seconds; Mooncake's have a granularity "
-            "of 3 s."
-        ),
-    ] = 0.0,
-    think_seconds: Annotated[
-        float, typer.Option(help="Mean pause of a user between two turns of a conversation.")
-    ] = 0.0,
-    input_tokens: Annotated[
-        int, typer.Option(help="Mean prompt length of plain requests, in tokens.")
-    ] = 512,
-    output_tokens: Annotated[int, typer.Option(help="Mean max_tokens of plain requests.")] = 128,
-    input_spread: Annotated[
-        float,
-        typer.Option(help="Sigma of the log-normal prompt lengths; 0: all have the same length."),
-    ] = 0.0,
-    output_spread: Annotated[float, typer.Option(help="Sigma of the log-normal max_tokens.")] = 0.0,
-    shared_tokens: Annotated[
-        int, typer.Option(help="Length of the prefix that all plain prompts share, in tokens.")
-    ] = 0,
-    endpoint: Endpoint = None,
-    prompts: Form = "text",
-    extra: Annotated[
-        str,
-        typer.Option(metavar="JSON", help="More fields for every request body, as a JSON object."),
-    ] = "{}",
-    ignore_eos: Annotated[
-        bool,
-        typer.Option("--ignore-eos", help="Request answers of full length (vLLM's extension)."),
-    ] = False,
-    slo_ttft: Annotated[float | None, typer.Option(help="TTFT SLO, in seconds.")] = None,
-    slo_tbt: Annotated[
-        float | None, typer.Option(help="SLO of an answer's mean inter-token latency, in seconds.")
-    ] = None,
+    ] = None
+    endpoint: Endpoint = None
     api_key: Annotated[
         str,
         typer.Option(
@@ -101,27 +47,171 @@ def bench(
             help="API key. The environment variable keeps it out of the process list.",
             show_envvar=True,
         ),
-    ] = "",
-    ca: Annotated[Path | None, typer.Option(help="Certificates to trust, in PEM.")] = None,
+    ] = ""
+    ca: Annotated[Path | None, typer.Option(help="Certificates to trust, in PEM.")] = None
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Don't verify the server's certificate.")
-    ] = False,
-    timeout: Annotated[float, typer.Option(help="Timeout of a request, in seconds.")] = 600.0,
+    ] = False
+    timeout: Annotated[float, typer.Option(help="Timeout of a request, in seconds.")] = 600.0
     at_once: Annotated[
         int, typer.Option(help="Maximum number of requests in flight at a time.")
-    ] = 10_000,
-    processes: Annotated[int, typer.Option(help="Number of processes that send the load.")] = 1,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same load.")] = 0,
+    ] = 10_000
+
+    @property
+    def target(self) -> "BenchTarget":
+        """Raises Invalid."""
+        from load_generator.target import parse_target
+
+        return parse_target(self.url, self.api_key, self.ca, self.insecure)
+
+    @property
+    def limits(self) -> "DriverLimits":
+        """Raises Invalid."""
+        from load_generator.driver import DriverLimits
+        from simulator.scenario import check_at_least, check_positive
+
+        check_positive("--timeout", self.timeout)
+        check_at_least("--at-once", self.at_once, 1)
+        return DriverLimits(self.timeout, self.at_once)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthOptions:
+    """The lengths of plain requests."""
+
+    input_tokens: Annotated[
+        int, typer.Option(help="Mean prompt length of plain requests, in tokens.")
+    ] = 512
+    output_tokens: Annotated[int, typer.Option(help="Mean max_tokens of plain requests.")] = 128
+    input_spread: Annotated[
+        float,
+        typer.Option(help="Sigma of the log-normal prompt lengths; 0: all have the same length."),
+    ] = 0.0
+    output_spread: Annotated[float, typer.Option(help="Sigma of the log-normal max_tokens.")] = 0.0
+    shared_tokens: Annotated[
+        int, typer.Option(help="Length of the prefix that all plain prompts share, in tokens.")
+    ] = 0
+
+    @property
+    def lengths(self) -> "RequestLengths":
+        """Raises Invalid."""
+        from load_generator.load_spec import RequestLengths
+
+        return RequestLengths(**vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """Which requests are sent, and when."""
+
+    rate: Annotated[float | None, typer.Option(help="Requests per second, in an open loop.")] = None
+    concurrency: Annotated[
+        int | None, typer.Option(help="Users who each wait for their answer: a closed loop.")
+    ] = None
+    trace: Annotated[
+        Path | None, typer.Option(help="A trace file in Mooncake's, Azure's or Baton's format.")
+    ] = None
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            help="Synthetic load: plain (default), chat, rag, agents, reasoning, few_shot, mixed."
+        ),
+    ] = None
+    requests: Annotated[int | None, typer.Option(help="Number of requests.")] = None
+    duration: Annotated[float | None, typer.Option(help="Seconds to send requests for.")] = None
+    warm_up: Annotated[
+        float | None,
+        typer.Option(help="First seconds that are not measured. Default: the first tenth."),
+    ] = None
+    burstiness: Annotated[
+        float,
+        typer.Option(help="Burstiness of arrivals: 0 is even, 1 is Poisson, more is burstier."),
+    ] = 1.0
+    rate_factor: Annotated[
+        float, typer.Option(help="Speed up a trace's arrivals by this factor.")
+    ] = 1.0
+    jitter_seconds: Annotated[
+        float,
+        typer.Option(
+            help="Spread a trace's arrivals over so many seconds; Mooncake's have a granularity "
+            "of 3 s."
+        ),
+    ] = 0.0
+    think_seconds: Annotated[
+        float, typer.Option(help="Mean pause of a user between two turns of a conversation.")
+    ] = 0.0
+    seed: Annotated[int, typer.Option(help="The same seed gives the same load.")] = 0
+
+    def spec(self, lengths: "RequestLengths") -> "LoadSpec":
+        """Raises Invalid."""
+        from load_generator.load_spec import LoadSpec
+
+        return LoadSpec(lengths=lengths, **vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BodyOptions:
+    """What is in the requests' bodies."""
+
+    prompts: Form = "text"
+    extra: Annotated[
+        str,
+        typer.Option(metavar="JSON", help="More fields for every request body, as a JSON object."),
+    ] = "{}"
+    ignore_eos: Annotated[
+        bool,
+        typer.Option("--ignore-eos", help="Request answers of full length (vLLM's extension)."),
+    ] = False
     salt: Annotated[
         str | None,
         typer.Option(
             help="Text that every prompt begins with. Default: a new one per run, so that nothing "
             "is cached."
         ),
-    ] = None,
-    plots: Annotated[Path | None, typer.Option(help="A folder to write figures to.")] = None,
-    output: Annotated[Path | None, typer.Option(help="A file to write the JSON output to.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions:
+    """The latencies that answers should have."""
+
+    slo_ttft: Annotated[float | None, typer.Option(help="TTFT SLO, in seconds.")] = None
+    slo_tbt: Annotated[
+        float | None, typer.Option(help="SLO of an answer's mean inter-token latency, in seconds.")
+    ] = None
+
+    @property
+    def latency_targets(self) -> "LatencyTargets":
+        """Raises Invalid."""
+        from load_generator.result import LatencyTargets
+        from simulator.scenario import check_positive
+
+        for flag, seconds in (("--slo-ttft", self.slo_ttft), ("--slo-tbt", self.slo_tbt)):
+            if seconds is not None:
+                check_positive(flag, seconds)
+        return LatencyTargets(self.slo_ttft, self.slo_tbt)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """Where the result goes."""
+
+    plots: Annotated[Path | None, typer.Option(help="A folder to write figures to.")] = None
+    output: Annotated[Path | None, typer.Option(help="A file to write the JSON output to.")] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
+
+
+@app.callback()
+@with_option_groups
+def bench(
+    context: typer.Context,
+    server: ServerOptions,
+    load: LoadOptions,
+    plain: LengthOptions,
+    body: BodyOptions,
+    targets: TargetOptions,
+    processes: Annotated[int, typer.Option(help="Number of processes that send the load.")] = 1,
+    report: OutputOptions = OutputOptions(),
 ) -> None:
     """Send load to a server and report the latencies that its users see; exit code 1 if no request
     is answered. The subcommand measures the engine alone."""
@@ -129,55 +219,25 @@ def bench(
         _refuse_options(context, context.invoked_subcommand)
         return
     from load_generator.config import BenchConfig, parse_extra, parse_prompt_format, prompt_salt
-    from load_generator.driver import DriverLimits
-    from load_generator.load_spec import LoadSpec, RequestLengths
-    from load_generator.result import SloTargets
     from load_generator.run import run_bench
-    from load_generator.target import parse_target
-    from simulator.scenario import check_at_least, check_positive
 
-    check_positive("--timeout", timeout)
-    check_at_least("--at-once", at_once, 1)
-    for flag, seconds in (("--slo-ttft", slo_ttft), ("--slo-tbt", slo_tbt)):
-        if seconds is not None:
-            check_positive(flag, seconds)
-    chat, as_tokens = parse_prompt_format(endpoint, prompts)
-    lengths = RequestLengths(
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        input_spread=input_spread,
-        output_spread=output_spread,
-        shared_tokens=shared_tokens,
-    )
-    load = LoadSpec(
-        trace=trace,
-        kind=kind,
-        lengths=lengths,
-        requests=requests,
-        duration=duration,
-        rate=rate,
-        concurrency=concurrency,
-        burstiness=burstiness,
-        rate_factor=rate_factor,
-        jitter_seconds=jitter_seconds,
-        think_seconds=think_seconds,
-        warm_up=warm_up,
-        seed=seed,
-    )
+    limits, slo = server.limits, targets.latency_targets
+    chat, as_tokens = parse_prompt_format(server.endpoint, body.prompts)
+    spec = load.spec(plain.lengths)
     config = BenchConfig(
-        target=parse_target(url, api_key, ca, insecure),
-        model=model,
+        target=server.target,
+        model=server.model,
         chat=chat,
         as_tokens=as_tokens,
-        salt=prompt_salt(salt),
-        extra=parse_extra(extra, ignore_eos),
-        load=load,
-        limits=DriverLimits(timeout, at_once),
-        slo=SloTargets(slo_ttft, slo_tbt),
+        salt=prompt_salt(body.salt),
+        extra=parse_extra(body.extra, body.ignore_eos),
+        load=spec,
+        limits=limits,
+        slo=slo,
         processes=processes,
-        plots=plots,
-        output=output,
-        as_json=as_json,
+        plots=report.plots,
+        output=report.output,
+        as_json=report.as_json,
     )
     run_bench(config)
 

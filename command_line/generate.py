@@ -13,6 +13,7 @@ from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.runner import ModelRunner
+from baton.engine_settings import runner_options
 from baton.errors import Invalid
 from baton.text.grammar.matcher import GrammarCompiler
 from baton.text.tokenizer import Tokenizer
@@ -35,16 +36,7 @@ def run_generate(
     encoded = [tokenizer.encode(prompt) for prompt in prompts]
     runner = ModelRunner.load(
         path,
-        device=settings.device,
-        dtype=settings.dtype,
-        num_blocks=settings.num_blocks,
-        pool_bytes=settings.pool_bytes,
-        block_tokens=settings.block_tokens,
-        cpu_kernels=settings.cpu_kernels,
-        quantization=settings.quantization,
-        kv_dtype=settings.kv_dtype,
-        deterministic=settings.deterministic,
-        cuda_graphs=settings.cuda_graphs,
+        runner_options(settings),
     )
     grammars = None
     if sampling.grammar is not None:

@@ -17,7 +17,7 @@ from baton.config import baton_home
 from baton.core.block_key import BLOCK_KEY_BYTES, KeyRoot, block_keys
 from baton.core.ids import BlockKey, TenantId, TokenId
 from baton.core.member import Member
-from baton.core.states import Role, WorkerState
+from baton.core.states import WORKER_ROLES, Role, WorkerState
 from baton.core.store import BlockFilter, LeaseRequest, StoredBlock, StoreStats
 from baton.core.tenant import tenant_salt, tenant_tag
 from baton.errors import Invalid, NotFound, Unavailable
@@ -199,7 +199,7 @@ async def _ready_members(state: ClusterState, roles: tuple[Role, ...]) -> list[M
 
 
 async def _any_ready_worker(state: ClusterState) -> Member:
-    workers = await _ready_members(state, (Role.PREFILL, Role.DECODE))
+    workers = await _ready_members(state, WORKER_ROLES)
     if not workers:
         raise Unavailable("no worker is ready; block keys depend on a worker's model")
     return workers[0]
@@ -208,7 +208,7 @@ async def _any_ready_worker(state: ClusterState) -> Member:
 async def _model_tag(state: ClusterState, model: str) -> bytes:
     if re.fullmatch(r"[0-9a-f]{32,}", model):
         return bytes.fromhex(model)[:16]
-    for member in await _ready_members(state, (Role.PREFILL, Role.DECODE)):
+    for member in await _ready_members(state, WORKER_ROLES):
         if model in (member.model, Path(member.model).name):
             return bytes.fromhex(member.model_digest)[:16]
     raise NotFound(f"no worker serves {model!r}; a model that is no longer served needs its digest")

@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import disable_created_metrics
 
 from baton.config import LOOPBACK, Settings, load_settings, set_thread_environment
-from baton.core.states import Role
+from baton.core.states import WORKER_ROLES, Role
 from baton.errors import BatonError, Invalid
 from baton.network.browser_guard import BrowserGuard
 from baton.obs.logs import configure_logging
@@ -28,8 +28,6 @@ PROGRAM_BUILDERS = {
 }
 """The function that builds each role's program. Its module is imported only when the role runs: a
 worker's imports torch."""
-
-WORKER_ROLES = (Role.PREFILL, Role.DECODE)
 
 
 def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, Any]) -> None:

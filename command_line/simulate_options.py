@@ -1,11 +1,17 @@
 """The options of ``baton simulate`` and ``baton plan``."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+from command_line.common_options import AsJson
+from command_line.option_groups import with_option_groups
+
+if TYPE_CHECKING:
+    from simulator.scenario import SimulatedHardware, Traffic
+
 Trace = Annotated[
     Path | None, typer.Option(help="A trace file in Mooncake's, Azure's or Baton's format.")
 ]
@@ -64,53 +70,84 @@ TbtSlo = Annotated[
 Plots = Annotated[Path | None, typer.Option(help="A folder to write figures to.")]
 
 
-def simulate(
-    trace: Trace = None,
-    kind: Kind = None,
-    requests: Requests = 2000,
-    rate: Annotated[float | None, typer.Option(help="Requests per second.")] = None,
-    burstiness: Burstiness = 1.0,
-    rate_factor: RateFactor = 1.0,
-    jitter_seconds: JitterSeconds = 0.0,
-    seed: Seed = 0,
-    model: SimulatedModel = "qwen3-8b",
-    gpu: Gpu = "H100",
-    gpus_per_worker: GpusPerWorker = 1,
-    costs: Costs = None,
-    prefill: Annotated[int, typer.Option(help="Prefill workers.")] = 2,
-    decode: Annotated[int, typer.Option(help="Decode workers.")] = 2,
+@dataclass(frozen=True, kw_only=True)
+class TrafficOptions:
+    trace: Trace = None
+    kind: Kind = None
+    requests: Requests = 2000
+    burstiness: Burstiness = 1.0
+    jitter_seconds: JitterSeconds = 0.0
+    seed: Seed = 0
+
+    def traffic(self, rate: float | None, rate_factor: float = 1.0) -> "Traffic":
+        """Return the traffic at ``rate`` requests per second, or its own. Raises Invalid."""
+        from simulator.scenario import Traffic
+
+        return Traffic(rate=rate, rate_factor=rate_factor, **vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareOptions:
+    """The workers, the links and memory of their hosts, and the SLO that they shall meet."""
+
+    model: SimulatedModel = "qwen3-8b"
+    gpu: Gpu = "H100"
+    gpus_per_worker: GpusPerWorker = 1
+    costs: Costs = None
+    link_gbytes: LinkGbytes = 50.0
+    host_gbytes: HostGbytes = 50.0
+    device_tokens: DeviceTokens = None
+    node_tokens: NodeTokens = None
+    hosts: Hosts = 0
+    order: Order = "deadline"
+    ttft_slo: TtftSlo = 2.0
+    tbt_slo: TbtSlo = 0.05
+
+    def hardware(self, report_seconds: float = 0.0, conductors: int = 1) -> "SimulatedHardware":
+        from simulator.scenario import SimulatedHardware
+
+        return SimulatedHardware(report_seconds=report_seconds, conductors=conductors, **vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScenarioOptions:
+    """The size of the cluster, its policies and its faults."""
+
+    prefill: Annotated[int, typer.Option(help="Prefill workers.")] = 2
+    decode: Annotated[int, typer.Option(help="Decode workers.")] = 2
     policy: Annotated[
         str, typer.Option(help="Placement policies, separated by commas; or all.")
-    ] = "baton",
+    ] = "baton"
     as_deployed: Annotated[
         bool,
         typer.Option(
             "--as-deployed", help="Simulate other policies without Baton's additions, as published."
         ),
-    ] = False,
-    link_gbytes: LinkGbytes = 50.0,
-    host_gbytes: HostGbytes = 50.0,
-    device_tokens: DeviceTokens = None,
-    node_tokens: NodeTokens = None,
-    hosts: Hosts = 0,
-    order: Order = "deadline",
-    report_seconds: ReportSeconds = 0.0,
-    conductors: Conductors = 1,
-    ttft_slo: TtftSlo = 2.0,
-    tbt_slo: TbtSlo = 0.05,
+    ] = False
+    report_seconds: ReportSeconds = 0.0
+    conductors: Conductors = 1
     kill: Annotated[
         list[str] | None,
         typer.Option(
             metavar="WORKER@SECOND:SECONDS",
             help="Kill a worker at this second, for so many seconds. Repeatable.",
         ),
-    ] = None,
+    ] = None
     slow: Annotated[
         list[str] | None,
         typer.Option(
             metavar="WORKERxFACTOR", help="Slow a worker down by this factor. Repeatable."
         ),
-    ] = None,
+    ] = None
+
+
+@with_option_groups
+def simulate(
+    load: TrafficOptions,
+    machines: HardwareOptions,
+    cluster: ScenarioOptions,
+    rate: Annotated[float | None, typer.Option(help="Requests per second.")] = None,
+    rate_factor: RateFactor = 1.0,
     find_goodput: Annotated[
         bool,
         typer.Option("--find-goodput", help="Also search for the highest rate within the SLO."),
@@ -121,67 +158,23 @@ def simulate(
 ) -> None:
     """Run Baton's real placement code over simulated workers, in virtual time."""
     from command_line.simulate import run_simulate
-    from simulator.scenario import (
-        Scenario,
-        SimulatedHardware,
-        Traffic,
-        parse_faults,
-        parse_policies,
-    )
+    from simulator.scenario import Scenario, parse_faults, parse_policies
 
-    traffic = Traffic(
-        trace=trace,
-        kind=kind,
-        requests=requests,
-        rate=rate,
-        burstiness=burstiness,
-        rate_factor=rate_factor,
-        jitter_seconds=jitter_seconds,
-        seed=seed,
-    )
-    hardware = SimulatedHardware(
-        model=model,
-        gpu=gpu,
-        gpus_per_worker=gpus_per_worker,
-        costs=costs,
-        link_gbytes=link_gbytes,
-        host_gbytes=host_gbytes,
-        device_tokens=device_tokens,
-        node_tokens=node_tokens,
-        hosts=hosts,
-        order=order,
-        report_seconds=report_seconds,
-        conductors=conductors,
-        ttft_slo=ttft_slo,
-        tbt_slo=tbt_slo,
-    )
-    cluster = hardware.config(prefill, decode)
-    faults = parse_faults(kill or [], slow or [], cluster)
-    scenario = Scenario(config=cluster, faults=faults, as_deployed=as_deployed)
-    run_simulate(traffic, scenario, parse_policies(policy), seeds, find_goodput, plots, as_json)
+    traffic = load.traffic(rate, rate_factor)
+    hardware = machines.hardware(cluster.report_seconds, cluster.conductors)
+    config = hardware.config(cluster.prefill, cluster.decode)
+    faults = parse_faults(cluster.kill or [], cluster.slow or [], config)
+    scenario = Scenario(config=config, faults=faults, as_deployed=cluster.as_deployed)
+    policies = parse_policies(cluster.policy)
+    run_simulate(traffic, scenario, policies, seeds, find_goodput, plots, as_json)
 
 
+@with_option_groups
 def plan(
     rate: Annotated[float, typer.Option(help="Requests per second to serve.")],
     gpus: Annotated[int, typer.Option(help="Number of GPUs in both pools together.")],
-    trace: Trace = None,
-    kind: Kind = None,
-    requests: Requests = 2000,
-    burstiness: Burstiness = 1.0,
-    jitter_seconds: JitterSeconds = 0.0,
-    seed: Seed = 0,
-    model: SimulatedModel = "qwen3-8b",
-    gpu: Gpu = "H100",
-    gpus_per_worker: GpusPerWorker = 1,
-    costs: Costs = None,
-    link_gbytes: LinkGbytes = 50.0,
-    host_gbytes: HostGbytes = 50.0,
-    device_tokens: DeviceTokens = None,
-    node_tokens: NodeTokens = None,
-    hosts: Hosts = 0,
-    order: Order = "deadline",
-    ttft_slo: TtftSlo = 2.0,
-    tbt_slo: TbtSlo = 0.05,
+    load: TrafficOptions,
+    machines: HardwareOptions,
     target: Annotated[
         float, typer.Option(help="Share of requests that must be within their SLO.")
     ] = 0.9,
@@ -190,32 +183,5 @@ def plan(
 ) -> None:
     """Find the best split into prefill and decode workers; exit code 1 if none meets --target."""
     from command_line.plan import run_plan
-    from simulator.scenario import SimulatedHardware, Traffic
 
-    traffic = Traffic(
-        trace=trace,
-        kind=kind,
-        requests=requests,
-        rate=rate,
-        burstiness=burstiness,
-        rate_factor=1.0,
-        jitter_seconds=jitter_seconds,
-        seed=seed,
-    )
-    hardware = SimulatedHardware(
-        model=model,
-        gpu=gpu,
-        gpus_per_worker=gpus_per_worker,
-        costs=costs,
-        link_gbytes=link_gbytes,
-        host_gbytes=host_gbytes,
-        device_tokens=device_tokens,
-        node_tokens=node_tokens,
-        hosts=hosts,
-        order=order,
-        report_seconds=0.0,
-        conductors=1,
-        ttft_slo=ttft_slo,
-        tbt_slo=tbt_slo,
-    )
-    run_plan(traffic, hardware, gpus, target, plots, as_json)
+    run_plan(load.traffic(rate), machines.hardware(), gpus, target, plots, as_json)

@@ -13,7 +13,7 @@ from rich.table import Table
 from baton.clock import SystemClock
 from baton.config import baton_home
 from baton.core.member import Member
-from baton.core.states import Role
+from baton.core.states import WORKER_ROLES, Role
 from baton.errors import BatonError, NotFound, Unavailable
 from baton.network.pinned_tls import pinned_tls_context
 from command_line.explain import render_explanation
@@ -23,8 +23,6 @@ REFRESH_SECONDS = 1.0
 PIPE_COLUMNS = 160
 PLAN_TIMEOUT_SECONDS = 2.0
 """The timeout for a conductor's pool plan."""
-
-WORKER_ROLES = (Role.PREFILL, Role.DECODE)
 
 
 def show_status(name: str, as_json: bool) -> None:
@@ -145,7 +143,7 @@ async def _inspect_members(state: ClusterState) -> dict[str, Any]:
     for process in state.processes:
         entry: dict[str, Any] = {"worker_id": process.id}
         try:
-            if process.role in (Role.PREFILL, Role.DECODE):
+            if process.role in WORKER_ROLES:
                 entry |= asdict(await inspect_worker(process.address, trust))
                 report["workers"].append(entry)
             elif process.role == Role.KVSTORE:

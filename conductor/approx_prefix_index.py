@@ -1,6 +1,7 @@
 """The conductor's memory of recent traffic: popular prefixes, and which worker was sent which
 blocks."""
 
+from bisect import bisect_left
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
@@ -88,8 +89,8 @@ class ApproxPrefixIndex:
             del self._worker_of[life]
 
     def num_cached_blocks(self, worker: WorkerId, keys: Sequence[AnyBlockKey]) -> int:
-        """Return how many leading blocks were sent to the worker, by bisection: a key is only
-        present with all keys before it."""
+        """Return how many leading blocks were sent to the worker. A key is only present with all
+        keys before it."""
         life = self._incarnation_of.get(worker)
         if life is None:
             return 0
@@ -145,13 +146,7 @@ def _indexed_depths(num_keys: int) -> Sequence[int]:
 
 def _deepest_indexed(keys: Sequence[AnyBlockKey], holds: Callable[[AnyBlockKey], bool]) -> int:
     """Return the longest indexed prefix length, in blocks, whose key satisfies ``holds``; 0 if none
-    does. Found by bisection: assumes that the keys of all shorter prefixes satisfy it too."""
-    depths = _indexed_depths(len(keys))
-    low, high = 0, len(depths)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if holds(keys[depths[middle - 1] - 1]):
-            low = middle
-        else:
-            high = middle - 1
-    return depths[low - 1] if low else 0
+    does. Assumes that the keys of all shorter prefixes satisfy it too."""
+    depths = _indexed_depths(len(keys))[::-1]
+    deepest = bisect_left(depths, True, key=lambda depth: holds(keys[depth - 1]))
+    return depths[deepest] if deepest < len(depths) else 0

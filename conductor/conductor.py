@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from baton.clock import Clock
 from baton.core.ids import BlockKey, WorkerId
-from baton.core.placement import MAX_ALTERNATIVES, Placement, PlacementAlternative
+from baton.core.placement import MAX_ALTERNATIVES, Placement, PlacementQuery
 from baton.core.pool_plan import PoolPlan
-from baton.core.states import Role
+from baton.core.states import WORKER_ROLES
 from baton.errors import Overloaded
 from baton.registry.member_codec import member_to_json
 from baton.registry.membership import Membership
@@ -17,7 +17,7 @@ from conductor.admission_rates import AdmissionTracker
 from conductor.cache_index import CacheIndex
 from conductor.load_tracker import LoadTracker
 from conductor.planner import Planner, PlannerConfig
-from conductor.policy.decision import Decision, ScoredWorker
+from conductor.policy.decision import Decision
 from conductor.policy.policies import DEFAULT_POLICY, get_policy
 from conductor.policy.snapshot import PolicyQuery, Snapshot
 from conductor.store_mirror import StoreMirror
@@ -61,44 +61,34 @@ class Conductor:
         self._planner = Planner(config.planner, clock.monotonic())
         self._num_placed = 0
 
-    def place(
-        self,
-        *,
-        request_id: str,
-        epoch: int,
-        num_tokens: int,
-        max_new_tokens: int,
-        keys: tuple[BlockKey, ...],
-        excluded: frozenset[str],
-        trace: str = "",
-        session: str = "",
-    ) -> Placement:
-        """Place a request. Raises Unavailable, Overloaded, Invalid. ``trace`` is unused here:
-        :class:`ConductorTelemetry` handles it."""
+    def place(self, query: PlacementQuery) -> Placement:
+        """Place a request. Raises Unavailable, Overloaded, Invalid. The query's trace is unused
+        here: :class:`ConductorTelemetry` handles it."""
         snapshot = self.snapshot()
-        query = PolicyQuery(
-            request_id,
+        num_tokens, keys = query.num_tokens, query.block_keys
+        policy_query = PolicyQuery(
+            query.request_id,
             num_tokens,
-            max_new_tokens,
+            query.max_new_tokens,
             keys,
-            excluded=frozenset(WorkerId(name) for name in excluded),
+            excluded=query.excluded,
             ttft_slo_seconds=self._config.ttft_slo_seconds or math.inf,
             itl_slo_seconds=self._config.itl_slo_seconds,
-            must_admit=epoch > 1 or not self._may_reject(snapshot.now_seconds),
-            session=session,
+            must_admit=query.epoch > 1 or not self._may_reject(snapshot.now_seconds),
+            session=query.session,
         )
         try:
-            decision = self._place(snapshot, query)
+            decision = self._place(snapshot, policy_query)
         except Overloaded:
             self._admission_tracker.record(num_tokens, admitted=False)
             self._planner.record_rejected(num_tokens)
             raise
         finally:
             self._cache_index.popularity.record(keys)
-        if epoch <= 1:
+        if query.epoch <= 1:
             self._admission_tracker.record(num_tokens, admitted=True)
             self._planner.record_placed(snapshot, num_tokens, decision)
-        self._record_decision(snapshot, query, decision)
+        self._record_decision(snapshot, policy_query, decision)
         return self._placement(decision, keys)
 
     def snapshot(self) -> Snapshot:
@@ -135,7 +125,7 @@ class Conductor:
 
     def describe(self) -> tuple[Sequence[str], str]:
         members = self._membership.members
-        workers = [m.id for m in members if m.role in (Role.PREFILL, Role.DECODE)]
+        workers = [m.id for m in members if m.role in WORKER_ROLES]
         return [member_to_json(member).decode() for member in members], " ".join(sorted(workers))
 
     def _may_reject(self, now: float) -> bool:
@@ -171,21 +161,6 @@ class Conductor:
             policy=self._config.policy,
             ttft_seconds=decision.ttft_seconds if has_prefill_cost else None,
             itl_seconds=decision.itl_seconds if has_decode_cost else None,
-            prefill_alternatives=_alternatives(decision.prefill_scores),
-            decode_alternatives=_alternatives(decision.decode_scores),
+            prefill_alternatives=decision.prefill_scores[:MAX_ALTERNATIVES],
+            decode_alternatives=decision.decode_scores[:MAX_ALTERNATIVES],
         )
-
-
-def _alternatives(scores: Sequence[ScoredWorker]) -> tuple[PlacementAlternative, ...]:
-    return tuple(
-        PlacementAlternative(
-            scored.worker,
-            scored.score,
-            scored.queue_seconds,
-            scored.service_seconds,
-            scored.local_blocks,
-            scored.fetched_blocks,
-            scored.late_seconds,
-        )
-        for scored in scores[:MAX_ALTERNATIVES]
-    )

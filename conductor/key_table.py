@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from baton.core.block_key import BLOCK_KEY_BYTES
 from baton.core.ids import BlockKey
+from baton.core.prefix_search import count_leading
 
 MAX_LOAD_FACTOR = 0.7
 """Above this load, probes get long, and the table grows."""
@@ -80,19 +81,10 @@ class KeyTable:
         return self._tier_at[self._find(_fingerprint(key))]
 
     def longest_prefix(self, keys: Sequence[BlockKey]) -> int:
-        """Return how many leading keys are present, by bisection: O(log n) probes.
-
-        This is exact if a key is only present with all keys before it, as stores keep prefixes.
-        Otherwise ``keys[n - 1]`` is present and ``keys[n]`` is absent for the result n, but an
-        earlier key may be missing: the result is only a hint."""
-        low, high = 0, len(keys)
-        while low < high:
-            middle = (low + high) // 2
-            if self._tier_at[self._find(_fingerprint(keys[middle]))]:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        """Return how many leading keys are present, as :func:`count_leading` finds it. Stores keep
+        prefixes, but evict blocks at their own times: the result is only a hint."""
+        tier_at, find = self._tier_at, self._find
+        return count_leading(keys, lambda key: not tier_at[find(_fingerprint(key))])
 
     def tiers_of_prefix(self, keys: Sequence[BlockKey], num: int) -> dict[int, int]:
         """Return how many of the first ``num`` keys are in each tier, without absent keys."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from baton.core.cost import DecodeCost
-from baton.core.pool_plan import PoolAlternative, PoolPlan
+from baton.core.pool_plan import PoolPlan
 from conductor.load_forecast import LoadForecast, LoadTrend
 from conductor.policy.decision import Decision
 from conductor.policy.sizing import PoolCapacity, PoolSizes, SizingConfig, size_pools
@@ -120,9 +120,8 @@ class Planner:
             load.prompt_tokens,
             load.answer_tokens,
             load.cached_share,
-            tuple(PoolAlternative(e.pool, e.num_workers, e.utilisation)
-                  for e in sizing.alternatives),
-        )  # fmt: skip
+            sizing.alternatives,
+        )
         return self.last_plan
 
     def _close_window(self, snapshot: Snapshot, num_conductors: int) -> None:

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import structlog
 
 from baton.clock import Clock
-from baton.core.ids import BlockKey
-from baton.core.placement import Placement
+from baton.core.placement import Placement, PlacementQuery
 from baton.core.pool_plan import PoolPlan
 from baton.core.trace_context import TraceContext, parse_traceparent
 from baton.errors import BatonError
@@ -36,37 +35,21 @@ class ConductorTelemetry:
         self._spans = spans
         self._num_traced = 0
 
-    def place(
-        self,
-        *,
-        request_id: str,
-        epoch: int,
-        num_tokens: int,
-        max_new_tokens: int,
-        keys: tuple[BlockKey, ...],
-        excluded: frozenset[str],
-        trace: str = "",
-        session: str = "",
-    ) -> Placement:
+    def place(self, query: PlacementQuery) -> Placement:
         """Place a request; raises what the wrapped core raises."""
-        start = self._clock.monotonic()
+        start, epoch, trace = self._clock.monotonic(), query.epoch, query.trace
         parent = parse_traceparent(trace) if trace and self._spans is not None else None
         try:
-            placement = self._core.place(
-                request_id=request_id,
-                epoch=epoch,
-                num_tokens=num_tokens,
-                max_new_tokens=max_new_tokens,
-                keys=keys,
-                excluded=excluded,
-                session=session,
-            )
+            placement = self._core.place(query)
         except Exception as error:
             now = self._clock.monotonic()
             self._metrics.record_rejected(error, now - start)
             if isinstance(error, BatonError):
                 log.debug(
-                    "request_not_placed", request_id=request_id, epoch=epoch, error=str(error)
+                    "request_not_placed",
+                    request_id=query.request_id,
+                    epoch=epoch,
+                    error=str(error),
                 )
             if parent is not None:
                 self._emit_span(parent, start, now, {"baton.epoch": epoch}, str(error))

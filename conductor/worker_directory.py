@@ -10,7 +10,7 @@ from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.kv_transfer import WorkerRef
 from baton.core.member import Member
-from baton.core.states import Role, WorkerState
+from baton.core.states import WORKER_ROLES, Role, WorkerState
 from baton.core.worker_load import WorkerLoad
 from baton.registry.membership import Membership
 from baton.transport.link_meter import PRIOR_BYTES_PER_SECOND
@@ -73,7 +73,7 @@ class WorkerDirectory:
         before, self._seen_members = self._refreshed_at, members
         self._refreshed_at = min(self._membership.last_answer_seconds, self._clock.monotonic())
         known = self._ready
-        workers = [member for member in members if member.role in (Role.PREFILL, Role.DECODE)]
+        workers = [member for member in members if member.role in WORKER_ROLES]
         ready = [member for member in workers if self._is_ready(member)]
         self._ready = {member.id: member for member in ready}
         self._nodes = _nodes(members)

@@ -10,7 +10,7 @@ from baton.clock import SystemClock
 from baton.errors import Invalid
 from load_generator.driver import DriverLimits
 from load_generator.load_spec import LoadSpec
-from load_generator.result import SloTargets
+from load_generator.result import LatencyTargets
 from load_generator.target import BenchTarget
 
 RESERVED_FIELDS = ("model", "messages", "prompt", "max_tokens", "stream", "stream_options")
@@ -33,7 +33,7 @@ class BenchConfig:
     extra: dict[str, Any]
     load: LoadSpec
     limits: DriverLimits
-    slo: SloTargets
+    slo: LatencyTargets
     processes: int
     plots: Path | None
     output: Path | None

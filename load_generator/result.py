@@ -25,7 +25,7 @@ Summary = dict[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class SloTargets:
+class LatencyTargets:
     """Latency targets in seconds, for the TTFT and for an answer's mean inter-token latency; None:
     no target."""
 
@@ -88,7 +88,7 @@ def summarize(
     records: Sequence[RequestRecord],
     inter_token_latencies: LatencyHistogram,
     seconds: float,
-    slo: SloTargets,
+    slo: LatencyTargets,
     usage: GeneratorUsage,
 ) -> BenchResult:
     """Summarize the records. ``seconds`` is the duration by which rates are computed."""
@@ -140,7 +140,7 @@ def _summary_of(gaps: LatencyHistogram) -> Summary:
     return {"mean": gaps.mean, **named, "max": gaps.percentile(100)}
 
 
-def _by_length(records: Sequence[RequestRecord], slo: SloTargets) -> list[float | None]:
+def _by_length(records: Sequence[RequestRecord], slo: LatencyTargets) -> list[float | None]:
     """Return the attainment of each quartile of prompt lengths, shortest first. Of equally long
     prompts, earlier ones count as shorter."""
     ordered = sorted(records, key=lambda record: record.prompt_tokens)

@@ -14,8 +14,7 @@ from baton.config import (
     thread_environment,
     to_environment,
 )
-from baton.core.states import Role
-from baton.pools.base import WORKER_ROLES
+from baton.core.states import WORKER_ROLES, Role
 from orchestrator.child_process import ChildProcessSpec, baton_command
 from orchestrator.cluster_state import ClusterFolder
 from orchestrator.preflight import free_port, is_redis_reachable

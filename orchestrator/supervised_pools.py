@@ -11,9 +11,9 @@ from typing import ClassVar, Protocol
 import structlog
 
 from baton.core.ids import WorkerId
-from baton.core.states import Role
+from baton.core.states import WORKER_ROLES, Role
 from baton.errors import BatonError, Invalid, NotFound, Unavailable
-from baton.pools.base import WORKER_ROLES, PoolWorker, parse_pool_sizes
+from baton.pools.base import PoolWorker, parse_pool_sizes
 from orchestrator.cluster_state import ProcessState
 
 log = structlog.get_logger(__name__)

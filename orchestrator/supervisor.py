@@ -8,10 +8,10 @@ from functools import partial
 from baton.clock import Clock
 from baton.config import Settings
 from baton.core.pool_plan import PoolPlan
-from baton.core.states import Role
+from baton.core.states import WORKER_ROLES, Role
 from baton.errors import Unavailable
 from baton.pools import autoscaler
-from baton.pools.base import WORKER_ROLES, Pools
+from baton.pools.base import Pools
 from baton.rpc.conductor_client import fetch_pool_plan
 from baton.rpc.worker_client import convert_worker
 from orchestrator.child_process import ChildProcess, ChildProcessSpec

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from baton.core.prefix_search import count_leading
 from conductor.policy.snapshot import AnyBlockKey
 
 
@@ -15,17 +16,10 @@ class LruTier:
         self.blocks: OrderedDict[AnyBlockKey, None] = OrderedDict()
 
     def num_leading(self, keys: Sequence[AnyBlockKey]) -> int:
-        """Return how many leading blocks are here, by bisection: a block is only here with all
-        blocks before it, which are always renewed after it."""
+        """Return how many leading blocks are here. A block is only here with all blocks before it,
+        which are always renewed after it."""
         blocks = self.blocks
-        low, high = 0, len(keys)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if keys[middle - 1] in blocks:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return count_leading(keys, lambda key: key not in blocks)
 
     def insert(
         self, keys: Sequence[AnyBlockKey]
@@ -65,14 +59,7 @@ class HolderIndex:
     def num_stored(self, keys: Sequence[AnyBlockKey]) -> int:
         """Return how many leading blocks are on some node."""
         nodes = self._nodes
-        low, high = 0, len(keys)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if keys[middle - 1] in nodes:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return count_leading(keys, lambda key: key not in nodes)
 
     def best_nodes(self, keys: Sequence[AnyBlockKey], count: int) -> list[str]:
         """Return up to ``count`` nodes, those with the most leading blocks first."""
@@ -87,11 +74,4 @@ class HolderIndex:
 
     def _deepest_of_others(self, keys: Sequence[AnyBlockKey], num_known: int) -> int:
         """Return how many leading blocks are on more than ``num_known`` nodes."""
-        low, high = 0, len(keys)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if len(self.nodes_with(keys[middle - 1])) > num_known:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return count_leading(keys, lambda key: len(self.nodes_with(key)) <= num_known)

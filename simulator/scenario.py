@@ -11,7 +11,7 @@ from baton.core.ids import WorkerId
 from baton.core.prefill_order import PREFILL_ORDERS
 from baton.errors import Invalid
 from baton.traces.files import add_jitter, read_trace, scale_rate
-from baton.traces.synthetic import TRACE_GENERATORS
+from baton.traces.synthetic import MAX_BURSTINESS, MAX_REQUESTS, TRACE_GENERATORS
 from baton.traces.trace import Trace
 from conductor.policy.baselines import BASELINES
 from conductor.policy.policies import DEFAULT_POLICY, PLACEMENT_POLICIES, get_policy
@@ -63,6 +63,15 @@ class Traffic:
             check_positive("--rate", self.rate)
         check_positive("--rate-factor", self.rate_factor)
         check_at_least("--seed", self.seed, 0)
+        if self.trace is None:
+            check_at_most("--requests", self.requests, MAX_REQUESTS)
+            if not 0 < self.burstiness <= MAX_BURSTINESS:
+                raise Invalid(
+                    f"--burstiness is {self.burstiness:g}; it must be above 0 (1 is Poisson) and "
+                    f"at most {MAX_BURSTINESS:g}"
+                )
+        elif not 0 <= self.jitter_seconds < math.inf:
+            raise Invalid(f"--jitter-seconds is {self.jitter_seconds:g}; it must not be negative")
 
     @property
     def is_random(self) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 from uvicorn.server import ServerState
 
 from baton.clock import SystemClock
-from router.http.connection import ConnectionLimits, HttpConnection
+from router.http.connection import HttpConnection
+from router.http.connection_limits import ConnectionLimits
 from router.http.server import HttpServer
 
 NUM_IDLE_ITERATIONS = 4

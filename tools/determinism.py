@@ -36,6 +36,7 @@ from baton.engine.native.matrix import KernelThreadPool, PackedMatrix
 from baton.engine.native.processor import INSTRUCTION_SETS, limit_instruction_set
 from baton.engine.plan import Row
 from baton.engine.runner import ModelRunner
+from baton.engine.runner_options import RunnerOptions
 from benchmarks.machine import describe
 from tests.model_zoo import make_model
 
@@ -188,10 +189,25 @@ class RandomPlacement:
             self.step()
 
 
-def load(path: Path, dtype: torch.dtype, kernels: str, **given: int) -> ModelRunner:
+def load(
+    path: Path,
+    dtype: torch.dtype,
+    kernels: str,
+    *,
+    num_blocks: int = 64,
+    block_tokens: int = 16,
+) -> ModelRunner:
     kind = str(dtype).removeprefix("torch.")
-    size = {"num_blocks": 64, **given}
-    return ModelRunner.load(path, device="cpu", dtype=kind, cpu_kernels=kernels, **size)  # type: ignore[arg-type]
+    return ModelRunner.load(
+        path,
+        RunnerOptions(
+            device="cpu",
+            dtype=kind,
+            cpu_kernels=kernels,
+            num_blocks=num_blocks,
+            block_tokens=block_tokens,
+        ),
+    )
 
 
 def row_of(tokens: Sequence[int], start: int, blocks: Sequence[int]) -> Row:

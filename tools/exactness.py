@@ -32,6 +32,7 @@ from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.runner import ModelRunner
+from baton.engine.runner_options import RunnerOptions
 from benchmarks.machine import SYSTEM_CLOCK, describe
 from tests.model_zoo import ZOO, make_model
 from tools.local_cluster import LocalCluster, local_cluster
@@ -144,11 +145,13 @@ class EngineAlone:
         num_blocks = 20 * longest // block + 64
         self._runner = ModelRunner.load(
             model,
-            device="cpu",
-            dtype=dtype,
-            num_blocks=num_blocks,
-            block_tokens=block,
-            cpu_kernels=cpu_kernels,
+            RunnerOptions(
+                device="cpu",
+                dtype=dtype,
+                num_blocks=num_blocks,
+                block_tokens=block,
+                cpu_kernels=cpu_kernels,
+            ),
         )
         self._config = EngineConfig(
             block_tokens=block,

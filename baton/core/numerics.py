@@ -5,9 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from baton.core.ids import WorkerId
 from baton.core.member import Member
-from baton.core.states import Role, WorkerState
-
-WORKER_ROLES = (Role.PREFILL, Role.DECODE)
+from baton.core.states import WORKER_ROLES, WorkerState
 
 
 def incompatible_workers(members: Iterable[Member]) -> frozenset[WorkerId]:

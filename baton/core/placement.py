@@ -1,9 +1,9 @@
-"""The placement of a request on workers, and the alternatives that were considered."""
+"""The placement of a request on workers: the query, its result and the considered alternatives."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from baton.core.ids import WorkerId
+from baton.core.ids import BlockKey, Epoch, RequestId, TenantId, WorkerId
 from baton.core.kv_transfer import WorkerRef
 from baton.core.store import StoreHint
 
@@ -13,11 +13,32 @@ requests."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlacementAlternative:
-    """A worker that was considered; lower scores are better. The request would start there after
-    ``queue_seconds``; ``service_seconds`` is the time of the prefill, or of a decode step.
-    ``local_blocks`` are cached there, ``fetched_blocks`` would come from another node's store. The
-    request would miss its deadline by ``late_seconds``."""
+class PlacementQuery:
+    """Asks for a placement. ``num_tokens`` counts prompt and emitted tokens, ``block_keys`` are the
+    keys of their full blocks. ``excluded`` are workers that failed this request before. Requests of
+    one ``session`` are prefilled on the same worker if neither cached prefixes nor load decide.
+    ``trace`` is the traceparent of the query's span, empty if the request is not traced."""
+
+    request_id: RequestId
+    epoch: Epoch
+    tenant: TenantId
+    num_tokens: int
+    max_new_tokens: int
+    block_keys: tuple[BlockKey, ...] = field(repr=False)
+    excluded: frozenset[WorkerId]
+    model: str
+    trace: str = ""
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredWorker:
+    """A candidate worker; lower scores are better. The request would start there after
+    ``queue_seconds``; ``service_seconds`` is the predicted time of the prefill, or of a decode
+    step. ``local_blocks`` of the prompt are cached on the worker or its host; ``fetched_blocks``
+    more are worth fetching from another node's store. ``late_seconds`` is by how much the SLO is
+    predicted to be missed: by the first token for a prefill worker, by the inter-token latency for
+    a decode worker."""
 
     worker: WorkerId
     score: float
@@ -41,8 +62,8 @@ class Placement:
     policy: str = ""
     ttft_seconds: float | None = None
     itl_seconds: float | None = None
-    prefill_alternatives: Sequence[PlacementAlternative] = ()
-    decode_alternatives: Sequence[PlacementAlternative] = ()
+    prefill_alternatives: Sequence[ScoredWorker] = ()
+    decode_alternatives: Sequence[ScoredWorker] = ()
 
     @property
     def workers(self) -> tuple[WorkerRef, ...]:

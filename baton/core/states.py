@@ -29,3 +29,7 @@ class Role(StrEnum):
     MOCK = "mock"
     """A process of mock workers. Each of its workers is a member of its own, with role PREFILL or
     DECODE."""
+
+
+WORKER_ROLES = (Role.PREFILL, Role.DECODE)
+"""The roles of workers, each of which has a pool."""

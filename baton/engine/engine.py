@@ -9,26 +9,19 @@ from baton.core.answer_length_predictor import AnswerLengthPredictor
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import BlockId, BlockKey, RequestId, TokenId
 from baton.core.request import (
-    PROMPT_PREFILLED,
-    FinishReason,
-    RequestOutput,
     RequestSpec,
-    TokenLogprob,
 )
 from baton.core.task import Task
-from baton.core.tenant import tenant_tag
 from baton.engine.block_pool import BlockPool
 from baton.engine.cache_transfers import CacheTransfers
 from baton.engine.config import EngineConfig
 from baton.engine.constraint import Constraint
-from baton.engine.decode_cost_model import DecodeCostModel
 from baton.engine.executor import PlanExecutor, SyncExecutor
-from baton.engine.inflight import InflightStep, InflightSteps
+from baton.engine.inflight import InflightSteps
 from baton.engine.integrity import check_owners, check_queues, check_sequence
-from baton.engine.key_chain import BlockKeyChain, BlockKeyHasher
-from baton.engine.plan import Row, Runner, SampledToken, StepOutput
-from baton.engine.prefill_budget import PrefillBudget
-from baton.engine.prefill_cost_model import PrefillCostModel
+from baton.engine.key_chain import BlockKeyChain, BlockKeyChainFactory
+from baton.engine.measured_costs import MeasuredCosts
+from baton.engine.plan import Runner
 from baton.engine.request_validation import isolate_constraint, validate_spec, validate_tokens
 from baton.engine.result import (
     EngineStats,
@@ -41,13 +34,10 @@ from baton.engine.result import (
 )
 from baton.engine.scheduler import Scheduler
 from baton.engine.sequence import Phase, Sequence
+from baton.engine.step_applier import StepApplier, collect_sealed_run
 from baton.errors import Invalid, NotFound, Overloaded
 
 __all__ = ["Engine", "EngineStats", "PrefillProgress", "Reservation", "SealedRun", "StepResult"]
-
-PUBLISH_INTERVAL_BLOCKS = 16
-"""Number of new sealed blocks after which a running request reports them, so that the store can
-save them before the answer ends, in case the worker dies."""
 
 
 class Engine:
@@ -85,17 +75,13 @@ class Engine:
         self._eos_token_ids = eos_token_ids
         self._clock = clock
         self._pool = BlockPool(runner.num_blocks)
-        self._prefill_cost_model = PrefillCostModel()
-        self._decode_cost_model = DecodeCostModel()
+        self._costs = MeasuredCosts(config)
         self._answer_lengths = AnswerLengthPredictor(config.growth_tokens)
-        self._prefill_budget = PrefillBudget(
-            config.target_inter_token_latency_seconds, self._decode_cost_model.cost
-        )
         self._scheduler = Scheduler(
-            self._pool, config, self._prefill_seconds, self._prefill_budget.max_prefill_tokens
+            self._pool, config, self._costs.prefill_seconds, self._costs.max_prefill_tokens
         )
         self._cache_transfers = CacheTransfers(self._pool, self._scheduler)
-        self.key_hasher = BlockKeyHasher(model_digest, kv_dtype, config.block_tokens)
+        self.key_hasher = BlockKeyChainFactory(model_digest, kv_dtype, config.block_tokens)
         self._sequences: dict[RequestId, Sequence] = {}
         self._num_arrivals = 0
         self._inflight = InflightSteps(
@@ -104,6 +90,9 @@ class Engine:
             clock,
             self._sequences,
             schedules_ahead=executor is not None,
+        )
+        self._applier = StepApplier(
+            self._scheduler, self._answer_lengths, eos_token_ids, self._finish
         )
 
     # Adding and removing requests
@@ -240,7 +229,7 @@ class Engine:
             sealed_keys=tuple(sequence.block_keys[: sequence.num_sealed_blocks]),
             num_cached_tokens=0,
         )
-        runs = _collect_sealed_run(sequence, sequence.num_sealed_blocks)
+        runs = collect_sealed_run(sequence, sequence.num_sealed_blocks)
         return MigratedSequence(progress, sequence.token_ids[-1], tuple(runs))
 
     def release_quarantine(self, block_ids: Seq[BlockId]) -> None:
@@ -291,110 +280,13 @@ class Engine:
         if not flight.plan.rows:
             return StepResult(preempted=flight.preempted)
         work = StepWork.from_plan(flight.plan, flight.duration_seconds)
-        self._prefill_cost_model.record(work)
-        self._decode_cost_model.record(work)
-        self._prefill_budget.record(work)
+        self._costs.record(work)
         result = StepResult(work=work, admitted=flight.admitted, preempted=flight.preempted)
-        return self._apply(flight, output, result)
+        return self._applier.apply(flight, output, result)
 
     def close(self) -> None:
         """Wait until nothing is being computed. Must be the last call."""
         self._inflight.close()
-
-    def _apply(self, flight: InflightStep, output: StepOutput, result: StepResult) -> StepResult:
-        """Apply the output to the plan's requests, except those that have ended, and add their
-        outputs, progress and sealed blocks to ``result``."""
-        outputs: list[RequestOutput] = []
-        progress: list[PrefillProgress] = []
-        sealed: list[SealedRun] = []
-        rows = flight.plan.rows
-        scores = output.prompt_logprobs or ((),) * len(rows)
-        row_results = zip(rows, flight.sequences, output.sampled, scores, strict=True)
-        for row, sequence, sampled, scored in row_results:
-            if sequence.phase is Phase.FINISHED:
-                continue
-            sequence.num_computed_tokens = row.start + len(row.token_ids)
-            assert len(scored) == len(row.prompt_logprob_targets), f"scores of {row.request_id}"
-            if row.prompt_logprob_targets:
-                sequence.prompt_logprobs[row.start :] = scored
-            self._scheduler.seal_computed(sequence)
-            num_sealed = sequence.num_sealed_blocks
-            if sequence.task is Task.PREFILL:
-                progress.append(self._prefill_progress(sequence, row))
-            assert (sampled is not None) == row.sample or row.mask, f"row of {row.request_id}"
-            if sampled is not None:
-                outputs.append(self._apply_sampled_token(sequence, sampled))
-            elif row.sample:
-                outputs.append(self._fail_without_allowed_token(sequence))
-            if num_sealed > sequence.num_published_blocks:
-                sealed += _collect_sealed_run(sequence, num_sealed)
-        return StepResult(
-            tuple(outputs),
-            tuple(progress),
-            tuple(sealed),
-            result.work,
-            result.admitted,
-            result.preempted,
-        )
-
-    def _prefill_progress(self, sequence: Sequence, row: Row) -> PrefillProgress:
-        first_start = sequence.num_cached_at_admission
-        assert first_start is not None, "the sequence was admitted"
-        return PrefillProgress(
-            sequence.request_id,
-            sequence.num_computed_tokens,
-            sequence.block_ids,
-            sealed_keys=tuple(sequence.block_keys[: sequence.num_sealed_blocks]),
-            num_cached_tokens=first_start,
-        )
-
-    def _apply_sampled_token(self, sequence: Sequence, sampled: SampledToken) -> RequestOutput:
-        """Append the sampled token. The request then continues, ends, or, if its task is PREFILL,
-        waits for its KV to be read."""
-        spec = sequence.spec
-        num_known = sequence.num_known_tokens
-        first_index = num_known - spec.num_prompt_tokens
-        sequence.append_token(sampled.token_id)
-        finish_reason = sequence.finish_reason(self._eos_token_ids)
-        if sequence.task is Task.PREFILL:
-            sequence.constraint = None  # the decode worker replays the tokens into its own grammar
-            self._scheduler.change_phase(sequence, Phase.EXPORTED)
-        elif finish_reason is not None:
-            is_truncated = finish_reason is FinishReason.LENGTH
-            self._answer_lengths.record_length(
-                spec.owner, first_index + 1, was_truncated=is_truncated
-            )
-            self._finish(sequence)
-        elif sequence.constraint is not None:
-            sequence.constraint.accept(sampled.token_id)
-        output = RequestOutput(
-            spec.request_id,
-            spec.epoch,
-            first_index,
-            (sampled.token_id,),
-            logprobs=() if sampled.logprob is None else (sampled.logprob,),
-            finish_reason=finish_reason,
-        )
-        if num_known == len(spec.token_ids):
-            output.cached_tokens = sequence.num_cached_tokens
-            output.prompt_logprobs = _pop_prompt_logprobs(sequence)
-        return output
-
-    def _fail_without_allowed_token(self, sequence: Sequence) -> RequestOutput:
-        """End a request whose grammar allows no next token. The engine itself goes on."""
-        spec, constraint = sequence.spec, sequence.constraint
-        assert constraint is not None, f"{spec.request_id} has no grammar"
-        self._finish(sequence)
-        return RequestOutput(
-            spec.request_id,
-            spec.epoch,
-            sequence.num_known_tokens - spec.num_prompt_tokens,
-            (),
-            finish_reason=FinishReason.ERROR,
-            error=constraint.error or "the grammar allows no token here",
-            cached_tokens=sequence.num_cached_tokens,
-            details={"error_status": "INVALID_ARGUMENT", PROMPT_PREFILLED: "true"},
-        )
 
     def pin_cached_blocks(self, keys: Seq[BlockKey], first: int) -> list[BlockId]:
         """Pin the cached blocks of ``keys[first:]`` for a reader, up to the first key that is not
@@ -422,16 +314,16 @@ class Engine:
 
     def prefill_cost(self) -> PrefillCost | None:
         """Return the fitted cost; None before enough steps were measured."""
-        return self._prefill_cost_model.cost(self._config.max_chunk_tokens)
+        return self._costs.prefill_cost()
 
     def prefill_cost_relative_error(self) -> float | None:
         """Return the relative error of :meth:`prefill_cost`; see
         :class:`baton.core.worker_load.WorkerLoad`."""
-        return self._prefill_cost_model.relative_error()
+        return self._costs.prefill_cost_relative_error()
 
     def decode_cost(self) -> DecodeCost | None:
         """Return the fitted cost; None before enough steps were measured."""
-        return self._decode_cost_model.cost()
+        return self._costs.decode_cost()
 
     # Diagnostics
 
@@ -496,37 +388,9 @@ class Engine:
             sequence.end_token_ids = tuple(self._eos_token_ids.union(spec.sampling.stop_token_ids))
         return sequence
 
-    def _prefill_seconds(self, start: int, end: int) -> float | None:
-        return self._prefill_cost_model.predict_seconds_alone(
-            start, end, self._config.max_chunk_tokens
-        )
-
     def _register(self, sequence: Sequence) -> None:
         self._sequences[sequence.request_id] = sequence
 
     def _finish(self, sequence: Sequence) -> None:
         self._inflight.finish(sequence)
         del self._sequences[sequence.request_id]
-
-
-def _pop_prompt_logprobs(sequence: Sequence) -> tuple[TokenLogprob, ...]:
-    """Return the prompt logprobs and clear them: they are reported with the first output only."""
-    logprobs, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
-    return logprobs
-
-
-def _collect_sealed_run(sequence: Sequence, num_sealed: int) -> list[SealedRun]:
-    """Return the sealed blocks that were not reported yet, as a list of at most one run.
-
-    They are reported when the prompt is computed, when the answer has grown by
-    PUBLISH_INTERVAL_BLOCKS, and when the request has ended. ``num_sealed`` is passed in because a
-    request that has ended has released its blocks already."""
-    num_new = num_sealed - sequence.num_published_blocks
-    has_ended = sequence.phase in (Phase.EXPORTED, Phase.FINISHED)
-    is_due = num_new >= PUBLISH_INTERVAL_BLOCKS and sequence.num_uncomputed_tokens == 1
-    if num_new <= 0 or not (has_ended or is_due):
-        return []
-    tag = sequence.spec.tenant or tenant_tag(sequence.spec.tenant_salt)
-    run = SealedRun(tuple(sequence.block_keys[:num_sealed]), sequence.num_published_blocks, tag)
-    sequence.num_published_blocks = num_sealed
-    return [run]

@@ -29,7 +29,7 @@ class BlockKeyChain:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockKeyHasher:
+class BlockKeyChainFactory:
     """Makes the key chains of an engine's requests. Can be used in any thread: hashing a prompt of
     128k tokens takes 15 ms, which no step should wait for."""
 

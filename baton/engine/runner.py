@@ -31,6 +31,7 @@ from baton.engine.plan import Plan, Row, SampledToken, StepOutput
 from baton.engine.prompt_logprobs import prompt_logprobs
 from baton.engine.quantization import E4M3, check_fp8, quantized_digest, resolve_quantization
 from baton.engine.rope import RotaryTable
+from baton.engine.runner_options import RunnerOptions
 from baton.engine.sampler import sample
 from baton.engine.shards import Progress
 from baton.errors import Invalid
@@ -90,52 +91,43 @@ class ModelRunner:
     def load(
         cls,
         path: Path,
-        *,
-        device: str = "auto",
-        dtype: str = "auto",
-        num_blocks: int | None = None,
-        pool_bytes: int | None = None,
-        block_tokens: int = 16,
-        cpu_kernels: str = "auto",
-        quantization: str = "none",
-        kv_dtype: str = "auto",
-        deterministic: bool = False,
-        cuda_graphs: bool = True,
+        options: RunnerOptions = RunnerOptions(),
         progress: Progress | None = None,
     ) -> "ModelRunner":
         """Load a model from a checkpoint directory.
 
-        Raises Invalid when the checkpoint is unsupported or memory does not suffice. ``num_blocks``
-        takes precedence over ``pool_bytes``; ``cpu_kernels`` is a name in
-        ``baton.engine.native.backend_choice.CPU_KERNEL_MODES``, ``quantization`` one in
-        ``baton.engine.quantization.QUANTIZATION_FORMATS``, ``kv_dtype`` one in ``KV_DTYPES``.
-        """
+        Raises Invalid when the checkpoint is unsupported or memory does not suffice."""
         config = load_model_config(path)
-        target = pick_device(device)
+        target = pick_device(options.device)
         if target.type == "cuda":
             torch.cuda.set_device(target)
-        model_dtype = pick_dtype(dtype, target, config)
-        quantized = resolve_quantization(quantization, config, target)
-        pool_dtype = pick_kv_dtype(kv_dtype, target, model_dtype)
-        choice = choose_backend(cpu_kernels, config, target, model_dtype, quantized, pool_dtype)
-        if deterministic:
+        model_dtype = pick_dtype(options.dtype, target, config)
+        quantized = resolve_quantization(options.quantization, config, target)
+        pool_dtype = pick_kv_dtype(options.kv_dtype, target, model_dtype)
+        choice = choose_backend(
+            options.cpu_kernels, config, target, model_dtype, quantized, pool_dtype
+        )
+        if options.deterministic:
             choice = require_deterministic(choice, target)
         stored = CheckpointWeights(path, config, progress)
         weights = stored if choice.is_native else stored.to_torch(target, model_dtype, quantized)
-        size = block_bytes(config, pool_dtype, block_tokens)
+        size = block_bytes(config, pool_dtype, options.block_tokens)
+        num_blocks = options.num_blocks
+        if not num_blocks:
+            num_blocks = (options.pool_bytes or _default_pool_bytes(target)) // size
         pool = KvPool(
             config,
-            num_blocks=num_blocks or (pool_bytes or _default_pool_bytes(target)) // size,
-            block_tokens=block_tokens,
+            num_blocks=num_blocks,
+            block_tokens=options.block_tokens,
             dtype=pool_dtype,
             device=target,
             scales=stored.kv_scales if pool_dtype is E4M3 else None,
         )
-        model = make_model(config, weights, pool, quantized, deterministic=deterministic)
+        model = make_model(config, weights, pool, quantized, deterministic=options.deterministic)
         digest = quantized_digest(model_digest(path), quantized)
         digest = kv_scaled_digest(digest, pool.scales)
-        if not deterministic:
-            graphs = make_graphs(config, model, pool) if cuda_graphs else None
+        if not options.deterministic:
+            graphs = make_graphs(config, model, pool) if options.cuda_graphs else None
             return cls(config, digest, model, pool, choice, graphs=graphs, quantization=quantized)
         fingerprint = numerics_fingerprint(model, pool, config.vocab_size)
         digest = deterministic_digest(digest, fingerprint)

@@ -1,10 +1,15 @@
-"""A circuit breaker that keeps requests away from a failing node."""
+"""A circuit breaker that keeps calls away from a failing store node.
+
+The router has another one (:mod:`router.generation.circuit_breaker`): a call to a store takes
+milliseconds and is bracketed by its caller, so one failure opens this breaker and a probe's end is
+always reported; an answer takes minutes, several workers share its failure, and its end may never
+be reported, so that one counts failures and lets another probe through after a time-out."""
 
 MIN_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 30.0
 
 
-class CircuitBreaker:
+class StoreCircuitBreaker:
     """While it is closed, all requests are allowed. After a failure it is open for a while, twice
     as long each time, and allows none; then it allows one as a probe, whose result closes or opens
     it."""

@@ -23,7 +23,7 @@ from baton.errors import (
     Overloaded,
     Unavailable,
 )
-from baton.kv.circuit_breaker import CircuitBreaker
+from baton.kv.circuit_breaker import StoreCircuitBreaker
 from baton.kv.index import KvHolder, KvIndex
 from baton.registry.membership import Membership
 from baton.transport.base import Peer, Transport
@@ -70,7 +70,7 @@ class StoreNodeClient(Protocol):
 class _NodeEntry:
     member: Member
     client: StoreNodeClient
-    breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
+    breaker: StoreCircuitBreaker = field(default_factory=StoreCircuitBreaker)
     link: tuple[Transport, Peer] | None = None
 
 

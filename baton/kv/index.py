@@ -59,7 +59,8 @@ FindHolders = Callable[[BlockKey], Awaitable[dict[KvHolder, Tier]]]
 
 async def bisect_prefix(keys: Sequence[BlockKey], holders_of: FindHolders) -> PrefixHit:
     """Find the longest prefix by bisection. Invariant: the nodes ``best`` have keys[:low], and no
-    node has keys[high]."""
+    node has keys[high]. :func:`baton.core.prefix_search.count_leading` does the same without
+    awaiting."""
     low, high = 0, len(keys)
     best: tuple[KvHolder, ...] = ()
     while low < high:

@@ -3,7 +3,8 @@ authority.
 
 Members come and go under any address, so certificates contain no addresses: they all have the DNS
 name ``baton``. Files are read again when they have changed; new connections use the new files,
-existing connections stay as they are.
+existing connections stay as they are. Each handshake looks for changes: members connect rarely. The
+router polls its public certificate instead (:mod:`router.http.tls`).
 """
 
 import ssl
@@ -16,14 +17,12 @@ import structlog
 
 from baton.core.credentials import ClusterCredentials
 from baton.errors import Invalid
+from baton.network.file_stamps import FileStamps, file_stamps
 
 TLS_NAME = "baton"
 """The subject alternative name (DNS) that every certificate must have."""
 
 log = structlog.get_logger(__name__)
-
-FileStamps = tuple[int, ...]
-"""Modification times and inodes of the files, which change when the files change."""
 
 
 def client_context(trust: ClusterCredentials) -> ssl.SSLContext | None:
@@ -113,10 +112,9 @@ def _context(trust: ClusterCredentials, seen: FileStamps, *, is_server: bool) ->
 
 def _file_stamps(trust: ClusterCredentials) -> FileStamps:
     try:
-        stats = [Path(path).stat() for path in (trust.certificate, trust.key, trust.authority)]
+        return file_stamps(trust.certificate, trust.key, trust.authority)
     except OSError as error:
         raise Invalid(f"{_settings_text(trust)}: {error}") from error
-    return tuple(value for stat in stats for value in (stat.st_mtime_ns, stat.st_ino))
 
 
 def _settings_text(trust: ClusterCredentials) -> str:

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton.core.ids import WorkerId
-from baton.core.states import Role
+from baton.core.states import WORKER_ROLES, Role
 from baton.errors import Invalid
 
-WORKER_ROLES = (Role.PREFILL, Role.DECODE)
 MAX_POOL = 256
 
 

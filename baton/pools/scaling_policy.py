@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from baton.core.pool_plan import PoolPlan
-from baton.core.states import Role
-from baton.pools.base import WORKER_ROLES, PoolWorker
+from baton.core.states import WORKER_ROLES, Role
+from baton.pools.base import PoolWorker
 
 STARTING_STATES = ("pending", "starting", "converting")
 ENDED_STATES = ("stopped", "failed")

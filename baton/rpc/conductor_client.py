@@ -1,15 +1,12 @@
 """Client of a conductor."""
 
-from collections.abc import Iterable, Sequence
-
 import grpc.aio
 
 from baton.core.credentials import ClusterCredentials
-from baton.core.ids import BlockKey
-from baton.core.placement import Placement
+from baton.core.placement import Placement, PlacementQuery
 from baton.core.pool_plan import PoolPlan
 from baton.rpc.channel import open_channel, translated_rpc_errors
-from baton.rpc.convert.placement import placement_from_proto
+from baton.rpc.convert.placement import placement_from_proto, placement_query_to_proto
 from baton.rpc.convert.pool_plan import pool_plan_from_proto
 from baton.rpc.placement_stream import PlacementStream
 from baton.rpc.v1 import conductor_pb2 as pb
@@ -18,34 +15,14 @@ from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
 
 async def request_placement(
     channel: grpc.aio.Channel | None,
+    query: PlacementQuery,
     *,
-    request_id: str,
-    epoch: int,
-    tenant: str,
-    num_tokens: int,
-    max_new_tokens: int,
-    block_keys: Sequence[BlockKey],
-    excluded: Iterable[str],
-    model: str,
     timeout_seconds: float,
-    trace: str = "",
-    session: str = "",
     stream: PlacementStream | None = None,
 ) -> Placement:
     """Request a placement over ``stream``, if there is one, else by a separate call over
     ``channel``. Raises the conductor's errors, and Unavailable for an answer without a worker."""
-    request = pb.PlaceRequest(
-        request_id=request_id,
-        epoch=epoch,
-        tenant=tenant,
-        num_tokens=num_tokens,
-        max_new_tokens=max_new_tokens,
-        block_keys=block_keys,
-        excluded_worker_ids=sorted(excluded),
-        model=model,
-        trace=trace,
-        session=session,
-    )
+    request = placement_query_to_proto(query)
     if stream is not None:
         return await stream.request_placement(request, timeout_seconds)
     assert channel is not None, "there is a stream or a channel"

@@ -6,13 +6,11 @@ from typing import Any, Protocol
 import grpc.aio
 import structlog
 
-from baton.core.block_key import BLOCK_KEY_BYTES
-from baton.core.ids import BlockKey
-from baton.core.placement import Placement
+from baton.core.placement import Placement, PlacementQuery
 from baton.core.pool_plan import PoolPlan
-from baton.errors import BatonError, Invalid
+from baton.errors import BatonError
 from baton.rpc.convert.error import error_to_proto
-from baton.rpc.convert.placement import placement_to_proto
+from baton.rpc.convert.placement import placement_query_from_proto, placement_to_proto
 from baton.rpc.convert.pool_plan import pool_plan_to_proto
 from baton.rpc.server import answer_call
 from baton.rpc.v1 import conductor_pb2 as pb
@@ -21,24 +19,11 @@ from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
 log = structlog.get_logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
-MAX_KEYS = 65_536
 
 
 class ConductorCore(Protocol):
-    def place(
-        self,
-        *,
-        request_id: str,
-        epoch: int,
-        num_tokens: int,
-        max_new_tokens: int,
-        keys: tuple[BlockKey, ...],
-        excluded: frozenset[str],
-        trace: str = "",
-        session: str = "",
-    ) -> Placement:
-        """Place one request. ``trace`` is the span of this call. Raises Unavailable, Overloaded,
-        Invalid."""
+    def place(self, query: PlacementQuery) -> Placement:
+        """Place one request. Raises Unavailable, Overloaded, Invalid."""
         ...
 
     def describe(self) -> tuple[Sequence[str], str]:
@@ -88,24 +73,8 @@ def _answer(core: ConductorCore, request: pb.PlaceRequest) -> pb.PlaceAnswer:
 
 
 def _place(core: ConductorCore, request: pb.PlaceRequest) -> pb.Placement:
-    placement = core.place(
-        request_id=request.request_id,
-        epoch=request.epoch,
-        num_tokens=request.num_tokens,
-        max_new_tokens=request.max_new_tokens,
-        keys=_keys(request.block_keys),
-        excluded=frozenset(request.excluded_worker_ids),
-        trace=request.trace,
-        session=request.session,
-    )
-    return placement_to_proto(placement)
+    return placement_to_proto(core.place(placement_query_from_proto(request)))
 
 
 def add_conductor_service(server: grpc.aio.Server, core: ConductorCore) -> None:
     pb_grpc.add_ConductorServicer_to_server(ConductorService(core), server)
-
-
-def _keys(raw: Sequence[bytes]) -> tuple[BlockKey, ...]:
-    if len(raw) > MAX_KEYS or any(len(key) != BLOCK_KEY_BYTES for key in raw):
-        raise Invalid(f"block_keys must be at most {MAX_KEYS}, of {BLOCK_KEY_BYTES} bytes each")
-    return tuple(BlockKey(key) for key in raw)

@@ -1,4 +1,4 @@
-"""Statistics of the lengths of the answers that this worker has finished."""
+"""Statistics of the lengths of finished answers."""
 
 from collections import deque
 
@@ -10,11 +10,11 @@ LOW_PERCENTILE = 10
 
 
 class AnswerLengthStats:
-    """Statistics, in tokens, of the last :data:`WINDOW_ANSWERS` answers; None until there are
+    """Statistics, in tokens, of the last ``window_answers`` answers; None until there are
     :data:`MIN_ANSWERS` answers."""
 
-    def __init__(self) -> None:
-        self._lengths: deque[int] = deque(maxlen=WINDOW_ANSWERS)
+    def __init__(self, window_answers: int = WINDOW_ANSWERS) -> None:
+        self._lengths: deque[int] = deque(maxlen=window_answers)
 
     def record(self, num_tokens: int) -> None:
         self._lengths.append(num_tokens)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from baton.clock import Clock
 from baton.core.ids import Incarnation, WorkerId
 from baton.engine.config import EngineConfig
-from baton.engine.key_chain import BlockKeyHasher
+from baton.engine.key_chain import BlockKeyChainFactory
 from baton.transport.base import Transport
 from baton.worker.engine_thread import EngineHandle
 from baton.worker.kv_layout import KvLayout
@@ -44,7 +44,7 @@ class WorkerContext:
     config: WorkerConfig
     engine: EngineHandle
     engine_config: EngineConfig
-    key_hasher: BlockKeyHasher
+    key_hasher: BlockKeyChainFactory
     layout: KvLayout
     transports: dict[str, Transport]
     clock: Clock

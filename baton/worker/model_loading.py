@@ -16,6 +16,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.executor import ThreadedExecutor
 from baton.engine.runner import ModelRunner
+from baton.engine_settings import runner_options
 from baton.errors import Invalid
 from baton.serve.status_pipe import report_progress
 from baton.text.grammar.checker import GrammarChecker
@@ -98,16 +99,7 @@ def build_engine(
 def _load_runner(settings: Settings) -> ModelRunner:
     runner = ModelRunner.load(
         resolve_model(settings.model),
-        device=settings.device,
-        dtype=settings.dtype,
-        num_blocks=settings.num_blocks,
-        pool_bytes=settings.pool_bytes,
-        block_tokens=settings.block_tokens,
-        cpu_kernels=settings.cpu_kernels,
-        quantization=settings.quantization,
-        kv_dtype=settings.kv_dtype,
-        deterministic=settings.deterministic,
-        cuda_graphs=settings.cuda_graphs,
+        runner_options(settings),
         progress=partial(report_progress, "weights"),
     )
     runner.warm_up(settings.max_running)

@@ -15,12 +15,11 @@ from baton.clock import Clock, SystemClock
 from baton.config import Settings
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
-from baton.core.states import Role, WorkerState
+from baton.core.states import WORKER_ROLES, Role, WorkerState
 from baton.engine.result import StepResult
 from baton.engine.runner import ModelRunner
 from baton.network.address import host_port
 from baton.obs.tracing import ClosableSpanSink, close_span_sink, open_span_sink
-from baton.pools.base import WORKER_ROLES
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
 from baton.registry.redis import RedisRegistry

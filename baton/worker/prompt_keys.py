@@ -1,7 +1,7 @@
 """Hashes the block keys of a job's prompt."""
 
 from baton.concurrency.threads import run_in_thread
-from baton.engine.key_chain import BlockKeyChain, BlockKeyHasher
+from baton.engine.key_chain import BlockKeyChain, BlockKeyChainFactory
 from baton.worker.job import Job
 
 MAX_INLINE_HASH_TOKENS = 4096
@@ -9,7 +9,7 @@ MAX_INLINE_HASH_TOKENS = 4096
 millisecond; longer prompts are hashed in a thread."""
 
 
-async def hash_prompt(job: Job, hasher: BlockKeyHasher) -> BlockKeyChain:
+async def hash_prompt(job: Job, hasher: BlockKeyChainFactory) -> BlockKeyChain:
     """Hash the job's block keys once, so that the engine does not hash between two steps. Sets
     ``job.keys``."""
     spec = job.spec

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 
-from baton.core.states import WORKER_TRANSITIONS, Role, WorkerState
+from baton.core.states import WORKER_ROLES, WORKER_TRANSITIONS, Role, WorkerState
 from baton.errors import Invalid, Unavailable
-from baton.pools.base import WORKER_ROLES
 
 
 class RoleState:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from baton.engine.bench.bench_result import BenchResult
+from baton.engine.bench.bench_case_result import BenchCaseResult
 from baton.engine.bench.ceilings import Ceilings
 from baton.errors import Invalid
 from baton.plots import label_axes, open_figure
@@ -30,7 +30,7 @@ def check_plot_path(path: Path | None) -> None:
         raise Invalid(f"--plot {path}: {error.strerror}") from error
 
 
-def draw_roofline(path: Path, figures: Sequence[BenchResult], title: str) -> None:
+def draw_roofline(path: Path, figures: Sequence[BenchCaseResult], title: str) -> None:
     """Draw the figures with logarithmic axes. Raises Invalid when ``path`` can't be written, or has
     no suffix of an image format."""
     ceilings = figures[0].ceilings.wall
@@ -49,7 +49,7 @@ def attainable_flops_per_second(intensity: float, ceilings: Ceilings) -> float:
     return min(ceilings.flops_per_second, intensity * ceilings.bytes_per_second)
 
 
-def _draw_roof(axes: Any, figures: Sequence[BenchResult], ceilings: Ceilings) -> None:
+def _draw_roof(axes: Any, figures: Sequence[BenchCaseResult], ceilings: Ceilings) -> None:
     ridge = ceilings.flops_per_second / ceilings.bytes_per_second
     found = [figure.demand.intensity for figure in figures]
     low, high = min(found) / AXIS_MARGIN, max(*found, ridge) * AXIS_MARGIN
@@ -62,7 +62,7 @@ def _draw_roof(axes: Any, figures: Sequence[BenchResult], ceilings: Ceilings) ->
     )
 
 
-def _draw_points(axes: Any, kind: str, figures: Sequence[BenchResult]) -> None:
+def _draw_points(axes: Any, kind: str, figures: Sequence[BenchCaseResult]) -> None:
     mark, color = MARKERS[kind]
     xs = [figure.demand.intensity for figure in figures]
     ys = [figure.flops_per_second / 1e9 for figure in figures]

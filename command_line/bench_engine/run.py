@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,7 +13,7 @@ from rich.console import Console
 from baton.checkpoint import ModelConfig, load_model_config, resolve_model
 from baton.console import open_console
 from baton.engine.bench.bench_case import BenchCase, bench_cases
-from baton.engine.bench.bench_result import BenchResult
+from baton.engine.bench.bench_case_result import BenchCaseResult
 from baton.engine.bench.bench_runner import BenchRunner, max_blocks
 from baton.engine.bench.ceilings import MeasuredCeilings, highest_ceilings, measure_ceilings
 from baton.engine.bench.memory_fit import split_by_memory
@@ -21,6 +21,7 @@ from baton.engine.bench.roofline_demand import ElementSizes, roofline_demand
 from baton.engine.bench.stopwatch import median_time, time_repeatedly
 from baton.engine.native.processor import model_name
 from baton.engine.runner import ModelRunner, pick_device, pick_dtype, pick_kv_dtype
+from baton.engine_settings import runner_options
 from baton.errors import Invalid
 from command_line.bench_engine import roofline_plot
 from command_line.bench_engine.config import EngineBenchConfig
@@ -45,7 +46,7 @@ class EngineBenchResult:
     threads: int
     computes: str
     chunk_tokens: int
-    figures: tuple[BenchResult, ...]
+    figures: tuple[BenchCaseResult, ...]
     left_out: tuple[str, ...]
 
     @property
@@ -119,7 +120,7 @@ def _measure_cases(
     runner: ModelRunner,
     dtype: torch.dtype,
     show: ShowProgress,
-) -> tuple[BenchResult, ...]:
+) -> tuple[BenchCaseResult, ...]:
     """Measure the cases. The ceilings are measured again after each case, since other load on the
     machine varies; the best of them apply to all cases."""
     tensor, config = runner.pool.tensor, runner.model_config
@@ -132,7 +133,7 @@ def _measure_cases(
         found.append(measure_ceilings(tensor.device, dtype, torch.get_num_threads()))
     ceilings = highest_ceilings(found)
     return tuple(
-        BenchResult(case, elapsed, roofline_demand(case, config, element_sizes), ceilings)
+        BenchCaseResult(case, elapsed, roofline_demand(case, config, element_sizes), ceilings)
         for case, elapsed in zip(fitting, times, strict=True)
     )
 
@@ -148,17 +149,10 @@ def _cases(options: EngineBenchConfig, config: ModelConfig) -> Sequence[BenchCas
 
 def _load(options: EngineBenchConfig, path: Path, fitting: Sequence[BenchCase]) -> ModelRunner:
     settings = options.settings
+    num_blocks = max_blocks(fitting, settings.block_tokens)
     return ModelRunner.load(
         path,
-        device=settings.device,
-        dtype=settings.dtype,
-        num_blocks=max_blocks(fitting, settings.block_tokens),
-        block_tokens=settings.block_tokens,
-        cpu_kernels=settings.cpu_kernels,
-        quantization=settings.quantization,
-        kv_dtype=settings.kv_dtype,
-        deterministic=settings.deterministic,
-        cuda_graphs=settings.cuda_graphs,
+        replace(runner_options(settings), num_blocks=num_blocks),
     )
 
 

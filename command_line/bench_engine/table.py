@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from baton.engine.bench.bench_result import BenchResult
+from baton.engine.bench.bench_case_result import BenchCaseResult
 
 if TYPE_CHECKING:
     from command_line.bench_engine.run import EngineBenchResult
@@ -42,7 +42,7 @@ def _ceilings(result: "EngineBenchResult") -> str:
     )
 
 
-def _table(kind: str, figures: list[BenchResult], *, on_cpu: bool) -> Table:
+def _table(kind: str, figures: list[BenchCaseResult], *, on_cpu: bool) -> Table:
     table = Table(kind, box=None)
     names = ["tokens/s", "ms", "GFLOP/s", "GB/s", "FLOP/byte", "bound by", "of ceiling"]
     for name in [*names, "CPU ms", "of CPU ceiling"] if on_cpu else names:
@@ -52,7 +52,7 @@ def _table(kind: str, figures: list[BenchResult], *, on_cpu: bool) -> Table:
     return table
 
 
-def _cells(figure: BenchResult, on_cpu: bool) -> list[str]:
+def _cells(figure: BenchCaseResult, on_cpu: bool) -> list[str]:
     cells = [
         f"{figure.tokens_per_second:,.1f}",
         f"{figure.elapsed.wall * 1e3:,.2f}",

@@ -17,10 +17,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from baton.core.placement import ScoredWorker
 from baton.errors import Invalid, Overloaded, Unavailable
 from baton.hash_ring import ring_successors
 from conductor.policy.candidates import candidates
-from conductor.policy.decision import Decision, ScoredWorker
+from conductor.policy.decision import Decision
 from conductor.policy.local_prefill import local_prefill_decision
 from conductor.policy.prefill_work import prefill_work
 from conductor.policy.queue_forecast import forecast_queue

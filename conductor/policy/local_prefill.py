@@ -1,6 +1,7 @@
 """Conditional disaggregation: when a decode worker should prefill a prompt itself."""
 
-from conductor.policy.decision import Decision, ScoredWorker
+from baton.core.placement import ScoredWorker
+from conductor.policy.decision import Decision
 from conductor.policy.prefill_work import prefill_work
 from conductor.policy.snapshot import PolicyQuery, PrefillView, Snapshot, StoredPrefix
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from baton.core.pool_plan import PoolAlternative
 from conductor.load_forecast import LoadForecast
 
 
@@ -73,15 +74,6 @@ class PoolCapacity:
     projected_tokens: int = 0
     prefill_demand: DemandPeaks | None = None
     decode_demand: DemandPeaks | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PoolAlternative:
-    """The utilisation of a pool if it had ``num_workers``."""
-
-    pool: str
-    num_workers: int
-    utilisation: float
 
 
 @dataclass(frozen=True, slots=True)

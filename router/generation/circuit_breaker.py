@@ -1,7 +1,8 @@
 """Circuit breakers for workers that fail request after request although their connections work.
 
 Such a worker gets no requests for a while, then one request as a probe, and if that fails as well,
-none for a longer while."""
+none for a longer while. Calls to store nodes have a breaker of their own
+(:mod:`baton.kv.circuit_breaker`, which says why there are two)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ MAX_WORKERS = 4096
 
 
 @dataclass(slots=True)
-class CircuitBreaker:
+class _BreakerState:
     """One worker's breaker. It is closed while ``open_until`` is 0, and otherwise open until then
     (a time of the clock). ``next_open_seconds`` is how many seconds it opens for next time."""
 
@@ -39,7 +40,7 @@ class WorkerCircuitBreakers:
     requests that began before, and don't extend it."""
 
     def __init__(self) -> None:
-        self._breakers: dict[WorkerId, CircuitBreaker] = {}
+        self._breakers: dict[WorkerId, _BreakerState] = {}
 
     def open_workers(self, now: float) -> frozenset[WorkerId]:
         """Return the workers that should get no requests now unless there are no other workers."""
@@ -58,7 +59,7 @@ class WorkerCircuitBreakers:
 
     def record_failure(self, workers: Iterable[WorkerId], now: float) -> None:
         for worker in workers:
-            breaker = self._breakers.setdefault(worker, CircuitBreaker())
+            breaker = self._breakers.setdefault(worker, _BreakerState())
             breaker.num_failures += 1
             if breaker.num_failures == FAILURES_TO_OPEN:
                 breaker.open_until = now + breaker.next_open_seconds

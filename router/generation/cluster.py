@@ -7,11 +7,9 @@ from functools import lru_cache
 from baton.clock import Clock
 from baton.core.block_key import KeyRoot
 from baton.core.member import Member
-from baton.core.states import Role
+from baton.core.states import WORKER_ROLES, Role
 from baton.registry.membership import Membership, MemberSource
 from router.generation.block_key_hasher import BlockKeyHasher
-
-WORKER_ROLES = (Role.PREFILL, Role.DECODE)
 
 MAX_CACHED_HASHERS = 1024
 """The most block key hashers that are cached: one per tenant salt, some hundred bytes each."""

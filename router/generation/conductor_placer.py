@@ -9,7 +9,7 @@ import grpc.aio
 from baton.clock import Clock
 from baton.core.credentials import ClusterCredentials, to_credentials
 from baton.core.member import Member
-from baton.core.placement import Placement
+from baton.core.placement import Placement, PlacementQuery
 from baton.core.states import Role
 from baton.errors import BatonError, DeadlineExceeded, Invalid, Overloaded, Unavailable
 from baton.rpc.channel import open_channel
@@ -21,7 +21,6 @@ from baton.rpc.placement_stream import (
     PlacementStream,
 )
 from router.generation.cluster import Cluster
-from router.generation.placement import PlacementQuery
 from router.generation.unreachable_addresses import UnreachableAddresses
 
 CONDUCTOR_TIMEOUT_SECONDS = 2.0
@@ -104,18 +103,9 @@ class ConductorPlacer:
         stream = await self._get_stream(conductor)
         return await request_placement(
             None if stream is not None else await self._get_channel(conductor.address),
-            stream=stream,
-            request_id=query.request_id,
-            epoch=query.epoch,
-            tenant=query.tenant,
-            num_tokens=query.num_tokens,
-            max_new_tokens=query.max_new_tokens,
-            block_keys=query.block_keys,
-            excluded=query.excluded,
-            model=query.model,
+            query,
             timeout_seconds=CONDUCTOR_TIMEOUT_SECONDS,
-            trace=query.trace,
-            session=query.session,
+            stream=stream,
         )
 
     async def _get_stream(self, conductor: Member) -> PlacementStream | None:

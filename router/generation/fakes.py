@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 from baton.core.ids import Epoch, Incarnation, RequestId, TokenId, WorkerId
 from baton.core.kv_transfer import WorkerRef
-from baton.core.placement import Placement
+from baton.core.placement import Placement, PlacementQuery
 from baton.core.request import FinishReason, RequestOutput, RequestSpec, TokenLogprob
 from baton.core.task import Task
 from baton.errors import Unavailable
 from router.generation.output_queue import OutputQueue
-from router.generation.placement import PlacementQuery
 from router.generation.worker_connection import NotConnected, WorkerLost
 
 NextToken = Callable[[Sequence[TokenId], RequestSpec], TokenId]

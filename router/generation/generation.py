@@ -12,7 +12,7 @@ from baton.clock import Clock
 from baton.concurrency.time_limit import TimeLimit
 from baton.core.ids import BlockKey, Epoch, TenantId, TokenId, WorkerId
 from baton.core.kv_transfer import WorkerRef
-from baton.core.placement import Placement
+from baton.core.placement import Placement, PlacementQuery
 from baton.core.request import RequestOutput, RequestSpec
 from baton.errors import BatonError, DeadlineExceeded, NotFound, Overloaded, Unavailable
 from router.generation.attempt import Attempt, AttemptDrained, AttemptFailed, TokenTimeouts
@@ -20,7 +20,7 @@ from router.generation.block_key_hasher import BlockKeyHasher, compute_block_key
 from router.generation.circuit_breaker import FAILURES_TO_OPEN, WorkerCircuitBreakers
 from router.generation.output_queue import InlineConsumer
 from router.generation.output_validation import UNKNOWN_VOCAB_SIZE, InvalidOutput
-from router.generation.placement import PlacementQuery, Placer
+from router.generation.placement import Placer
 from router.generation.quarantine import (
     MAX_WORKER_DEATHS,
     PROGRESS_TOKENS,

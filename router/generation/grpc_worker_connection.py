@@ -41,7 +41,7 @@ class GrpcWorkerConnection(StreamWorkerConnection):
         try:
             self._unsent.put_nowait(message)
         except asyncio.QueueFull:
-            self.break_connection("it does not read")
+            self.break_connection("the peer does not read")
 
     async def _messages(self) -> AsyncIterator[RouterMessage]:
         while True:

@@ -1,35 +1,14 @@
-"""Deciding which workers serve a request: the query, its result, and the interface of placers."""
+"""The interface of placers, which decide which workers serve a request."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
 
-from baton.core.ids import BlockKey, Epoch, RequestId, TenantId, WorkerId
-from baton.core.placement import Placement
+from baton.core.placement import Placement, PlacementQuery
 from baton.errors import Unavailable
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementQuery:
-    """Asks for a placement. ``num_tokens`` counts prompt and emitted tokens, ``block_keys`` are the
-    keys of their full blocks. ``excluded`` are workers that failed this request before. Requests of
-    one ``session`` are prefilled on the same worker if neither cached prefixes nor load decide.
-    ``trace`` is the traceparent of the query's span, empty if the request is not traced."""
-
-    request_id: RequestId
-    epoch: Epoch
-    tenant: TenantId
-    num_tokens: int
-    max_new_tokens: int
-    block_keys: tuple[BlockKey, ...] = field(repr=False)
-    excluded: frozenset[WorkerId]
-    model: str
-    trace: str = ""
-    session: str = ""
 
 
 class Placer(Protocol):

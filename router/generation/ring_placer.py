@@ -5,12 +5,11 @@ from collections.abc import Sequence
 
 from baton.core.kv_transfer import WorkerRef
 from baton.core.member import Member
-from baton.core.placement import Placement
+from baton.core.placement import Placement, PlacementQuery
 from baton.core.states import Role
 from baton.errors import Unavailable
 from baton.hash_ring import ring_successors
 from router.generation.cluster import Cluster
-from router.generation.placement import PlacementQuery
 
 RING_KEY_BLOCKS = 8
 """The key of the prompt's block with this number (from 1), which covers all blocks before it, picks

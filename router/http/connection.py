@@ -8,11 +8,15 @@ the time for which a client does not read.
 llhttp is fed one request at a time, cut where the head or the body ends. So the raw head is
 available for checks (:mod:`router.http.request_head`), chunk framing is counted, and pipelined
 requests wait as bytes.
+
+It is our own because no server has these bounds, and none is worth a change for its speed: granian
+took as much CPU per request as uvicorn, and a bare protocol a sixth less (docs/LOG.md). Without the
+bounds, one client could stop the others: docs/results/security.md has the attacks before and after,
+docs/results/router.md what a request costs beside other routers.
 """
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, NoReturn
 
@@ -22,7 +26,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from router.errors import ApiError
+from router.http.body_senders import Http10BodySender, UvicornBodyWriter
 from router.http.chunked_body import ChunkedBodyScanner
+from router.http.connection_limits import ConnectionLimits
 from router.http.request_head import INVALID_HTTP, RequestHead, parse_request_head
 from router.http.response_writer import INLINE_WRITER_KEY
 
@@ -35,57 +41,9 @@ MAX_PIPELINED_BYTES = 64 * 1024
 HEAD_END = b"\r\n\r\n"
 """The end of a request's head."""
 
-MULTIPART_OVERHEAD_BYTES = 64 * 1024
-"""The most bytes of a multipart form besides the uploaded file."""
-
 LINGER_SECONDS = 5.0
 """How long the rest of a body is read after its request was refused. If the connection were closed
 while the body arrives, the client might not get the response."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    max_connections: int = 16_384
-    max_header_bytes: int = 32 * 1024
-    max_headers: int = 100
-    max_body_bytes: int = 8 * 1024 * 1024
-    max_file_bytes: int = 0
-    """The largest upload, which may exceed ``max_body_bytes``. If an upload is refused, up to this
-    much of it is still read, so that the client gets to read the reason."""
-    header_timeout_seconds: float = 10.0
-    keep_alive_seconds: float = 75.0
-    write_timeout_seconds: float = 30.0
-
-    @property
-    def max_discarded_bytes(self) -> int:
-        """The most bytes of a refused request's body that are read and dropped."""
-        return max(self.max_body_bytes, self.max_file_bytes + MULTIPART_OVERHEAD_BYTES)
-
-
-class UvicornBodyWriter:
-    """Writes parts of one response's body as uvicorn's ``send`` would, but without waiting."""
-
-    __slots__ = ("_cycle", "on_disconnect")
-
-    def __init__(self, cycle: Any) -> None:
-        self._cycle = cycle
-        self.on_disconnect: Callable[[], None] | None = None
-
-    @property
-    def is_disconnected(self) -> bool:
-        return bool(self._cycle.disconnected)
-
-    @property
-    def is_open(self) -> bool:
-        cycle = self._cycle
-        is_at_body = cycle.response_started and not cycle.response_complete
-        is_read = not (cycle.disconnected or cycle.flow.write_paused)
-        return is_at_body and is_read and cycle.chunked_encoding is True
-
-    def write(self, data: bytes) -> None:
-        """Write a chunk. Empty data is skipped, since an empty chunk would end the body."""
-        if data:
-            self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 def _rejection_reason(problem: ApiError) -> str:
@@ -97,28 +55,6 @@ def _rejection_reason(problem: ApiError) -> str:
 def _notify_disconnect(push: UvicornBodyWriter | None) -> None:
     if push is not None and push.on_disconnect is not None:
         push.on_disconnect()
-
-
-class Http10BodySender:
-    """Wraps the ``send`` of a uvicorn cycle for HTTP/1.0, which has no chunks: the end of a body of
-    unknown length is the end of the connection."""
-
-    def __init__(self, cycle: Any) -> None:
-        self._cycle = cycle
-        self._send = cycle.send
-        self._is_open_ended = False
-
-    async def __call__(self, message: Any) -> None:
-        if message["type"] == "http.response.start":
-            names = {name.lower() for name, _ in message.get("headers", ())}
-            self._is_open_ended = b"content-length" not in names
-            if self._is_open_ended:
-                self._cycle.chunked_encoding = False
-        elif self._is_open_ended:  # uvicorn checks the length
-            is_last = not message.get("more_body", False)
-            size = len(message.get("body", b""))
-            self._cycle.expected_content_length = size if is_last else size + 1
-        await self._send(message)
 
 
 class BodyParserCallbacks:

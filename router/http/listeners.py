@@ -13,7 +13,7 @@ from baton.clock import Clock
 from baton.config import Settings
 from baton.network.address import host_port
 from baton.network.listeners import announce_listener, http_authentication
-from router.http.connection import ConnectionLimits
+from router.http.connection_limits import ConnectionLimits
 from router.http.server import HttpServer, open_listener
 from router.http.tls import ReloadingCertificate
 

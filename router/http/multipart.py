@@ -1,5 +1,14 @@
 """Parses multipart/form-data (RFC 7578) as it arrives: collects the text fields, and passes the
-file's data on."""
+file's data on.
+
+This is our own parser and not python-multipart (0.0.34 was tried), because three of our rules would
+be lost: text before the first boundary is skipped (RFC 2046, 5.1.1), where it raises; a boundary
+that is followed by other characters is an error, where it takes the line for the part's data, so
+that the next part vanishes in this one; and all headers of a part are bounded together, where it
+bounds their number and the length of each. It also logs a warning for every malformed form, and its
+errors name byte offsets instead of what is wrong. Both parse more than 1 GB/s. The bounds on parts
+and fields, the names and the file would have stayed here: more than half of this file.
+"""
 
 import re
 from collections.abc import Callable

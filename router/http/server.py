@@ -15,7 +15,8 @@ from uvicorn.server import ServerState
 
 from baton.clock import Clock
 from baton.errors import Unavailable
-from router.http.connection import ConnectionLimits, HttpConnection
+from router.http.connection import HttpConnection
+from router.http.connection_limits import ConnectionLimits
 
 BACKLOG = 2048
 DATE_REFRESH_SECONDS = 1.0

@@ -1,13 +1,17 @@
-"""The router's TLS certificate, which is reloaded whenever its file changes."""
+"""The router's TLS certificate, which is reloaded whenever its file changes.
+
+A thread polls the files, so that no client's handshake waits for the disk. Connections between
+members are few, and their certificates are looked up at each handshake
+(:mod:`baton.network.tls`)."""
 
 import asyncio
 import ssl
-from pathlib import Path
 
 import structlog
 
 from baton.clock import Clock
 from baton.errors import Invalid
+from baton.network.file_stamps import FileStamps, file_stamps
 
 log = structlog.get_logger(__name__)
 
@@ -23,7 +27,7 @@ class ReloadingCertificate:
         self._key = key
         self._clock = clock
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self._signature = self._file_signature()
+        self._stamps = self._stamps_now()
         self._load()
 
     async def run(self) -> None:
@@ -34,15 +38,15 @@ class ReloadingCertificate:
             await asyncio.to_thread(self.refresh)
 
     def refresh(self) -> None:
-        signature = self._file_signature()
-        if signature == self._signature:
+        stamps = self._stamps_now()
+        if stamps == self._stamps:
             return
         try:
             self._load()
         except Invalid as error:
             log.warning("certificate_unchanged", error=str(error))
             return
-        self._signature = signature
+        self._stamps = stamps
         log.info("certificate_changed", file=self._certificate)
 
     def _load(self) -> None:
@@ -53,13 +57,12 @@ class ReloadingCertificate:
             files = f"tls_certificate {self._certificate}, tls_key {self._key}"
             raise Invalid(f"{files}: {error}") from error
 
-    def _file_signature(self) -> tuple[int, ...]:
-        """Return a value that changes when the files do."""
+    def _stamps_now(self) -> FileStamps:
+        """Return the files' stamps; empty while one is missing."""
         try:
-            stats = [Path(path).stat() for path in (self._certificate, self._key)]
+            return file_stamps(self._certificate, self._key)
         except OSError:
             return ()
-        return tuple(value for stat in stats for value in (stat.st_mtime_ns, stat.st_ino))
 
     @staticmethod
     def _fresh() -> ssl.SSLContext:

@@ -1,5 +1,9 @@
 """Admission of tenants' HTTP requests: each is charged to its tenant's quota from the arrival of
-its headers to its end."""
+its headers to its end.
+
+It is our own because rate limiters for web frameworks count requests when they arrive; here tokens
+are reserved before an answer is generated and settled by its end, for all routers together. The
+figures are in docs/results/tenants.md."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager

@@ -8,9 +8,10 @@ from baton.core.ids import TenantId
 from router.tenants.quota_store import QuotaRequest
 
 
-class QuotaClient(Protocol):
-    """The methods of :class:`router.tenants.quota_client.QuotaClient` that admissions use.
-    ``is_open`` is False while the quota store can't be reached."""
+class QuotaExchange(Protocol):
+    """The methods of :class:`router.tenants.quota_client.QuotaClient` that admissions use. It is
+    here because the client imports quotas, which import their share. ``is_open`` is False while the
+    quota store can't be reached."""
 
     is_open: bool
 
@@ -31,7 +32,7 @@ class QuotaShare:
     parts if it is None."""
 
     num_routers: int = 1
-    quota_client: QuotaClient | None = None
+    quota_client: QuotaExchange | None = None
 
     @property
     def is_shared(self) -> bool:

@@ -14,10 +14,15 @@ import pytest
 from baton.clock import ManualClock
 from baton.config import load_settings
 from baton.core.cost import DecodeCost, PrefillCost
-from baton.core.ids import BlockKey, Incarnation, WorkerId
+from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, TenantId, WorkerId
 from baton.core.kv_transfer import CHECKSUM_XXH3, BlockRef, WorkerRef
 from baton.core.member import Member
-from baton.core.placement import MAX_ALTERNATIVES, Placement, PlacementAlternative
+from baton.core.placement import (
+    MAX_ALTERNATIVES,
+    Placement,
+    PlacementQuery,
+    ScoredWorker,
+)
 from baton.core.pool_plan import MAX_POOL_ALTERNATIVES, PoolAlternative, PoolPlan
 from baton.core.states import Role, WorkerState
 from baton.core.store import BlockFilter, LeaseRequest, PutRequest, PutResult, Tier
@@ -178,7 +183,7 @@ async def test_errors_of_the_node_reach_the_client_unchanged(
     for seconds in (0.0, 61.0, float("nan")):
         with pytest.raises(Invalid, match="a lease lasts up to 60 s"):
             await client.lease(query(0, seconds=seconds))
-    monkeypatch.setattr("kvstore.node.MAX_PUTS", 0)
+    monkeypatch.setattr("kvstore.put_handler.MAX_PUTS", 0)
     with pytest.raises(Overloaded) as refusal:
         await client.put(house.request([1]))
     assert refusal.value.retry_after_seconds == 0.2
@@ -277,11 +282,9 @@ async def conductor(*members: Member, **config: Any) -> AsyncIterator[grpc.aio.C
         yield channel
 
 
-def place_arguments(*excluded: str, keys: tuple[BlockKey, ...] = tuple(KEYS)) -> dict[str, Any]:
-    return {
-        "request_id": "r", "epoch": 1, "tenant": "t", "num_tokens": 133, "max_new_tokens": 16,
-        "block_keys": keys, "excluded": excluded, "model": "m", "timeout_seconds": 30.0,
-    }  # fmt: skip
+def placement_query(*excluded: str, keys: tuple[BlockKey, ...] = tuple(KEYS)) -> PlacementQuery:
+    workers = frozenset(WorkerId(name) for name in excluded)
+    return PlacementQuery(RequestId("r"), Epoch(1), TenantId("t"), 133, 16, keys, workers, "m")
 
 
 async def ask(
@@ -291,13 +294,13 @@ async def ask(
     streams: bool = True,
 ) -> Placement:
     """Request a placement over a stream, as routers do, or by a unary call."""
-    arguments = place_arguments(*excluded, keys=keys)
+    query = placement_query(*excluded, keys=keys)
     if not streams:
-        return await request_placement(channel, **arguments)
+        return await request_placement(channel, query, timeout_seconds=30.0)
     stream = GrpcPlacementStream(channel)
     running = asyncio.create_task(stream.run())
     try:
-        return await request_placement(channel, **arguments, stream=stream)
+        return await request_placement(channel, query, timeout_seconds=30.0, stream=stream)
     finally:
         running.cancel()
         await asyncio.wait([running])
@@ -310,7 +313,7 @@ async def test_a_placement_stream_ends_with_its_conductor() -> None:
         def __init__(self) -> None:
             self.was_called = asyncio.Event()
 
-        def place(self, **arguments: Any) -> Placement:
+        def place(self, query: PlacementQuery) -> Placement:
             self.was_called.set()
             raise AssertionError("a bug of its own")
 
@@ -322,11 +325,11 @@ async def test_a_placement_stream_ends_with_its_conductor() -> None:
         stream = GrpcPlacementStream(channel)
         running = asyncio.create_task(stream.run())
         with pytest.raises(BatonError, match="internal error"):
-            await request_placement(channel, **place_arguments(), stream=stream)
+            await request_placement(channel, placement_query(), timeout_seconds=30.0, stream=stream)
         assert core.was_called.is_set() and stream.is_alive
     await asyncio.wait([running])
     with pytest.raises(Unavailable, match="the stream has ended"):
-        await request_placement(channel, **place_arguments(), stream=stream)
+        await request_placement(channel, placement_query(), timeout_seconds=30.0, stream=stream)
 
 
 async def test_a_silent_conductor_times_out() -> None:
@@ -374,18 +377,18 @@ async def test_a_placement_is_returned_with_its_reason_and_alternatives(streams:
     assert (placement.policy, placement.store_hint) == ("baton", None)
     assert (placement.ttft_seconds, placement.itl_seconds) == (0.133, 0.01)
     assert placement.prefill_alternatives == (
-        PlacementAlternative(WorkerId("p"), 4 * 0.133, 0.0, 0.133, 0, 0, 0.0),
+        ScoredWorker(WorkerId("p"), 4 * 0.133, 0.0, 0.133, 0, 0, 0.0),
     )
     # 133 prompt tokens and at most 16 generated ones, of 1,600.
     assert placement.decode_alternatives == (
-        PlacementAlternative(WorkerId("d"), 149 / 1600, 0.0, 0.01, 0, 0, 0.0),
+        ScoredWorker(WorkerId("d"), 149 / 1600, 0.0, 0.01, 0, 0, 0.0),
     )
 
 
 async def test_a_router_gets_a_bounded_number_of_alternatives() -> None:
     class ManyAlternatives:
-        def place(self, **arguments: Any) -> Placement:
-            others = tuple(PlacementAlternative(WorkerId(f"p{n}"), float(n)) for n in range(20))
+        def place(self, query: PlacementQuery) -> Placement:
+            others = tuple(ScoredWorker(WorkerId(f"p{n}"), float(n)) for n in range(20))
             ref = WorkerRef(WorkerId("d"), "d:1", Incarnation(7))
             return Placement(None, ref, "", prefill_alternatives=others)
 
@@ -429,7 +432,7 @@ async def test_errors_of_the_conductor_reach_the_router(streams: bool) -> None:
 
 
 async def test_too_many_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.rpc.conductor_service.MAX_KEYS", len(KEYS) - 1)
+    monkeypatch.setattr("baton.rpc.convert.placement.MAX_KEYS", len(KEYS) - 1)
     async with conductor(member("d", Role.DECODE)) as channel:
         with pytest.raises(Invalid, match="block_keys must be at most 15"):
             await ask(channel)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from baton.core.api_key import hash_api_key
-from baton.core.states import Role
+from baton.core.states import WORKER_ROLES
 from baton.registry.redis import RedisRegistry
 from benchmarks.machine import pause
 from orchestrator.cluster_state import ClusterFolder
@@ -101,7 +101,7 @@ def count_running(cluster: LocalCluster) -> int:
             members = await registry.members()
         finally:
             await registry.close()
-        workers = [member for member in members if member.role in (Role.PREFILL, Role.DECODE)]
+        workers = [member for member in members if member.role in WORKER_ROLES]
         return sum(member.load.running + member.load.waiting for member in workers)
 
     return asyncio.run(ask())

@@ -22,7 +22,8 @@ import numpy as np
 import psutil
 
 from baton.clock import SystemClock
-from router.http.connection import MAX_PIPELINED_BYTES, ConnectionLimits
+from router.http.connection import MAX_PIPELINED_BYTES
+from router.http.connection_limits import ConnectionLimits
 from tests.connection_house import ConnectionHarness, ConnectionResult
 from tests.fuzz.http_grammar import HIDDEN, Request, RequestMaker
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder

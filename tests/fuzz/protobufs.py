@@ -25,7 +25,7 @@ from baton.core.ids import Epoch, Incarnation, RequestId, WorkerId
 from baton.core.kv_transfer import KvTransferOpen, WorkerRef
 from baton.core.member import Member
 from baton.core.request import RequestOutput, TokenLogprob
-from baton.core.states import Role, WorkerState
+from baton.core.states import WORKER_ROLES, WorkerState
 from baton.engine.fake_runner import reference_answer
 from baton.errors import BatonError
 from baton.registry.membership import Membership
@@ -322,7 +322,7 @@ async def _serve(stack: AsyncExitStack, add: Callable[[Any, Any], None], core: A
 async def _conductor() -> Conductor:
     clock = ManualClock()
     registry = MemoryRegistry(clock)
-    for role in (Role.PREFILL, Role.DECODE):
+    for role in WORKER_ROLES:
         name, state = WorkerId(role.value), WorkerState.READY
         member = Member(name, role, f"{name}:1", Incarnation(7), state, block_tokens=16)
         await registry.announce(member, 60.0)

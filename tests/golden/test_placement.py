@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from baton.core.ids import WorkerId
+from baton.core.placement import ScoredWorker
 from baton.errors import BatonError
-from conductor.policy.decision import ScoredWorker
 from conductor.policy.policies import DEFAULT_POLICY, PLACEMENT_POLICIES, get_policy
 from conductor.policy.snapshot import (
     AdmissionRates,

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from baton.core.ids import WorkerId
 from baton.core.pool_plan import PoolPlan
-from baton.core.states import Role
-from baton.pools.base import WORKER_ROLES, PoolWorker
+from baton.core.states import WORKER_ROLES, Role
+from baton.pools.base import PoolWorker
 from baton.pools.scaling_policy import (
     PoolBounds,
     PoolObservation,

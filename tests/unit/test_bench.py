@@ -24,7 +24,7 @@ from load_generator.multiprocess import split_load
 from load_generator.prompts import PromptText, TokenCalibration, token_ids
 from load_generator.record import LatencyHistogram, RequestRecord, make_record
 from load_generator.request import BenchRequest
-from load_generator.result import GeneratorUsage, SloTargets, summarize
+from load_generator.result import GeneratorUsage, LatencyTargets, summarize
 from load_generator.server_probe import fit_to_context
 from load_generator.table import warnings
 from load_generator.target import parse_target
@@ -268,7 +268,7 @@ def test_summary_counts_goodput_attainment_and_errors() -> None:
         record(None, status=0, code="timeout", message="slow", prompt_tokens=80),
     ]
     effort = GeneratorUsage(0.4, 10.0, 1, 10, 3)
-    found = summarize(records, LatencyHistogram(), 2.0, SloTargets(0.5, 0.05), effort)
+    found = summarize(records, LatencyHistogram(), 2.0, LatencyTargets(0.5, 0.05), effort)
     assert (found.num_requests, found.completed, found.throughput_rps) == (8, 6, 3.0)
     assert (found.attainment, found.goodput_rps) == (3 / 8, 1.5)
     assert found.attainment_by_length_quartile == [1.0, 0.5, 0.0, 0.0]
@@ -282,20 +282,20 @@ def test_summary_counts_goodput_attainment_and_errors() -> None:
 def test_overloaded_load_generator_is_reported() -> None:
     late = [record(lag_seconds=0.2)] * 10
     found = summarize(
-        late, LatencyHistogram(), 1.0, SloTargets(None, None), GeneratorUsage(1, 10, 1, 10, 3)
+        late, LatencyHistogram(), 1.0, LatencyTargets(None, None), GeneratorUsage(1, 10, 1, 10, 3)
     )
     assert not found.kept_up and "sent 200 ms late (p99), although" in warnings(found)[0]
     busy = summarize(
         [record()],
         LatencyHistogram(),
         1.0,
-        SloTargets(None, None),
+        LatencyTargets(None, None),
         GeneratorUsage(19, 10, 2, 10, 3),
     )
     assert not busy.kept_up and busy.goodput_rps is None
     assert "95% of a core: use --processes N" in warnings(busy)[0]
     nothing = summarize(
-        [], LatencyHistogram(), 0.0, SloTargets(1.0, None), GeneratorUsage(0, 0, 1, 0, 0)
+        [], LatencyHistogram(), 0.0, LatencyTargets(1.0, None), GeneratorUsage(0, 0, 1, 0, 0)
     )
     assert nothing.ttft_seconds["p99"] is None and nothing.attainment == 0.0
     assert warnings(nothing) == ["nothing was measured: the load ended during the warm-up"]

@@ -8,9 +8,9 @@ import pytest
 
 from baton.clock import ManualClock
 from baton.core.cost import DecodeCost, PrefillCost
-from baton.core.ids import BlockKey, Incarnation, WorkerId
+from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, TenantId, WorkerId
 from baton.core.member import Member
-from baton.core.placement import MAX_ALTERNATIVES, Placement
+from baton.core.placement import MAX_ALTERNATIVES, Placement, PlacementQuery
 from baton.core.states import Role, WorkerState
 from baton.core.store import StoreHint, Tier, WatchEvent
 from baton.core.worker_load import QueuedWork, WorkerLoad
@@ -89,9 +89,12 @@ class ConductorHarness:
         self, name: str, tokens: int = 64, chain: tuple[BlockKey, ...] = (), epoch: int = 1,
         excluded: frozenset[str] = frozenset(), session: str = "",
     ) -> Placement:  # fmt: skip
+        workers = frozenset(map(WorkerId, excluded))
         return self.conductor.place(
-            request_id=name, epoch=epoch, num_tokens=tokens, max_new_tokens=16, keys=chain,
-            excluded=excluded, session=session,
+            PlacementQuery(
+                RequestId(name), Epoch(epoch), TenantId(""), tokens, 16, chain, workers, model="",
+                session=session,
+            )
         )  # fmt: skip
 
     def prefill_view(self, name: str) -> PrefillView:

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from baton.core.ids import WorkerId
+from baton.core.placement import ScoredWorker
 from baton.errors import Invalid, Overloaded, Unavailable
 from baton.hash_ring import ring_successors
 from conductor.policy.baton import SLO_MISS_PENALTY, BatonPolicyConfig, place
 from conductor.policy.candidates import candidates, hash_to_index, ring_key
-from conductor.policy.decision import ScoredWorker
 from conductor.policy.prefill_work import PrefillWork, prefill_work
 from conductor.policy.queue_forecast import QueueForecast, forecast_queue
 from conductor.policy.snapshot import AdmissionRates, QueuedPrefill, StoredPrefix

@@ -7,9 +7,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.clock import ManualClock
-from baton.core.ids import BlockKey, Incarnation, WorkerId
+from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, TenantId, WorkerId
 from baton.core.kv_transfer import WorkerRef
-from baton.core.placement import Placement, PlacementAlternative
+from baton.core.placement import Placement, PlacementQuery, ScoredWorker
 from baton.core.pool_plan import PoolPlan
 from baton.core.states import Role, WorkerState
 from baton.core.trace_context import TraceContext
@@ -26,8 +26,8 @@ def ref(name: str) -> WorkerRef:
     return WorkerRef(WorkerId(name), f"{name}:1", Incarnation(1))
 
 
-def scored(*names: str) -> tuple[PlacementAlternative, ...]:
-    return tuple(PlacementAlternative(WorkerId(name), 0.0) for name in names)
+def scored(*names: str) -> tuple[ScoredWorker, ...]:
+    return tuple(ScoredWorker(WorkerId(name), 0.0) for name in names)
 
 
 PAIR = Placement(
@@ -48,8 +48,7 @@ class Core:
         self.clock = ManualClock(50.0)
         self.answers: list[Placement | Exception] = []
 
-    def place(self, **asked: object) -> Placement:
-        assert "trace" not in asked
+    def place(self, query: PlacementQuery) -> Placement:
         self.clock.advance(0.00025)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -72,9 +71,10 @@ class Harness:
 
     def place(self, epoch: int = 1, trace: str = "") -> Placement:
         return self.witness.place(
-            request_id="r", epoch=epoch, num_tokens=5, max_new_tokens=5, keys=(),
-            excluded=frozenset(), trace=trace,
-        )  # fmt: skip
+            PlacementQuery(
+                RequestId("r"), Epoch(epoch), TenantId(""), 5, 5, (), frozenset(), "", trace
+            )
+        )
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(f"baton_conductor_{name}", labels)

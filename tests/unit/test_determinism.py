@@ -18,6 +18,7 @@ from baton.engine import determinism
 from baton.engine.determinism import numerics_fingerprint, require_deterministic
 from baton.engine.native.backend_choice import TORCH_BACKEND, BackendChoice
 from baton.engine.runner import ModelRunner
+from baton.engine.runner_options import RunnerOptions
 from baton.errors import Invalid
 from baton.registry.member_codec import member_from_json, member_to_json
 from baton.registry.membership import Membership
@@ -31,7 +32,7 @@ SEED = 20261121
 
 
 def load(path: Path, **given: object) -> ModelRunner:
-    return ModelRunner.load(path, device="cpu", num_blocks=16, **given)  # type: ignore[arg-type]
+    return ModelRunner.load(path, RunnerOptions(device="cpu", num_blocks=16, **given))  # type: ignore[arg-type]
 
 
 # -- one worker --------------------------------------------------------------------------------
@@ -91,10 +92,12 @@ def test_pool_too_small_for_the_determinism_probe_is_refused(tmp_path: Path) -> 
     make_model(tmp_path, "qwen3")
     for num_blocks, block_tokens in ((3, 1), (3, 16), (4, 16)):
         sizes = {"num_blocks": num_blocks, "block_tokens": block_tokens}
-        runner = ModelRunner.load(tmp_path, device="cpu", deterministic=True, **sizes)
+        runner = ModelRunner.load(
+            tmp_path, RunnerOptions(device="cpu", deterministic=True, **sizes)
+        )
         assert len(runner.numerics_fingerprint) == 16
     with pytest.raises(Invalid, match="a pool of at least 3 blocks, not 2"):
-        ModelRunner.load(tmp_path, device="cpu", deterministic=True, num_blocks=2)
+        ModelRunner.load(tmp_path, RunnerOptions(device="cpu", deterministic=True, num_blocks=2))
 
 
 class BatchDependentModel:

@@ -13,7 +13,7 @@ import torch
 from baton.checkpoint import ModelConfig, load_model_config
 from baton.engine.bench import ceilings
 from baton.engine.bench.bench_case import BenchCase, bench_cases
-from baton.engine.bench.bench_result import BenchResult
+from baton.engine.bench.bench_case_result import BenchCaseResult
 from baton.engine.bench.bench_runner import BenchRunner, max_blocks, num_blocks_for
 from baton.engine.bench.ceilings import (
     Ceilings,
@@ -157,9 +157,9 @@ def test_roofline_is_the_lower_of_compute_and_memory_ceiling() -> None:
     assert [attainable_flops_per_second(x, ROOF) for x in (1.0, 10.0, 50.0)] == [10.0, 100.0, 100.0]
 
 
-def test_bench_result_derives_rates_and_shares() -> None:
+def test_bench_case_result_derives_rates_and_shares() -> None:
     core = Ceilings(50.0, 5.0)
-    figure = BenchResult(
+    figure = BenchCaseResult(
         BenchCase("decode", 4, 8),
         ElapsedTime(2.0, 3.0),
         RooflineDemand(50.0, 10.0),

@@ -19,6 +19,7 @@ from baton.engine.kv_scale import KvScale, kv_scaled_digest
 from baton.engine.native.backend_choice import BackendChoice, choose_backend
 from baton.engine.quantization import E4M3, QuantizedCodes, check_fp8, quantize
 from baton.engine.runner import ModelRunner
+from baton.engine.runner_options import RunnerOptions
 from baton.errors import Invalid
 from tests.model_zoo import make_model
 from tests.unit.cuda_cases import quantize_in_blocks
@@ -33,7 +34,7 @@ PROMPT = np.random.default_rng(SEED).integers(500, size=60).tolist()
 
 def load(path: Path, **given: Any) -> ModelRunner:
     given = {"dtype": "float32", "num_blocks": 16, **given}
-    return ModelRunner.load(path, device="cpu", cpu_kernels="off", **given)
+    return ModelRunner.load(path, RunnerOptions(device="cpu", cpu_kernels="off", **given))
 
 
 def logits_of(runner: ModelRunner) -> torch.Tensor:

@@ -274,7 +274,7 @@ async def test_invalid_requests_are_rejected() -> None:
 
 
 async def test_concurrent_puts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.node.MAX_PUTS", 1)
+    monkeypatch.setattr("kvstore.put_handler.MAX_PUTS", 1)
     store = StoreHarness()
     putting = asyncio.create_task(store.put(0))
     while not store.node.stats().num_blocks:

@@ -21,6 +21,7 @@ from baton.engine.native.backend_choice import (
     unsupported_reason,
 )
 from baton.engine.runner import ModelRunner
+from baton.engine.runner_options import RunnerOptions
 from baton.errors import Invalid, Unavailable
 from tests.model_zoo import make_model
 from tests.unit.native_house import needs_kernels
@@ -70,12 +71,12 @@ def test_unknown_mode_is_rejected(config: ModelConfig) -> None:
 def test_old_processor_falls_back_to_torch(model: Path, old_processor: None) -> None:
     """The engine runs and says which instructions are missing; only ``cpu_kernels: on`` is
     refused."""
-    runner = ModelRunner.load(model, device="cpu", num_blocks=8)
+    runner = ModelRunner.load(model, RunnerOptions(device="cpu", num_blocks=8))
     assert isinstance(runner._model, Model)
     told = "the processor lacks fma, f16c"
     assert runner.backend.description == f"torch: {told}" and runner.backend.is_fallback
     with pytest.raises(Invalid, match=f"cpu_kernels is on, but {told}"):
-        ModelRunner.load(model, device="cpu", num_blocks=8, cpu_kernels="on")
+        ModelRunner.load(model, RunnerOptions(device="cpu", num_blocks=8, cpu_kernels="on"))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from baton.engine.native.decoder import NativeModel
 from baton.engine.native.processor import limit_instruction_set
 from baton.engine.quantization import QUANTIZATION_FORMATS as QUANTIZATIONS
 from baton.engine.runner import ModelRunner
+from baton.engine.runner_options import RunnerOptions
 from tests.model_zoo import ZOO, make_model
 from tests.unit.native_house import (
     FORMATS,
@@ -76,7 +77,8 @@ def test_logits_have_the_same_bits_on_any_processor(
     for processor in LOCAL_INSTRUCTION_SETS:
         with limit_instruction_set(processor):
             runner = ModelRunner.load(
-                tmp_path, device="cpu", dtype=dtype, num_blocks=64, quantization=quantization
+                tmp_path,
+                RunnerOptions(device="cpu", dtype=dtype, num_blocks=64, quantization=quantization),
             )
             rows = [row_of(prompt, 0, range(20)), row_of(prompt[:1], 0, [20])]
             read = all_logits(runner, rows)

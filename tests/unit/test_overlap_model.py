@@ -15,6 +15,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.executor import ThreadedExecutor
 from baton.engine.runner import ModelRunner
+from baton.engine.runner_options import RunnerOptions
 from tests.model_zoo import make_model
 from tests.unit.native_house import needs_kernels
 
@@ -80,10 +81,12 @@ def answers(
 def test_native_kernels_leave_a_core_free_if_there_is_one(tmp_path: Path) -> None:
     make_model(tmp_path, "qwen3")
     threads = torch.get_num_threads()
-    runner = ModelRunner.load(tmp_path, device="cpu", num_blocks=4, cpu_kernels="on")
+    runner = ModelRunner.load(tmp_path, RunnerOptions(device="cpu", num_blocks=4, cpu_kernels="on"))
     assert runner.leaves_core_free(threads + 1)
     assert not runner.leaves_core_free(threads)
-    runner = ModelRunner.load(tmp_path, device="cpu", num_blocks=4, cpu_kernels="off")
+    runner = ModelRunner.load(
+        tmp_path, RunnerOptions(device="cpu", num_blocks=4, cpu_kernels="off")
+    )
     assert not runner.leaves_core_free(threads + 1)  # torch takes the GIL for every operation
 
 
@@ -95,7 +98,9 @@ def test_async_scheduling_gives_the_same_tokens_and_logprobs(
 ) -> None:
     print(f"seed {SEED}")
     make_model(tmp_path, architecture, seed=SEED)
-    runner = ModelRunner.load(tmp_path, device="cpu", dtype=dtype, num_blocks=60, cpu_kernels="on")
+    runner = ModelRunner.load(
+        tmp_path, RunnerOptions(device="cpu", dtype=dtype, num_blocks=60, cpu_kernels="on")
+    )
     chance = np.random.default_rng(SEED)
     specs = requests(chance, runner.model_config.vocab_size)
     arrivals = chance.integers(0, 60, size=len(specs)).tolist()

@@ -13,7 +13,7 @@ from baton.core.credentials import ClusterCredentials
 from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, TenantId, WorkerId
 from baton.core.kv_transfer import WorkerRef
 from baton.core.member import Member
-from baton.core.placement import Placement
+from baton.core.placement import Placement, PlacementQuery
 from baton.core.states import Role, WorkerState
 from baton.errors import BatonError, DeadlineExceeded, Invalid, Overloaded, Unavailable
 from baton.rpc.conductor_service import add_conductor_service
@@ -29,7 +29,6 @@ from baton.rpc.server import build_server, listen
 from baton.rpc.v1 import conductor_pb2 as pb
 from router.generation.cluster import Cluster
 from router.generation.conductor_placer import ConductorPlacer
-from router.generation.placement import PlacementQuery
 
 TRUST = ClusterCredentials("hush")
 DECODE = WorkerRef(WorkerId("d"), "d:1", Incarnation(4), "d:2")
@@ -38,13 +37,13 @@ DECODE = WorkerRef(WorkerId("d"), "d:1", Incarnation(4), "d:2")
 @dataclass
 class FakeCore:
     failure: BaseException | None = None
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    asked: list[PlacementQuery] = field(default_factory=list)
 
-    def place(self, **asked: Any) -> Placement:
-        self.asked.append(asked)
+    def place(self, query: PlacementQuery) -> Placement:
+        self.asked.append(query)
         if self.failure is not None:
             raise self.failure
-        return Placement(None, DECODE, asked["request_id"])
+        return Placement(None, DECODE, query.request_id)
 
 
 @asynccontextmanager
@@ -222,11 +221,7 @@ async def test_placer_reconnects_when_its_framed_connection_breaks() -> None:
                 break
             except Unavailable:
                 continue
-    assert core.asked[0] == {
-        "trace": "", "session": "",
-        "request_id": "r", "epoch": 1, "num_tokens": 40, "max_new_tokens": 8, "keys": (key,),
-        "excluded": frozenset({"x"}),
-    }  # fmt: skip
+    assert core.asked[0] == query
     running.cancel()
     await asyncio.wait([running])
     await placer.close()

@@ -4,9 +4,10 @@ import pytest
 
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import WorkerId
+from baton.core.placement import ScoredWorker
 from baton.core.pool_plan import PoolAlternative
 from conductor.planner import MAX_MEASURED_TOKENS, Planner, PlannerConfig, decode_tokens_per_second
-from conductor.policy.decision import Decision, ScoredWorker
+from conductor.policy.decision import Decision
 from conductor.policy.sizing import SizingConfig
 from conductor.policy.snapshot import DecodeView, LinkSpeed, PrefillView, Snapshot, WorkerPool
 from tests.unit.test_conductor import ConductorHarness, decode_member, prefill_member

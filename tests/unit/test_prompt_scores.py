@@ -19,6 +19,7 @@ from baton.engine.engine import Engine
 from baton.engine.fake_runner import FakeRunner
 from baton.engine.plan import Runner
 from baton.engine.runner import ModelRunner
+from baton.engine.runner_options import RunnerOptions
 from tests.model_zoo import make_model
 
 SEED = 20261121
@@ -79,7 +80,7 @@ def test_prompt_logprobs_equal_those_of_transformers(
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     chance = np.random.default_rng(SEED)
     prompts = [chance.integers(3, 500, size=length).tolist() for length in LENGTHS]
-    runner = ModelRunner.load(tmp_path, device="cpu", num_blocks=128)
+    runner = ModelRunner.load(tmp_path, RunnerOptions(device="cpu", num_blocks=128))
     engine = engine_over(runner, chunk)
     specs = [spec_of(str(n), prompt, 3) for n, prompt in enumerate(prompts)]
     for outputs in (run(engine, specs), run(engine, specs)):  # with an empty and a filled cache

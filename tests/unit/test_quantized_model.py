@@ -11,6 +11,7 @@ from baton.engine.native.backend_choice import choose_backend
 from baton.engine.native.processor import best_instruction_set
 from baton.engine.quantization import quantize
 from baton.engine.runner import ModelRunner
+from baton.engine.runner_options import RunnerOptions
 from baton.errors import Invalid
 from tests.model_zoo import make_model
 from tests.unit.native_house import FORMATS, all_logits, needs_kernels, row_of
@@ -27,7 +28,8 @@ PLACEMENTS = 4
 def load(path: Path, name: str, kernels: str, dtype: str = "float32", **sizes: int) -> ModelRunner:
     given = {"num_blocks": 64, **sizes}
     return ModelRunner.load(
-        path, device="cpu", dtype=dtype, cpu_kernels=kernels, quantization=name, **given
+        path,
+        RunnerOptions(device="cpu", dtype=dtype, cpu_kernels=kernels, quantization=name, **given),
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 from baton.clock import ManualClock
 from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, TenantId, WorkerId
 from baton.core.member import Member
+from baton.core.placement import PlacementQuery
 from baton.core.states import Role, WorkerState
 from baton.core.worker_load import WorkerLoad
 from baton.hash_ring import ring_successors
@@ -16,7 +17,6 @@ from baton.registry.memory import MemoryRegistry
 from conductor.policy.baton import BatonPolicyConfig, place
 from conductor.policy.snapshot import AnyBlockKey, PolicyQuery
 from router.generation.cluster import Cluster
-from router.generation.placement import PlacementQuery
 from router.generation.ring_placer import RING_KEY_BLOCKS, RingPlacer
 from tests.fleet import FakeCache, decode, prefill, snapshot
 

@@ -17,7 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from baton.clock import SystemClock
 from baton.core.ids import Incarnation, TokenId, WorkerId
 from baton.core.member import Member
-from baton.core.placement import Placement, PlacementAlternative
+from baton.core.placement import Placement, PlacementQuery, ScoredWorker
 from baton.core.request import RequestSpec
 from baton.core.states import Role, WorkerState
 from baton.text.detokenizer import byte_level_alphabet
@@ -29,8 +29,7 @@ from router.batches.service import BatchService
 from router.generation.cluster import Cluster
 from router.generation.fakes import FakeWorker, MemoryPlacer, MemoryWorkerConnections
 from router.generation.generation import FailoverConfig, GenerationContext
-from router.generation.placement import PlacementQuery
-from router.http.connection import ConnectionLimits
+from router.http.connection_limits import ConnectionLimits
 from router.http.server import HttpServer, open_listener
 from router.openai.context import RouterConfig, RouterContext
 from router.openai.grammar_validator import GrammarValidator
@@ -731,7 +730,7 @@ async def test_explain_describes_a_request(tokenizer: Tokenizer) -> None:
         ask = router.placer.place
 
         async def tell(query: PlacementQuery) -> Placement:
-            others = (PlacementAlternative(WorkerId("p0"), 1.5, 0.5, 0.25, 3),)
+            others = (ScoredWorker(WorkerId("p0"), 1.5, 0.5, 0.25, 3),)
             placement = await ask(query)
             return replace(
                 placement, policy="scripted", ttft_seconds=0.25, prefill_alternatives=others

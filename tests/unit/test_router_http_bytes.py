@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from router.http.chunked_body import MAX_SMALL_CHUNKS, SMALL_CHUNK_BYTES
-from router.http.connection import MAX_PIPELINED_BYTES, ConnectionLimits
+from router.http.connection import MAX_PIPELINED_BYTES
+from router.http.connection_limits import ConnectionLimits
 from tests.connection_house import ConnectionHarness, ConnectionResult, ReceivedRequest
 
 LIMITS = ConnectionLimits(max_header_bytes=10_000)

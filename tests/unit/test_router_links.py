@@ -16,7 +16,7 @@ from baton.core.credentials import ClusterCredentials
 from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, TenantId, TokenId, WorkerId
 from baton.core.kv_transfer import WorkerRef
 from baton.core.member import Member
-from baton.core.placement import Placement
+from baton.core.placement import Placement, PlacementQuery
 from baton.core.request import RequestOutput, RequestSpec, SamplingParams
 from baton.core.states import Role, WorkerState
 from baton.core.task import Task
@@ -35,7 +35,7 @@ from router.generation.cluster import Cluster
 from router.generation.conductor_placer import ConductorPlacer
 from router.generation.framed_worker_connection import FramedWorkerConnection
 from router.generation.output_queue import OutputDeliveryError, OutputQueue
-from router.generation.placement import FallbackPlacer, PlacementQuery
+from router.generation.placement import FallbackPlacer
 from router.generation.ring_placer import RingPlacer
 from router.generation.worker_connection import NotConnected, WorkerLost
 from router.generation.worker_connection_pool import WorkerConnectionPool

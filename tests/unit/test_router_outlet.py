@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from baton.text.tokenizer import Tokenizer
-from router.http.connection import UvicornBodyWriter
+from router.http.body_senders import UvicornBodyWriter
 from tests.unit.test_router_http import (
     CHAT,
     COMPLETE,

@@ -18,7 +18,8 @@ import uvloop
 from baton.clock import SystemClock
 from baton.errors import Invalid
 from baton.network.pinned_tls import pinned_tls_context
-from router.http.connection import MAX_PIPELINED_BYTES, ConnectionLimits
+from router.http.connection import MAX_PIPELINED_BYTES
+from router.http.connection_limits import ConnectionLimits
 from router.http.server import HttpServer, open_listener
 from router.http.tls import ReloadingCertificate
 from tests import certificates

@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.core.ids import Epoch, Incarnation, RequestId, TenantId, TokenId, WorkerId
 from baton.core.kv_transfer import WorkerRef
-from baton.core.placement import Placement, PlacementAlternative
+from baton.core.placement import Placement, ScoredWorker
 from baton.core.request import RequestOutput
 from router.generation.record import GenerationRecord
 from router.telemetry.metrics import RouterMetrics
@@ -29,9 +29,9 @@ def answered(
 ) -> GenerationRecord:
     """Record an answer of three tokens; ``own`` is its prompt's own service time."""
     record = GenerationRecord(RequestId("r"), 10.0, 5, TenantId(tenant), promised)
-    scores = [PlacementAlternative(WorkerId("p1"), 0.5, service_seconds=9.0)]
+    scores = [ScoredWorker(WorkerId("p1"), 0.5, service_seconds=9.0)]
     if own is not None:
-        scores.append(PlacementAlternative(PREFILL_WORKER.id, 1.0, service_seconds=own))
+        scores.append(ScoredWorker(PREFILL_WORKER.id, 1.0, service_seconds=own))
     placement = Placement(
         PREFILL_WORKER, DECODE_WORKER, "why", ttft_seconds=predicted, prefill_alternatives=scores
     )

@@ -8,7 +8,7 @@ import httpx
 
 from baton.core.states import Role
 from baton.text.tokenizer import Tokenizer
-from router.http.connection import ConnectionLimits
+from router.http.connection_limits import ConnectionLimits
 from tests.unit import test_router_http
 from tests.unit.test_router_http import COMPLETE, RouterHarness, eventually, member, serve_over_tcp
 

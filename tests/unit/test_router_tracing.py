@@ -7,13 +7,12 @@ import pytest
 
 from baton.clock import ManualClock
 from baton.core.ids import Epoch, RequestId, TokenId
-from baton.core.placement import Placement
+from baton.core.placement import Placement, PlacementQuery
 from baton.core.request import RequestOutput
 from baton.core.trace_context import TraceContext, parse_traceparent
 from baton.errors import Overloaded
 from baton.obs.span import MemorySpanSink, Span
 from baton.text.tokenizer import Tokenizer
-from router.generation.placement import PlacementQuery
 from router.generation.record import GenerationRecord
 from router.telemetry.tracing import RequestTrace, RequestTracer, build_request_spans
 from tests.unit.test_router_http import CHAT, COMPLETE, chat, open_harness, write_tokenizer

@@ -7,10 +7,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from baton.core.pool_plan import PoolAlternative
 from conductor.load_forecast import LEVEL_SECONDS, HoltSmoother, LoadForecast, LoadTrend
 from conductor.policy.sizing import (
     DemandPeaks,
-    PoolAlternative,
     PoolCapacity,
     PoolSizes,
     SizingConfig,

@@ -17,7 +17,7 @@ import redis.asyncio
 
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
-from baton.core.states import Role, WorkerState
+from baton.core.states import WORKER_ROLES, WorkerState
 from baton.core.worker_load import WorkerLoad
 from baton.errors import Invalid
 from baton.registry.member_codec import member_from_json, member_to_json
@@ -105,7 +105,7 @@ async def _twins(store: Any, address: str) -> tuple[list[Member], bool]:
             member = member_from_json(told[0] if told else b"")
         except Invalid:
             continue
-        if member.role in (Role.PREFILL, Role.DECODE):
+        if member.role in WORKER_ROLES:
             is_sealed = is_sealed or b"\n" in entry
             twins.append(_twin(member, address))
     return twins, is_sealed

@@ -13,9 +13,8 @@ from typing import Any
 
 from kubernetes import client
 
-from baton.core.states import Role
+from baton.core.states import WORKER_ROLES, Role
 from baton.errors import Invalid
-from baton.pools.base import WORKER_ROLES
 from baton.pools.kubernetes.client import KubernetesClient
 from baton.pools.kubernetes.pod import (
     DELETION_COST,

@@ -4,9 +4,10 @@ here."""
 from collections.abc import Sequence
 from typing import overload
 
-from baton.core.ids import WorkerId
-from baton.core.placement import MAX_ALTERNATIVES, Placement, PlacementAlternative
-from baton.errors import Unavailable
+from baton.core.block_key import BLOCK_KEY_BYTES
+from baton.core.ids import BlockKey, Epoch, RequestId, TenantId, WorkerId
+from baton.core.placement import MAX_ALTERNATIVES, Placement, PlacementQuery, ScoredWorker
+from baton.errors import Invalid, Unavailable
 from baton.rpc.convert.common import (
     hint_from_proto,
     hint_to_proto,
@@ -15,6 +16,40 @@ from baton.rpc.convert.common import (
 )
 from baton.rpc.convert.error import error_from_proto
 from baton.rpc.v1 import conductor_pb2 as pb
+
+MAX_KEYS = 65_536
+"""The most block keys of a query."""
+
+
+def placement_query_to_proto(query: PlacementQuery) -> pb.PlaceRequest:
+    return pb.PlaceRequest(
+        request_id=query.request_id,
+        epoch=query.epoch,
+        tenant=query.tenant,
+        num_tokens=query.num_tokens,
+        max_new_tokens=query.max_new_tokens,
+        block_keys=query.block_keys,
+        excluded_worker_ids=sorted(query.excluded),
+        model=query.model,
+        trace=query.trace,
+        session=query.session,
+    )
+
+
+def placement_query_from_proto(request: pb.PlaceRequest) -> PlacementQuery:
+    """Raises Invalid for keys that are too many, or have another size."""
+    return PlacementQuery(
+        RequestId(request.request_id),
+        Epoch(request.epoch),
+        TenantId(request.tenant),
+        request.num_tokens,
+        request.max_new_tokens,
+        _block_keys(request.block_keys),
+        frozenset(map(WorkerId, request.excluded_worker_ids)),
+        request.model,
+        trace=request.trace,
+        session=request.session,
+    )
 
 
 def placement_to_proto(placement: Placement) -> pb.Placement:
@@ -56,7 +91,7 @@ def place_answer_from_proto(message: pb.PlaceAnswer) -> Placement:
     return placement_from_proto(message.placement)
 
 
-def _alternatives_to_proto(alternatives: Sequence[PlacementAlternative]) -> list[pb.Alternative]:
+def _alternatives_to_proto(alternatives: Sequence[ScoredWorker]) -> list[pb.Alternative]:
     return [
         pb.Alternative(
             worker_id=each.worker,
@@ -71,7 +106,7 @@ def _alternatives_to_proto(alternatives: Sequence[PlacementAlternative]) -> list
     ]
 
 
-class _Alternatives(Sequence[PlacementAlternative]):
+class _Alternatives(Sequence[ScoredWorker]):
     """The alternatives of one pool, decoded lazily. They are kept as bytes: a router gets dozens
     with each request and keeps those of thousands of requests, but they are hardly ever read.
     Parsed messages would take four times as much memory."""
@@ -91,14 +126,12 @@ class _Alternatives(Sequence[PlacementAlternative]):
         return min(len(self._messages), MAX_ALTERNATIVES)
 
     @overload
-    def __getitem__(self, index: int) -> PlacementAlternative: ...
+    def __getitem__(self, index: int) -> ScoredWorker: ...
 
     @overload
-    def __getitem__(self, index: slice) -> tuple[PlacementAlternative, ...]: ...
+    def __getitem__(self, index: slice) -> tuple[ScoredWorker, ...]: ...
 
-    def __getitem__(
-        self, index: int | slice
-    ) -> PlacementAlternative | tuple[PlacementAlternative, ...]:
+    def __getitem__(self, index: int | slice) -> ScoredWorker | tuple[ScoredWorker, ...]:
         messages = self._messages[:MAX_ALTERNATIVES]
         if isinstance(index, slice):
             return tuple(_alternative(message) for message in messages[index])
@@ -111,8 +144,8 @@ class _Alternatives(Sequence[PlacementAlternative]):
         return hash(tuple(self))
 
 
-def _alternative(message: pb.Alternative) -> PlacementAlternative:
-    return PlacementAlternative(
+def _alternative(message: pb.Alternative) -> ScoredWorker:
+    return ScoredWorker(
         WorkerId(message.worker_id),
         message.score,
         message.queue_seconds,
@@ -121,3 +154,9 @@ def _alternative(message: pb.Alternative) -> PlacementAlternative:
         message.fetched_blocks,
         message.late_seconds,
     )
+
+
+def _block_keys(raw: Sequence[bytes]) -> tuple[BlockKey, ...]:
+    if len(raw) > MAX_KEYS or any(len(key) != BLOCK_KEY_BYTES for key in raw):
+        raise Invalid(f"block_keys must be at most {MAX_KEYS}, of {BLOCK_KEY_BYTES} bytes each")
+    return tuple(BlockKey(key) for key in raw)

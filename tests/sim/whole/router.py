@@ -12,11 +12,12 @@ from starlette.types import Receive, Scope, Send
 
 from baton.core.ids import TenantId
 from baton.core.request import RequestOutput
+from baton.core.states import WORKER_ROLES
 from baton.errors import BatonError, Invalid, Unauthorized
 from baton.rpc.framed.connection import FramedConnection
 from router.generation.attempt import TokenTimeouts
 from router.generation.block_key_hasher import compute_block_keys
-from router.generation.cluster import WORKER_ROLES, Cluster
+from router.generation.cluster import Cluster
 from router.generation.conductor_placer import ConductorPlacer
 from router.generation.generation import FailoverConfig, Generation, GenerationContext
 from router.generation.output_queue import InlineConsumer
@@ -25,7 +26,7 @@ from router.generation.record import GenerationRecord
 from router.generation.ring_placer import RingPlacer
 from router.generation.worker_connection_pool import WorkerConnectionPool
 from router.http.body_parser import parse_body
-from router.http.connection import ConnectionLimits
+from router.http.connection_limits import ConnectionLimits
 from router.http.raw_body import BodyBudget, RawBody
 from router.http.response_writer import (
     INLINE_WRITER_KEY,

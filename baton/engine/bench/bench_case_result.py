@@ -9,7 +9,7 @@ from baton.engine.bench.stopwatch import ElapsedTime
 
 
 @dataclass(frozen=True, slots=True)
-class BenchResult:
+class BenchCaseResult:
     """The measured time ``elapsed`` of a whole case, its ``demand``, and the machine's ceilings."""
 
     case: BenchCase

@@ -1,0 +1,46 @@
+"""What steps cost on this machine, as measured, and the prefill that fits into a step."""
+
+from baton.core.cost import DecodeCost, PrefillCost
+from baton.engine.config import EngineConfig
+from baton.engine.decode_cost_model import DecodeCostModel
+from baton.engine.prefill_budget import PrefillBudget
+from baton.engine.prefill_cost_model import PrefillCostModel
+from baton.engine.result import StepWork
+
+
+class MeasuredCosts:
+    """The cost models of prefill and decode, fitted to every recorded step, and the budget of
+    prefill tokens per step that follows from them."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._max_chunk_tokens = config.max_chunk_tokens
+        self._prefill_cost_model = PrefillCostModel()
+        self._decode_cost_model = DecodeCostModel()
+        self._prefill_budget = PrefillBudget(
+            config.target_inter_token_latency_seconds, self._decode_cost_model.cost
+        )
+        self.max_prefill_tokens = self._prefill_budget.max_prefill_tokens
+
+    def record(self, work: StepWork) -> None:
+        """Record the measured duration of a step."""
+        self._prefill_cost_model.record(work)
+        self._decode_cost_model.record(work)
+        self._prefill_budget.record(work)
+
+    def prefill_seconds(self, start: int, end: int) -> float | None:
+        """Predict the time to compute tokens ``start`` to ``end`` of a prompt with nothing beside
+        it; None before enough steps were measured."""
+        return self._prefill_cost_model.predict_seconds_alone(start, end, self._max_chunk_tokens)
+
+    def prefill_cost(self) -> PrefillCost | None:
+        """Return the fitted cost; None before enough steps were measured."""
+        return self._prefill_cost_model.cost(self._max_chunk_tokens)
+
+    def prefill_cost_relative_error(self) -> float | None:
+        """Return the relative error of :meth:`prefill_cost`; see
+        :class:`baton.core.worker_load.WorkerLoad`."""
+        return self._prefill_cost_model.relative_error()
+
+    def decode_cost(self) -> DecodeCost | None:
+        """Return the fitted cost; None before enough steps were measured."""
+        return self._decode_cost_model.cost()

@@ -1,0 +1,154 @@
+"""Applies the output of a step to the requests that it computed."""
+
+from collections.abc import Callable
+
+from baton.core.answer_length_predictor import AnswerLengthPredictor
+from baton.core.ids import TokenId
+from baton.core.request import PROMPT_PREFILLED, FinishReason, RequestOutput, TokenLogprob
+from baton.core.task import Task
+from baton.core.tenant import tenant_tag
+from baton.engine.inflight import InflightStep
+from baton.engine.plan import SampledToken, StepOutput
+from baton.engine.result import PrefillProgress, SealedRun, StepResult
+from baton.engine.scheduler import Scheduler
+from baton.engine.sequence import Phase, Sequence
+
+PUBLISH_INTERVAL_BLOCKS = 16
+"""Number of new sealed blocks after which a running request reports them, so that the store can
+save them before the answer ends, in case the worker dies."""
+
+
+class StepApplier:
+    """Advances sequences by what a step computed. A request whose answer is complete is ended with
+    ``finish``, and the length of its answer recorded in ``answer_lengths``."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        answer_lengths: AnswerLengthPredictor,
+        eos_token_ids: frozenset[TokenId],
+        finish: Callable[[Sequence], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._answer_lengths = answer_lengths
+        self._eos_token_ids = eos_token_ids
+        self._finish = finish
+
+    def apply(self, flight: InflightStep, output: StepOutput, result: StepResult) -> StepResult:
+        """Apply the output to the plan's requests, except those that have ended, and add their
+        outputs, progress and sealed blocks to ``result``."""
+        outputs: list[RequestOutput] = []
+        progress: list[PrefillProgress] = []
+        sealed: list[SealedRun] = []
+        rows = flight.plan.rows
+        scores = output.prompt_logprobs or ((),) * len(rows)
+        row_results = zip(rows, flight.sequences, output.sampled, scores, strict=True)
+        for row, sequence, sampled, scored in row_results:
+            if sequence.phase is Phase.FINISHED:
+                continue
+            sequence.num_computed_tokens = row.start + len(row.token_ids)
+            assert len(scored) == len(row.prompt_logprob_targets), f"scores of {row.request_id}"
+            if row.prompt_logprob_targets:
+                sequence.prompt_logprobs[row.start :] = scored
+            self._scheduler.seal_computed(sequence)
+            num_sealed = sequence.num_sealed_blocks
+            if sequence.task is Task.PREFILL:
+                progress.append(_prefill_progress(sequence))
+            assert (sampled is not None) == row.sample or row.mask, f"row of {row.request_id}"
+            if sampled is not None:
+                outputs.append(self._apply_sampled_token(sequence, sampled))
+            elif row.sample:
+                outputs.append(self._fail_without_allowed_token(sequence))
+            if num_sealed > sequence.num_published_blocks:
+                sealed += collect_sealed_run(sequence, num_sealed)
+        return StepResult(
+            tuple(outputs),
+            tuple(progress),
+            tuple(sealed),
+            result.work,
+            result.admitted,
+            result.preempted,
+        )
+
+    def _apply_sampled_token(self, sequence: Sequence, sampled: SampledToken) -> RequestOutput:
+        """Append the sampled token. The request then continues, ends, or, if its task is PREFILL,
+        waits for its KV to be read."""
+        spec = sequence.spec
+        num_known = sequence.num_known_tokens
+        first_index = num_known - spec.num_prompt_tokens
+        sequence.append_token(sampled.token_id)
+        finish_reason = sequence.finish_reason(self._eos_token_ids)
+        if sequence.task is Task.PREFILL:
+            sequence.constraint = None  # the decode worker replays the tokens into its own grammar
+            self._scheduler.change_phase(sequence, Phase.EXPORTED)
+        elif finish_reason is not None:
+            is_truncated = finish_reason is FinishReason.LENGTH
+            self._answer_lengths.record_length(
+                spec.owner, first_index + 1, was_truncated=is_truncated
+            )
+            self._finish(sequence)
+        elif sequence.constraint is not None:
+            sequence.constraint.accept(sampled.token_id)
+        output = RequestOutput(
+            spec.request_id,
+            spec.epoch,
+            first_index,
+            (sampled.token_id,),
+            logprobs=() if sampled.logprob is None else (sampled.logprob,),
+            finish_reason=finish_reason,
+        )
+        if num_known == len(spec.token_ids):
+            output.cached_tokens = sequence.num_cached_tokens
+            output.prompt_logprobs = _pop_prompt_logprobs(sequence)
+        return output
+
+    def _fail_without_allowed_token(self, sequence: Sequence) -> RequestOutput:
+        """End a request whose grammar allows no next token. The engine itself goes on."""
+        spec, constraint = sequence.spec, sequence.constraint
+        assert constraint is not None, f"{spec.request_id} has no grammar"
+        self._finish(sequence)
+        return RequestOutput(
+            spec.request_id,
+            spec.epoch,
+            sequence.num_known_tokens - spec.num_prompt_tokens,
+            (),
+            finish_reason=FinishReason.ERROR,
+            error=constraint.error or "the grammar allows no token here",
+            cached_tokens=sequence.num_cached_tokens,
+            details={"error_status": "INVALID_ARGUMENT", PROMPT_PREFILLED: "true"},
+        )
+
+
+def _prefill_progress(sequence: Sequence) -> PrefillProgress:
+    first_start = sequence.num_cached_at_admission
+    assert first_start is not None, "the sequence was admitted"
+    return PrefillProgress(
+        sequence.request_id,
+        sequence.num_computed_tokens,
+        sequence.block_ids,
+        sealed_keys=tuple(sequence.block_keys[: sequence.num_sealed_blocks]),
+        num_cached_tokens=first_start,
+    )
+
+
+def _pop_prompt_logprobs(sequence: Sequence) -> tuple[TokenLogprob, ...]:
+    """Return the prompt logprobs and clear them: they are reported with the first output only."""
+    logprobs, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
+    return logprobs
+
+
+def collect_sealed_run(sequence: Sequence, num_sealed: int) -> list[SealedRun]:
+    """Return the sealed blocks that were not reported yet, as a list of at most one run.
+
+    They are reported when the prompt is computed, when the answer has grown by
+    PUBLISH_INTERVAL_BLOCKS, and when the request has ended. ``num_sealed`` is passed in because a
+    request that has ended has released its blocks already."""
+    num_new = num_sealed - sequence.num_published_blocks
+    has_ended = sequence.phase in (Phase.EXPORTED, Phase.FINISHED)
+    is_due = num_new >= PUBLISH_INTERVAL_BLOCKS and sequence.num_uncomputed_tokens == 1
+    if num_new <= 0 or not (has_ended or is_due):
+        return []
+    tag = sequence.spec.tenant or tenant_tag(sequence.spec.tenant_salt)
+    run = SealedRun(tuple(sequence.block_keys[:num_sealed]), sequence.num_published_blocks, tag)
+    sequence.num_published_blocks = num_sealed
+    return [run]

@@ -1,0 +1,19 @@
+"""The engine's options, from the settings."""
+
+from baton.config import Settings
+from baton.engine.runner_options import RunnerOptions
+
+
+def runner_options(settings: Settings) -> RunnerOptions:
+    return RunnerOptions(
+        device=settings.device,
+        dtype=settings.dtype,
+        num_blocks=settings.num_blocks,
+        pool_bytes=settings.pool_bytes,
+        block_tokens=settings.block_tokens,
+        cpu_kernels=settings.cpu_kernels,
+        quantization=settings.quantization,
+        kv_dtype=settings.kv_dtype,
+        deterministic=settings.deterministic,
+        cuda_graphs=settings.cuda_graphs,
+    )

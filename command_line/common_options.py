@@ -1,0 +1,115 @@
+"""Options that several commands share, and the settings that they make."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from baton.errors import Invalid
+
+if TYPE_CHECKING:
+    from baton.config import Settings
+
+Name = Annotated[
+    str | None, typer.Option(help="Name of the cluster. Default: BATON_CLUSTER, else 'default'.")
+]
+Config = Annotated[Path | None, typer.Option(help="A YAML file of settings.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Return without waiting for the result.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, or cuda.")]
+DType = Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")]
+Deterministic = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic",
+        help="Give bit-identical output in any batch; don't start if that is impossible.",
+    ),
+]
+ModelPath = Annotated[str | None, typer.Option(help="Model directory, or Hugging Face hub id.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeOptions:
+    """What the engine computes on, and how."""
+
+    device: Device = None
+    dtype: DType = None
+    quantization: Annotated[
+        str | None, typer.Option(help="Format of the weights: none, fp8; on a CPU also int8, int4.")
+    ] = None
+    deterministic: Deterministic = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {**vars(self), "deterministic": self.deterministic or None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingSources:
+    """Where settings come from beside a command's own flags."""
+
+    config: Config = None
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Any setting, by name. Repeatable."),
+    ] = None
+
+    def load(self, flags: dict[str, Any]) -> "Settings":
+        """Load the settings. Flags that are not None override the other sources. Raises Invalid."""
+        from baton.config import load_settings
+
+        return load_settings(self.config, **self.merge(flags))
+
+    def merge(self, flags: dict[str, Any]) -> dict[str, Any]:
+        """Merge flags with ``--set`` pairs; a setting's own flag overrides its ``--set``."""
+        given = {name: value for name, value in flags.items() if value is not None}
+        return {**_parse_pairs(self.set_ or []), **given}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetCluster:
+    """The cluster that a command is for: one that ``baton up`` started, or one in Kubernetes."""
+
+    on: Annotated[
+        str,
+        typer.Option(
+            "--on", help="cluster (started by `baton up`) or kubernetes.", metavar="WHERE"
+        ),
+    ] = "cluster"
+    namespace: Annotated[
+        str | None, typer.Option(help="Kubernetes namespace. Default: the current one.")
+    ] = None
+    name: Name = None
+    config: Config = None
+
+    @property
+    def is_kubernetes(self) -> bool:
+        """Raises Invalid for an unknown target."""
+        if self.on not in ("cluster", "local", "ray", "kubernetes"):
+            raise Invalid(
+                f"--on {self.on}: it must be cluster (started by `baton up`) or kubernetes"
+            )
+        return self.on == "kubernetes"
+
+    @property
+    def kubernetes_settings(self) -> "Settings":
+        from baton.config import load_settings
+
+        return load_settings(self.config, cluster=self.name, kubernetes_namespace=self.namespace)
+
+
+def cluster_name(name: str | None) -> str:
+    """Return the name of the cluster: the given one, or the setting."""
+    from baton.config import load_settings
+
+    return load_settings(cluster=name).cluster
+
+
+def _parse_pairs(pairs: list[str]) -> dict[str, Any]:
+    """Return the ``--set NAME=VALUE`` pairs as settings. Raises Invalid."""
+    parts = [pair.partition("=") for pair in pairs]
+    for name, equals, _ in parts:
+        if not equals or not name:
+            raise Invalid(f"--set takes NAME=VALUE, not {name!r}")
+    return {name.replace("-", "_"): value for name, _, value in parts}

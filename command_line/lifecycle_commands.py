@@ -1,0 +1,147 @@
+"""Commands that start, resize and stop a cluster, or one of its programs."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from baton.errors import Invalid
+from command_line.common_options import (
+    ComputeOptions,
+    Deterministic,
+    ModelPath,
+    Name,
+    NoWait,
+    SettingSources,
+    TargetCluster,
+    cluster_name,
+)
+from command_line.option_groups import with_option_groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """The processes of a cluster, and their addresses."""
+
+    model: ModelPath = None
+    prefill: Annotated[int | None, typer.Option(help="Number of prefill workers.")] = None
+    decode: Annotated[int | None, typer.Option(help="Number of decode workers.")] = None
+    on: Annotated[str | None, typer.Option(help="Where workers run: local or ray.")] = None
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help="Ray cluster to join: auto or HOST:PORT. Default: start a private one."),
+    ] = None
+    host: Annotated[str | None, typer.Option(help="Address that the router listens on.")] = None
+    port: Annotated[int | None, typer.Option(help="Port that the router listens on.")] = None
+    redis_url: Annotated[
+        str | None,
+        typer.Option("--redis", help="Redis URL. Default: start an embedded Redis."),
+    ] = None
+
+
+@with_option_groups
+def up(
+    cluster: ClusterOptions,
+    compute: ComputeOptions,
+    transports: Annotated[
+        str | None,
+        typer.Option(help="KV transports to use, best first; a selection of shm,nixl,grpc."),
+    ] = None,
+    mock: Annotated[
+        bool,
+        typer.Option(
+            "--mock", help="Start mock workers without a model, in one process, and no KV store."
+        ),
+    ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Run in the background; return when ready.")
+    ] = False,
+    name: Name = None,
+    sources: SettingSources = SettingSources(),
+) -> None:
+    """Start a whole cluster; Ctrl-C drains and stops it."""
+    from command_line.up import run_up
+
+    flags = {
+        "cluster": name,
+        **vars(cluster),
+        **compute.settings,
+        "transports": transports,
+        "mock": mock or None,
+    }
+    run_up(sources.load(flags), detach)
+
+
+def down(name: Name = None) -> None:
+    """Drain and stop a cluster."""
+    from command_line.up import run_down
+
+    run_down(cluster_name(name))
+
+
+@with_option_groups
+def scale(
+    pools: list[str],
+    target: TargetCluster,
+    no_wait: NoWait = False,
+) -> None:
+    """Resize pools, e.g. prefill=2 decode=3. In Kubernetes, pools may have other names."""
+    from command_line import scale
+
+    if target.is_kubernetes:
+        from command_line import kubernetes
+
+        kubernetes.scale(target.kubernetes_settings, pools)
+    else:
+        scale.run_scale(cluster_name(target.name), pools, not no_wait)
+
+
+@with_option_groups
+def drain(
+    worker: Annotated[
+        str | None, typer.Argument(help="The worker's id, or the name of its pod.")
+    ] = None,
+    own: Annotated[
+        bool,
+        typer.Option("--self", help="Drain the program in this container, through its ops_port."),
+    ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Seconds that --self waits. Default: endpoint_grace_seconds + drain_seconds.",
+        ),
+    ] = None,
+    target: TargetCluster = TargetCluster(),
+    no_wait: NoWait = False,
+) -> None:
+    """Let one worker finish its requests, then remove it. With --self (a container's preStop hook),
+    make this container's program stop accepting work, and return when it has none left."""
+    from baton.config import load_settings
+    from command_line import scale
+    from command_line.drain_self import run_drain_self
+
+    if own == (worker is not None):
+        raise Invalid("drain takes a worker's name, or --self")
+    if worker is None:
+        run_drain_self(load_settings(target.config), timeout)
+    elif target.is_kubernetes:
+        from command_line import kubernetes
+
+        kubernetes.drain(target.kubernetes_settings, worker)
+    else:
+        scale.run_drain(cluster_name(target.name), worker, not no_wait)
+
+
+@with_option_groups
+def serve(
+    role: str,
+    status_fd: Annotated[int, typer.Option(hidden=True)] = -1,
+    deterministic: Deterministic = False,
+    sources: SettingSources = SettingSources(),
+) -> None:
+    """Run one role in the foreground: router, conductor, prefill, decode, kvstore or mock."""
+    from command_line.serve import run_role
+
+    flags = {"deterministic": deterministic or None}
+    run_role(role, status_fd, sources.config, sources.merge(flags))

@@ -1,0 +1,203 @@
+"""Stores blocks: reads them from workers' KV pools into DRAM."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import xxhash
+
+from baton.clock import Clock
+from baton.concurrency.threads import run_in_thread
+from baton.core.ids import BlockKey
+from baton.core.kv_transfer import CHECKSUM_XXH3, BlockRef, Endpoint
+from baton.core.store import PutRequest, PutResult
+from baton.errors import Corrupt, Invalid, Overloaded
+from baton.transport.base import Peer, TransferRange, Transport
+from baton.transport.reads import TransferFailed, read_and_verify
+from baton.transport.unfinished_transfers import UnfinishedTransfers
+from kvstore.demoter import Demoter
+from kvstore.dram_tier import DramBlock
+from kvstore.tiered_store import TieredStore
+
+MAX_PUTS = 16
+"""Concurrent puts; a further one is rejected."""
+
+MAX_PEERS = 4096
+"""Workers whose connections are kept; beyond it, the oldest connection is dropped."""
+
+READ_TIMEOUT_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class _PutInProgress:
+    """The state of a put: ``present`` are blocks that are in DRAM already, referenced by the put;
+    ``incoming`` are those to be read into newly allocated slots."""
+
+    present: list[DramBlock]
+    incoming: list[tuple[BlockRef, DramBlock]]
+    num_present: int = 0
+
+
+class PutHandler:
+    """Handles puts. Reads that may still write after a failure keep their slots until
+    :meth:`sweep` finds that they have ended."""
+
+    def __init__(
+        self, tiers: TieredStore, demoter: Demoter, transports: dict[str, Transport], clock: Clock
+    ) -> None:
+        self._tiers = tiers
+        self._dram = tiers.dram
+        self._demoter = demoter
+        self._transports = transports
+        self._clock = clock
+        self._unfinished_transfers = UnfinishedTransfers()
+        self._peers: dict[str, Peer] = {}
+        self._num_puts = 0
+
+    async def put(self, request: PutRequest) -> PutResult:
+        """Store blocks by reading them from the caller. Blocks that don't fit are left out from the
+        end, since a shorter prefix is useful too. Raises Overloaded when nothing fits, Corrupt when
+        a checksum doesn't match (the blocks before it are kept), Unavailable when reading from the
+        caller fails."""
+        if self._num_puts >= MAX_PUTS:
+            raise Overloaded(f"{MAX_PUTS} puts are running", retry_after_seconds=0.2)
+        transport = self._transports.get(request.source.transport)
+        if transport is None:
+            raise Invalid(f"this node has no transport {request.source.transport!r}")
+        if request.blocks:
+            self._dram.check_block_size(request.blocks[0].size_bytes)
+        self._num_puts += 1
+        self.sweep()
+        try:
+            return await self._put(request, transport)
+        finally:
+            self._num_puts -= 1
+            self._demoter.wake_if_low()
+
+    async def _put(self, request: PutRequest, transport: Transport) -> PutResult:
+        self._dram.tick()
+        put = _PutInProgress([], [])
+        num_good = 0
+        new_slots: list[DramBlock] = []
+        try:
+            self._reserve(request, put)
+            new_slots = [slot for _, slot in put.incoming]
+            if new_slots:
+                num_good = await self._read_blocks(transport, request, put.incoming)
+            bad = put.incoming[num_good:]
+        except TransferFailed as error:
+            self._peers.pop(request.source.owner, None)
+            if error.unfinished_transfers:
+                # The slots stay allocated until the reads that may still write to them have ended.
+                self._unfinished_transfers.add(
+                    transport, error.unfinished_transfers, lambda: self._discard(new_slots)
+                )
+                put.incoming.clear()
+            raise
+        finally:
+            self._discard([slot for _, slot in put.incoming[num_good:]])
+            self._dram.release_references(sorted([*put.present, *new_slots[:num_good]], key=_depth))
+        if bad:
+            self._tiers.counters.checksum_failures += len(bad)
+            raise Corrupt(f"{len(bad)} blocks do not match their checksums, and were not stored")
+        return PutResult(num_good, put.num_present)
+
+    def _reserve(self, request: PutRequest, put: _PutInProgress) -> None:
+        """Reference the blocks that are in DRAM, and allocate slots for those that are in no tier,
+        as far as they fit. A put's references keep it from evicting its own blocks."""
+        now = self._clock.wall_nanoseconds() / 1e9
+        for key in request.preceding_keys:
+            self._reference_present(key, put)
+        for index, block in enumerate(request.blocks):
+            if self._reference_present(block.key, put) or block.key in self._dram:
+                put.num_present += 1
+            elif not self._allocate(request, block, index, now, put):
+                return
+
+    def _reference_present(self, key: BlockKey, put: _PutInProgress) -> bool:
+        """Reference the block if it is in DRAM; return whether it is in any tier."""
+        slot = self._dram.get(key)
+        if slot is not None:
+            self._dram.record_use(slot)
+            self._dram.add_reference(slot)
+            put.present.append(slot)
+            return True
+        disk = self._tiers.disk
+        block = disk.get(key) if disk is not None else None
+        if disk is None or block is None:
+            return False
+        disk.record_use(block)
+        return True
+
+    def _allocate(
+        self, request: PutRequest, block: BlockRef, index: int, now: float, put: _PutInProgress
+    ) -> bool:
+        """Allocate a slot for a block; return whether that succeeded. Raises Overloaded if no block
+        of the put could be stored."""
+        try:
+            self._tiers.evict_over_quota(request.tenant, block.size_bytes)
+            slot = self._tiers.allocate(
+                block.key,
+                block.size_bytes,
+                depth=request.first_block + index,
+                tenant=request.tenant,
+                model=request.model,
+                stored_at=now,
+            )
+            if slot is None:
+                raise Overloaded("every block of the store is leased or being written")
+        except Overloaded:
+            if put.incoming or put.num_present:
+                return False
+            raise
+        put.incoming.append((block, slot))
+        return True
+
+    async def _read_blocks(
+        self, transport: Transport, request: PutRequest, pairs: Sequence[tuple[BlockRef, DramBlock]]
+    ) -> int:
+        """Read, verify and seal blocks. Returns how many leading blocks are good."""
+        peer = await self._connect(transport, request.source)
+        spans = [
+            TransferRange(block.offset_bytes, slot.offset, slot.size_bytes) for block, slot in pairs
+        ]
+
+        def check(first: int, last: int) -> list[bool]:
+            return [self._matches_checksum(request, *pair) for pair in pairs[first:last]]
+
+        read = await read_and_verify(
+            transport, peer, spans, check, READ_TIMEOUT_SECONDS, self._clock
+        )
+        good = pairs[: read.num_verified]
+        checksums = [block.checksum for block, _ in good]
+        self._tiers.seal([slot for _, slot in good], checksums, request.checksum_algorithm)
+        self._tiers.counters.put_blocks += len(good)
+        self._tiers.counters.put_bytes += sum(slot.size_bytes for _, slot in good)
+        return len(good)
+
+    async def _connect(self, transport: Transport, source: Endpoint) -> Peer:
+        """Return the connection to a worker; connecting may take long, so connections are kept."""
+        known = self._peers.get(source.owner)
+        if known is None or known.endpoint != source:
+            known = await run_in_thread(lambda: transport.connect(source))
+            self._peers[source.owner] = known
+            if len(self._peers) > MAX_PEERS:
+                self._peers.pop(next(iter(self._peers)))
+        return known
+
+    def _matches_checksum(self, request: PutRequest, block: BlockRef, slot: DramBlock) -> bool:
+        if request.checksum_algorithm != CHECKSUM_XXH3:
+            return True  # computed on a GPU: the reader verifies it
+        return bool(xxhash.xxh3_64_intdigest(self._tiers.slot_view(slot)) == block.checksum)
+
+    def _discard(self, slots: Sequence[DramBlock]) -> None:
+        for slot in slots:
+            self._dram.discard(slot)
+
+    def sweep(self) -> None:
+        """Free the slots of unfinished transfers that have ended, and expire leases."""
+        self._unfinished_transfers.sweep()
+        self._dram.expire(self._clock.monotonic())
+
+
+def _depth(slot: DramBlock) -> int:
+    return slot.depth

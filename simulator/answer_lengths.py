@@ -1,0 +1,29 @@
+"""What the simulated conductors know of the lengths of answers."""
+
+from baton.worker.answer_lengths import AnswerLengthStats
+
+WINDOW_ANSWERS = 1024
+"""More than a worker's window: these are the answers of all workers."""
+
+REFRESH_ANSWERS = 16
+"""The statistics are computed again after so many answers, since each computation reads all."""
+
+
+class ClusterAnswerLengths:
+    """``mean`` and ``short`` (10th percentile), in tokens, of the answers of all workers; defaults
+    until there are enough answers."""
+
+    def __init__(self) -> None:
+        self.mean = 256.0
+        self.short = 16.0
+        self._stats = AnswerLengthStats(WINDOW_ANSWERS)
+        self._num_recorded = 0
+
+    def record(self, num_tokens: int) -> None:
+        self._stats.record(num_tokens)
+        self._num_recorded += 1
+        if self._num_recorded % REFRESH_ANSWERS:
+            return
+        mean, short = self._stats.mean, self._stats.short
+        assert mean is not None and short is not None, "there are enough answers"
+        self.mean, self.short = mean, short

@@ -1,0 +1,106 @@
+"""The conductors of a simulated cluster: what each knows of the workers, and its snapshots."""
+
+from dataclasses import dataclass
+
+from baton.core.ids import WorkerId
+from conductor.admission_rates import AdmissionTracker
+from conductor.load_tracker import LoadTracker
+from conductor.policy.decision import Decision
+from conductor.policy.snapshot import PolicyQuery, Snapshot
+from simulator.answer_lengths import ClusterAnswerLengths
+from simulator.cluster_config import ClusterConfig
+from simulator.event_queue import EventQueue
+from simulator.fleet import SimulatedFleet
+
+
+@dataclass(slots=True)
+class SimulatedConductor:
+    load_tracker: LoadTracker
+    admission_tracker: AdmissionTracker
+    num_placed: int = 0
+
+
+class SimulatedConductors:
+    """Each conductor places an equal part of the requests. They all get the workers' reports, and
+    know of each other's placements only from those."""
+
+    def __init__(
+        self, config: ClusterConfig, block_tokens: int, events: EventQueue, fleet: SimulatedFleet
+    ) -> None:
+        self._config = config
+        self._block_tokens = block_tokens
+        self._events = events
+        self._fleet = fleet
+        self._reported: dict[WorkerId, int] = {}
+        self.answers = ClusterAnswerLengths()
+        self._conductors = [
+            SimulatedConductor(LoadTracker(config.num_conductors), AdmissionTracker())
+            for _ in range(config.num_conductors)
+        ]
+        for worker in fleet.ids:
+            self.add_worker(worker)
+
+    @property
+    def first(self) -> SimulatedConductor:
+        return self._conductors[0]
+
+    def for_request(self, number: int) -> SimulatedConductor:
+        """The conductor that places request ``number``."""
+        return self._conductors[number % len(self._conductors)]
+
+    def add_worker(self, worker: WorkerId) -> None:
+        for conductor in self._conductors:
+            if self._fleet.is_prefill(worker):
+                conductor.load_tracker.add_prefill(self._fleet.prefill_view(worker))
+            else:
+                conductor.load_tracker.add_decode(self._fleet.decode_view(worker))
+
+    def remove_worker(self, worker: WorkerId) -> None:
+        for conductor in self._conductors:
+            conductor.load_tracker.remove(worker)
+
+    def expect_report(self, worker: WorkerId) -> None:
+        """Let a worker report its load again, even if it has not changed."""
+        self._reported.pop(worker, None)
+
+    def report_workers(self) -> None:
+        """Apply the reports of all workers that are not down."""
+        for worker in self._fleet.prefills:
+            if (
+                worker.id not in self._fleet.crashed
+                and self._reported.get(worker.id) != worker.num_changes
+            ):
+                self._reported[worker.id] = worker.num_changes
+                prefill_report = worker.report()
+                for conductor in self._conductors:
+                    conductor.load_tracker.apply_prefill_report(worker.id, prefill_report)
+        for decode in self._fleet.decodes:
+            if decode.id in self._fleet.crashed:
+                continue
+            report = decode.report()
+            for conductor in self._conductors:
+                conductor.load_tracker.apply_decode_report(decode.id, report)
+
+    def snapshot(self, conductor: SimulatedConductor) -> Snapshot:
+        """Return what a conductor knows now."""
+        return Snapshot(
+            self._events.now_seconds,
+            conductor.num_placed,
+            conductor.load_tracker.prefills,
+            conductor.load_tracker.decodes,
+            self._fleet.caches,
+            self._block_tokens,
+            self._config.kv_bytes_per_token,
+            self._config.link,
+            self.answers.mean,
+            self.answers.short,
+            conductor.admission_tracker.view,
+        )
+
+    def record_dispatch(
+        self, conductor: SimulatedConductor, query: PolicyQuery, decision: Decision
+    ) -> None:
+        """Record that a conductor has placed a request."""
+        conductor.num_placed += 1
+        now = self._events.now_seconds
+        conductor.load_tracker.record_dispatch(now, query, decision, self.answers.mean)

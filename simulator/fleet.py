@@ -1,0 +1,129 @@
+"""The workers of a simulated cluster, with their hosts, caches and network."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton.core.ids import WorkerId
+from baton.core.prefill_order import PREFILL_ORDERS
+from baton.core.states import Role
+from conductor.policy.snapshot import DecodeView, PrefillView
+from simulator.caches import SimulatedCaches, SimulatedNetwork
+from simulator.cluster_config import ClusterConfig
+from simulator.decode import SimulatedDecodeWorker
+from simulator.event_queue import EventQueue
+from simulator.prefill import SimulatedPrefillWorker
+from simulator.request import SimulatedRequest
+
+RequestCallback = Callable[[SimulatedRequest], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCallbacks:
+    """What workers call: a prefill worker when it begins a prompt's last chunk and when the prompt
+    is computed, a decode worker when it has reserved memory and when the answer is complete."""
+
+    on_last_chunk: RequestCallback
+    on_prefilled: RequestCallback
+    on_room: RequestCallback
+    on_answered: RequestCallback
+
+
+class SimulatedFleet:
+    """All workers that were ever started. ``crashed`` has the workers that are down, and when each
+    crash is detected; ``retired`` those that get no more requests."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        block_tokens: int,
+        events: EventQueue,
+        callbacks: WorkerCallbacks,
+    ) -> None:
+        self._config = config
+        self._events = events
+        self._callbacks = callbacks
+        self.crashed: dict[WorkerId, float] = {}
+        self.retired: set[WorkerId] = set()
+        self.prefills = [self._new_prefill_worker(i) for i in range(config.num_prefill)]
+        self.decodes = [self._new_decode_worker(i) for i in range(config.num_decode)]
+        self.prefill_by_id = {worker.id: worker for worker in self.prefills}
+        self.decode_by_id = {worker.id: worker for worker in self.decodes}
+        self._num_hosts = config.num_hosts or len(self.ids)
+        self.host_of = {worker: f"h{i % self._num_hosts}" for i, worker in enumerate(self.ids)}
+        device = max(config.device_tokens // block_tokens, 1)
+        node = max(config.node_tokens // block_tokens, 1)
+        self.caches = SimulatedCaches(self.host_of, list(self.prefill_by_id), device, node)
+        self.network = SimulatedNetwork(list(self.host_of.values()), config.link)
+
+    @property
+    def ids(self) -> list[WorkerId]:
+        return [*self.prefill_by_id, *self.decode_by_id]
+
+    def worker(self, worker: WorkerId) -> SimulatedPrefillWorker | SimulatedDecodeWorker:
+        return self.prefill_by_id.get(worker) or self.decode_by_id[worker]
+
+    def is_prefill(self, worker: WorkerId) -> bool:
+        return worker in self.prefill_by_id
+
+    def add_worker(self, role: Role) -> WorkerId:
+        """Add a worker, on its own host unless ``num_hosts`` is configured."""
+        number = len(self.host_of)
+        host = f"h{number % self._num_hosts}" if self._config.num_hosts else f"h{number}"
+        worker: SimulatedPrefillWorker | SimulatedDecodeWorker
+        if role is Role.PREFILL:
+            worker = self._new_prefill_worker(len(self.prefills))
+            self.prefills.append(worker)
+            self.prefill_by_id[worker.id] = worker
+        else:
+            worker = self._new_decode_worker(len(self.decodes))
+            self.decodes.append(worker)
+            self.decode_by_id[worker.id] = worker
+        self.host_of[worker.id] = host
+        self.caches.add_worker(worker.id, host, role is Role.PREFILL)
+        self.network.add_host(host)
+        return worker.id
+
+    def prefill_view(self, worker: WorkerId) -> PrefillView:
+        return PrefillView(worker, self._config.prefill_cost, self.host_of[worker])
+
+    def decode_view(self, worker: WorkerId) -> DecodeView:
+        tokens, host = self._config.device_tokens, self.host_of[worker]
+        reads = self._config.prefill_cost if self._config.allow_local_prefill else None
+        return DecodeView(worker, self._config.decode_cost, tokens, host, prefill_cost=reads)
+
+    def check_idle(self) -> None:
+        """Raise AssertionError if a worker has requests."""
+        busy = [each.id for each in self.prefills if not each.is_idle]
+        busy += [each.id for each in self.decodes if not each.is_idle]
+        assert not busy, f"{busy} have requests after the end"
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if a worker's accounting is inconsistent."""
+        for prefill in self.prefills:
+            prefill.check_integrity()
+        for decode in self.decodes:
+            decode.check_integrity()
+
+    def _new_prefill_worker(self, number: int) -> SimulatedPrefillWorker:
+        return SimulatedPrefillWorker(
+            WorkerId(f"p{number}"),
+            self._events,
+            self._config.prefill_cost,
+            PREFILL_ORDERS[self._config.prefill_order],
+            step_tokens=self._config.step_tokens,
+            capacity_tokens=self._config.device_tokens,
+            on_last_chunk=self._callbacks.on_last_chunk,
+            on_done=self._callbacks.on_prefilled,
+        )
+
+    def _new_decode_worker(self, number: int) -> SimulatedDecodeWorker:
+        return SimulatedDecodeWorker(
+            WorkerId(f"d{number}"),
+            self._events,
+            self._config.decode_cost,
+            self._config.prefill_cost,
+            capacity_tokens=self._config.device_tokens,
+            max_batch=self._config.max_batch,
+            on_room=self._callbacks.on_room,
+            on_done=self._callbacks.on_answered,
+        )
