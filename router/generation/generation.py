@@ -4,7 +4,6 @@ needed."""
 import zlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import structlog
 
@@ -15,10 +14,16 @@ from baton.core.kv_transfer import WorkerRef
 from baton.core.placement import Placement
 from baton.core.request import RequestOutput, RequestSpec
 from baton.errors import BatonError, DeadlineExceeded, NotFound, Overloaded, Unavailable
-from router.generation.attempt import Attempt, AttemptDrained, AttemptFailed, TokenTimeouts
+from router.generation.attempt import (
+    Attempt,
+    AttemptDrained,
+    AttemptFailed,
+    InlineConsumer,
+    InlineDelivery,
+    TokenTimeouts,
+)
 from router.generation.block_key_hasher import BlockKeyHasher, compute_block_keys
 from router.generation.circuit_breaker import FAILURES_TO_OPEN, WorkerCircuitBreakers
-from router.generation.output_queue import InlineConsumer
 from router.generation.output_validation import UNKNOWN_VOCAB_SIZE, InvalidOutput
 from router.generation.placement import PlacementQuery, Placer
 from router.generation.quarantine import (
@@ -164,14 +169,14 @@ class Generation:
         finally:
             self._end_isolated_run()
 
-    def _create_attempt(self, placement: Placement, relay: InlineConsumer | None) -> Attempt:
+    def _create_attempt(self, placement: Placement, consume: InlineConsumer | None) -> Attempt:
         attempt = Attempt(
             self._spec,
             placement,
             self._context.connections,
             self._config.timeouts,
             is_continuation=self._kv_source is not None,
-            inline_consumer=partial(self._consume_inline, relay) if relay is not None else None,
+            inline_delivery=InlineDelivery(consume, self._record_output) if consume else None,
             vocab_size=self._context.vocab_size,
         )
         self._kv_source = None
@@ -263,12 +268,6 @@ class Generation:
             self._isolated_run = None
 
     # -- outputs and failures --------------------------------------------------------------------
-
-    def _consume_inline(self, relay: InlineConsumer, output: RequestOutput) -> bool:
-        if not relay(output):
-            return False
-        self._record_output(output)
-        return True
 
     def _record_output(self, output: RequestOutput) -> None:
         if not self._emitted or output.finish_reason is not None:

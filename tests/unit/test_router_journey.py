@@ -209,7 +209,7 @@ async def test_output_delivery_error_ends_the_request_at_once() -> None:
     scene = GenerationHarness(automatic=False)
     task = asyncio.create_task(scene.collect())
     await settle()
-    scene.d0.jobs[0].output_queue.put(scene.d0.ref.id, OutputDeliveryError("internal error"))
+    scene.d0.jobs[0].receive(scene.d0.ref.id, OutputDeliveryError("internal error"))
     with pytest.raises(OutputDeliveryError):
         await task
     assert len(scene.placer.queries) == 1
@@ -254,7 +254,7 @@ async def test_invalid_worker_outputs_are_rejected(relays: bool, lie: dict[str, 
     await settle()
     [job] = scene.d0.jobs
     reported = RequestOutput(RequestId("r"), Epoch(1), 2, (TokenId(1),))
-    job.output_queue.put(scene.d0.ref.id, replace(reported, **lie))
+    job.receive(scene.d0.ref.id, replace(reported, **lie))
     while not task.done():
         for worker in (scene.p0, scene.p1, scene.d1):
             worker.step()
