@@ -18,7 +18,8 @@ from baton.text.tokenizer import Tokenizer
 from router.errors import ApiError
 from router.generation.block_key_hasher import BlockKeyHasher
 from router.generation.cluster import Cluster
-from router.generation.generation import Generation, GenerationContext
+from router.generation.generation import Generation
+from router.generation.generation_context import GenerationContext
 from router.generation.prefix_pinner import PrefixPinner
 from router.generation.record import GenerationHistory, GenerationRecord
 from router.http.peer_routers import PeerRouters

@@ -5,7 +5,7 @@ A function counts if it has not returned when the bytes are written: functions t
 do not. ``docs/router.md`` has the same lists."""
 
 import asyncio
-import inspect
+import traceback
 from asyncio import selector_events
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from baton.clock import SystemClock
 from baton.core.credentials import ClusterCredentials
@@ -28,7 +29,7 @@ from baton.rpc.framed.server import FramedServer
 from baton.rpc.placement_stream import FramedPlacementStream
 from baton.text.tokenizer import Tokenizer
 from router.generation.conductor_placer import ConductorPlacer
-from router.generation.generation import GenerationContext
+from router.generation.generation_context import GenerationContext
 from router.generation.placement import FallbackPlacer
 from router.generation.ring_placer import RingPlacer
 from router.openai.choice_stream import ChoiceStream
@@ -68,8 +69,8 @@ HANDLER_PATH = [
 PLACEMENT_PATH = [
     *HANDLER_PATH,
     "router/generation/generation.py Generation._place",
-    "router/generation/generation.py Generation._place_first",
-    "router/generation/generation.py Generation._query_placer",
+    "router/generation/placement_search.py PlacementSearch.find_first",
+    "router/generation/placement_search.py PlacementSearch._query",
     "router/generation/placement.py FallbackPlacer.place",
     "router/generation/conductor_placer.py ConductorPlacer.place",
     "router/generation/conductor_placer.py ConductorPlacer._query",
@@ -91,10 +92,10 @@ SUBMISSION_PATH = [
 
 def production_stack() -> list[str]:
     """Return the functions of production code that have not returned, from the outermost on."""
-    codes = [each.frame.f_code for each in reversed(inspect.stack(0))]
+    codes = [frame.f_code for frame, _ in traceback.walk_stack(None)]
     return [
         f"{Path(code.co_filename).relative_to(ROOT)} {code.co_qualname}"
-        for code in codes
+        for code in reversed(codes)
         if code.co_filename.startswith(PRODUCTION)
     ]
 
@@ -186,7 +187,7 @@ def answer_tokens(spec: RequestSpec, text: bytes) -> Iterator[RequestOutput]:
 
 
 async def until_written(recorded: Recorded, content: bytes) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not any(content in data for data, _ in recorded.writes):
             await asyncio.sleep(0)
 
@@ -263,7 +264,10 @@ async def test_bug_on_the_fast_path_ends_only_its_request(
     monkeypatch.setattr(InlineStreamWriter, "write_output", crash)
     async with framed_router(tokenizer) as (core, client):
         await stream_answers(core, client, recorded)
-        responses = await stream_answers(core, client, recorded, count=2)
+        with capture_logs() as logs:
+            responses = await stream_answers(core, client, recorded, count=2)
+    crashes = [each["request_id"] for each in logs if each["event"] == "delivery_crashed"]
+    assert crashes == ["chatcmpl-1"]
     failed, complete = sorted(map(events, responses), key=len)
     assert text_of(complete[:-1]) == "Hey!"
     assert text_of(failed[:-1]) == "He"

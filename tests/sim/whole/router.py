@@ -18,7 +18,8 @@ from router.generation.attempt import InlineConsumer, TokenTimeouts
 from router.generation.block_key_hasher import compute_block_keys
 from router.generation.cluster import WORKER_ROLES, Cluster
 from router.generation.conductor_placer import ConductorPlacer
-from router.generation.generation import FailoverConfig, Generation, GenerationContext
+from router.generation.generation import Generation
+from router.generation.generation_context import FailoverConfig, GenerationContext
 from router.generation.placement import FallbackPlacer
 from router.generation.record import GenerationRecord
 from router.generation.ring_placer import RingPlacer
