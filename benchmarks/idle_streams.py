@@ -37,7 +37,7 @@ from router.app import build_app
 from router.generation.attempt import TokenTimeouts
 from router.generation.cluster import Cluster
 from router.generation.fakes import FakeWorker, MemoryPlacer, MemoryWorkerConnections
-from router.generation.generation import FailoverConfig, GenerationContext
+from router.generation.generation_context import FailoverConfig, GenerationContext
 from router.http.connection_limits import ConnectionLimits
 from router.http.listeners import RESERVED_OPEN_FILES, raise_open_file_limit
 from router.http.server import HttpServer, open_listener

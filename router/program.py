@@ -30,7 +30,7 @@ from router.batches.service import BatchService
 from router.generation.attempt import TokenTimeouts
 from router.generation.cluster import Cluster
 from router.generation.conductor_placer import ConductorPlacer
-from router.generation.generation import FailoverConfig, GenerationContext
+from router.generation.generation_context import FailoverConfig, GenerationContext
 from router.generation.placement import FallbackPlacer
 from router.generation.prefix_pinner import GrpcPinClient, PrefixPinner
 from router.generation.ring_placer import RingPlacer

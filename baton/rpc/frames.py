@@ -7,6 +7,7 @@ connections (``framed/connection.py``).
 
 import asyncio
 import struct
+from collections.abc import Iterator
 from typing import cast
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -17,9 +18,13 @@ MAX_UNSENT_BYTES = 2 * MAX_MESSAGE_BYTES
 
 FRAME_HEADER = struct.Struct("<IIB")
 
+Frame = tuple[int, int, bytes]
+"""The number, kind and payload of a frame."""
+
 
 class FrameProtocol(asyncio.Protocol):
-    """One end of a connection. It buffers at most one incomplete frame."""
+    """One end of a connection. It buffers at most one incomplete frame. Subclasses implement
+    ``data_received`` with :meth:`split_frames`."""
 
     max_payload_bytes = MAX_MESSAGE_BYTES
 
@@ -31,15 +36,14 @@ class FrameProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
 
-    def data_received(self, data: bytes) -> None:
+    def split_frames(self, data: bytes) -> Iterator[Frame]:
+        """Yield the frames that ``data`` completes, and keep the rest for the next call. Stops when
+        the connection is closed meanwhile."""
         if self._rest:
             self._rest += data
             if len(self._rest) < self._wanted:
                 return
             data, self._rest = bytes(self._rest), bytearray()
-        self._split(data)
-
-    def _split(self, data: bytes) -> None:
         begin, end = 0, len(data)
         self._wanted = FRAME_HEADER.size
         while end - begin >= FRAME_HEADER.size:
@@ -51,7 +55,7 @@ class FrameProtocol(asyncio.Protocol):
             if end - begin < self._wanted:
                 break
             body, begin = begin + FRAME_HEADER.size, begin + self._wanted
-            self.on_frame(number, kind, data[body:begin])
+            yield number, kind, data[body:begin]
             if self.is_closing:
                 return
             self._wanted = FRAME_HEADER.size
@@ -75,9 +79,6 @@ class FrameProtocol(asyncio.Protocol):
         """Close at once; unsent data is lost."""
         if self.transport is not None:
             self.transport.abort()
-
-    def on_frame(self, number: int, kind: int, payload: bytes) -> None:
-        raise NotImplementedError
 
     def on_too_large(self, size_bytes: int) -> None:
         """The peer has sent a frame that exceeds the limit."""

@@ -107,7 +107,11 @@ class _LocalRpcConnection(FrameProtocol):
         for task in self._tasks:
             task.cancel()
 
-    def on_frame(self, call: int, code: int, payload: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
+        for call, code, payload in self.split_frames(data):
+            self._on_call(call, code, payload)
+
+    def _on_call(self, call: int, code: int, payload: bytes) -> None:
         """Answer the calls that never block immediately; run the others in tasks."""
         try:
             name, request = _parse(code, payload)
@@ -189,7 +193,11 @@ class LocalRpcClient(FrameProtocol):
         """Send a call without waiting for an answer; dropped if the node has disconnected."""
         self.send(NOTIFICATION, _NUMBERS[type(request)], request.SerializeToString())
 
-    def on_frame(self, call: int, code: int, payload: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
+        for call, code, payload in self.split_frames(data):
+            self._on_answer(call, code, payload)
+
+    def _on_answer(self, call: int, code: int, payload: bytes) -> None:
         future, response_type = self._waiting.get(call, (None, None))
         if future is None or response_type is None or future.done():
             return

@@ -57,16 +57,15 @@ _SUBMIT = RouterMessage(submit=pb.Submit()).SerializeToString()[:1]
 async def run_worker_stream(
     channel: grpc.aio.Channel,
     messages: AsyncIterator[RouterMessage],
-    deliver: Callable[[RequestOutput], None],
+    deliver: Callable[[Sequence[RequestOutput]], None],
 ) -> None:
-    """Run a stream over gRPC: send ``messages`` and deliver outputs until the worker ends it.
-    Raises the error that breaks it."""
+    """Run a stream over gRPC: send ``messages``, and deliver the outputs of each message until the
+    worker ends the stream. Raises the error that breaks it."""
     call = pb_grpc.WorkerStub(channel).Run(messages)
     try:
         with translated_rpc_errors():
             async for message in call:
-                for output in outputs_from_proto(message):
-                    deliver(output)
+                deliver(outputs_from_proto(message))
     finally:
         call.cancel()
 

@@ -1,7 +1,7 @@
 """One attempt to run a request on one placement: up to two submissions, one stream of outputs."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from baton.core.ids import WorkerId
@@ -18,12 +18,7 @@ from baton.errors import (
     error_from_grpc_status,
 )
 from router.generation.output_merger import OutputMerger, coalesce_outputs
-from router.generation.output_queue import (
-    InlineConsumer,
-    OutputDeliveryError,
-    OutputQueue,
-    QueuedOutput,
-)
+from router.generation.output_queue import OutputDeliveryError, OutputQueue, QueuedOutput
 from router.generation.output_validation import (
     MAX_ERROR_CHARACTERS,
     UNKNOWN_VOCAB_SIZE,
@@ -49,6 +44,19 @@ class TokenTimeouts:
     first_token_seconds: float = 120.0
     kv_transfer_seconds: float = 120.0
     next_token_seconds: float = 60.0
+
+
+InlineConsumer = Callable[[RequestOutput], bool]
+"""Fully handles an output at once and returns True, or does nothing and returns False."""
+
+
+@dataclass(frozen=True, slots=True)
+class InlineDelivery:
+    """Delivers tokens to the client without waking the task that reads the attempt's outputs:
+    ``record`` is called with each output that ``consume`` has accepted."""
+
+    consume: InlineConsumer
+    record: Callable[[RequestOutput], None]
 
 
 class AttemptFailed(Exception):
@@ -80,7 +88,7 @@ class Attempt:
     With ``is_continuation``, the attempt continues an answer that a draining worker had begun: the
     prefill worker of ``placement`` is that worker. It holds the KV of the tokens of ``spec``, and
     the client already has the token after them. While :meth:`next_outputs` waits, each output that
-    only adds the next token is first offered to ``inline_consumer``."""
+    only adds the next token is first offered to ``inline_delivery``."""
 
     def __init__(
         self,
@@ -90,7 +98,7 @@ class Attempt:
         timeouts: TokenTimeouts,
         *,
         is_continuation: bool = False,
-        inline_consumer: InlineConsumer | None = None,
+        inline_delivery: InlineDelivery | None = None,
         vocab_size: int = UNKNOWN_VOCAB_SIZE,
     ) -> None:
         is_split = placement.prefill is not None and placement.prefill.id != placement.decode.id
@@ -107,9 +115,7 @@ class Attempt:
         self._output_queue = OutputQueue()
         self._vocab_size = vocab_size
         self._max_tokens = spec.sampling.max_tokens
-        self._inline_consumer = inline_consumer
-        if inline_consumer is not None:
-            self._output_queue.inline_consumer = self._consume_inline
+        self._inline_delivery = inline_delivery
         known = spec.num_emitted_tokens + (1 if is_continuation else 0)
         self._merger = OutputMerger(spec.epoch, known, is_split=not (is_local or is_continuation))
         self._timeouts = timeouts
@@ -126,15 +132,13 @@ class Attempt:
         """Submit the request to the workers."""
         if self._prefill is None:
             self._connection(self._decode).submit(
-                self._spec, Task.PREFILL_AND_DECODE, None, self._output_queue
+                self._spec, Task.PREFILL_AND_DECODE, None, self.receive
             )
         else:
             if not self._is_continuation:
-                self._connection(self._prefill).submit(
-                    self._spec, Task.PREFILL, None, self._output_queue
-                )
+                self._connection(self._prefill).submit(self._spec, Task.PREFILL, None, self.receive)
             self._connection(self._decode).submit(
-                self._spec, Task.DECODE, self._prefill, self._output_queue
+                self._spec, Task.DECODE, self._prefill, self.receive
             )
         self._set_deadline("first token", self._timeouts.first_token_seconds)
 
@@ -159,9 +163,42 @@ class Attempt:
             else:
                 link.cancel(self._spec.request_id, self._spec.epoch)
         self._connections = {}
-        self._output_queue.inline_consumer = None
+        self._inline_delivery = None
 
     # -- incoming outputs -----------------------------------------------------------------
+
+    def receive(self, worker_id: WorkerId, item: RequestOutput | BatonError) -> None:
+        """Take an output, or the error that ended a worker's outputs. If it is plainly the next
+        token and the client can take it, it is delivered at once; anything else is queued for
+        :meth:`next_outputs`."""
+        inline = self._inline_delivery
+        if (
+            inline is not None
+            and self._output_queue.has_waiting_reader
+            and not isinstance(item, BatonError)
+            and self._is_next_token(worker_id, item)
+            and inline.consume(item)
+        ):
+            inline.record(item)
+            self._merger.next_index += 1
+            self._set_deadline("next token", self._timeouts.next_token_seconds)
+        else:
+            self._output_queue.put(worker_id, item)
+
+    def _is_next_token(self, worker_id: WorkerId, output: RequestOutput) -> bool:
+        """Whether an output is exactly the decode worker's next token, and valid. The others are
+        validated, merged and reported by :meth:`_process`."""
+        tokens, index = output.token_ids, self._merger.next_index
+        return (
+            self._is_decoding
+            and output.first_index == index < self._max_tokens
+            and output.finish_reason is None
+            and len(tokens) == 1
+            and tokens[0] < self._vocab_size
+            and not output.details
+            and output.epoch == self._spec.epoch
+            and worker_id == self._decode.id
+        )
 
     async def _receive_outputs(self) -> Sequence[QueuedOutput]:
         try:
@@ -172,27 +209,6 @@ class Attempt:
             error = DeadlineExceeded(f"the {self._awaited} did not come in time")
             self._failure = AttemptFailed(error, self._suspects())
             return ()
-
-    def _consume_inline(self, worker_id: WorkerId, output: RequestOutput) -> bool:
-        """Offer an output to the inline consumer. Returns True if it was exactly the decode
-        worker's next token and the inline consumer delivered it."""
-        merge = self._merger
-        is_plain = output.finish_reason is None and not output.details
-        is_next = output.first_index == merge.next_index and self._is_decoding
-        if not (is_plain and is_next and worker_id == self._decode.id):
-            return False
-        tokens, index = output.token_ids, merge.next_index
-        if len(tokens) != 1 or tokens[0] >= self._vocab_size or index >= self._max_tokens:
-            return False  # the slow path validates it and reports errors
-        if (
-            output.epoch != self._spec.epoch
-            or self._inline_consumer is None
-            or not self._inline_consumer(output)
-        ):
-            return False
-        merge.next_index = index + 1
-        self._set_deadline("next token", self._timeouts.next_token_seconds)
-        return True
 
     def _process(self, queued: Sequence[QueuedOutput]) -> list[RequestOutput]:
         outputs: list[RequestOutput] = []

@@ -10,7 +10,7 @@ from baton.core.placement import Placement, PlacementQuery
 from baton.core.request import FinishReason, RequestOutput, RequestSpec, TokenLogprob
 from baton.core.task import Task
 from baton.errors import Unavailable
-from router.generation.output_queue import OutputQueue
+from router.generation.output_queue import OutputReceiver
 from router.generation.worker_connection import NotConnected, WorkerLost
 
 NextToken = Callable[[Sequence[TokenId], RequestSpec], TokenId]
@@ -24,7 +24,7 @@ class FakeJob:
     spec: RequestSpec
     task: Task
     source: WorkerRef | None
-    output_queue: OutputQueue
+    receive: OutputReceiver
     tokens: list[TokenId]
     is_ended: bool = False
 
@@ -51,12 +51,12 @@ class FakeWorker:
     # -- WorkerConnection -----------------------------------------------------------------
 
     def submit(
-        self, spec: RequestSpec, task: Task, source: WorkerRef | None, output_queue: OutputQueue
+        self, spec: RequestSpec, task: Task, source: WorkerRef | None, receive: OutputReceiver
     ) -> None:
         if not self.is_alive:
-            output_queue.put(self.ref.id, NotConnected(f"lost worker {self.ref.id}: it is dead"))
+            receive(self.ref.id, NotConnected(f"lost worker {self.ref.id}: it is dead"))
             return
-        job = FakeJob(spec, task, source, output_queue, list(spec.token_ids))
+        job = FakeJob(spec, task, source, receive, list(spec.token_ids))
         if task is Task.DECODE:
             # The first token reaches the client from the prefill worker.
             job.tokens.append(self._next_token(job.tokens, spec))
@@ -95,7 +95,7 @@ class FakeWorker:
                 error=message,
                 details={"error_status": status, **details},
             )
-            job.output_queue.put(self.ref.id, output)
+            job.receive(self.ref.id, output)
         self.jobs = []
 
     def drain(self, reason: FinishReason) -> None:
@@ -109,7 +109,7 @@ class FakeWorker:
                 token_ids=(),
                 finish_reason=reason,
             )
-            job.output_queue.put(self.ref.id, output)
+            job.receive(self.ref.id, output)
         self.jobs = []
 
     def kill(self) -> None:
@@ -117,9 +117,7 @@ class FakeWorker:
         self.is_alive = False
         for job in self.jobs:
             job.is_ended = True
-            job.output_queue.put(
-                self.ref.id, WorkerLost(f"lost worker {self.ref.id}: it was killed")
-            )
+            job.receive(self.ref.id, WorkerLost(f"lost worker {self.ref.id}: it was killed"))
         self.jobs = []
 
     def _step_until_end(self, job: FakeJob) -> None:
@@ -148,7 +146,7 @@ class FakeWorker:
         if reason is not None or job.task is Task.PREFILL:
             job.is_ended = True
             self.jobs.remove(job)
-        job.output_queue.put(self.ref.id, output)
+        job.receive(self.ref.id, output)
 
     def _finish_reason(self, job: FakeJob, token: TokenId) -> FinishReason | None:
         if token == self._eos and not job.spec.sampling.ignore_eos:

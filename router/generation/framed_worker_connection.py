@@ -49,5 +49,4 @@ class FramedWorkerConnection(StreamWorkerConnection):
             self.break_connection("it does not answer")
 
     def _receive(self, payload: bytes) -> None:
-        for output in decode_outputs(payload):
-            self.deliver(output)
+        self.deliver(decode_outputs(payload))

@@ -11,8 +11,8 @@ from baton.errors import BatonError, Overloaded
 QueuedOutput = tuple[WorkerId, RequestOutput | BatonError]
 """An output of a worker, or the error that ended its outputs."""
 
-InlineConsumer = Callable[[RequestOutput], bool]
-"""Fully handles an output at once and returns True, or does nothing and returns False."""
+OutputReceiver = Callable[[WorkerId, RequestOutput | BatonError], None]
+"""Takes an output of a worker, or the error that ended its outputs. Does not wait."""
 
 MAX_QUEUED_OUTPUTS = 8192
 """The most queued outputs, of one token and some hundred bytes each. The reader waits for nothing
@@ -24,32 +24,29 @@ class OutputDeliveryError(BatonError):
 
 
 class OutputQueue:
-    """A queue with one reader, and writers that never wait. Not thread-safe: for one event loop.
-
-    While the reader waits, each output is offered to ``inline_consumer`` first; if that accepts it,
-    no task has to wake up."""
+    """A queue with one reader, and writers that never wait. Not thread-safe: for one event
+    loop."""
 
     def __init__(self, max_unread: int = MAX_QUEUED_OUTPUTS) -> None:
-        self.inline_consumer: Callable[[WorkerId, RequestOutput], bool] | None = None
         self._max_unread = max_unread
         self._items: list[QueuedOutput] = []
         self._waiter: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # finding it takes a system call
         self._has_overflown = False
 
+    @property
+    def has_waiting_reader(self) -> bool:
+        """Whether the reader waits and was not woken yet; then the queue is empty."""
+        return self._waiter is not None and not self._waiter.done()
+
     def put(self, worker_id: WorkerId, item: RequestOutput | BatonError) -> None:
-        waiter = self._waiter
-        if waiter is not None and waiter.done():
-            waiter = None
-        relay = self.inline_consumer if waiter is not None else None
-        if relay is not None and not isinstance(item, BatonError) and relay(worker_id, item):
-            return
+        """Append an item, and wake the reader."""
         if len(self._items) >= self._max_unread:
             self._has_overflown = True
             return
         self._items.append((worker_id, item))
-        if waiter is not None:
-            waiter.set_result(None)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def get_all(self, deadline: float = math.inf) -> Sequence[QueuedOutput]:
         """Wait for items and return all of them. ``deadline`` is a time of the event loop's clock.

@@ -2,6 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 
 import structlog
 
@@ -12,7 +13,7 @@ from baton.core.request import RequestOutput, RequestSpec
 from baton.core.task import Task
 from baton.errors import BatonError, Unavailable, Unresponsive
 from baton.rpc.worker_stream import SubmitEncoder, encode_cancel
-from router.generation.output_queue import OutputDeliveryError, OutputQueue
+from router.generation.output_queue import OutputDeliveryError, OutputReceiver
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +46,7 @@ class StreamWorkerConnection(ABC):
     def __init__(self, worker: WorkerRef, trust: ClusterCredentials) -> None:
         self._worker = worker
         self._credentials = trust
-        self._output_queues: dict[tuple[str, int], OutputQueue] = {}
+        self._receivers: dict[tuple[str, int], OutputReceiver] = {}
         self.task: asyncio.Task[None] | None = None
         self.was_connected = False
         self.is_alive = True
@@ -61,12 +62,12 @@ class StreamWorkerConnection(ABC):
         """Send a ``RouterMessage``, or queue it until it can be sent. Call only while alive."""
 
     def submit(
-        self, spec: RequestSpec, task: Task, source: WorkerRef | None, output_queue: OutputQueue
+        self, spec: RequestSpec, task: Task, source: WorkerRef | None, receive: OutputReceiver
     ) -> None:
         if not self.is_alive:
-            output_queue.put(self._worker.id, Unavailable(f"worker {self._worker.id} is gone"))
+            receive(self._worker.id, Unavailable(f"worker {self._worker.id} is gone"))
             return
-        self._output_queues[spec.request_id, spec.epoch] = output_queue
+        self._receivers[spec.request_id, spec.epoch] = receive
         self.send(SUBMIT_ENCODER.encode(spec, task, source))
 
     def cancel(self, request_id: RequestId, epoch: Epoch) -> None:
@@ -76,10 +77,10 @@ class StreamWorkerConnection(ABC):
 
     @property
     def is_idle(self) -> bool:
-        return not self._output_queues
+        return not self._receivers
 
     def stop_delivery(self, request_id: RequestId, epoch: Epoch) -> None:
-        self._output_queues.pop((request_id, epoch), None)
+        self._receivers.pop((request_id, epoch), None)
 
     async def run(self) -> None:
         """Connect and serve until the stream ends, for any reason."""
@@ -95,17 +96,19 @@ class StreamWorkerConnection(ABC):
             is_lost = isinstance(failure, Unavailable) and not isinstance(failure, Unresponsive)
             self._on_break(str(failure), WorkerLost if is_lost else Unavailable)
 
-    def deliver(self, output: RequestOutput) -> None:
-        """Put an output into its request's queue. An exception while the output is handled (a bug)
-        ends only that request, not the stream or its other requests."""
-        inbox = self._output_queues.get((output.request_id, output.epoch))
-        if inbox is None:
-            return
-        try:
-            inbox.put(self._worker.id, output)
-        except Exception:
-            log.exception("delivery_crashed", worker=self._worker.id, request_id=output.request_id)
-            inbox.put(self._worker.id, OutputDeliveryError("internal error"))
+    def deliver(self, outputs: Iterable[RequestOutput]) -> None:
+        """Give each output to its request. An exception while an output is handled (a bug) ends
+        only its request, not the stream or the other requests."""
+        worker_id = self._worker.id
+        for output in outputs:
+            receive = self._receivers.get((output.request_id, output.epoch))
+            if receive is None:
+                continue
+            try:
+                receive(worker_id, output)
+            except Exception:
+                log.exception("delivery_crashed", worker=worker_id, request_id=output.request_id)
+                receive(worker_id, OutputDeliveryError("internal error"))
 
     def break_connection(self, failure: str) -> None:
         """Break the connection now."""
@@ -125,10 +128,8 @@ class StreamWorkerConnection(ABC):
         if not self.is_alive:
             return
         self.is_alive = False
-        log.info(
-            "link_broke", worker=self._worker.id, error=failure, requests=len(self._output_queues)
-        )
+        log.info("link_broke", worker=self._worker.id, error=failure, requests=len(self._receivers))
         kind = kind if self.was_connected else NotConnected
-        inboxes, self._output_queues = self._output_queues, {}
-        for inbox in inboxes.values():
-            inbox.put(self._worker.id, kind(f"lost worker {self._worker.id}: {failure}"))
+        receivers, self._receivers = self._receivers, {}
+        for receive in receivers.values():
+            receive(self._worker.id, kind(f"lost worker {self._worker.id}: {failure}"))

@@ -11,7 +11,7 @@ from baton.core.task import Task
 from baton.rpc.framed.worker_service import WORKER_SERVICE
 from router.generation.framed_worker_connection import FramedWorkerConnection
 from router.generation.grpc_worker_connection import GrpcWorkerConnection
-from router.generation.output_queue import OutputQueue
+from router.generation.output_queue import OutputReceiver
 from router.generation.unreachable_addresses import UnreachableAddresses
 from router.generation.worker_connection import StreamWorkerConnection
 
@@ -27,16 +27,16 @@ KV."""
 
 
 class WorkerConnection(Protocol):
-    """A connection to one incarnation of one worker. No method waits or raises: an error is put, as
-    Unavailable, into the output queues of all requests without :meth:`stop_delivery`."""
+    """A connection to one incarnation of one worker. No method waits or raises: all requests
+    without :meth:`stop_delivery` receive an error, Unavailable."""
 
     @property
     def is_alive(self) -> bool: ...
 
     def submit(
-        self, spec: RequestSpec, task: Task, source: WorkerRef | None, output_queue: OutputQueue
+        self, spec: RequestSpec, task: Task, source: WorkerRef | None, receive: OutputReceiver
     ) -> None:
-        """Send a request. Outputs of (request_id, epoch) go to ``output_queue`` until
+        """Send a request. Outputs of (request_id, epoch) go to ``receive`` until
         :meth:`stop_delivery`."""
         ...
 

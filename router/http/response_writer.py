@@ -49,21 +49,13 @@ class InlineBodyWriter(Protocol):
 
 
 class ResponseWriter:
-    """Writes one response. ``status`` is 0 until the response has begun."""
+    """Writes one response. ``status`` is 0 until the response has begun. ``inline_body`` writes
+    parts of the body without waiting, if the server offers that."""
 
-    def __init__(self, send: Send, inline_writer: InlineBodyWriter | None = None) -> None:
+    def __init__(self, send: Send, inline_body: InlineBodyWriter | None = None) -> None:
         self._send = send
-        self._inline_writer = inline_writer
+        self.inline_body = inline_body
         self.status = 0
-
-    @property
-    def can_write_inline(self) -> bool:
-        return self._inline_writer is not None and self.status != 0 and self._inline_writer.is_open
-
-    def write_inline(self, data: bytes) -> None:
-        """Write without waiting. Call only while ``can_write_inline``."""
-        assert self._inline_writer is not None
-        self._inline_writer.write(data)
 
     @property
     def has_started(self) -> bool:

@@ -36,14 +36,12 @@ class ChoiceDelta:
 DeltaHandler = Callable[[ChoiceDelta], Awaitable[None]]
 
 
-class TextSink(Protocol):
-    """A destination that takes text without waiting, while ``is_open``."""
+class InlineSink(Protocol):
+    """A destination that takes outputs without waiting, unless the client does not keep up."""
 
-    @property
-    def is_open(self) -> bool: ...
-
-    def write_text(self, index: int, text: str) -> None:
-        """Deliver text. Call only while open."""
+    def write_output(self, choice: "ChoiceStream", output: RequestOutput) -> bool:
+        """Deliver the text of an output (:meth:`ChoiceStream.take_text`) and return True, or do
+        nothing and return False."""
         ...
 
 
@@ -103,13 +101,13 @@ class ChoiceStream:
         """The mean logprob of the answer's tokens. Only meaningful if logprobs were requested."""
         return self.logprob_sum / max(self.num_tokens, 1)
 
-    async def run(self, emit: DeltaHandler, sink: TextSink | None = None) -> str:
+    async def run(self, emit: DeltaHandler, sink: InlineSink | None = None) -> str:
         """Run to the end and return the finish reason. Raises BatonError when the generation fails.
 
-        If the answer is plain text of which nothing can be held back, its text goes directly to
-        ``sink`` while the sink is open, without waking this task."""
+        If the answer is plain text of which nothing can be held back, its outputs go directly to
+        ``sink`` while the sink takes them, without waking this task."""
         inline_consumer = (
-            partial(self._consume_inline, sink) if sink is not None and self._is_plain else None
+            partial(sink.write_output, self) if sink is not None and self._is_plain else None
         )
         async with aclosing(self._generation.outputs(inline_consumer)) as outputs:
             async for output in outputs:
@@ -139,15 +137,13 @@ class ChoiceStream:
             self._emit_every_step or self._parser or self._stop_strings.has_stops or special
         )
 
-    def _consume_inline(self, sink: TextSink, output: RequestOutput) -> bool:
-        if not sink.is_open:
-            return False
+    def take_text(self, output: RequestOutput) -> str:
+        """Count the tokens of an output that goes to the sink, and return their text; empty while
+        a character is incomplete."""
         self.num_tokens += len(output.token_ids)
         text = self._detokenizer.push(output.token_ids)
-        if text:
-            self._num_characters += len(text)
-            sink.write_text(self.index, text)
-        return True
+        self._num_characters += len(text)
+        return text
 
     def _to_text(self, output: RequestOutput) -> tuple[str, str | None]:
         """Return the text that can be shown now, and the finish reason if the answer ends here."""

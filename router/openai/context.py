@@ -18,12 +18,18 @@ from baton.text.tokenizer import Tokenizer
 from router.errors import ApiError
 from router.generation.block_key_hasher import BlockKeyHasher
 from router.generation.cluster import Cluster
-from router.generation.generation import Generation, GenerationContext
+from router.generation.generation import Generation
+from router.generation.generation_context import GenerationContext
 from router.generation.prefix_pinner import PrefixPinner
 from router.generation.record import GenerationHistory, GenerationRecord
 from router.http.peer_routers import PeerRouters
 from router.http.raw_body import BodyBudget, RawBody
-from router.openai.choice_stream import ChoiceStream, DeltaHandler, PromptLogprobsBuilder, TextSink
+from router.openai.choice_stream import (
+    ChoiceStream,
+    DeltaHandler,
+    InlineSink,
+    PromptLogprobsBuilder,
+)
 from router.openai.grammar_validator import GrammarValidator
 from router.openai.offload_executor import OffloadExecutor
 from router.openai.parsers.model_output_format import ModelOutputFormat
@@ -281,7 +287,7 @@ class RouterContext:
         return partial(build_prompt_token_entries, prompt.token_ids, self.tokenizer)
 
     async def run_choices(
-        self, choices: Sequence[ChoiceStream], emit: DeltaHandler, sink: TextSink | None = None
+        self, choices: Sequence[ChoiceStream], emit: DeltaHandler, sink: InlineSink | None = None
     ) -> None:
         """Run all streams to their ends. The first failure cancels the others, and is raised."""
         if len(choices) == 1:
@@ -298,7 +304,7 @@ class RouterContext:
             raise failure
 
     async def _run_choice(
-        self, choice: ChoiceStream, emit: DeltaHandler, sink: TextSink | None
+        self, choice: ChoiceStream, emit: DeltaHandler, sink: InlineSink | None
     ) -> None:
         """Run one stream, and record exactly one terminal state: complete, error or cancelled."""
         record = choice.record

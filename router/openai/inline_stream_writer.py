@@ -8,39 +8,44 @@ long as the client keeps up.
 
 import orjson
 
-from router.http.response_writer import ResponseWriter
-from router.openai.choice_stream import ChoiceDelta
+from baton.core.request import RequestOutput
+from router.http.response_writer import InlineBodyWriter
+from router.openai.choice_stream import ChoiceDelta, ChoiceStream
 from router.openai.encoders import ChoiceResult, OpenAIEncoder
 
 TEXT_PLACEHOLDER = "\x00text\x00"
 
 
 class InlineStreamWriter:
-    """Writes text chunks directly. ``unopened`` are the answers whose first chunk was not sent yet,
-    by index; the dict is shared with the regular path."""
+    """Writes the outputs of a request's answers directly, as text chunks. ``unopened`` are the
+    answers whose first chunk was not sent yet, by index; the dict is shared with the regular
+    path."""
 
     def __init__(
-        self, writer: ResponseWriter, encoder: OpenAIEncoder, unopened: dict[int, ChoiceResult]
+        self, body: InlineBodyWriter, encoder: OpenAIEncoder, unopened: dict[int, ChoiceResult]
     ) -> None:
-        self._writer = writer
+        self._body = body
         self._encoder = encoder
         self._unopened = unopened
         self._frames: dict[int, tuple[bytes, bytes]] = {}
 
-    @property
-    def is_open(self) -> bool:
-        return self._writer.can_write_inline
+    def write_output(self, choice: ChoiceStream, output: RequestOutput) -> bool:
+        """Write the text of an output, or return False if the client does not keep up."""
+        if not self._body.is_open:
+            return False
+        text = choice.take_text(output)
+        if text:
+            self._body.write(self._encode(choice.index, text))
+        return True
 
-    def write_text(self, index: int, text: str) -> None:
+    def _encode(self, index: int, text: str) -> bytes:
+        opening = b""
         if index in self._unopened:
-            self._writer.write_inline(self._encoder.encode_opening_chunk(self._unopened.pop(index)))
+            opening = self._encoder.encode_opening_chunk(self._unopened.pop(index))
         frame = self._frames.get(index) or self._prepare_frame(index)
         if frame is None:
-            self._writer.write_inline(
-                self._encoder.encode_chunk(ChoiceDelta(index, text, (), (), None))
-            )
-        else:
-            self._writer.write_inline(frame[0] + orjson.dumps(text) + frame[1])
+            return opening + self._encoder.encode_chunk(ChoiceDelta(index, text, (), (), None))
+        return opening + frame[0] + orjson.dumps(text) + frame[1]
 
     def _prepare_frame(self, index: int) -> tuple[bytes, bytes] | None:
         """Return the bytes that :meth:`OpenAIEncoder.encode_chunk` writes before and after the

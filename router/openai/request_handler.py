@@ -287,9 +287,9 @@ class GenerationHandler(RequestHandler):
                     await writer.start(200, STREAM_HEADERS | headers)
                 await writer.write(frames)
 
-        inline_writer = (
-            None if body.wants_running_usage else InlineStreamWriter(writer, encoder, unopened)
-        )
+        inline_writer = None
+        if writer.inline_body is not None and not body.wants_running_usage:
+            inline_writer = InlineStreamWriter(writer.inline_body, encoder, unopened)
         await self._context.run_choices(choices, send, inline_writer)
         usage = b""
         if body.wants_usage_chunk:

@@ -376,8 +376,8 @@ async def test_frames_may_arrive_in_pieces_of_any_size() -> None:
     class Collecting(frames.FrameProtocol):
         is_closing = False  # type: ignore[assignment]
 
-        def on_frame(self, number: int, kind: int, payload: bytes) -> None:
-            heard.append((number, kind, payload))
+        def data_received(self, data: bytes) -> None:
+            heard.extend(self.split_frames(data))
 
     sent = [(1, 2, b""), (3, 4, b"abc"), (5, 6, bytes(100)), (7, 8, b"")]
     data = b"".join(FRAME_HEADER.pack(len(payload), n, kind) + payload for n, kind, payload in sent)
@@ -535,7 +535,7 @@ async def test_own_stall_is_not_mistaken_for_a_dead_peer() -> None:
             self.data_received(b"")
 
     end = Held(1000.0, 3)
-    end.complete_handshake()
+    end.complete_handshake(lambda payload: None)
     for _ in range(5):  # each after a long pause, as if the timer was late
         end._tick()
         end.data()

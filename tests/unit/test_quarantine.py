@@ -13,7 +13,8 @@ from baton.core.request import RequestSpec, SamplingParams
 from baton.errors import RequestKilledWorkers, Unavailable
 from router.errors import to_api_error
 from router.generation.fakes import FakeJob, FakeWorker, MemoryPlacer, MemoryWorkerConnections
-from router.generation.generation import FailoverConfig, Generation, GenerationContext
+from router.generation.generation import Generation
+from router.generation.generation_context import FailoverConfig, GenerationContext
 from router.generation.quarantine import (
     PROGRESS_TOKENS,
     RECORD_TTL_SECONDS,

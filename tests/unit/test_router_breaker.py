@@ -13,7 +13,8 @@ from router.generation.circuit_breaker import (
     PROBE_TIMEOUT_SECONDS,
     WorkerCircuitBreakers,
 )
-from router.generation.generation import FailoverConfig, Generation, GenerationContext
+from router.generation.generation import Generation
+from router.generation.generation_context import FailoverConfig, GenerationContext
 from router.generation.record import GenerationRecord
 from tests.unit.test_router_journey import PROMPT, SPEC, GenerationHarness, expected_tokens
 

@@ -28,7 +28,7 @@ from router.batches.batch_store import BatchStore
 from router.batches.service import BatchService
 from router.generation.cluster import Cluster
 from router.generation.fakes import FakeWorker, MemoryPlacer, MemoryWorkerConnections
-from router.generation.generation import FailoverConfig, GenerationContext
+from router.generation.generation_context import FailoverConfig, GenerationContext
 from router.http.connection_limits import ConnectionLimits
 from router.http.server import HttpServer, open_listener
 from router.openai.context import RouterConfig, RouterContext

@@ -22,7 +22,8 @@ from router.errors import to_api_error
 from router.generation.attempt import TokenTimeouts
 from router.generation.block_key_hasher import BlockKeyHasher
 from router.generation.fakes import FakeWorker, MemoryPlacer, MemoryWorkerConnections
-from router.generation.generation import FailoverConfig, Generation, GenerationContext
+from router.generation.generation import Generation
+from router.generation.generation_context import FailoverConfig, GenerationContext
 from router.generation.output_merger import OutputMerger, coalesce_outputs
 from router.generation.output_queue import OutputDeliveryError, OutputQueue
 from router.generation.output_validation import find_output_error
@@ -209,7 +210,7 @@ async def test_output_delivery_error_ends_the_request_at_once() -> None:
     scene = GenerationHarness(automatic=False)
     task = asyncio.create_task(scene.collect())
     await settle()
-    scene.d0.jobs[0].output_queue.put(scene.d0.ref.id, OutputDeliveryError("internal error"))
+    scene.d0.jobs[0].receive(scene.d0.ref.id, OutputDeliveryError("internal error"))
     with pytest.raises(OutputDeliveryError):
         await task
     assert len(scene.placer.queries) == 1
@@ -254,7 +255,7 @@ async def test_invalid_worker_outputs_are_rejected(relays: bool, lie: dict[str, 
     await settle()
     [job] = scene.d0.jobs
     reported = RequestOutput(RequestId("r"), Epoch(1), 2, (TokenId(1),))
-    job.output_queue.put(scene.d0.ref.id, replace(reported, **lie))
+    job.receive(scene.d0.ref.id, replace(reported, **lie))
     while not task.done():
         for worker in (scene.p0, scene.p1, scene.d1):
             worker.step()
@@ -453,7 +454,7 @@ async def test_last_worker_that_only_lost_its_connection_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is still registered, long after it would have expired if it was dead."""
-    monkeypatch.setattr("router.generation.generation.PRESUMED_DEAD_SECONDS", 0.05)
+    monkeypatch.setattr("router.generation.placement_search.PRESUMED_DEAD_SECONDS", 0.05)
     scene = GenerationHarness(automatic=False)
     scene.placer.prefill, scene.placer.decode = [], [scene.d0]
     task = asyncio.create_task(scene.collect(replace(FAST, max_worker_wait_seconds=2.0)))

@@ -141,9 +141,9 @@ async def test_one_connection_carries_all_requests(worker: Worker) -> None:
     async with worker("s") as (core, ref, _), open_connections("s") as links:
         link, one, two = links.connect(ref), OutputQueue(), OutputQueue()
         source = WorkerRef(WorkerId("p"), "p:1", Incarnation(7))
-        link.submit(SPEC, Task.DECODE, source, one)
+        link.submit(SPEC, Task.DECODE, source, one.put)
         other = replace(SPEC, request_id=RequestId("q"))
-        links.connect(ref).submit(other, Task.PREFILL_AND_DECODE, None, two)
+        links.connect(ref).submit(other, Task.PREFILL_AND_DECODE, None, two.put)
         await core.wait(lambda: len(core.submitted) == 2)
         assert core.submitted == [
             (SPEC, Task.DECODE, source),
@@ -169,7 +169,7 @@ async def test_broken_connection_fails_all_requests_and_a_new_one_connects(worke
         inboxes = [OutputQueue(), OutputQueue()]
         for number, inbox in enumerate(inboxes):
             spec = replace(SPEC, request_id=RequestId(str(number)))
-            links.connect(ref).submit(spec, Task.PREFILL_AND_DECODE, None, inbox)
+            links.connect(ref).submit(spec, Task.PREFILL_AND_DECODE, None, inbox.put)
         await core.wait(lambda: len(core.submitted) == 2)
         assert links.is_alive(ref)
         dead = links.connect(ref)
@@ -180,30 +180,31 @@ async def test_broken_connection_fails_all_requests_and_a_new_one_connects(worke
             assert isinstance(error, WorkerLost)
         assert not links.is_alive(ref)
         late = OutputQueue()
-        dead.submit(SPEC, Task.PREFILL_AND_DECODE, None, late)
+        dead.submit(SPEC, Task.PREFILL_AND_DECODE, None, late.put)
         assert isinstance((await late.get_all())[0][1], Unavailable)
     async with worker() as (core, ref, _), open_connections() as links:
-        links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, OutputQueue())
+        links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, OutputQueue().put)
         await core.wait(lambda: core.submitted)
 
 
-async def test_failing_output_relay_ends_only_its_request(worker: Worker) -> None:
+async def test_failing_output_receiver_ends_only_its_request(worker: Worker) -> None:
     async with worker() as (core, ref, _), open_connections() as links:
         spoiled, other = OutputQueue(), OutputQueue()
+
+        def crash(worker_id: WorkerId, item: RequestOutput | BatonError) -> None:
+            if not isinstance(item, BatonError):
+                raise ZeroDivisionError
+            spoiled.put(worker_id, item)
+
         link = links.connect(ref)
-        link.submit(SPEC, Task.PREFILL_AND_DECODE, None, spoiled)
-        link.submit(replace(SPEC, request_id=RequestId("q")), Task.PREFILL_AND_DECODE, None, other)
+        link.submit(SPEC, Task.PREFILL_AND_DECODE, None, crash)
+        link.submit(
+            replace(SPEC, request_id=RequestId("q")), Task.PREFILL_AND_DECODE, None, other.put
+        )
         await core.wait(lambda: len(core.submitted) == 2)
-
-        def crash(worker_id: WorkerId, taken: RequestOutput) -> bool:
-            raise ZeroDivisionError
-
-        spoiled.inline_consumer = crash
-        taking = asyncio.create_task(spoiled.get_all())
-        await asyncio.sleep(0)
         for each in (output("r", 1), output("q", 2)):
             core.streams[0].put(each)
-        [(_, error)] = await taking
+        [(_, error)] = await spoiled.get_all()
         assert isinstance(error, OutputDeliveryError)
         assert await other.get_all() == [("w", output("q", 2))]
         assert link.is_alive and not links.recently_broken()
@@ -224,7 +225,7 @@ async def test_unconvertible_output_ends_only_its_request(
         inboxes = {name: OutputQueue() for name in "rqs"}
         for name, inbox in inboxes.items():
             spec = replace(SPEC, request_id=RequestId(name))
-            links.connect(ref).submit(spec, Task.PREFILL_AND_DECODE, None, inbox)
+            links.connect(ref).submit(spec, Task.PREFILL_AND_DECODE, None, inbox.put)
         await core.wait(lambda: len(core.submitted) == 3)
         for each in (output("r", 1), output("q", -1), output("s", 3)):
             core.streams[0].put(each)
@@ -251,7 +252,7 @@ async def test_crashed_connection_fails_only_its_own_requests(
         monkeypatch.setattr(way, crash)
     async with worker() as (_, ref, _), open_connections() as links:
         inbox = OutputQueue()
-        links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox)
+        links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox.put)
         [(_, error)] = await inbox.get_all()
         assert isinstance(error, Unavailable) and "internal error" in str(error)
         assert links.connect(ref).is_alive  # a new connection
@@ -275,7 +276,7 @@ async def test_connection_that_ends_otherwise_does_not_report_a_dead_worker(
         Ending(WorkerRef(WorkerId("w"), "w:1", Incarnation(1)), ClusterCredentials()),
         OutputQueue(),
     )
-    link.submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox)
+    link.submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox.put)
     await link.run()
     [(_, error)] = await inbox.get_all()
     assert type(error) is Unavailable
@@ -285,7 +286,7 @@ async def test_connection_that_ends_otherwise_does_not_report_a_dead_worker(
 async def test_unreachable_worker_fails_the_request(line: str) -> None:
     async with open_connections() as links:
         ref, inbox = WorkerRef(WorkerId("w"), "127.0.0.1:9", Incarnation(1), line), OutputQueue()
-        links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox)
+        links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox.put)
         async with asyncio.timeout(4):
             [(_, error)] = await inbox.get_all()
     assert isinstance(error, NotConnected)
@@ -306,10 +307,10 @@ async def test_framed_connection_is_used_again_once_it_opens(
             OutputQueue(),
             OutputQueue(),
         )
-        links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, refused)
+        links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, refused.put)
         assert isinstance((await refused.get_all())[0][1], NotConnected)
         over_grpc = links.connect(ref)
-        over_grpc.submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox)
+        over_grpc.submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox.put)
         await core.wait(lambda: core.submitted)
         assert not over_grpc.is_framed
         server = FramedServer(ClusterCredentials(None), framed_worker_services(core))  # type: ignore[arg-type]
@@ -321,7 +322,7 @@ async def test_framed_connection_is_used_again_once_it_opens(
                 replace(SPEC, request_id=RequestId("q")),
                 Task.PREFILL_AND_DECODE,
                 None,
-                OutputQueue(),
+                OutputQueue().put,
             )
             await core.wait(lambda: len(core.submitted) == 2)
             assert over_grpc.is_alive, "a request is under way there"
@@ -337,18 +338,18 @@ async def test_framed_connection_is_used_again_once_it_opens(
 async def test_worker_without_a_framed_connection_is_used_over_grpc() -> None:
     async with grpc_worker() as (core, ref, _), open_connections() as links:
         ref, inbox = replace(ref, framed_address="127.0.0.1:9"), OutputQueue()
-        links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox)
+        links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox.put)
         async with asyncio.timeout(4):
             [(_, error)] = await inbox.get_all()
         assert isinstance(error, NotConnected)
-        links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, OutputQueue())
+        links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, OutputQueue().put)
         await core.wait(lambda: core.submitted)
 
 
 async def test_wrong_secret_fails_the_request(worker: Worker) -> None:
     async with worker("right") as (core, ref, _), open_connections("wrong") as links:
         inbox = OutputQueue()
-        links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox)
+        links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox.put)
         [(_, error)] = await inbox.get_all()
         assert isinstance(error, Unavailable) and "secret" in str(error)
         assert core.streams == []
@@ -378,7 +379,7 @@ async def test_pool_can_stop_while_a_connection_is_being_opened() -> None:
 async def test_closing_the_connections_frees_the_worker(worker: Worker) -> None:
     async with worker() as (core, ref, _):
         async with open_connections() as links:
-            links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, OutputQueue())
+            links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, OutputQueue().put)
             await core.wait(lambda: core.submitted)
         await core.wait(lambda: core.closed)
 

@@ -3,7 +3,6 @@
 import asyncio
 import hmac
 import secrets
-from collections.abc import Callable
 
 from baton.core.credentials import ClusterCredentials
 from baton.errors import BatonError, Invalid, Unauthorized, Unavailable
@@ -13,6 +12,7 @@ from baton.rpc.framed.connection import (
     VERSION,
     FramedConnection,
     FrameKind,
+    MessageHandler,
     handshake_proof,
     parse_message,
 )
@@ -22,14 +22,11 @@ TICK_SECONDS, MAX_SILENT_TICKS = 0.25, 6
 """A peer that hangs, or is cut off, is given up after 1.75 to 2 seconds: it is pinged after 0.25 to
 0.5, and then has 1.5 to answer, whatever its event loop is busy with."""
 
-Deliver = Callable[[bytes], None]
-"""Called with each message. Raises BatonError for a malformed one, which ends the connection."""
-
 
 class FramedClientConnection(FramedConnection):
     """The client's side; opened by :func:`open_framed_connection`."""
 
-    def __init__(self, service: str, secret: str | None, deliver: Deliver) -> None:
+    def __init__(self, service: str, secret: str | None, deliver: MessageHandler) -> None:
         super().__init__(TICK_SECONDS, MAX_SILENT_TICKS)
         self._service = service
         self._secret = secret
@@ -58,7 +55,7 @@ class FramedClientConnection(FramedConnection):
             self._prove(parse_message(pb.Challenge, payload).nonce)
         elif kind == FrameKind.WELCOME and self._nonces:
             self._check(parse_message(pb.Welcome, payload).code)
-            self.complete_handshake()
+            self.complete_handshake(self._deliver)
             if not self._opened.done():  # otherwise its waiter was cancelled and will close this
                 self._opened.set_result(None)
         else:
@@ -81,9 +78,6 @@ class FramedClientConnection(FramedConnection):
             return b""
         return handshake_proof(self._secret, speaker, self._service, self._nonces)
 
-    def on_message(self, payload: bytes) -> None:
-        self._deliver(payload)
-
     def on_lost(self, failure: BatonError) -> None:
         self._ended.set_result(failure)
         if not self._opened.done():
@@ -92,7 +86,11 @@ class FramedClientConnection(FramedConnection):
 
 
 async def open_framed_connection(
-    address: str, service: str, trust: ClusterCredentials, deliver: Deliver, timeout_seconds: float
+    address: str,
+    service: str,
+    trust: ClusterCredentials,
+    deliver: MessageHandler,
+    timeout_seconds: float,
 ) -> FramedClientConnection:
     """Open a connection to ``service`` at ``address`` (host:port), within ``timeout_seconds``.
     ``deliver`` gets each message. Raises Unavailable, Unauthorized."""
@@ -106,7 +104,7 @@ async def open_framed_connection(
 
 
 async def _open(
-    address: str, service: str, trust: ClusterCredentials, deliver: Deliver
+    address: str, service: str, trust: ClusterCredentials, deliver: MessageHandler
 ) -> FramedClientConnection:
     """Connect and wait for the handshake. A connection that the caller does not get is closed, also
     if the handshake was completed just before this task was cancelled."""
@@ -120,7 +118,7 @@ async def _open(
 
 
 async def _connect(
-    address: str, service: str, trust: ClusterCredentials, deliver: Deliver
+    address: str, service: str, trust: ClusterCredentials, deliver: MessageHandler
 ) -> FramedClientConnection:
     host, _, port = address.rpartition(":")
     context = client_context(trust)

@@ -40,6 +40,9 @@ CLOSE_SECONDS = 2.0
 
 Parsed = TypeVar("Parsed", bound=Message)
 
+MessageHandler = Callable[[bytes], None]
+"""Called with each message. Raises BatonError for an invalid one; then the peer is refused."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -70,7 +73,7 @@ class FramedConnection(FrameProtocol):
         self.max_payload_bytes = HANDSHAKE_BYTES
         self._tick_seconds = tick_seconds
         self._max_silent_ticks = max_silent_ticks
-        self.is_open = False
+        self._handle_message: MessageHandler | None = None  # set by the handshake
         self._has_received = True
         self._num_silent_ticks = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -78,6 +81,11 @@ class FramedConnection(FrameProtocol):
         self._has_ended = False
 
     # -- for its user -----------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the handshake was completed."""
+        return self._handle_message is not None
 
     def send_message(self, payload: bytes) -> None:
         self.send(0, FrameKind.MESSAGE, payload)
@@ -109,20 +117,18 @@ class FramedConnection(FrameProtocol):
 
     # -- for subclasses ---------------------------------------------------------------------
 
-    def on_message(self, payload: bytes) -> None:
-        """Handle a message. Raises BatonError for an invalid one; then the peer is refused."""
-        raise NotImplementedError
-
     def on_handshake(self, kind: int, payload: bytes) -> None:
-        """Handle a frame of the handshake. Raises BatonError as :meth:`on_message`."""
+        """Handle a frame of the handshake. Raises BatonError for an invalid one; then the peer is
+        refused."""
         raise NotImplementedError
 
     def on_lost(self, failure: BatonError) -> None:
         raise NotImplementedError
 
-    def complete_handshake(self) -> None:
-        """Complete the handshake: the peer is authenticated."""
-        self.is_open = True
+    def complete_handshake(self, handle_message: MessageHandler) -> None:
+        """Complete the handshake: the peer is authenticated. Its messages go to
+        ``handle_message``."""
+        self._handle_message = handle_message
         self.max_payload_bytes = MAX_MESSAGE_BYTES
         self._start_timer(self._tick_seconds, self._tick)
 
@@ -135,8 +141,19 @@ class FramedConnection(FrameProtocol):
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
+        """Handle each frame. A frame that can't be handled ends the connection."""
         self._has_received = True
-        super().data_received(data)
+        for _, kind, payload in self.split_frames(data):
+            try:
+                if kind == FrameKind.MESSAGE and self._handle_message is not None:
+                    self._handle_message(payload)
+                else:
+                    self._on_control(kind, payload)
+            except BatonError as error:
+                self.refuse(error)
+            except Exception:  # a bug, which must end only this connection
+                log.exception("line_crashed")
+                self.refuse(BatonError("internal error"))
 
     def pause_writing(self) -> None:
         self._writable = asyncio.get_running_loop().create_future()
@@ -153,31 +170,14 @@ class FramedConnection(FrameProtocol):
 
     # -- frames -----------------------------------------------------------------------------
 
-    def on_frame(self, number: int, kind: int, payload: bytes) -> None:
-        try:
-            if not self.is_open:
-                self._on_handshake_frame(kind, payload)
-            elif kind == FrameKind.MESSAGE:
-                self.on_message(payload)
-            else:
-                self._on_control(kind, payload)
-        except BatonError as error:
-            self.refuse(error)
-        except Exception:  # a bug, which must end only this connection
-            log.exception("line_crashed")
-            self.refuse(BatonError("internal error"))
-
-    def _on_handshake_frame(self, kind: int, payload: bytes) -> None:
+    def _on_control(self, kind: int, payload: bytes) -> None:
+        """Handle any frame but a message. Raises BatonError as :meth:`on_handshake`."""
         if kind == FrameKind.REFUSAL:
             self.lose(error_from_proto(parse_message(pb.Refusal, payload)))
-        else:
+        elif not self.is_open:
             self.on_handshake(kind, payload)
-
-    def _on_control(self, kind: int, payload: bytes) -> None:
-        if kind == FrameKind.PING:
+        elif kind == FrameKind.PING:
             self.send(0, FrameKind.PONG, b"")
-        elif kind == FrameKind.REFUSAL:
-            self.lose(error_from_proto(parse_message(pb.Refusal, payload)))
         elif kind != FrameKind.PONG:
             raise Invalid(f"frames of kind {kind} are not allowed after the handshake")
 

@@ -215,15 +215,11 @@ class FramedServerConnection(FramedConnection):
             raise Overloaded(f"there are {MAX_CONNECTIONS} connections already")
         self._server.unauthenticated.discard(self)
         self._service = self._services[self._name](self)
-        self.complete_handshake()
+        self.complete_handshake(self._service.on_message)
         self.send(0, FrameKind.WELCOME, pb.Welcome(code=answer).SerializeToString())
 
     def _code(self, secret: str, speaker: str) -> bytes:
         return handshake_proof(secret, speaker, self._name, self._nonces)
-
-    def on_message(self, payload: bytes) -> None:
-        assert self._service is not None, "the handshake sets the service"
-        self._service.on_message(payload)
 
     def on_write_buffer_full(self) -> None:
         self.lose(Overloaded("the router left too much unread"))

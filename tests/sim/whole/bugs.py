@@ -1,7 +1,7 @@
 """Bugs that a test plants, one at a time, to prove that the simulation would find such bugs."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -19,10 +19,10 @@ from router.generation.attempt import Attempt
 from router.generation.framed_worker_connection import FramedWorkerConnection
 from router.generation.generation import Generation
 from router.generation.output_merger import OutputMerger
-from router.generation.output_queue import OutputQueue
+from router.generation.output_queue import OutputQueue, OutputReceiver
 from router.generation.worker_connection import CONNECT_TIMEOUT_SECONDS, StreamWorkerConnection
 from router.http.body_senders import UvicornBodyWriter
-from router.openai.choice_stream import ChoiceStream
+from router.openai.inline_stream_writer import InlineStreamWriter
 from tests.sim.whole.chance import SeededRandom
 from tests.sim.whole.transport import Fabric
 
@@ -44,24 +44,26 @@ def leaked_reservation() -> Changes:
 
 def ignored_epoch() -> Changes:
     """Outputs go to the newest attempt of the request, and the router's epoch fences are off."""
-    latest, changes = _latest_inboxes()
+    latest, changes = _latest_receivers()
 
-    def deliver(self: StreamWorkerConnection, output: RequestOutput) -> None:
-        latest[output.request_id].put(self._worker.id, output)
+    def deliver(self: StreamWorkerConnection, outputs: Iterable[RequestOutput]) -> None:
+        for output in outputs:
+            latest[output.request_id](self._worker.id, output)
 
     return [*changes, (StreamWorkerConnection, "deliver", deliver), *_no_fences()]
 
 
-def _latest_inboxes() -> tuple[dict[str, OutputQueue], Changes]:
-    """Return the newest output queue of each request, and the changes that keep track of it."""
+def _latest_receivers() -> tuple[dict[str, OutputReceiver], Changes]:
+    """Return the newest receiver of each request's outputs, and the changes that keep track of
+    it."""
     submit = StreamWorkerConnection.submit
-    latest: dict[str, OutputQueue] = {}
+    latest: dict[str, OutputReceiver] = {}
 
     def remember(
-        self: StreamWorkerConnection, spec: Any, task: Any, source: Any, inbox: OutputQueue
+        self: StreamWorkerConnection, spec: Any, task: Any, source: Any, receive: OutputReceiver
     ) -> None:
-        latest[spec.request_id] = inbox
-        submit(self, spec, task, source, inbox)
+        latest[spec.request_id] = receive
+        submit(self, spec, task, source, receive)
 
     return latest, [(StreamWorkerConnection, "submit", remember)]
 
@@ -124,26 +126,27 @@ def unverified_checksum() -> Changes:
 
 def torn_frame() -> Changes:
     """A frame whose header arrives in two pieces is not put together again."""
-    original = FrameProtocol.data_received
+    original = FramedConnection.data_received
 
-    def data_received(self: FrameProtocol, data: bytes) -> None:
+    def data_received(self: FramedConnection, data: bytes) -> None:
         original(self, data)
         if len(self._rest) < FRAME_HEADER.size:
             self._rest.clear()
 
-    return [(FrameProtocol, "data_received", data_received)]
+    return [(FramedConnection, "data_received", data_received)]
 
 
 def frame_after_close() -> Changes:
     """Messages that still arrive over a connection that was given up count as its successor's."""
-    latest, changes = _latest_inboxes()
+    latest, changes = _latest_receivers()
     deliver = StreamWorkerConnection.deliver
 
-    def deliver_late(self: StreamWorkerConnection, output: RequestOutput) -> None:
+    def deliver_late(self: StreamWorkerConnection, outputs: Iterable[RequestOutput]) -> None:
         if self.is_alive:
-            deliver(self, output)
-        else:
-            latest[output.request_id].put(self._worker.id, output)
+            deliver(self, outputs)
+            return
+        for output in outputs:
+            latest[output.request_id](self._worker.id, output)
 
     def lose(self: FramedConnection, error: BatonError) -> None:
         asyncio.get_running_loop().call_later(4.0, self.close)
@@ -243,52 +246,45 @@ def no_handshake_timeout() -> Changes:
 
 def delivered_out_of_order() -> Changes:
     """A token that is delivered inline overtakes queued ones, and its index is not checked."""
-    original, put = Attempt._consume_inline, OutputQueue.put
+    original = Attempt.receive
 
-    def hand_on(self: Attempt, worker_id: Any, output: RequestOutput) -> bool:
-        waiting, self._merger.next_index = self._merger.next_index, output.first_index
+    def receive(self: Attempt, worker_id: Any, item: Any) -> None:
+        if isinstance(item, BatonError):
+            original(self, worker_id, item)
+            return
+        waiting, self._merger.next_index = self._merger.next_index, item.first_index
         try:
-            return original(self, worker_id, output)
+            original(self, worker_id, item)
         finally:
             self._merger.next_index = max(waiting, self._merger.next_index)
 
-    def put_any(self: OutputQueue, worker_id: Any, item: Any) -> None:
-        if (
-            self.inline_consumer is None
-            or isinstance(item, BatonError)
-            or not self.inline_consumer(worker_id, item)
-        ):
-            put(self, worker_id, item)
+    return [(Attempt, "receive", receive), _always_delivered_inline()]
 
-    return [(Attempt, "_consume_inline", hand_on), (OutputQueue, "put", put_any)]
+
+def _always_delivered_inline() -> tuple[type, str, Any]:
+    """Return the change after which tokens are delivered inline whether or not others are
+    queued."""
+    return OutputQueue, "has_waiting_reader", True
 
 
 def delivered_after_the_end() -> Changes:
     """An attempt that has ended goes on delivering tokens for a while."""
-    put, close = OutputQueue.put, Attempt.close
-
-    def put_any(self: OutputQueue, worker_id: Any, item: Any) -> None:
-        if (
-            self.inline_consumer is None
-            or isinstance(item, BatonError)
-            or not self.inline_consumer(worker_id, item)
-        ):
-            put(self, worker_id, item)
+    close = Attempt.close
 
     def close_later(self: Attempt) -> None:
         asyncio.get_running_loop().call_later(2.0, close, self)
 
-    return [(OutputQueue, "put", put_any), (Attempt, "close", close_later)]
+    return [_always_delivered_inline(), (Attempt, "close", close_later)]
 
 
 def delivered_to_slow_client() -> Changes:
     """A token for a client that reads too slowly counts as written."""
-    original = ChoiceStream._consume_inline
+    original = InlineStreamWriter.write_output
     return [
         (
-            ChoiceStream,
-            "_consume_inline",
-            lambda self, outlet, output: original(self, outlet, output) or True,
+            InlineStreamWriter,
+            "write_output",
+            lambda self, choice, output: original(self, choice, output) or True,
         )
     ]
 

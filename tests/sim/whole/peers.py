@@ -2,7 +2,7 @@
 simulated network. Routers prefer framed connections where a member has them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -149,7 +149,7 @@ async def connected(channel: SimChannel) -> None:
 async def converse(
     channel: SimChannel,
     messages: AsyncIterator[RouterMessage],
-    deliver: Callable[[RequestOutput], None],
+    deliver: Callable[[Sequence[RequestOutput]], None],
 ) -> None:
     """Send and receive messages, as ``baton.rpc.worker_stream.run_worker_stream`` does."""
     end = channel.end
@@ -164,8 +164,7 @@ async def converse(
     sending = asyncio.get_running_loop().create_task(send())
     try:
         while True:
-            for output in await end.get():
-                deliver(output)
+            deliver(await end.get())
     finally:
         sending.cancel()
 

@@ -15,12 +15,12 @@ from baton.core.request import RequestOutput
 from baton.core.states import WORKER_ROLES
 from baton.errors import BatonError, Invalid, Unauthorized
 from baton.rpc.framed.connection import FramedConnection
-from router.generation.attempt import TokenTimeouts
+from router.generation.attempt import InlineConsumer, TokenTimeouts
 from router.generation.block_key_hasher import compute_block_keys
 from router.generation.cluster import Cluster
 from router.generation.conductor_placer import ConductorPlacer
-from router.generation.generation import FailoverConfig, Generation, GenerationContext
-from router.generation.output_queue import InlineConsumer
+from router.generation.generation import Generation
+from router.generation.generation_context import FailoverConfig, GenerationContext
 from router.generation.placement import FallbackPlacer
 from router.generation.record import GenerationRecord
 from router.generation.ring_placer import RingPlacer
@@ -92,17 +92,19 @@ class CheckedGeneration(Generation):
     async def outputs(
         self, inline_consumer: InlineConsumer | None = None
     ) -> AsyncGenerator[RequestOutput]:
+        def consume(output: RequestOutput) -> bool:
+            assert inline_consumer is not None
+            if self._is_over:
+                raise GuaranteeViolation(f"{output.request_id}: a token is delivered after the end")
+            return inline_consumer(output)
+
+        checked = consume if inline_consumer is not None else None
         try:
-            async with aclosing(super().outputs(inline_consumer)) as outputs:
+            async with aclosing(super().outputs(checked)) as outputs:
                 async for output in outputs:
                     yield output
         finally:
             self._is_over = True
-
-    def _consume_inline(self, relay: InlineConsumer, output: RequestOutput) -> bool:
-        if self._is_over:
-            raise GuaranteeViolation(f"{output.request_id}: a token is delivered after the end")
-        return super()._consume_inline(relay, output)
 
     def _record_output(self, output: RequestOutput) -> None:
         self.answer.check_output(output)

@@ -1,0 +1,48 @@
+"""The parts and settings that all generations of a router share."""
+
+from dataclasses import dataclass, field
+
+from baton.clock import Clock
+from baton.core.ids import WorkerId
+from router.generation.attempt import TokenTimeouts
+from router.generation.circuit_breaker import WorkerCircuitBreakers
+from router.generation.output_validation import UNKNOWN_VOCAB_SIZE
+from router.generation.placement import Placer
+from router.generation.quarantine import Quarantine
+from router.generation.worker_connection_pool import WorkerConnections
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverConfig:
+    """Timeouts of failovers, in seconds. After a failure, ``max_worker_wait_seconds`` bounds the
+    wait for another worker, since a lost one may be restarting. ``retry_pause_seconds`` leaves time
+    for broken connections to be noticed, so that the worker that died can be distinguished from the
+    worker that reported the failure."""
+
+    placement_timeout_seconds: float = 5.0
+    max_worker_wait_seconds: float = 15.0
+    retry_pause_seconds: float = 0.05
+    max_retries: int = 3
+    timeouts: TokenTimeouts = field(default_factory=TokenTimeouts)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationContext:
+    """The parts and settings that all generations share. ``vocab_size`` is the model's: a worker
+    that sends a token id beyond it is faulty."""
+
+    placer: Placer
+    connections: WorkerConnections
+    clock: Clock
+    config: FailoverConfig = field(default_factory=FailoverConfig)
+    breakers: WorkerCircuitBreakers = field(default_factory=WorkerCircuitBreakers)
+    vocab_size: int = UNKNOWN_VOCAB_SIZE
+    quarantine: Quarantine = field(default_factory=Quarantine)
+
+    def avoided_workers(self) -> frozenset[WorkerId]:
+        """Return the workers to avoid: those whose connection just broke, that failed other
+        requests, or that run a quarantined request."""
+        failing = self.connections.recently_broken() | self.breakers.open_workers(
+            self.clock.monotonic()
+        )
+        return failing | self.quarantine.workers_in_isolation()

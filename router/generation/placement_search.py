@@ -1,0 +1,140 @@
+"""Finds placements for one request, on workers that have not failed it as long as there are any."""
+
+import zlib
+from collections.abc import Iterable
+
+from baton.concurrency.time_limit import TimeLimit
+from baton.core.ids import BlockKey, TenantId, WorkerId
+from baton.core.kv_transfer import WorkerRef
+from baton.core.placement import Placement, PlacementQuery
+from baton.core.request import RequestSpec
+from baton.errors import DeadlineExceeded, Unavailable
+from router.generation.generation_context import GenerationContext
+from router.generation.record import GenerationRecord
+
+INITIAL_WAIT_BACKOFFS = 4
+WAIT_BACKOFF_FACTOR = 1.5
+MAX_WAIT_BACKOFF_SECONDS = 1.0
+"""The longest pause between two attempts to place a request while no worker is ready: long enough
+that a thousand waiting requests don't overload the conductors, and short enough that they notice
+within about a second that a worker is back."""
+
+PRESUMED_DEAD_SECONDS = 5.0
+"""After its connection broke, a dead worker leaves the registry within this time."""
+
+
+class PlacementSearch:
+    """Asks the placer for placements of one request, and knows the workers to avoid: those that
+    failed it (``excluded``), those of them that are presumed dead, and prefill workers whose KV a
+    decode worker may not reach."""
+
+    def __init__(
+        self,
+        context: GenerationContext,
+        tenant: TenantId,
+        model: str,
+        session: str,
+        record: GenerationRecord,
+    ) -> None:
+        self._context = context
+        self._config = context.config
+        self._tenant = tenant
+        self._model = model
+        self._session = session
+        self._record = record
+        self._dead_since: dict[WorkerRef, float] = {}  # when it was lost
+        self._unreachable_sources: set[WorkerId] = set()
+        self.excluded: set[WorkerId] = set()
+
+    def exclude_drained(self, worker: WorkerRef) -> None:
+        """Exclude a worker that drains: it will leave."""
+        self.excluded.add(worker.id)
+        self._dead_since[worker] = self._context.clock.monotonic()
+
+    def exclude_failed(self, suspects: Iterable[WorkerRef], *, have_restarted: bool) -> None:
+        """Exclude the dead among the workers that may have caused a failure; if none is dead, all
+        of them. With ``have_restarted`` their former incarnations are dead, although connections to
+        them may live."""
+        workers, connections = tuple(suspects), self._context.connections
+        lost = [each for each in workers if have_restarted or not connections.is_alive(each)]
+        self._dead_since.update(dict.fromkeys(lost, self._context.clock.monotonic()))
+        self.excluded.update(worker.id for worker in lost or workers)
+        if not lost and len(workers) > 1:
+            self._unreachable_sources.add(workers[0].id)
+
+    async def find_first(self, spec: RequestSpec, block_keys: tuple[BlockKey, ...]) -> Placement:
+        """Place the request, if possible on workers that did not just fail other requests. Raises
+        Unavailable and the placer's other errors."""
+        shunned = self._context.avoided_workers()
+        if shunned:
+            try:
+                return await self._query(spec, block_keys, shunned)
+            except Unavailable:
+                pass
+        return await self._query(spec, block_keys, frozenset())
+
+    async def find_again(self, spec: RequestSpec, block_keys: tuple[BlockKey, ...]) -> Placement:
+        """Place the request again, excluding fewer and fewer workers until a placement exists.
+
+        First exclude the workers that failed this request or others; then only those that failed
+        this one; then the dead ones and the sources whose KV transfer may have failed (local
+        prefill avoids them); then only the dead ones; then none. A placement on a dead worker is
+        not accepted, but one on its restarted process is. Repeat these steps until
+        ``max_worker_wait_seconds`` are over."""
+        clock = self._context.clock
+        give_up_at = clock.monotonic() + self._config.max_worker_wait_seconds
+        excluded_so_far, nobody = frozenset(self.excluded), frozenset[WorkerId]()
+        pause = INITIAL_WAIT_BACKOFFS * max(self._config.retry_pause_seconds, 0.01)
+        while True:
+            dead_refs = self._presumed_dead()
+            dead = frozenset(worker.id for worker in dead_refs)
+            shunned = excluded_so_far | self._context.avoided_workers()
+            stages = (shunned, excluded_so_far, dead | self._unreachable_sources, dead, nobody)
+            for excluded in dict.fromkeys(stages):
+                try:
+                    placement = await self._query(spec, block_keys, excluded)
+                except Unavailable as error:
+                    failure = error
+                    continue
+                if not dead_refs.intersection(placement.workers):
+                    return placement
+                failure = Unavailable("the only workers left are the ones that failed")
+            if clock.monotonic() >= give_up_at:
+                raise failure
+            await clock.sleep(pause * _wait_jitter(spec))
+            pause = min(pause * WAIT_BACKOFF_FACTOR, MAX_WAIT_BACKOFF_SECONDS)
+
+    def _presumed_dead(self) -> frozenset[WorkerRef]:
+        """Return the workers that are presumed dead: those whose connection broke recently. A
+        worker that is still registered later had only lost its connection."""
+        latest = self._context.clock.monotonic() - PRESUMED_DEAD_SECONDS
+        return frozenset(worker for worker, since in self._dead_since.items() if since > latest)
+
+    async def _query(
+        self, spec: RequestSpec, block_keys: tuple[BlockKey, ...], excluded: frozenset[WorkerId]
+    ) -> Placement:
+        query = PlacementQuery(
+            request_id=spec.request_id,
+            epoch=spec.epoch,
+            tenant=self._tenant,
+            num_tokens=len(spec.token_ids),
+            max_new_tokens=spec.max_new_tokens,
+            block_keys=block_keys,
+            excluded=excluded,
+            model=self._model,
+            trace=self._record.query_span(spec.epoch).traceparent if spec.trace else "",
+            session=self._session,
+        )
+        seconds = self._config.placement_timeout_seconds
+        try:
+            with TimeLimit(seconds):
+                return await self._context.placer.place(query)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"no placement within {seconds:g} s") from error
+
+
+def _wait_jitter(spec: RequestSpec) -> float:
+    """Return a factor for pauses, from 0.75 to 1.25 and fixed per request and epoch, so that
+    waiting requests don't all query at once."""
+    name = f"{spec.request_id}/{spec.epoch}".encode()
+    return 0.75 + 0.5 * (zlib.crc32(name) / 2**32)

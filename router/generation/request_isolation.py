@@ -1,0 +1,106 @@
+"""How one request is quarantined: its runs in isolation, and the deaths of its workers."""
+
+import structlog
+
+from baton.clock import Clock
+from baton.core.ids import TenantId
+from baton.core.placement import Placement
+from baton.core.request import RequestOutput, RequestSpec
+from router.generation.attempt import AttemptDrained, AttemptFailed
+from router.generation.quarantine import (
+    MAX_WORKER_DEATHS,
+    PROGRESS_TOKENS,
+    IsolatedRun,
+    Quarantine,
+    RequestDigest,
+    digest_request,
+)
+from router.generation.record import GenerationRecord
+from router.generation.worker_connection import WorkerLost
+
+log = structlog.get_logger(__name__)
+
+
+class RequestIsolation:
+    """Isolates a request from others while it is suspected of killing its workers. ``num_emitted``
+    is the number of the answer's tokens so far. For each attempt call :meth:`begin_attempt` first;
+    at the end call :meth:`end`."""
+
+    def __init__(
+        self,
+        quarantine: Quarantine,
+        clock: Clock,
+        spec: RequestSpec,
+        tenant: TenantId,
+        record: GenerationRecord,
+    ) -> None:
+        self._quarantine = quarantine
+        self._clock = clock
+        self._spec = spec
+        self._tenant = tenant
+        self._record = record
+        self._known_digest: RequestDigest | None = None
+        self._num_emitted_before = 0  # tokens emitted by earlier attempts
+        self.run: IsolatedRun | None = None
+        """The isolated run under way; None for nearly all requests."""
+
+    async def begin_attempt(self, num_emitted: int) -> None:
+        """If several workers died while they ran this request, wait until it may run in isolation.
+        Raises RequestKilledWorkers."""
+        quarantine, clock = self._quarantine, self._clock
+        self._num_emitted_before = num_emitted
+        if quarantine.is_empty:
+            return
+        num_deaths = quarantine.check_and_count_deaths(self._digest, clock.monotonic())
+        if num_deaths < MAX_WORKER_DEATHS:
+            return
+        log.warning("request_tried_alone", num_deaths=num_deaths, **self._record.log_fields)
+        self.run = await quarantine.begin_isolated_run(num_deaths, clock)
+        try:
+            quarantine.check_and_count_deaths(self._digest, clock.monotonic())  # again
+        except BaseException:
+            self.end()
+            raise
+
+    def record_placement(self, placement: Placement) -> None:
+        """Record where an isolated run takes place, so that other requests avoid its workers."""
+        if self.run is not None:
+            self.run.workers = frozenset(placement.workers)
+
+    def record_output(self, output: RequestOutput, num_emitted: int) -> None:
+        """Clear the request of suspicion once it makes progress: its workers have survived it. Call
+        it for each output of an isolated run, and for the last one of each answer."""
+        if self._quarantine.is_empty:
+            return
+        num_new = num_emitted - self._num_emitted_before
+        if num_new >= PROGRESS_TOKENS or output.finish_reason is not None:
+            self._quarantine.clear(self._digest)
+            self.end()
+
+    def record_failure(self, failure: AttemptFailed | AttemptDrained, num_emitted: int) -> None:
+        """End the isolated run, and record the worker that died during the attempt, if any. Raises
+        RequestKilledWorkers once it is certain that the request caused the death."""
+        quarantine, now = self._quarantine, self._clock.monotonic()
+        run, self.run = self.run, None
+        try:
+            if isinstance(failure, AttemptFailed) and isinstance(failure.error, WorkerLost):
+                if num_emitted - self._num_emitted_before >= PROGRESS_TOKENS:
+                    quarantine.clear(self._digest)
+                quarantine.record_death(self._digest, failure.suspects[0], run, now)
+                quarantine.check_and_count_deaths(self._digest, now)
+        finally:
+            if run is not None:
+                quarantine.end_isolated_run(run)
+
+    def end(self) -> None:
+        """End the isolated run, if there is one. Idempotent."""
+        if self.run is not None:
+            self._quarantine.end_isolated_run(self.run)
+            self.run = None
+
+    @property
+    def _digest(self) -> RequestDigest:
+        """The request's digest. It takes long for a long prompt, and is rarely needed."""
+        if self._known_digest is None:
+            self._known_digest = digest_request(self._spec, self._tenant)
+        return self._known_digest

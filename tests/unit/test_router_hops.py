@@ -1,0 +1,274 @@
+"""How many functions a token and a request pass through in a router, over production's connections:
+a worker's and a conductor's framed connections, and a client's HTTP connection.
+
+A function counts if it has not returned when the bytes are written: functions that it called before
+do not. ``docs/router.md`` has the same lists."""
+
+import asyncio
+import traceback
+from asyncio import selector_events
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from baton.clock import SystemClock
+from baton.core.credentials import ClusterCredentials
+from baton.core.ids import Incarnation, TokenId, WorkerId
+from baton.core.kv_transfer import WorkerRef
+from baton.core.member import Member
+from baton.core.placement import Placement
+from baton.core.request import FinishReason, RequestOutput, RequestSpec
+from baton.core.states import Role, WorkerState
+from baton.rpc.framed.conductor_service import framed_conductor_services
+from baton.rpc.framed.server import FramedServer
+from baton.rpc.placement_stream import FramedPlacementStream
+from baton.text.tokenizer import Tokenizer
+from router.generation.conductor_placer import ConductorPlacer
+from router.generation.generation_context import GenerationContext
+from router.generation.placement import FallbackPlacer
+from router.generation.ring_placer import RingPlacer
+from router.openai.choice_stream import ChoiceStream
+from router.openai.inline_stream_writer import InlineStreamWriter
+from tests.unit.test_router_http import CHAT, RouterHarness, chat, events, write_tokenizer
+from tests.unit.test_router_links import FakeCore, framed_worker, open_connections
+
+ROOT = Path(__file__).parents[2]
+PRODUCTION = tuple(f"{ROOT / room}/" for room in ("baton", "router"))
+TEXT = b"Hey!"
+
+MAX_TOKEN_HOPS, MAX_REQUEST_HOPS = 6, 20
+
+TOKEN_PATH = [
+    "baton/rpc/framed/connection.py FramedConnection.data_received",
+    "router/generation/framed_worker_connection.py FramedWorkerConnection._receive",
+    "router/generation/worker_connection.py StreamWorkerConnection.deliver",
+    "router/generation/attempt.py Attempt.receive",
+    "router/openai/inline_stream_writer.py InlineStreamWriter.write_output",
+    "router/http/connection.py UvicornBodyWriter.write",
+]
+
+HANDLER_PATH = [
+    "router/http/frontend.py HttpFrontend.__call__",
+    "router/http/frontend.py HttpFrontend._answer",
+    "router/openai/request_handler.py RequestHandler.__call__",
+    "router/openai/request_handler.py RequestHandler._serve",
+    "router/http/response_writer.py cancel_on_disconnect",
+    "router/openai/request_handler.py GenerationHandler.answer",
+    "router/openai/request_handler.py GenerationHandler._stream",
+    "router/openai/context.py RouterContext.run_choices",
+    "router/openai/context.py RouterContext._run_choice",
+    "router/openai/choice_stream.py ChoiceStream.run",
+    "router/generation/generation.py Generation.outputs",
+]
+
+PLACEMENT_PATH = [
+    *HANDLER_PATH,
+    "router/generation/generation.py Generation._place",
+    "router/generation/placement_search.py PlacementSearch.find_first",
+    "router/generation/placement_search.py PlacementSearch._query",
+    "router/generation/placement.py FallbackPlacer.place",
+    "router/generation/conductor_placer.py ConductorPlacer.place",
+    "router/generation/conductor_placer.py ConductorPlacer._query",
+    "baton/rpc/conductor_client.py request_placement",
+    "baton/rpc/placement_stream.py PlacementStream.request_placement",
+]
+
+SUBMIT = "router/generation/attempt.py Attempt.submit"
+
+SUBMISSION_PATH = [
+    *HANDLER_PATH,
+    SUBMIT,
+    "router/generation/worker_connection.py StreamWorkerConnection.submit",
+    "router/generation/framed_worker_connection.py FramedWorkerConnection.send",
+    "baton/rpc/framed/connection.py FramedConnection.send_message",
+    "baton/rpc/frames.py FrameProtocol.send",
+]
+
+
+def production_stack() -> list[str]:
+    """Return the functions of production code that have not returned, from the outermost on."""
+    codes = [frame.f_code for frame, _ in traceback.walk_stack(None)]
+    return [
+        f"{Path(code.co_filename).relative_to(ROOT)} {code.co_qualname}"
+        for code in reversed(codes)
+        if code.co_filename.startswith(PRODUCTION)
+    ]
+
+
+class Recorded:
+    """The functions that led to each write to a socket, and to each placement query. A query itself
+    is written later, together with others."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.writes: list[tuple[bytes, list[str]]] = []
+        self.queries: list[list[str]] = []
+        transport: Any = selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
+        write, notify = transport.write, FramedPlacementStream.notify_unsent
+
+        def record_write(self_: Any, data: bytes) -> None:
+            self.writes.append((bytes(data), production_stack()))
+            write(self_, data)
+
+        def record_query(self_: FramedPlacementStream) -> None:
+            self.queries.append(production_stack())
+            notify(self_)
+
+        monkeypatch.setattr(transport, "write", record_write)
+        monkeypatch.setattr(FramedPlacementStream, "notify_unsent", record_query)
+
+    def clear(self) -> None:
+        self.writes.clear()
+        self.queries.clear()
+
+    def writers_of(self, content: bytes) -> list[str]:
+        """Return the functions that led to the one write with ``content``."""
+        [path] = [path for data, path in self.writes if content in data]
+        return path
+
+
+class OneWorkerConductor:
+    """A conductor's core that places all requests on one worker."""
+
+    def __init__(self, worker: WorkerRef) -> None:
+        self._worker = worker
+
+    def place(self, **query: Any) -> Placement:
+        return Placement(None, self._worker, "the only worker")
+
+
+@asynccontextmanager
+async def conductor(worker: WorkerRef) -> AsyncIterator[Member]:
+    core, trust = OneWorkerConductor(worker), ClusterCredentials(None)
+    server = FramedServer(trust, framed_conductor_services(core))  # type: ignore[arg-type]
+    line = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
+    try:
+        yield Member(
+            WorkerId("c"), Role.CONDUCTOR, "c:1", Incarnation(1), WorkerState.READY, line=line
+        )
+    finally:
+        await server.close()
+
+
+@asynccontextmanager
+async def framed_router(tokenizer: Tokenizer) -> AsyncIterator[tuple[FakeCore, httpx.AsyncClient]]:
+    """Run a router with one worker and one conductor, both with framed connections."""
+    router, clock = RouterHarness(tokenizer, "", automatic=False), SystemClock()
+    async with (
+        framed_worker() as (core, ref, _),
+        conductor(ref) as member,
+        open_connections() as connections,
+    ):
+        router.members.list.append(member)
+        conductors = ConductorPlacer(router.service.cluster, clock, None)
+        placing = asyncio.create_task(conductors.run())
+        placer = FallbackPlacer([conductors, RingPlacer(router.service.cluster)])
+        router.service.generation_context = GenerationContext(placer, connections, clock)
+        async with await router.client() as client:
+            yield core, client
+        placing.cancel()
+        await asyncio.wait([placing])
+
+
+def answer_tokens(spec: RequestSpec, text: bytes) -> Iterator[RequestOutput]:
+    for index, byte in enumerate(text):
+        is_last = index + 1 == len(text)
+        yield RequestOutput(
+            spec.request_id,
+            spec.epoch,
+            index,
+            (TokenId(byte),),
+            finish_reason=FinishReason.LENGTH if is_last else None,
+        )
+
+
+async def until_written(recorded: Recorded, content: bytes) -> None:
+    async with asyncio.timeout(20):
+        while not any(content in data for data, _ in recorded.writes):
+            await asyncio.sleep(0)
+
+
+async def stream_answers(
+    core: FakeCore, client: httpx.AsyncClient, recorded: Recorded, count: int = 1
+) -> list[httpx.Response]:
+    """Stream ``count`` answers at once. The next token of each comes when the client has been sent
+    the one before."""
+    recorded.clear()
+    core.submitted.clear()
+    asked = [
+        asyncio.create_task(client.post(CHAT, json=chat(stream=True, max_tokens=len(TEXT))))
+        for _ in range(count)
+    ]
+    await core.wait(lambda: len(core.submitted) == count)
+    answers = [answer_tokens(spec, TEXT) for spec, _, _ in core.submitted]
+    for number, outputs in enumerate(zip(*answers, strict=True)):
+        put_all(core, outputs)
+        if number + 1 < len(TEXT):
+            await until_written(recorded, b'"content":"%c"' % TEXT[number])
+            await until_idle()
+    return [await each for each in asked]
+
+
+def put_all(core: FakeCore, outputs: Iterable[RequestOutput]) -> None:
+    """Send the outputs of a step; they share a message."""
+    for output in outputs:
+        core.streams[0].put(output)
+
+
+async def until_idle() -> None:
+    """Let tasks that a token has woken wait again."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+async def test_paths_of_a_token_and_of_a_request(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = Recorded(monkeypatch)
+    async with framed_router(tokenizer) as (core, client):
+        await stream_answers(core, client, recorded)  # it opens the connections
+        [response] = await stream_answers(core, client, recorded)
+    assert text_of(events(response)[:-1]) == "Hey!"
+    assert recorded.queries == [PLACEMENT_PATH]
+    assert [path for _, path in recorded.writes if SUBMIT in path] == [SUBMISSION_PATH]
+    for token in TEXT[1:-1]:  # the first and the last one take the general path
+        assert recorded.writers_of(b'"content":"%c"' % token) == TOKEN_PATH
+    assert len(TOKEN_PATH) <= MAX_TOKEN_HOPS
+    assert max(len(PLACEMENT_PATH), len(SUBMISSION_PATH)) <= MAX_REQUEST_HOPS
+
+
+def text_of(chunks: list[Any]) -> str:
+    return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+
+
+async def test_bug_on_the_fast_path_ends_only_its_request(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outputs of both requests arrive in the same messages."""
+    recorded, write_output = Recorded(monkeypatch), InlineStreamWriter.write_output
+
+    def crash(self: InlineStreamWriter, choice: ChoiceStream, output: RequestOutput) -> bool:
+        if output.request_id == "chatcmpl-1" and output.first_index == 2:
+            raise ZeroDivisionError
+        return write_output(self, choice, output)
+
+    monkeypatch.setattr(InlineStreamWriter, "write_output", crash)
+    async with framed_router(tokenizer) as (core, client):
+        await stream_answers(core, client, recorded)
+        with capture_logs() as logs:
+            responses = await stream_answers(core, client, recorded, count=2)
+    crashes = [each["request_id"] for each in logs if each["event"] == "delivery_crashed"]
+    assert crashes == ["chatcmpl-1"]
+    failed, complete = sorted(map(events, responses), key=len)
+    assert text_of(complete[:-1]) == "Hey!"
+    assert text_of(failed[:-1]) == "He"
+    assert failed[-1]["error"]["message"] == "internal error"
