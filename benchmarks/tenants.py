@@ -23,8 +23,8 @@ import numpy as np
 import yaml
 
 from baton.core.api_key import hash_api_key
-from benchmarks.asking import time_request
 from benchmarks.machine import SYSTEM_CLOCK, describe
+from benchmarks.ttft_client import time_request
 from tools.local_cluster import LocalCluster, local_cluster
 
 QUIET, FLOODER = "quiet-tenant-key-0000", "flooder-tenant-key-00"

@@ -39,9 +39,9 @@ from tests.unit.attention_cases import (
 )
 from tools import gpu_fp8, gpu_speed
 from tools.gpu_determinism import determinism
-from tools.gpu_handoff import kv_transfer
-from tools.gpu_lines import GpuTableRow, device, rows_or_error
+from tools.gpu_ipc import kv_transfer
 from tools.gpu_speed import GREEDY, DevicePool
+from tools.gpu_timing import GpuTableRow, device, rows_or_error
 
 DEMO = Path(__file__).parents[1] / "baton" / "models" / "demo"
 PROMPT = "def read(path):\n"

@@ -17,7 +17,7 @@ from baton.core.request import SamplingParams
 from baton.engine.attention.base import pack_batch
 from baton.engine.plan import Row
 from baton.engine.runner import ModelRunner
-from tools.gpu_lines import GpuTableRow, rows_or_error
+from tools.gpu_timing import GpuTableRow, rows_or_error
 
 DEMO = Path(__file__).parents[1] / "baton" / "models" / "demo"
 KINDS: dict[str, dict[str, Any]] = {

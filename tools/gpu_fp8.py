@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from baton.engine.quantization import E4M3, MAX_E4M3, QuantizedCodes, quantize, to_e4m3
 from tools import gpu_speed
-from tools.gpu_lines import GpuTableRow, device, matrix_rate, seconds_of
 from tools.gpu_speed import QWEN3_8B, copy_rate, free
+from tools.gpu_timing import GpuTableRow, device, matrix_rate, seconds_of
 
 BLOCK = 128
 """The block of outputs and of inputs that share a scale in FP8 checkpoints."""

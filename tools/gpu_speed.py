@@ -24,7 +24,7 @@ from baton.engine.plan import Plan, Row
 from baton.engine.quantized_matrix import QuantizedMatrix
 from baton.engine.runner import ModelRunner, make_attention, make_graphs, make_ops
 from tests.unit.attention_cases import Case, make_rows
-from tools.gpu_lines import GpuTableRow, device, matrix_rate, seconds_of
+from tools.gpu_timing import GpuTableRow, device, matrix_rate, seconds_of
 
 if TYPE_CHECKING:  # a machine without a GPU may not have Triton
     from baton.engine.attention.triton_cuda import TritonAttention

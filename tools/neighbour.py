@@ -47,7 +47,7 @@ from tools.attacks.target import (
 from tools.local_cluster import LocalCluster, local_cluster
 from tools.streams import StreamedAnswer, make_request_bodies, record_answers, traffic
 
-USUAL_REQUESTS = "usual_day"
+USUAL_REQUESTS = "usual_requests"
 """Not an attack: one request of each kind, so that whatever is created once exists."""
 
 ATTACKER, NEIGHBOUR = "attacker-tenant-key-00", "neighbour-tenant-key-0"

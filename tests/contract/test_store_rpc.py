@@ -49,7 +49,7 @@ from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
 from conductor.conductor import Conductor, ConductorConfig
 from conductor.program import ConductorProgram
 from conductor.store_mirror import StoreMirror
-from tests.store_house import KEYS, SIZE, UNLIMITED_BYTES, StoreHarness
+from tests.store_harness import KEYS, SIZE, UNLIMITED_BYTES, StoreHarness
 
 SECRET = "a secret of the cluster"
 

@@ -1,6 +1,6 @@
 """The commands in docs/operations.md, run one after the other on one machine."""
 
-from tools.follow import PAGE, run_page, runnable_blocks
+from tools.run_document import PAGE, run_page, runnable_blocks
 
 
 def test_the_commands_of_the_operations_guide_work() -> None:

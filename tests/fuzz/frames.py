@@ -31,11 +31,11 @@ from baton.rpc.kvstore_methods import KvStoreMethods
 from baton.rpc.local_rpc import LocalRpcClient, LocalRpcServer
 from baton.rpc.v1 import kvstore_pb2, line_pb2
 from tests.fuzz.messages import MessageMaker
-from tests.fuzz.overheard import record_hidden_errors
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
-from tests.store_house import KEYS
-from tests.store_house import StoreHarness as StoreHouse
-from tests.unit.test_line import TRUST, EchoServer, echo_server
+from tests.fuzz.unhandled_errors import record_hidden_errors
+from tests.store_harness import KEYS
+from tests.store_harness import StoreHarness as StoreHouse
+from tests.unit.test_framed_connection import TRUST, EchoServer, echo_server
 
 NAME = "frames"
 CLOCK = SystemClock()

@@ -23,9 +23,9 @@ import psutil
 
 from baton.clock import SystemClock
 from router.http.connection import MAX_PIPELINED_BYTES, ConnectionLimits
-from tests.connection_house import ConnectionHarness, ConnectionResult
 from tests.fuzz.http_grammar import HIDDEN, Request, RequestMaker
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
+from tests.http_connection_harness import ConnectionHarness, ConnectionResult
 
 NAME = "http"
 CLOCK = SystemClock()

@@ -47,10 +47,10 @@ from conductor.conductor import Conductor, ConductorConfig
 from conductor.store_mirror import StoreMirror
 from tests.contract.test_worker_rpc import FramedRun, Served, read_all, real_workers, submit
 from tests.fuzz.messages import MessageMaker, is_readable
-from tests.fuzz.overheard import record_hidden_errors
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
+from tests.fuzz.unhandled_errors import record_hidden_errors
 from tests.sim.worker_cluster import request, tokens_of
-from tests.store_house import KEYS, StoreHarness
+from tests.store_harness import KEYS, StoreHarness
 
 NAME = "protobufs"
 SECRET = "a secret of the cluster"

@@ -23,7 +23,7 @@ from conductor.policy.snapshot import (
     Snapshot,
     StoredPrefix,
 )
-from tests.fleet import FakeCache, decode, prefill, query, snapshot
+from tests.cluster_snapshots import FakeCache, decode, prefill, query, snapshot
 
 SCRIPT = Path(__file__).with_name("placement.txt")
 

@@ -11,7 +11,7 @@ from conductor.load_tracker import LoadTracker
 from conductor.policy.baselines import CHWBL_LOAD_FACTOR, chwbl
 from conductor.policy.policies import PLACEMENT_POLICIES, get_policy
 from conductor.policy.snapshot import Snapshot, StoredPrefix, WorkerPool
-from tests.fleet import FakeCache, decode, prefill, query, snapshot
+from tests.cluster_snapshots import FakeCache, decode, prefill, query, snapshot
 
 counts = st.integers(0, 6)
 queues = st.lists(st.tuples(st.floats(-2, 9), st.floats(0, 3)), max_size=4)

@@ -19,7 +19,7 @@ from baton.core.ids import BlockKey, Incarnation
 from baton.core.store import BlockFilter, LeasedBlocks, Tier
 from baton.errors import Corrupt, Overloaded
 from conductor.store_mirror import StoreMirror
-from tests.store_house import KEYS, NUM_BLOCKS, StoreHarness
+from tests.store_harness import KEYS, NUM_BLOCKS, StoreHarness
 
 NUMBERS = st.integers(0, NUM_BLOCKS - 1)
 TENANTS = st.sampled_from([b"a", b"b"])

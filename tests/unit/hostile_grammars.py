@@ -9,7 +9,7 @@ from baton.core.grammar import Grammar, GrammarKind
 from baton.core.ids import TokenId
 from baton.errors import Invalid
 from baton.text.grammar.compilation import validate_grammar
-from tests.grammar_house import EOS, byte_grammars, choice, regex, schema
+from tests.byte_grammars import EOS, byte_grammars, choice, regex, schema
 
 MAX_GROWTH_MIB = 700
 

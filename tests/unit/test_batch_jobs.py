@@ -16,7 +16,7 @@ from router.batches.batch_request import (
 )
 from router.batches.batch_store import BatchStore
 from router.errors import ApiError
-from tests.unit.batch_office import COMPLETIONS, TENANT, batch_line, make_batch
+from tests.unit.batch_harness import COMPLETIONS, TENANT, batch_line, make_batch
 
 # -- restarts -------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from router.batches.batch_runner import BatchRunner
 from router.batches.batch_store import BatchStore
 from router.batches.concurrency import RouterLoad, num_allowed_batch_requests
 from tests.unit import test_router_http
-from tests.unit.batch_office import (
+from tests.unit.batch_harness import (
     CHATS,
     COMPLETIONS,
     TENANT,

@@ -14,7 +14,16 @@ from conductor.policy.decision import ScoredWorker
 from conductor.policy.prefill_work import PrefillWork, prefill_work
 from conductor.policy.queue_forecast import QueueForecast, forecast_queue
 from conductor.policy.snapshot import AdmissionRates, QueuedPrefill, StoredPrefix
-from tests.fleet import BLOCK_KEYS, NOW, PREFILL, FakeCache, decode, prefill, query, snapshot
+from tests.cluster_snapshots import (
+    BLOCK_KEYS,
+    NOW,
+    PREFILL,
+    FakeCache,
+    decode,
+    prefill,
+    query,
+    snapshot,
+)
 
 CONFIG = BatonPolicyConfig()
 W = CONFIG.service_weight

@@ -43,7 +43,7 @@ from command_line.bench_engine.config import parse_counts
 from command_line.bench_engine.roofline_plot import attainable_flops_per_second
 from command_line.main import main
 from tests.model_zoo import make_model
-from tests.unit.native_house import needs_kernels
+from tests.unit.native_helpers import needs_kernels
 
 Ask = Callable[..., tuple[int, str, str]]
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from router.errors import ApiError
 from router.http.multipart import MultipartParser, parse_boundary
 from router.tenants.tenants_file import parse_tenants_file
 from tests.unit import test_router_http
-from tests.unit.batch_office import (
+from tests.unit.batch_harness import (
     COMPLETIONS,
     TENANT,
     BatchRouter,

@@ -22,7 +22,7 @@ from baton.engine.runner import ModelRunner
 from baton.errors import Invalid
 from tests.model_zoo import make_model
 from tests.unit.cuda_cases import quantize_in_blocks
-from tests.unit.native_house import all_logits, row_of
+from tests.unit.native_helpers import all_logits, row_of
 
 SEED = 20261121
 NEAR = 2e-5

@@ -25,7 +25,7 @@ from baton.text.grammar import compilation as compiling
 from baton.text.grammar import matcher as limits
 from baton.text.grammar.matcher import GrammarCompiler
 from baton.text.tokenizer import Tokenizer
-from tests.grammar_house import (
+from tests.byte_grammars import (
     CONFIG,
     EOS,
     VOCAB,

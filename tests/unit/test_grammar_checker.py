@@ -16,7 +16,7 @@ from baton.core.grammar import Grammar, GrammarKind
 from baton.errors import Invalid, Overloaded, Unavailable
 from baton.text.grammar import checker as grammar_checker
 from baton.text.grammar.checker import GrammarChecker
-from tests.grammar_house import regex, schema
+from tests.byte_grammars import regex, schema
 from tests.unit.hostile_grammars import chained, lark
 from tests.unit.test_router_http import eventually
 

@@ -12,7 +12,7 @@ from baton.core.store import BlockFilter, PutRequest
 from baton.errors import Corrupt, Invalid, Overloaded, Unavailable
 from baton.transport.base import TransferRange
 from baton.transport.memory import MemoryTransport
-from tests.store_house import KEYS, SIZE, StoreHarness
+from tests.store_harness import KEYS, SIZE, StoreHarness
 
 
 async def test_stored_blocks_can_be_leased() -> None:

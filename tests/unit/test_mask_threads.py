@@ -10,7 +10,7 @@ from baton.errors import Invalid
 from baton.text.grammar import mask_threads
 from baton.text.grammar.mask_threads import MaskThreadPool, MaskTimeout
 from baton.text.grammar.matcher import GrammarCompiler
-from tests.grammar_house import byte_grammars, choice, generate_all, grammar_request, regex
+from tests.byte_grammars import byte_grammars, choice, generate_all, grammar_request, regex
 
 
 class Spinning:

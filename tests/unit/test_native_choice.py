@@ -23,7 +23,7 @@ from baton.engine.native.backend_choice import (
 from baton.engine.runner import ModelRunner
 from baton.errors import Invalid, Unavailable
 from tests.model_zoo import make_model
-from tests.unit.native_house import needs_kernels
+from tests.unit.native_helpers import needs_kernels
 
 CPU = torch.device("cpu")
 

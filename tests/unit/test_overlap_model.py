@@ -16,7 +16,7 @@ from baton.engine.engine import Engine
 from baton.engine.executor import ThreadedExecutor
 from baton.engine.runner import ModelRunner
 from tests.model_zoo import make_model
-from tests.unit.native_house import needs_kernels
+from tests.unit.native_helpers import needs_kernels
 
 SEED = 20261122
 NUM_REQUESTS = 24

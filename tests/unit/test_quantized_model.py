@@ -13,7 +13,7 @@ from baton.engine.quantization import quantize
 from baton.engine.runner import ModelRunner
 from baton.errors import Invalid
 from tests.model_zoo import make_model
-from tests.unit.native_house import FORMATS, all_logits, needs_kernels, row_of
+from tests.unit.native_helpers import FORMATS, all_logits, needs_kernels, row_of
 
 SEED = 20261121
 QUANTIZED = ["int8", "int4"]

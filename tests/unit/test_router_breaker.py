@@ -15,7 +15,7 @@ from router.generation.circuit_breaker import (
 )
 from router.generation.generation import FailoverConfig, Generation, GenerationContext
 from router.generation.record import GenerationRecord
-from tests.unit.test_router_journey import PROMPT, SPEC, GenerationHarness, expected_tokens
+from tests.unit.test_generation import PROMPT, SPEC, GenerationHarness, expected_tokens
 
 W, V = WorkerId("w"), WorkerId("v")
 

@@ -30,9 +30,9 @@ from router.tenants.tenant import Tenant, TenantLimits, TokenPrices
 from router.tenants.tenant_directory import build_tenant_directory
 from router.tenants.usage_store import MemoryUsageStore, UsageField
 from tests.unit import test_router_http, test_router_program
+from tests.unit.test_router_connections import grpc_worker as worker
+from tests.unit.test_router_connections import member
 from tests.unit.test_router_http import CHAT, COMPLETE, RouterHarness, chat, events, open_harness
-from tests.unit.test_router_links import grpc_worker as worker
-from tests.unit.test_router_links import member
 from tests.unit.test_router_program import wait_until_ready
 
 tokenizer = test_router_http.tokenizer

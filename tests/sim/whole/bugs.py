@@ -23,7 +23,7 @@ from router.generation.output_queue import OutputQueue
 from router.generation.worker_connection import CONNECT_TIMEOUT_SECONDS, StreamWorkerConnection
 from router.http.connection import UvicornBodyWriter
 from router.openai.choice_stream import ChoiceStream
-from tests.sim.whole.chance import SeededRandom
+from tests.sim.whole.seeded_random import SeededRandom
 from tests.sim.whole.transport import Fabric
 
 Changes = list[tuple[type, str, Any]]

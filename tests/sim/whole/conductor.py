@@ -12,7 +12,7 @@ from baton.rpc.conductor_service import place_all
 from baton.rpc.framed.conductor_service import framed_conductor_services
 from conductor.conductor import Conductor, ConductorConfig
 from conductor.store_mirror import StoreMirror, StoreWatcher
-from tests.sim.whole.lines import serve_framed
+from tests.sim.whole.framed_connections import serve_framed
 from tests.sim.whole.network import StreamEnd
 from tests.sim.whole.process import Process
 from tests.sim.whole.registry import SimRegistryClient

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from baton.core.states import Role
-from tests.sim.whole.chance import SeededRandom
 from tests.sim.whole.clients import has_client, reset_client_connection
 from tests.sim.whole.cluster import Cluster
 from tests.sim.whole.router import FAILOVER_CONFIG
+from tests.sim.whole.seeded_random import SeededRandom
 from tests.sim.whole.sockets import Firewall, SimSocket
 
 DISRUPTIVE_FAULTS = (

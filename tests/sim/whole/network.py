@@ -14,9 +14,9 @@ from contextvars import copy_context
 from typing import Any, Protocol, TypeVar
 
 from baton.errors import BatonError, DeadlineExceeded, Unavailable
-from tests.sim.whole.chance import SeededRandom
 from tests.sim.whole.loop import SimLoop
 from tests.sim.whole.process import Process
+from tests.sim.whole.seeded_random import SeededRandom
 from tests.sim.whole.sockets import ConnectAttempt, Listener, ProtocolFactory, SimServer, SimSocket
 
 T = TypeVar("T")

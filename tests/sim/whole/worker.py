@@ -30,15 +30,15 @@ from baton.worker.store_publisher import StorePublisher
 from baton.worker.telemetry import WorkerTelemetry
 from baton.worker.worker import Worker, WorkerConfig
 from tests.sim.no_store import NoStore
-from tests.sim.whole.chance import SeededRandom
 from tests.sim.whole.clients import ClientResponse
-from tests.sim.whole.engine_door import BLOCK_TOKENS, SimEngineHandle, SimRunner, StepClock
-from tests.sim.whole.lines import serve_framed
+from tests.sim.whole.engine_handle import BLOCK_TOKENS, SimEngineHandle, SimRunner, StepClock
+from tests.sim.whole.framed_connections import serve_framed
 from tests.sim.whole.loop import SimClock
 from tests.sim.whole.network import Network
 from tests.sim.whole.peers import SimPeers, WorkerServer
 from tests.sim.whole.process import Process
 from tests.sim.whole.registry import SimRegistryClient, SimRegistryServer
+from tests.sim.whole.seeded_random import SeededRandom
 from tests.sim.whole.store import STORE_SECONDS, store_client_factory
 from tests.sim.whole.transport import NAME, Fabric, SimTransport
 

@@ -11,7 +11,7 @@ import pytest
 
 from tools.cancellation import ANSWER_TOKENS, CancellationStorm, idle_workers
 from tools.local_cluster import LocalCluster
-from tools.sampled import ask, generate_alone, make_requests
+from tools.sampling_equality import ask, generate_alone, make_requests
 
 pytestmark = pytest.mark.timeout(300)
 SEED = 11

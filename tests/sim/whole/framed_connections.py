@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from baton.rpc.framed.server import FramedServer, FramedServiceFactory
-from tests.sim.whole.chance import SeededRandom
 from tests.sim.whole.network import Network
 from tests.sim.whole.process import Process
+from tests.sim.whole.seeded_random import SeededRandom
 from tests.sim.whole.sockets import Firewall
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from baton.engine.engine import Engine, StepResult
 from baton.engine.fake_runner import SLOT_BYTES, FakeRunner
 from baton.engine.plan import Plan, StepOutput
 from baton.worker.engine_thread import MAX_COMMANDS
-from tests.sim.whole.chance import SeededRandom
 from tests.sim.whole.loop import SimLoop
+from tests.sim.whole.seeded_random import SeededRandom
 from tests.sim.whole.transport import SimMemory
 
 T = TypeVar("T")

@@ -1,6 +1,6 @@
 """Measure what observability costs: metrics per engine step, spans per request.
 
-    python -m benchmarks.watching
+    python -m benchmarks.observability
 
 Runs in one process with a fake model, and measures CPU seconds of the thread, so that other load
 changes little. First a worker's telemetry of a step, compared with the step itself (most of which

@@ -12,7 +12,7 @@ from baton.core.task import Task
 from baton.core.trace_context import TraceContext
 from baton.obs.span import MemorySpanSink, Span
 from baton.worker.worker import WorkerConfig
-from tests.sim.test_handoff import run_disaggregated
+from tests.sim.test_kv_transfer import run_disaggregated
 from tests.sim.worker_cluster import (
     Cluster,
     Node,

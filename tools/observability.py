@@ -1,6 +1,6 @@
 """Check the observability of a local cluster: traces, metrics, dashboards and alerts.
 
-    python -m tools.watching
+    python -m tools.observability
 
 Starts 1 + 2 workers and a trace collector, sends requests, drains one worker and kills another in
 the middle of an answer; prints the trace of each request, and scrapes every role. Fails unless each

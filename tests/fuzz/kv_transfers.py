@@ -33,8 +33,8 @@ from baton.core.task import Task
 from baton.engine.fake_runner import reference_answer
 from baton.errors import BatonError, Unavailable
 from baton.worker.memory_kv_transfer import MemoryKvTransferClient
-from tests.fuzz.overheard import record_hidden_errors
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
+from tests.fuzz.unhandled_errors import record_hidden_errors
 from tests.sim.worker_cluster import (
     BLOCK_TOKENS,
     DIGEST,

@@ -18,7 +18,7 @@ from conductor.policy.snapshot import AnyBlockKey, PolicyQuery
 from router.generation.cluster import Cluster
 from router.generation.placement import PlacementQuery
 from router.generation.ring_placer import RING_KEY_BLOCKS, RingPlacer
-from tests.fleet import FakeCache, decode, prefill, snapshot
+from tests.cluster_snapshots import FakeCache, decode, prefill, snapshot
 
 WORKERS = tuple(sorted(f"worker-{number}" for number in range(16)))
 KEYS = [number.to_bytes(4, "big") for number in range(8000)]

@@ -1,6 +1,6 @@
 """A long run of the Helm chart on this machine: install, load, resize, drain, upgrade.
 
-    python -m tools.kube_journey [--streams 4] [--seed 1] [--only STEP,...] [--logs FOLDER]
+    python -m tools.kube_lifecycle [--streams 4] [--seed 1] [--only STEP,...] [--logs FOLDER]
 
 Helm 4 installs the chart on a small API server, controllers and kubelet of our own
 (``tests/kube``). Each step of ``STEPS`` runs while answers stream through the router's Service.

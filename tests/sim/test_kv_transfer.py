@@ -30,7 +30,7 @@ from baton.errors import Invalid, NotFound
 from baton.rpc.worker_client import KvImportConnector
 from baton.transport.base import TransferRange
 from baton.worker.worker import WorkerConfig
-from tests.grammar_house import (
+from tests.byte_grammars import (
     EOS,
     byte_grammars,
     choice,

@@ -1,7 +1,7 @@
 """A small program for test containers.
 
-python -m tests.kube.toy serve PORT           serve $TOLD and files over HTTP, until SIGTERM
-python -m tests.kube.toy remember FILE TEXT   append TEXT to FILE
+python -m tests.kube.container_program serve PORT        # $BODY and files over HTTP until SIGTERM
+python -m tests.kube.container_program append FILE TEXT
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves $TOLD at ``/``, and the container's files at any other path."""
+    """Serves $BODY at ``/``, and the container's files at any other path."""
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""
@@ -24,14 +24,14 @@ class Handler(BaseHTTPRequestHandler):
         if self.path != "/" and not path.is_file():
             self.send_error(404)
             return
-        text = os.environ.get("TOLD", "") if self.path == "/" else path.read_text(encoding="utf-8")
+        text = os.environ.get("BODY", "") if self.path == "/" else path.read_text(encoding="utf-8")
         self.send_response(200)
         self.end_headers()
         self.wfile.write(text.encode())
 
 
 def main(arguments: list[str]) -> int:
-    if arguments[0] == "remember":
+    if arguments[0] == "append":
         with Path(arguments[1]).open("a", encoding="utf-8") as file:
             file.write(arguments[2] + "\n")
         return 0

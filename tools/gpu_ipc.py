@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tools.gpu_lines import GpuTableRow, device, seconds_of
+from tools.gpu_timing import GpuTableRow, device, seconds_of
 
 SEED = 20261121
 BLOCK_BYTES = 16 * 147_456
@@ -29,7 +29,7 @@ def kv_transfer() -> Iterator[GpuTableRow]:
     torch.cuda.synchronize()
     told = [each.hex() if isinstance(each, bytes) else each for each in _handle(pool)]
     done = subprocess.run(
-        [sys.executable, "-m", "tools.gpu_handoff"],
+        [sys.executable, "-m", "tools.gpu_ipc"],
         input=json.dumps(told),
         capture_output=True,
         text=True,

@@ -1,6 +1,6 @@
 """Check that seeded sampling gives the same answers alone, in a batch, and on any cluster size.
 
-    python -m tools.sampled [--requests 16] [--tokens 64]
+    python -m tools.sampling_equality [--requests 16] [--tokens 64]
 
 Serves the demo model in FP32. Prints a table of how many answers equal those of the engine alone,
 and JSON as the last line; exits with 1 if an answer differs.

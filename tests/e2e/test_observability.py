@@ -8,9 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tools.local_cluster import LocalCluster
-from tools.otlp_collector import Collector
-from tools.scrape import Scrape, scrape
-from tools.watching import (
+from tools.observability import (
     WHOLE,
     PendingStream,
     kill_midway,
@@ -19,6 +17,8 @@ from tools.watching import (
     trace_errors,
     trace_of,
 )
+from tools.otlp_collector import Collector
+from tools.scrape import Scrape, scrape
 
 pytestmark = pytest.mark.timeout(300)
 Watched = tuple[LocalCluster, Collector]

@@ -9,7 +9,7 @@ from baton.errors import Overloaded
 from baton.hash_ring import ring_successors
 from conductor.policy import baselines
 from conductor.policy.snapshot import Snapshot, StoredPrefix
-from tests.fleet import BLOCK_KEYS, FakeCache, decode, prefill, query, snapshot
+from tests.cluster_snapshots import BLOCK_KEYS, FakeCache, decode, prefill, query, snapshot
 
 PREFILLS = ("p0", "p1", "p2")
 DECODES = ("d0", "d1", "d2")

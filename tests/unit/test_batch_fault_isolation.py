@@ -16,7 +16,7 @@ from router.batches.batch_runner import BatchRunner
 from router.batches.batch_store import BatchStore
 from router.http.nesting import MAX_NESTING, is_nested_deeper
 from tests.unit import test_router_http
-from tests.unit.batch_office import (
+from tests.unit.batch_harness import (
     COMPLETIONS,
     TENANT,
     BatchRouter,

@@ -1,4 +1,4 @@
-"""A short version of ``python -m tools.kube_journey``: the chart's pods run under load."""
+"""A short version of ``python -m tools.kube_lifecycle``: the chart's pods run under load."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ import pytest
 from tests.kube.accounts import user_of
 from tests.kube.cluster import cluster
 from tests.kube.node.network import missing_requirement
-from tools.kube_journey import compare_rights
+from tools.kube_lifecycle import compare_rights
 from tools.kube_release import Release
 from tools.streams import make_request_bodies, record_answers, traffic
 

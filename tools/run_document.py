@@ -1,6 +1,6 @@
 """Run the commands of a documentation page, to check that they work.
 
-    python -m tools.follow [docs/operations.md]
+    python -m tools.run_document [docs/operations.md]
 
 Runs the page's code blocks that are marked ``sh local`` in order, each in its own shell, which
 stops at the first command that fails. ``baton`` is the one of this Python's environment, ``$URL``

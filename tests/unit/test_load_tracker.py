@@ -17,7 +17,7 @@ from conductor.load_tracker import (
 )
 from conductor.policy.decision import Decision
 from conductor.policy.snapshot import AdmissionRates, DecodeView, QueuedPrefill
-from tests.fleet import decode, prefill, query
+from tests.cluster_snapshots import decode, prefill, query
 
 P, D = WorkerId("p"), WorkerId("d")
 PAIR = Decision(P, D, "", service_seconds=0.5)
