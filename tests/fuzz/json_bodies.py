@@ -16,7 +16,7 @@ from baton.text.tokenizer import Tokenizer
 from router.batches.file_limits import FileLimits
 from tests.fuzz.json_maker import COMPLETE, JsonMaker
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
-from tests.unit.test_router_http import RouterHarness, write_tokenizer
+from tests.router_harness import RouterHarness, write_tokenizer
 
 NAME = "json"
 CLOCK = SystemClock()

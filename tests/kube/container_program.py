@@ -1,6 +1,6 @@
 """A small program for test containers.
 
-python -m tests.kube.container_program serve PORT        # $BODY and files over HTTP until SIGTERM
+python -m tests.kube.container_program serve PORT        # $BODY and files over HTTP
 python -m tests.kube.container_program append FILE TEXT
 """
 

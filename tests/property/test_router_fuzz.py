@@ -32,7 +32,7 @@ from baton.text.tokenizer import Tokenizer
 from router.api_document.document import build_document
 from router.app import build_app
 from router.http.response_writer import INLINE_WRITER_KEY
-from tests.unit.test_router_http import (
+from tests.router_harness import (
     CHAT,
     COMPLETE,
     RouterHarness,

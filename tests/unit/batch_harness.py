@@ -18,7 +18,7 @@ from router.batches.batch import TERMINAL_STATUSES, Batch
 from router.batches.batch_store import BatchStore
 from router.batches.file_store import StoredFile
 from tests.http_transport import HttpServerTransport
-from tests.unit.test_router_http import RouterHarness
+from tests.router_harness import RouterHarness
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TENANT = TenantId("alice")

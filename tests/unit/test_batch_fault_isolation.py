@@ -15,7 +15,8 @@ from router.batches.batch_request import BatchRequest, BatchResponse
 from router.batches.batch_runner import BatchRunner
 from router.batches.batch_store import BatchStore
 from router.http.nesting import MAX_NESTING, is_nested_deeper
-from tests.unit import test_router_http
+from tests import router_harness
+from tests.router_harness import eventually
 from tests.unit.batch_harness import (
     COMPLETIONS,
     TENANT,
@@ -27,9 +28,8 @@ from tests.unit.batch_harness import (
     start_batch,
     wait_until_finished,
 )
-from tests.unit.test_router_http import eventually
 
-tokenizer = test_router_http.tokenizer
+tokenizer = router_harness.tokenizer
 
 
 def nested(depth: int) -> Any:

@@ -19,7 +19,8 @@ from router.batches.batch_request import BatchResponse
 from router.batches.batch_runner import BatchRunner
 from router.batches.batch_store import BatchStore
 from router.batches.concurrency import RouterLoad, num_allowed_batch_requests
-from tests.unit import test_router_http
+from tests import router_harness
+from tests.router_harness import eventually, member, wrong_error
 from tests.unit.batch_harness import (
     CHATS,
     COMPLETIONS,
@@ -34,9 +35,8 @@ from tests.unit.batch_harness import (
     upload,
     wait_until_finished,
 )
-from tests.unit.test_router_http import eventually, member, wrong_error
 
-tokenizer = test_router_http.tokenizer
+tokenizer = router_harness.tokenizer
 
 # -- batches --------------------------------------------------------------------------------------
 

@@ -12,10 +12,10 @@ import pytest
 from baton.config import load_settings
 from baton.network.browser_guard import BrowserGuard
 from baton.text.tokenizer import Tokenizer
-from tests.unit import test_router_http
-from tests.unit.test_router_http import CHAT, RouterHarness, chat, wrong_error
+from tests import router_harness
+from tests.router_harness import CHAT, RouterHarness, chat, wrong_error
 
-tokenizer = test_router_http.tokenizer
+tokenizer = router_harness.tokenizer
 HERE = "127.0.0.1:8000"
 EVIL = "http://evil.example"
 KEYS = {"key": "tenant"}

@@ -12,7 +12,8 @@ from router.batches.file_limits import FileLimits
 from router.errors import ApiError
 from router.http.multipart import MultipartParser, parse_boundary
 from router.tenants.tenants_file import parse_tenants_file
-from tests.unit import test_router_http
+from tests import router_harness
+from tests.router_harness import wrong_error
 from tests.unit.batch_harness import (
     COMPLETIONS,
     TENANT,
@@ -21,9 +22,8 @@ from tests.unit.batch_harness import (
     stored_files,
     upload,
 )
-from tests.unit.test_router_http import wrong_error
 
-tokenizer = test_router_http.tokenizer
+tokenizer = router_harness.tokenizer
 
 # -- files ----------------------------------------------------------------------------------------
 

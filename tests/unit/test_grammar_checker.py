@@ -17,8 +17,8 @@ from baton.errors import Invalid, Overloaded, Unavailable
 from baton.text.grammar import checker as grammar_checker
 from baton.text.grammar.checker import GrammarChecker
 from tests.byte_grammars import regex, schema
+from tests.router_harness import eventually
 from tests.unit.hostile_grammars import chained, lark
-from tests.unit.test_router_http import eventually
 
 ORDINARY = schema({"type": "object", "properties": {"a": {"type": "integer"}}})
 

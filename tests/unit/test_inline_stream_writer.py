@@ -9,7 +9,7 @@ import pytest
 
 from baton.text.tokenizer import Tokenizer
 from router.http.connection import UvicornBodyWriter
-from tests.unit.test_router_http import (
+from tests.router_harness import (
     CHAT,
     COMPLETE,
     RouterHarness,

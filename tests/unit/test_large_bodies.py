@@ -29,8 +29,8 @@ from router.openai.offload_executor import MIN_OFFLOAD_BYTES, OffloadExecutor
 from router.openai.schema import ChatBody, CompletionBody, DetokenizeBody
 from router.openai.unique_marker import make_unique_marker
 from router.tenants.fair_thread_pool import FairThreadPool
-from tests.unit import test_router_http
-from tests.unit.test_router_http import (
+from tests import router_harness
+from tests.router_harness import (
     CHAT,
     COMPLETE,
     CONTEXT,
@@ -43,7 +43,7 @@ from tests.unit.test_router_http import (
     wrong_error,
 )
 
-tokenizer = test_router_http.tokenizer
+tokenizer = router_harness.tokenizer
 
 A, B, C = TenantId("a"), TenantId("b"), TenantId("c")
 

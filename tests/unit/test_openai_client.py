@@ -12,11 +12,11 @@ import pytest
 
 from baton.text.tokenizer import Tokenizer
 from router.app import build_app
+from tests import router_harness
 from tests.http_transport import HttpServerTransport
-from tests.unit import test_router_http
-from tests.unit.test_router_http import RouterHarness, eventually, open_harness
+from tests.router_harness import RouterHarness, eventually, open_harness
 
-tokenizer = test_router_http.tokenizer
+tokenizer = router_harness.tokenizer
 
 ASKED: Any = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
 

@@ -12,10 +12,10 @@ from baton.errors import Invalid, NotFound, Overloaded
 from baton.pools.base import PoolWorker
 from baton.text.tokenizer import Tokenizer
 from orchestrator.control_server import start_control_server
-from tests.unit import test_router_http
-from tests.unit.test_router_http import open_harness
+from tests import router_harness
+from tests.router_harness import open_harness
 
-tokenizer = test_router_http.tokenizer
+tokenizer = router_harness.tokenizer
 JSON = {"content-type": "application/json"}
 
 

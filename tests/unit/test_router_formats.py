@@ -13,7 +13,7 @@ from baton.text.tokenizer import Tokenizer
 from router.errors import ApiError
 from router.openai.grammar_validator import GrammarValidator, grammar_rule_for
 from router.openai.parsers.model_output_format import ModelOutputFormat
-from tests.unit.test_router_http import CHAT, USER, eventually, open_harness, tokenizer, wrong_error
+from tests.router_harness import CHAT, USER, eventually, open_harness, tokenizer, wrong_error
 
 __all__ = ["tokenizer"]
 

@@ -15,11 +15,11 @@ from router.http.browser_check import BrowserRequestCheck
 from router.http.cors import Cors
 from router.http.frontend import HttpFrontend
 from router.tenants.authentication import Authenticator
+from tests import router_harness
 from tests.http_transport import HttpServerTransport
-from tests.unit import test_router_http
-from tests.unit.test_router_http import CHAT, RouterHarness, chat, events, open_harness, wrong_error
+from tests.router_harness import CHAT, RouterHarness, chat, events, open_harness, wrong_error
 
-tokenizer = test_router_http.tokenizer
+tokenizer = router_harness.tokenizer
 NO_CHECK = BrowserRequestCheck(Authenticator({}, None), BrowserGuard())
 PAGE = "https://chat.example.com"
 PREFLIGHT = {
@@ -149,7 +149,7 @@ async def test_stream_beyond_its_time_limit_ends_with_an_error(tokenizer: Tokeni
     limits = {"automatic": False, "request_timeout_seconds": 0.2}
     async with open_harness(tokenizer, **limits) as (router, client):  # type: ignore[arg-type]
         asked = asyncio.create_task(client.post(CHAT, json=chat(stream=True)))
-        await test_router_http.eventually(lambda: bool(router.decode.jobs))
+        await router_harness.eventually(lambda: bool(router.decode.jobs))
         router.prefill.step()
         *_, last = events(await asked)
         assert last["error"]["type"] == "timeout_error"

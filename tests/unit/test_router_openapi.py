@@ -14,10 +14,10 @@ from baton.text.tokenizer import Tokenizer
 from router.api_document.document import REQUEST_MODELS, build_document
 from router.api_document.request_schemas import request_schemas
 from router.app import build_routes
-from tests.unit import test_router_http
-from tests.unit.test_router_http import CHAT, COMPLETE, chat, open_harness
+from tests import router_harness
+from tests.router_harness import CHAT, COMPLETE, chat, open_harness
 
-tokenizer = test_router_http.tokenizer
+tokenizer = router_harness.tokenizer
 DOCUMENT = build_document("1")
 
 

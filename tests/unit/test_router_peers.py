@@ -14,10 +14,10 @@ from baton.network.call_signing import PROOF_HEADER, CallSigner
 from baton.text.tokenizer import Tokenizer
 from router.errors import ApiError
 from router.http.peer_routers import PEER_HEADER, PURPOSE, PeerRouters, explain_path
-from tests.unit import test_router_http
-from tests.unit.test_router_http import RouterHarness, member, open_harness
+from tests import router_harness
+from tests.router_harness import RouterHarness, member, open_harness
 
-tokenizer = test_router_http.tokenizer
+tokenizer = router_harness.tokenizer
 
 KEY = "the admin's own key"
 ANSWER = b'HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n{"id": "c1"}'

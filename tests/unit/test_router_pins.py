@@ -25,10 +25,10 @@ from router.generation.record import GenerationRecord
 from router.http.body_parser import parse_body
 from router.openai.cache_breakpoints import find_prefix_pins
 from router.openai.schema import ChatBody
-from tests.unit import test_router_http
-from tests.unit.test_router_http import CHAT, StaticMembers, member, open_harness
+from tests import router_harness
+from tests.router_harness import CHAT, StaticMembers, member, open_harness
 
-tokenizer = test_router_http.tokenizer
+tokenizer = router_harness.tokenizer
 SHORT = {"type": "ephemeral"}
 LONG = {"type": "ephemeral", "ttl": "1h"}
 KEYS = [BlockKey(bytes([number]) * 16) for number in range(64)]

@@ -26,9 +26,9 @@ from orchestrator.preflight import free_port, is_router_ready
 from router.http.listeners import RESERVED_OPEN_FILES, connection_limits, raise_open_file_limit
 from router.program import WORKER_POLL_SECONDS, RouterProgram
 from tests import certificates
+from tests.router_harness import write_tokenizer
 from tests.unit.test_router_connections import grpc_worker as worker
 from tests.unit.test_router_connections import member, output
-from tests.unit.test_router_http import write_tokenizer
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "intermediate_size": 8,

@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from baton.core.grammar import GrammarKind
 from baton.text.tokenizer import Tokenizer
 from router.openai.parsers.strict_schema import forbid_extra_properties
-from tests.unit import test_router_http
-from tests.unit.test_router_http import (
+from tests import router_harness
+from tests.router_harness import (
     CHAT,
     COMPLETE,
     EOS,
@@ -66,7 +66,7 @@ def load_tokenizer(folder: Path, template: str, *special: str) -> Tokenizer:
 
 @pytest.fixture(autouse=True)
 def room_for_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(test_router_http, "CONTEXT", 512)
+    monkeypatch.setattr(router_harness, "CONTEXT", 512)
 
 
 @pytest.fixture
