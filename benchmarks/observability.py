@@ -65,18 +65,18 @@ def engine_with(batch: int, answer_tokens: int) -> Engine:
 def step_seconds(batch: int, steps: int) -> tuple[float, float]:
     """Return the median seconds of a step, and of its telemetry."""
     engine = engine_with(batch, steps + 8)
-    witness = WorkerTelemetry("w", CollectorRegistry(), CLOCK)
+    telemetry = WorkerTelemetry("w", CollectorRegistry(), CLOCK)
     engine.step()
     alone: list[float] = []
-    told: list[float] = []
+    telemetry_seconds: list[float] = []
     for _ in range(steps):
         began = time.thread_time()
         result = engine.step()
         stepped = time.thread_time()
-        witness.record_step(result, {})
-        told.append(time.thread_time() - stepped)
+        telemetry.record_step(result, {})
+        telemetry_seconds.append(time.thread_time() - stepped)
         alone.append(stepped - began)
-    return statistics.median(alone), statistics.median(told)
+    return statistics.median(alone), statistics.median(telemetry_seconds)
 
 
 def per_call(work: Callable[[], object], times: int) -> float:
@@ -115,12 +115,14 @@ def worker_job(traced: bool) -> RequestSpec:
     )  # fmt: skip
 
 
-def record_whole_request(witness: WorkerTelemetry, spec: RequestSpec, stream: OutputStream) -> None:
+def record_whole_request(
+    telemetry: WorkerTelemetry, spec: RequestSpec, stream: OutputStream
+) -> None:
     """Record a worker's telemetry of a request that went through all stages."""
     job = Job(RequestId("r"), spec, Task.PREFILL_AND_DECODE, stream)
-    witness.record_started(job)
-    witness.record_step(StepResult(), {})
-    witness.record_ended(job, JobOutcome.DONE)
+    telemetry.record_started(job)
+    telemetry.record_step(StepResult(), {})
+    telemetry.record_ended(job, JobOutcome.DONE)
 
 
 async def span_microseconds(times: int) -> dict[str, float]:
@@ -155,11 +157,12 @@ async def span_microseconds(times: int) -> dict[str, float]:
 def main(batches: Sequence[int] = (1, 16, 64), steps: int = 2000, requests: int = 2000) -> None:
     result: dict[str, object] = {"steps": steps}
     for batch in batches:
-        step, told = step_seconds(batch, steps)
+        step, metrics = step_seconds(batch, steps)
         print(
-            f"batch {batch:3}: a step {step * 1e6:7.1f} µs of Python, metrics {told * 1e6:5.2f} µs"
+            f"batch {batch:3}: a step {step * 1e6:7.1f} µs of Python, "
+            f"metrics {metrics * 1e6:5.2f} µs"
         )
-        result[f"batch_{batch}"] = {"step_us": step * 1e6, "metrics_us": told * 1e6}
+        result[f"batch_{batch}"] = {"step_us": step * 1e6, "metrics_us": metrics * 1e6}
     configure_logging("warning", "json")
     spans = asyncio.run(span_microseconds(requests))
     for name, value in spans.items():

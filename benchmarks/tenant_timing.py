@@ -71,9 +71,9 @@ async def _probe(
 ) -> tuple[float, float]:
     times: dict[bool, float] = {}
     for is_known in (known_first, not known_first):
-        asked = await time_request(url, ATTACKER, known if is_known else new, 1)
-        assert asked.ttft_seconds is not None, f"refused with {asked.status}"
-        times[is_known] = asked.ttft_seconds
+        timing = await time_request(url, ATTACKER, known if is_known else new, 1)
+        assert timing.ttft_seconds is not None, f"refused with {timing.status}"
+        times[is_known] = timing.ttft_seconds
     return times[True], times[False]
 
 

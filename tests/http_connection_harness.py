@@ -82,14 +82,14 @@ class ConnectionHarness:
     def __init__(self, limits: ConnectionLimits | None = None) -> None:
         self._limits = limits or ConnectionLimits()
         self._config = HttpServer(self._app, SystemClock(), self._limits)._config
-        self._seen: list[ReceivedRequest] = []
+        self._received: list[ReceivedRequest] = []
 
     async def send(self, pieces: Sequence[bytes]) -> ConnectionResult:
         """Send ``pieces`` over one new connection; the app runs after each of them. Raises
         TimeoutError when the connection stops reading before all of them were sent."""
         loop = asyncio.get_running_loop()
         state, transport = ServerState(), MemoryTransport()
-        self._seen, refusals, errors = [], [], []
+        self._received, refusals, errors = [], [], []
         loop.set_exception_handler(lambda _, context: errors.append(str(context)))
         connection = HttpConnection(self._config, state, self._limits, refusals.append)
         transport.protocol = connection
@@ -109,7 +109,7 @@ class ConnectionHarness:
         statuses = [int(_STATUS.match(each)[1]) for each in answers]  # type: ignore[index]
         if problem:
             errors.append(problem)
-        return ConnectionResult(self._seen, statuses, answers, refusals, is_closed, errors)
+        return ConnectionResult(self._received, statuses, answers, refusals, is_closed, errors)
 
     @staticmethod
     async def _wait_until_idle(transport: MemoryTransport, state: ServerState) -> None:
@@ -130,7 +130,7 @@ class ConnectionHarness:
             body += message["body"]
             more = message["more_body"]
         host = dict(scope["headers"]).get(b"host", b"")
-        self._seen.append(ReceivedRequest(scope["method"], scope["path"], body, host))
+        self._received.append(ReceivedRequest(scope["method"], scope["path"], body, host))
         answer = scope["path"].encode(errors="replace")
         headers = [(b"content-length", b"%d" % len(answer))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -27,10 +27,10 @@ READER_SECONDS = 120.0
 def kv_transfer() -> Iterator[GpuTableRow]:
     pool = pattern()
     torch.cuda.synchronize()
-    told = [each.hex() if isinstance(each, bytes) else each for each in _handle(pool)]
+    handle = [each.hex() if isinstance(each, bytes) else each for each in _handle(pool)]
     done = subprocess.run(
         [sys.executable, "-m", "tools.gpu_ipc"],
-        input=json.dumps(told),
+        input=json.dumps(handle),
         capture_output=True,
         text=True,
         timeout=READER_SECONDS,
@@ -38,18 +38,20 @@ def kv_transfer() -> Iterator[GpuTableRow]:
     )
     if done.returncode:
         raise RuntimeError(f"the reader ended with {done.returncode}: {done.stderr[-200:]}")
-    seen = json.loads(done.stdout)
+    report = json.loads(done.stdout)
     size = BLOCK_BYTES * NUM_BLOCKS
-    result = f"{size / seen['seconds'] / 1e9:.0f} GB/s, {size / 1e9:.1f} GB" + (
-        "" if seen["equal"] else ", other bytes"
+    result = f"{size / report['seconds'] / 1e9:.0f} GB/s, {size / 1e9:.1f} GB" + (
+        "" if report["equal"] else ", other bytes"
     )
-    what = "hand-off between two processes, CUDA IPC"
-    yield GpuTableRow(what, result, seen["seconds"], ok=seen["equal"])
+    what = "KV transfer between two processes, CUDA IPC"
+    yield GpuTableRow(what, result, report["seconds"], ok=report["equal"])
     if importlib.util.find_spec("nixl") is None:
-        yield GpuTableRow("hand-off between two processes, NIXL", "not run: nixl is not installed")
+        yield GpuTableRow(
+            "KV transfer between two processes, NIXL", "not run: nixl is not installed"
+        )
     else:
         yield GpuTableRow(
-            "hand-off between two processes, NIXL", "not run: tests/contract has it on CPUs"
+            "KV transfer between two processes, NIXL", "not run: tests/contract has it on CPUs"
         )
 
 
@@ -60,9 +62,9 @@ def pattern() -> torch.Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, device=device(), generator=chance)
 
 
-def read(told: list[Any]) -> dict[str, object]:
+def read(handle: list[Any]) -> dict[str, object]:
     """Read as the other process: every second block first, as in a KV transfer in pieces."""
-    args = [bytes.fromhex(each) if isinstance(each, str) else each for each in told]
+    args = [bytes.fromhex(each) if isinstance(each, str) else each for each in handle]
     storage = torch.UntypedStorage._new_shared_cuda(*args)
     source = torch.tensor([], dtype=torch.uint8, device=device()).set_(storage)
     source = source[: NUM_BLOCKS * BLOCK_BYTES].view(NUM_BLOCKS, BLOCK_BYTES)

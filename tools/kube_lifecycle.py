@@ -69,7 +69,7 @@ class LongRunStep:
 
 
 def helm_test(release: Release) -> dict[str, Any]:
-    return {"said": release.test()}
+    return {"output": release.test()}
 
 
 def scale_up(release: Release) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def baton_scale(release: Release) -> dict[str, Any]:
     release.wait_for_sizes({"prefill": 2, "decode": 3})
     down = release.baton("scale", "decode=2", "prefill=1", "--on", "kubernetes")
     release.wait_for_sizes({"prefill": 1, "decode": 2})
-    return {"said": [up, down]}
+    return {"output": [up, down]}
 
 
 def drain_named_worker(release: Release) -> dict[str, Any]:
@@ -123,9 +123,9 @@ def drain_node(release: Release) -> dict[str, Any]:
 
 def autoscale(release: Release) -> dict[str, Any]:
     """Autoscale: one conductor leads, grows one pool and shrinks the other."""
-    told = release.upgrade(AUTOSCALED)
+    result = release.upgrade(AUTOSCALED)
     release.wait_for_sizes({"prefill": 2, "decode": 1})
-    return told | {"leader": release.leader()}
+    return result | {"leader": release.leader()}
 
 
 STEPS: dict[str, Callable[[Release], dict[str, Any]]] = {
@@ -204,11 +204,11 @@ def run_steps(kube: Cluster, names: Sequence[str], streams: int, seed: int) -> d
     with traffic(release.url, questions, streams) as answers:
         steps = [run_step(name, release, answers) for name in names]
     wrong = [answer for answer in answers if not answer.is_right]
-    told = compare_rights(kube, "default", "baton-conductor")
-    print(f"Role: used {told['used']}; unused {told['unused']}; refused {told['refused']}")
+    rights = compare_rights(kube, "default", "baton-conductor")
+    print(f"Role: used {rights['used']}; unused {rights['unused']}; refused {rights['refused']}")
     gaps = max((answer.max_inter_token_seconds for answer in answers), default=0.0)
-    too_much = told["unused"] if set(names) >= USE_ALL else []
-    ok = not (wrong or too_much or told["refused"] or any(step.failure for step in steps))
+    too_much = rights["unused"] if set(names) >= USE_ALL else []
+    ok = not (wrong or too_much or rights["refused"] or any(step.failure for step in steps))
     return {
         "ok": ok,
         "seed": seed,
@@ -220,7 +220,7 @@ def run_steps(kube: Cluster, names: Sequence[str], streams: int, seed: int) -> d
         "restarts": release.restarts(),
         "steps": {step.name: {"seconds": step.seconds, "answers": step.answers,
                               "failed": step.failed, "why": step.failure} for step in steps},
-        "rights": told,
+        "rights": rights,
     }  # fmt: skip
 
 
@@ -240,11 +240,11 @@ def main(arguments: list[str]) -> int:
     print(describe())
     print(f"seed {options.seed}")
     with cluster() as kube:
-        told = run_steps(kube, names, options.streams, options.seed)
+        report = run_steps(kube, names, options.streams, options.seed)
         if options.logs is not None:
             keep_logs(kube, options.logs)
-    print(json.dumps(told))
-    return 0 if told["ok"] else 1
+    print(json.dumps(report))
+    return 0 if report["ok"] else 1
 
 
 if __name__ == "__main__":

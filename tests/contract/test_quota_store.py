@@ -30,7 +30,7 @@ A, B = TenantId("a"), TenantId("b")
 LIMIT = 10  # per minute: one is refilled every six seconds
 
 
-class QuotaHouse:
+class QuotaHarness:
     """A quota store, and ``silence``, which pretends that a router was silent for some seconds."""
 
     def __init__(self, store: QuotaStore, silence: Callable[[str, float], Any]) -> None:
@@ -42,7 +42,7 @@ class QuotaHouse:
         [grant] = await self.store.exchange(router, [QuotaRequest(A, 2, requests=draw)])
         return grant.requests
 
-    async def hold(self, router: str, running: int, wanted: int, limit: int = 4) -> int:
+    async def reserve(self, router: str, running: int, wanted: int, limit: int = 4) -> int:
         request = QuotaRequest(A, 2, slots=SlotRequest(limit, running, wanted))
         [grant] = await self.store.exchange(router, [request])
         return grant.num_slots
@@ -58,14 +58,14 @@ async def opened(url: str) -> AsyncIterator[RedisQuotaStore]:
 
 
 @pytest.fixture(params=["memory", "redis"])
-async def house(request: pytest.FixtureRequest, valkey_url: str) -> AsyncIterator[QuotaHouse]:
+async def harness(request: pytest.FixtureRequest, valkey_url: str) -> AsyncIterator[QuotaHarness]:
     if request.param == "memory":
         clock = ManualClock(1000.0)
 
         async def advance(_: str, seconds: float) -> None:
             clock.advance(seconds)
 
-        yield QuotaHouse(MemoryQuotaStore(clock), advance)
+        yield QuotaHarness(MemoryQuotaStore(clock), advance)
         return
     async with Redis.from_url(valkey_url) as client, opened(valkey_url) as store:
         await client.flushdb()
@@ -75,72 +75,72 @@ async def house(request: pytest.FixtureRequest, valkey_url: str) -> AsyncIterato
                 at = float(await client.hget("baton:test:limits:a", name) or 0)
                 await client.hset("baton:test:limits:a", name, f"{at - seconds * 1000:.3f}")
 
-        yield QuotaHouse(store, backdate)
+        yield QuotaHarness(store, backdate)
 
 
-async def test_no_more_is_granted_than_the_limit(house: QuotaHouse) -> None:
-    granted = [(await house.draw("r0", 4)).granted for _ in range(3)]
+async def test_no_more_is_granted_than_the_limit(harness: QuotaHarness) -> None:
+    granted = [(await harness.draw("r0", 4)).granted for _ in range(3)]
     assert granted == [4, 4, 0]
-    assert (await house.draw("r1", 2)).granted == 2
-    last = await house.draw("r0", 1)
+    assert (await harness.draw("r1", 2)).granted == 2
+    last = await harness.draw("r0", 1)
     assert last.granted == 0
     assert last.remaining == pytest.approx(-LIMIT / 10, abs=0.1)  # r0 has used up its share
-    other = await house.draw("r1", 1)
+    other = await harness.draw("r1", 1)
     assert other.remaining == pytest.approx(0, abs=0.1)
 
 
-async def test_extra_grants_shrink_as_the_limit_is_used_up(house: QuotaHouse) -> None:
-    granted = [(await house.draw("r0", 1, 5)).granted for _ in range(8)]
+async def test_extra_grants_shrink_as_the_limit_is_used_up(harness: QuotaHarness) -> None:
+    granted = [(await harness.draw("r0", 1, 5)).granted for _ in range(8)]
     assert granted == [3, 2, 2, 1, 1, 1, 0, 0]
 
 
 async def test_settled_amounts_are_charged_and_refunds_are_available_again(
-    house: QuotaHouse,
+    harness: QuotaHarness,
 ) -> None:
-    await house.draw("r0", 0, settled=13)
-    assert (await house.draw("r1", 1)).remaining == pytest.approx(-3, abs=0.1)
-    assert (await house.draw("r0", 3, settled=-7)).granted == 3
-    await house.draw("r0", 0, settled=-100)
-    assert (await house.draw("r1", 10)).granted == 10
+    await harness.draw("r0", 0, settled=13)
+    assert (await harness.draw("r1", 1)).remaining == pytest.approx(-3, abs=0.1)
+    assert (await harness.draw("r0", 3, settled=-7)).granted == 3
+    await harness.draw("r0", 0, settled=-100)
+    assert (await harness.draw("r1", 10)).granted == 10
 
 
-async def test_a_flood_at_one_router_leaves_a_reserve_for_another(house: QuotaHouse) -> None:
-    await house.draw("r1", 1)
+async def test_a_flood_at_one_router_leaves_a_reserve_for_another(harness: QuotaHarness) -> None:
+    await harness.draw("r1", 1)
     for _ in range(8):
-        assert (await house.draw("r0", 1)).granted == 1
-    assert (await house.draw("r0", 1)).granted == 0  # one in ten is reserved for other routers
-    assert (await house.draw("r1", 1)).granted == 1
-    await house.silence("r1", 4)  # in four seconds nothing has been refilled yet
-    assert (await house.draw("r0", 1, settled=-1)).granted == 1
+        assert (await harness.draw("r0", 1)).granted == 1
+    assert (await harness.draw("r0", 1)).granted == 0  # one in ten is reserved for other routers
+    assert (await harness.draw("r1", 1)).granted == 1
+    await harness.silence("r1", 4)  # in four seconds nothing has been refilled yet
+    assert (await harness.draw("r0", 1, settled=-1)).granted == 1
 
 
-async def test_concurrency_slots_are_shared_by_all_routers(house: QuotaHouse) -> None:
-    assert await house.hold("r0", 0, 3) == 3
-    assert await house.hold("r1", 0, 3) == 1
-    assert await house.hold("r0", 0, 3) == 3  # a repeated request
-    assert await house.hold("r0", 1, 1) == 1
-    assert await house.hold("r1", 1, 4) == 3
-    assert await house.hold("r2", 2, 2) == 2  # running requests keep their slots
+async def test_concurrency_slots_are_shared_by_all_routers(harness: QuotaHarness) -> None:
+    assert await harness.reserve("r0", 0, 3) == 3
+    assert await harness.reserve("r1", 0, 3) == 1
+    assert await harness.reserve("r0", 0, 3) == 3  # a repeated request
+    assert await harness.reserve("r0", 1, 1) == 1
+    assert await harness.reserve("r1", 1, 4) == 3
+    assert await harness.reserve("r2", 2, 2) == 2  # running requests keep their slots
 
 
-async def test_the_slots_of_a_dead_router_are_released(house: QuotaHouse) -> None:
-    assert await house.hold("r0", 4, 4) == 4
-    assert await house.hold("r1", 0, 1) == 0
-    await house.silence("r0", LEASE_SECONDS + 1)
-    assert await house.hold("r1", 0, 1) == 1
+async def test_the_slots_of_a_dead_router_are_released(harness: QuotaHarness) -> None:
+    assert await harness.reserve("r0", 4, 4) == 4
+    assert await harness.reserve("r1", 0, 1) == 0
+    await harness.silence("r0", LEASE_SECONDS + 1)
+    assert await harness.reserve("r1", 0, 1) == 1
 
 
-async def test_tenants_have_separate_limits(house: QuotaHouse) -> None:
+async def test_tenants_have_separate_limits(harness: QuotaHarness) -> None:
     requests = [
         QuotaRequest(A, 1, requests=RateRequest(LIMIT, 0, 10, 10), slots=SlotRequest(1, 0, 1)),
         QuotaRequest(B, 1, tokens=RateRequest(7, 0, 7, 7)),
         QuotaRequest(B, 1, requests=RateRequest(3, 0, 3, 3), tokens=RateRequest(7, 0, 1, 1)),
     ]
-    granted = await house.store.exchange("r0", requests)
+    granted = await harness.store.exchange("r0", requests)
     assert [(g.requests.granted, g.tokens.granted, g.num_slots) for g in granted] == [
         (10, 0, 1), (0, 7, 0), (3, 0, 0),
     ]  # fmt: skip
-    assert await house.store.exchange("r0", []) == []
+    assert await harness.store.exchange("r0", []) == []
 
 
 async def test_an_unreachable_quota_store_is_unavailable() -> None:

@@ -25,13 +25,13 @@ Watched = tuple[LocalCluster, Collector]
 
 
 @pytest.fixture(scope="module")
-def seen() -> Iterator[Watched]:
+def observed() -> Iterator[Watched]:
     with run_observed_cluster() as both:
         yield both
 
 
-def test_a_request_is_one_trace_over_four_processes(seen: Watched) -> None:
-    cluster, collector = seen
+def test_a_request_is_one_trace_over_four_processes(observed: Watched) -> None:
+    cluster, collector = observed
     stream = PendingStream(cluster, 12)
     stream.finish()
     tree = trace_of(collector, stream.request_id, WHOLE)
@@ -42,17 +42,17 @@ def test_a_request_is_one_trace_over_four_processes(seen: Watched) -> None:
     assert all(root.begin <= span.begin for span in tree.spans)
 
 
-def test_every_documented_metric_exists(seen: Watched) -> None:
-    cluster, _ = seen
+def test_every_documented_metric_exists(observed: Watched) -> None:
+    cluster, _ = observed
     found = Scrape()
     scrape(cluster, found)
     assert set(found.families) == {"router", "conductor", "prefill", "decode", "kvstore"}
     assert missing_metrics(found) == []
 
 
-def test_a_failover_appears_in_the_trace_and_the_log(seen: Watched) -> None:
+def test_a_failover_appears_in_the_trace_and_the_log(observed: Watched) -> None:
     """This must be the last test, because it kills a worker."""
-    cluster, collector = seen
+    cluster, collector = observed
     stream = kill_midway(cluster, 150)
     stream.finish()
     names = Counter(request=1, attempt=2, place=2, decode=1)

@@ -185,7 +185,7 @@ class DiskMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.order)
     @rule(data=st.data())
-    def hold(self, data: st.DataObject) -> None:
+    def add_reference(self, data: st.DataObject) -> None:
         block = self.block(data.draw(st.sampled_from(self.order)))
         self.disk.add_reference(block)
         self.readers.append((block, block.key in self.damaged))

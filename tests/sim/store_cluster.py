@@ -93,9 +93,9 @@ class SimStoreNode:
         transport.register(self.arena.region)
         self.disk = DiskTier(self.folder, 128 * 1024, "baton", 64 * 1024) if self.folder else None
         transports: dict[str, Transport] = {"memory": transport}  # type: ignore[dict-item]
-        shelf = DramTier(size, size)
+        dram_tier = DramTier(size, size)
         life = Incarnation(self.generation)
-        self.node = StoreNode(life, self.arena, transports, "here", CLOCK, shelf, self.disk)
+        self.node = StoreNode(life, self.arena, transports, "here", CLOCK, dram_tier, self.disk)
 
     @property
     def holder(self) -> KvHolder:
@@ -246,7 +246,7 @@ class StoreCluster:
             CALL_SECONDS,
             prefer,
         )
-        intake = KvImporter(
+        kv_importer = KvImporter(
             engine_handle,
             MemoryKvTransferClient(),
             transports,
@@ -257,8 +257,8 @@ class StoreCluster:
             KvImportTimeouts(),
         )
         worker = Worker(
-            WorkerId(name), Incarnation(1), WorkerConfig(), engine_handle, intake, store, layout,
-            transports, engine.key_hasher, DIGEST.hex(), "here", CLOCK,
+            WorkerId(name), Incarnation(1), WorkerConfig(), engine_handle, kv_importer, store,
+            layout, transports, engine.key_hasher, DIGEST.hex(), "here", CLOCK,
         )  # fmt: skip
         for coroutine in (engine_handle.run(), store.run(), worker.run()):
             self.tasks.create_task(coroutine)

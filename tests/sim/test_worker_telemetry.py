@@ -134,13 +134,13 @@ async def test_spans_of_a_disaggregated_request() -> None:
         await run_disaggregated(running, traced(request("r", list(range(50)), 6)))
         await settled(running)
     assert_complete(spans.spans)
-    assert stages(spans.spans, "prefill job") == ["queue", "prefill", "hand-off"]
-    assert stages(spans.spans, "decode job") == ["hand-off wait", "queue", "pull", "decode"]
+    assert stages(spans.spans, "prefill job") == ["queue", "prefill", "kv export"]
+    assert stages(spans.spans, "decode job") == ["kv transfer wait", "queue", "kv import", "decode"]
     named = {span.name: span for span in spans.spans if span.name != "queue"}
     computed = [event.attributes["baton.computed_tokens"] for event in named["prefill"].events]
     assert computed == [8, 16, 24, 32, 40, 48, 50]
     assert named["decode"].attributes == {"baton.tokens": 6}
-    assert named["pull"].attributes["baton.transport"] == "memory"
+    assert named["kv import"].attributes["baton.transport"] == "memory"
     assert named["prefill job"].attributes["baton.outcome"] == "done"
     assert named["decode job"].attributes["baton.outcome"] == "done"
 
@@ -165,7 +165,7 @@ async def test_a_request_with_prompt_logprobs_has_the_usual_spans() -> None:
         )
         await settled(running)
         prefill_metrics = running.prefill.metrics
-    assert stages(spans.spans, "prefill job") == ["queue", "prefill", "hand-off"]
+    assert stages(spans.spans, "prefill job") == ["queue", "prefill", "kv export"]
     assert value(prefill_metrics, "prefix_tokens_total", source="computed") == 20
 
 
@@ -219,7 +219,7 @@ async def test_a_migrated_request_has_a_span_of_its_job_and_of_its_export() -> N
         if span.name.endswith("job")
     )
     assert counted == {("whole job", "moved", 1): 1, ("prefill job", "dropped", 2): 1}
-    assert stages(spans.spans, "prefill job") == ["hand-off"]
+    assert stages(spans.spans, "prefill job") == ["kv export"]
     assert value(decode_metrics, "requests_total", task="whole", outcome="moved") == 1
 
 

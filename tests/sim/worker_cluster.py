@@ -149,13 +149,13 @@ def make_node(
     layout = KvLayout("fake", runner.block_size_bytes, CHECKSUM_XXH3, runner.checksums)  # type: ignore[arg-type]
     crashes: list[BaseException] = []
     thread = EngineThread(engine, lambda result: worker.on_step(result), crashes.append)
-    intake = KvImporter(
+    kv_importer = KvImporter(
         thread, peers, transports, layout, DIGEST.hex(), "here", CLOCK,
         KvImportTimeouts(queue_seconds=5, chunk_seconds=5, read_seconds=1, reserve_seconds=5),
     )  # fmt: skip
     metrics = CollectorRegistry()
     worker = Worker(
-        WorkerId(name), Incarnation(1), config, thread, intake, NoStore(), layout, transports,
+        WorkerId(name), Incarnation(1), config, thread, kv_importer, NoStore(), layout, transports,
         engine.key_hasher, DIGEST.hex(), "here", CLOCK, role=Role(name),
         constraint_factory=constraints,
         telemetry=WorkerTelemetry(name, metrics, CLOCK, spans),

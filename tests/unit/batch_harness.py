@@ -89,17 +89,17 @@ def stored_files(root: Path) -> list[Path]:
     return sorted(root.glob("*/files/*"))
 
 
-def make_batch(library: BatchStore, number: int, *lines: Any, tenant: TenantId = TENANT) -> Batch:
-    file_id = make_file(library, number, jsonl(*lines), tenant)
+def make_batch(store: BatchStore, number: int, *lines: Any, tenant: TenantId = TENANT) -> Batch:
+    file_id = make_file(store, number, jsonl(*lines), tenant)
     batch = Batch(f"batch_{number}", tenant, COMPLETIONS, file_id, 1_000_000 + number)
-    library.create(batch)
+    store.create(batch)
     return batch
 
 
-def make_file(library: BatchStore, number: int, data: bytes, tenant: TenantId = TENANT) -> str:
-    shelf = library.file_store(tenant)
-    part = shelf.upload(str(number), 10**6, 0, lambda path, least, wanted: wanted)
+def make_file(store: BatchStore, number: int, data: bytes, tenant: TenantId = TENANT) -> str:
+    files = store.file_store(tenant)
+    part = files.upload(str(number), 10**6, 0, lambda path, least, wanted: wanted)
     part.write(data)
     part.close()
-    shelf.add(StoredFile(f"file-{number}", len(data), 0, "x", "batch"), part.path)
+    files.add(StoredFile(f"file-{number}", len(data), 0, "x", "batch"), part.path)
     return f"file-{number}"

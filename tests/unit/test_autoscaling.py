@@ -32,10 +32,10 @@ PLAN = PoolPlan(1, 2, "why", 1, 1, 1.0, 1000.0, 100.0, 0.0)
 async def test_the_supervisor_follows_its_conductors_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    calls = []
 
     async def ask(address: str, trust: ClusterCredentials) -> PoolPlan:
-        asked.append((address, trust.secret))
+        calls.append((address, trust.secret))
         return PLAN
 
     monkeypatch.setattr(supervisor_module, "fetch_pool_plan", ask)
@@ -50,12 +50,12 @@ async def test_the_supervisor_follows_its_conductors_plan(
 
     async with cluster.running():
         await cluster.wait_until(lambda: sizes() == (1, 2))
-    assert set(asked) == {("127.0.0.1:1009", "s")}
+    assert set(calls) == {("127.0.0.1:1009", "s")}
 
 
 class Pools:
     def __init__(self) -> None:
-        self.asked: list[Mapping[Role, int]] = []
+        self.resizes: list[Mapping[Role, int]] = []
         self.num_repairs = 0
         self.fails = False
 
@@ -66,7 +66,7 @@ class Pools:
         return [PoolWorker(WorkerId(role.value), role, "serving") for role in await self.sizes()]
 
     async def scale(self, wanted: Mapping[Role, int]) -> None:
-        self.asked.append(wanted)
+        self.resizes.append(wanted)
 
     async def end_leftover_drains(self) -> None:
         if self.fails:
@@ -131,7 +131,7 @@ async def test_only_the_leading_conductor_resizes(kubernetes: Kubernetes) -> Non
     two = asyncio.create_task(kubernetes.resizer("two").run())
     await kubernetes.wait(20)
     assert (kubernetes.record.holder, kubernetes.pools.num_repairs) == ("one", 1)
-    assert kubernetes.pools.asked == [{Role.DECODE: 2}]
+    assert kubernetes.pools.resizes == [{Role.DECODE: 2}]
     one.cancel()
     await asyncio.wait([one])
     # Released, so that the next leader need not wait until it expires.
@@ -158,7 +158,7 @@ async def test_dry_run_changes_nothing(kubernetes: Kubernetes) -> None:
     await kubernetes.wait(60)
     running.cancel()
     await asyncio.wait([running])
-    assert kubernetes.pools.asked == [] and kubernetes.pools.num_repairs == 0
+    assert kubernetes.pools.resizes == [] and kubernetes.pools.num_repairs == 0
 
 
 @pytest.mark.parametrize("given", [{}, {"autoscale": "on"}, {"autoscale_pools": "kubernetes"}])

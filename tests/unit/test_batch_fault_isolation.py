@@ -86,8 +86,8 @@ class FakeBackend:
         return BatchResponse(200, "r", {})
 
 
-def make_runner(library: BatchStore, asked: FakeBackend) -> BatchRunner:
-    return BatchRunner(library, asked, lambda _: 4, ManualClock(1_000_000.0), 10_000, 10**6)
+def make_runner(store: BatchStore, backend: FakeBackend) -> BatchRunner:
+    return BatchRunner(store, backend, lambda _: 4, ManualClock(1_000_000.0), 10_000, 10**6)
 
 
 async def until(condition: Any, runner: BatchRunner) -> None:
@@ -99,39 +99,46 @@ async def until(condition: Any, runner: BatchRunner) -> None:
 
 
 async def test_line_that_crashes_fails_alone(tmp_path: Path) -> None:
-    library = BatchStore(tmp_path)
-    batch = make_batch(library, 1, batch_line("a", prompt="crash"), batch_line("b"))
-    await until(lambda: not library.list_unfinished(), make_runner(library, FakeBackend()))
-    seen = library.get(TENANT, batch.id)
-    assert (seen.status, seen.completed, seen.failed) == (BatchStatus.COMPLETED, 1, 1)
+    store = BatchStore(tmp_path)
+    batch = make_batch(store, 1, batch_line("a", prompt="crash"), batch_line("b"))
+    await until(lambda: not store.list_unfinished(), make_runner(store, FakeBackend()))
+    batch_after = store.get(TENANT, batch.id)
+    assert (batch_after.status, batch_after.completed, batch_after.failed) == (
+        BatchStatus.COMPLETED,
+        1,
+        1,
+    )
 
 
 @pytest.mark.parametrize("spoilt", ["input", "output"])
 async def test_batch_with_unreadable_files_fails_alone(tmp_path: Path, spoilt: str) -> None:
-    library = BatchStore(tmp_path)
+    store = BatchStore(tmp_path)
     bad, good = (
-        make_batch(library, number, batch_line("a"), tenant=TenantId(who))
+        make_batch(store, number, batch_line("a"), tenant=TenantId(who))
         for number, who in ((1, "alice"), (2, "bob"))
     )
-    path = library.file_store(TENANT).data_path(bad.input_file_id)
+    path = store.file_store(TENANT).data_path(bad.input_file_id)
     if spoilt == "output":
-        path = library.path(bad, "output")
+        path = store.path(bad, "output")
     path.unlink(missing_ok=True)
     path.mkdir()
-    runner = make_runner(library, FakeBackend())
-    await until(lambda: library.get(TenantId("bob"), good.id).is_finished, runner)
-    assert library.get(TenantId("bob"), good.id).status is BatchStatus.COMPLETED
+    runner = make_runner(store, FakeBackend())
+    await until(lambda: store.get(TenantId("bob"), good.id).is_finished, runner)
+    assert store.get(TenantId("bob"), good.id).status is BatchStatus.COMPLETED
     if spoilt == "input":
-        seen = library.get(TENANT, bad.id)
-        assert seen.status is BatchStatus.FAILED and "directory" in seen.errors[0]["message"]
+        batch_after = store.get(TENANT, bad.id)
+        assert (
+            batch_after.status is BatchStatus.FAILED
+            and "directory" in batch_after.errors[0]["message"]
+        )
 
 
 # -- lines that kill routers ----------------------------------------------------------------------
 
 
-def crash_router(library: BatchStore, num_lines: int) -> list[BatchRequest]:
+def crash_router(store: BatchStore, num_lines: int) -> list[BatchRequest]:
     """Begin ``num_lines`` lines as a router would, and end without recording replies."""
-    job = BatchJob(library, library.list_unfinished()[0], 1000)
+    job = BatchJob(store, store.list_unfinished()[0], 1000)
     job.open(0.0)
     found = [job.next_request(0.0) for _ in range(num_lines)]
     job.close()
@@ -139,55 +146,55 @@ def crash_router(library: BatchStore, num_lines: int) -> list[BatchRequest]:
 
 
 async def test_line_that_killed_two_routers_is_not_retried(tmp_path: Path) -> None:
-    library, asked = BatchStore(tmp_path), FakeBackend()
-    batch = make_batch(library, 1, batch_line("a", prompt="slow"), batch_line("b"))
-    assert [each.number for each in crash_router(library, 1)] == [0]
-    assert [each.number for each in crash_router(library, 2)] == [1, 0]
-    crash_router(library, 0)  # a crash without lines in flight changes nothing
-    await until(lambda: not library.list_unfinished(), make_runner(library, asked))
-    seen = library.get(TENANT, batch.id)
-    assert asked.prompts == ["good"] and (seen.completed, seen.failed) == (1, 1)
-    wrong = library.file_store(TENANT).data_path(seen.error_file_id or "").read_text()
+    store, backend = BatchStore(tmp_path), FakeBackend()
+    batch = make_batch(store, 1, batch_line("a", prompt="slow"), batch_line("b"))
+    assert [each.number for each in crash_router(store, 1)] == [0]
+    assert [each.number for each in crash_router(store, 2)] == [1, 0]
+    crash_router(store, 0)  # a crash without lines in flight changes nothing
+    await until(lambda: not store.list_unfinished(), make_runner(store, backend))
+    batch_after = store.get(TENANT, batch.id)
+    assert backend.prompts == ["good"] and (batch_after.completed, batch_after.failed) == (1, 1)
+    wrong = store.file_store(TENANT).data_path(batch_after.error_file_id or "").read_text()
     assert "routers died 2 times while this request was in flight" in wrong
-    assert "router_died" in wrong and not library.path(batch, "attempts").exists()
+    assert "router_died" in wrong and not store.path(batch, "attempts").exists()
 
 
 async def test_suspect_lines_are_retried_one_at_a_time(tmp_path: Path) -> None:
     """A line that kills routers then has no other line with it at its second crash."""
-    library, asked = BatchStore(tmp_path), FakeBackend()
-    make_batch(library, 1, *(batch_line(str(number), prompt="slow") for number in range(3)))
-    assert len(crash_router(library, 3)) == 3
-    await until(lambda: asked.prompts == ["slow"], make_runner(library, asked))
-    assert asked.prompts == ["slow"]
+    store, backend = BatchStore(tmp_path), FakeBackend()
+    make_batch(store, 1, *(batch_line(str(number), prompt="slow") for number in range(3)))
+    assert len(crash_router(store, 3)) == 3
+    await until(lambda: backend.prompts == ["slow"], make_runner(store, backend))
+    assert backend.prompts == ["slow"]
 
 
 async def test_orderly_router_stops_do_not_count_against_lines(tmp_path: Path) -> None:
-    library = BatchStore(tmp_path)
-    batch = make_batch(library, 1, batch_line("a", prompt="slow"))
+    store = BatchStore(tmp_path)
+    batch = make_batch(store, 1, batch_line("a", prompt="slow"))
     for _ in range(4):
-        asked = FakeBackend()
-        await until(lambda asked=asked: bool(asked.prompts), make_runner(library, asked))
-    assert library.get(TENANT, batch.id).failed == 0
-    job = BatchJob(library, library.list_unfinished()[0], 1000)
+        backend = FakeBackend()
+        await until(lambda backend=backend: bool(backend.prompts), make_runner(store, backend))
+    assert store.get(TENANT, batch.id).failed == 0
+    job = BatchJob(store, store.list_unfinished()[0], 1000)
     job.open(0.0)
     found = job.next_request(0.0)
     assert found is not None and not job.is_suspect(found)
     job.put_back(found)  # refused for now
     assert job.next_request(0.0) == found
     job.close()
-    assert [each.number for each in crash_router(library, 2)] == [0]  # it has one crash on record
+    assert [each.number for each in crash_router(store, 2)] == [0]  # it has one crash on record
 
 
 def test_finished_lines_of_a_failed_batch_are_published(tmp_path: Path) -> None:
-    library = BatchStore(tmp_path)
-    batch = make_batch(library, 1, batch_line("a"), batch_line("b"))
-    job = BatchJob(library, batch, 1000)
+    store = BatchStore(tmp_path)
+    batch = make_batch(store, 1, batch_line("a"), batch_line("b"))
+    job = BatchJob(store, batch, 1000)
     job.open(0.0)
     found, other = job.next_request(0.0), job.next_request(0.0)
     assert found is not None and other is not None
     job.record_response(found, BatchResponse(200, "r", {}))
     job.fail("the disk is gone", 1.0)
     job.record_response(other, BatchResponse(200, "r", {}))  # it was in flight, and changes nothing
-    seen = library.get(TENANT, batch.id)
-    assert seen.status is BatchStatus.FAILED and seen.endpoint == COMPLETIONS
-    assert library.file_store(TENANT).get(seen.output_file_id or "").bytes > 0
+    batch_after = store.get(TENANT, batch.id)
+    assert batch_after.status is BatchStatus.FAILED and batch_after.endpoint == COMPLETIONS
+    assert store.file_store(TENANT).get(batch_after.output_file_id or "").bytes > 0

@@ -34,7 +34,7 @@ async def open_here(
         yield router, client
 
 
-ASKED = [
+REQUESTS = [
     ("POST", CHAT, {"json": chat()}, 200),
     # What a page may send without a CORS preflight: no content type, or a form
     ("POST", CHAT, {"content": b'{"model": "demo", "messages": []}'}, 400),
@@ -50,7 +50,7 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "body", "status"), ASKED)
+@pytest.mark.parametrize(("method", "path", "body", "status"), REQUESTS)
 async def test_foreign_web_pages_are_rejected(
     tokenizer: Tokenizer, tmp_path: Path, method: str, path: str, body: Any, status: int
 ) -> None:

@@ -43,11 +43,11 @@ def test_used_signature_is_remembered_while_it_is_valid() -> None:
     """If the caller's clock is ahead, that is twice the window."""
     behind, ahead = ManualClock(1e6), ManualClock(1e6 + MAX_CLOCK_SKEW_SECONDS)
     gate, metadata = checker(behind), CallSigner(SECRET, HERE, ahead).metadata(METHOD)
-    said = []
+    refusals = []
     for _ in range(200):
-        said.append(gate.refusal(METHOD, metadata))
+        refusals.append(gate.refusal(METHOD, metadata))
         behind.advance(0.5)
-    assert said[0] == "" and "" not in said[1:]
+    assert refusals[0] == "" and "" not in refusals[1:]
 
 
 def test_signature_for_another_member_is_rejected() -> None:
@@ -89,8 +89,8 @@ def test_missing_or_wrong_signatures_are_rejected(metadata: list[tuple[str, str 
 
 def test_malformed_signatures_of_a_known_secret_are_rejected() -> None:
     key = call_signing.derive_key(SECRET, "call")
-    for said in ("", "soon nonce " + HERE, f"1 {HERE}"):
-        proved = f"{said} {call_signing._code(key, METHOD, said)}"
+    for claims in ("", "soon nonce " + HERE, f"1 {HERE}"):
+        proved = f"{claims} {call_signing._code(key, METHOD, claims)}"
         assert (
             checker(ManualClock(1e6)).refusal(METHOD, [(PROOF_HEADER, proved)])
             == MISSING_SECRET_ERROR

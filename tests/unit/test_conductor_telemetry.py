@@ -48,8 +48,8 @@ class Core:
         self.clock = ManualClock(50.0)
         self.answers: list[Placement | Exception] = []
 
-    def place(self, **asked: object) -> Placement:
-        assert "trace" not in asked
+    def place(self, **fields: object) -> Placement:
+        assert "trace" not in fields
         self.clock.advance(0.00025)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -68,10 +68,10 @@ class Harness:
         self.core, self.registry, self.spans = Core(), CollectorRegistry(), MemorySpanSink()
         self.core.answers = list(answers)
         metrics = ConductorMetrics(self.registry)
-        self.witness = ConductorTelemetry(self.core, metrics, self.core.clock, "c0", self.spans)
+        self.telemetry = ConductorTelemetry(self.core, metrics, self.core.clock, "c0", self.spans)
 
     def place(self, epoch: int = 1, trace: str = "") -> Placement:
-        return self.witness.place(
+        return self.telemetry.place(
             request_id="r", epoch=epoch, num_tokens=5, max_new_tokens=5, keys=(),
             excluded=frozenset(), trace=trace,
         )  # fmt: skip

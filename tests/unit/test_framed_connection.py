@@ -33,11 +33,11 @@ class Echo:
 
     def __init__(self, line: FramedConnection) -> None:
         self.line = line
-        self.heard: list[bytes] = []
+        self.received: list[bytes] = []
         self.lost = asyncio.Event()
 
     def on_message(self, payload: bytes) -> None:
-        self.heard.append(payload)
+        self.received.append(payload)
         if payload == b"refuse":
             raise Overloaded("too much", retry_after_seconds=2.5)
         if payload != b"hush":
@@ -117,11 +117,11 @@ def refusal(answers: Sequence[tuple[int, bytes]]) -> str:
 
 @pytest.mark.parametrize("trust", [ClusterCredentials(), TRUST])
 async def test_messages_arrive_in_order_in_both_directions(trust: ClusterCredentials) -> None:
-    heard: list[bytes] = []
+    received: list[bytes] = []
     done = asyncio.Event()
 
     def deliver(payload: bytes) -> None:
-        heard.append(payload)
+        received.append(payload)
         if payload == b"last":
             done.set()
 
@@ -135,7 +135,7 @@ async def test_messages_arrive_in_order_in_both_directions(trust: ClusterCredent
         assert peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         line.close()
         await there.echoes[0].lost.wait()
-    assert heard == sent == there.echoes[0].heard
+    assert received == sent == there.echoes[0].received
 
 
 async def test_refusal_gives_its_reason_and_ends_both_sides() -> None:
@@ -198,11 +198,11 @@ async def test_client_with_a_secret_rejects_a_server_without_one() -> None:
 
 async def test_replayed_proof_is_rejected() -> None:
     """The server's half of the signed nonce is new for each connection."""
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     class Listening(FramedClientConnection):
         def send(self, number: int, kind: int, payload: bytes) -> None:
-            heard.append(frame(kind, payload))
+            received.append(frame(kind, payload))
             super().send(number, kind, payload)
 
     async with echo_server() as there:
@@ -213,15 +213,15 @@ async def test_replayed_proof_is_rejected() -> None:
         )
         await line.wait_until_open()
         line.close()
-        answers = await exchange(there.address, *heard)
+        answers = await exchange(there.address, *received)
         assert [kind for kind, _ in answers] == [FrameKind.CHALLENGE, FrameKind.REFUSAL]
         assert "cluster secret" in refusal(answers)
         assert TRUST.secret is not None
-        assert all(TRUST.secret.encode() not in each for each in heard)
+        assert all(TRUST.secret.encode() not in each for each in received)
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("data", "why"),
     [
         (hello("nobody"), "there is no service 'nobody' here"),
         (hello(version=7), "protocol version 7: this server has 1"),
@@ -238,9 +238,9 @@ async def test_replayed_proof_is_rejected() -> None:
         (b"GET / HTTP/1.1\r\nhost: here\r\n\r\n", "a frame has 542393671 bytes"),
     ],
 )
-async def test_invalid_handshake_is_refused_with_a_reason(said: bytes, why: str) -> None:
+async def test_invalid_handshake_is_refused_with_a_reason(data: bytes, why: str) -> None:
     async with echo_server() as there:
-        assert why in refusal(await exchange(there.address, said))
+        assert why in refusal(await exchange(there.address, data))
         assert there.echoes == [] and not there.server.connections
 
 
@@ -371,13 +371,13 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 async def test_frames_may_arrive_in_pieces_of_any_size() -> None:
-    heard: list[tuple[int, int, bytes]] = []
+    received: list[tuple[int, int, bytes]] = []
 
     class Collecting(frames.FrameProtocol):
         is_closing = False  # type: ignore[assignment]
 
         def on_frame(self, number: int, kind: int, payload: bytes) -> None:
-            heard.append((number, kind, payload))
+            received.append((number, kind, payload))
 
     sent = [(1, 2, b""), (3, 4, b"abc"), (5, 6, bytes(100)), (7, 8, b"")]
     data = b"".join(FRAME_HEADER.pack(len(payload), n, kind) + payload for n, kind, payload in sent)
@@ -385,12 +385,12 @@ async def test_frames_may_arrive_in_pieces_of_any_size() -> None:
         end = Collecting()
         for begin in range(0, len(data), size):
             end.data_received(data[begin : begin + size])
-        assert heard == sent
-        heard.clear()
+        assert received == sent
+        received.clear()
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("data", "why"),
     [
         (
             FRAME_HEADER.pack(MAX_MESSAGE_BYTES + 1, 0, FrameKind.MESSAGE),
@@ -401,11 +401,11 @@ async def test_frames_may_arrive_in_pieces_of_any_size() -> None:
         (frame(FrameKind.REFUSAL, b"\xff\xff"), "malformed Refusal"),
     ],
 )
-async def test_open_connection_refuses_invalid_frames(said: bytes, why: str) -> None:
+async def test_open_connection_refuses_invalid_frames(data: bytes, why: str) -> None:
     async with echo_server() as there:
         line = await there.open()
         assert line.transport is not None
-        line.transport.write(said)
+        line.transport.write(data)
         assert why in str(await line.wait_until_ended())
         await there.echoes[0].lost.wait()
 
@@ -417,10 +417,10 @@ async def test_incomplete_message_is_not_delivered() -> None:
         line.transport.write(
             frame(FrameKind.MESSAGE, b"whole") + frame(FrameKind.MESSAGE, b"half")[:-1]
         )
-        await until(lambda: there.echoes and there.echoes[0].heard)
+        await until(lambda: there.echoes and there.echoes[0].received)
         line.transport.close()
         await there.echoes[0].lost.wait()
-        assert there.echoes[0].heard == [b"whole"]
+        assert there.echoes[0].received == [b"whole"]
 
 
 async def test_writer_waits_for_a_slow_reader() -> None:

@@ -38,13 +38,13 @@ DECODE = WorkerRef(WorkerId("d"), "d:1", Incarnation(4), "d:2")
 @dataclass
 class FakeCore:
     failure: BaseException | None = None
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
 
-    def place(self, **asked: Any) -> Placement:
-        self.asked.append(asked)
+    def place(self, **request: Any) -> Placement:
+        self.requests.append(request)
         if self.failure is not None:
             raise self.failure
-        return Placement(None, DECODE, asked["request_id"])
+        return Placement(None, DECODE, request["request_id"])
 
 
 @asynccontextmanager
@@ -222,7 +222,7 @@ async def test_placer_reconnects_when_its_framed_connection_breaks() -> None:
                 break
             except Unavailable:
                 continue
-    assert core.asked[0] == {
+    assert core.requests[0] == {
         "trace": "", "session": "",
         "request_id": "r", "epoch": 1, "num_tokens": 40, "max_new_tokens": 8, "keys": (key,),
         "excluded": frozenset({"x"}),

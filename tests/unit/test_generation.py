@@ -72,10 +72,10 @@ class GenerationHarness:
     def generation(self, config: FailoverConfig = FAST) -> Generation:
         return self.generation_in(GenerationContext(self.placer, self.links, SystemClock(), config))
 
-    def generation_in(self, guide: GenerationContext) -> Generation:
+    def generation_in(self, context: GenerationContext) -> Generation:
         chain = BlockKeyHasher(b"root", 2)  # type: ignore[arg-type]
         keys = chain.compute_keys(self.spec.token_ids)
-        return Generation(guide, self.spec, TenantId("t"), "m", chain, keys, self.record)
+        return Generation(context, self.spec, TenantId("t"), "m", chain, keys, self.record)
 
     async def collect(self, config: FailoverConfig = FAST) -> list[int]:
         async for output in self.generation(config).outputs():
@@ -236,15 +236,15 @@ async def test_invalid_worker_outputs_are_rejected(relays: bool, lie: dict[str, 
     """Another worker continues from the last valid token. The faulty one gets no requests for a
     while, and the record names it."""
     scene = GenerationHarness(automatic=False)
-    guide = GenerationContext(scene.placer, scene.links, SystemClock(), FAST, vocab_size=256)
-    journey = scene.generation_in(guide)
+    context = GenerationContext(scene.placer, scene.links, SystemClock(), FAST, vocab_size=256)
+    generation = scene.generation_in(context)
 
     def relay(output: RequestOutput) -> bool:
         scene.received.append(output)
         return relays
 
     async def collect() -> None:
-        async for output in journey.outputs(relay if relays else None):
+        async for output in generation.outputs(relay if relays else None):
             scene.received.append(output)
 
     task = asyncio.create_task(collect())
@@ -266,7 +266,7 @@ async def test_invalid_worker_outputs_are_rejected(relays: bool, lie: dict[str, 
         scene.d1.ref,
     ]
     assert scene.record.placements[0].error.startswith("worker d0 sent ")
-    assert guide.breakers.open_workers(guide.clock.monotonic()) == {"d0"}
+    assert context.breakers.open_workers(context.clock.monotonic()) == {"d0"}
 
 
 async def test_outputs_may_have_no_more_logprobs_than_requested() -> None:

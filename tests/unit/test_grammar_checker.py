@@ -98,11 +98,11 @@ async def test_stopped_helper_raises_unavailable(
 async def test_cancelled_check_kills_its_helper(checker: GrammarChecker) -> None:
     checker.start_helper()
     helper = checker._idle[0]
-    asked = asyncio.create_task(checker.check(CONJUNCTION, "mallory"))
+    check = asyncio.create_task(checker.check(CONJUNCTION, "mallory"))
     await eventually(lambda: helper._num_jobs == 1)
-    asked.cancel()
+    check.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asked
+        await check
     assert helper._process.wait(5) == -signal.SIGKILL
     await checker.check(ORDINARY, "mallory")
 

@@ -87,13 +87,15 @@ async def test_router_without_a_conductor_places_like_an_idle_conductor() -> Non
         await registry.announce(one, 60.0)
     cluster = Cluster(registry, ManualClock(), max_model_tokens=4096)
     await cluster.refresh()
-    seen = snapshot([prefill(one.id) for one in prefills], [decode(one.id) for one in decodes])
+    cluster_snapshot = snapshot(
+        [prefill(one.id) for one in prefills], [decode(one.id) for one in decodes]
+    )
     for number in range(200):
         keys = tuple(BlockKey(bytes([n, number]) * 8) for n in range(RING_KEY_BLOCKS + 3))
         excluded = frozenset({WorkerId(f"prefill-{number % 6}"), WorkerId(f"decode-{number % 5}")})
         name = RequestId(f"request {number}")
         decision = place(
-            replace(seen, cache=Shared()),
+            replace(cluster_snapshot, cache=Shared()),
             PolicyQuery(name, 16 * len(keys), 32, keys, excluded=excluded),
             BatonPolicyConfig(),
         )

@@ -60,9 +60,9 @@ async def stream(
         with pytest.MonkeyPatch.context() as patch:
             if not short:
                 patch.setattr(UvicornBodyWriter, "is_open", False)
-            asked = asyncio.create_task(client.post(url + path, json=body))
-            await step_slowly(router, asked)
-    blocks = (await asked).text.split("\n\n")
+            response = asyncio.create_task(client.post(url + path, json=body))
+            await step_slowly(router, response)
+    blocks = (await response).text.split("\n\n")
     assert blocks[-2:] == ["data: [DONE]", ""]
     return [{**json.loads(block[6:]), "created": 0} for block in blocks[:-2]]
 

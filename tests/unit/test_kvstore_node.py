@@ -184,12 +184,12 @@ async def test_put_cancelled_during_its_copy_waits_for_the_copy(
     store = StoreHarness()
     copying, go_on = threading.Event(), threading.Event()
 
-    def hold(endpoint: Endpoint, span: TransferRange) -> str:
+    def block_copy(endpoint: Endpoint, span: TransferRange) -> str:
         copying.set()
         assert go_on.wait(30.0)
         return ""
 
-    store.fabric.fault = hold
+    store.fabric.fault = block_copy
     putting = asyncio.create_task(store.put(0))
     await asyncio.to_thread(copying.wait, 30.0)
     putting.cancel()

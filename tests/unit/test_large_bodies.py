@@ -239,11 +239,11 @@ async def test_body_is_freed_once_the_answer_begins(tokenizer: Tokenizer) -> Non
     router = RouterHarness(tokenizer, "x", automatic=False)
     async with serve_over_tcp(router) as url, httpx.AsyncClient() as client:
         body = chat(user="x" * 2 * UNMETERED_BYTES)
-        asked = asyncio.create_task(client.post(url + CHAT, json=body))
+        response = asyncio.create_task(client.post(url + CHAT, json=body))
         await eventually(lambda: bool(router.decode.jobs))
         assert router.service.body_budget.num_bytes == 0
-        asked.cancel()
-        await asyncio.wait([asked])
+        response.cancel()
+        await asyncio.wait([response])
         await eventually(lambda: router.service.request_limiter.num_in_use == 0)
 
 

@@ -168,9 +168,9 @@ def test_removed_worker_is_ignored() -> None:
 
 def test_unreported_requests_are_bounded() -> None:
     made = new_tracker()
-    asked = query(num_tokens=1, ttft_slo_seconds=math.inf)
+    placement_query = query(num_tokens=1, ttft_slo_seconds=math.inf)
     for _ in range(MAX_UNREPORTED + 5):
-        made.record_dispatch(1.0, asked, replace(PAIR, service_seconds=0.0), 0.0)
+        made.record_dispatch(1.0, placement_query, replace(PAIR, service_seconds=0.0), 0.0)
     made.apply_decode_report(D, DecodeLoadReport(0.0, 0, 0, 0))
     assert made.decodes[D].num_requests == MAX_UNREPORTED
 

@@ -19,11 +19,11 @@ class FakeSlots:
         self.queue = ReservationQueue()
         self.free_slots = 0
         self.granted: list[str] = []
-        self.asked: Counter[str] = Counter()
+        self.attempts: Counter[str] = Counter()
 
     async def get(self, name: str, now_seconds: float, answer_tokens: int) -> str:
         async def ask() -> str | None:
-            self.asked[name] += 1
+            self.attempts[name] += 1
             await asyncio.sleep(0)
             if not self.free_slots:
                 return None
@@ -75,10 +75,10 @@ async def test_only_the_first_retries_and_only_when_there_may_be_space() -> None
         tasks.create_task(pool.get("first", 0.0, 10))
         tasks.create_task(pool.get("second", 0.0, 20))
         await settle()
-        assert pool.asked == {"first": 1}
+        assert pool.attempts == {"first": 1}
         pool.queue.notify_blocks_freed()
         await settle()
-        assert pool.asked == {"first": 2}
+        assert pool.attempts == {"first": 2}
         await pool.add_free_slots(2)
     assert pool.granted == ["first", "second"]
 

@@ -125,12 +125,12 @@ async def test_missing_supervisor_is_reported(tokenizer: Tokenizer, tmp_path: Pa
 
 async def test_admin_api_needs_the_admin_key(tokenizer: Tokenizer) -> None:
     async with open_harness(tokenizer, admin_key="root") as (_, client):
-        asked = [
+        responses = [
             client.get("/admin/pools"),
             client.post("/admin/scale", json={"decode": 2}),
             client.post("/admin/drain", json={"worker": "decode-1"}),
         ]
-        assert [answer.status_code for answer in await asyncio.gather(*asked)] == [401] * 3
+        assert [answer.status_code for answer in await asyncio.gather(*responses)] == [401] * 3
         key = {"authorization": "Bearer root"}
         assert (await client.get("/admin/pools", headers=key)).status_code == 501
 

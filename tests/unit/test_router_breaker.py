@@ -81,8 +81,8 @@ class Fleet(GenerationHarness):
 
     async def ask(self) -> list[int]:
         record = GenerationRecord(RequestId("r"), 0.0, len(PROMPT))
-        journey = Generation(self.context, SPEC, TenantId("t"), "m", None, (), record)
-        return [token async for output in journey.outputs() for token in output.token_ids]
+        generation = Generation(self.context, SPEC, TenantId("t"), "m", None, (), record)
+        return [token async for output in generation.outputs() for token in output.token_ids]
 
 
 async def test_worker_that_fails_every_request_gets_no_more() -> None:

@@ -56,7 +56,7 @@ class FakeCore:
         self.submitted: list[tuple[RequestSpec, Task, WorkerRef | None]] = []
         self.cancelled: list[tuple[str, int]] = []
         self.closed = 0
-        self.news = asyncio.Event()
+        self.changed = asyncio.Event()
 
     def open_stream(self) -> OutputStream:
         stream = OutputStream(self._submit, self._cancel, self._on_close)
@@ -67,21 +67,21 @@ class FakeCore:
         self, stream: OutputStream, spec: RequestSpec, task: Task, source: WorkerRef | None
     ) -> None:
         self.submitted.append((spec, task, source))
-        self.news.set()
+        self.changed.set()
 
     def _cancel(self, request_id: RequestId, epoch: Epoch) -> None:
         self.cancelled.append((request_id, epoch))
-        self.news.set()
+        self.changed.set()
 
     def _on_close(self, stream: OutputStream) -> None:
         self.closed += 1
-        self.news.set()
+        self.changed.set()
 
     async def wait(self, condition: Any) -> None:
         async with asyncio.timeout(5):
             while not condition():
-                self.news.clear()
-                await self.news.wait()
+                self.changed.clear()
+                await self.changed.wait()
 
 
 Worker = Callable[..., AbstractAsyncContextManager[tuple[FakeCore, WorkerRef, Stop]]]
@@ -244,11 +244,11 @@ async def test_crashed_connection_fails_only_its_own_requests(
     async def crash(*_: object) -> None:
         raise ZeroDivisionError
 
-    for way in (
+    for method in (
         "router.generation.grpc_worker_connection.run_worker_stream",
         "router.generation.framed_worker_connection.open_framed_connection",
     ):
-        monkeypatch.setattr(way, crash)
+        monkeypatch.setattr(method, crash)
     async with worker() as (_, ref, _), open_connections() as links:
         inbox = OutputQueue()
         links.connect(ref).submit(SPEC, Task.PREFILL_AND_DECODE, None, inbox)
@@ -418,12 +418,12 @@ def query(
 
 class FakeConductor(conductor_pb2_grpc.ConductorServicer):
     def __init__(self) -> None:
-        self.asked: list[conductor_pb2.PlaceRequest] = []
+        self.requests: list[conductor_pb2.PlaceRequest] = []
         self.failure: Exception | None = None
         self.delay_seconds = 0.0
 
     async def Place(self, request: Any, context: Any) -> Any:
-        self.asked.append(request)
+        self.requests.append(request)
         await asyncio.sleep(self.delay_seconds)
         if self.failure is not None:
             await abort(context, self.failure)
@@ -458,11 +458,11 @@ async def test_conductor_places_a_request() -> None:
     prefill = WorkerRef(WorkerId("p"), "p:1", Incarnation(3))
     decode = WorkerRef(WorkerId("d"), "d:1", Incarnation(4))
     assert placement == Placement(prefill, decode, "because")
-    [asked] = fake.asked
-    assert (asked.request_id, asked.epoch, asked.tenant, asked.model) == ("r", 1, "t", "m")
-    assert (asked.num_tokens, asked.max_new_tokens) == (40, 8)
-    assert list(asked.block_keys) == [b"k\x00", b"k\x01"]
-    assert list(asked.excluded_worker_ids) == ["x"]
+    [request] = fake.requests
+    assert (request.request_id, request.epoch, request.tenant, request.model) == ("r", 1, "t", "m")
+    assert (request.num_tokens, request.max_new_tokens) == (40, 8)
+    assert list(request.block_keys) == [b"k\x00", b"k\x01"]
+    assert list(request.excluded_worker_ids) == ["x"]
 
 
 async def test_conductors_overload_is_final() -> None:
@@ -471,7 +471,7 @@ async def test_conductors_overload_is_final() -> None:
         with pytest.raises(Overloaded) as caught:
             await FallbackPlacer([placer, placer]).place(query())
     assert caught.value.retry_after_seconds == 3
-    assert len(fake.asked) == 1
+    assert len(fake.requests) == 1
 
 
 async def test_silent_conductor_is_skipped_for_a_while(
@@ -483,7 +483,7 @@ async def test_silent_conductor_is_skipped_for_a_while(
         both = FallbackPlacer([placer, RingPlacer(await cluster_of(member("d", Role.DECODE)))])
         for _ in range(2):
             assert (await both.place(query())).reason.startswith("ring")
-        assert len(fake.asked) == 1
+        assert len(fake.requests) == 1
         clock.advance(3)
         fake.delay_seconds = 0
         assert (await both.place(query())).reason == "because"
@@ -493,21 +493,21 @@ async def test_requests_are_spread_over_conductors() -> None:
     """A conductor that does not answer is skipped."""
     names = [f"c{number}" for number in range(3)]
     cluster = await cluster_of(*(member(name, Role.CONDUCTOR) for name in names))
-    asked: list[str] = []
+    addresses: list[str] = []
 
     class Refusing(ConductorPlacer):
         async def _query(self, conductor: Member, query: PlacementQuery) -> Placement:
-            asked.append(conductor.address)
+            addresses.append(conductor.address)
             raise Unavailable("it is gone")
 
     placer = Refusing(cluster, ManualClock(), None)
     firsts = []
     for number in range(60):
-        asked.clear()
+        addresses.clear()
         with pytest.raises(Unavailable, match="it is gone"):
             await placer.place(query(f"r{number}"))
-        assert sorted(asked) == [f"{name}:1" for name in names]
-        firsts.append(asked[0])
+        assert sorted(addresses) == [f"{name}:1" for name in names]
+        firsts.append(addresses[0])
     assert all(firsts.count(f"{name}:1") >= 12 for name in names)
 
 

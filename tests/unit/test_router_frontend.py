@@ -52,8 +52,8 @@ async def test_only_configured_origins_get_cors_headers(tokenizer: Tokenizer) ->
         allowed = await client.options(CHAT, headers=PREFLIGHT)
         assert (allowed.status_code, allowed.content) == (204, b"")
         assert allowed.headers["access-control-allow-origin"] == PAGE
-        asked = PREFLIGHT["access-control-request-headers"]
-        assert allowed.headers["access-control-allow-headers"] == asked
+        requested = PREFLIGHT["access-control-request-headers"]
+        assert allowed.headers["access-control-allow-headers"] == requested
         answer = await client.post(CHAT, json=chat(), headers={"origin": PAGE})
         assert answer.headers["access-control-allow-origin"] == PAGE
         assert "x-request-id" in answer.headers["access-control-expose-headers"]
@@ -148,9 +148,9 @@ async def test_request_beyond_its_time_limit_gets_504(tokenizer: Tokenizer, stre
 async def test_stream_beyond_its_time_limit_ends_with_an_error(tokenizer: Tokenizer) -> None:
     limits = {"automatic": False, "request_timeout_seconds": 0.2}
     async with open_harness(tokenizer, **limits) as (router, client):  # type: ignore[arg-type]
-        asked = asyncio.create_task(client.post(CHAT, json=chat(stream=True)))
+        task = asyncio.create_task(client.post(CHAT, json=chat(stream=True)))
         await router_harness.eventually(lambda: bool(router.decode.jobs))
         router.prefill.step()
-        *_, last = events(await asked)
+        *_, last = events(await task)
         assert last["error"]["type"] == "timeout_error"
         assert router.decode.cancelled == [("chatcmpl-0", 1)]

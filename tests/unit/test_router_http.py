@@ -74,10 +74,10 @@ async def test_concurrent_requests_are_limited(tokenizer: Tokenizer) -> None:
 
 async def test_overloaded_workers_retry_after_is_passed_on(tokenizer: Tokenizer) -> None:
     async with open_harness(tokenizer, automatic=False) as (router, client):
-        asked = asyncio.create_task(client.post(CHAT, json=chat(stream=True)))
+        task = asyncio.create_task(client.post(CHAT, json=chat(stream=True)))
         await eventually(lambda: bool(router.prefill.jobs))
         router.prefill.fail_jobs("RESOURCE_EXHAUSTED", "full", retry_after_seconds="7")
-        response = await asked
+        response = await task
     wrong_error(response, 429)
     assert response.headers["retry-after"] == "7"
 
@@ -90,13 +90,13 @@ async def test_failure_before_the_first_token_sets_the_http_status(tokenizer: To
 
 async def test_failure_in_the_middle_of_a_stream_is_its_last_event(tokenizer: Tokenizer) -> None:
     async with open_harness(tokenizer, automatic=False) as (router, client):
-        asked = asyncio.create_task(client.post(COMPLETE, json={"prompt": "x", "stream": True}))
+        task = asyncio.create_task(client.post(COMPLETE, json={"prompt": "x", "stream": True}))
         await eventually(lambda: bool(router.decode.jobs))
         router.prefill.step()
         router.decode.step()
         await eventually(lambda: router.service.history.explain("cmpl-0")["completion_tokens"] == 2)
         router.decode.fail_jobs("INVALID_ARGUMENT", "went wrong")
-        *chunks, last = events(await asked)
+        *chunks, last = events(await task)
         explained = (await client.get("/admin/requests/cmpl-0")).json()
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "He"
     assert last["error"]["message"] == "went wrong"
@@ -109,18 +109,18 @@ async def test_failover_is_invisible_to_the_client(tokenizer: Tokenizer, stream:
         spare = FakeWorker("d1", model_saying("Hello, wörld!"), eos=EOS, automatic=False)
         router.placer.decode.append(spare)
         router.service.generation_context.connections.workers[spare.ref.id] = spare  # type: ignore[attr-defined]
-        asked = asyncio.create_task(client.post(COMPLETE, json={"prompt": "x", "stream": stream}))
+        task = asyncio.create_task(client.post(COMPLETE, json={"prompt": "x", "stream": stream}))
         await eventually(lambda: bool(router.decode.jobs))
         router.prefill.step()
         for _ in range(8):
             router.decode.step()
         await eventually(lambda: router.service.history.explain("cmpl-0")["completion_tokens"] == 9)
         router.decode.kill()
-        while not asked.done():
+        while not task.done():
             router.prefill.step()
             spare.step()
             await asyncio.sleep(0)
-        response = await asked
+        response = await task
         explained = (await client.get("/admin/requests/cmpl-0")).json()
     parts = (
         [e["choices"][0] for e in events(response)[:-1]] if stream else response.json()["choices"]
@@ -213,15 +213,15 @@ async def test_disconnected_client_frees_both_workers(
 ) -> None:
     router = RouterHarness(tokenizer, "Hello, wörld!", automatic=False)
     async with serve_over_tcp(router) as url, httpx.AsyncClient() as client:
-        asked = asyncio.create_task(client.post(url + CHAT, json=chat(stream=stream)))
+        task = asyncio.create_task(client.post(url + CHAT, json=chat(stream=stream)))
         await eventually(lambda: bool(router.decode.jobs))
         if steps:
             router.prefill.step()
         for _ in range(steps - 1):
             router.decode.step()
         await asyncio.sleep(0.01)
-        asked.cancel()
-        await asyncio.wait([asked])
+        task.cancel()
+        await asyncio.wait([task])
         await eventually(lambda: router.service.request_limiter.num_in_use == 0)
         assert router.prefill.cancelled == router.decode.cancelled == [("chatcmpl-0", 1)]
         assert router.service.history.explain("chatcmpl-0")["finish_reason"] == "cancelled"  # type: ignore[index]
@@ -234,10 +234,10 @@ async def test_too_large_bodies_are_rejected(tokenizer: Tokenizer) -> None:
     router = RouterHarness(tokenizer, "x", automatic=True, max_body_bytes=100_000)
     piece = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
     async with serve_over_tcp(router) as url:
-        said = await post_raw(url, "content-length: 100001", [])
-        assert said.startswith(b"HTTP/1.1 413")
-        unsaid = await post_raw(url, "transfer-encoding: chunked", [piece] * 4)
-        assert unsaid.startswith(b"HTTP/1.1 413")
+        declared = await post_raw(url, "content-length: 100001", [])
+        assert declared.startswith(b"HTTP/1.1 413")
+        undeclared = await post_raw(url, "transfer-encoding: chunked", [piece] * 4)
+        assert undeclared.startswith(b"HTTP/1.1 413")
         lying = await post_raw(url, "content-length: 2", [b"{}" + b"x" * 1000], end=b"")
         assert lying.startswith(b"HTTP/1.1 400")
     assert router.service.request_limiter.num_in_use == 0

@@ -69,10 +69,10 @@ async def test_accepted_requests_and_answers_match_the_document(
     tokenizer: Tokenizer, path: str, body: dict[str, Any]
 ) -> None:
     operation = DOCUMENT["paths"][path]["post"]
-    asked = operation["requestBody"]["content"]["application/json"]["schema"]
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
     answered = operation["responses"]["200"]["content"]["application/json"]["schema"]
     components = {"components": DOCUMENT["components"]}
-    jsonschema.validate(body, {**asked, **components})
+    jsonschema.validate(body, {**schema, **components})
     async with open_harness(tokenizer) as (_, client):
         answer = await client.post(path, json=body)
     assert answer.status_code == 200, answer.text

@@ -47,13 +47,13 @@ async def open_router(
     tokenizer: Tokenizer, *tenants: Tenant, **settings: Any
 ) -> AsyncIterator[tuple[RouterHarness, httpx.AsyncClient]]:
     """A router with these tenants; a tenant's key is its name."""
-    roll = build_tenant_directory(
+    directory = build_tenant_directory(
         {tenant.id: tenant for tenant in tenants},
         [(api_key_digest(tenant.id), tenant.id) for tenant in tenants],
         needs_keys=True,
     )
     async with open_harness(tokenizer, tenant_secret=SECRET, **settings) as (router, client):
-        router.service.authenticator.set_directory(roll)
+        router.service.authenticator.set_directory(directory)
         yield router, client
         accounts = router.service.admission.quotas()
         assert all(account.is_idle for account in accounts.values())
@@ -125,10 +125,10 @@ async def test_computed_prompt_is_charged_even_without_an_answer(
     """As when a grammar allows no first token. Several choices share their prompt."""
     body: dict[str, Any] = {"prompt": "abcdefg", "max_tokens": 5, "n": num_answers}
     async with open_router(tokenizer, tenant("a", None, 50), automatic=False) as (router, client):
-        asked = asyncio.create_task(client.post(COMPLETE, json=body, headers=of("a")))
+        task = asyncio.create_task(client.post(COMPLETE, json=body, headers=of("a")))
         await router_harness.eventually(lambda: len(router.prefill.jobs) == body["n"])
         router.prefill.fail_jobs("INVALID_ARGUMENT", "it allows no token", **details)
-        assert (await asked).status_code == 400
+        assert (await task).status_code == 400
         used = {
             field: count for (_, _, field), count in router.service.usage_recorder.unsent().items()
         }
@@ -138,13 +138,13 @@ async def test_computed_prompt_is_charged_even_without_an_answer(
 async def test_disconnected_client_gets_unused_tokens_back(tokenizer: Tokenizer) -> None:
     async with open_router(tokenizer, tenant("a", None, 60), automatic=False) as (router, client):
         body = {"prompt": "abcdef", "max_tokens": 40}
-        asked = asyncio.create_task(client.post(COMPLETE, json=body, headers=of("a")))
+        task = asyncio.create_task(client.post(COMPLETE, json=body, headers=of("a")))
         await router_harness.eventually(lambda: bool(router.prefill.jobs))
         router.prefill.step()
         router.decode.step()
         await asyncio.sleep(0)
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         await router_harness.eventually(lambda: router.service.request_limiter.num_in_use == 0)
         [account] = router.service.admission.quotas().values()
         now = router.service.clock.monotonic()

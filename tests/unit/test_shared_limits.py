@@ -28,7 +28,7 @@ from router.tenants.tenant_directory import TenantDirectory, build_tenant_direct
 A = TenantId("a")
 
 
-class FakeLedger:
+class FakeQuotaStore:
     def record_usage(self, tenant: TenantId, spent: RequestUsage) -> None: ...
 
     def record_refusal(self, tenant: TenantId, reason: str) -> None: ...
@@ -49,8 +49,8 @@ class Router:
             fleet.quota_store, name, fleet.clock, self.metrics.limits_split
         )
         self.controller = AdmissionController(
-            FairLimiter(1000), lambda: fleet.directory, lambda: len(fleet.routers), FakeLedger(),
-            fleet.clock, self.quota_client,
+            FairLimiter(1000), lambda: fleet.directory, lambda: len(fleet.routers),
+            FakeQuotaStore(), fleet.clock, self.quota_client,
         )  # fmt: skip
         self.num_begun = 0
         """Requests that admission let in, whatever became of them."""
@@ -269,16 +269,16 @@ async def test_single_router_does_not_query_the_quota_store() -> None:
 async def test_request_cancelled_during_a_quota_query_leaks_no_slot() -> None:
     fleet = Fleet(2, TenantLimits(requests_per_minute=60, concurrent_requests=2))
     first, second = fleet.routers
-    exchange, asked = fleet.quota_store.exchange, asyncio.Event()
+    exchange, queried = fleet.quota_store.exchange, asyncio.Event()
 
     async def never(router: str, asks: object) -> list[object]:
-        asked.set()
+        queried.set()
         await asyncio.Event().wait()
         raise AssertionError
 
     fleet.quota_store.exchange = never  # type: ignore[method-assign,assignment]
     leaving = asyncio.ensure_future(first.admits())
-    await asked.wait()
+    await queried.wait()
     leaving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaving

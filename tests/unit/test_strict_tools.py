@@ -78,19 +78,19 @@ class Model:
 
     def follows(self, grammar: Grammar, text: str) -> bool:
         """Whether the text, as the tokenizer encodes it, is a complete answer."""
-        walk = self.grammars.create(grammar)
+        constraint = self.grammars.create(grammar)
         for token in self.tokenizer.encode(text):
-            if not _allows(walk.mask(), token):
+            if not _allows(constraint.mask(), token):
                 return False
-            walk.accept(TokenId(token))
-        return _allows(walk.mask(), EOS)
+            constraint.accept(TokenId(token))
+        return _allows(constraint.mask(), EOS)
 
     def begins(self, grammar: Grammar, text: str) -> bool:
-        walk = self.grammars.create(grammar)
+        constraint = self.grammars.create(grammar)
         for token in self.tokenizer.encode(text):
-            if not _allows(walk.mask(), token):
+            if not _allows(constraint.mask(), token):
                 return False
-            walk.accept(TokenId(token))
+            constraint.accept(TokenId(token))
         return True
 
     def says(self, grammar: Grammar, start: str, seed: int) -> str:
@@ -98,16 +98,16 @@ class Model:
         possible."""
         randomness = np.random.default_rng(seed)
         tokens = self.tokenizer.encode(start)
-        walk = self.grammars.create(grammar, [TokenId(token) for token in tokens])
+        constraint = self.grammars.create(grammar, [TokenId(token) for token in tokens])
         while len(tokens) < 600:
-            bits = np.unpackbits(np.frombuffer(walk.mask(), np.uint8), bitorder="little")
+            bits = np.unpackbits(np.frombuffer(constraint.mask(), np.uint8), bitorder="little")
             allowed = [int(token) for token in np.flatnonzero(bits)]
             may_end, is_free = EOS in allowed, len(allowed) > 100
             if may_end and (allowed == [EOS] or is_free or randomness.random() < 0.5):
                 break
             token = int(randomness.choice([token for token in allowed if token != EOS]))
             tokens.append(token)
-            walk.accept(TokenId(token))
+            constraint.accept(TokenId(token))
         return self.tokenizer.decode(tokens, skip_special_tokens=False)
 
 
@@ -118,18 +118,18 @@ def _allows(mask: bytes, token: int) -> bool:
 def calls_in(dialect: ModelOutputFormat, text: str) -> tuple[str, list[tuple[str, Any]]]:
     reader = dialect.create_parser(TOOLS, forced=False, in_reasoning=False, max_calls=None)
     assert reader is not None
-    said, calls = "", list[list[str]]()
+    content, calls = "", list[list[str]]()
     for piece in reader.push(text) + reader.flush():
         match piece:
             case TextPart(more):
-                said += more
+                content += more
             case ToolCallStart(_, name):
                 calls.append([name, ""])
             case ToolCallArguments(_, more):
                 calls[-1][1] += more
             case ReasoningPart():
                 pass
-    return said, [(name, json.loads(arguments)) for name, arguments in calls]
+    return content, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
 @pytest.fixture(params=["spelt", "tokens"])
@@ -155,9 +155,9 @@ def test_started_tool_call_follows_its_schema(model: Model, form: ToolCallFormat
     grammar = dialect.offered_call_grammar(TOOLS, in_reasoning=False, max_calls=None)
     for seed in range(6):
         text = model.says(grammar, CALLS[form], seed)
-        said, calls = calls_in(dialect, text)
+        content, calls = calls_in(dialect, text)
         assert calls[0][0] == "weather", text
-        assert said.strip() == ("So:" if form is ToolCallFormat.HERMES else ""), text
+        assert content.strip() == ("So:" if form is ToolCallFormat.HERMES else ""), text
         for name, arguments in calls:
             jsonschema.validate(arguments, PLACE if name == "weather" else {"maxProperties": 0})
 
@@ -167,8 +167,8 @@ def test_forced_tool_calls_are_parsed(model: Model, form: ToolCallFormat) -> Non
     dialect = model.dialect(form)
     grammar = dialect.forced_call_grammar(TOOLS, in_reasoning=False, max_calls=None)
     for seed in range(6):
-        said, calls = calls_in(dialect, model.says(grammar, "", seed))
-        assert (said, bool(calls)) == ("", True)
+        content, calls = calls_in(dialect, model.says(grammar, "", seed))
+        assert (content, bool(calls)) == ("", True)
         for name, arguments in calls:
             jsonschema.validate(arguments, PLACE if name == "weather" else {"maxProperties": 0})
 
@@ -250,11 +250,11 @@ def test_name_before_arguments(tmp_path: Path) -> None:
     assert model.follows(grammar, text)
     assert calls_in(dialect, text)[1] == [("weather", json.loads(GOOD)), ("now", {})]
     assert not model.begins(grammar, "[TOOL_CALLS]weather[ARGS]{}")
-    said, calls = calls_in(
+    content, calls = calls_in(
         dialect,
         model.says(dialect.forced_call_grammar(TOOLS, in_reasoning=False, max_calls=1), "", 1),
     )
-    assert (said, len(calls)) == ("", 1)
+    assert (content, len(calls)) == ("", 1)
 
 
 def test_schema_with_definitions(model: Model) -> None:

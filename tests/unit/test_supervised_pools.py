@@ -73,14 +73,14 @@ class FakePools(SupervisedPools):
             raise self.error
 
     def serve(self, *names: str) -> None:
-        for keeper in self.processes:
-            if not names or keeper.state.id in names:
-                keeper.state.state = "serving"
+        for supervised in self.processes:
+            if not names or supervised.state.id in names:
+                supervised.state.state = "serving"
 
     def describe_workers(self) -> dict[str, str]:
         return {
-            keeper.state.id: f"{keeper.state.role} {keeper.state.state}"
-            for keeper in self.processes
+            supervised.state.id: f"{supervised.state.role} {supervised.state.state}"
+            for supervised in self.processes
         }
 
 
@@ -95,7 +95,7 @@ async def open_pools(prefill: int, decode: int) -> AsyncIterator[FakePools]:
     """Pools of workers w1, w2, …, the prefill workers first."""
     pools = FakePools()
     async with asyncio.TaskGroup() as tasks:
-        pools.open(tasks, lambda keeper: None)
+        pools.open(tasks, lambda supervised: None)
         await pools.scale({PREFILL: prefill, DECODE: decode})
         pools.serve()
         yield pools

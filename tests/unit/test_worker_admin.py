@@ -98,15 +98,15 @@ async def test_without_a_registry_calls_fail() -> None:
             await ask(WorkerId("d"))
 
 
-@pytest.mark.parametrize(("asked", "namespace"), [(None, "models"), ("other", "other")])
+@pytest.mark.parametrize(("requested", "namespace"), [(None, "models"), ("other", "other")])
 async def test_kubeconfig_gives_server_and_namespace(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: str | None, namespace: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, requested: str | None, namespace: str
 ) -> None:
     file = tmp_path / "config"
     file.write_text(KUBECONFIG)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
-    client = open_kubernetes_client(asked)
+    client = open_kubernetes_client(requested)
     with pytest.raises(Unavailable, match=f"127.0.0.1:1 .*: list pods in namespace {namespace}"):
         await KubernetesApi(client, "test").pods()
     client.close()

@@ -63,8 +63,8 @@ class _MaliciousWorker(worker_pb2_grpc.WorkerServicer):
             output = Output()
             output.CopyFrom(next(self._nonsense))
             output.request_id, output.epoch = spec.request_id, spec.epoch
-            stray = Output(request_id="somebody else's", epoch=1, token_ids=[7])
-            yield worker_pb2.WorkerMessage(outputs=[output, stray])
+            foreign = Output(request_id="somebody else's", epoch=1, token_ids=[7])
+            yield worker_pb2.WorkerMessage(outputs=[output, foreign])
 
     async def Pull(
         self, requests: AsyncIterator[worker_pb2.PullRequest], context: Any
@@ -100,9 +100,9 @@ async def _twins(store: Any, address: str) -> tuple[list[Member], bool]:
     twins, is_sealed = [], False
     for key in await store.keys(f"baton:{CLUSTER}:member:*"):
         entry = await store.get(key) or b""
-        told = re.match(rb"\{[^\n]*\}", entry)
+        match = re.match(rb"\{[^\n]*\}", entry)
         try:
-            member = member_from_json(told[0] if told else b"")
+            member = member_from_json(match[0] if match else b"")
         except Invalid:
             continue
         if member.role in (Role.PREFILL, Role.DECODE):

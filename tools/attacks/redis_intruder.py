@@ -24,8 +24,8 @@ class _CallRecorder(grpc.GenericRpcHandler):
     def service(self, details: grpc.HandlerCallDetails) -> Any:
         self._target.outcomes["calls"] += 1
         for key, value in details.invocation_metadata or ():
-            told = value if isinstance(value, str) else value.decode("latin-1")
-            if self._target.cluster_secret in told:
+            text = value if isinstance(value, str) else value.decode("latin-1")
+            if self._target.cluster_secret in text:
                 self._target.record_violation(
                     f"a peer told the secret in {key} of {details.method}"
                 )

@@ -17,14 +17,14 @@ async def attack(target: AttackTarget) -> None:
     """Send each kind of request once, then nothing."""
     prompt = [3 + number * number % 4001 % 3900 for number in range(PROMPT_TOKENS)]
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    asked = [
+    requests = [
         ("/v1/completions", {"prompt": prompt, "max_tokens": 4}),
         (CHAT, {"messages": MESSAGES, "max_tokens": 8, "guided_json": schema}),
         (CHAT, {"messages": MESSAGES, "max_tokens": 8, "guided_regex": "[a-z]{1,8}"}),
         ("/tokenize", {"prompt": TEXT}),
     ]
     async with target.client() as client:
-        for path, body in asked:
+        for path, body in requests:
             await target.post(client, path, body)
         line = {"messages": MESSAGES, "max_tokens": 4, "guided_json": schema}
         await batch(target, client, lines([line] * 10))

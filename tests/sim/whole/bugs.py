@@ -288,7 +288,7 @@ def delivered_to_slow_client() -> Changes:
         (
             ChoiceStream,
             "_consume_inline",
-            lambda self, outlet, output: original(self, outlet, output) or True,
+            lambda self, writer, output: original(self, writer, output) or True,
         )
     ]
 

@@ -40,12 +40,12 @@ def draw_framed_address(chance: SeededRandom, network: Network, address: str) ->
 
 
 def serve_framed(
-    house: "SimEnvironment",
+    environment: "SimEnvironment",
     process: Process,
     address: str,
     services: Mapping[str, FramedServiceFactory],
 ) -> FramedServer:
-    server = FramedServer(house.credentials, services)
+    server = FramedServer(environment.credentials, services)
     server.connections = OrderedSet()  # type: ignore[assignment]
     host, _, port = address.rpartition(":")
     process.start_task(_listen(server, host, int(port)))

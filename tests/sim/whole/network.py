@@ -332,7 +332,7 @@ class Network:
             end.failure = Unavailable("dead")
         process.ends.clear()
         for each in list(process.sockets):
-            each.die(is_told=not process.vanished)
+            each.die(notifies_peer=not process.vanished)
         for call in process.calls:
             self._reply(call, process, None, Unavailable(f"{process.name} died"))
         process.calls.clear()

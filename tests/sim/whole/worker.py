@@ -94,18 +94,23 @@ class SimWorker:
     """One incarnation of a worker in its own simulated process."""
 
     def __init__(
-        self, house: SimEnvironment, plan: WorkerPlan, generation: int, address: str, line: str
+        self,
+        environment: SimEnvironment,
+        plan: WorkerPlan,
+        generation: int,
+        address: str,
+        line: str,
     ) -> None:
         self.plan = plan
         self.generation = generation
         self.address = address
         self.framed_address = line
-        self.process = Process(plan.name, house.network)
-        self._house = house
-        self._registry = SimRegistryClient(house.registry, self.process)
-        self._membership = Membership(self._registry, house.clock)
+        self.process = Process(plan.name, environment.network)
+        self._environment = environment
+        self._registry = SimRegistryClient(environment.registry, self.process)
+        self._membership = Membership(self._registry, environment.clock)
         self._follows_members = False
-        clock = StepClock(house.network.loop)
+        clock = StepClock(environment.network.loop)
         runner = SimRunner(plan.num_blocks, clock, plan.slowness)
         self.engine = Engine(
             runner,
@@ -117,58 +122,63 @@ class SimWorker:
             executor=SyncExecutor(runner) if plan.role is Role.DECODE else None,
         )
         self._build(runner, clock)
-        self._heartbeat = Heartbeat(self._registry, self._member, house.clock)
+        self._heartbeat = Heartbeat(self._registry, self._member, environment.clock)
         for coroutine in (self.worker.run(), self.store.run(), self._heartbeat.run()):
             self.process.start_task(coroutine)
-        if house.has_stores:
+        if environment.has_stores:
             self.process.start_task(self._membership.run())
-        house.network.listen(self.process, address, WorkerServer(self.process, self.worker))
+        environment.network.listen(self.process, address, WorkerServer(self.process, self.worker))
         self.framed_server = (
-            serve_framed(house, self.process, line, framed_worker_services(self.worker))
+            serve_framed(environment, self.process, line, framed_worker_services(self.worker))
             if line
             else None
         )
 
     def _build(self, runner: SimRunner, clock: StepClock) -> None:
-        house, plan = self._house, self.plan
+        environment, plan = self._environment, self.plan
         transport = SimTransport(
-            house.fabric, self.process, self.generation, plan.host, runner.shared, self._may_write
+            environment.fabric,
+            self.process,
+            self.generation,
+            plan.host,
+            runner.shared,
+            self._may_write,
         )
         transports: dict[str, Transport] = {transport.name: transport}  # type: ignore[dict-item]
         layout = KvLayout("fake", runner.block_size_bytes, CHECKSUM_XXH3, runner.checksums)  # type: ignore[arg-type]
-        door = SimEngineHandle(
-            house.network.loop,
+        engine_handle = SimEngineHandle(
+            environment.network.loop,
             self.engine,
             clock,
             lambda result: self.worker.on_step(result),
-            house.chance,
+            environment.chance,
         )
-        self.store = self._build_store(door, transports, layout)
-        intake = KvImporter(
-            door, SimPeers(self.process), transports, layout, DIGEST.hex(), plan.host,
-            house.clock, IMPORT_TIMEOUTS,
+        self.store = self._build_store(engine_handle, transports, layout)
+        kv_importer = KvImporter(
+            engine_handle, SimPeers(self.process), transports, layout, DIGEST.hex(), plan.host,
+            environment.clock, IMPORT_TIMEOUTS,
         )  # fmt: skip
         self.worker = Worker(
-            WorkerId(plan.name), Incarnation(self.generation), WORKER, door, intake, self.store,
-            layout, transports, self.engine.key_hasher, DIGEST.hex(), plan.host, house.clock,
-            self._has_other_workers, plan.role, self._send_heartbeat_now,
+            WorkerId(plan.name), Incarnation(self.generation), WORKER, engine_handle, kv_importer,
+            self.store, layout, transports, self.engine.key_hasher, DIGEST.hex(), plan.host,
+            environment.clock, self._has_other_workers, plan.role, self._send_heartbeat_now,
             telemetry=_shared_telemetry(),
         )  # fmt: skip
 
     def _build_store(
-        self, door: SimEngineHandle, transports: dict[str, Transport], layout: KvLayout
+        self, engine_handle: SimEngineHandle, transports: dict[str, Transport], layout: KvLayout
     ) -> PrefixStore:
-        house, host = self._house, self.plan.host
-        if not house.has_stores:
+        environment, host = self._environment, self.plan.host
+        if not environment.has_stores:
             return NoStore()
         client = ClusterStoreClient(
-            self._membership, house.index, transports, store_client_factory(self.process), host,
-            house.clock, STORE_SECONDS,
+            self._membership, environment.index, transports, store_client_factory(self.process),
+            host, environment.clock, STORE_SECONDS,
         )  # fmt: skip
-        publisher = StorePublisher(door, client, layout, DIGEST[:16])
+        publisher = StorePublisher(engine_handle, client, layout, DIGEST[:16])
         return ClusterPrefixStore(
-            door, client, publisher, layout, BLOCK_TOKENS, ENGINE.max_chunk_tokens, house.clock,
-            STORE_SECONDS, self.plan.prefer,
+            engine_handle, client, publisher, layout, BLOCK_TOKENS, ENGINE.max_chunk_tokens,
+            environment.clock, STORE_SECONDS, self.plan.prefer,
         )  # fmt: skip
 
     # -- role changes and draining ---------------------------------------------------------
@@ -192,7 +202,7 @@ class SimWorker:
 
     def _follow_members(self) -> None:
         """Follow the registry's members, unless the worker does so already for the stores."""
-        if not (self._house.has_stores or self._follows_members):
+        if not (self._environment.has_stores or self._follows_members):
             self._follows_members = True
             self.process.start_task(self._membership.run())
 
@@ -205,7 +215,7 @@ class SimWorker:
         self.worker.start_drain()
         self._heartbeat.announce_now()
         while not self.worker.is_idle:
-            await self._house.clock.sleep(0.05)
+            await self._environment.clock.sleep(0.05)
 
     async def leave(self) -> None:
         await self.drain()
