@@ -71,18 +71,18 @@ class BatonBatching:
             path, RunnerOptions(device="cpu", dtype=options.dtype, num_blocks=KV_TOKENS // 16)
         )
 
-    def at_once(self, asked: Sequence[WorkloadRequest]) -> Answers:
+    def at_once(self, requests: Sequence[WorkloadRequest]) -> Answers:
         engine = self._engine()
-        for index, each in enumerate(asked):
+        for index, each in enumerate(requests):
             engine.add(_spec(index, each), Task.PREFILL_AND_DECODE)
-        answers: Answers = [[] for _ in asked]
+        answers: Answers = [[] for _ in requests]
         while engine.has_work():
             for output in engine.step().outputs:
                 answers[int(output.request_id)] += output.token_ids
         return answers
 
-    def one_at_a_time(self, asked: Sequence[WorkloadRequest]) -> Answers:
-        return [self.at_once([each])[0] for each in asked]
+    def one_at_a_time(self, requests: Sequence[WorkloadRequest]) -> Answers:
+        return [self.at_once([each])[0] for each in requests]
 
     def _engine(self) -> Engine:
         """Return an engine with an empty cache."""
@@ -100,13 +100,13 @@ class BatonBatching:
         )
 
 
-def _spec(index: int, asked: WorkloadRequest) -> RequestSpec:
+def _spec(index: int, request: WorkloadRequest) -> RequestSpec:
     return RequestSpec(
         RequestId(str(index)),
         Epoch(1),
-        tuple(map(TokenId, asked.prompt)),
-        len(asked.prompt),
-        SamplingParams(max_tokens=asked.num_tokens, temperature=0.0),
+        tuple(map(TokenId, request.prompt)),
+        len(request.prompt),
+        SamplingParams(max_tokens=request.num_tokens, temperature=0.0),
     )
 
 
@@ -118,7 +118,7 @@ class TransformersBatching:
         self._model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
         self._rows = options.rows
 
-    def continuous(self, asked: Sequence[WorkloadRequest]) -> Answers:
+    def continuous(self, requests: Sequence[WorkloadRequest]) -> Answers:
         """Generate with transformers' continuous batching, without a prefix cache, as there are no
         shared prefixes."""
         config = ContinuousBatchingConfig(
@@ -135,9 +135,9 @@ class TransformersBatching:
         ) as manager:
             names = [
                 manager.add_request(each.prompt, max_new_tokens=each.num_tokens, eos_token_id=-1)
-                for each in asked
+                for each in requests
             ]
-            while len(answers) < len(asked):
+            while len(answers) < len(requests):
                 result = manager.get_result(timeout=1)
                 if result is not None and result.is_finished():
                     if result.error is not None:
@@ -147,27 +147,27 @@ class TransformersBatching:
                     raise RuntimeError("continuous batching ended early")
         return [answers[name] for name in names]
 
-    def padded(self, asked: Sequence[WorkloadRequest]) -> Answers:
-        answers: Answers = [[] for _ in asked]
-        order = sorted(range(len(asked)), key=lambda index: len(asked[index].prompt))
+    def padded(self, requests: Sequence[WorkloadRequest]) -> Answers:
+        answers: Answers = [[] for _ in requests]
+        order = sorted(range(len(requests)), key=lambda index: len(requests[index].prompt))
         for first in range(0, len(order), self._rows):
             batch = order[first : first + self._rows]
-            for index, answer in zip(batch, self._batch([asked[i] for i in batch]), strict=True):
+            for index, answer in zip(batch, self._batch([requests[i] for i in batch]), strict=True):
                 answers[index] = answer
         return answers
 
     @torch.inference_mode()
-    def _batch(self, asked: Sequence[WorkloadRequest]) -> Answers:
-        width = max(len(each.prompt) for each in asked)
-        tokens = torch.zeros(len(asked), width, dtype=torch.int64)
+    def _batch(self, requests: Sequence[WorkloadRequest]) -> Answers:
+        width = max(len(each.prompt) for each in requests)
+        tokens = torch.zeros(len(requests), width, dtype=torch.int64)
         mask = torch.zeros_like(tokens)
-        for row, each in enumerate(asked):
+        for row, each in enumerate(requests):
             tokens[row, width - len(each.prompt) :] = torch.tensor(each.prompt)
             mask[row, width - len(each.prompt) :] = 1
-        longest = max(each.num_tokens for each in asked)
+        longest = max(each.num_tokens for each in requests)
         given = self._model.generate(tokens, attention_mask=mask, max_new_tokens=longest)
         lines: Answers = given[:, width:].tolist()
-        return [line[: each.num_tokens] for line, each in zip(lines, asked, strict=True)]
+        return [line[: each.num_tokens] for line, each in zip(lines, requests, strict=True)]
 
 
 def make_requests(options: argparse.Namespace) -> list[WorkloadRequest]:
@@ -183,17 +183,19 @@ def make_requests(options: argparse.Namespace) -> list[WorkloadRequest]:
 
 
 def timed(
-    contender: Callable[[Sequence[WorkloadRequest]], Answers], asked: Sequence[WorkloadRequest]
+    contender: Callable[[Sequence[WorkloadRequest]], Answers], requests: Sequence[WorkloadRequest]
 ) -> ContenderRun:
     began, cpu = SYSTEM_CLOCK(), time.process_time()
-    answers = contender(asked)
+    answers = contender(requests)
     run = ContenderRun(SYSTEM_CLOCK() - began, time.process_time() - cpu, answers)
     lengths = [len(answer) for answer in answers]
-    assert lengths == [each.num_tokens for each in asked], lengths
+    assert lengths == [each.num_tokens for each in requests], lengths
     return run
 
 
-def run(options: argparse.Namespace, asked: Sequence[WorkloadRequest]) -> Iterator[dict[str, Any]]:
+def run(
+    options: argparse.Namespace, requests: Sequence[WorkloadRequest]
+) -> Iterator[dict[str, Any]]:
     """Run all contenders. ``equal`` is the number of answers that equal those of Baton's batch."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
@@ -209,10 +211,12 @@ def run(options: argparse.Namespace, asked: Sequence[WorkloadRequest]) -> Iterat
     for name, contender in contenders.items():
         if name in options.without:
             continue
-        timed(contender, [WorkloadRequest(each.prompt[:64], 2) for each in asked[:4]])  # warms up
-        each = timed(contender, asked)
+        timed(
+            contender, [WorkloadRequest(each.prompt[:64], 2) for each in requests[:4]]
+        )  # warms up
+        each = timed(contender, requests)
         first = first or each
-        num_tokens = sum(one.num_tokens for one in asked)
+        num_tokens = sum(one.num_tokens for one in requests)
         yield {
             "contender": name,
             "tokens_per_second": num_tokens / each.wall_seconds,
@@ -243,26 +247,26 @@ def main(arguments: list[str]) -> int:
     options = parse(arguments)
     logging.disable(logging.WARNING)
     torch.set_num_threads(options.threads)
-    asked = make_requests(options)
-    num_tokens = sum(each.num_tokens for each in asked)
-    told = {
+    requests = make_requests(options)
+    num_tokens = sum(each.num_tokens for each in requests)
+    report = {
         **describe(),
         **vars(options),
-        "prompt_tokens": sum(len(each.prompt) for each in asked),
+        "prompt_tokens": sum(len(each.prompt) for each in requests),
         "answer_tokens": num_tokens,
     }
-    print(told, flush=True)
+    print(report, flush=True)
     lines = []
     print("              tokens/s   per CPU second   seconds   ours is faster   equal answers")
-    for line in run(options, asked):
+    for line in run(options, requests):
         lines.append(line)
         print(
             f"{line['contender']:12} {line['tokens_per_second']:9.1f} "
             f"{line['tokens_per_cpu_second']:16.1f} {line['wall_seconds']:9.1f} "
-            f"{line['ours_is_faster']:15.2f}× {line['equal']:12} of {len(asked)}",
+            f"{line['ours_is_faster']:15.2f}× {line['equal']:12} of {len(requests)}",
             flush=True,
         )
-    print(json.dumps({**told, "lines": lines}))
+    print(json.dumps({**report, "lines": lines}))
     return 0
 
 

@@ -60,12 +60,12 @@ class Alone:
             len(prompt),
             SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_eos=True),
         )
-        began, seen = SYSTEM_CLOCK(), []
+        began, durations = SYSTEM_CLOCK(), []
         self._engine.add(spec, Task.PREFILL_AND_DECODE)
         while self._engine.has_work():
             if self._engine.step().outputs:
-                seen.append(SYSTEM_CLOCK() - began)
-        return seen[0], seen[1]
+                durations.append(SYSTEM_CLOCK() - began)
+        return durations[0], durations[1]
 
 
 def cluster_times(
@@ -80,7 +80,7 @@ def cluster_times(
         "stream": True,
         "return_token_ids": True,
     }
-    seen: list[float] = []
+    times: list[float] = []
     began = SYSTEM_CLOCK()
     with client.stream("POST", "/v1/completions", json=body) as answer:
         request_id = answer.headers["x-baton-request-id"]
@@ -88,8 +88,8 @@ def cluster_times(
             if line.startswith("data: {"):
                 choices = json.loads(line[6:])["choices"]
                 tokens = choices[0].get("token_ids") if choices else None
-                seen.extend([SYSTEM_CLOCK() - began] * len(tokens or []))
-    return seen[0], seen[1], client.get(f"/admin/requests/{request_id}").json()
+                times.extend([SYSTEM_CLOCK() - began] * len(tokens or []))
+    return times[0], times[1], client.get(f"/admin/requests/{request_id}").json()
 
 
 def time_to_first_token(

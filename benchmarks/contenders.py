@@ -124,8 +124,8 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def _call(self, tokens: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
-        told = self._model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        logits: torch.Tensor = told.logits[:, -1]
+        output = self._model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        logits: torch.Tensor = output.logits[:, -1]
         return logits
 
     def _noise(self, work: BenchCase) -> DynamicCache:
@@ -151,8 +151,8 @@ class Llama:
         self.description = self._read()
 
     def prepare(self, work: BenchCase) -> str:
-        asked = {"kind": work.kind, "batch": work.batch, "context": work.context}
-        return str(self._ask(prepare=asked))
+        request = {"kind": work.kind, "batch": work.batch, "context": work.context}
+        return str(self._ask(prepare=request))
 
     def run_steps(self, count: int) -> ElapsedTime:
         return ElapsedTime(**self._ask(step=count))
@@ -170,9 +170,9 @@ class Llama:
             self._process.stdin.close()
         self._process.wait()
 
-    def _ask(self, **asked: Any) -> Any:
+    def _ask(self, **request: Any) -> Any:
         assert self._process.stdin is not None
-        print(json.dumps(asked), file=self._process.stdin, flush=True)
+        print(json.dumps(request), file=self._process.stdin, flush=True)
         return self._read()
 
     def _read(self) -> Any:

@@ -124,10 +124,10 @@ class NoStore:
     async def find_prefix(self, spec: RequestSpec, keys: Sequence[BlockKey]) -> PrefixFetch:
         return PrefixFetch(spec.request_id)
 
-    async def fetch_prefix(self, extension: PrefixFetch, num_cached: int) -> None:
+    async def fetch_prefix(self, prefix_fetch: PrefixFetch, num_cached: int) -> None:
         raise AssertionError("nothing was found")
 
-    def start_split_fetch(self, extension: PrefixFetch) -> None:
+    def start_split_fetch(self, prefix_fetch: PrefixFetch) -> None:
         pass
 
     def record_step(self, result: StepResult) -> None:
@@ -157,14 +157,14 @@ def make_engine(runner: ModelRunner, pipeline: PlanExecutor | None = None) -> En
     )
 
 
-def make_worker(runner: ModelRunner, engine: Engine, door: EngineHandle) -> Worker:
+def make_worker(runner: ModelRunner, engine: Engine, engine_handle: EngineHandle) -> Worker:
     context = WorkerContext(
         id=WorkerId("w"),
         generation=Incarnation(1),
         host="here",
         model_digest=b"",
         config=WorkerConfig(),
-        engine=door,
+        engine=engine_handle,
         engine_config=engine_config(runner),
         key_hasher=engine.key_hasher,
         layout=KvLayout(runner.kv_layout, runner.pool.block_bytes, "", lambda block_ids: []),
@@ -225,7 +225,7 @@ async def _steps(
         worker.on_step(engine.step())
     await stream.next_outputs()
     watch.pop_step_seconds()
-    seen = []
+    samples = []
     for _ in range(WARM_STEPS + options.steps):
         worker.on_step(engine.step())
         outputs = await stream.next_outputs()
@@ -233,8 +233,8 @@ async def _steps(
         message = pb.WorkerMessage(outputs=[output_to_proto(output) for output in outputs])
         message.SerializeToString()
         watch.seconds["encode"] += thread_time() - began
-        seen.append(watch.pop_step_seconds())
-    return seen[WARM_STEPS:]
+        samples.append(watch.pop_step_seconds())
+    return samples[WARM_STEPS:]
 
 
 async def measure(runner: ModelRunner, batch: int, options: argparse.Namespace) -> dict[str, float]:
@@ -245,10 +245,10 @@ async def measure(runner: ModelRunner, batch: int, options: argparse.Namespace) 
     running = asyncio.create_task(worker.run())
     await asyncio.sleep(0)
     stream = await submit(worker, batch, runner.model_config.vocab_size, options)
-    seen = await _steps(engine, worker, stream, watch, options)
+    samples = await _steps(engine, worker, stream, watch, options)
     await cancelled(running)
     watch.end()
-    return {part: statistics.median(each[part] for each in seen) for part in PARTS}
+    return {part: statistics.median(each[part] for each in samples) for part in PARTS}
 
 
 async def cancelled(task: Awaitable[None]) -> None:
@@ -271,9 +271,9 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield {"batch": batch, **{part: seconds * 1e6 for part, seconds in parts.items()}}
 
 
-def make_parser(told: str | None, steps: int) -> argparse.ArgumentParser:
+def make_parser(description: str | None, steps: int) -> argparse.ArgumentParser:
     """Return a parser with the options for the model; ``told`` is the benchmark's docstring."""
-    parser = argparse.ArgumentParser(description=(told or "").split("\n")[0])
+    parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
     parser.add_argument("--model", type=Path, default=DEMO_MODEL)
     parser.add_argument("--shape", choices=SHAPES, help="random weights instead of --model")
     parser.add_argument(
@@ -293,8 +293,8 @@ def make_parser(told: str | None, steps: int) -> argparse.ArgumentParser:
 def main(arguments: list[str]) -> int:
     options = make_parser(__doc__, steps=150).parse_args(arguments)
     torch.set_num_threads(options.threads)
-    told = {**describe(), **vars(options), "model": str(options.model)}
-    print(told, "µs of a step", sep="\n")
+    report = {**describe(), **vars(options), "model": str(options.model)}
+    print(report, "µs of a step", sep="\n")
     print("batch", *(f"{part:>9}" for part in PARTS), "     all   all but the model")
     lines = []
     for line in run(options):
@@ -305,7 +305,7 @@ def main(arguments: list[str]) -> int:
         print(
             f"{line['batch']:5}{figures} {total:9.1f} {rest:9.1f} ({rest / total:.0%})", flush=True
         )
-    print(json.dumps({**told, "lines": lines}))
+    print(json.dumps({**report, "lines": lines}))
     return 0
 
 

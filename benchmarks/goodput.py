@@ -242,8 +242,8 @@ def tables(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             for future in futures:
                 rows.append(future.result())
                 done = rows[-1]
-                told = f"{setting.name} {done['policy']}: {done['goodput_rps']:.2f}/s"
-                print(f"{told}, {done['search_seconds']:.0f} s", file=sys.stderr, flush=True)
+                label = f"{setting.name} {done['policy']}: {done['goodput_rps']:.2f}/s"
+                print(f"{label}, {done['search_seconds']:.0f} s", file=sys.stderr, flush=True)
             _print(setting.name, rows)
             yield from rows
 

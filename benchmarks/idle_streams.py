@@ -267,14 +267,14 @@ class RoleProcess:
         )  # fmt: skip
         return cls(process)
 
-    async def heard(self) -> str:
+    async def next_line(self) -> str:
         assert self.process.stdout is not None
         return (await self.process.stdout.readline()).decode()
 
     async def ask(self) -> str:
         assert self.process.stdin is not None
         self.process.stdin.write(b"\n")
-        return await self.heard()
+        return await self.next_line()
 
     def resident_bytes(self) -> int:
         return int(psutil.Process(self.process.pid).memory_info().rss)
@@ -282,7 +282,7 @@ class RoleProcess:
 
 async def measure(num: int, seconds: float, gap: float) -> dict[str, Any]:
     router = await RoleProcess.start("--role", "router", "--gap", str(gap), "--streams", str(num))
-    port = json.loads(await router.heard())["port"]
+    port = json.loads(await router.next_line())["port"]
     holder = await RoleProcess.start("--role", "holder", "--port", str(port), "--streams", str(num))
     results: dict[str, Any] = {}
     memory: dict[str, int] = {}

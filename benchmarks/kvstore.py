@@ -63,8 +63,8 @@ def node(disk_bytes: int = 0, folder: str = "", arena: int = ARENA) -> Iterator[
     ) as process:
         assert process.stdin is not None and process.stdout is not None
         try:
-            address, door = process.stdout.readline().split()
-            yield address, door
+            address, socket_path = process.stdout.readline().split()
+            yield address, socket_path
         finally:
             process.stdin.close()
 
@@ -119,7 +119,7 @@ class StoreBenchClient:
 
 
 @asynccontextmanager
-async def client(name: str, address: str, door: str) -> AsyncIterator[StoreBenchClient]:
+async def client(name: str, address: str, socket_path: str) -> AsyncIterator[StoreBenchClient]:
     memory = HostMemory("bench", POOL)
     bytes_ = np.frombuffer(memory.view, dtype=np.uint8)
     bytes_[:] = np.random.default_rng(1).integers(256, size=POOL, dtype=np.uint8)
@@ -132,7 +132,7 @@ async def client(name: str, address: str, door: str) -> AsyncIterator[StoreBench
         listen_host="127.0.0.1",
     )
     (transport,) = opened.values()
-    calls = KvStoreClient(address, None, "" if name == "grpc" else door, 60.0)
+    calls = KvStoreClient(address, None, "" if name == "grpc" else socket_path, 60.0)
     endpoint: Endpoint = await calls.open([transport.name], host_id())
     yield StoreBenchClient(memory, transport, transport.connect(endpoint), calls, count())
     await calls.close()
@@ -237,16 +237,16 @@ async def through_disk(size: int) -> dict[str, float]:
         arena = HostMemory("disk", size)
         arena.view[:] = bytes(size)
         clock = SystemClock()
-        shelf, disk = DramTier(size), DiskTier(Path(name), 2 * size)
-        store = StoreNode(Incarnation(1), arena, {}, "here", clock, shelf, disk)
+        dram_tier, disk = DramTier(size), DiskTier(Path(name), 2 * size)
+        store = StoreNode(Incarnation(1), arena, {}, "here", clock, dram_tier, disk)
         slots = []
         for index in range(size // BLOCK):
-            slot = shelf.allocate(BlockKey(index.to_bytes(16, "little")), BLOCK, depth=index)
+            slot = dram_tier.allocate(BlockKey(index.to_bytes(16, "little")), BLOCK, depth=index)
             assert slot is not None
             digest = xxhash.xxh3_64_intdigest(arena.view[slot.offset : slot.offset + BLOCK])
-            shelf.seal(slot, digest, CHECKSUM_XXH3)
+            dram_tier.seal(slot, digest, CHECKSUM_XXH3)
             slots.append(slot)
-        shelf.release_references(slots)
+        dram_tier.release_references(slots)
         while (growth := disk.plan_segment(BLOCK, len(slots))) is not None:
             growth.create_file()  # preallocation is not part of a demotion
             disk.add_segment(growth)
@@ -266,7 +266,7 @@ async def through_disk(size: int) -> dict[str, float]:
             times[name_] = SYSTEM_CLOCK() - began
             assert leased.num_promoted == len(keys), leased.num_promoted
             store.release(leased.lease_id)
-            slots = [slot for key in keys if (slot := shelf.get(key)) is not None]
+            slots = [slot for key in keys if (slot := dram_tier.get(key)) is not None]
         disk.close()
         return times
 
@@ -274,10 +274,10 @@ async def through_disk(size: int) -> dict[str, float]:
 def measure(name: str, rounds: int) -> list[dict[str, Any]]:
     rows = []
     runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)  # as the programs do
-    with node() as (address, door), runner as loop:
+    with node() as (address, socket_path), runner as loop:
 
         async def run() -> None:
-            async with client(name, address, door) as who:
+            async with client(name, address, socket_path) as who:
                 half = POOL // 2
                 for number in range(ARENA // half):  # touches every page through every mapping
                     await who.put(10**9 + number, number % 2 * half, half)
@@ -303,7 +303,7 @@ def measure(name: str, rounds: int) -> list[dict[str, Any]]:
 def peer_rows(python: str, rounds: int) -> list[dict[str, Any]]:
     script = Path(__file__).parent / "peers" / "mooncake_store.py"
     sizes = ",".join(str(size) for size in SIZES[:3])
-    told = subprocess.run(
+    stdout = subprocess.run(
         [python, str(script), "--rounds", str(rounds), "--sizes", sizes],
         stdout=subprocess.PIPE,
         text=True,
@@ -317,7 +317,7 @@ def peer_rows(python: str, rounds: int) -> list[dict[str, Any]]:
             "seconds": row["median_seconds"],
             "p90_seconds": row["p90_seconds"],
         }
-        for row in json.loads(told.splitlines()[-1])["rows"]
+        for row in json.loads(stdout.splitlines()[-1])["rows"]
     ]
 
 

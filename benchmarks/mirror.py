@@ -63,12 +63,12 @@ def remove_chains(mirror: StoreMirror, kept: Sequence[tuple[WorkerId, list[Block
 
 
 def look_up(
-    mirror: StoreMirror, asked: Sequence[Sequence[BlockKey]], expected: int
+    mirror: StoreMirror, queries: Sequence[Sequence[BlockKey]], expected: int
 ) -> tuple[float, float]:
     """Return the median and 99th percentile, in microseconds."""
     times = []
     for turn in range(LOOK_UPS):
-        keys = asked[turn % len(asked)]
+        keys = queries[turn % len(queries)]
         began = SYSTEM_CLOCK()
         hint = mirror.best_node(keys)
         times.append(SYSTEM_CLOCK() - began)
@@ -98,12 +98,12 @@ def measure(num_nodes: int, num_keys: int) -> dict[str, float]:
     unknown = [chains(10**9 + number, 1) for number in range(len(held))]
     pairs = zip(held, unknown, strict=True)
     half = [[*keys[: CHAIN // 2], *other[CHAIN // 2 :]] for keys, other in pairs]
-    for name, asked, expected in (
+    for name, queries, expected in (
         ("hit", held, CHAIN),
         ("half", half, CHAIN // 2),
         ("miss", unknown, 0),
     ):
-        row[f"{name}_us"], row[f"{name}_p99_us"] = look_up(mirror, asked, expected)
+        row[f"{name}_us"], row[f"{name}_p99_us"] = look_up(mirror, queries, expected)
     row["seconds_per_million_removed"] = remove_chains(mirror, kept)
     assert mirror.num_blocks == num_blocks - len(kept) * CHAIN
     return row

@@ -121,17 +121,17 @@ async def measure(
     off, on = sides = SchedulingMode(runners[0], False), SchedulingMode(runners[1], True)
     for side in sides:
         await side.open(batch, runners[0].model_config.vocab_size, options)
-    seen = []
+    samples = []
     for _ in range(options.rounds):
-        seen.append((*await off.steps(options.steps), *await on.steps(options.steps)))
+        samples.append((*await off.steps(options.steps), *await on.steps(options.steps)))
     for side in sides:
         await side.close()
     names = ("wall off", "CPU off", "wall on", "CPU on")
-    medians = [statistics.median(column) * 1e6 for column in zip(*seen, strict=True)]
+    medians = [statistics.median(column) * 1e6 for column in zip(*samples, strict=True)]
     return {
         **dict(zip(names, medians, strict=True)),
-        "wall ratio": statistics.median(each[2] / each[0] for each in seen),
-        "CPU ratio": statistics.median(each[3] / each[1] for each in seen),
+        "wall ratio": statistics.median(each[2] / each[0] for each in samples),
+        "CPU ratio": statistics.median(each[3] / each[1] for each in samples),
     }
 
 
@@ -156,8 +156,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=11)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    told = {**describe(), **vars(options), "model": str(options.model)}
-    print(told, "µs of a step", sep="\n")
+    report = {**describe(), **vars(options), "model": str(options.model)}
+    print(report, "µs of a step", sep="\n")
     lines: list[dict[str, Any]] = []
     for line in run(options):
         if not lines:
@@ -167,7 +167,7 @@ def main(arguments: list[str]) -> int:
             *(f"{value:10.{3 if 'ratio' in name else 0}f}" for name, value in line.items()),
             flush=True,
         )
-    print(json.dumps({**told, "lines": lines}))
+    print(json.dumps({**report, "lines": lines}))
     return 0
 
 

@@ -105,10 +105,10 @@ def compare(options: argparse.Namespace) -> Iterator[Quality]:
         reader = plain if name == "none" else LogprobReader(options, name)
         losses, agreements, divergences = [], [], []
         for row in rows:
-            told, wanted = reader.logprobs(row[:-1]), plain.logprobs(row[:-1])
-            losses.append(functional.nll_loss(told, torch.tensor(row[1:])).item())
-            agreements.append((told.argmax(-1) == wanted.argmax(-1)).double().mean().item())
-            divergences.append((wanted.exp() * (wanted - told)).sum(-1).mean().item())
+            got, wanted = reader.logprobs(row[:-1]), plain.logprobs(row[:-1])
+            losses.append(functional.nll_loss(got, torch.tensor(row[1:])).item())
+            agreements.append((got.argmax(-1) == wanted.argmax(-1)).double().mean().item())
+            divergences.append((wanted.exp() * (wanted - got)).sum(-1).mean().item())
         yield Quality(
             name,
             loss=statistics.fmean(losses),
@@ -131,8 +131,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
     torch.set_num_threads(options.threads)
-    told = {**describe(), **vars(options), "model": options.model.name}
-    print(told)
+    report = {**describe(), **vars(options), "model": options.model.name}
+    print(report)
     found = []
     for each in compare(options):
         found.append(asdict(each))
@@ -144,7 +144,7 @@ def main(arguments: list[str]) -> int:
             f"loaded in {each.load_seconds:.2f} s",
             flush=True,
         )
-    print(json.dumps({**told, "lines": found}))
+    print(json.dumps({**report, "lines": found}))
     return 0
 
 

@@ -110,7 +110,7 @@ class ReuseBench:
 
     @asynccontextmanager
     async def worker(
-        self, address: str, door: str, over: str, prefer: ReloadMode | None = None
+        self, address: str, socket_path: str, over: str, prefer: ReloadMode | None = None
     ) -> AsyncIterator["ReuseWorker"]:
         """Start a worker with an empty device cache, and with the store at the address, reached
         over the transport ``over``; an empty address means no store."""
@@ -118,7 +118,7 @@ class ReuseBench:
         store = Member(
             WorkerId("s"), Role.KVSTORE, address, Incarnation(1), WorkerState.READY,
             host=host_id() if over == "shm" else "elsewhere", transports=TRANSPORT_PREFERENCE,
-            door=door,
+            door=socket_path,
         )  # fmt: skip
         if address:
             await registry.announce(store, 3600.0)
@@ -218,8 +218,8 @@ async def measure(bench: ReuseBench, tier: str, share: float, rounds: int) -> tu
     with tempfile.TemporaryDirectory() as folder:
         disk = 1 << 30 if tier == "ssd" else 0
         prefix = 1 + int(share * 10)
-        with node(disk, folder, 256 << 20) as (address, door):
-            async with bench.worker(address, door, "shm") as worker:
+        with node(disk, folder, 256 << 20) as (address, socket_path):
+            async with bench.worker(address, socket_path, "shm") as worker:
                 first = bench.spec(prefix, 1.0)
                 await worker.ttft(first)
                 await worker.stored(first.token_ids)
@@ -227,13 +227,13 @@ async def measure(bench: ReuseBench, tier: str, share: float, rounds: int) -> tu
                     times.append(await worker.ttft(bench.spec(prefix, share)))
                     cached = worker.cached
             for _ in range(rounds if tier in ("dram", "peer nixl", "peer grpc") else 0):
-                async with bench.worker(address, door, over) as worker:
+                async with bench.worker(address, socket_path, over) as worker:
                     await worker.ttft(bench.spec(99, 0.0))  # connects, and warms up
                     times.append(await worker.ttft(bench.spec(prefix, share)))
                     cached = worker.cached
         for _ in range(rounds if tier == "ssd" else 0):
-            with node(disk, folder, 256 << 20) as (address, door):
-                async with bench.worker(address, door, over) as worker:
+            with node(disk, folder, 256 << 20) as (address, socket_path):
+                async with bench.worker(address, socket_path, over) as worker:
                     await worker.ttft(bench.spec(99, 0.0))
                     times.append(await worker.ttft(bench.spec(prefix, share)))
                     cached = worker.cached

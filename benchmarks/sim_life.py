@@ -77,12 +77,12 @@ async def replay(url: str, trace: Trace) -> list[dict[str, Any]]:
             prompt = prompt_of(arrival)
             await CLOCK.sleep(max(began + arrival.arrival_seconds - CLOCK.monotonic(), 0.0))
             answer = await timed(client, prompt, arrival.num_answer_tokens)
-            told = (await client.get(f"/admin/requests/{answer.request_id}")).json()
+            explanation = (await client.get(f"/admin/requests/{answer.request_id}")).json()
             return {
                 "ttft_seconds": answer.at_seconds[0],
-                "prefill": (told["prefill"] or told["decode"])["id"],
-                "decode": told["decode"]["id"],
-                "cached_tokens": told["cached_tokens"],
+                "prefill": (explanation["prefill"] or explanation["decode"])["id"],
+                "decode": explanation["decode"]["id"],
+                "cached_tokens": explanation["cached_tokens"],
             }
 
         return await asyncio.gather(*(one(arrival) for arrival in trace.requests))

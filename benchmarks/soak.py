@@ -64,26 +64,26 @@ class SoakRun:
     def growth_mib(self) -> dict[str, float]:
         """Return the median memory of the last fifth of the time, minus that of the first fifth
         after ``SETTLE_SHARE``."""
-        return {name: _growth(seen) for name, seen in self.memory_mib.items()}
+        return {name: _growth(sizes) for name, sizes in self.memory_mib.items()}
 
 
 def run(cluster: LocalCluster, users: int, seconds: int, watch: bool = False) -> SoakRun:
     """Run locust for ``seconds``, in its own process. Raises RuntimeError when it can't run."""
     with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder) / "told"
+        output_path = Path(folder) / "locust"
         command = [
             sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--host", cluster.url, *SHAPE,
             "--headless", "--users", str(users), "--spawn-rate", str(users),
-            "--run-time", f"{seconds}s", "--json-file", str(told), "--csv", str(told),
+            "--run-time", f"{seconds}s", "--json-file", str(output_path), "--csv", str(output_path),
             "--only-summary",
         ]  # fmt: skip
         environment = {key: os.environ[key] for key in os.environ if not key.startswith("LOCUST_")}
         quiet = subprocess.DEVNULL
         with subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet) as locust:
             memory = sample_memory(cluster, locust) if watch else {}
-        if not told.with_suffix(".json").exists():
+        if not output_path.with_suffix(".json").exists():
             raise RuntimeError(f"locust exited with {locust.returncode} and wrote no results")
-        rows = json.loads(told.with_suffix(".json").read_text())
+        rows = json.loads(output_path.with_suffix(".json").read_text())
         with (Path(folder) / "told_failures.csv").open(newline="") as file:
             failures = {
                 f"{row['Name']}: {row['Error']}": int(row["Occurrences"])
@@ -94,7 +94,7 @@ def run(cluster: LocalCluster, users: int, seconds: int, watch: bool = False) ->
 
 def sample_memory(cluster: LocalCluster, locust: subprocess.Popen[bytes]) -> dict[str, list[float]]:
     """Sample the resident MiB of each role's processes together, until ``locust`` has ended."""
-    seen: dict[str, list[float]] = defaultdict(list)
+    sizes: dict[str, list[float]] = defaultdict(list)
     processes = [(entry["role"], entry["pid"]) for entry in cluster.status()["processes"]]
     while locust.poll() is None:
         now: dict[str, float] = defaultdict(float)
@@ -103,16 +103,16 @@ def sample_memory(cluster: LocalCluster, locust: subprocess.Popen[bytes]) -> dic
             now[f"{role}, own"] += own
             now[f"{role}, shared"] += shared
         for name, mib in now.items():
-            seen[name].append(mib)
+            sizes[name].append(mib)
         pause(SAMPLE_SECONDS)
-    return dict(seen)
+    return dict(sizes)
 
 
 def resident_mib(pid: int) -> tuple[float, float]:
     """Return a process's anonymous memory, and the shared memory that it has touched."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    told = dict(format_run.split(":", 1) for format_run in lines)
-    own, shared = (int(told[name].split()[0]) / 1024 for name in ("RssAnon", "RssShmem"))
+    fields = dict(line.split(":", 1) for line in lines)
+    own, shared = (int(fields[name].split()[0]) / 1024 for name in ("RssAnon", "RssShmem"))
     return own, shared
 
 
@@ -123,9 +123,9 @@ def _run_of(
     failures: dict[str, int],
     memory: dict[str, list[float]],
 ) -> SoakRun:
-    asked = [row for row in rows if row["method"] == "POST"]
-    num_requests = sum(row["num_requests"] for row in asked)
-    num_failures = sum(row["num_failures"] for row in asked)
+    posts = [row for row in rows if row["method"] == "POST"]
+    num_requests = sum(row["num_requests"] for row in posts)
+    num_failures = sum(row["num_failures"] for row in posts)
     return SoakRun(
         users,
         seconds,
@@ -155,8 +155,8 @@ def _percentile(rows: Sequence[dict[str, Any]], method: str, share: float) -> fl
     return 0.0
 
 
-def _growth(seen: Sequence[float]) -> float:
-    settled = seen[int(len(seen) * SETTLE_SHARE) :]
+def _growth(sizes: Sequence[float]) -> float:
+    settled = sizes[int(len(sizes) * SETTLE_SHARE) :]
     part = max(len(settled) // 5, 1)
     return statistics.median(settled[-part:]) - statistics.median(settled[:part])
 
@@ -189,13 +189,13 @@ def keep_logs(cluster: LocalCluster, folder: Path) -> None:
         shutil.copy(log, folder)
 
 
-def format_run(told: SoakRun) -> str:
+def format_run(result: SoakRun) -> str:
     """Format a run as a line, with one more line per kind of failure."""
-    failures = "".join(f"\n  {count} x {why}" for why, count in told.failures.items())
+    failures = "".join(f"\n  {count} x {why}" for why, count in result.failures.items())
     return (
-        f"{told.users:3d} users: {told.rate_rps:6.2f} answers/s, {told.num_failures} of "
-        f"{told.num_requests} failed, first token p50 {told.ttft_ms_p50:.0f} ms, p99 "
-        f"{told.ttft_ms_p99:.0f} ms, gap p50 {told.tbt_ms_p50:.1f} ms"
+        f"{result.users:3d} users: {result.rate_rps:6.2f} answers/s, {result.num_failures} of "
+        f"{result.num_requests} failed, first token p50 {result.ttft_ms_p50:.0f} ms, p99 "
+        f"{result.ttft_ms_p99:.0f} ms, gap p50 {result.tbt_ms_p50:.1f} ms"
         f"{failures}"
     )
 
@@ -226,8 +226,8 @@ def main(arguments: list[str]) -> int:
         )
         if options.logs and (long.failures or any(step.failures for step in ramp)):
             keep_logs(cluster, options.logs)
-    for name, seen in long.memory_mib.items():
-        print(f"{name}: {seen[-1]:.0f} MiB, grew by {long.growth_mib[name]:.1f}")
+    for name, sizes in long.memory_mib.items():
+        print(f"{name}: {sizes[-1]:.0f} MiB, grew by {long.growth_mib[name]:.1f}")
     result = {
         "machine": machine,
         "capacity_rps": capacity,

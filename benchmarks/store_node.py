@@ -35,15 +35,15 @@ async def serve(arena_bytes: int, disk_bytes: int, folder: Path) -> None:
         nixl_interfaces=("lo",),  # so that it can be reached as if from another host
     )
     disk = DiskTier(folder / "disk", disk_bytes) if disk_bytes else None
-    shelf = DramTier(arena_bytes)
-    node = StoreNode(generation, memory, transports, host_id(), clock, shelf, disk)
+    dram_tier = DramTier(arena_bytes)
+    node = StoreNode(generation, memory, transports, host_id(), clock, dram_tier, disk)
     server = build_server()
     add_kvstore_service(server, node)
     port = await listen(server, "127.0.0.1", 0)
     path = local_rpc_socket_path(folder / "door", "node")
     assert path is not None
-    door = LocalRpcServer(KvStoreMethods(node), path)
-    await door.start()
+    local_server = LocalRpcServer(KvStoreMethods(node), path)
+    await local_server.start()
     print(f"127.0.0.1:{port} {path}", flush=True)
     demoting = asyncio.create_task(node.demoter.run())
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
@@ -51,7 +51,7 @@ async def serve(arena_bytes: int, disk_bytes: int, folder: Path) -> None:
     await node.demoter.demote_all()
     if disk is not None:
         disk.close()
-    await door.close()
+    await local_server.close()
     await server.stop(grace=None)
     for transport in transports.values():
         transport.close()

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from baton.core.api_key import hash_api_key
-from benchmarks.asking import time_request
 from benchmarks.machine import describe
 from benchmarks.tenants import VOCABULARY, cluster_of
+from benchmarks.ttft_client import time_request
 
 VICTIM, ATTACKER = "victim-tenant-key-000", "attacker-tenant-key-0"
 WARM_UP_TRIALS = 5
@@ -71,9 +71,9 @@ async def _probe(
 ) -> tuple[float, float]:
     times: dict[bool, float] = {}
     for is_known in (known_first, not known_first):
-        asked = await time_request(url, ATTACKER, known if is_known else new, 1)
-        assert asked.ttft_seconds is not None, f"refused with {asked.status}"
-        times[is_known] = asked.ttft_seconds
+        timing = await time_request(url, ATTACKER, known if is_known else new, 1)
+        assert timing.ttft_seconds is not None, f"refused with {timing.status}"
+        times[is_known] = timing.ttft_seconds
     return times[True], times[False]
 
 

@@ -23,8 +23,8 @@ import numpy as np
 import yaml
 
 from baton.core.api_key import hash_api_key
-from benchmarks.asking import time_request
 from benchmarks.machine import SYSTEM_CLOCK, describe
+from benchmarks.ttft_client import time_request
 from tools.local_cluster import LocalCluster, local_cluster
 
 QUIET, FLOODER = "quiet-tenant-key-0000", "flooder-tenant-key-00"
@@ -45,9 +45,9 @@ VOCABULARY = 400
 def main() -> None:
     options = _options()
     with cluster_of(options.prefill, options.decode, limits(options.limit)) as cluster:
-        told = asyncio.run(_measure(cluster, options))
-    report = {"benchmark": "tenants", "machine": describe(), "options": vars(options), **told}
-    _show(told)
+        figures = asyncio.run(_measure(cluster, options))
+    report = {"benchmark": "tenants", "machine": describe(), "options": vars(options), **figures}
+    _show(figures)
     print(json.dumps(report))
 
 
@@ -100,12 +100,12 @@ async def _quiet(url: str, seconds: float, rate: float, num_tokens: int, seed: i
     generator = np.random.default_rng([7, seed])
     began = SYSTEM_CLOCK()
     async with asyncio.TaskGroup() as tasks:
-        asked = []
+        requests = []
         for number in range(int(seconds * rate)):
             await asyncio.sleep(max(began + number / rate - SYSTEM_CLOCK(), 0))
             prompt = generator.integers(10, VOCABULARY, num_tokens).tolist()
-            asked.append(tasks.create_task(time_request(url, QUIET, prompt, 4)))
-    times = [task.result().ttft_seconds for task in asked]
+            requests.append(tasks.create_task(time_request(url, QUIET, prompt, 4)))
+    times = [task.result().ttft_seconds for task in requests]
     assert None not in times, "the quiet tenant is never refused"
     return [each for each in times if each is not None]
 
@@ -138,15 +138,15 @@ def _send_for_ever(
 
 async def _send(url: str, rate: float, num_tokens: int, seed: int, ended: Any) -> dict[str, int]:
     generator = np.random.default_rng([8, seed])
-    began, number, asked = SYSTEM_CLOCK(), 0, []
+    began, number, requests = SYSTEM_CLOCK(), 0, []
     async with asyncio.TaskGroup() as tasks:
         while not ended.is_set():
             await asyncio.sleep(max(began + number / rate - SYSTEM_CLOCK(), 0))
             prompt = generator.integers(10, VOCABULARY, num_tokens).tolist()
-            asked.append(tasks.create_task(time_request(url, FLOODER, prompt, 4)))
+            requests.append(tasks.create_task(time_request(url, FLOODER, prompt, 4)))
             number += 1
     statuses: dict[str, int] = {}
-    for task in asked:
+    for task in requests:
         status = str(task.result().status)
         statuses[status] = statuses.get(status, 0) + 1
     return statuses
@@ -158,11 +158,11 @@ def _summary(
     """Summarize the arms. ``p99_ratio`` is over all samples of an arm, ``median_p99_ratio`` the
     median over rounds. If they differ much, a few moments made the difference: see
     ``p99_by_round``."""
-    told: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for arm, rounds in seconds.items():
         together = [each for one in rounds for each in one]
         p50, p99 = (float(np.percentile(together, q)) for q in (50, 99))
-        told[arm] = {
+        figures[arm] = {
             "samples": len(together),
             "p50": p50,
             "p99": p99,
@@ -171,8 +171,8 @@ def _summary(
         }
     ratios = {
         f"flood_to_{arm}": {
-            "p50_ratio": told["flood"]["p50"] / told[arm]["p50"],
-            "p99_ratio": told["flood"]["p99"] / told[arm]["p99"],
+            "p50_ratio": figures["flood"]["p50"] / figures[arm]["p50"],
+            "p99_ratio": figures["flood"]["p99"] / figures[arm]["p99"],
             "median_p99_ratio": statistics.median(
                 float(np.percentile(flood, 99) / np.percentile(other, 99))
                 for flood, other in zip(seconds["flood"], seconds[arm], strict=True)
@@ -180,18 +180,18 @@ def _summary(
         }
         for arm in ("alone", "within")
     }
-    return {"first_token_seconds": told, **ratios}
+    return {"first_token_seconds": figures, **ratios}
 
 
-def _show(told: dict[str, Any]) -> None:
+def _show(figures: dict[str, Any]) -> None:
     print(f"{'':8} {'samples':>8} {'p50 ms':>8} {'p99 ms':>8}  the other tenant's answers")
-    for arm, line in told["first_token_seconds"].items():
+    for arm, line in figures["first_token_seconds"].items():
         p50, p99 = 1000 * line["p50"], 1000 * line["p99"]
         print(f"{arm:8} {line['samples']:8} {p50:8.1f} {p99:8.1f}  {line['other']}")
         by_round = ", ".join(f"{1000 * each:.1f}" for each in line["p99_by_round"])
         print(f"{'':8} p99 of each round: {by_round}")
     for name in ("flood_to_alone", "flood_to_within"):
-        ratios = ", ".join(f"{key} {value:.3f}" for key, value in told[name].items())
+        ratios = ", ".join(f"{key} {value:.3f}" for key, value in figures[name].items())
         print(f"{name}: {ratios}")
 
 

@@ -123,7 +123,7 @@ class StreamingClient:
         self._options = options
 
     async def measure(self) -> LatencySamples:
-        options, seen = self._options, LatencySamples()
+        options, samples = self._options, LatencySamples()
         async with asyncio.timeout(TIMEOUT_SECONDS):
             await self._prompt(options.tokens)  # warms up
             streams = [await self._open(STREAM_PROMPT_TOKENS, STREAM_TOKENS)]
@@ -136,14 +136,14 @@ class StreamingClient:
             await asyncio.sleep(options.seconds)
             between = SYSTEM_CLOCK()
             for _ in range(options.prompts):
-                seen.ttfts.append(await self._prompt(options.tokens))
+                samples.ttfts.append(await self._prompt(options.tokens))
             ended = SYSTEM_CLOCK()
         for stream in streams:
             assert not stream.done.done(), "a stream ended before it was measured"
-            seen.alone += stream.gaps(began, between)
-            seen.beside += stream.gaps(between, ended)
+            samples.alone += stream.gaps(began, between)
+            samples.beside += stream.gaps(between, ended)
             stream.disconnect()
-        return seen
+        return samples
 
     async def _until_warm(self, streams: list[TimedStream]) -> None:
         while any(len(stream.event_times) < WARM_TOKENS for stream in streams):
@@ -221,8 +221,8 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for name, started, chosen in cases:
             settings = {"dtype": options.dtype, **chosen}
             with started(model, settings) as cluster:
-                seen = asyncio.run(StreamingClient(cluster.url, options).measure())
-            yield {"case": name, **chosen, **seen.as_dict()}
+                samples = asyncio.run(StreamingClient(cluster.url, options).measure())
+            yield {"case": name, **chosen, **samples.as_dict()}
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -244,8 +244,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
-    told = {**describe(), **vars(options)}
-    print(told)
+    report = {**describe(), **vars(options)}
+    print(report)
     print("                    alone: p50, p99 ms   beside prompts: p50, p99, max   TTFT s")
     lines = []
     for line in run(options):
@@ -257,7 +257,7 @@ def main(arguments: list[str]) -> int:
             f"{line['first_token_seconds']:8.2f}",
             flush=True,
         )
-    print(json.dumps({**told, "lines": lines}))
+    print(json.dumps({**report, "lines": lines}))
     return 0
 
 

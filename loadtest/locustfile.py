@@ -167,14 +167,14 @@ class ModelUser(FastHttpUser):
         raise StopUser
 
     def _ask(self, path: str, body: dict[str, Any]) -> str:
-        asked = {"model": ModelUser.model, "stream": True, **body}
-        asked["stream_options"] = {"include_usage": True}
+        request = {"model": ModelUser.model, "stream": True, **body}
+        request["stream_options"] = {"include_usage": True}
         if self.options.ignore_eos:
-            asked["ignore_eos"] = True
+            request["ignore_eos"] = True
         began = time.perf_counter()
         with self.client.post(
             path,
-            json=asked,
+            json=request,
             headers=self._headers,
             name=self.kind,
             stream=True,
@@ -294,8 +294,8 @@ class Chat(ModelUser):
     def turn(self) -> None:
         if not self.messages or self.dice.between(1, 5) == 1:
             self.messages = [{"role": "system", "content": words(400)}]
-        asked = f"{self.number}.{len(self.messages)} {words(self.length(20, 200), self.number)}"
-        self.messages.append({"role": "user", "content": asked})
+        question = f"{self.number}.{len(self.messages)} {words(self.length(20, 200), self.number)}"
+        self.messages.append({"role": "user", "content": question})
         answer = self.chat(self.length(60, 400))
         if not answer or len(self.messages) > MOST_TURNS_KEPT:
             self.messages = []
@@ -328,10 +328,10 @@ class Rag(ModelUser):
         popular = self.dice.between(1, 100) <= 60
         document = self.dice.between(0, 9 if popular else 299)
         size = round((1500 + document * 5) * self.options.length_scale)
-        asked = (
+        question = (
             f"document {document}: {words(size, document)}\nquestion {words(self.length(8, 40))}"
         )
-        self.messages = [{"role": "user", "content": asked}]
+        self.messages = [{"role": "user", "content": question}]
         self.chat(self.length(80, 250))
 
 
@@ -369,6 +369,6 @@ class Reasoning(ModelUser):
 
     @task
     def ask(self) -> None:
-        asked = f"problem {self.dice.between(0, 10**6)}: {words(self.length(50, 300))}"
-        self.messages = [{"role": "user", "content": asked}]
+        question = f"problem {self.dice.between(0, 10**6)}: {words(self.length(50, 300))}"
+        self.messages = [{"role": "user", "content": question}]
         self.chat(self.length(1000, 6000))

@@ -23,7 +23,7 @@ VALUES, README = CHART / "values.yaml", CHART / "README.md"
 BEGIN, END = "<!-- values: begin -->", "<!-- values: end -->"
 
 SECTION = re.compile(r"# @section (.+)")
-TOLD = re.compile(r" *# -- (.+)")
+DESCRIPTION = re.compile(r" *# -- (.+)")
 KEY = re.compile(r"( *)([A-Za-z]\w*):(.*)")
 
 
@@ -31,7 +31,7 @@ KEY = re.compile(r"( *)([A-Za-z]\w*):(.*)")
 class ValuesRow:
     path: str
     default: Any
-    told: str
+    description: str
 
 
 @dataclass(slots=True)
@@ -45,29 +45,29 @@ def sections(text: str) -> list[Section]:
     left out."""
     values = yaml.safe_load(text)
     found: list[Section] = []
-    for title, path, told in _marks(text):
+    for title, path, description in _marks(text):
         if title:
             found.append(Section(title))
         else:
-            found[-1].rows.append(ValuesRow(path, _at(values, path), told))
+            found[-1].rows.append(ValuesRow(path, _at(values, path), description))
     return found
 
 
 def _marks(text: str) -> Iterator[tuple[str, str, str]]:
     """Yield section titles, and key paths with their descriptions, line by line."""
     folders: list[tuple[int, str]] = []
-    told = ""
+    description = ""
     for line in text.splitlines():
         if match := SECTION.fullmatch(line):
             yield match[1], "", ""
-        elif match := TOLD.fullmatch(line):
-            told = match[1]
+        elif match := DESCRIPTION.fullmatch(line):
+            description = match[1]
         elif match := KEY.fullmatch(line):
             depth = len(match[1])
             folders = [each for each in folders if each[0] < depth] + [(depth, match[2])]
-            if told:
-                yield "", ".".join(name for _, name in folders), told
-            told = ""
+            if description:
+                yield "", ".".join(name for _, name in folders), description
+            description = ""
 
 
 def _at(values: Any, path: str) -> Any:
@@ -86,7 +86,7 @@ def _table(section: Section) -> Iterator[str]:
     yield "| value | default | |\n|---|---|---|"
     for row in section.rows:
         default = "" if row.default in ("", None) else f"`{_shown(row.default)}`"
-        yield f"| `{row.path}` | {default} | {row.told.replace('|', chr(92) + '|')} |"
+        yield f"| `{row.path}` | {default} | {row.description.replace('|', chr(92) + '|')} |"
     yield ""
 
 

@@ -60,7 +60,7 @@ async def timed(client: httpx.AsyncClient, prompt: list[int], answer_tokens: int
         "stream": True,
         "return_token_ids": True,
     }
-    seen: list[float] = []
+    seconds: list[float] = []
     began = CLOCK.monotonic()
     async with client.stream("POST", "/v1/completions", json=body) as answer:
         answer.raise_for_status()
@@ -69,8 +69,8 @@ async def timed(client: httpx.AsyncClient, prompt: list[int], answer_tokens: int
             if line.startswith("data: {"):
                 choices = json.loads(line[6:])["choices"]
                 tokens = (choices[0].get("token_ids") if choices else None) or []
-                seen += [CLOCK.monotonic() - began] * len(tokens)
-    return Timed(request_id, tuple(seen))
+                seconds += [CLOCK.monotonic() - began] * len(tokens)
+    return Timed(request_id, tuple(seconds))
 
 
 class RandomPrompts:

@@ -254,12 +254,12 @@ class DeterminismCell:
     events: Counter[str] = field(default_factory=Counter)
 
     def __str__(self) -> str:
-        told = ", ".join(f"{count:,} {what}" for what, count in sorted(self.events.items()))
+        counts = ", ".join(f"{count:,} {what}" for what, count in sorted(self.events.items()))
         verdict = "the same bits" if not self.differing else f"{self.differing} differ"
         first = f"; the first: {self.first}" if self.first else ""
         return (
             f"{self.architecture:12} {self.dtype:9} {self.placements:5} placements: {verdict:14} "
-            f"({told}){first}, {self.seconds:.1f} s"
+            f"({counts}){first}, {self.seconds:.1f} s"
         )
 
 
@@ -364,8 +364,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
-    told = {**describe(), **vars(options), "architectures": [*options.architectures]}
-    print(told)
+    report = {**describe(), **vars(options), "architectures": [*options.architectures]}
+    print(report)
     cells, measured = [], []
     for cell in run(options):
         cells.append(cell)
@@ -375,7 +375,7 @@ def main(arguments: Sequence[str]) -> int:
         print(cost, flush=True)
     num_differing = sum(cell.differing for cell in cells)
     lines = {"cells": [vars(cell) for cell in cells], "cost": [asdict(c) for c in measured]}
-    print(json.dumps({**told, **lines, "differing": num_differing}))
+    print(json.dumps({**report, **lines, "differing": num_differing}))
     return 1 if num_differing else 0
 
 

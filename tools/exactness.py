@@ -183,11 +183,11 @@ class EngineAlone:
                 total += compare(reference, self._replay(reference.prompt, answer))
         return total
 
-    def _replay(self, asked: Tokens, answer: Tokens) -> Generate:
-        """Return a function that returns ``answer`` for the prompt ``asked``, and generates for any
-        other prompt."""
+    def _replay(self, replayed: Tokens, answer: Tokens) -> Generate:
+        """Return a function that returns ``answer`` for the prompt ``replayed``, and generates
+        for any other prompt."""
         return lambda prompt, count: (
-            answer if prompt == asked else self._generate([(prompt, count)])[0]
+            answer if prompt == replayed else self._generate([(prompt, count)])[0]
         )
 
     def _generate(self, prompts: Sequence[tuple[Tokens, int]]) -> list[Tokens]:

@@ -97,9 +97,9 @@ def main(arguments: list[str]) -> int:
             print(f"  {example}", flush=True)
     _show(results)
     clean = all(result.is_clean for result in results.values())
-    told = {name: asdict(result) for name, result in results.items()}
+    figures = {name: asdict(result) for name, result in results.items()}
     seconds = round(SYSTEM_CLOCK() - began, 1)
-    print(json.dumps({"ok": clean, "seed": options.seed, "seconds": seconds, "fuzzers": told}))
+    print(json.dumps({"ok": clean, "seed": options.seed, "seconds": seconds, "fuzzers": figures}))
     return 0 if clean else 1
 
 

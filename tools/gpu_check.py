@@ -40,9 +40,9 @@ from tests.unit.attention_cases import (
 )
 from tools import gpu_fp8, gpu_speed
 from tools.gpu_determinism import determinism
-from tools.gpu_handoff import kv_transfer
-from tools.gpu_lines import GpuTableRow, device, rows_or_error
+from tools.gpu_ipc import kv_transfer
 from tools.gpu_speed import GREEDY, DevicePool
+from tools.gpu_timing import GpuTableRow, device, rows_or_error
 
 DEMO = Path(__file__).parents[1] / "baton" / "models" / "demo"
 PROMPT = "def read(path):\n"
@@ -96,8 +96,8 @@ def layers_are_right() -> Iterator[GpuTableRow]:
             yield from rows_or_error(name, lines)
 
 
-def _cut(told: str) -> tuple[str, str]:
-    what, _, result = told.partition(": ")
+def _cut(text: str) -> tuple[str, str]:
+    what, _, result = text.partition(": ")
     return what, result
 
 
@@ -118,10 +118,12 @@ def sampling_is_right() -> Iterator[GpuTableRow]:
     logits = torch.randn(24, 151_936, generator=torch.Generator().manual_seed(1)) * 3
     history = tuple(TokenId(n * n % 1000) for n in range(300))
     for name, params in every.items():
-        told = {"history": history, "num_prompt_tokens": 200} if params.needs_history else {}
+        history_fields = (
+            {"history": history, "num_prompt_tokens": 200} if params.needs_history else {}
+        )
         rows = [
             Row(RequestId(""), (TokenId(0),), 299, (BlockId(0),), True,
-                replace(params, seed=n), **told)  # type: ignore[arg-type]
+                replace(params, seed=n), **history_fields)  # type: ignore[arg-type]
             for n in range(len(logits))
         ]  # fmt: skip
         got, wanted = sample_batch(logits.to(device()), rows), sample(logits, rows)
@@ -141,13 +143,13 @@ def demo_tokens_are_equal() -> Iterator[GpuTableRow]:
     wanted = reference.generate(
         torch.tensor([ids]), max_new_tokens=GREEDY.max_tokens, do_sample=False, eos_token_id=None
     )[0, len(ids) :].tolist()
-    for told in ("graphs", "no graphs"):
-        runner = demo_runner("cuda", cuda_graphs=told == "graphs")
-        assert (runner._graphs is not None) == (told == "graphs")
+    for mode in ("graphs", "no graphs"):
+        runner = demo_runner("cuda", cuda_graphs=mode == "graphs")
+        assert (runner._graphs is not None) == (mode == "graphs")
         got = generated(runner, ids)
         equal = sum(ours == theirs for ours, theirs in zip(got, wanted, strict=True))
         result = f"{equal} of {len(wanted)} tokens are transformers' own"
-        yield GpuTableRow(f"demo model in FP32, greedy, {told}", result, ok=got == wanted)
+        yield GpuTableRow(f"demo model in FP32, greedy, {mode}", result, ok=got == wanted)
 
 
 def tokens_in_fp8_are_equal() -> Iterator[GpuTableRow]:
@@ -157,12 +159,12 @@ def tokens_in_fp8_are_equal() -> Iterator[GpuTableRow]:
     from transformers import AutoTokenizer
 
     ids = AutoTokenizer.from_pretrained(DEMO)(PROMPT)["input_ids"]
-    for told, given in (("weights", {"quantization": "fp8"}), ("KV", {"kv_dtype": "fp8"})):
+    for kind, given in (("weights", {"quantization": "fp8"}), ("KV", {"kv_dtype": "fp8"})):
         ours, theirs = (generated(demo_runner(at, **given), ids) for at in ("cuda", "cpu"))
         pairs = zip(ours, theirs, strict=True)
         equal = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         result = f"the first {equal} of {len(ours)} tokens are the CPU's"
-        yield GpuTableRow(f"demo model, FP8 {told}, greedy", result, ok=equal >= len(ours) // 4)
+        yield GpuTableRow(f"demo model, FP8 {kind}, greedy", result, ok=equal >= len(ours) // 4)
 
 
 def demo_runner(place: str, **given: Any) -> ModelRunner:
@@ -208,7 +210,7 @@ def parts_of(rounds: int) -> Parts:
         "demo model": demo_tokens_are_equal,
         "demo model in FP8": tokens_in_fp8_are_equal,
         "determinism": determinism,
-        "hand-off": kv_transfer,
+        "kv transfer": kv_transfer,
         "ceilings": gpu_speed.ceilings,
         "speed of layer kernels": lambda: gpu_speed.layer_kernels(rounds),
         "speed of fixed products": lambda: gpu_speed.products(rounds),
@@ -267,10 +269,10 @@ def main(arguments: Sequence[str]) -> int:
     print(about)
     lines = run(parts)
     ok = all(line.ok for line in lines)
-    told = json.dumps({**about, "ok": ok, "lines": [asdict(line) for line in lines]})
+    report = json.dumps({**about, "ok": ok, "lines": [asdict(line) for line in lines]})
     if options.json is not None:
-        options.json.write_text(told + "\n")
-    print(told)
+        options.json.write_text(report + "\n")
+    print(report)
     return 0 if ok else 1
 
 

@@ -18,7 +18,7 @@ from baton.engine.attention.base import pack_batch
 from baton.engine.plan import Row
 from baton.engine.runner import ModelRunner
 from baton.engine.runner_options import RunnerOptions
-from tools.gpu_lines import GpuTableRow, rows_or_error
+from tools.gpu_timing import GpuTableRow, rows_or_error
 
 DEMO = Path(__file__).parents[1] / "baton" / "models" / "demo"
 KINDS: dict[str, dict[str, Any]] = {
@@ -58,8 +58,8 @@ def _kept(name: str, place: str, given: dict[str, Any]) -> Iterator[GpuTableRow]
     wanted = [_placed(runner, [prompt], None)[0] for prompt in prompts]
     differing = 0
     for _ in range(PLACEMENTS):
-        told = _placed(runner, prompts, chance)
-        differing += not all(map(torch.equal, told, wanted))
+        got = _placed(runner, prompts, chance)
+        differing += not all(map(torch.equal, got, wanted))
     result = f"{PLACEMENTS - differing} of {PLACEMENTS} random placements"
     yield GpuTableRow(f"the same bits, {name}", result, ok=differing == 0)
 
@@ -73,7 +73,7 @@ def _placed(
     order = np.arange(NUM_BLOCKS) if chance is None else chance.permutation(NUM_BLOCKS)
     blocks = order.tolist()
     tables = [[blocks.pop() for _ in range(-(-len(p) // BLOCK_TOKENS))] for p in prompts]
-    told: list[list[torch.Tensor]] = [[] for _ in prompts]
+    logits_of: list[list[torch.Tensor]] = [[] for _ in prompts]
     done = [0] * len(prompts)
     while left := [n for n, prompt in enumerate(prompts) if done[n] < len(prompt)]:
         most = {n: max(LENGTHS) if chance is None else int(chance.choice(CHUNKS)) for n in left}
@@ -81,9 +81,9 @@ def _placed(
         going = sorted(left, key=lambda n: len(parts[n]) > 1)  # decodes come first
         rows = [_row(parts[n], done[n], tables[n]) for n in going]
         for n, logits in zip(going, _logits(runner, rows), strict=True):
-            told[n].append(logits)
+            logits_of[n].append(logits)
             done[n] += len(parts[n])
-    return [torch.cat(parts) for parts in told]
+    return [torch.cat(parts) for parts in logits_of]
 
 
 def _row(tokens: list[int], start: int, blocks: list[int]) -> Row:

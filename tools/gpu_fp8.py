@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from baton.engine.quantization import E4M3, MAX_E4M3, QuantizedCodes, quantize, to_e4m3
 from tools import gpu_speed
-from tools.gpu_lines import GpuTableRow, device, matrix_rate, seconds_of
 from tools.gpu_speed import QWEN3_8B, copy_rate, free
+from tools.gpu_timing import GpuTableRow, device, matrix_rate, seconds_of
 
 BLOCK = 128
 """The block of outputs and of inputs that share a scale in FP8 checkpoints."""
@@ -31,8 +31,8 @@ def weights(rounds: int) -> Iterator[GpuTableRow]:
         kinds = {"": quantize(weight, "fp8"), ", blocks": _in_blocks(weight)}
         for rows in ROWS:
             x = torch.randn(rows, depth, device=device(), dtype=torch.bfloat16)
-            for told, codes in kinds.items():
-                yield _product(x, weight, codes, told, rounds)
+            for suffix, codes in kinds.items():
+                yield _product(x, weight, codes, suffix, rounds)
         del weight, kinds, x
         free()
     loaded = gpu_speed.random_runner(QWEN3_8B, "fp8")
@@ -53,7 +53,7 @@ def kv(rounds: int) -> Iterator[GpuTableRow]:
 
 
 def _product(
-    x: torch.Tensor, weight: torch.Tensor, codes: QuantizedCodes, told: str, rounds: int
+    x: torch.Tensor, weight: torch.Tensor, codes: QuantizedCodes, suffix: str, rounds: int
 ) -> GpuTableRow:
     """Measure the error against the product with unquantized weights, and the speed against a plain
     copy (few rows) or a large BF16 product."""
@@ -66,7 +66,7 @@ def _product(
     ours = seconds_of(product, rounds)
     peer = seconds_of(partial(functional.linear, x, weight), rounds)
     rows, (outs, depth) = x.shape[0], weight.shape
-    what = f"product in FP8, {rows} x {depth} x {outs}{told}"
+    what = f"product in FP8, {rows} x {depth} x {outs}{suffix}"
     if rows <= fp8.MAX_WEIGHT_ONLY_ROWS:
         rate = codes.values.nbytes / ours
         result, ratio, against = f"{rate / 1e9:.0f} GB/s", rate / copy_rate(), "a copy's bytes"

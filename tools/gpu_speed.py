@@ -24,7 +24,7 @@ from baton.engine.plan import Plan, Row
 from baton.engine.quantized_matrix import QuantizedMatrix
 from baton.engine.runner import ModelRunner, make_attention, make_graphs, make_ops
 from tests.unit.attention_cases import Case, make_rows
-from tools.gpu_lines import GpuTableRow, device, matrix_rate, seconds_of
+from tools.gpu_timing import GpuTableRow, device, matrix_rate, seconds_of
 
 if TYPE_CHECKING:  # a machine without a GPU may not have Triton
     from baton.engine.attention.triton_cuda import TritonAttention
@@ -121,10 +121,10 @@ def products(rounds: int) -> Iterator[GpuTableRow]:
         x, weight = _noise(rows, 4096), _noise(24_576, 4096)
         tile = gemm.fixed_tiling(x.dtype)
         ours = seconds_of(partial(gemm.gemm_linear, x, weight, None, tile, processors), rounds)
-        library = seconds_of(partial(functional.linear, x, weight), rounds)
+        torch_seconds = seconds_of(partial(functional.linear, x, weight), rounds)
         rate = 2 * rows * weight.numel() / ours / 1e12
         what = f"product of fixed tiling, {rows} x 4096 x 24576"
-        yield GpuTableRow(what, f"{rate:.0f} TFLOP/s", ours, library / ours, "torch's speed")
+        yield GpuTableRow(what, f"{rate:.0f} TFLOP/s", ours, torch_seconds / ours, "torch's speed")
 
 
 def prefill_attention(rounds: int, kept: torch.dtype = torch.bfloat16) -> Iterator[GpuTableRow]:
@@ -136,8 +136,8 @@ def prefill_attention(rounds: int, kept: torch.dtype = torch.bfloat16) -> Iterat
         sdpa = partial(functional.scaled_dot_product_attention, dq, dk, dv)
         peer = seconds_of(partial(sdpa, is_causal=True, enable_gqa=True), rounds)
         flops = 2 * 2 * tokens * tokens / 2 * 32 * 128
-        told = "" if kept is torch.bfloat16 else ", FP8 KV"
-        what = f"prefill attention, {tokens} tokens, 32/8 heads of 128{told}"
+        suffix = "" if kept is torch.bfloat16 else ", FP8 KV"
+        what = f"prefill attention, {tokens} tokens, 32/8 heads of 128{suffix}"
         share = (
             f"{flops / ours / 1e12:.0f} TFLOP/s, {flops / ours / matrix_rate():.2f} of products'"
         )
@@ -154,9 +154,9 @@ def decode_attention(rounds: int, kept: torch.dtype = torch.bfloat16) -> Iterato
                 continue
             attention, (q, *_) = attention_case([(context - 1, 1)] * batch, kept)
             seconds = seconds_of(partial(attention.attend_cached, 0, q), rounds)
-            told = "" if kept is torch.bfloat16 else ", FP8 KV"
+            suffix = "" if kept is torch.bfloat16 else ", FP8 KV"
             yield memory_row(
-                f"decode attention, batch {batch}, context {context}{told}", size, seconds
+                f"decode attention, batch {batch}, context {context}{suffix}", size, seconds
             )
             del attention, q
             free()
@@ -242,7 +242,7 @@ def models(rounds: int) -> Iterator[GpuTableRow]:
     free()
 
 
-def prefill_step(loaded: Loaded, rounds: int, told: str = "") -> GpuTableRow:
+def prefill_step(loaded: Loaded, rounds: int, suffix: str = "") -> GpuTableRow:
     config, tokens = loaded.runner.model_config, PREFILL_TOKENS
     pairs = tokens * tokens / 2
     flops = 2.0 * loaded.num_weights * tokens
@@ -253,17 +253,17 @@ def prefill_step(loaded: Loaded, rounds: int, told: str = "") -> GpuTableRow:
     result = f"{tokens / seconds:,.0f} tokens/s, {flops / seconds / 1e12:.0f} TFLOP/s"
     ratio = flops / seconds / matrix_rate()
     return GpuTableRow(
-        f"prefill step, {tokens} tokens{told}", result, seconds, ratio, "products' rate"
+        f"prefill step, {tokens} tokens{suffix}", result, seconds, ratio, "products' rate"
     )
 
 
 def decode_grid(
-    loaded: Loaded, contexts: Sequence[int], rounds: int, told: str = ""
+    loaded: Loaded, contexts: Sequence[int], rounds: int, suffix: str = ""
 ) -> Iterator[GpuTableRow]:
     """Measure decode steps of all batch sizes that fit into memory."""
     for batch in BATCHES:
         for context in contexts:
-            name = f"decode step, batch {batch}, context {context}{told}"
+            name = f"decode step, batch {batch}, context {context}{suffix}"
             rows = rows_for([(context - 1, 1)] * batch)
             if sum(len(row.block_ids) for row in rows) > loaded.runner.num_blocks:
                 yield GpuTableRow(name, "its KV does not fit into the device")
@@ -280,12 +280,12 @@ def decode_steps(
     token_bytes = runner.pool.block_bytes // runner.block_tokens
     size = loaded.weight_bytes + batch * rows[0].context_tokens * token_bytes
     graphs = runner._graphs
-    for told, held in (("graph", graphs), ("no graph", None)):
+    for mode, held in (("graph", graphs), ("no graph", None)):
         runner._graphs = held
         seconds = seconds_of(partial(runner.run, Plan(0, rows)), rounds)
         result = f"{batch / seconds:,.0f} tokens/s, {size / seconds / 1e9:.0f} GB/s"
         ratio = size / seconds / copy_rate()
-        yield GpuTableRow(f"{name}, {told}", result, seconds, ratio, "a copy's bytes")
+        yield GpuTableRow(f"{name}, {mode}", result, seconds, ratio, "a copy's bytes")
     runner._graphs = graphs
 
 

@@ -106,10 +106,10 @@ class Release:
         before = self.workers(pool)
         victim = min(self.pods(pool), key=lambda pod: pod["metadata"]["creationTimestamp"])
         name = victim["metadata"]["name"]
-        said = self.baton("drain", name, "--on", "kubernetes")
+        output = self.baton("drain", name, "--on", "kubernetes")
         self.wait_for_sizes({pool: size - 1})
         assert self.workers(pool) == before - {name}, f"{before - self.workers(pool)} went"
-        return {"went": name, "said": said}
+        return {"drained": name, "output": output}
 
     def drain_with_pending_pod(self, pool: str) -> dict[str, Any]:
         before = self.workers(pool)
@@ -123,12 +123,12 @@ class Release:
             lambda: len(self.pods(pool)) == len(before) + 1, TIMEOUT_SECONDS, "a pod more"
         )
         victim = min(before)
-        said = self.baton("drain", victim, "--on", "kubernetes", check=False)
+        output = self.baton("drain", victim, "--on", "kubernetes", check=False)
         for node in nodes:
             self.kube.cordon(node, False)
         self.wait_for_sizes({pool: len(before)})
         assert victim not in self.workers(pool), f"{victim} drained, and is still there"
-        return {"replaced": victim, "said": said}
+        return {"replaced": victim, "output": output}
 
     # -- memory ----------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ from tools.attacks.target import (
 from tools.local_cluster import LocalCluster, local_cluster
 from tools.streams import StreamedAnswer, make_request_bodies, record_answers, traffic
 
-USUAL_REQUESTS = "usual_day"
+USUAL_REQUESTS = "usual_requests"
 """Not an attack: one request of each kind, so that whatever is created once exists."""
 
 ATTACKER, NEIGHBOUR = "attacker-tenant-key-00", "neighbour-tenant-key-0"
@@ -262,7 +262,7 @@ def attack_from_subprocess(
         assert attacker.stdout is not None
         attacker.stdout.readline()  # wait until it has begun: its seconds count from here
         try:
-            said, errors = attacker.communicate(
+            output, errors = attacker.communicate(
                 json.dumps(target_to_json(target)), len(names) * (seconds + END_SECONDS)
             )
         except subprocess.TimeoutExpired:
@@ -270,8 +270,8 @@ def attack_from_subprocess(
             return {name: {"did not end": 1} for name in names}
     if attacker.returncode != 0:
         raise RuntimeError(f"the attack failed:\n{errors[-3000:]}")
-    told: dict[str, dict[str, int]] = json.loads(said.splitlines()[-1])
-    return told
+    counts: dict[str, dict[str, int]] = json.loads(output.splitlines()[-1])
+    return counts
 
 
 def members_of(cluster: LocalCluster) -> tuple[MemberAddress, ...]:
@@ -317,8 +317,8 @@ def memory_of(pids: dict[str, int]) -> dict[str, float]:
         try:
             program = psutil.Process(pid)
             family = [program, *program.children(recursive=True)]
-            told = [each.memory_info() for each in family]
-            sizes[name] = round(sum(each.rss - each.shared for each in told) / 2**20, 1)
+            memory = [each.memory_info() for each in family]
+            sizes[name] = round(sum(each.rss - each.shared for each in memory) / 2**20, 1)
         except psutil.NoSuchProcess:
             continue
     return sizes
@@ -372,12 +372,12 @@ def show(verdict: AttackVerdict) -> None:
     alone, beside = verdict.alone, verdict.during_attack
     print(f"{verdict.name}: {'; '.join(verdict.violations) or 'kept'}")
     print(f"  {verdict.finding}; its requests: {verdict.outcomes}")
-    for what, told in (("alone", alone), ("beside", beside)):
+    for what, figures in (("alone", alone), ("beside", beside)):
         print(
-            f"  {what:7} gaps p50 {told.gap_p50:7.1f} p99 {told.gap_p99:7.1f}"
-            f" max {told.gap_max:7.1f} ms, first token at most {told.first_token_max:7.1f}"
-            f" ms, {told.streams} streams, {told.wrong} wrong, {told.failed} failed,"
-            f" {100 * told.stolen:.1f} % of the processors stolen"
+            f"  {what:7} gaps p50 {figures.gap_p50:7.1f} p99 {figures.gap_p99:7.1f}"
+            f" max {figures.gap_max:7.1f} ms, first token at most {figures.first_token_max:7.1f}"
+            f" ms, {figures.streams} streams, {figures.wrong} wrong, {figures.failed} failed,"
+            f" {100 * figures.stolen:.1f} % of the processors stolen"
         )
     for error in beside.errors:
         print(f"  {error}")
@@ -409,8 +409,12 @@ def main(arguments: list[str]) -> int:
         show(verdict)
     kept = not any(verdict.violations for verdict in verdicts)
     seconds = round(SYSTEM_CLOCK() - began)
-    told = [asdict(verdict) for verdict in verdicts]
-    print(json.dumps({"ok": kept, "seconds": seconds, "machine": describe(), "attacks": told}))
+    attack_figures = [asdict(verdict) for verdict in verdicts]
+    print(
+        json.dumps(
+            {"ok": kept, "seconds": seconds, "machine": describe(), "attacks": attack_figures}
+        )
+    )
     return 0 if kept else 1
 
 

@@ -55,38 +55,38 @@ async def compare(bench: ReuseBench) -> list[tuple[str, int, int, int]]:
         wanted_second = list(await cold.answer(second))
     rows: list[tuple[str, int, int, int]] = []
 
-    def note(way: str, got: Sequence[int], expected: Sequence[int], count: int) -> None:
+    def note(source: str, got: Sequence[int], expected: Sequence[int], count: int) -> None:
         equal = sum(a == b for a, b in zip(got, expected, strict=True))
-        rows.append((way, equal, len(expected), count))
+        rows.append((source, equal, len(expected), count))
 
     with tempfile.TemporaryDirectory() as folder:
-        with node(1 << 28, folder, 256 << 20) as (address, door):
-            async with bench.worker(address, door, "shm") as worker:
+        with node(1 << 28, folder, 256 << 20) as (address, socket_path):
+            async with bench.worker(address, socket_path, "shm") as worker:
                 await worker.answer(spec)
                 await worker.stored([*spec.token_ids, *wanted[:-1]])  # type: ignore[list-item]
                 again = replace(spec, request_id=RequestId("again"))
                 note("device", await worker.answer(again), wanted, reused(worker, "device"))
-            for way, over in (("dram", "shm"), ("peer nixl", "nixl"), ("peer grpc", "grpc")):
-                async with bench.worker(address, door, over, ReloadMode.FETCH) as worker:
-                    note(way, await worker.answer(spec), wanted, reused(worker, "dram"))
-            async with bench.worker(address, door, "shm", ReloadMode.SPLIT) as worker:
+            for source, over in (("dram", "shm"), ("peer nixl", "nixl"), ("peer grpc", "grpc")):
+                async with bench.worker(address, socket_path, over, ReloadMode.FETCH) as worker:
+                    note(source, await worker.answer(spec), wanted, reused(worker, "dram"))
+            async with bench.worker(address, socket_path, "shm", ReloadMode.SPLIT) as worker:
                 got = await worker.answer(spec)
                 count = reused(worker, "dram")
                 assert count < len(spec.token_ids) - CHUNK, "nothing of it was computed"
                 note("split", got, wanted, count)
-            async with bench.worker(address, door, "shm", ReloadMode.FETCH) as worker:
+            async with bench.worker(address, socket_path, "shm", ReloadMode.FETCH) as worker:
                 got = await worker.answer(second)
                 count = worker.cached - len(spec.token_ids)
                 note("answer", got, wanted_second, max(count, 0))
-        with node(1 << 28, folder, 256 << 20) as (address, door):
-            async with bench.worker(address, door, "shm", ReloadMode.FETCH) as worker:
+        with node(1 << 28, folder, 256 << 20) as (address, socket_path):
+            async with bench.worker(address, socket_path, "shm", ReloadMode.FETCH) as worker:
                 note("ssd", await worker.answer(spec), wanted, reused(worker, "disk"))
     return rows
 
 
 async def run(names: Sequence[str]) -> int:
     bad = total = 0
-    print(f"{'model':14}" + "".join(f"{way:>22}" for way in WAYS))
+    print(f"{'model':14}" + "".join(f"{source:>22}" for source in WAYS))
     with tempfile.TemporaryDirectory() as folder:
         for name in ("demo", *names):
             model = DEMO_MODEL
@@ -96,8 +96,8 @@ async def run(names: Sequence[str]) -> int:
             bench = ReuseBench(NUM_TOKENS, model, CHUNK)
             rows = {row[0]: row for row in await compare(bench)}
             cells = []
-            for way in WAYS:
-                _, equal, count, num_reused = rows[way]
+            for source in WAYS:
+                _, equal, count, num_reused = rows[source]
                 bad += equal != count or num_reused == 0
                 total += count
                 cells.append(f"{equal} of {count} ({num_reused} reused)")

@@ -43,9 +43,9 @@ def build(folder: Path | None) -> tuple[StoreNode, HostMemory, MemoryTransport]:
     transport = MemoryTransport(fabric, "store", 1, clock)
     transport.register(arena.region)
     disk = DiskTier(folder, 16 << 20, segment_bytes=1 << 20) if folder else None
-    shelf = DramTier(ARENA, SLAB, tenant_bytes=ARENA // 2)
+    dram_tier = DramTier(ARENA, SLAB, tenant_bytes=ARENA // 2)
     transports = {"memory": transport}
-    node = StoreNode(Incarnation(1), arena, transports, "here", clock, shelf, disk)  # type: ignore[arg-type]
+    node = StoreNode(Incarnation(1), arena, transports, "here", clock, dram_tier, disk)  # type: ignore[arg-type]
     return node, pool, worker
 
 

@@ -139,8 +139,8 @@ async def _run_concurrently(lane: Callable[[], Coroutine[Any, Any, None]], num_l
 
 
 def _combined(failures: Sequence[TransferFailed]) -> TransferFailed:
-    strays = [stray for failure in failures for stray in failure.unfinished_transfers]
-    return TransferFailed(str(failures[0]), strays)
+    unfinished = [transfer for failure in failures for transfer in failure.unfinished_transfers]
+    return TransferFailed(str(failures[0]), unfinished)
 
 
 def _groups(spans: Sequence[TransferRange]) -> list[tuple[int, int]]:

@@ -66,17 +66,23 @@ class Session:
     """One context of llama.cpp, large enough for a case."""
 
     def __init__(
-        self, model: Any, threads: int, way: AttentionConfig, batch: int, context: int, tokens: int
+        self,
+        model: Any,
+        threads: int,
+        attention: AttentionConfig,
+        batch: int,
+        context: int,
+        tokens: int,
     ) -> None:
         parameters = llama_cpp.llama_context_default_params()
         parameters.n_ctx = batch * (-(-context // PADDING) * PADDING)
         parameters.n_seq_max = batch
-        parameters.n_batch = max(tokens, way.ubatch)
-        parameters.n_ubatch = way.ubatch
+        parameters.n_batch = max(tokens, attention.ubatch)
+        parameters.n_ubatch = attention.ubatch
         parameters.n_threads = parameters.n_threads_batch = threads
-        parameters.type_k = parameters.type_v = KV_TYPES[way.kv]
+        parameters.type_k = parameters.type_v = KV_TYPES[attention.kv]
         parameters.no_perf = True
-        _set_flash(parameters, way.flash)
+        _set_flash(parameters, attention.flash)
         if hasattr(parameters, "kv_unified"):
             parameters.kv_unified = batch == 1
         self._context = llama_cpp.llama_init_from_model(model, parameters)
@@ -140,10 +146,10 @@ class LlamaCppEngine:
 
     def prepare(self, work: dict[str, Any]) -> str:
         """Prepare a case; return its fastest method, which ``step`` will use."""
-        best = min(_ways(512), key=lambda way: self._try(work, way))
+        best = min(_ways(512), key=lambda attention: self._try(work, attention))
         if work["kind"] == "prefill" and work["context"] > 512:
             large = replace(best, ubatch=min(2048, work["context"]))
-            best = min((best, large), key=lambda way: self._try(work, way))
+            best = min((best, large), key=lambda attention: self._try(work, attention))
         self._ready(work, best)
         self.step()
         return str(best)
@@ -164,28 +170,28 @@ class LlamaCppEngine:
             self._session.close()
         self._session = None
 
-    def _try(self, work: dict[str, Any], way: AttentionConfig) -> float:
+    def _try(self, work: dict[str, Any], attention: AttentionConfig) -> float:
         """Return the seconds of a case with one method; each is tried once per run."""
-        key = (work["kind"], work["batch"], work["context"], way)
+        key = (work["kind"], work["batch"], work["context"], attention)
         if key not in self._tried:
-            self._ready(work, way)
+            self._ready(work, attention)
             self._tried[key] = self.step()["cpu"]
         return self._tried[key]
 
-    def _ready(self, work: dict[str, Any], way: AttentionConfig) -> None:
+    def _ready(self, work: dict[str, Any], attention: AttentionConfig) -> None:
         batch, context = work["batch"], work["context"]
         if work["kind"] == "prefill":
-            session = self._open(way, 1, context, context)
+            session = self._open(attention, 1, context, context)
             self._step, self._kept = _prefill(session, context), 0
         else:
-            session = self._open(way, batch, context, max(batch, FILL.ubatch))
+            session = self._open(attention, batch, context, max(batch, FILL.ubatch))
             _fill(session, batch, context - 1)
             self._step = _decode(session, batch, context - 1)
             self._kept = context - 1
 
-    def _open(self, way: AttentionConfig, batch: int, context: int, tokens: int) -> Session:
+    def _open(self, attention: AttentionConfig, batch: int, context: int, tokens: int) -> Session:
         self.drop()
-        self._session = Session(self._model, self._threads, way, batch, context, tokens)
+        self._session = Session(self._model, self._threads, attention, batch, context, tokens)
         return self._session
 
 
@@ -231,13 +237,13 @@ def _set_flash(parameters: Any, wanted: bool) -> None:
         parameters.flash_attn = wanted
 
 
-def _answer(peer: LlamaCppEngine, asked: dict[str, Any]) -> Any:
-    if "logits" in asked:
-        return peer.logits(asked["logits"])
-    if "prepare" in asked:
-        return peer.prepare(asked["prepare"])
-    if "step" in asked:
-        return peer.step(asked["step"])
+def _answer(peer: LlamaCppEngine, request: dict[str, Any]) -> Any:
+    if "logits" in request:
+        return peer.logits(request["logits"])
+    if "prepare" in request:
+        return peer.prepare(request["prepare"])
+    if "step" in request:
+        return peer.step(request["step"])
     return peer.drop()
 
 

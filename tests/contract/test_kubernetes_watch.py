@@ -29,12 +29,12 @@ from tests.kube.server import KubeServer
 SECONDS = 20.0
 
 
-class WatchHouse:
+class WatchHarness:
     """An API server, and a pod watch whose notifications go to ``heard``."""
 
     def __init__(self, server: KubeServer, folder: Path) -> None:
         self.server = server
-        self.heard: Queue[set[str]] = Queue()
+        self.events: Queue[set[str]] = Queue()
         configuration = client.Configuration(host=server.url)
         configuration.ssl_ca_cert = str(folder / "ca.crt")
         configuration.tls_server_name = "localhost"
@@ -43,7 +43,7 @@ class WatchHouse:
         self.watch = PodWatch(self.kubernetes, "test", self._hear)
 
     def _hear(self, leaving: frozenset[str]) -> None:
-        self.heard.put({name.partition(".")[0] for name in leaving})
+        self.events.put({name.partition(".")[0] for name in leaving})
 
     def pod(self, name: str, role: str = "decode", cluster: str = "test") -> str:
         """Create a pod and return its worker's id."""
@@ -61,64 +61,64 @@ class WatchHouse:
 
 
 @pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchHouse]:
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchHarness]:
     monkeypatch.setattr(watch_module, "WAIT_SECONDS", (0.01,))
     server = KubeServer(Api(SystemClock()))
     server.api.create(NAMESPACE, {"metadata": {"name": "models"}})
     with server.running(tmp_path):
-        house = WatchHouse(server, tmp_path)
-        yield house
-        house.watch.stop()
-        house.kubernetes.close()
+        harness = WatchHarness(server, tmp_path)
+        yield harness
+        harness.watch.stop()
+        harness.kubernetes.close()
 
 
-def test_a_pod_is_reported_while_it_is_being_deleted(house: WatchHouse) -> None:
-    house.pod("decode-a")
-    house.pod("prefill-b", "prefill")
-    house.delete("decode-a")
-    house.watch.start()
-    assert house.heard.get(timeout=SECONDS) == {"decode-a"}
-    house.delete("prefill-b")
-    assert house.heard.get(timeout=SECONDS) == {"decode-a", "prefill-b"}
-    house.delete("decode-a", 0)
-    assert house.heard.get(timeout=SECONDS) == {"prefill-b"}
+def test_a_pod_is_reported_while_it_is_being_deleted(harness: WatchHarness) -> None:
+    harness.pod("decode-a")
+    harness.pod("prefill-b", "prefill")
+    harness.delete("decode-a")
+    harness.watch.start()
+    assert harness.events.get(timeout=SECONDS) == {"decode-a"}
+    harness.delete("prefill-b")
+    assert harness.events.get(timeout=SECONDS) == {"decode-a", "prefill-b"}
+    harness.delete("decode-a", 0)
+    assert harness.events.get(timeout=SECONDS) == {"prefill-b"}
 
 
-def test_a_pod_with_a_reused_name_is_another_worker(house: WatchHouse) -> None:
+def test_a_pod_with_a_reused_name_is_another_worker(harness: WatchHarness) -> None:
     ids: list[frozenset[str]] = []
-    heard: Queue[None] = Queue()
+    events: Queue[None] = Queue()
 
     def hear(leaving: frozenset[str]) -> None:
         ids.append(leaving)
-        heard.put(None)
+        events.put(None)
 
-    house.watch = PodWatch(house.kubernetes, "test", hear)
-    first = house.pod("decode-a")
-    house.watch.start()
-    house.delete("decode-a")
-    heard.get(timeout=SECONDS)
-    house.delete("decode-a", 0)
-    heard.get(timeout=SECONDS)
-    second = house.pod("decode-a")
-    house.delete("decode-a")
-    heard.get(timeout=SECONDS)
+    harness.watch = PodWatch(harness.kubernetes, "test", hear)
+    first = harness.pod("decode-a")
+    harness.watch.start()
+    harness.delete("decode-a")
+    events.get(timeout=SECONDS)
+    harness.delete("decode-a", 0)
+    events.get(timeout=SECONDS)
+    second = harness.pod("decode-a")
+    harness.delete("decode-a")
+    events.get(timeout=SECONDS)
     assert first != second
     assert ids == [{first}, set(), {second}]
 
 
-def test_pods_of_other_clusters_and_roles_are_ignored(house: WatchHouse) -> None:
-    house.watch.start()
+def test_pods_of_other_clusters_and_roles_are_ignored(harness: WatchHarness) -> None:
+    harness.watch.start()
     for name, role, cluster in (("x", "decode", "other"), ("y", "router", "test")):
-        house.pod(name, role, cluster)
-        house.delete(name)
-    house.pod("decode-a")
-    house.delete("decode-a")
-    assert house.heard.get(timeout=SECONDS) == {"decode-a"}
+        harness.pod(name, role, cluster)
+        harness.delete(name)
+    harness.pod("decode-a")
+    harness.delete("decode-a")
+    assert harness.events.get(timeout=SECONDS) == {"decode-a"}
 
 
 @pytest.mark.parametrize("verb", ["list", "watch"])
 @pytest.mark.parametrize("code", [403, 410, 500])
-def test_a_failed_list_or_watch_is_retried(house: WatchHouse, verb: str, code: int) -> None:
+def test_a_failed_list_or_watch_is_retried(harness: WatchHarness, verb: str, code: int) -> None:
     """Whatever the error, changes that happened meanwhile are eventually reported."""
     failures = iter([True, True, False])
 
@@ -126,11 +126,11 @@ def test_a_failed_list_or_watch_is_retried(house: WatchHouse, verb: str, code: i
         if request.verb == verb and next(failures, False):
             raise Refused(code, "Whatever", "for the test")
 
-    house.pod("decode-a")
-    house.server.on_request = before
-    house.watch.start()
-    house.delete("decode-a")
-    assert house.heard.get(timeout=SECONDS) == {"decode-a"}
+    harness.pod("decode-a")
+    harness.server.on_request = before
+    harness.watch.start()
+    harness.delete("decode-a")
+    assert harness.events.get(timeout=SECONDS) == {"decode-a"}
 
 
 def test_an_unreachable_api_server_is_retried_with_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,12 +147,12 @@ def test_an_unreachable_api_server_is_retried_with_backoff(monkeypatch: pytest.M
 # -- the lease -------------------------------------------------------------------------------
 
 
-def lease_of(house: WatchHouse) -> KubernetesLease:
-    return KubernetesLease(house.kubernetes, "baton-test-conductor", SystemClock())
+def lease_of(harness: WatchHarness) -> KubernetesLease:
+    return KubernetesLease(harness.kubernetes, "baton-test-conductor", SystemClock())
 
 
-async def test_a_lease_is_created_renewed_and_released(house: WatchHouse) -> None:
-    lease = lease_of(house)
+async def test_a_lease_is_created_renewed_and_released(harness: WatchHarness) -> None:
+    lease = lease_of(harness)
     assert await lease.read() is None
     created = await lease.write(LeaseRecord("one"))
     assert (created.holder, created.transitions) == ("one", 0)
@@ -166,9 +166,9 @@ async def test_a_lease_is_created_renewed_and_released(house: WatchHouse) -> Non
             await lease.write(stale)
 
 
-async def test_exactly_one_of_several_candidates_leads(house: WatchHouse) -> None:
+async def test_exactly_one_of_several_candidates_leads(harness: WatchHarness) -> None:
     clock = SystemClock()
-    elections = [LeaderElection(lease_of(house), name, clock) for name in ("one", "two", "three")]
+    elections = [LeaderElection(lease_of(harness), name, clock) for name in ("one", "two", "three")]
     await asyncio.gather(*(each.check_lease() for each in elections))
     assert sum(each.is_leader for each in elections) == 1
     leader = next(each for each in elections if each.is_leader)

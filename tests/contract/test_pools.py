@@ -29,7 +29,7 @@ from orchestrator.supervised_pools import SupervisedPools, SupervisedProcess
 CLOCK = SystemClock()
 
 
-class PoolsHouse:
+class PoolsHarness:
     """Pools of fake programs, which only report that they serve."""
 
     def __init__(
@@ -136,14 +136,14 @@ def ray_cluster() -> Iterator[Any]:
 
 
 @pytest.fixture(params=["local", "ray"])
-def house(request: pytest.FixtureRequest, tmp_path: Path) -> PoolsHouse:
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> PoolsHarness:
     ray_cluster = request.getfixturevalue("ray_cluster") if request.param == "ray" else None
-    return PoolsHouse(tmp_path, ray_cluster)
+    return PoolsHarness(tmp_path, ray_cluster)
 
 
 @pytest.fixture
-def ray_house(ray_cluster: Any, tmp_path: Path) -> PoolsHouse:
-    return PoolsHouse(tmp_path, ray_cluster)
+def ray_harness(ray_cluster: Any, tmp_path: Path) -> PoolsHarness:
+    return PoolsHarness(tmp_path, ray_cluster)
 
 
 def test_ray_files_are_accessible_to_their_user_only(ray_cluster: Any) -> None:
@@ -155,92 +155,96 @@ def test_ray_files_are_accessible_to_their_user_only(ray_cluster: Any) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-async def test_pools_grow_and_shrink(house: PoolsHouse) -> None:
-    async with house.running():
-        await house.pools.scale({Role.DECODE: 3})
-        assert await house.pools.sizes() == {Role.PREFILL: 1, Role.DECODE: 3}
-        await house.until(lambda: house.serve("prefill-0", "decode-0", "decode-1", "decode-2"))
-        await house.pools.scale({Role.DECODE: 1})
-        await house.until(lambda: house.serve("prefill-0", "decode-0"))
-        assert sorted(house.stopped()) == ["decode-1", "decode-2"]
-        workers = await house.pools.workers()
+async def test_pools_grow_and_shrink(harness: PoolsHarness) -> None:
+    async with harness.running():
+        await harness.pools.scale({Role.DECODE: 3})
+        assert await harness.pools.sizes() == {Role.PREFILL: 1, Role.DECODE: 3}
+        await harness.until(lambda: harness.serve("prefill-0", "decode-0", "decode-1", "decode-2"))
+        await harness.pools.scale({Role.DECODE: 1})
+        await harness.until(lambda: harness.serve("prefill-0", "decode-0"))
+        assert sorted(harness.stopped()) == ["decode-1", "decode-2"]
+        workers = await harness.pools.workers()
         assert [(worker.id, worker.role, worker.node) for worker in workers] == [
             ("prefill-0", Role.PREFILL, ""),
             ("decode-0", Role.DECODE, ""),
         ]
         # A number is never used twice.
-        await house.pools.scale({Role.DECODE: 2})
-        await house.until(lambda: house.serve("prefill-0", "decode-0", "decode-3"))
+        await harness.pools.scale({Role.DECODE: 2})
+        await harness.until(lambda: harness.serve("prefill-0", "decode-0", "decode-3"))
 
 
-async def test_a_worker_can_be_removed_unless_it_is_the_last_of_its_pool(house: PoolsHouse) -> None:
-    async with house.running():
-        await house.pools.scale({Role.PREFILL: 2})
-        await house.until(lambda: house.serve("prefill-0", "decode-0", "prefill-1"))
-        await house.pools.remove(WorkerId("prefill-0"))
-        await house.pools.remove(WorkerId("prefill-0"))
-        assert await house.pools.sizes() == {Role.PREFILL: 1, Role.DECODE: 1}
+async def test_a_worker_can_be_removed_unless_it_is_the_last_of_its_pool(
+    harness: PoolsHarness,
+) -> None:
+    async with harness.running():
+        await harness.pools.scale({Role.PREFILL: 2})
+        await harness.until(lambda: harness.serve("prefill-0", "decode-0", "prefill-1"))
+        await harness.pools.remove(WorkerId("prefill-0"))
+        await harness.pools.remove(WorkerId("prefill-0"))
+        assert await harness.pools.sizes() == {Role.PREFILL: 1, Role.DECODE: 1}
         with pytest.raises(Invalid, match="prefill-1 is the last prefill worker"):
-            await house.pools.remove(WorkerId("prefill-1"))
-        await house.until(lambda: house.serve("decode-0", "prefill-1"))
-        assert house.stopped() == ["prefill-0"]
+            await harness.pools.remove(WorkerId("prefill-1"))
+        await harness.until(lambda: harness.serve("decode-0", "prefill-1"))
+        assert harness.stopped() == ["prefill-0"]
 
 
-async def test_invalid_requests_are_refused(house: PoolsHouse) -> None:
+async def test_invalid_requests_are_refused(harness: PoolsHarness) -> None:
     with pytest.raises(Unavailable, match="starting or stopping"):
-        await house.pools.scale({Role.PREFILL: 2})
-    async with house.running():
+        await harness.pools.scale({Role.PREFILL: 2})
+    async with harness.running():
         for wrong in ({Role.ROUTER: 1}, {Role.DECODE: 0}, {Role.DECODE: 257}):
             with pytest.raises(Invalid, match="scale takes prefill=N and decode=N"):
-                await house.pools.scale(wrong)
+                await harness.pools.scale(wrong)
         with pytest.raises(NotFound, match="no worker 'x'; there are prefill-0, decode-0"):
-            await house.pools.remove(WorkerId("x"))
+            await harness.pools.remove(WorkerId("x"))
     with pytest.raises(Unavailable, match="starting or stopping"):
-        await house.pools.remove(WorkerId("decode-0"))
+        await harness.pools.remove(WorkerId("decode-0"))
 
 
-async def test_a_killed_worker_is_restarted(house: PoolsHouse) -> None:
-    async with house.running():
-        before = house.state("decode-0").pid
+async def test_a_killed_worker_is_restarted(harness: PoolsHarness) -> None:
+    async with harness.running():
+        before = harness.state("decode-0").pid
         os.kill(before, signal.SIGKILL)
-        await house.until(lambda: house.state("decode-0").restarts == 1)
-        await house.until(lambda: house.serve("prefill-0", "decode-0"))
-        assert house.state("decode-0").pid != before
+        await harness.until(lambda: harness.state("decode-0").restarts == 1)
+        await harness.until(lambda: harness.serve("prefill-0", "decode-0"))
+        assert harness.state("decode-0").pid != before
 
 
-async def test_a_worker_that_fails_to_start_reports_why_and_is_replaced(house: PoolsHouse) -> None:
-    house.misbehave(decode_1="wrongly")
-    async with house.running():
-        await house.pools.scale({Role.DECODE: 2})
-        await house.until(lambda: house.process("decode-1").has_failed_to_start)
-        assert house.state("decode-1").message == "decode-1 can't start"
-        await house.pools.scale({Role.DECODE: 2})
-        await house.until(lambda: house.serve("prefill-0", "decode-0", "decode-2"))
+async def test_a_worker_that_fails_to_start_reports_why_and_is_replaced(
+    harness: PoolsHarness,
+) -> None:
+    harness.misbehave(decode_1="wrongly")
+    async with harness.running():
+        await harness.pools.scale({Role.DECODE: 2})
+        await harness.until(lambda: harness.process("decode-1").has_failed_to_start)
+        assert harness.state("decode-1").message == "decode-1 can't start"
+        await harness.pools.scale({Role.DECODE: 2})
+        await harness.until(lambda: harness.serve("prefill-0", "decode-0", "decode-2"))
 
 
-async def test_a_worker_that_is_still_starting_is_removed_first(house: PoolsHouse) -> None:
-    house.misbehave(decode_1="slow")
-    async with house.running():
-        await house.pools.scale({Role.DECODE: 3})
-        await house.until(lambda: house.states()["decode-2"] == "serving")
-        await house.pools.scale({Role.DECODE: 2})
-        await house.until(lambda: house.serve("prefill-0", "decode-0", "decode-2"))
+async def test_a_worker_that_is_still_starting_is_removed_first(harness: PoolsHarness) -> None:
+    harness.misbehave(decode_1="slow")
+    async with harness.running():
+        await harness.pools.scale({Role.DECODE: 3})
+        await harness.until(lambda: harness.states()["decode-2"] == "serving")
+        await harness.pools.scale({Role.DECODE: 2})
+        await harness.until(lambda: harness.serve("prefill-0", "decode-0", "decode-2"))
 
 
-async def test_a_worker_that_ignores_its_drain_can_be_killed(house: PoolsHouse) -> None:
-    house.misbehave(decode_0="deaf")
-    async with house.running():
-        house.process("decode-0").kill()
+async def test_a_worker_that_ignores_its_drain_can_be_killed(harness: PoolsHarness) -> None:
+    harness.misbehave(decode_0="deaf")
+    async with harness.running():
+        harness.process("decode-0").kill()
 
 
-async def test_one_pool_shrinks_while_the_other_grows(house: PoolsHouse) -> None:
+async def test_one_pool_shrinks_while_the_other_grows(harness: PoolsHarness) -> None:
     """A worker that can't change its role is replaced; here none can."""
-    async with house.running():
-        await house.pools.scale({Role.PREFILL: 2})
-        await house.until(lambda: house.serve("prefill-0", "decode-0", "prefill-1"))
-        await house.pools.scale({Role.PREFILL: 1, Role.DECODE: 2})
-        await house.until(lambda: house.serve("prefill-0", "decode-0", "decode-1"))
-        assert house.stopped() == ["prefill-1"]
+    async with harness.running():
+        await harness.pools.scale({Role.PREFILL: 2})
+        await harness.until(lambda: harness.serve("prefill-0", "decode-0", "prefill-1"))
+        await harness.pools.scale({Role.PREFILL: 1, Role.DECODE: 2})
+        await harness.until(lambda: harness.serve("prefill-0", "decode-0", "decode-1"))
+        assert harness.stopped() == ["prefill-1"]
 
 
 @pytest.mark.parametrize("dies", [False, True])
@@ -250,62 +254,62 @@ async def test_a_worker_changes_its_role_and_keeps_it_after_a_crash(
     async def convert(address: str, role: Role) -> None:
         assert (address, role) == ("127.0.0.1:1007", Role.DECODE)
         number = signal.SIGKILL if dies else signal.SIGUSR1
-        os.kill(house.state("prefill-1").pid, number)
+        os.kill(harness.state("prefill-1").pid, number)
 
-    house = PoolsHouse(tmp_path, None, convert)
-    async with house.running():
-        await house.pools.scale({Role.PREFILL: 2})
-        await house.until(lambda: house.serve("prefill-0", "decode-0", "prefill-1"))
-        before = house.state("prefill-1").pid
-        await house.pools.scale({Role.PREFILL: 1, Role.DECODE: 2})
-        assert house.states()["prefill-1"] == "converting"
-        assert await house.pools.sizes() == {Role.PREFILL: 1, Role.DECODE: 2}
-        await house.until(lambda: house.serve("prefill-0", "decode-0", "prefill-1"))
-        assert (house.state("prefill-1").pid == before) is not dies
-        os.kill(house.state("prefill-1").pid, signal.SIGKILL)
-        await house.until(lambda: house.state("prefill-1").restarts == 1 + dies)
-        await house.until(lambda: house.serve("prefill-0", "decode-0", "prefill-1"))
-        state = house.state("prefill-1")
+    harness = PoolsHarness(tmp_path, None, convert)
+    async with harness.running():
+        await harness.pools.scale({Role.PREFILL: 2})
+        await harness.until(lambda: harness.serve("prefill-0", "decode-0", "prefill-1"))
+        before = harness.state("prefill-1").pid
+        await harness.pools.scale({Role.PREFILL: 1, Role.DECODE: 2})
+        assert harness.states()["prefill-1"] == "converting"
+        assert await harness.pools.sizes() == {Role.PREFILL: 1, Role.DECODE: 2}
+        await harness.until(lambda: harness.serve("prefill-0", "decode-0", "prefill-1"))
+        assert (harness.state("prefill-1").pid == before) is not dies
+        os.kill(harness.state("prefill-1").pid, signal.SIGKILL)
+        await harness.until(lambda: harness.state("prefill-1").restarts == 1 + dies)
+        await harness.until(lambda: harness.serve("prefill-0", "decode-0", "prefill-1"))
+        state = harness.state("prefill-1")
         assert (state.role, state.address) == ("decode", "127.0.0.1:1006")
 
 
 async def test_without_resources_a_ray_worker_is_pending_with_a_reason(
-    ray_house: PoolsHouse,
+    ray_harness: PoolsHarness,
 ) -> None:
-    async with ray_house.running():
-        await ray_house.pools.scale({Role.DECODE: 4})
+    async with ray_harness.running():
+        await ray_harness.pools.scale({Role.DECODE: 4})
         names = [f"decode-{number}" for number in range(1, 4)]
-        await ray_house.until(
+        await ray_harness.until(
             lambda: (
-                sorted(ray_house.states()[name] for name in names)
+                sorted(ray_harness.states()[name] for name in names)
                 == ["pending", "serving", "serving"]
-                and any("waits for" in ray_house.state(name).message for name in names)
+                and any("waits for" in ray_harness.state(name).message for name in names)
             )
         )
-        await ray_house.pools.scale({Role.DECODE: 3})
-        await ray_house.until(lambda: "pending" not in ray_house.states().values())
+        await ray_harness.pools.scale({Role.DECODE: 3})
+        await ray_harness.until(lambda: "pending" not in ray_harness.states().values())
         # A worker that leaves makes room for another one.
-        await ray_house.pools.scale({Role.DECODE: 1, Role.PREFILL: 3})
-        await ray_house.until(lambda: list(ray_house.states().values()) == ["serving"] * 4)
+        await ray_harness.pools.scale({Role.DECODE: 1, Role.PREFILL: 3})
+        await ray_harness.until(lambda: list(ray_harness.states().values()) == ["serving"] * 4)
 
 
 @pytest.mark.parametrize("by_ray", [True, False])
 async def test_a_ray_actor_that_dies_is_restarted_with_its_worker(
-    ray_house: PoolsHouse, monkeypatch: pytest.MonkeyPatch, by_ray: bool
+    ray_harness: PoolsHarness, monkeypatch: pytest.MonkeyPatch, by_ray: bool
 ) -> None:
     from orchestrator.ray import cluster
 
     if not by_ray:  # Ray does not restart the actor, so the pools create another one
         monkeypatch.setattr(cluster, "MAX_RESTARTS", 0)
-    async with ray_house.running():
-        before = ray_house.state("decode-0").pid
+    async with ray_harness.running():
+        before = ray_harness.state("decode-0").pid
         actor = psutil.Process(before).parent()
         assert actor is not None
         actor.kill()
-        await ray_house.until(lambda: ray_house.state("decode-0").pid not in (0, before))
-        await ray_house.until(lambda: ray_house.serve("prefill-0", "decode-0"))
+        await ray_harness.until(lambda: ray_harness.state("decode-0").pid not in (0, before))
+        await ray_harness.until(lambda: ray_harness.serve("prefill-0", "decode-0"))
         await asyncio.to_thread(assert_gone, {before})
-        assert ray_house.state("decode-0").restarts == 1
+        assert ray_harness.state("decode-0").restarts == 1
 
 
 async def test_more_workers_than_ray_has_resources_for_are_refused(ray_cluster: Any) -> None:

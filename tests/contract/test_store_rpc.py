@@ -54,7 +54,7 @@ from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
 from conductor.conductor import Conductor, ConductorConfig
 from conductor.program import ConductorProgram
 from conductor.store_mirror import StoreMirror
-from tests.store_house import KEYS, SIZE, UNLIMITED_BYTES, StoreHarness
+from tests.store_harness import KEYS, SIZE, UNLIMITED_BYTES, StoreHarness
 
 SECRET = "a secret of the cluster"
 
@@ -72,9 +72,9 @@ async def served(add: Callable[[grpc.aio.Server], None]) -> AsyncIterator[str]:
 
 @dataclass
 class Served:
-    house: StoreHarness
+    harness: StoreHarness
     address: str
-    door: str
+    socket_path: str
     client: KvStoreClient
     stop: Callable[[], Awaitable[None]]
 
@@ -82,13 +82,13 @@ class Served:
 @pytest.fixture(params=["grpc", "door"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Served]:
     """A store node and its client, over gRPC or over the local RPC socket."""
-    house = StoreHarness()
+    harness = StoreHarness()
     path = local_rpc_socket_path(tmp_path / "doors", "node") if request.param == "door" else None
-    server = LocalRpcServer(KvStoreMethods(house.node), path) if path else None
+    server = LocalRpcServer(KvStoreMethods(harness.node), path) if path else None
     if server is not None:
         await server.start()
     async with contextlib.AsyncExitStack() as stack:
-        serving = served(lambda grpc_server: add_kvstore_service(grpc_server, house.node))
+        serving = served(lambda grpc_server: add_kvstore_service(grpc_server, harness.node))
         address = await stack.enter_async_context(serving)
 
         async def stop() -> None:
@@ -97,7 +97,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             await stack.aclose()
 
         client = KvStoreClient(address, SECRET, str(path or ""))
-        yield Served(house, address, str(path or ""), client, stop)
+        yield Served(harness, address, str(path or ""), client, stop)
         await client.close()
         if server is not None:
             await server.close()
@@ -108,29 +108,29 @@ def query(*numbers: int, seconds: float = 5.0, max_bytes: int = UNLIMITED_BYTES)
 
 
 async def test_blocks_are_put_leased_and_released(store: Served) -> None:
-    house, client = store.house, store.client
+    harness, client = store.harness, store.client
     endpoint = await client.open(["memory"], "here")
     assert (endpoint.owner, endpoint.region_size_bytes) == ("store", 4 * SIZE)
-    assert await client.put(house.request([0, 1])) == PutResult(2, 0)
-    tagged = house.request([0, 1, 2], tenant=b"t" * 16, model=b"m" * 16)
+    assert await client.put(harness.request([0, 1])) == PutResult(2, 0)
+    tagged = harness.request([0, 1, 2], tenant=b"t" * 16, model=b"m" * 16)
     assert await client.put(tagged) == PutResult(1, 2)
     assert await client.put(
         replace(tagged, blocks=(), preceding_keys=tuple(KEYS[:3]))
     ) == PutResult(0, 0)
     leased = await client.lease(query(0, 1, 2, 3))
     assert leased.blocks == tuple(
-        replace(house.ref(number), offset_bytes=number * SIZE) for number in range(3)
+        replace(harness.ref(number), offset_bytes=number * SIZE) for number in range(3)
     )
     assert (leased.checksum_algorithm, leased.num_stored) == (CHECKSUM_XXH3, 3)
     assert (await fetch_store_stats(store.address, SECRET)).leased_blocks == 3
     for _ in range(2):
         await client.release(leased.lease_id)
-    assert await fetch_store_stats(store.address, SECRET) == house.node.stats()
+    assert await fetch_store_stats(store.address, SECRET) == harness.node.stats()
     assert (await client.stat()).leased_blocks == 0
     nothing = await client.lease(query(5))
     assert (nothing.lease_id, nothing.blocks) == ("", ())
     assert await client.pin(KEYS[:2], 60.0) == 2
-    house.flip_bit(leased.blocks[2].offset_bytes)
+    harness.flip_bit(leased.blocks[2].offset_bytes)
     assert await client.report_damaged(KEYS[:3]) == 1
     blocks, total = await client.list_blocks(BlockFilter(), 1, 5)
     assert ([(b.key, b.tier, b.num_leases) for b in blocks], total) == (
@@ -155,7 +155,7 @@ async def test_malformed_puts_are_refused(
     store: Served, spoil: Callable[[PutRequest], PutRequest], message: str
 ) -> None:
     with pytest.raises(Invalid, match=message):
-        await store.client.put(spoil(store.house.request([0, 1])))
+        await store.client.put(spoil(store.harness.request([0, 1])))
     assert (await store.client.stat()).num_blocks == 0
 
 
@@ -172,20 +172,20 @@ def keyless(request: PutRequest) -> Iterator[BlockRef]:
 async def test_errors_of_the_node_reach_the_client_unchanged(
     store: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house, client = store.house, store.client
+    harness, client = store.harness, store.client
     with pytest.raises(Corrupt, match="do not match their checksums"):
-        await client.put(house.request([0], checksum_error=1))
+        await client.put(harness.request([0], checksum_error=1))
     monkeypatch.setattr("baton.rpc.convert.kvstore.keys_from_bytes.__defaults__", (2,))
     with pytest.raises(Invalid, match="keys must be up to 2 times 16 bytes, not 48"):
         await client.lease(query(0, 1, 2))
     monkeypatch.undo()
-    await house.put(0)
+    await harness.put(0)
     for seconds in (0.0, 61.0, float("nan")):
         with pytest.raises(Invalid, match="a lease lasts up to 60 s"):
             await client.lease(query(0, seconds=seconds))
     monkeypatch.setattr("kvstore.put_handler.MAX_PUTS", 0)
     with pytest.raises(Overloaded) as refusal:
-        await client.put(house.request([1]))
+        await client.put(harness.request([1]))
     assert refusal.value.retry_after_seconds == 0.2
 
 
@@ -197,8 +197,8 @@ async def test_a_node_that_stops_during_a_call_is_unavailable(store: Served) -> 
         begun.set()
         await gate.wait()
 
-    store.house.node.lease = hang  # type: ignore[assignment,method-assign]
-    store.house.node.lease_from_dram = lambda query: None  # type: ignore[method-assign]
+    store.harness.node.lease = hang  # type: ignore[assignment,method-assign]
+    store.harness.node.lease_from_dram = lambda query: None  # type: ignore[method-assign]
     leasing = asyncio.create_task(store.client.lease(query(0)))
     await begun.wait()
     await store.stop()
@@ -212,17 +212,17 @@ async def test_a_call_to_a_silent_node_times_out(store: Served) -> None:
     async def hang(request: object) -> None:
         await asyncio.Event().wait()
 
-    store.house.node.lease = hang  # type: ignore[assignment,method-assign]
-    store.house.node.lease_from_dram = lambda query: None  # type: ignore[method-assign]
-    client = KvStoreClient(store.address, SECRET, store.door, call_seconds=0.05)
+    store.harness.node.lease = hang  # type: ignore[assignment,method-assign]
+    store.harness.node.lease_from_dram = lambda query: None  # type: ignore[method-assign]
+    client = KvStoreClient(store.address, SECRET, store.socket_path, call_seconds=0.05)
     with pytest.raises(DeadlineExceeded):
         await client.lease(query(0))
     await client.close()
 
 
 async def test_a_watcher_gets_a_snapshot_and_then_every_change(store: Served) -> None:
-    house = store.house
-    await house.put(0, 1)
+    harness = store.harness
+    await harness.put(0, 1)
     watching = store.client.watch(Incarnation(0), 0)
     first = await anext(watching)
     assert (first.is_reset, first.has_more, first.tier, set(first.keys)) == (
@@ -231,15 +231,15 @@ async def test_a_watcher_gets_a_snapshot_and_then_every_change(store: Served) ->
         Tier.DRAM,
         set(KEYS[:2]),
     )
-    await house.put(2)
+    await harness.put(2)
     change = await anext(watching)
     assert (change.number, change.tier, change.keys) == (first.number + 1, Tier.DRAM, (KEYS[2],))
-    assert await house.node.purge(BlockFilter()) == 3
+    assert await harness.node.purge(BlockFilter()) == 3
     numbers = [(await anext(watching)).number for _ in range(3)]
     assert numbers == [change.number + 1, change.number + 2, change.number + 3]
     # A watcher that is up to date gets only what follows, without a snapshot.
     again = store.client.watch(Incarnation(1), numbers[-1])
-    await house.put(3)
+    await harness.put(3)
     page = await anext(again)
     assert (page.is_reset, page.number, page.keys) == (False, numbers[-1] + 1, (KEYS[3],))
     await store.stop()

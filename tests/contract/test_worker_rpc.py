@@ -318,8 +318,12 @@ async def test_an_unreachable_source_ends_the_request_with_an_error(run: Run) ->
 
 async def test_a_worker_can_be_inspected_and_drained(served: Open) -> None:
     async with served(SECRET) as (_, prefill, _decode):
-        seen = await inspect_worker(prefill.address, SECRET)
-        assert (seen.violation, seen.free_blocks, seen.state) == ("", 128, "ready")
+        inspection = await inspect_worker(prefill.address, SECRET)
+        assert (inspection.violation, inspection.free_blocks, inspection.state) == (
+            "",
+            128,
+            "ready",
+        )
         await drain_worker(prefill.address, SECRET)
         assert (await inspect_worker(prefill.address, SECRET)).state == "draining"
         while not (await inspect_worker(prefill.address, SECRET)).drained:
@@ -330,8 +334,8 @@ async def test_a_drain_can_be_revoked_unless_the_process_is_ending(served: Open)
     async with served(SECRET) as (running, prefill, _decode):
         await drain_worker(prefill.address, SECRET)
         await convert_worker(prefill.address, Role.PREFILL, SECRET)
-        seen = await inspect_worker(prefill.address, SECRET)
-        assert (seen.state, seen.drained) == ("ready", False)
+        inspection = await inspect_worker(prefill.address, SECRET)
+        assert (inspection.state, inspection.drained) == ("ready", False)
         running.prefill.worker.start_drain()
         with pytest.raises(Unavailable, match="the worker is shutting down"):
             await convert_worker(prefill.address, Role.PREFILL, SECRET)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.follow import PAGE, TOUR, run_page, runnable_blocks
+from tools.run_document import PAGE, TOUR, run_page, runnable_blocks
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,11 @@ async def _fuzz(seconds: float, seed: int) -> FuzzResult:
                 for _ in range(int(chance.integers(3))):
                     _abandon_lines(store, batch, int(chance.integers(1, 4)))
                 async with asyncio.timeout(HANG_SECONDS):
-                    seen = await _run(store, batch, chance)
-                if seen.completed + seen.failed != seen.total or b"router" in _errors(store, seen):
-                    recorder.server_error(f"{seen}: {_errors(store, seen)[:500]!r}")
+                    statuses = await _run(store, batch, chance)
+                if statuses.completed + statuses.failed != statuses.total or b"router" in _errors(
+                    store, statuses
+                ):
+                    recorder.server_error(f"{statuses}: {_errors(store, statuses)[:500]!r}")
             except TimeoutError:
                 recorder.hang("the batch does not end")
             except BaseException as error:
@@ -72,11 +74,11 @@ async def _fuzz(seconds: float, seed: int) -> FuzzResult:
 
 
 def _create_batch(store: BatchStore, number: int, data: bytes, endpoint: str) -> Batch:
-    shelf = store.file_store(TENANT)
-    upload = shelf.upload(f"{number:x}", 10**7, 0, lambda path, least, wanted: wanted)
+    files = store.file_store(TENANT)
+    upload = files.upload(f"{number:x}", 10**7, 0, lambda path, least, wanted: wanted)
     upload.write(data)
     upload.close()
-    shelf.add(StoredFile(f"file-{number:x}", len(data), 0, "x", "batch"), upload.path)
+    files.add(StoredFile(f"file-{number:x}", len(data), 0, "x", "batch"), upload.path)
     batch = Batch(f"batch_{number:x}", TENANT, endpoint, f"file-{number:x}", int(NOW))
     store.create(batch)
     return batch

@@ -31,11 +31,10 @@ from baton.rpc.kvstore_methods import KvStoreMethods
 from baton.rpc.local_rpc import LocalRpcClient, LocalRpcServer
 from baton.rpc.v1 import kvstore_pb2, line_pb2
 from tests.fuzz.messages import MessageMaker
-from tests.fuzz.overheard import record_hidden_errors
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
-from tests.store_house import KEYS
-from tests.store_house import StoreHarness as StoreHouse
-from tests.unit.test_line import TRUST, EchoServer, echo_server
+from tests.fuzz.unhandled_errors import record_hidden_errors
+from tests.store_harness import KEYS, StoreHarness
+from tests.unit.test_framed_connection import TRUST, EchoServer, echo_server
 
 NAME = "frames"
 CLOCK = SystemClock()
@@ -62,7 +61,7 @@ class Servers:
 
     lines: EchoServer
     socket: str
-    store: StoreHouse
+    store: StoreHarness
 
 
 def fuzz(seconds: float, seed: int) -> FuzzResult:
@@ -139,10 +138,10 @@ class Fuzzer:
         line.close()
 
     async def _ask_the_store(self) -> None:
-        door = await LocalRpcClient.connect(self._servers.socket)
+        client = await LocalRpcClient.connect(self._servers.socket)
         request = kvstore_pb2.LeaseRequest(keys=KEYS[0], lease_seconds=0.01, max_bytes=0)
-        await door.call(request, HANG_SECONDS)
-        door.close()
+        await client.call(request, HANG_SECONDS)
+        client.close()
 
     async def _until_alone(self) -> None:
         while self._servers.lines.server.connections:
@@ -247,8 +246,8 @@ class Fuzzer:
             path = str(Path(folder) / "socket")
             server = await asyncio.start_unix_server(serve, path)
             try:
-                door = await LocalRpcClient.connect(path)
-                await door.call(kvstore_pb2.LeaseRequest(keys=KEYS[0]), OPENING_SECONDS)
+                client = await LocalRpcClient.connect(path)
+                await client.call(kvstore_pb2.LeaseRequest(keys=KEYS[0]), OPENING_SECONDS)
             finally:
                 server.close()
 
@@ -304,7 +303,7 @@ def _hear(payload: bytes) -> None:
 
 @asynccontextmanager
 async def servers() -> AsyncIterator[Servers]:
-    store = StoreHouse(clock=CLOCK)
+    store = StoreHarness(clock=CLOCK)
     with tempfile.TemporaryDirectory(prefix="baton-") as folder:
         path = Path(folder) / "socket"
         server = LocalRpcServer(KvStoreMethods(store.node), path)

@@ -24,9 +24,9 @@ import psutil
 from baton.clock import SystemClock
 from router.http.connection import MAX_PIPELINED_BYTES
 from router.http.connection_limits import ConnectionLimits
-from tests.connection_house import ConnectionHarness, ConnectionResult
 from tests.fuzz.http_grammar import HIDDEN, Request, RequestMaker
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
+from tests.http_connection_harness import ConnectionHarness, ConnectionResult
 
 NAME = "http"
 CLOCK = SystemClock()
@@ -45,11 +45,11 @@ def fuzz(seconds: float, seed: int) -> FuzzResult:
 
 async def _fuzz(seconds: float, seed: int) -> FuzzResult:
     recorder, maker = Recorder(NAME, seed), RequestMaker(np.random.default_rng(seed))
-    house = ConnectionHarness(ConnectionLimits())
+    harness = ConnectionHarness(ConnectionLimits())
     until, memory = CLOCK.monotonic() + seconds, 0
     cases = 0
     while CLOCK.monotonic() < until:
-        await _case(house, maker, recorder)
+        await _case(harness, maker, recorder)
         cases += 1
         if cases == CASES_UNTIL_WARM:
             memory = _memory()
@@ -58,7 +58,7 @@ async def _fuzz(seconds: float, seed: int) -> FuzzResult:
     return recorder.result()
 
 
-async def _case(house: ConnectionHarness, maker: RequestMaker, recorder: Recorder) -> None:
+async def _case(harness: ConnectionHarness, maker: RequestMaker, recorder: Recorder) -> None:
     """Fuzz one connection."""
     requests = make_requests(maker)
     data = b"".join(request.data for request in requests)
@@ -73,7 +73,7 @@ async def _case(house: ConnectionHarness, maker: RequestMaker, recorder: Recorde
     recorder.begin(f"{kind} {[len(piece) for piece in pieces][:50]} {data[:1500]!r}")
     began_at = CLOCK.monotonic()
     try:
-        result = await house.send(pieces)
+        result = await harness.send(pieces)
     except TimeoutError as error:
         recorder.hang(error)
         return
@@ -119,13 +119,19 @@ def _common_fault(result: ConnectionResult) -> str:
 
 
 def _fault(kind: str, requests: Sequence[Request], result: ConnectionResult, data: bytes) -> str:
-    seen = [(each.method, each.path, each.body) for each in result.requests]
+    served = [(each.method, each.path, each.body) for each in result.requests]
     if kind == "changed":
         known = reference(data)
-        return "" if seen == known[: len(seen)] else f"seen {_shown(seen)}, by h11 {_shown(known)}"
+        return (
+            ""
+            if served == known[: len(served)]
+            else f"served {_shown(served)}, by h11 {_shown(known)}"
+        )
     meant = [(each.method, each.path, each.body) for each in requests if not each.fault]
-    if seen != (meant[: len(seen)] if kind == "broken off" else meant):
-        return f"seen {_shown(seen)}, meant {_shown(meant)}, {result.statuses} {result.refusals}"
+    if served != (meant[: len(served)] if kind == "broken off" else meant):
+        return (
+            f"served {_shown(served)}, meant {_shown(meant)}, {result.statuses} {result.refusals}"
+        )
     if kind == "broken off":
         return ""
     last = requests[-1]
@@ -136,12 +142,12 @@ def _fault(kind: str, requests: Sequence[Request], result: ConnectionResult, dat
 
 def reference(data: bytes) -> list[tuple[str, str, bytes]]:
     """Return the requests that h11 parses from ``data``, up to the first error."""
-    seen: list[tuple[str, str, bytes]] = []
+    served: list[tuple[str, str, bytes]] = []
     rest: bytes | None = data
     while rest:
         found, rest = _first(rest)
-        seen += found
-    return seen
+        served += found
+    return served
 
 
 def _first(data: bytes) -> tuple[list[tuple[str, str, bytes]], bytes | None]:
@@ -165,12 +171,12 @@ def _first(data: bytes) -> tuple[list[tuple[str, str, bytes]], bytes | None]:
         return [], None
     assert request is not None
     is_last = parser.their_state is not h11.DONE
-    seen = [(request.method.decode(), _path(request.target), body)]
-    return seen, None if is_last else parser.trailing_data[0]
+    served = [(request.method.decode(), _path(request.target), body)]
+    return served, None if is_last else parser.trailing_data[0]
 
 
-def _shown(seen: Sequence[tuple[str, str, bytes]]) -> str:
-    return " ".join(f"{method} {path} {body[:50]!r}" for method, path, body in seen)
+def _shown(served: Sequence[tuple[str, str, bytes]]) -> str:
+    return " ".join(f"{method} {path} {body[:50]!r}" for method, path, body in served)
 
 
 def _path(target: bytes) -> str:

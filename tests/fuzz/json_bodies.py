@@ -16,7 +16,7 @@ from baton.text.tokenizer import Tokenizer
 from router.batches.file_limits import FileLimits
 from tests.fuzz.json_maker import COMPLETE, JsonMaker
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
-from tests.unit.test_router_http import RouterHarness, write_tokenizer
+from tests.router_harness import RouterHarness, write_tokenizer
 
 NAME = "json"
 CLOCK = SystemClock()
@@ -42,8 +42,8 @@ class _Fuzz:
         self._maker = JsonMaker(rng)
         self._recorder = Recorder(NAME, seed)
         tokenizer = Tokenizer.load(write_tokenizer(folder))
-        self._house = RouterHarness(tokenizer, "Hello, wörld!", automatic=True)
-        self._desk = self._house.make_batch_service(
+        self._router = RouterHarness(tokenizer, "Hello, wörld!", automatic=True)
+        self._batch_service = self._router.make_batch_service(
             folder / "batches",
             max_file_bytes=FILE_BYTES,
             folder_bytes=FOLDER_BYTES,
@@ -52,8 +52,8 @@ class _Fuzz:
 
     async def run(self, seconds: float) -> FuzzResult:
         until, number = CLOCK.monotonic() + seconds, 0
-        batches = asyncio.create_task(self._desk.run())
-        async with await self._house.client() as client:
+        batches = asyncio.create_task(self._batch_service.run())
+        async with await self._router.client() as client:
             while CLOCK.monotonic() < until:
                 await self._case(client)
                 number += 1
@@ -103,8 +103,12 @@ class _Fuzz:
 
     def _check_what_is_left(self) -> None:
         """Check that no requests but batch lines are still being served."""
-        service = self._house.service
-        inside = service.request_limiter.num_in_use if self._desk._runner.num_running == 0 else 0
+        service = self._router.service
+        inside = (
+            service.request_limiter.num_in_use
+            if self._batch_service._runner.num_running == 0
+            else 0
+        )
         if inside or service.body_budget.num_bytes or service.offload_executor.num_waiting:
             self._recorder.crash(
                 f"{inside} requests and {service.body_budget.num_bytes} bytes are left"

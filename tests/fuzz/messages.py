@@ -54,7 +54,7 @@ class MessageMaker:
         self._fill(message, 0)
         return message
 
-    def wire(self, kind: type[Message]) -> bytes:
+    def encode(self, kind: type[Message]) -> bytes:
         """Return an encoded message: intact, corrupt, cut, doubled, or with unknown fields."""
         data = bytearray(self.message(kind).SerializeToString())
         if self._happens(0.55):
@@ -75,9 +75,9 @@ class MessageMaker:
             case 3:
                 data += data[: 1 << 16]
             case 4:  # an unknown field, of any wire type
-                number, wire = int(self._chance.integers(500, 600)), self._pick((0, 1, 2, 5))
-                payload = {0: b"\x01", 1: bytes(8), 2: b"\x03abc", 5: bytes(4)}[wire]
-                data += _varint(number << 3 | wire) + payload
+                number, wire_type = int(self._chance.integers(500, 600)), self._pick((0, 1, 2, 5))
+                payload = {0: b"\x01", 1: bytes(8), 2: b"\x03abc", 5: bytes(4)}[wire_type]
+                data += _varint(number << 3 | wire_type) + payload
             case 5:  # text that is not UTF-8
                 number = int(self._chance.integers(1, 20))
                 data += _varint(number << 3 | 2) + b"\x02\xff\xfe"

@@ -47,10 +47,10 @@ from conductor.conductor import Conductor, ConductorConfig
 from conductor.store_mirror import StoreMirror
 from tests.contract.test_worker_rpc import FramedRun, Served, read_all, real_workers, submit
 from tests.fuzz.messages import MessageMaker, is_readable
-from tests.fuzz.overheard import record_hidden_errors
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
+from tests.fuzz.unhandled_errors import record_hidden_errors
 from tests.sim.worker_cluster import request, tokens_of
-from tests.store_house import KEYS, StoreHarness
+from tests.store_harness import KEYS, StoreHarness
 
 NAME = "protobufs"
 SECRET = "a secret of the cluster"
@@ -116,7 +116,7 @@ class Servers:
     prefill: WorkerRef
     decode: WorkerRef
     conductor_line: str
-    house: StoreHarness
+    harness: StoreHarness
     calls: list[Call]
 
 
@@ -163,8 +163,8 @@ class Fuzzer:
             await self._bounded(node.wait_until_free())
             if node.crashes:
                 self._recorder.crash(node.crashes.pop())
-        if not self._servers.house.has_integrity():
-            self._recorder.crash(self._servers.house.node.stats().violation)
+        if not self._servers.harness.has_integrity():
+            self._recorder.crash(self._servers.harness.node.stats().violation)
 
     async def _bounded(self, work: Awaitable[None]) -> None:
         try:
@@ -292,9 +292,9 @@ async def servers() -> AsyncIterator[Servers]:
     """All services on loopback, with channels that know the secret."""
     async with AsyncExitStack() as stack:
         workers, prefill, decode = await stack.enter_async_context(real_workers(SECRET))
-        house = StoreHarness(clock=SystemClock())
+        harness = StoreHarness(clock=SystemClock())
         core = await _conductor()
-        store_address = await _serve(stack, add_kvstore_service, house.node)
+        store_address = await _serve(stack, add_kvstore_service, harness.node)
         conductor_address = await _serve(stack, add_conductor_service, core)
         line = FramedServer(ClusterCredentials(SECRET), framed_conductor_services(core))
         line_port = await line.listen(LOCALHOST, 0)
@@ -308,7 +308,7 @@ async def servers() -> AsyncIterator[Servers]:
         ):
             channel = await stack.enter_async_context(open_channel(address, SECRET))
             calls += _calls(module, service, channel)
-        yield Servers(workers, prefill, decode, f"{LOCALHOST}:{line_port}", house, calls)
+        yield Servers(workers, prefill, decode, f"{LOCALHOST}:{line_port}", harness, calls)
 
 
 async def _serve(stack: AsyncExitStack, add: Callable[[Any, Any], None], core: Any) -> str:
@@ -366,7 +366,7 @@ def examples(servers: Servers) -> list[Message]:
         worker_pb2.PullRequest(open=kv_transfer.transfer_open_to_proto(opening)),
         worker_pb2.PullRequest(ack=worker_pb2.PullAck(num_blocks=1)),
     ]
-    put = kvstore.put_to_proto(servers.house.request([0, 1, 2]))
+    put = kvstore.put_to_proto(servers.harness.request([0, 1, 2]))
     keys = kvstore.keys_to_bytes(KEYS[:4])
     stores = [
         put,

@@ -23,7 +23,7 @@ from conductor.policy.snapshot import (
     Snapshot,
     StoredPrefix,
 )
-from tests.fleet import FakeCache, decode, prefill, query, snapshot
+from tests.cluster_snapshots import FakeCache, decode, prefill, query, snapshot
 
 SCRIPT = Path(__file__).with_name("placement.txt")
 
@@ -202,11 +202,11 @@ def test_placement_decisions_equal_the_golden_script(request: pytest.FixtureRequ
 def test_decisions_are_repeatable() -> None:
     """A policy is pure: the same snapshot always gives the same decision."""
     for scene in scenarios():
-        seen, place = scene.snapshot(), get_policy(scene.policy)
+        cluster_snapshot, place = scene.snapshot(), get_policy(scene.policy)
         outcomes = []
         for _ in range(2):
             try:
-                outcomes.append(repr(place(seen, scene.query)))
+                outcomes.append(repr(place(cluster_snapshot, scene.query)))
             except BatonError as error:
                 outcomes.append(repr(error))
         assert outcomes[0] == outcomes[1]

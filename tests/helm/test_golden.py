@@ -40,7 +40,7 @@ def masked(each: Object) -> Object:
 
 
 def is_a_file(each: Object) -> bool:
-    """Return whether the object is a dashboard or rules, which ``test_watching`` compares."""
+    """Return whether the object is a dashboard or rules, which ``test_monitoring`` compares."""
     is_dashboard = any(key.endswith(".json") for key in each.get("data", {}))
     return is_dashboard or each["kind"] == "PrometheusRule"
 

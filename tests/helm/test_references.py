@@ -160,12 +160,12 @@ def test_variables_refer_to_earlier_ones(scenario: str) -> None:
     """Kubernetes leaves $(NAME) as it is where NAME comes later."""
     for pod in release_of(scenario).pods():
         for container in pod.containers:
-            seen: set[str] = set()
+            known: set[str] = set()
             for each in container.get("env", []):
-                assert each["name"] not in seen, each["name"]
+                assert each["name"] not in known, each["name"]
                 for name in names_in(each.get("value", "")):
-                    assert name in seen, f"{pod.name}: {each}"
-                seen.add(each["name"])
+                    assert name in known, f"{pod.name}: {each}"
+                known.add(each["name"])
 
 
 def names_in(text: str) -> list[str]:

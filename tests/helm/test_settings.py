@@ -9,8 +9,8 @@ import pytest
 
 from baton.config import Settings, load_settings
 from router.tenants.tenants_file import load_tenants_file
+from tests.helm.allowed_settings import CHART_SETTINGS, settings_schema
 from tests.helm.chart import CHART, SCENARIOS, Object, Pod, Release, make_values, release_of, render
-from tests.helm.owned import CHART_SETTINGS, settings_schema
 
 EVERY = pytest.mark.parametrize("scenario", SCENARIOS)
 

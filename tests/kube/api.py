@@ -421,8 +421,8 @@ def _grace(kind: Kind, found: Object, options: Object) -> int:
         return 0
     if (found.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
         return 0
-    asked = options.get("gracePeriodSeconds")
-    return int(found["spec"]["terminationGracePeriodSeconds"] if asked is None else asked)
+    seconds = options.get("gracePeriodSeconds")
+    return int(found["spec"]["terminationGracePeriodSeconds"] if seconds is None else seconds)
 
 
 def _encode_secret(found: Object) -> None:

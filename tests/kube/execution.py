@@ -23,12 +23,12 @@ PIECE = 32 * 1024
 JOIN_SECONDS = 5.0
 
 
-def accepted(key: str, asked: str) -> dict[str, str]:
+def accepted(key: str, protocols: str) -> dict[str, str]:
     """Return the response headers of the upgrade. Raises ValueError for unknown protocols."""
-    wanted = [name.strip() for name in asked.split(",")]
+    wanted = [name.strip() for name in protocols.split(",")]
     protocol = next((name for name in PROTOCOLS if name in wanted), None)
     if protocol is None:
-        raise ValueError(f"exec supports {' and '.join(PROTOCOLS)}, not {asked!r}")
+        raise ValueError(f"exec supports {' and '.join(PROTOCOLS)}, not {protocols!r}")
     digest = hashlib.sha1(key.encode() + GUID).digest()
     return {
         "Upgrade": "websocket",

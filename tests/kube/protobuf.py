@@ -44,15 +44,15 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
     place = 0
     while place < len(data):
         tag, place = _varint(data, place)
-        number, wire = tag >> 3, tag & 7
-        if wire == VARINT:
+        number, wire_type = tag >> 3, tag & 7
+        if wire_type == VARINT:
             value: Any
             value, place = _varint(data, place)
         else:
-            if wire == BYTES:
+            if wire_type == BYTES:
                 length, place = _varint(data, place)
             else:
-                length = {FIXED64: 8, FIXED32: 4}[wire]
+                length = {FIXED64: 8, FIXED32: 4}[wire_type]
             value, place = data[place : place + length], place + length
         yield number, value
 

@@ -125,14 +125,14 @@ def test_a_deployment_gets_ready_pods_spread_over_the_nodes(rig: Rig) -> None:
 def test_a_rolling_update_respects_max_surge_and_max_unavailable(rig: Rig) -> None:
     rig.deploy(4, strategy={"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 1}})
     rig.new_image("x:2")
-    seen = set()
+    counts = set()
     for _ in range(40):
         rig.controllers.settle()
         alive = [pod for pod in rig.pods("app=web") if not is_being_deleted(pod)]
-        seen.add((len(alive), sum(map(is_ready, alive))))
+        counts.add((len(alive), sum(map(is_ready, alive))))
         instant.run_placed_pods(rig.api)
         instant.remove_deleted_pods(rig.api)
-    assert min(ready for _, ready in seen) == 3 and max(count for count, _ in seen) == 5
+    assert min(ready for _, ready in counts) == 3 and max(count for count, _ in counts) == 5
     assert {pod["spec"]["containers"][0]["image"] for pod in rig.pods()} == {"x:2"}
 
 

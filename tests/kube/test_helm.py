@@ -1,7 +1,7 @@
 """Helm 4 and the chart on the API server: ownership of replicas, install, upgrade, rollback and
 uninstall.
 
-Pods become ready at once here; ``test_journey.py`` starts them as processes.
+Pods become ready at once here; ``test_lifecycle.py`` starts them as processes.
 """
 
 import threading

@@ -50,7 +50,7 @@ class Bench:
         return self.api.create(kind, {"metadata": metadata, **body})
 
     def pod(self, name: str = "p", container: Object | None = None, **spec: Any) -> None:
-        made = {"name": "c", "image": "toy:1", **toy("serve", "8000"), **(container or {})}
+        made = {"name": "c", "image": "toy:1", **program("serve", "8000"), **(container or {})}
         labels = {"labels": {"app": name}}
         spec = {"terminationGracePeriodSeconds": 5, "containers": [made], **spec}
         self.create(POD, name, metadata=labels, spec=spec)
@@ -83,9 +83,9 @@ def status_of(pod: Object) -> Object:
     return found
 
 
-def toy(*arguments: str) -> Object:
+def program(*arguments: str) -> Object:
     return {
-        "command": ["python", "-m", "tests.kube.toy", *arguments],
+        "command": ["python", "-m", "tests.kube.container_program", *arguments],
         "workingDir": str(REPOSITORY),
     }
 
@@ -124,7 +124,7 @@ def test_a_container_has_its_environment_files_names_and_user(bench: Bench) -> N
             "env": [
                 {"name": "SECRET", **secret},
                 {"name": "POD", **field},
-                {"name": "TOLD", "value": "$(POD) $(SECRET) $(NOBODY) $$(POD) $(MAP_b)"},
+                {"name": "BODY", "value": "$(POD) $(SECRET) $(NOBODY) $$(POD) $(MAP_b)"},
             ],
             "envFrom": [{"prefix": "MAP_", "configMapRef": {"name": "conf"}}],
             "volumeMounts": [
@@ -159,7 +159,7 @@ def test_a_container_has_its_environment_files_names_and_user(bench: Bench) -> N
 
 def test_services_have_dns_names_and_balance_over_ready_pods(bench: Bench) -> None:
     for name in ("one", "two"):
-        env = [{"name": "TOLD", "value": name}]
+        env = [{"name": "BODY", "value": name}]
         bench.pod(name, {"env": env, "readinessProbe": probe("/")})
     for name in ("one", "two"):
         pod = bench.get(name)
@@ -192,8 +192,8 @@ def test_services_have_dns_names_and_balance_over_ready_pods(bench: Bench) -> No
 
 
 def test_a_deleted_pod_gets_pre_stop_and_then_sigterm(bench: Bench) -> None:
-    remember = toy("remember", "/proc/1/fd/1", "preStop")["command"]
-    hook = {"preStop": {"exec": {"command": remember}}}
+    append = program("append", "/proc/1/fd/1", "preStop")["command"]
+    hook = {"preStop": {"exec": {"command": append}}}
     bench.pod(container={"lifecycle": hook, "readinessProbe": probe("/")})
     bench.wait(is_ready)
     log = bench.kube.folder / "pods" / bench.get()["metadata"]["uid"] / "c.log"
@@ -217,7 +217,7 @@ def test_a_container_that_ends_is_restarted(bench: Bench) -> None:
 
 
 def test_startup_readiness_and_liveness_probes_take_effect(bench: Bench) -> None:
-    serve = " ".join(toy("serve", "8000")["command"])
+    serve = " ".join(program("serve", "8000")["command"])
     bench.pod(
         container={
             "command": ["sh", "-c", f"touch /alive; exec {serve}"],
@@ -236,7 +236,7 @@ def test_startup_readiness_and_liveness_probes_take_effect(bench: Bench) -> None
 
 def test_a_pod_waits_for_a_missing_secret_and_names_it(bench: Bench) -> None:
     secret = {"secretKeyRef": {"name": "later", "key": "key"}}
-    env = [{"name": "TOLD", "valueFrom": secret}]
+    env = [{"name": "BODY", "valueFrom": secret}]
     bench.pod(container={"env": env, "readinessProbe": probe("/")})
 
     def waiting(pod: Object) -> Object:
@@ -338,7 +338,7 @@ def test_containers_end_with_a_killed_cluster() -> None:
     if why := missing_requirement():
         pytest.skip(why)
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.kube.abandoned"], cwd=REPOSITORY, stdout=subprocess.PIPE,
+        [sys.executable, "-m", "tests.kube.killed_cluster"], cwd=REPOSITORY, stdout=subprocess.PIPE,
         stdin=subprocess.PIPE, text=True,
     )  # fmt: skip
     with process:

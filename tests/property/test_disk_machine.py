@@ -19,7 +19,7 @@ from baton.core.kv_transfer import CHECKSUM_XXH3
 from baton.errors import Corrupt, Unavailable
 from kvstore.disk_tier import DiskBlock, DiskTier
 from kvstore.segment import PAGE_BYTES, RECORD_BYTES, BlockRecord, Segment, round_up_to_page
-from tests.store_house import reserve
+from tests.store_harness import reserve
 
 SEGMENT = 64 * 1024
 SIZES = (100, 16_000, 5000, 16_000)
@@ -185,7 +185,7 @@ class DiskMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.order)
     @rule(data=st.data())
-    def hold(self, data: st.DataObject) -> None:
+    def add_reference(self, data: st.DataObject) -> None:
         block = self.block(data.draw(st.sampled_from(self.order)))
         self.disk.add_reference(block)
         self.readers.append((block, block.key in self.damaged))

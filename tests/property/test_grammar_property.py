@@ -9,7 +9,7 @@ import jsonschema_rs
 from hypothesis import given, settings
 
 from baton.core.request import FinishReason
-from tests.grammar_house import EOS, byte_grammars, generate_all, grammar_request, schema
+from tests.byte_grammars import EOS, byte_grammars, generate_all, grammar_request, schema
 
 GRAMMARS = byte_grammars()
 

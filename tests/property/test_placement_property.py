@@ -11,7 +11,7 @@ from conductor.load_tracker import LoadTracker
 from conductor.policy.baselines import CHWBL_LOAD_FACTOR, chwbl
 from conductor.policy.policies import PLACEMENT_POLICIES, get_policy
 from conductor.policy.snapshot import Snapshot, StoredPrefix, WorkerPool
-from tests.fleet import FakeCache, decode, prefill, query, snapshot
+from tests.cluster_snapshots import FakeCache, decode, prefill, query, snapshot
 
 counts = st.integers(0, 6)
 queues = st.lists(st.tuples(st.floats(-2, 9), st.floats(0, 3)), max_size=4)
@@ -30,10 +30,10 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     return snapshot(prefills, decodes, FakeCache(cached, stored, shares), num_placed=draw(counts))
 
 
-def outcome(policy: str, seen: Snapshot, **fields: object) -> str:
+def outcome(policy: str, cluster: Snapshot, **fields: object) -> str:
     """Return the decision or the error, as text."""
     try:
-        return repr(get_policy(policy)(seen, query(**fields)))  # type: ignore[arg-type]
+        return repr(get_policy(policy)(cluster, query(**fields)))  # type: ignore[arg-type]
     except BatonError as error:
         return repr(error)
 
@@ -45,29 +45,29 @@ def outcome(policy: str, seen: Snapshot, **fields: object) -> str:
 )
 @settings(max_examples=300)
 def test_policies_are_pure_and_always_place_admitted_requests(
-    seen: Snapshot, policy: str, failed: set[str]
+    cluster: Snapshot, policy: str, failed: set[str]
 ) -> None:
     excluded = frozenset(WorkerId(name) for name in failed)
-    before = repr(list(seen.prefills)) + repr(list(seen.decodes))
-    first = outcome(policy, seen, excluded=excluded)
-    assert outcome(policy, seen, excluded=excluded) == first
-    assert repr(list(seen.prefills)) + repr(list(seen.decodes)) == before
-    promised = outcome(policy, seen, excluded=excluded, must_admit=True)
-    usable = [view for view in (*seen.prefills, *seen.decodes) if view.id not in excluded]
+    before = repr(list(cluster.prefills)) + repr(list(cluster.decodes))
+    first = outcome(policy, cluster, excluded=excluded)
+    assert outcome(policy, cluster, excluded=excluded) == first
+    assert repr(list(cluster.prefills)) + repr(list(cluster.decodes)) == before
+    promised = outcome(policy, cluster, excluded=excluded, must_admit=True)
+    usable = [view for view in (*cluster.prefills, *cluster.decodes) if view.id not in excluded]
     assert promised.startswith("Decision" if usable else "Unavailable")
 
 
 @given(snapshots(), st.sampled_from(PLACEMENT_POLICIES))
-def test_only_existing_workers_are_chosen(seen: Snapshot, policy: str) -> None:
+def test_only_existing_workers_are_chosen(cluster: Snapshot, policy: str) -> None:
     try:
-        decision = get_policy(policy)(seen, query(must_admit=True))
+        decision = get_policy(policy)(cluster, query(must_admit=True))
     except BatonError:
         return
     if decision.prefill is not None:
-        assert decision.prefill in seen.prefills and decision.decode in seen.decodes
+        assert decision.prefill in cluster.prefills and decision.decode in cluster.decodes
     else:
-        assert decision.decode in seen.prefills or decision.decode in seen.decodes
-        assert not len(seen.prefills) or not len(seen.decodes)
+        assert decision.decode in cluster.prefills or decision.decode in cluster.decodes
+        assert not len(cluster.prefills) or not len(cluster.decodes)
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(0, 10**6))
@@ -89,10 +89,10 @@ def test_chwbl_keeps_all_loads_bounded_over_a_sequence(num_workers: int, heads: 
         tracker.add_prefill(prefill(f"p{number:02}"))
     tracker.add_decode(decode("d"))
     for number, head in enumerate(heads):
-        seen = snapshot(list(tracker.prefills), list(tracker.decodes))
+        cluster = snapshot(list(tracker.prefills), list(tracker.decodes))
         request = query(f"r{number}")
         request = type(request)(f"r{number}", 133, 1000, (bytes([head]) * 16,))
-        tracker.record_dispatch(float(number), request, chwbl(seen, request), 100.0)
+        tracker.record_dispatch(float(number), request, chwbl(cluster, request), 100.0)
         bound = math.ceil(CHWBL_LOAD_FACTOR * (number + 1) / num_workers)
         assert max(view.num_requests for view in tracker.prefills) <= bound
 

@@ -32,7 +32,7 @@ from baton.text.tokenizer import Tokenizer
 from router.api_document.document import build_document
 from router.app import build_app
 from router.http.response_writer import INLINE_WRITER_KEY
-from tests.unit.test_router_http import (
+from tests.router_harness import (
     CHAT,
     COMPLETE,
     RouterHarness,
@@ -56,10 +56,10 @@ class Fuzzed:
 
     def __init__(self, folder: Path, automatic: bool = True) -> None:
         tokenizer = Tokenizer.load(write_tokenizer(folder))
-        self.house = RouterHarness(tokenizer, "Hello, wörld!", automatic)
-        self.house.make_batch_service(folder / "batches", max_file_bytes=2000, folder_bytes=20_000)
+        self.router = RouterHarness(tokenizer, "Hello, wörld!", automatic)
+        self.router.make_batch_service(folder / "batches", max_file_bytes=2000, folder_bytes=20_000)
         self.runner = asyncio.Runner()
-        self.client = self.runner.run(self.house.client())
+        self.client = self.runner.run(self.router.client())
 
     def post(self, path: str, content: bytes, **headers: str) -> httpx.Response:
         all_headers = {"content-type": "application/json", **headers}
@@ -72,10 +72,10 @@ class Fuzzed:
         self.check_no_request_is_left()
 
     def check_no_request_is_left(self) -> None:
-        house = self.house
-        assert house.service.request_limiter.num_in_use == 0
-        assert house.prefill.jobs == house.decode.jobs == []
-        for records in house.service.history._records.values():
+        harness = self.router
+        assert harness.service.request_limiter.num_in_use == 0
+        assert harness.prefill.jobs == harness.decode.jobs == []
+        for records in harness.service.history._records.values():
             assert all(record.finish_reason for record in records)
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ def fuzzed() -> Iterator[Fuzzed]:
 
 @pytest.fixture(scope="module")
 def api(fuzzed: Fuzzed) -> Any:
-    app = build_app(fuzzed.house.service, fuzzed.house.batch_service)
+    app = build_app(fuzzed.router.service, fuzzed.router.batch_service)
 
     async def connected(scope: Any, receive: Any, send: Any) -> None:
         await app({**scope, INLINE_WRITER_KEY: PatientClient()}, receive, send)
@@ -292,7 +292,7 @@ def url(fuzzed: Fuzzed) -> Iterator[str]:
     """The URL of the listening router. An exception in its event loop fails the test."""
     raised: list[object] = []
     fuzzed.runner.get_loop().set_exception_handler(lambda loop, context: raised.append(context))
-    server = serve_over_tcp(fuzzed.house)
+    server = serve_over_tcp(fuzzed.router)
     yield fuzzed.runner.run(server.__aenter__())
     fuzzed.runner.run(server.__aexit__(None, None, None))
     assert raised == []
@@ -323,7 +323,7 @@ def test_broken_http_leaves_the_router_serving(
         writer.close()
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
-        await eventually(lambda: fuzzed.house.service.request_limiter.num_in_use == 0)
+        await eventually(lambda: fuzzed.router.service.request_limiter.num_in_use == 0)
         await still_serves(url)
 
     fuzzed.runner.run(ask())
@@ -344,7 +344,7 @@ def test_uploads_that_end_anywhere_leave_the_router_serving(
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             client.close()
         await still_serves(url)
-        await eventually(lambda: fuzzed.house.service.request_limiter.num_in_use == 0)
+        await eventually(lambda: fuzzed.router.service.request_limiter.num_in_use == 0)
 
     fuzzed.runner.run(ask())
     fuzzed.check_no_request_is_left()
@@ -364,27 +364,27 @@ def stepped() -> Iterator[Fuzzed]:
 def test_a_client_that_disconnects_at_any_token_cancels_its_request(
     stepped: Fuzzed, steps: int, stream: bool, n: int, reset: bool
 ) -> None:
-    house = stepped.house
-    house.service.history._records.clear()
+    harness = stepped.router
+    harness.service.history._records.clear()
     body = json.dumps(chat(stream=stream, n=n)).encode()
     raw = RAW.partition(b"content-length")[0] + b"content-length: %d\r\n\r\n" % len(body) + body
 
     async def ask() -> None:
-        async with serve_over_tcp(house) as url:
+        async with serve_over_tcp(harness) as url:
             client = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
             client.sendall(raw)
-            await eventually(lambda: len(house.decode.jobs) == n)
+            await eventually(lambda: len(harness.decode.jobs) == n)
             for step in range(steps):
-                house.prefill.step() if step == 0 else house.decode.step()
+                harness.prefill.step() if step == 0 else harness.decode.step()
                 await asyncio.sleep(0)
             if reset:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             client.close()
-            await eventually(lambda: house.service.request_limiter.num_in_use == 0)
+            await eventually(lambda: harness.service.request_limiter.num_in_use == 0)
 
     stepped.runner.run(ask())
     stepped.check_no_request_is_left()
-    [records] = house.service.history._records.values()
+    [records] = harness.service.history._records.values()
     assert {record.finish_reason for record in records} <= {"stop", "cancelled"}
     assert steps > 14 or any(record.finish_reason == "cancelled" for record in records)
 

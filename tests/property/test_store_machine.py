@@ -19,7 +19,7 @@ from baton.core.ids import BlockKey, Incarnation
 from baton.core.store import BlockFilter, LeasedBlocks, Tier
 from baton.errors import Corrupt, Overloaded
 from conductor.store_mirror import StoreMirror
-from tests.store_house import KEYS, NUM_BLOCKS, StoreHarness
+from tests.store_harness import KEYS, NUM_BLOCKS, StoreHarness
 
 NUMBERS = st.integers(0, NUM_BLOCKS - 1)
 TENANTS = st.sampled_from([b"a", b"b"])
@@ -46,11 +46,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     def start_node(self) -> None:
         quota = 4 * 64 if self.room > 4 else None
-        self.house = StoreHarness(
+        self.harness = StoreHarness(
             self.room, self.folder, 64 * 1024, self.policy, quota, clock=self.clock
         )
         self.leases.clear()
-        self.pages = self.house.node.watch(Incarnation(0), 0)
+        self.pages = self.harness.node.watch(Incarnation(0), 0)
         self.mirror = StoreMirror()
         self.known = 0
 
@@ -69,22 +69,22 @@ class StoreMachine(RuleBasedStateMachine):
 
     def put(self, first: int, count: int, tenant: bytes, fault: bool) -> None:
         numbers = [number % NUM_BLOCKS for number in range(first, first + count)]
-        house = self.house
-        house.fabric.fault = (lambda endpoint, span: "corrupt") if fault else None
+        harness = self.harness
+        harness.fabric.fault = (lambda endpoint, span: "corrupt") if fault else None
         try:
-            stored, present = self.run(house.put(*numbers, tenant=tenant))
+            stored, present = self.run(harness.put(*numbers, tenant=tenant))
         except (Overloaded, Corrupt):
             return
         finally:
-            house.fabric.fault = None
+            harness.fabric.fault = None
         assert stored + present <= count
         for number in numbers[: min(stored + present, 1)]:
-            assert house.node._tiers.tier_of(KEYS[number]) is not Tier.NONE
+            assert harness.node._tiers.tier_of(KEYS[number]) is not Tier.NONE
 
     def lease(self, first: int, count: int, max_blocks: int) -> None:
         numbers = [number % NUM_BLOCKS for number in range(first, first + count)]
-        before = [self.house.node._tiers.tier_of(KEYS[n]) is not Tier.NONE for n in numbers]
-        leased = self.run(self.house.lease(*numbers, seconds=10.0, max_bytes=max_blocks * 64))
+        before = [self.harness.node._tiers.tier_of(KEYS[n]) is not Tier.NONE for n in numbers]
+        leased = self.run(self.harness.lease(*numbers, seconds=10.0, max_bytes=max_blocks * 64))
         assert leased.num_stored == (before.index(False) if False in before else count)
         assert len(leased.blocks) <= min(leased.num_stored, max_blocks)
         assert [block.key for block in leased.blocks] == [
@@ -99,12 +99,12 @@ class StoreMachine(RuleBasedStateMachine):
         bytes of the others."""
         for block in leased.blocks:
             start = block.offset_bytes
-            data = bytes(self.house.arena.view[start : start + block.size_bytes])
+            data = bytes(self.harness.arena.view[start : start + block.size_bytes])
             if xxhash.xxh3_64_intdigest(data) != block.checksum:
                 assert block.key in self.damaged
-                self.run(self.house.node.report_damaged([block.key]))
+                self.run(self.harness.node.report_damaged([block.key]))
             else:
-                assert data == self.house.block(block.key[0])
+                assert data == self.harness.block(block.key[0])
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
@@ -124,7 +124,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         lease_id = data.draw(st.sampled_from(sorted(self.leases)))
-        self.house.node.release(lease_id)
+        self.harness.node.release(lease_id)
         del self.leases[lease_id]
 
     @rule(action=st.sampled_from(["pin", "make_room", "flush", "purge"]), number=NUMBERS)
@@ -134,13 +134,13 @@ class StoreMachine(RuleBasedStateMachine):
         elif action == "make_room":
             self.make_room()
         elif action == "flush":
-            self.run(self.house.node.demoter.demote_all())
+            self.run(self.harness.node.demoter.demote_all())
         else:
             self.purge(b"ab"[number % 2 : number % 2 + 1])
 
     def pin(self, number: int) -> None:
         try:
-            self.house.node.pin([KEYS[number]], 15.0)
+            self.harness.node.pin([KEYS[number]], 15.0)
         except Overloaded:
             return
 
@@ -149,15 +149,15 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(seconds=st.integers(1, 12))
     def wait(self, seconds: int) -> None:
         self.clock.advance(seconds)
-        self.house.node.sweep()
+        self.harness.node.sweep()
 
     def make_room(self) -> None:
-        for size in self.house.dram.sizes():
-            self.run(self.house.node.demoter._free_slots(size))
+        for size in self.harness.dram.sizes():
+            self.run(self.harness.node.demoter._free_slots(size))
 
     def purge(self, tenant: bytes) -> None:
-        self.run(self.house.node.purge(BlockFilter(tenant=tenant)))
-        assert self.house.node.list_blocks(BlockFilter(tenant=tenant), 0, 1)[1] == 0
+        self.run(self.harness.node.purge(BlockFilter(tenant=tenant)))
+        assert self.harness.node.list_blocks(BlockFilter(tenant=tenant), 0, 1)[1] == 0
 
     # -- faults --------------------------------------------------------------------------------
 
@@ -177,11 +177,11 @@ class StoreMachine(RuleBasedStateMachine):
     def flip_in_dram(self, offset: int) -> None:
         if offset < self.room * 64:
             self.damaged.update(KEYS)
-            self.house.flip_bit(offset)
+            self.harness.flip_bit(offset)
 
     def flip_on_disk(self, number: int, offset_in_block: int) -> None:
-        assert self.house.disk is not None
-        block = self.house.disk.get(KEYS[number])
+        assert self.harness.disk is not None
+        block = self.harness.disk.get(KEYS[number])
         if block is None:
             return
         offset = block.segment._slot_offset(block.slot) + offset_in_block
@@ -193,42 +193,42 @@ class StoreMachine(RuleBasedStateMachine):
 
     def restart(self, flushed: bool) -> None:
         """Kill and restart the node: exactly the blocks sealed on the disk are there again."""
-        house = self.house
+        harness = self.harness
         if flushed:
-            self.run(house.node.demoter.demote_all())
-        assert house.disk is not None
-        on_disk = {block.key for block in house.disk.blocks()}
-        house.disk.close()
+            self.run(harness.node.demoter.demote_all())
+        assert harness.disk is not None
+        on_disk = {block.key for block in harness.disk.blocks()}
+        harness.disk.close()
         self.start_node()
-        assert self.house.disk is not None
-        assert {block.key for block in self.house.disk.blocks()} == on_disk
+        assert self.harness.disk is not None
+        assert {block.key for block in self.harness.disk.blocks()} == on_disk
 
     # -- invariants ------------------------------------------------------------------------------
 
     @invariant()
     def has_integrity(self) -> None:
         if hasattr(self, "house"):
-            assert self.house.node.stats().violation == ""
+            assert self.harness.node.stats().violation == ""
 
     @invariant()
     def mirror_equals_the_node(self) -> None:
         if not hasattr(self, "house"):
             return
-        number = self.house.node.events.last_number
+        number = self.harness.node.events.last_number
         while self.known < number or not self.mirror._contents:
             page = self.run(anext(self.pages))
-            assert self.mirror.apply(self.house.holder.node, page)
+            assert self.mirror.apply(self.harness.holder.node, page)
             self.known = page.number
-        view = self.mirror._contents[self.house.holder.node]
+        view = self.mirror._contents[self.harness.holder.node]
         for key in KEYS:
-            assert view.table.tier(key) == self.house.node._tiers.tier_of(key)
+            assert view.table.tier(key) == self.harness.node._tiers.tier_of(key)
 
     def teardown(self) -> None:
         if self.pages is not None:
             self.run(self.pages.aclose())
         if hasattr(self, "house"):
-            assert self.house.disk is not None
-            self.house.disk.close()
+            assert self.harness.disk is not None
+            self.harness.disk.close()
         RUN_INLINE.reset(self.inline)
         self.runner.close()
         shutil.rmtree(self.folder)

@@ -13,10 +13,10 @@ class NoStore:
     async def find_prefix(self, spec: RequestSpec, keys: Sequence[BlockKey]) -> PrefixFetch:
         return PrefixFetch(spec.request_id)
 
-    async def fetch_prefix(self, extension: PrefixFetch, num_cached: int) -> None:
+    async def fetch_prefix(self, prefix_fetch: PrefixFetch, num_cached: int) -> None:
         raise AssertionError("nothing was found")
 
-    def start_split_fetch(self, extension: PrefixFetch) -> None:
+    def start_split_fetch(self, prefix_fetch: PrefixFetch) -> None:
         pass
 
     def record_step(self, result: StepResult) -> None:

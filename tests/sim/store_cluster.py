@@ -101,9 +101,9 @@ class SimStoreNode:
         transport.register(self.arena.region)
         self.disk = DiskTier(self.folder, 128 * 1024, "baton", 64 * 1024) if self.folder else None
         transports: dict[str, Transport] = {"memory": transport}  # type: ignore[dict-item]
-        shelf = DramTier(size, size)
+        dram_tier = DramTier(size, size)
         life = Incarnation(self.generation)
-        self.node = StoreNode(life, self.arena, transports, "here", CLOCK, shelf, self.disk)
+        self.node = StoreNode(life, self.arena, transports, "here", CLOCK, dram_tier, self.disk)
 
     @property
     def holder(self) -> KvHolder:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Coroutine
 import pytest
 import uvloop
 
-from tests.sim.whole.chance import SeededRandom
 from tests.sim.whole.loop import SimLoop
 from tests.sim.whole.network import Network
 from tests.sim.whole.process import Process
+from tests.sim.whole.seeded_random import SeededRandom
 
 Work = Callable[[int], Coroutine[None, None, None]]
 ANY_PORT, SIMULATED_PORT = 0, 2

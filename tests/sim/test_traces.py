@@ -86,16 +86,24 @@ def run_and_collect_spans(seed: int) -> list[Span]:
 
 
 def test_no_fault_leaves_an_orphaned_span() -> None:
-    seen: Counter[str] = Counter()
+    num_spans: Counter[str] = Counter()
     for seed in range(NUM_SEEDS):
         spans = run_and_collect_spans(seed)
         assert orphans(spans) == [], f"seed {seed}"
         ids = Counter(span.context.span_id for span in spans)
         assert max(ids.values()) == 1, f"seed {seed}: {ids.most_common(1)}"
         assert all(span.begin_seconds <= span.end_seconds for span in spans), f"seed {seed}"
-        seen.update(span.name for span in spans)
-        seen["failed"] += sum(span.name == "attempt" and bool(span.error) for span in spans)
+        num_spans.update(span.name for span in spans)
+        num_spans["failed"] += sum(span.name == "attempt" and bool(span.error) for span in spans)
     # The faults had an effect: placements failed, and spans of every kind were recorded.
-    assert seen["failed"] > 10 and seen["attempt"] > seen["request"]
-    kinds = ("decide", "prefill job", "decode job", "whole job", "pull", "hand-off", "store fetch")
-    assert all(seen[kind] for kind in kinds), seen
+    assert num_spans["failed"] > 10 and num_spans["attempt"] > num_spans["request"]
+    kinds = (
+        "decide",
+        "prefill job",
+        "decode job",
+        "whole job",
+        "kv import",
+        "kv export",
+        "store fetch",
+    )
+    assert all(num_spans[kind] for kind in kinds), num_spans

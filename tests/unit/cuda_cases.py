@@ -494,7 +494,7 @@ def _batch_invariant_ops_keep_their_bits(
     config, dtype = make_config(4, 2, 16, True), place.dtypes[-1]
     tokens = [TokenId(7 * n % 100) for n in range(21)]
     blocks, others = ((first, first + 1) for first in (3, 9))
-    seen = []
+    outputs = []
     for chunks in ((21,), (12, 8, 1)):
         pool = make_pool(config, kept, place.device)
         rotary = make_rotary_table(config, dtype, place.device)
@@ -512,9 +512,9 @@ def _batch_invariant_ops_keep_their_bits(
             last = torch.tensor([batch.offsets[-1] - 1], device=place.device)
             logits = model.forward(ids.to(place.device), batch, last)
             start += count
-        seen.append(logits)
-    assert all(torch.equal(each, seen[0]) for each in seen)
-    return f"fixed operations, KV in {kept}: the same bits in {len(seen)} chunkings"
+        outputs.append(logits)
+    assert all(torch.equal(each, outputs[0]) for each in outputs)
+    return f"fixed operations, KV in {kept}: the same bits in {len(outputs)} chunkings"
 
 
 def determinism_probe_passes(place: DeviceUnderTest) -> Iterator[str]:

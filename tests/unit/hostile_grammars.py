@@ -9,7 +9,7 @@ from baton.core.grammar import Grammar, GrammarKind
 from baton.core.ids import TokenId
 from baton.errors import Invalid
 from baton.text.grammar.compilation import validate_grammar
-from tests.grammar_house import EOS, byte_grammars, choice, regex, schema
+from tests.byte_grammars import EOS, byte_grammars, choice, regex, schema
 
 MAX_GROWTH_MIB = 700
 
@@ -98,13 +98,15 @@ def main() -> None:
     print(f"all of {len(HOSTILE)}, with {_peak_mib() - before} MiB")
 
 
-def _follow(walk: Any) -> int:
+def _follow(constraint: Any) -> int:
     chance = np.random.default_rng(1)
     for count in range(100):
-        bits = np.unpackbits(np.frombuffer(walk.mask(), np.uint8), bitorder="little").nonzero()[0]
+        bits = np.unpackbits(
+            np.frombuffer(constraint.mask(), np.uint8), bitorder="little"
+        ).nonzero()[0]
         if not len(bits) or (token_id := int(chance.choice(bits))) == EOS:
             return count
-        walk.accept(TokenId(token_id))
+        constraint.accept(TokenId(token_id))
     return 100
 
 

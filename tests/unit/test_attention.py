@@ -17,7 +17,7 @@ from baton.engine.attention.triton_cuda import (
 from baton.engine.native.decoder import NativeAttention
 from baton.engine.native.library import DTYPE_CODES
 from tests.unit.attention_cases import CASES, Case, bind_backend, check_case, random_pool
-from tests.unit.native_house import needs_kernels
+from tests.unit.native_helpers import needs_kernels
 
 
 @pytest.mark.parametrize("seed", range(len(CASES)), ids=lambda seed: CASES[seed].name)

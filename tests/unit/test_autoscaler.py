@@ -114,11 +114,11 @@ def test_steps_are_single_and_separated_by_the_cooldown() -> None:
 
 def test_step_gives_the_plans_reason_for_its_pool() -> None:
     pools = SimulatedPools(2, 2)
-    said = (
+    reason = (
         "prefill 2 stay: load of 1.2 workers; "
         "decode 2 to 3: load of 2.1 workers, at most 80% utilised"
     )
-    pools.plan = replace(plan(2, 3), reason=said)
+    pools.plan = replace(plan(2, 3), reason=reason)
     pools.steps_of(2)
     assert str(pools.step_after()) == "decode 2 to 3: load of 2.1 workers, at most 80% utilised"
 
@@ -235,7 +235,7 @@ def test_wanted_sizes_stay_within_each_pools_bounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "given"),
+    ("planned", "allotted"),
     [
         ((8, 8), (4, 4)),
         ((12, 4), (6, 2)),
@@ -246,11 +246,11 @@ def test_wanted_sizes_stay_within_each_pools_bounds() -> None:
     ],
 )
 def test_budget_is_divided_in_proportion_to_the_plan(
-    asked: tuple[int, int], given: tuple[int, int]
+    planned: tuple[int, int], allotted: tuple[int, int]
 ) -> None:
     pools = SimulatedPools(1, 1)
-    pools.plan = plan(*asked)
-    assert tuple(wanted_sizes(pools.observe(), CONFIG).values()) == given
+    pools.plan = plan(*planned)
+    assert tuple(wanted_sizes(pools.observe(), CONFIG).values()) == allotted
 
 
 def test_growth_that_never_serves_is_taken_back_and_retried_later() -> None:
@@ -316,7 +316,7 @@ def test_without_a_plan_only_growth_that_never_served_is_taken_back() -> None:
 
 class FakePools:
     def __init__(self) -> None:
-        self.asked: list[Mapping[Role, int]] = []
+        self.resizes: list[Mapping[Role, int]] = []
         self.error: Exception | None = None
 
     async def sizes(self) -> Mapping[Role, int]:
@@ -328,7 +328,7 @@ class FakePools:
         return [PoolWorker(WorkerId(role.value), role, "serving") for role in (PREFILL, DECODE)]
 
     async def scale(self, wanted: Mapping[Role, int]) -> None:
-        self.asked.append(wanted)
+        self.resizes.append(wanted)
         if self.error is not None:
             raise self.error
 
@@ -337,12 +337,12 @@ class FakePools:
 
 class Loop:
     def __init__(self, dry_run: bool = False) -> None:
-        self.pools, self.clock, self.said = FakePools(), ManualClock(), list[str]()
+        self.pools, self.clock, self.messages = FakePools(), ManualClock(), list[str]()
         self.leads = True
         self.plan: PoolPlan | Exception = plan(2, 1)
         self.scaler = Autoscaler(
-            self.pools, self.ask, self.clock, CONFIG, dry_run=dry_run, log_message=self.said.append,
-            is_leader=lambda: self.leads,
+            self.pools, self.ask, self.clock, CONFIG, dry_run=dry_run,
+            log_message=self.messages.append, is_leader=lambda: self.leads,
         )  # fmt: skip
 
     async def ask(self) -> PoolPlan:
@@ -359,37 +359,37 @@ class Loop:
 async def test_step_is_carried_out_and_logged() -> None:
     loop = Loop()
     await loop.tick(3)
-    assert loop.pools.asked == [{PREFILL: 2}]
-    assert loop.said == ["changes prefill 1 to 2: why"]
+    assert loop.pools.resizes == [{PREFILL: 2}]
+    assert loop.messages == ["changes prefill 1 to 2: why"]
 
 
 async def test_autoscaler_that_does_not_lead_does_nothing_and_forgets_its_history() -> None:
     """A growth that it requested before is for the next leader to take back."""
     loop = Loop()
     await loop.tick(3)
-    assert loop.pools.asked == [{PREFILL: 2}]
+    assert loop.pools.resizes == [{PREFILL: 2}]
     loop.leads = False
     await loop.tick(100)
-    assert loop.pools.asked == [{PREFILL: 2}]
+    assert loop.pools.resizes == [{PREFILL: 2}]
     loop.leads, loop.plan = True, plan(1, 1)
     await loop.tick(100)
-    assert loop.pools.asked == [{PREFILL: 2}]
+    assert loop.pools.resizes == [{PREFILL: 2}]
 
 
 async def test_dry_run_only_logs_its_steps() -> None:
     """It logs a step as often as it would take it."""
     loop = Loop(dry_run=True)
     await loop.tick(14)
-    assert loop.pools.asked == []
-    assert loop.said == ["would change prefill 1 to 2: why"] * 2
+    assert loop.pools.resizes == []
+    assert loop.messages == ["would change prefill 1 to 2: why"] * 2
 
 
 async def test_failed_resize_is_retried_after_the_cooldown() -> None:
     loop = Loop()
     loop.pools.error = Overloaded("somebody else")
     await loop.tick(10)
-    assert loop.pools.asked == [{PREFILL: 2}] * 2
-    assert loop.said[:2] == [
+    assert loop.pools.resizes == [{PREFILL: 2}] * 2
+    assert loop.messages[:2] == [
         "changes prefill 1 to 2: why", "could not change prefill: somebody else",
     ]  # fmt: skip
 
@@ -400,7 +400,7 @@ async def test_repeated_failure_is_logged_once() -> None:
     await loop.tick(5)
     loop.pools.error = Unavailable("no server")
     await loop.tick(5)
-    assert loop.said == [
+    assert loop.messages == [
         "can't get a plan from a conductor: gone",
         "can't see the pools: no server",
     ]
@@ -418,13 +418,13 @@ async def test_autoscaler_runs_until_it_is_cancelled() -> None:
     running = asyncio.ensure_future(
         autoscaler.run_autoscaler(settings, loop.pools, loop.ask, loop.clock)
     )
-    while not loop.pools.asked:
+    while not loop.pools.resizes:
         await asyncio.sleep(0)
         loop.clock.advance(5.0)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert loop.pools.asked[0] == {PREFILL: 2}
+    assert loop.pools.resizes[0] == {PREFILL: 2}
 
 
 def test_scaling_config_is_read_from_the_settings() -> None:

@@ -16,38 +16,38 @@ from router.batches.batch_request import (
 )
 from router.batches.batch_store import BatchStore
 from router.errors import ApiError
-from tests.unit.batch_office import COMPLETIONS, TENANT, batch_line, make_batch
+from tests.unit.batch_harness import COMPLETIONS, TENANT, batch_line, make_batch
 
 # -- restarts -------------------------------------------------------------------------------------
 
 
 def test_job_resumes_where_it_stopped(tmp_path: Path) -> None:
     """The router is killed after any number of lines, even in the middle of writing one."""
-    library = BatchStore(tmp_path)
+    store = BatchStore(tmp_path)
     lines = [batch_line(str(number)) for number in range(4)] + ["wrong"]
-    batch = make_batch(library, 1, *lines)
-    asked: list[int] = []
+    batch = make_batch(store, 1, *lines)
+    completed: list[int] = []
     for life in range(3):
-        job = BatchJob(library, library.list_unfinished()[0], 1000)
+        job = BatchJob(store, store.list_unfinished()[0], 1000)
         job.open(0.0)
         assert (job.batch.completed, job.batch.failed) == (life, 0)
         found = job.next_request(0.0)
         assert found is not None
-        asked.append(found.number)
+        completed.append(found.number)
         job.record_response(found, BatchResponse(200, "r", {}))
         job.close()
-        with library.path(batch, "output").open("ab") as part:
+        with store.path(batch, "output").open("ab") as part:
             part.write(b'{"id": "batch_req_1_3", "custom')
-    job = BatchJob(library, library.list_unfinished()[0], 1000)
+    job = BatchJob(store, store.list_unfinished()[0], 1000)
     job.open(0.0)
     while (found := job.next_request(0.0)) is not None:
-        asked.append(found.number)
+        completed.append(found.number)
         job.record_response(found, BatchResponse(400 if found.number == 3 else 200, "r", {}))
     assert job.finish_if_done(5.0)
-    assert asked == [0, 1, 2, 3]
+    assert completed == [0, 1, 2, 3]
     assert (job.batch.completed, job.batch.failed, job.batch.total) == (3, 2, 5)
-    shelf = library.file_store(TENANT)
-    output = shelf.data_path(job.batch.output_file_id or "").read_bytes().splitlines()
+    files = store.file_store(TENANT)
+    output = files.data_path(job.batch.output_file_id or "").read_bytes().splitlines()
     assert [parse_request_number(each) for each in output] == [0, 1, 2]
 
 
@@ -57,9 +57,9 @@ def test_interrupted_completion_is_finished_after_a_restart(
 ) -> None:
     """The router is killed after the output file was published and before the batch's state said
     so."""
-    library = BatchStore(tmp_path)
-    batch = make_batch(library, 1, batch_line("a"), batch_line("b"))
-    job = BatchJob(library, batch, 1000)
+    store = BatchStore(tmp_path)
+    batch = make_batch(store, 1, batch_line("a"), batch_line("b"))
+    job = BatchJob(store, batch, 1000)
     job.open(0.0)
     found = job.next_request(0.0)
     assert found is not None
@@ -68,20 +68,20 @@ def test_interrupted_completion_is_finished_after_a_restart(
     job.save()
     job._publish_results(2.0)
     job.close()
-    again = BatchJob(library, library.list_unfinished()[0], 1000)
+    again = BatchJob(store, store.list_unfinished()[0], 1000)
     again.open(3.0)
     assert again.next_request(3.0) is None
     assert again.finish_if_done(3.0)
     assert again.batch.is_finished and again.batch.completed == 1
-    shelf = library.file_store(TENANT)
-    assert [file.purpose for file in shelf.list_files()] == ["batch", "batch_output"]
-    assert shelf.get(again.batch.output_file_id or "").bytes > 0
+    files = store.file_store(TENANT)
+    assert [file.purpose for file in files.list_files()] == ["batch", "batch_output"]
+    assert files.get(again.batch.output_file_id or "").bytes > 0
 
 
 def test_unanswered_lines_expire_with_the_completion_window(tmp_path: Path) -> None:
-    library = BatchStore(tmp_path)
-    batch = make_batch(library, 1, *(batch_line(str(number)) for number in range(3)))
-    job = BatchJob(library, batch, 1000)
+    store = BatchStore(tmp_path)
+    batch = make_batch(store, 1, *(batch_line(str(number)) for number in range(3)))
+    job = BatchJob(store, batch, 1000)
     job.open(0.0)
     found = job.next_request(0.0)
     assert found is not None
@@ -90,8 +90,8 @@ def test_unanswered_lines_expire_with_the_completion_window(tmp_path: Path) -> N
     assert job.next_request(float(batch.expires_at)) is None
     assert job.finish_if_done(float(batch.expires_at))
     assert batch.status is BatchStatus.EXPIRED and batch.times["expired"] == batch.expires_at
-    shelf = library.file_store(TENANT)
-    late = map(json.loads, shelf.data_path(batch.error_file_id or "").read_bytes().splitlines())
+    files = store.file_store(TENANT)
+    late = map(json.loads, files.data_path(batch.error_file_id or "").read_bytes().splitlines())
     assert [each["error"]["code"] for each in late] == ["batch_expired"]
 
 
@@ -102,9 +102,9 @@ def test_batch_state_transitions_are_complete() -> None:
 
 
 def test_line_that_is_too_long_fails_alone(tmp_path: Path) -> None:
-    library = BatchStore(tmp_path)
-    batch = make_batch(library, 1, batch_line("a", prompt="x" * 2000), batch_line("b"))
-    job = BatchJob(library, batch, 1000)
+    store = BatchStore(tmp_path)
+    batch = make_batch(store, 1, batch_line("a", prompt="x" * 2000), batch_line("b"))
+    job = BatchJob(store, batch, 1000)
     job.open(0.0)
     found = job.next_request(0.0)
     assert found is not None and found.custom_id == "b" and batch.total == 2
@@ -113,18 +113,19 @@ def test_line_that_is_too_long_fails_alone(tmp_path: Path) -> None:
 
 
 def test_batch_records_of_another_version_are_ignored(tmp_path: Path) -> None:
-    library = BatchStore(tmp_path)
-    batch = make_batch(library, 1, batch_line("a"))
-    library.path(batch, "json").write_text('{"id": "batch_1", "mood": 1}')
-    assert library.list_unfinished() == [] and library.list_batches(TENANT) == []
+    store = BatchStore(tmp_path)
+    batch = make_batch(store, 1, batch_line("a"))
+    store.path(batch, "json").write_text('{"id": "batch_1", "mood": 1}')
+    assert store.list_unfinished() == [] and store.list_batches(TENANT) == []
     with pytest.raises(ApiError):
-        library.get(TENANT, batch.id)
+        store.get(TENANT, batch.id)
 
 
 def test_request_number_is_recovered_from_an_output_line() -> None:
-    asked = parse_batch_request(7, json.dumps(batch_line("a")).encode(), COMPLETIONS)
-    assert asked == BatchRequest(7, "a", {"prompt": "x", "max_tokens": 3})
+    request = parse_batch_request(7, json.dumps(batch_line("a")).encode(), COMPLETIONS)
+    assert request == BatchRequest(7, "a", {"prompt": "x", "max_tokens": 3})
     assert (
-        parse_request_number(encode_output_line("batch_9", asked, BatchResponse(200, "r", {}))) == 7
+        parse_request_number(encode_output_line("batch_9", request, BatchResponse(200, "r", {})))
+        == 7
     )
     assert parse_request_number(b'{"id": "batch_req_9_') is None

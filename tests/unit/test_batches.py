@@ -19,8 +19,9 @@ from router.batches.batch_request import BatchResponse
 from router.batches.batch_runner import BatchRunner
 from router.batches.batch_store import BatchStore
 from router.batches.concurrency import RouterLoad, num_allowed_batch_requests
-from tests.unit import test_router_http
-from tests.unit.batch_office import (
+from tests import router_harness
+from tests.router_harness import eventually, member, wrong_error
+from tests.unit.batch_harness import (
     CHATS,
     COMPLETIONS,
     TENANT,
@@ -34,16 +35,15 @@ from tests.unit.batch_office import (
     upload,
     wait_until_finished,
 )
-from tests.unit.test_router_http import eventually, member, wrong_error
 
-tokenizer = test_router_http.tokenizer
+tokenizer = router_harness.tokenizer
 
 # -- batches --------------------------------------------------------------------------------------
 
 
 async def test_batch_separates_answers_and_errors(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """Valid lines and every kind of invalid line, which go to the error file."""
-    office = BatchRouter(tokenizer, tmp_path)
+    batch_router = BatchRouter(tokenizer, tmp_path)
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
     data = (
         jsonl(batch_line("a"), batch_line("b", prompt="y", max_tokens=2, n=2))
@@ -57,7 +57,7 @@ async def test_batch_separates_answers_and_errors(tokenizer: Tokenizer, tmp_path
         )
         + json.dumps(batch_line("j", prompt="z", max_tokens=1)).encode()
     )  # fmt: skip
-    async with office.open() as client:
+    async with batch_router.open() as client:
         batch = await start_batch(client, data, metadata={"job": "night"})
         assert batch["status"] == "validating" and batch["metadata"] == {"job": "night"}
         assert batch["expires_at"] == batch["created_at"] + COMPLETION_WINDOW_SECONDS
@@ -80,7 +80,7 @@ async def test_batch_separates_answers_and_errors(tokenizer: Tokenizer, tmp_path
     for custom_id in ("a", "c", "e", "g", "h", "i"):
         assert why[custom_id]["response"] is None
         assert why[custom_id]["error"]["code"] == "invalid_request"
-    specs = [job.spec for job in office.router.prefill.submitted]
+    specs = [job.spec for job in batch_router.router.prefill.submitted]
     assert {spec.priority for spec in specs} == {Priority.BATCH}
 
 
@@ -112,8 +112,8 @@ async def test_invalid_batch_requests_are_rejected(tokenizer: Tokenizer, tmp_pat
             response = await client.post("/v1/batches", json={**good, **fields})
             assert wrong_error(response)["param"] == param
         for missing in ("file-ff", "file-../x", "x"):
-            asked = {**good, "input_file_id": missing}
-            wrong_error(await client.post("/v1/batches", json=asked), 404)
+            body = {**good, "input_file_id": missing}
+            wrong_error(await client.post("/v1/batches", json=body), 404)
         wrong_error(await client.post("/v1/batches", content=b"x" * 100_000), 413)
         wrong_error(await client.get("/v1/batches/batch_0"), 404)
         blank = await wait_until_finished(client, await start_batch(client, b"\n \n"))
@@ -128,8 +128,8 @@ async def test_invalid_batch_requests_are_rejected(tokenizer: Tokenizer, tmp_pat
 async def test_batches_are_paged_and_limited_in_number(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    office = BatchRouter(tokenizer, tmp_path)
-    async with office.open(runs=False) as client:
+    batch_router = BatchRouter(tokenizer, tmp_path)
+    async with batch_router.open(runs=False) as client:
         file = (await upload(client, jsonl(batch_line("a")))).json()["id"]
         body = {"input_file_id": file, "endpoint": COMPLETIONS, "completion_window": "24h"}
         for _ in range(100):
@@ -150,19 +150,19 @@ async def test_batches_are_paged_and_limited_in_number(
 async def test_cancelled_batch_starts_no_further_lines(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    office = BatchRouter(tokenizer, tmp_path)
-    async with office.open(runs=False) as client:
+    batch_router = BatchRouter(tokenizer, tmp_path)
+    async with batch_router.open(runs=False) as client:
         batch = await start_batch(client, jsonl(*(batch_line(str(number)) for number in range(50))))
         cancelled = (await client.post(f"/v1/batches/{batch['id']}/cancel")).json()
         assert cancelled["status"] == "cancelling"
-    job = BatchJob(office.store, office.store.list_unfinished()[0], 1000)
+    job = BatchJob(batch_router.store, batch_router.store.list_unfinished()[0], 1000)
     job.open(1000.0)
     assert job.next_request(1001.0) is None
     assert job.finish_if_done(1002.0)
     assert (job.batch.status, job.batch.times) == (
         BatchStatus.CANCELLED, {"in_progress": 1000, "cancelling": 1001, "cancelled": 1002},
     )  # fmt: skip
-    assert office.store.list_unfinished() == []
+    assert batch_router.store.list_unfinished() == []
 
 
 # -- capacity for lines ---------------------------------------------------------------------------
@@ -214,8 +214,8 @@ class FakeBackend:
         return BatchResponse(self.status, "r", {"n": len(self.ids)})
 
 
-def make_runner(library: BatchStore, ask: FakeBackend, room: Any) -> BatchRunner:
-    return BatchRunner(library, ask, room, ManualClock(1_000_000.0), 1000, 10**6)
+def make_runner(store: BatchStore, ask: FakeBackend, room: Any) -> BatchRunner:
+    return BatchRunner(store, ask, room, ManualClock(1_000_000.0), 1000, 10**6)
 
 
 async def until(condition: Any, runner: BatchRunner) -> None:
@@ -226,53 +226,53 @@ async def until(condition: Any, runner: BatchRunner) -> None:
 
 
 async def test_batches_of_different_tenants_alternate(tmp_path: Path) -> None:
-    library, asked = BatchStore(tmp_path), FakeBackend()
+    store, backend = BatchStore(tmp_path), FakeBackend()
     for number, who in enumerate(("alice", "alice", "bob")):
         lines = [batch_line(f"{who}{number}{each}", prompt=f"{who}{number}") for each in range(3)]
-        make_batch(library, number, *lines, tenant=TenantId(who))
-    await until(lambda: not library.list_unfinished(), make_runner(library, asked, lambda _: 1))
-    assert asked.ids[:6] == ["alice0", "bob2"] * 3
-    assert asked.ids[6:] == ["alice1"] * 3 and asked.most == 1
+        make_batch(store, number, *lines, tenant=TenantId(who))
+    await until(lambda: not store.list_unfinished(), make_runner(store, backend, lambda _: 1))
+    assert backend.ids[:6] == ["alice0", "bob2"] * 3
+    assert backend.ids[6:] == ["alice1"] * 3 and backend.most == 1
 
 
 async def test_no_lines_start_without_capacity(tmp_path: Path) -> None:
-    library, asked, room = BatchStore(tmp_path), FakeBackend(), [0]
-    batch = make_batch(library, 1, batch_line("a"))
-    runner = make_runner(library, asked, lambda _: room[0])
+    store, backend, room = BatchStore(tmp_path), FakeBackend(), [0]
+    batch = make_batch(store, 1, batch_line("a"))
+    runner = make_runner(store, backend, lambda _: room[0])
     running = asyncio.create_task(runner.run())
-    await eventually(lambda: library.get(TENANT, batch.id).status is BatchStatus.IN_PROGRESS)
-    assert asked.ids == []
+    await eventually(lambda: store.get(TENANT, batch.id).status is BatchStatus.IN_PROGRESS)
+    assert backend.ids == []
     room[0] = 1
     runner.check_now()
-    await eventually(lambda: library.get(TENANT, batch.id).status is BatchStatus.COMPLETED)
+    await eventually(lambda: store.get(TENANT, batch.id).status is BatchStatus.COMPLETED)
     running.cancel()
     await asyncio.wait([running])
 
 
 async def test_no_lines_start_without_disk_space(tmp_path: Path) -> None:
-    library, asked = BatchStore(tmp_path), FakeBackend()
-    batch = make_batch(library, 1, batch_line("a"))
-    filler = make_file(library, 2, b"x" * 5000)
-    runner = BatchRunner(library, asked, lambda _: 1, ManualClock(1_000_000.0), 1000, 5000)
+    store, backend = BatchStore(tmp_path), FakeBackend()
+    batch = make_batch(store, 1, batch_line("a"))
+    filler = make_file(store, 2, b"x" * 5000)
+    runner = BatchRunner(store, backend, lambda _: 1, ManualClock(1_000_000.0), 1000, 5000)
     running = asyncio.create_task(runner.run())
-    await eventually(lambda: library.get(TENANT, batch.id).status is BatchStatus.IN_PROGRESS)
-    assert asked.ids == []
-    library.file_store(TENANT).delete(filler)
+    await eventually(lambda: store.get(TENANT, batch.id).status is BatchStatus.IN_PROGRESS)
+    assert backend.ids == []
+    store.file_store(TENANT).delete(filler)
     runner.check_now()
-    await eventually(lambda: library.get(TENANT, batch.id).status is BatchStatus.COMPLETED)
+    await eventually(lambda: store.get(TENANT, batch.id).status is BatchStatus.COMPLETED)
     running.cancel()
     await asyncio.wait([running])
 
 
 def test_abandoned_uploads_are_deleted_after_a_day(tmp_path: Path) -> None:
-    shelf = BatchStore(tmp_path).file_store(TENANT)
-    left = shelf.upload("left", 10, 0, lambda path, least, wanted: wanted)
+    files = BatchStore(tmp_path).file_store(TENANT)
+    left = files.upload("left", 10, 0, lambda path, least, wanted: wanted)
     left.write(b"x")
     left.close()
     began = left.path.stat().st_mtime
-    shelf.delete_expired(began + 3600)
+    files.delete_expired(began + 3600)
     assert left.path.exists()
-    shelf.delete_expired(began + 24 * 3600 + 1)
+    files.delete_expired(began + 24 * 3600 + 1)
     assert not left.path.exists()
 
 
@@ -280,46 +280,46 @@ def test_oldest_finished_batches_are_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("router.batches.batch_store.MAX_BATCHES", 3)
-    library = BatchStore(tmp_path)
+    store = BatchStore(tmp_path)
     for number in range(5):
-        batch = make_batch(library, number, batch_line("a"))
+        batch = make_batch(store, number, batch_line("a"))
         if number != 1:
             batch.set_status(BatchStatus.FAILED, 0.0)
-            library.save(batch)
-    assert [batch.id for batch in library.list_batches(TENANT)] == ["batch_4", "batch_3", "batch_1"]
+            store.save(batch)
+    assert [batch.id for batch in store.list_batches(TENANT)] == ["batch_4", "batch_3", "batch_1"]
 
 
 async def test_refused_lines_are_retried_with_backoff(tmp_path: Path) -> None:
-    library, asked = BatchStore(tmp_path), FakeBackend()
-    batch = make_batch(library, 1, batch_line("a"))
+    store, backend = BatchStore(tmp_path), FakeBackend()
+    batch = make_batch(store, 1, batch_line("a"))
     clock = ManualClock(1_000_000.0)
-    runner = BatchRunner(library, asked, lambda _: 1, clock, 1000, 10**6)
-    asked.status = 503
+    runner = BatchRunner(store, backend, lambda _: 1, clock, 1000, 10**6)
+    backend.status = 503
     running = asyncio.create_task(runner.run())
     for pause, times in ((1.0, 1), (2.0, 2), (4.0, 3)):
-        await eventually(lambda times=times: len(asked.ids) == times and runner.num_running == 0)
+        await eventually(lambda times=times: len(backend.ids) == times and runner.num_running == 0)
         if times == 3:
-            asked.status = 200
+            backend.status = 200
         clock.advance(pause)
         runner.check_now()
-    await eventually(lambda: library.get(TENANT, batch.id).status is BatchStatus.COMPLETED)
+    await eventually(lambda: store.get(TENANT, batch.id).status is BatchStatus.COMPLETED)
     running.cancel()
     await asyncio.wait([running])
-    assert library.get(TENANT, batch.id).completed == 1 and len(asked.ids) == 4
+    assert store.get(TENANT, batch.id).completed == 1 and len(backend.ids) == 4
 
 
 async def test_only_one_of_two_routers_runs_batches(tmp_path: Path) -> None:
     one, two = FakeBackend(), FakeBackend()
-    library = BatchStore(tmp_path)
-    make_batch(library, 1, *(batch_line(str(number)) for number in range(9)))
-    first = asyncio.create_task(make_runner(library, one, lambda _: 1).run())
+    store = BatchStore(tmp_path)
+    make_batch(store, 1, *(batch_line(str(number)) for number in range(9)))
+    first = asyncio.create_task(make_runner(store, one, lambda _: 1).run())
     await eventually(lambda: bool(one.ids))
-    second = asyncio.create_task(make_runner(library, two, lambda _: 1).run())
-    await eventually(lambda: not library.list_unfinished())
+    second = asyncio.create_task(make_runner(store, two, lambda _: 1).run())
+    await eventually(lambda: not store.list_unfinished())
     for task in (first, second):
         task.cancel()
         await asyncio.wait([task])
     assert len(one.ids) == 9 and two.ids == []
-    make_batch(library, 2, batch_line("a"))
-    await until(lambda: not library.list_unfinished(), make_runner(library, two, lambda _: 1))
+    make_batch(store, 2, batch_line("a"))
+    await until(lambda: not store.list_unfinished(), make_runner(store, two, lambda _: 1))
     assert len(two.ids) == 1

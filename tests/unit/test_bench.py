@@ -50,14 +50,14 @@ def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     """Run ``baton bench …`` in this process; return its exit code, stdout and stderr."""
     monkeypatch.delenv("BENCH_API_KEY", raising=False)
 
-    def asked(*arguments: str) -> tuple[int, str, str]:
+    def run_command(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["baton", "bench", *arguments])
         with pytest.raises(SystemExit) as ended:
             main()
         out, err = capsys.readouterr()
         return int(ended.value.code or 0), out, err
 
-    return asked
+    return run_command
 
 
 def json_result(answer: tuple[int, str, str]) -> dict[str, Any]:
@@ -106,9 +106,9 @@ def test_conversations_keep_their_order() -> None:
 
 
 def test_split_load_keeps_every_request() -> None:
-    asked = load(concurrency=5, kind="chat", requests=60)
-    trace = asked.make_trace()
-    parts = split_load(asked, trace, 3)
+    whole = load(concurrency=5, kind="chat", requests=60)
+    trace = whole.make_trace()
+    parts = split_load(whole, trace, 3)
     assert [part.concurrency for part, _ in parts] == [2, 2, 1]
     split = [arrival for _, part in parts for arrival in part.requests]
     assert sorted(split, key=lambda each: each.arrival_seconds) == list(trace.requests)
@@ -116,7 +116,7 @@ def test_split_load_keeps_every_request() -> None:
     parts = split_load(opened, opened.make_trace(), 2)
     assert [len(part.requests) for _, part in parts] == [5, 4]
     with pytest.raises(Invalid, match="there are 5 users"):
-        split_load(asked, trace, 6)
+        split_load(whole, trace, 6)
 
 
 def test_requests_beyond_the_context_are_shortened() -> None:

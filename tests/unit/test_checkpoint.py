@@ -121,7 +121,11 @@ def test_loading_progress_ends_at_the_total(original: Path) -> None:
     progress: list[tuple[int, int]] = []
     config = load_model_config(original)
     load_weights(
-        original, config, torch.device("cpu"), torch.float32, lambda *seen: progress.append(seen)
+        original,
+        config,
+        torch.device("cpu"),
+        torch.float32,
+        lambda *done_and_total: progress.append(done_and_total),
     )
     assert progress[-1][0] == progress[-1][1] > 0
     assert progress == sorted(progress)

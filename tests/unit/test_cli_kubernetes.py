@@ -22,7 +22,7 @@ SETTINGS = Settings(cluster="test")
 
 class RecordedPools:
     def __init__(self) -> None:
-        self.asked: list[object] = []
+        self.calls: list[object] = []
 
     async def pools(self) -> Mapping[str, KubernetesWorkload]:
         return {
@@ -37,10 +37,10 @@ class RecordedPools:
         return [PoolWorker(WorkerId("b-decode-big-x"), Role.DECODE, "pending", "", why)]
 
     async def resize(self, wanted: Mapping[str, int]) -> None:
-        self.asked.append(dict(wanted))
+        self.calls.append(dict(wanted))
 
     async def remove(self, worker_id: WorkerId) -> None:
-        self.asked.append(worker_id)
+        self.calls.append(worker_id)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_scale_resizes_the_named_pools(
     pools: RecordedPools, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kubernetes.scale(SETTINGS, ["prefill=2", "decode-big=3"])
-    assert pools.asked == [{"prefill": 2, "decode-big": 3}]
+    assert pools.calls == [{"prefill": 2, "decode-big": 3}]
     assert capsys.readouterr().out == "prefill=2 decode-big=3\n"
 
 
@@ -86,7 +86,7 @@ def test_drain_removes_the_named_worker(
     pools: RecordedPools, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kubernetes.drain(SETTINGS, "baton-prefill-abc")
-    assert pools.asked == ["baton-prefill-abc"]
+    assert pools.calls == ["baton-prefill-abc"]
     assert capsys.readouterr().out == "baton-prefill-abc is draining, and will then be removed\n"
 
 
@@ -94,7 +94,7 @@ def test_drain_removes_the_named_worker(
 def test_invalid_sizes_are_rejected(pools: RecordedPools, text: str) -> None:
     with pytest.raises(Invalid, match="scale takes POOL=N, as in decode=3"):
         kubernetes.scale(SETTINGS, [text])
-    assert pools.asked == []
+    assert pools.calls == []
 
 
 def test_missing_kubernetes_access_is_reported(

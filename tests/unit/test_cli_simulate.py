@@ -21,14 +21,14 @@ SMALL = ("--requests", "60")
 def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
     """Run ``baton …`` in this process; return its exit code, stdout and stderr."""
 
-    def asked(*arguments: str) -> tuple[int, str, str]:
+    def run_command(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["baton", *arguments])
         with pytest.raises(SystemExit) as ended:
             main()
         out, err = capsys.readouterr()
         return int(ended.value.code or 0), out, err
 
-    return asked
+    return run_command
 
 
 def parsed(answer: tuple[int, str, str]) -> dict[str, Any]:

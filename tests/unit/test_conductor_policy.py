@@ -14,7 +14,16 @@ from conductor.policy.candidates import candidates, hash_to_index, ring_key
 from conductor.policy.prefill_work import PrefillWork, prefill_work
 from conductor.policy.queue_forecast import QueueForecast, forecast_queue
 from conductor.policy.snapshot import AdmissionRates, QueuedPrefill, StoredPrefix
-from tests.fleet import BLOCK_KEYS, NOW, PREFILL, FakeCache, decode, prefill, query, snapshot
+from tests.cluster_snapshots import (
+    BLOCK_KEYS,
+    NOW,
+    PREFILL,
+    FakeCache,
+    decode,
+    prefill,
+    query,
+    snapshot,
+)
 
 CONFIG = BatonPolicyConfig()
 W = CONFIG.service_weight
@@ -48,10 +57,10 @@ def test_ring_key_is_the_first_block_key_that_few_requests_share(
 
 
 def test_ring_key_of_a_fully_shared_prompt_is_the_session_or_request_id() -> None:
-    seen = snapshot([prefill("p")], [], FakeCache(shares=[1.0] * 8))
-    assert ring_key(seen, query("mine")) == b"mine"
-    assert ring_key(seen, query("mine", session="talk")) == b"talk"
-    assert ring_key(seen, replace(query("mine"), keys=())) == b"mine"
+    cluster = snapshot([prefill("p")], [], FakeCache(shares=[1.0] * 8))
+    assert ring_key(cluster, query("mine")) == b"mine"
+    assert ring_key(cluster, query("mine", session="talk")) == b"talk"
+    assert ring_key(cluster, replace(query("mine"), keys=())) == b"mine"
 
 
 def test_candidates_are_ring_successors_cache_holders_and_a_least_loaded_worker() -> None:
@@ -60,18 +69,18 @@ def test_candidates_are_ring_successors_cache_holders_and_a_least_loaded_worker(
     cached = {ring[5]: 1, ring[6]: 3, ring[7]: 2, "stranger": 9}
     idle = sorted(ring[8:])
     workers = [prefill(n) if n in idle else prefill(n, (9.0, 1.0)) for n in names]
-    seen = snapshot(workers, [], FakeCache(cached))
+    cluster = snapshot(workers, [], FakeCache(cached))
     for number in range(8):
-        asked = query(f"r{number}")
-        least = idle[hash_to_index(asked.request_id, 4)]
-        found = [view.id for view in candidates(seen, asked, 3, 3, 4)]
+        placement_query = query(f"r{number}")
+        least = idle[hash_to_index(placement_query.request_id, 4)]
+        found = [view.id for view in candidates(cluster, placement_query, 3, 3, 4)]
         assert found == [*ring[:3], ring[6], ring[7], least]
     picks = {hash_to_index(f"r{number}", 4) for number in range(32)}
     assert picks == {0, 1, 2, 3}
-    narrow = [view.id for view in candidates(seen, query(), 1, 0, 1)]
+    narrow = [view.id for view in candidates(cluster, query(), 1, 0, 1)]
     assert narrow == [ring[0], idle[0]]
     without = query(**excluding(ring[0], ring[6], idle[0]))
-    assert [view.id for view in candidates(seen, without, 1, 2, 1)] == [ring[1], idle[1]]
+    assert [view.id for view in candidates(cluster, without, 1, 2, 1)] == [ring[1], idle[1]]
 
 
 # -- prefill -------------------------------------------------------------------------------
@@ -101,8 +110,8 @@ def test_prefill_score_is_queue_time_plus_weighted_service_time() -> None:
 
 
 def test_last_prompt_token_is_always_computed() -> None:
-    seen = snapshot([prefill("p")], [decode("d")], FakeCache({"p": 8}))
-    [scored] = place(seen, query("r", 128), CONFIG).prefill_scores
+    cluster = snapshot([prefill("p")], [decode("d")], FakeCache({"p": 8}))
+    [scored] = place(cluster, query("r", 128), CONFIG).prefill_scores
     assert scored == ScoredWorker(
         WorkerId("p"), pytest.approx(W * 0.01), 0.0, pytest.approx(0.01), 8
     )
@@ -110,16 +119,16 @@ def test_last_prompt_token_is_always_computed() -> None:
 
 def test_stored_prefix_is_fetched_when_that_is_faster_than_computing() -> None:
     cache = FakeCache({"p": 2}, StoredPrefix("s", 8))
-    seen = snapshot([prefill("p")], [decode("d")], cache)
-    work = prefill_work(seen, query(), seen.prefills["p"], cache.stored_prefix)
+    cluster = snapshot([prefill("p")], [decode("d")], cache)
+    work = prefill_work(cluster, query(), cluster.prefills["p"], cache.stored_prefix)
     # Fetching 96 tokens takes 0.096 s, computing them 0.96 s.
     assert work == PrefillWork(pytest.approx(0.05), 2, 6, pytest.approx(0.096))
-    decision = place(seen, query(), CONFIG)
+    decision = place(cluster, query(), CONFIG)
     assert decision.fetch_source == StoredPrefix("s", 8)
     assert decision.prefill_scores[0].fetched_blocks == 6
     assert decision.ttft_seconds == pytest.approx(0.146)
-    slow = replace(seen, kv_bytes_per_token=20_000)
-    assert prefill_work(slow, query(), seen.prefills["p"], cache.stored_prefix) == PrefillWork(
+    slow = replace(cluster, kv_bytes_per_token=20_000)
+    assert prefill_work(slow, query(), cluster.prefills["p"], cache.stored_prefix) == PrefillWork(
         pytest.approx(1.01), 2
     )
     assert place(slow, query(), CONFIG).fetch_source is None
@@ -139,47 +148,47 @@ def test_worker_that_would_be_late_ranks_after_one_in_time() -> None:
 
 def test_worker_where_others_would_become_late_ranks_last() -> None:
     workers = [prefill("p0", (3.2, 2.0)), prefill("p1", (9.0, 2.0))]
-    asked = query(ttft_slo_seconds=1.0)
-    decision = place(snapshot(workers, [decode("d")]), asked, CONFIG)
+    placement_query = query(ttft_slo_seconds=1.0)
+    decision = place(snapshot(workers, [decode("d")]), placement_query, CONFIG)
     assert [each.worker for each in decision.prefill_scores] == ["p1", "p0"]
     assert [each.score for each in decision.prefill_scores] == pytest.approx(
         [2.0 + W * OWN, SLO_MISS_PENALTY + 2.0 + W * OWN]
     )
     alone = snapshot(workers[:1], [decode("d")])
     with pytest.raises(Overloaded, match="requests admitted earlier would miss their SLO"):
-        place(alone, asked, CONFIG)
+        place(alone, placement_query, CONFIG)
 
 
 def test_ties_go_to_the_first_worker_on_the_ring() -> None:
     names = tuple(f"{number}" for number in range(6))
     for number in range(20):
-        asked = query(f"request {number}")
-        asked = replace(asked, keys=(bytes([number]) * 16,))
-        seen = snapshot([prefill(n) for n in names], [decode(n) for n in names])
-        decision = place(seen, asked, CONFIG)
-        assert decision.prefill == next(ring_successors(names, asked.keys[0]))
-        assert decision.decode == next(ring_successors(names, asked.request_id.encode()))
+        placement_query = query(f"request {number}")
+        placement_query = replace(placement_query, keys=(bytes([number]) * 16,))
+        cluster = snapshot([prefill(n) for n in names], [decode(n) for n in names])
+        decision = place(cluster, placement_query, CONFIG)
+        assert decision.prefill == next(ring_successors(names, placement_query.keys[0]))
+        assert decision.decode == next(ring_successors(names, placement_query.request_id.encode()))
 
 
 def test_decision_does_not_depend_on_the_order_of_the_views() -> None:
     workers = [prefill(f"p{number}", (9.0, number % 3 + 0.1)) for number in range(7)]
     others = [decode(f"d{number}", 100 * (number % 2)) for number in range(5)]
     for number in range(20):
-        asked = query(f"request {number}")
+        placement_query = query(f"request {number}")
         cache = FakeCache({"p3": 1})
         turned = snapshot(workers[::-1], others[::-1], cache)
-        assert place(turned, asked, CONFIG) == place(
-            snapshot(workers, others, cache), asked, CONFIG
+        assert place(turned, placement_query, CONFIG) == place(
+            snapshot(workers, others, cache), placement_query, CONFIG
         )
 
 
 def test_full_scan_scores_all_workers() -> None:
     workers = [prefill(f"p{number}", (50.0, 20.0 - number)) for number in range(20)]
-    seen = snapshot(workers, [decode("d")])
-    asked = query(ttft_slo_seconds=60.0, **excluding("p19"))
-    decision = place(seen, asked, replace(CONFIG, full_scan=True))
+    cluster = snapshot(workers, [decode("d")])
+    placement_query = query(ttft_slo_seconds=60.0, **excluding("p19"))
+    decision = place(cluster, placement_query, replace(CONFIG, full_scan=True))
     assert decision.prefill == "p18" and len(decision.prefill_scores) == 19
-    assert len(place(seen, asked, CONFIG).prefill_scores) <= 4
+    assert len(place(cluster, placement_query, CONFIG).prefill_scores) <= 4
 
 
 # -- decode --------------------------------------------------------------------------------
@@ -213,40 +222,40 @@ def test_decode_worker_that_could_never_hold_the_request_is_no_candidate() -> No
 
 def test_request_without_memory_is_refused_unless_already_admitted() -> None:
     full = decode("d", 9900, num_requests=9)
-    seen = snapshot([prefill("p")], [full])
+    cluster = snapshot([prefill("p")], [full])
     # The 133 missing tokens become free within 133 / 9900 of an answer's 1.9 s. With 31 ms to spare
     # for each of 16 tokens, even a short answer makes up for that.
     patient = query(itl_slo_seconds=0.05)
-    assert place(seen, patient, CONFIG).decode == "d"
+    assert place(cluster, patient, CONFIG).decode == "d"
     hasty = query(itl_slo_seconds=0.02)
     with pytest.raises(Overloaded, match="room for 100 tokens, and 233 are needed") as refusal:
-        place(replace(seen, short_answer_tokens=0.0), hasty, CONFIG)
+        place(replace(cluster, short_answer_tokens=0.0), hasty, CONFIG)
     assert refusal.value.retry_after_seconds == 0.1
     for let_in in (replace(CONFIG, admission=False), CONFIG):
-        asked = replace(hasty, must_admit=let_in.admission)
-        assert place(seen, asked, let_in).decode == "d"
+        placement_query = replace(hasty, must_admit=let_in.admission)
+        assert place(cluster, placement_query, let_in).decode == "d"
 
 
 def test_idle_worker_refuses_nothing_that_it_can_hold() -> None:
-    seen = snapshot([prefill("p")], [decode("d", 0, 140)])
-    assert place(seen, query(ttft_slo_seconds=1e-6, itl_slo_seconds=1e-6), CONFIG)
+    cluster = snapshot([prefill("p")], [decode("d", 0, 140)])
+    assert place(cluster, query(ttft_slo_seconds=1e-6, itl_slo_seconds=1e-6), CONFIG)
 
 
 def test_late_request_is_refused_with_a_retry_after() -> None:
-    seen = snapshot([prefill("p", (2.5, 2.0))], [decode("d")])
+    cluster = snapshot([prefill("p", (2.5, 2.0))], [decode("d")])
     with pytest.raises(Overloaded, match=r"would come 0\.30 s late") as refusal:
-        place(seen, query(), CONFIG)
+        place(cluster, query(), CONFIG)
     assert refusal.value.retry_after_seconds == pytest.approx(0.3)
-    assert place(seen, query(must_admit=True), CONFIG).prefill == "p"
-    assert place(seen, query(ttft_slo_seconds=math.inf), CONFIG).prefill == "p"
+    assert place(cluster, query(must_admit=True), CONFIG).prefill == "p"
+    assert place(cluster, query(ttft_slo_seconds=math.inf), CONFIG).prefill == "p"
 
 
 def test_request_that_would_miss_the_itl_slo_is_refused() -> None:
-    seen = snapshot([prefill("p")], [decode("d", 1000, num_requests=40)])
+    cluster = snapshot([prefill("p")], [decode("d", 1000, num_requests=40)])
     with pytest.raises(
         Overloaded, match=r"would be 0\.051 s, which is more than the SLO of 0\.050 s"
     ):
-        place(seen, query(), CONFIG)
+        place(cluster, query(), CONFIG)
 
 
 def test_requests_are_not_refused_on_unmeasured_costs() -> None:
@@ -261,35 +270,35 @@ def test_requests_are_not_refused_on_unmeasured_costs() -> None:
 def test_memory_is_reserved_for_long_prompts_when_they_are_refused_more_often() -> None:
     unfair = AdmissionRates((100, 200, 300), (1.0, 1.0, 1.0, 0.9), large_tokens=500)
     nearly_full = decode("d", 9400, num_requests=9)
-    seen = snapshot([prefill("p")], [nearly_full], admitted=unfair)
-    seen = replace(seen, short_answer_tokens=0.0)
+    cluster = snapshot([prefill("p")], [nearly_full], admitted=unfair)
+    cluster = replace(cluster, short_answer_tokens=0.0)
     with pytest.raises(Overloaded, match="reserves its last 500 tokens of KV for a longer prompt"):
-        place(seen, query("short", 133), CONFIG)
-    assert place(seen, query("long", 301), CONFIG).decode == "d"
-    fair = replace(seen, admission_rates=replace(unfair, admitted_shares=(1.0, 1.0, 1.0, 0.99)))
+        place(cluster, query("short", 133), CONFIG)
+    assert place(cluster, query("long", 301), CONFIG).decode == "d"
+    fair = replace(cluster, admission_rates=replace(unfair, admitted_shares=(1.0, 1.0, 1.0, 0.99)))
     assert place(fair, query("short", 133), CONFIG).decode == "d"
 
 
 def test_request_larger_than_any_decode_worker_is_invalid() -> None:
     others = [decode("d0", 0, 100), decode("d1", 0, 132)]
-    for asked in (query(), query(must_admit=True), query(**excluding("d1"))):
+    for placement_query in (query(), query(must_admit=True), query(**excluding("d1"))):
         with pytest.raises(Invalid, match=r"has 133 tokens, and the largest .* for 132"):
-            place(snapshot([prefill("p")], others), asked, CONFIG)
+            place(snapshot([prefill("p")], others), placement_query, CONFIG)
 
 
 def test_placement_with_empty_or_excluded_pools() -> None:
     workers, others = [prefill("p0"), prefill("p1", (9.0, 1.0))], [decode("d0"), decode("d1", 99)]
-    seen = snapshot(workers, others, FakeCache({"p0": 8}, StoredPrefix("s", 4)))
-    decision = place(seen, query(**excluding("p0", "d0")), CONFIG)
+    cluster = snapshot(workers, others, FakeCache({"p0": 8}, StoredPrefix("s", 4)))
+    decision = place(cluster, query(**excluding("p0", "d0")), CONFIG)
     assert (decision.prefill, decision.decode) == ("p1", "d1")
-    alone = place(seen, query(**excluding("p0", "p1", "d0")), CONFIG)
+    alone = place(cluster, query(**excluding("p0", "p1", "d0")), CONFIG)
     assert (alone.prefill, alone.decode, alone.reason) == (None, "d1", "no prefill worker is ready")
     assert (alone.itl_seconds, alone.fetch_source) == (pytest.approx(0.012), StoredPrefix("s", 4))
-    reader = place(seen, query(**excluding("d0", "d1")), CONFIG)
+    reader = place(cluster, query(**excluding("d0", "d1")), CONFIG)
     assert (reader.prefill, reader.decode) == (None, "p0")
     assert reader.reason == "no decode worker is ready"
     assert (reader.service_seconds, reader.ttft_seconds) == (pytest.approx(0.05),) * 2
-    for nobody in (snapshot([], []), seen):
+    for nobody in (snapshot([], []), cluster):
         with pytest.raises(Unavailable, match="no worker is ready"):
             place(nobody, query(**excluding("p0", "p1", "d0", "d1")), CONFIG)
 
@@ -339,13 +348,13 @@ def test_prompt_is_prefilled_on_the_decode_worker_when_cheaper_there(
     busy = ((1.0, queued),) if queued else ()
     writer = decode("d", num_requests=batch, prefill_cost=PREFILL)
     cache = FakeCache({"d": cached, "p": cached})
-    seen = snapshot([prefill("p", *busy)], [writer], cache)
-    asked = query(num_tokens=num_tokens, itl_slo_seconds=0.055, must_admit=True)
-    decision = place(seen, asked, CONFIG)
+    cluster = snapshot([prefill("p", *busy)], [writer], cache)
+    placement_query = query(num_tokens=num_tokens, itl_slo_seconds=0.055, must_admit=True)
+    decision = place(cluster, placement_query, CONFIG)
     assert (decision.prefill is None, decision.decode) == (reads_itself, "d")
     assert len(decision.prefill_scores) == len(decision.decode_scores) == 1
 
 
 def test_decode_worker_without_prefill_cost_does_no_local_prefill() -> None:
-    seen = snapshot([prefill("p")], [decode("d")])
-    assert place(seen, query(num_tokens=1), CONFIG).prefill == "p"
+    cluster = snapshot([prefill("p")], [decode("d")])
+    assert place(cluster, query(num_tokens=1), CONFIG).prefill == "p"

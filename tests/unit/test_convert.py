@@ -89,16 +89,18 @@ def test_prompt_logprobs_round_trip() -> None:
     assert output_from_proto(output_to_proto(output)) == output
 
 
-def told(**fields: Any) -> common_pb2.RequestOutput:
+def make_output(**fields: Any) -> common_pb2.RequestOutput:
     return common_pb2.RequestOutput(request_id="r", epoch=2, token_ids=[5], **fields)
 
 
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        (told(finish_reason=99), "unknown finish reason 99: the worker has another version"),
+        (make_output(finish_reason=99), "unknown finish reason 99: the worker has another version"),
         (
-            told(logprobs=[common_pb2.TokenLogprob(top_token_ids=[1, 2], top_logprobs=[-0.1])]),
+            make_output(
+                logprobs=[common_pb2.TokenLogprob(top_token_ids=[1, 2], top_logprobs=[-0.1])]
+            ),
             "each of top_token_ids must have a logprob",
         ),
     ],
@@ -126,9 +128,9 @@ def test_unknown_enum_values_reject_only_their_message() -> None:
             read(message)
 
 
-@pytest.mark.parametrize("told", ["inf", "nan", "-1", "soon", "1e9", "", float("inf"), -0.5])
-def test_absurd_retry_after_values_become_one_second(told: str | float) -> None:
-    assert parse_retry_after(told) == 1.0
+@pytest.mark.parametrize("value", ["inf", "nan", "-1", "soon", "1e9", "", float("inf"), -0.5])
+def test_absurd_retry_after_values_become_one_second(value: str | float) -> None:
+    assert parse_retry_after(value) == 1.0
 
 
 def test_valid_retry_after_is_kept() -> None:

@@ -68,12 +68,12 @@ def batch_of(*rows: Row) -> PackedBatch:
 def test_padding_rows_touch_no_block() -> None:
     static = StaticBatch(4, 64, 16, CPU)
     static.fill([5, 6, 7], batch_of(row(0, 17, [3, 9]), row(1, 0, [1]), row(2, 50, [2, 4, 6, 8])))
-    seen = static.device_batch
+    batch = static.device_batch
     assert static.token_ids.tolist() == [5, 6, 7, 0]
-    assert seen.positions.tolist() == [17, 0, 50, 0]
-    assert seen.slots.tolist() == [9 * 16 + 1, 16, 8 * 16 + 2, NO_SLOT]
-    assert seen.context_lengths.tolist() == [18, 1, 51, 0]
-    assert seen.block_tables[0, :2].tolist() == [3, 9] and seen.block_tables[2].tolist() == [
+    assert batch.positions.tolist() == [17, 0, 50, 0]
+    assert batch.slots.tolist() == [9 * 16 + 1, 16, 8 * 16 + 2, NO_SLOT]
+    assert batch.context_lengths.tolist() == [18, 1, 51, 0]
+    assert batch.block_tables[0, :2].tolist() == [3, 9] and batch.block_tables[2].tolist() == [
         2,
         4,
         6,
@@ -112,11 +112,11 @@ class Replayed:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self.asked: list[int] = []
+        self.batch_sizes: list[int] = []
         self.warmed: list[int] = []
 
     def logits(self, token_ids: Sequence[int], batch: PackedBatch) -> torch.Tensor | None:
-        self.asked.append(batch.num_rows)
+        self.batch_sizes.append(batch.num_rows)
         if batch.num_decodes < batch.num_rows:
             return None
         return self._model.forward(torch.tensor(token_ids), batch, torch.arange(batch.num_rows))
@@ -139,7 +139,9 @@ def test_runner_replays_decode_steps_and_runs_all_others_eagerly() -> None:
         steps = [make_rows([(0, 9), (0, 3)]), make_rows([(9, 1), (3, 1)])]
         steps.append([replace(steps[1][0], sample=False), steps[1][1]])
         tokens.append([runner.run(Plan(n, tuple(rows))).sampled for n, rows in enumerate(steps)])
-        assert graphs.asked == ([2, 2] if replays else []), "what samples nothing is not replayed"
+        assert graphs.batch_sizes == ([2, 2] if replays else []), (
+            "what samples nothing is not replayed"
+        )
     assert tokens[0] == tokens[1]
     assert [[token is not None for token in step] for step in tokens[0]] == [
         [True, True], [True, True], [False, True],

@@ -51,12 +51,12 @@ def test_ties_go_to_lower_token_ids(window: int, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(batched, "TOP_WINDOW_TOKENS", window)
     logits = torch.zeros(1, VOCAB)
     logits[0, 9:] = 1.0
-    seen = set()
+    token_ids = set()
     for trial in range(40):
         one = row(replace(PLAIN, top_k=3, seed=trial))
         assert sample_batch(logits, [one]) == sample(logits, [one])
-        seen |= {sampled.token_id for sampled in sample_batch(logits, [one]) if sampled}
-    assert seen == {9, 10, 11}
+        token_ids |= {sampled.token_id for sampled in sample_batch(logits, [one]) if sampled}
+    assert token_ids == {9, 10, 11}
 
 
 def test_choice_within_the_window_needs_no_full_pass(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ import pytest
 from baton.errors import Invalid
 from tools.dashboards import DASHBOARDS, FOLDER
 from tools.dashboards.grafana import COLUMNS, Dashboard, PromQuery
+from tools.observability import RULES, alerts, used_metrics
 from tools.promql import MetricUse, uses
 from tools.scrape import Scrape
-from tools.watching import RULES, alerts, used_metrics
 
 ROOT = Path(__file__).parents[2]
 SEVERITIES = {"critical", "warning", "info"}

@@ -25,7 +25,7 @@ from baton.registry.membership import Membership
 from baton.registry.memory import MemoryRegistry
 from baton.worker.numerics_check import check_same_numerics
 from tests.model_zoo import make_model
-from tests.unit.native_house import needs_kernels
+from tests.unit.native_helpers import needs_kernels
 from tools.determinism import BitsDiffer, RandomPlacement, cell_of, parse, requests_alone
 
 SEED = 20261121

@@ -18,7 +18,7 @@ from baton.core.kv_transfer import CHECKSUM_XXH3
 from baton.errors import Corrupt, Invalid, Unavailable
 from kvstore.disk_tier import DiskTier
 from kvstore.segment import PAGE_BYTES, RECORD_BYTES, BlockRecord, Segment, num_slots_in
-from tests.store_house import reserve
+from tests.store_harness import reserve
 
 SEGMENT = 64 * 1024
 LARGE = 16_000
@@ -515,7 +515,7 @@ def test_no_room_for_the_first_segment(tmp_path: Path, monkeypatch: pytest.Monke
 STORE_AND_DIE = """
 import os, sys
 from pathlib import Path
-from tests.store_house import reserve
+from tests.store_harness import reserve
 from tests.unit.test_disk import opened, payload, record, store
 disk = opened(Path(sys.argv[1]))
 store(disk, 1)

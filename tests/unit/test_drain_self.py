@@ -20,10 +20,10 @@ from command_line.main import app
 
 @pytest.fixture
 def ops() -> Iterator[tuple[OpsServer, int]]:
-    vitals = ProcessHealth(ManualClock())
-    vitals.start()
-    vitals.set_state("serving")
-    ops = OpsServer(vitals, hung_seconds=20.0)
+    health = ProcessHealth(ManualClock())
+    health.start()
+    health.set_state("serving")
+    ops = OpsServer(health, hung_seconds=20.0)
     yield ops, int(ops.open("127.0.0.1", 0).rpartition(":")[2])
     ops.close()
 

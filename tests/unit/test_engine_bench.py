@@ -43,7 +43,7 @@ from command_line.bench_engine.config import parse_counts
 from command_line.bench_engine.roofline_plot import attainable_flops_per_second
 from command_line.main import main
 from tests.model_zoo import make_model
-from tests.unit.native_house import needs_kernels
+from tests.unit.native_helpers import needs_kernels
 
 Ask = Callable[..., tuple[int, str, str]]
 CPU = torch.device("cpu")
@@ -72,14 +72,14 @@ def config(path: Path) -> ModelConfig:
 def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
     """Run ``baton …`` in this process; return its exit code, stdout and stderr."""
 
-    def asked(*arguments: str) -> tuple[int, str, str]:
+    def run_command(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["baton", *arguments])
         with pytest.raises(SystemExit) as ended:
             main()
         out, err = capsys.readouterr()
         return int(ended.value.code or 0), out, err
 
-    return asked
+    return run_command
 
 
 # -- cases and their roofline demand -----------------------------------------------------------
@@ -175,25 +175,25 @@ def test_bench_case_result_derives_rates_and_shares() -> None:
 
 
 def test_wall_and_cpu_time_are_measured_around_the_action() -> None:
-    told: list[str] = []
+    calls: list[str] = []
     walls, cpus = iter([1.0, 4.0]), iter([10.0, 15.0])
-    spent = time_once(lambda: told.append("done"), lambda: next(walls), lambda: next(cpus))
-    assert (spent, told) == (ElapsedTime(3.0, 5.0), ["done"])
+    spent = time_once(lambda: calls.append("done"), lambda: next(walls), lambda: next(cpus))
+    assert (spent, calls) == (ElapsedTime(3.0, 5.0), ["done"])
     times = [ElapsedTime(1, 9), ElapsedTime(5, 2), ElapsedTime(2, 3)]
     assert (median_time(times), min_time(times)) == (ElapsedTime(2, 3), ElapsedTime(1, 2))
 
 
 def test_time_mean_runs_the_action_n_times() -> None:
-    told: list[int] = []
-    time_mean(lambda: told.append(1), 3)
-    assert len(told) == 3
+    calls: list[int] = []
+    time_mean(lambda: calls.append(1), 3)
+    assert len(calls) == 3
 
 
 @pytest.mark.parametrize(("seconds", "calls"), [(1e9, 5), (0.0, 2)])
 def test_repeated_timing_stops_at_its_time_limit(seconds: float, calls: int) -> None:
-    told: list[int] = []
-    times = time_repeatedly(lambda: told.append(1), rounds=4, max_seconds=seconds)
-    assert (len(told), len(times)) == (calls, calls - 1)
+    action_calls: list[int] = []
+    times = time_repeatedly(lambda: action_calls.append(1), rounds=4, max_seconds=seconds)
+    assert (len(action_calls), len(times)) == (calls, calls - 1)
 
 
 def test_best_ceilings_are_taken_per_value() -> None:
@@ -203,11 +203,11 @@ def test_best_ceilings_are_taken_per_value() -> None:
     assert highest_ceilings([first, second]) == best
 
 
-def check_ceilings(told: str) -> None:
+def check_ceilings(method: str) -> None:
     found = measure_ceilings(CPU, torch.float32, threads=2, rounds=1)
     for each in (found.wall, found.cpu):
         assert each.flops_per_second > 1e6 and each.bytes_per_second > 1e6
-    assert found.method.startswith(told)
+    assert found.method.startswith(method)
 
 
 @needs_kernels
@@ -271,17 +271,17 @@ def test_blocks_needed_by_cases() -> None:
 
 def test_cases_that_do_not_fit_in_memory_are_left_out(config: ModelConfig) -> None:
     small, huge = BenchCase("decode", 1, 16), BenchCase("decode", 10**9, 16)
-    fitting, told = split_by_memory([small, huge], config, CPU, torch.bfloat16, torch.bfloat16)
+    fitting, left_out = split_by_memory([small, huge], config, CPU, torch.bfloat16, torch.bfloat16)
     assert fitting == [small]
-    assert len(told) == 1 and told[0].startswith("decode of 1000000000 × 16: its KV takes ")
+    assert len(left_out) == 1 and left_out[0].startswith("decode of 1000000000 × 16: its KV takes ")
     with pytest.raises(Invalid, match="GiB are free beside the weights"):
         split_by_memory([huge], config, CPU, torch.bfloat16, torch.bfloat16)
 
 
 def test_processor_name_is_read_from_cpuinfo(tmp_path: Path) -> None:
-    told = tmp_path / "cpuinfo"
-    told.write_text("processor : 0\nmodel name\t: Some CPU 9\nmodel name\t: Another\n")
-    assert model_name(told) == "Some CPU 9"
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor : 0\nmodel name\t: Some CPU 9\nmodel name\t: Another\n")
+    assert model_name(cpuinfo) == "Some CPU 9"
     assert model_name(tmp_path / "none")
 
 
@@ -298,15 +298,15 @@ def test_command_measures_and_writes_json(ask: Ask, path: Path, tmp_path: Path) 
         "prefill of 1 × 16 (1 of 2)",
         "decode of 2 × 16 (2 of 2)",
     ]
-    told = json.loads(file.read_text())
-    assert (told["format"], told["dtype"], told["left_out"]) == (
+    report = json.loads(file.read_text())
+    assert (report["format"], report["dtype"], report["left_out"]) == (
         "baton-bench-engine-1",
         "float32",
         [],
     )
-    found = [(each["kind"], each["batch"], each["context"]) for each in told["figures"]]
+    found = [(each["kind"], each["batch"], each["context"]) for each in report["figures"]]
     assert found == [("prefill", 1, 16), ("decode", 2, 16)]
-    for each in told["figures"]:
+    for each in report["figures"]:
         assert each["tokens_per_second"] * each["seconds"] == pytest.approx(
             each["batch"] * (16 if each["kind"] == "prefill" else 1)
         )
@@ -315,7 +315,7 @@ def test_command_measures_and_writes_json(ask: Ask, path: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--contexts", "99999999"], "--contexts 99999999: the model has "),
         (["--contexts", "0"], "--contexts takes counts separated by commas, as in 1,8,32, not '0'"),
@@ -326,11 +326,11 @@ def test_command_measures_and_writes_json(ask: Ask, path: Path, tmp_path: Path) 
     ],
 )
 def test_invalid_arguments_exit_with_one_line(
-    ask: Ask, path: Path, arguments: list[str], told: str
+    ask: Ask, path: Path, arguments: list[str], message: str
 ) -> None:
     code, _, err = ask("bench", "engine", "--model", str(path), *arguments)
     assert (code, len(err.splitlines())) == (2, 1), err
-    assert told in err
+    assert message in err
 
 
 def test_load_options_before_engine_are_rejected(ask: Ask) -> None:

@@ -79,14 +79,14 @@ def test_pod_uids_are_left_out() -> None:
 
 
 def test_remote_router_is_queried_with_the_admin_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    requests = []
 
     def get(url: str, headers: dict[str, str], **_: object) -> httpx.Response:
-        asked.append((url, headers))
+        requests.append((url, headers))
         return httpx.Response(200, json={"request_id": "cmpl-7"})
 
     monkeypatch.setattr(httpx, "get", get)
     monkeypatch.setenv("BATON_ADMIN_KEY", "root")
     result = CliRunner().invoke(app, ["explain", "cmpl-7", "--url", "https://here/", "--json"])
     assert result.output == '{"request_id": "cmpl-7"}\n'
-    assert asked == [("https://here/admin/requests/cmpl-7", {"authorization": "Bearer root"})]
+    assert requests == [("https://here/admin/requests/cmpl-7", {"authorization": "Bearer root"})]

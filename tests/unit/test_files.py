@@ -12,8 +12,9 @@ from router.batches.file_limits import FileLimits
 from router.errors import ApiError
 from router.http.multipart import MultipartParser, parse_boundary
 from router.tenants.tenants_file import parse_tenants_file
-from tests.unit import test_router_http
-from tests.unit.batch_office import (
+from tests import router_harness
+from tests.router_harness import wrong_error
+from tests.unit.batch_harness import (
     COMPLETIONS,
     TENANT,
     BatchRouter,
@@ -21,9 +22,8 @@ from tests.unit.batch_office import (
     stored_files,
     upload,
 )
-from tests.unit.test_router_http import wrong_error
 
-tokenizer = test_router_http.tokenizer
+tokenizer = router_harness.tokenizer
 
 # -- files ----------------------------------------------------------------------------------------
 
@@ -57,8 +57,8 @@ async def test_file_can_be_uploaded_listed_read_and_deleted(
 
 
 async def test_invalid_uploads_leave_no_files(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    office = BatchRouter(tokenizer, tmp_path)
-    async with office.open(runs=False) as client:
+    batch_router = BatchRouter(tokenizer, tmp_path)
+    async with batch_router.open(runs=False) as client:
         assert wrong_error(await upload(client, b"{}", purpose="vision"))["param"] == "purpose"
         assert wrong_error(await upload(client, b"{}", mood="x"))["param"] == "mood"
         assert wrong_error(await upload(client, b""))["param"] == "file"
@@ -76,7 +76,7 @@ async def test_invalid_uploads_leave_no_files(tokenizer: Tokenizer, tmp_path: Pa
         for query in ({"limit": 0}, {"limit": "x"}, {"after": "file-0"}, {"mood": 1}):
             wrong_error(await client.get("/v1/files", params=query))
     assert stored_files(tmp_path) == []
-    assert office.router.service.request_limiter.num_in_use == 0
+    assert batch_router.router.service.request_limiter.num_in_use == 0
 
 
 async def test_unusable_folder_fails_only_the_files_api(
@@ -92,8 +92,8 @@ async def test_unusable_folder_fails_only_the_files_api(
 
 
 async def test_full_folder_rejects_large_uploads(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    office = BatchRouter(tokenizer, tmp_path, folder_bytes=1000)
-    async with office.open(runs=False) as client:
+    batch_router = BatchRouter(tokenizer, tmp_path, folder_bytes=1000)
+    async with batch_router.open(runs=False) as client:
         assert (await upload(client, b"x" * 600)).status_code == 200
         wrong_error(await upload(client, b"x" * 600), 413)
         assert (await upload(client, b"x" * 10)).status_code == 200
@@ -105,8 +105,8 @@ async def test_concurrent_uploads_share_the_free_space(
 ) -> None:
     """Each upload reserves its space before anything is written."""
     limits = FileLimits(concurrent_uploads=20)
-    office = BatchRouter(tokenizer, tmp_path, folder_bytes=20_000, file_limits=limits)
-    async with office.open(runs=False) as client:
+    batch_router = BatchRouter(tokenizer, tmp_path, folder_bytes=20_000, file_limits=limits)
+    async with batch_router.open(runs=False) as client:
         answers = await asyncio.gather(*(upload(client, b"x" * 3000) for _ in range(20)))
         assert {answer.status_code for answer in answers} == {200, 413}
         refused = next(answer for answer in answers if answer.status_code == 413)
@@ -116,18 +116,18 @@ async def test_concurrent_uploads_share_the_free_space(
 
 
 def test_upload_space_is_reserved_before_it_is_used(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    office = BatchRouter(tokenizer, tmp_path, folder_bytes=20_000, max_file_bytes=15_000)
-    first = office.service.open_upload(TENANT, 8000)
-    second = office.service.open_upload(TenantId("bob"), 8000)
+    batch_router = BatchRouter(tokenizer, tmp_path, folder_bytes=20_000, max_file_bytes=15_000)
+    first = batch_router.service.open_upload(TENANT, 8000)
+    second = batch_router.service.open_upload(TenantId("bob"), 8000)
     with pytest.raises(ApiError, match="there is room for 4000 bytes"):
-        office.service.open_upload(TENANT, 8000)
+        batch_router.service.open_upload(TENANT, 8000)
     first.write(b"x" * 9000)
     with pytest.raises(ApiError, match="there is room for 8000 bytes"):
         second.write(b"x" * 10_000)
     first.close()
-    assert office.store.used_bytes() == 17_000
+    assert batch_router.store.used_bytes() == 17_000
     second.discard()
-    assert office.store.used_bytes() == office.store.used_bytes(TENANT) == 9000
+    assert batch_router.store.used_bytes() == batch_router.store.used_bytes(TENANT) == 9000
 
 
 async def test_tenants_number_and_total_size_of_files_are_limited(
@@ -135,8 +135,8 @@ async def test_tenants_number_and_total_size_of_files_are_limited(
 ) -> None:
     limits = FileLimits(files=3, file_bytes=8000)
     keys = {"sk-a": "alice", "sk-b": "bob"}
-    office = BatchRouter(tokenizer, tmp_path, file_limits=limits, api_keys=keys)
-    async with office.open(runs=False) as client:
+    batch_router = BatchRouter(tokenizer, tmp_path, file_limits=limits, api_keys=keys)
+    async with batch_router.open(runs=False) as client:
         client.headers["authorization"] = "Bearer sk-a"
         first = (await upload(client, b"x" * 3000)).json()
         error = wrong_error(await upload(client, b"x" * 6000), 413)
@@ -157,10 +157,10 @@ async def test_tenants_upload_rate_and_concurrency_are_limited(
 ) -> None:
     limits = FileLimits(uploads_per_minute=3, concurrent_uploads=1)
     keys = {"sk-a": "alice", "sk-b": "bob"}
-    office = BatchRouter(tokenizer, tmp_path, file_limits=limits, api_keys=keys)
-    async with office.open(runs=False) as client:
+    batch_router = BatchRouter(tokenizer, tmp_path, file_limits=limits, api_keys=keys)
+    async with batch_router.open(runs=False) as client:
         client.headers["authorization"] = "Bearer sk-a"
-        with office.service.admit_upload(TENANT):
+        with batch_router.service.admit_upload(TENANT):
             refused = await upload(client, b"x")
             assert "concurrent uploads: limit 1" in wrong_error(refused, 429)["message"]
         assert [(await upload(client, b"x")).status_code for _ in range(2)] == [200, 200]
@@ -171,7 +171,7 @@ async def test_tenants_upload_rate_and_concurrency_are_limited(
         assert 1 <= int(refused.headers["retry-after"]) <= 20
         client.headers["authorization"] = "Bearer sk-b"
         assert (await upload(client, b"x")).status_code == 200
-    assert office.router.service.request_limiter.num_in_use == 0
+    assert batch_router.router.service.request_limiter.num_in_use == 0
 
 
 def test_file_limits_come_from_the_tenants_file() -> None:
@@ -181,18 +181,20 @@ tenants:
   alice: {limits: {files: 7, uploads_per_minute: 8, concurrent_uploads: 9}}
   bob: {}
 """
-    roll = parse_tenants_file(text)
+    directory = parse_tenants_file(text)
     settings = FileLimits(1, 2, 3, 4)
-    assert settings.with_tenant_limits(roll.tenant(TENANT)) == FileLimits(7, 5000, 8, 9)
-    assert settings.with_tenant_limits(roll.tenant(TenantId("bob"))) == FileLimits(1, 5000, 3, 4)
-    assert settings.with_tenant_limits(roll.tenant(TenantId("carol"))) == settings
+    assert settings.with_tenant_limits(directory.tenant(TENANT)) == FileLimits(7, 5000, 8, 9)
+    assert settings.with_tenant_limits(directory.tenant(TenantId("bob"))) == FileLimits(
+        1, 5000, 3, 4
+    )
+    assert settings.with_tenant_limits(directory.tenant(TenantId("carol"))) == settings
 
 
 async def test_tenants_can_not_see_each_others_files_and_batches(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    office = BatchRouter(tokenizer, tmp_path, api_keys={"sk-a": "alice", "sk-b": "../bob"})
-    async with office.open(runs=False) as client:
+    batch_router = BatchRouter(tokenizer, tmp_path, api_keys={"sk-a": "alice", "sk-b": "../bob"})
+    async with batch_router.open(runs=False) as client:
         wrong_error(await client.get("/v1/files"), 401)
         client.headers["authorization"] = "Bearer sk-a"
         file = (await upload(client, b"{}")).json()
@@ -213,15 +215,15 @@ async def test_tenants_can_not_see_each_others_files_and_batches(
 
 
 async def test_expired_files_are_deleted(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    office = BatchRouter(tokenizer, tmp_path)
-    async with office.open(runs=False) as client:
+    batch_router = BatchRouter(tokenizer, tmp_path)
+    async with batch_router.open(runs=False) as client:
         hour = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
         file = (await upload(client, b"{}", **hour)).json()
         stays = (await upload(client, b"{}")).json()
         assert file["expires_at"] == file["created_at"] + 3600
-        office.store.delete_expired(file["expires_at"] - 1)
+        batch_router.store.delete_expired(file["expires_at"] - 1)
         assert len((await client.get("/v1/files")).json()["data"]) == 2
-        office.store.delete_expired(file["expires_at"])
+        batch_router.store.delete_expired(file["expires_at"])
         assert [f["id"] for f in (await client.get("/v1/files")).json()["data"]] == [stays["id"]]
 
 

@@ -23,7 +23,7 @@ from baton.engine.runner_options import RunnerOptions
 from baton.errors import Invalid
 from tests.model_zoo import make_model
 from tests.unit.cuda_cases import quantize_in_blocks
-from tests.unit.native_house import all_logits, row_of
+from tests.unit.native_helpers import all_logits, row_of
 
 SEED = 20261121
 NEAR = 2e-5
@@ -101,7 +101,7 @@ def one_scale(weight: torch.Tensor) -> QuantizedCodes:
     return QuantizedCodes(codes.values.view(weight.shape), scales, weight.shape[1])
 
 
-def into_fp8(path: Path, told: dict[str, Any]) -> dict[str, torch.Tensor]:
+def into_fp8(path: Path, quantization: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Convert the checkpoint to FP8; return the values that its codes decode to."""
     file = path / "model.safetensors"
     stands_for = load_file(file)
@@ -109,22 +109,22 @@ def into_fp8(path: Path, told: dict[str, Any]) -> dict[str, torch.Tensor]:
     for name, weight in stands_for.items():
         if "proj" not in name or weight.dim() != 2:
             continue
-        if told is BLOCKS:
+        if quantization is BLOCKS:
             codes = quantize_in_blocks(weight, 32)
             stored[name + "_scale_inv"] = codes.scales.bfloat16()
             codes = QuantizedCodes(codes.values, codes.scales.bfloat16().float(), 32, 32)
         else:
-            codes = one_scale(weight) if told is WHOLE else quantize(weight, "fp8")
-            stored[name + "_scale"] = codes.scales[0, 0] if told is WHOLE else codes.scales
+            codes = one_scale(weight) if quantization is WHOLE else quantize(weight, "fp8")
+            stored[name + "_scale"] = codes.scales[0, 0] if quantization is WHOLE else codes.scales
         stored[name], stands_for[name] = codes.values, codes.decode()
     save_file(stored, file, metadata={"format": "pt"})
     config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | {"quantization_config": told}))
+    (path / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
     return stands_for
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "quantization"),
     [
         ("qwen3", BLOCKS),
         ("qwen3-odd", BLOCKS),
@@ -136,14 +136,14 @@ def into_fp8(path: Path, told: dict[str, Any]) -> dict[str, torch.Tensor]:
     ids=["blocks", "odd blocks", "experts in blocks", "rows", "whole", "experts in rows"],
 )
 def test_fp8_checkpoint_is_loaded_as_it_is(
-    model: str, told: dict[str, Any], tmp_path: Path
+    model: str, quantization: dict[str, Any], tmp_path: Path
 ) -> None:
     """Its logits equal those of a checkpoint that contains the decoded values."""
     make_model(tmp_path, model, seed=SEED)
     plain = (tmp_path / "config.json").read_text()
-    stands_for = into_fp8(tmp_path, told)
+    stands_for = into_fp8(tmp_path, quantization)
     progress: list[tuple[int, int]] = []
-    runner = load(tmp_path, progress=lambda *seen: progress.append(seen))
+    runner = load(tmp_path, progress=lambda *done_and_total: progress.append(done_and_total))
     got = logits_of(runner)
     assert runner.quantization == "fp8" and runner.backend.description.startswith(
         "torch; weights in fp8 are decoded"
@@ -171,10 +171,12 @@ def change(
     return spoil
 
 
-def quantized_as(told: Any) -> Callable[[Path], None]:
+def quantized_as(quantization: Any) -> Callable[[Path], None]:
     def spoil(path: Path) -> None:
         config = json.loads((path / "config.json").read_text())
-        (path / "config.json").write_text(json.dumps(config | {"quantization_config": told}))
+        (path / "config.json").write_text(
+            json.dumps(config | {"quantization_config": quantization})
+        )
 
     return spoil
 
@@ -184,7 +186,7 @@ GROUP = ROWS["config_groups"]["group_0"]["weights"]  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (quantized_as(None), "is in FP8, and config.json has no quantization_config"),
         (quantized_as({"quant_method": "gptq", "bits": 4}), "only FP8 .* is supported"),
@@ -212,12 +214,12 @@ GROUP = ROWS["config_groups"]["group_0"]["weights"]  # type: ignore[index]
     ],
 )
 def test_invalid_fp8_checkpoints_are_rejected(
-    spoil: Callable[[Path], None], told: str, tmp_path: Path
+    spoil: Callable[[Path], None], message: str, tmp_path: Path
 ) -> None:
     make_model(tmp_path, "qwen3", seed=SEED)
     into_fp8(tmp_path, BLOCKS)
     spoil(tmp_path)
-    with pytest.raises(Invalid, match=told):
+    with pytest.raises(Invalid, match=message):
         load(tmp_path)
 
 
@@ -241,11 +243,11 @@ def test_cpu_uses_torch_for_fp8(tmp_path: Path) -> None:
     here = torch.device("cpu")
     choice = choose_backend("auto", config, here, torch.float32, "fp8")
     reason = "the kernels don't store weights in fp8"
-    told = f"torch: {reason}; weights in fp8 are decoded for each product"
-    assert choice == BackendChoice(False, told, is_fallback=True)
+    description = f"torch: {reason}; weights in fp8 are decoded for each product"
+    assert choice == BackendChoice(False, description, is_fallback=True)
     choice = choose_backend("auto", config, here, torch.float32, "none", E4M3)
-    told = "torch: the kernels don't store KV in fp8"
-    assert choice == BackendChoice(False, told, is_fallback=True)
+    description = "torch: the kernels don't store KV in fp8"
+    assert choice == BackendChoice(False, description, is_fallback=True)
     with pytest.raises(Invalid, match=f"cpu_kernels is on, but {reason}"):
         choose_backend("on", config, here, torch.float32, "fp8")
     there = choose_backend("auto", config, torch.device("cuda:0"), torch.bfloat16, "fp8")
@@ -303,11 +305,11 @@ def test_fp8_kv_stores_the_nearest_codes(model: Path) -> None:
     """Every key and value is stored as its nearest code, with three bits of mantissa, and the
     logits stay close."""
     plain, kept = load(model), load(model, kv_dtype="fp8")
-    told, wanted = logits_of(kept), logits_of(plain)
+    got, wanted = logits_of(kept), logits_of(plain)
     assert (kept.pool.tensor[0, 0].float() - plain.pool.tensor[0, 0]).abs().max() > 0
     codes = plain.pool.tensor[:3, 0].to(E4M3).float()
     assert torch.equal(kept.pool.tensor[:3, 0].float(), codes)  # of the first layer
-    assert (told - wanted).norm() <= 0.15 * wanted.norm()
+    assert (got - wanted).norm() <= 0.15 * wanted.norm()
 
 
 def test_fp8_blocks_copied_to_another_worker_give_the_same_logits(model: Path) -> None:
@@ -335,10 +337,10 @@ def test_kv_scales_of_a_checkpoint_are_used(model: Path, tmp_path: Path) -> None
     save_file(load_file(file) | scales, file, metadata={"format": "pt"})
     runner = load(tmp_path, kv_dtype="fp8")
     assert runner.pool.scales == (KvScale(0.25, 0.25), KvScale())
-    told = logits_of(runner)
+    got = logits_of(runner)
     quotients = (exact.pool.tensor[:3, 0] / 0.25).to(E4M3)
     assert torch.equal(runner.pool.tensor[:3, 0].float(), quotients.float())
-    assert (told - wanted).norm() <= 0.15 * wanted.norm()
+    assert (got - wanted).norm() <= 0.15 * wanted.norm()
     plain = load(tmp_path)
     assert plain.pool.scales == (KvScale(), KvScale())
     assert plain.model_digest != runner.model_digest

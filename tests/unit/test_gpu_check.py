@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools.gpu_check import chosen, main, parts_of, run
-from tools.gpu_lines import GpuTableRow
+from tools.gpu_timing import GpuTableRow
 
 MISSING_PACKAGES = [
     "redis", "grpc", "google.protobuf", "ray", "fastapi", "uvicorn", "pydantic", "orjson", "typer",

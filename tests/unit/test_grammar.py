@@ -25,7 +25,7 @@ from baton.text.grammar import compilation as compiling
 from baton.text.grammar import matcher as limits
 from baton.text.grammar.matcher import GrammarCompiler
 from baton.text.tokenizer import Tokenizer
-from tests.grammar_house import (
+from tests.byte_grammars import (
     CONFIG,
     EOS,
     VOCAB,
@@ -66,20 +66,20 @@ def test_masks_equal_a_list_of_all_texts() -> None:
     }
     chance = np.random.default_rng(SEED)
     for _ in range(20):
-        walk, said = grammars.create(choice(*TEXTS)), b""
+        constraint, text_so_far = grammars.create(choice(*TEXTS)), b""
         while True:
             fits = [
                 token_id
                 for token_id, piece in pieces.items()
-                if piece and any(text.startswith(said + piece) for text in whole)
+                if piece and any(text.startswith(text_so_far + piece) for text in whole)
             ]
-            expected = sorted([eos] * (said in whole) + fits)
-            assert allowed(walk.mask()) == expected
+            expected = sorted([eos] * (text_so_far in whole) + fits)
+            assert allowed(constraint.mask()) == expected
             token_id = TokenId(int(chance.choice(expected)))
             if token_id == eos:
                 break
-            walk.accept(token_id)
-            said += pieces[token_id]
+            constraint.accept(token_id)
+            text_so_far += pieces[token_id]
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_answers_match_their_pattern(grammars: GrammarCompiler, pattern: str) ->
 
 def test_answers_are_one_of_the_choices(grammars: GrammarCompiler) -> None:
     specs = [grammar_request(str(seed), choice(*TEXTS), seed) for seed in range(60)]
-    seen = generate_all(grammars, specs)
-    assert {text.decode() for text, _ in seen.values()} == set(TEXTS)
-    assert {reason for _, reason in seen.values()} == {FinishReason.STOP}
+    answers = generate_all(grammars, specs)
+    assert {text.decode() for text, _ in answers.values()} == set(TEXTS)
+    assert {reason for _, reason in answers.values()} == {FinishReason.STOP}
 
 
 def test_lark_grammars_are_followed(grammars: GrammarCompiler) -> None:
@@ -121,10 +121,10 @@ def test_json_object_may_be_truncated_at_max_tokens(grammars: GrammarCompiler) -
 
 
 def test_only_eos_is_allowed_at_the_end_of_the_grammar(grammars: GrammarCompiler) -> None:
-    walk = grammars.create(regex("ab?"), [TokenId(ord("a"))])
-    assert allowed(walk.mask()) == [ord("b"), EOS]
-    walk.accept(TokenId(ord("b")))
-    assert allowed(walk.mask()) == [EOS]
+    constraint = grammars.create(regex("ab?"), [TokenId(ord("a"))])
+    assert allowed(constraint.mask()) == [ord("b"), EOS]
+    constraint.accept(TokenId(ord("b")))
+    assert allowed(constraint.mask()) == [EOS]
 
 
 def test_token_ids_beyond_the_tokenizer_are_never_allowed() -> None:
@@ -139,10 +139,10 @@ def test_answer_that_violates_its_grammar_is_refused(grammars: GrammarCompiler) 
 
 
 def test_token_outside_the_grammar_ends_the_walk_with_an_error(grammars: GrammarCompiler) -> None:
-    walk = grammars.create(regex("ab"))
-    walk.accept(TokenId(ord("x")))
-    assert walk.mask() == b""
-    assert "can't be enforced any further" in walk.error
+    constraint = grammars.create(regex("ab"))
+    constraint.accept(TokenId(ord("x")))
+    assert constraint.mask() == b""
+    assert "can't be enforced any further" in constraint.error
 
 
 def test_state_limit_applies_to_each_answer_separately(grammars: GrammarCompiler) -> None:
@@ -153,13 +153,13 @@ def test_state_limit_applies_to_each_answer_separately(grammars: GrammarCompiler
     token_paths = [chance.integers(97, 107, size=45).tolist() for _ in range(6)]
     masks = []
     for token_path in (*token_paths, *token_paths):
-        walk = grammars.create(greedy)
-        seen = []
+        constraint = grammars.create(greedy)
+        own_masks = []
         for token_id in token_path:
-            seen.append(walk.mask())
-            assert seen[-1], walk.error
-            walk.accept(TokenId(token_id))
-        masks.append(seen)
+            own_masks.append(constraint.mask())
+            assert own_masks[-1], constraint.error
+            constraint.accept(TokenId(token_id))
+        masks.append(own_masks)
     assert masks[:6] == masks[6:]
 
 
@@ -236,9 +236,9 @@ def test_grammar_that_allows_nothing_fails_only_its_request(grammars: GrammarCom
         grammar_request("barren", schema({"$ref": "#"}), 1),
         grammar_request("good", choice("yes"), 1),
     ]
-    seen = generate_all(grammars, specs)
-    assert seen["barren"] == (b"", FinishReason.ERROR)
-    assert seen["good"] == (b"yes", FinishReason.STOP)
+    answers = generate_all(grammars, specs)
+    assert answers["barren"] == (b"", FinishReason.ERROR)
+    assert answers["good"] == (b"yes", FinishReason.STOP)
 
 
 def test_grammar_failure_reports_that_the_prompt_was_computed(grammars: GrammarCompiler) -> None:

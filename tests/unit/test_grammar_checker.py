@@ -16,9 +16,9 @@ from baton.core.grammar import Grammar, GrammarKind
 from baton.errors import Invalid, Overloaded, Unavailable
 from baton.text.grammar import checker as grammar_checker
 from baton.text.grammar.checker import GrammarChecker
-from tests.grammar_house import regex, schema
+from tests.byte_grammars import regex, schema
+from tests.router_harness import eventually
 from tests.unit.hostile_grammars import chained, lark
-from tests.unit.test_router_http import eventually
 
 ORDINARY = schema({"type": "object", "properties": {"a": {"type": "integer"}}})
 
@@ -98,11 +98,11 @@ async def test_stopped_helper_raises_unavailable(
 async def test_cancelled_check_kills_its_helper(checker: GrammarChecker) -> None:
     checker.start_helper()
     helper = checker._idle[0]
-    asked = asyncio.create_task(checker.check(CONJUNCTION, "mallory"))
+    check = asyncio.create_task(checker.check(CONJUNCTION, "mallory"))
     await eventually(lambda: helper._num_jobs == 1)
-    asked.cancel()
+    check.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asked
+        await check
     assert helper._process.wait(5) == -signal.SIGKILL
     await checker.check(ORDINARY, "mallory")
 

@@ -12,7 +12,7 @@ from baton.core.store import BlockFilter, Tier
 from baton.errors import Overloaded, Unavailable
 from kvstore.disk_tier import DiskTier
 from kvstore.segment import Segment
-from tests.store_house import KEYS, SIZE, StoreHarness
+from tests.store_harness import KEYS, SIZE, StoreHarness
 
 
 def tiers(store: StoreHarness) -> list[int]:

@@ -12,7 +12,7 @@ from baton.core.store import BlockFilter, PutRequest
 from baton.errors import Corrupt, Invalid, Overloaded, Unavailable
 from baton.transport.base import TransferRange
 from baton.transport.memory import MemoryTransport
-from tests.store_house import KEYS, SIZE, StoreHarness
+from tests.store_harness import KEYS, SIZE, StoreHarness
 
 
 async def test_stored_blocks_can_be_leased() -> None:
@@ -184,12 +184,12 @@ async def test_put_cancelled_during_its_copy_waits_for_the_copy(
     store = StoreHarness()
     copying, go_on = threading.Event(), threading.Event()
 
-    def hold(endpoint: Endpoint, span: TransferRange) -> str:
+    def block_copy(endpoint: Endpoint, span: TransferRange) -> str:
         copying.set()
         assert go_on.wait(30.0)
         return ""
 
-    store.fabric.fault = hold
+    store.fabric.fault = block_copy
     putting = asyncio.create_task(store.put(0))
     await asyncio.to_thread(copying.wait, 30.0)
     putting.cancel()

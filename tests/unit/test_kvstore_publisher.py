@@ -7,7 +7,7 @@ from baton.clock import ManualClock
 from baton.core.store import BlockFilter, Tier
 from baton.kv.index import PrefixHit
 from kvstore.index_publisher import RETRY_SECONDS
-from tests.store_house import KEYS, StoreHarness
+from tests.store_harness import KEYS, StoreHarness
 
 
 async def wait_for_tiers(store: StoreHarness, *tiers: Tier) -> None:

@@ -29,8 +29,8 @@ from router.openai.offload_executor import MIN_OFFLOAD_BYTES, OffloadExecutor
 from router.openai.schema import ChatBody, CompletionBody, DetokenizeBody
 from router.openai.unique_marker import make_unique_marker
 from router.tenants.fair_thread_pool import FairThreadPool
-from tests.unit import test_router_http
-from tests.unit.test_router_http import (
+from tests import router_harness
+from tests.router_harness import (
     CHAT,
     COMPLETE,
     CONTEXT,
@@ -43,7 +43,7 @@ from tests.unit.test_router_http import (
     wrong_error,
 )
 
-tokenizer = test_router_http.tokenizer
+tokenizer = router_harness.tokenizer
 
 A, B, C = TenantId("a"), TenantId("b"), TenantId("c")
 
@@ -239,11 +239,11 @@ async def test_body_is_freed_once_the_answer_begins(tokenizer: Tokenizer) -> Non
     router = RouterHarness(tokenizer, "x", automatic=False)
     async with serve_over_tcp(router) as url, httpx.AsyncClient() as client:
         body = chat(user="x" * 2 * UNMETERED_BYTES)
-        asked = asyncio.create_task(client.post(url + CHAT, json=body))
+        response = asyncio.create_task(client.post(url + CHAT, json=body))
         await eventually(lambda: bool(router.decode.jobs))
         assert router.service.body_budget.num_bytes == 0
-        asked.cancel()
-        await asyncio.wait([asked])
+        response.cancel()
+        await asyncio.wait([response])
         await eventually(lambda: router.service.request_limiter.num_in_use == 0)
 
 

@@ -10,7 +10,7 @@ from baton.errors import Invalid
 from baton.text.grammar import mask_threads
 from baton.text.grammar.mask_threads import MaskThreadPool, MaskTimeout
 from baton.text.grammar.matcher import GrammarCompiler
-from tests.grammar_house import byte_grammars, choice, generate_all, grammar_request, regex
+from tests.byte_grammars import byte_grammars, choice, generate_all, grammar_request, regex
 
 
 class Spinning:
@@ -100,17 +100,17 @@ def test_answer_with_a_slow_mask_fails_alone(
     opened = grammars.create
 
     def open_slow(*arguments: object) -> object:
-        walk = opened(*arguments)  # type: ignore[arg-type]
-        if walk._grammar == slow:
-            monkeypatch.setattr(walk, "_advance", lambda _: spinning())
-        return walk
+        constraint = opened(*arguments)  # type: ignore[arg-type]
+        if constraint._grammar == slow:
+            monkeypatch.setattr(constraint, "_advance", lambda _: spinning())
+        return constraint
 
     monkeypatch.setattr(grammars, "create", open_slow)
     specs = [grammar_request("slow", slow, 1), grammar_request("good", choice("yes"), 1)]
-    seen = generate_all(grammars, specs)
+    answers = generate_all(grammars, specs)
     spinning.is_running = False
-    assert len(seen["slow"][0]) == 1 and seen["slow"][1] == "error"
-    assert seen["good"] == (b"yes", "stop")
+    assert len(answers["slow"][0]) == 1 and answers["slow"][1] == "error"
+    assert answers["good"] == (b"yes", "stop")
     with pytest.raises(Invalid, match="token's mask: it took more than"):
         opened(slow)
     opened(slow, owner=b"somebody else").accept(TokenId(ord("a")))

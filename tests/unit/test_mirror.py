@@ -15,7 +15,7 @@ from baton.errors import Unavailable
 from baton.registry.membership import REJOIN_SECONDS, Membership
 from baton.registry.memory import MemoryRegistry
 from conductor.store_mirror import POLL_SECONDS, StoreMirror, StoreWatcher
-from tests.store_house import KEYS, StoreHarness
+from tests.store_harness import KEYS, StoreHarness
 
 A, B = WorkerId("a"), WorkerId("b")
 

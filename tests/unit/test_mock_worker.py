@@ -344,15 +344,15 @@ def test_drain_migrates_answers_to_remaining_workers() -> None:
         assert (RequestId("new"), FinishReason.REROUTED) in ends
         assert (RequestId("later"), FinishReason.REROUTED) in ends
         assert ends[-1][1] is FinishReason.MIGRATED
-        said = [token for o in outputs if o.request_id == "long" for token in o.token_ids]
+        first_tokens = [token for o in outputs if o.request_id == "long" for token in o.token_ids]
         moved = next(o for o in outputs if o.request_id == "long" and o.finish_reason)
-        assert moved.first_index == len(said)
+        assert moved.first_index == len(first_tokens)
         heir = RequestSpec(
-            long.request_id, Epoch(2), (*long.token_ids, *said[:-1]), 20, long.sampling
+            long.request_id, Epoch(2), (*long.token_ids, *first_tokens[:-1]), 20, long.sampling
         )  # fmt: skip
         elsewhere = staying.open_stream()
         elsewhere.submit(heir, Task.DECODE, ref(leaving))
-        assert said + tokens(await collect(elsewhere)) == LEXICON.expected_answer(long)
+        assert first_tokens + tokens(await collect(elsewhere)) == LEXICON.expected_answer(long)
 
     in_virtual_time(main())
 
@@ -405,8 +405,12 @@ def test_load_reports_queue_and_memory() -> None:
         assert (load.decode_requests, load.context_tokens) == (1, 25)
         assert load.promised_tokens == 20 + 256
         assert (load.num_blocks, load.free_blocks) == (1024, 1024 - 7)
-        seen = await writer.inspect()
-        assert (seen.running_requests, seen.violation, seen.state) == (1, "", "ready")
+        inspection = await writer.inspect()
+        assert (inspection.running_requests, inspection.violation, inspection.state) == (
+            1,
+            "",
+            "ready",
+        )
         writer.close()
 
     in_virtual_time(main())
@@ -450,11 +454,11 @@ def test_prefixes_are_cached_in_blocks() -> None:
     async def main() -> None:
         one = worker(shared_state())
         stream = one.open_stream()
-        seen = []
+        cached_tokens = []
         for name, length in (("a", 20), ("b", 20), ("c", 30), ("d", 8)):
             stream.submit(spec(name, length, max_tokens=1), Task.PREFILL_AND_DECODE, None)
-            seen.append((await collect(stream))[0].cached_tokens)
-        assert seen == [0, 19, 20, 7]
+            cached_tokens.append((await collect(stream))[0].cached_tokens)
+        assert cached_tokens == [0, 19, 20, 7]
 
     in_virtual_time(main())
 

@@ -24,7 +24,7 @@ from baton.engine.runner import ModelRunner
 from baton.engine.runner_options import RunnerOptions
 from baton.errors import Invalid, Unavailable
 from tests.model_zoo import make_model
-from tests.unit.native_house import needs_kernels
+from tests.unit.native_helpers import needs_kernels
 
 CPU = torch.device("cpu")
 
@@ -73,9 +73,9 @@ def test_old_processor_falls_back_to_torch(model: Path, old_processor: None) -> 
     refused."""
     runner = ModelRunner.load(model, RunnerOptions(device="cpu", num_blocks=8))
     assert isinstance(runner._model, Model)
-    told = "the processor lacks fma, f16c"
-    assert runner.backend.description == f"torch: {told}" and runner.backend.is_fallback
-    with pytest.raises(Invalid, match=f"cpu_kernels is on, but {told}"):
+    reason = "the processor lacks fma, f16c"
+    assert runner.backend.description == f"torch: {reason}" and runner.backend.is_fallback
+    with pytest.raises(Invalid, match=f"cpu_kernels is on, but {reason}"):
         ModelRunner.load(model, RunnerOptions(device="cpu", num_blocks=8, cpu_kernels="on"))
 
 
@@ -111,17 +111,19 @@ def test_instruction_set_can_be_limited(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_processor_features_are_read_from_cpuinfo(tmp_path: Path) -> None:
-    told = tmp_path / "cpuinfo"
-    told.write_text("processor\t: 0\nflags\t\t: fpu avx2 fma\n\nprocessor\t: 1\nflags\t\t: none\n")
-    assert processor.features(told) == {"fpu", "avx2", "fma"}
-    told.write_text("processor\t: 0\nFeatures\t: asimd\n")
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(
+        "processor\t: 0\nflags\t\t: fpu avx2 fma\n\nprocessor\t: 1\nflags\t\t: none\n"
+    )
+    assert processor.features(cpuinfo) == {"fpu", "avx2", "fma"}
+    cpuinfo.write_text("processor\t: 0\nFeatures\t: asimd\n")
     processor.features.cache_clear()
-    assert processor.features(told) == frozenset()
+    assert processor.features(cpuinfo) == frozenset()
     assert processor.features(tmp_path / "none") == frozenset()
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "changes", "told"),
+    ("device", "dtype", "changes", "message"),
     [
         ("meta", torch.float32, {}, "the device is meta"),
         ("cpu", torch.float16, {}, "the kernels don't compute in float16"),
@@ -131,10 +133,10 @@ def test_processor_features_are_read_from_cpuinfo(tmp_path: Path) -> None:
     ids=lambda given: str(given),
 )
 def test_unsupported_devices_formats_and_sizes(
-    config: ModelConfig, device: str, dtype: torch.dtype, changes: dict[str, int], told: str
+    config: ModelConfig, device: str, dtype: torch.dtype, changes: dict[str, int], message: str
 ) -> None:
     reason = unsupported_reason(replace(config, **changes), torch.device(device), dtype)
-    assert reason is not None and told in reason
+    assert reason is not None and message in reason
 
 
 def test_missing_compiler_is_reported(
@@ -173,8 +175,8 @@ def test_concurrent_processes_compile_the_library_once(tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
-    told = {process.communicate(timeout=60)[0].strip() for process in asking}
-    assert told == {str(tmp_path / "built" / f"kernels-avx2-{build.source_digest('avx2')}.so")}
+    libraries = {process.communicate(timeout=60)[0].strip() for process in asking}
+    assert libraries == {str(tmp_path / "built" / f"kernels-avx2-{build.source_digest('avx2')}.so")}
     assert (tmp_path / "runs").read_text() == "once\n"
     assert {path.suffix for path in (tmp_path / "built").iterdir()} == {".so", ".lock"}
 
@@ -241,11 +243,11 @@ def test_cpu_kernels_setting_is_validated() -> None:
         load_settings(cpu_kernels="perhaps")
 
 
-def _script(folder: Path, said: str, code: int, more: str = ":") -> Path:
+def _script(folder: Path, stderr: str, code: int, more: str = ":") -> Path:
     """Write a fake compiler, which leaves an empty library if it succeeds."""
     path = folder / "compiler"
     path.write_text(
-        f"#!/bin/sh\n{more}\necho '{said}' >&2\n"
+        f"#!/bin/sh\n{more}\necho '{stderr}' >&2\n"
         f'for last; do :; done\n[ {code} = 0 ] && : > "$last"\nexit {code}\n'
     )
     path.chmod(0o700)

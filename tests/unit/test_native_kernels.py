@@ -13,7 +13,7 @@ from baton.engine.native.decoder import NativeAttention, NativeDecoder, _attenti
 from baton.engine.native.library import call_checked, load
 from baton.engine.native.matrix import KernelThreadPool, PackedMatrix
 from baton.engine.shards import StoredTensor
-from tests.unit.native_house import FORMATS, each_instruction_set, needs_kernels
+from tests.unit.native_helpers import FORMATS, each_instruction_set, needs_kernels
 
 __all__ = ["each_instruction_set"]
 

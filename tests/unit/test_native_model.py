@@ -13,7 +13,7 @@ from baton.engine.quantization import QUANTIZATION_FORMATS as QUANTIZATIONS
 from baton.engine.runner import ModelRunner
 from baton.engine.runner_options import RunnerOptions
 from tests.model_zoo import ZOO, make_model
-from tests.unit.native_house import (
+from tests.unit.native_helpers import (
     FORMATS,
     LOCAL_INSTRUCTION_SETS,
     all_logits,

@@ -12,13 +12,13 @@ import pytest
 
 from baton.text.tokenizer import Tokenizer
 from router.app import build_app
+from tests import router_harness
 from tests.http_transport import HttpServerTransport
-from tests.unit import test_router_http
-from tests.unit.test_router_http import RouterHarness, eventually, open_harness
+from tests.router_harness import RouterHarness, eventually, open_harness
 
-tokenizer = test_router_http.tokenizer
+tokenizer = router_harness.tokenizer
 
-ASKED: Any = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
+CHAT_FIELDS: Any = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
 
 
 @asynccontextmanager
@@ -35,23 +35,23 @@ async def client_of(router: RouterHarness, key: str = "sk-a") -> AsyncIterator[o
 
 async def test_errors_raise_the_clients_exception_types(tokenizer: Tokenizer) -> None:
     async with open_harness(tokenizer, api_keys={"sk-a": "alice"}) as (router, _):
-        async with client_of(router, "wrong") as stranger:
+        async with client_of(router, "wrong") as unauthenticated:
             with pytest.raises(openai.AuthenticationError) as refused:
-                await stranger.chat.completions.create(**ASKED)
+                await unauthenticated.chat.completions.create(**CHAT_FIELDS)
             assert refused.value.code == "invalid_api_key"
         async with client_of(router) as client:
             with pytest.raises(openai.BadRequestError):
-                await client.chat.completions.create(**ASKED, n=0)
+                await client.chat.completions.create(**CHAT_FIELDS, n=0)
             with pytest.raises(openai.NotFoundError):
                 await client.models.retrieve("gpt-9")
             router.service.request_limiter._limit = 0
             with pytest.raises(openai.RateLimitError) as full:
-                await client.chat.completions.create(**ASKED)
+                await client.chat.completions.create(**CHAT_FIELDS)
             assert int(full.value.response.headers["retry-after"]) >= 1
             router.service.request_limiter._limit = 10
             router.placer.decode = []
             with pytest.raises(openai.InternalServerError) as nobody:
-                await client.chat.completions.create(**ASKED)
+                await client.chat.completions.create(**CHAT_FIELDS)
             assert nobody.value.status_code == 503
 
 
@@ -60,7 +60,7 @@ async def test_error_in_the_middle_of_a_stream_is_raised(tokenizer: Tokenizer) -
         texts: list[str | None] = []
 
         async def listen() -> None:
-            async for chunk in await client.chat.completions.create(**ASKED, stream=True):
+            async for chunk in await client.chat.completions.create(**CHAT_FIELDS, stream=True):
                 texts.append(chunk.choices[0].delta.content)
 
         listening = asyncio.create_task(listen())
@@ -78,12 +78,12 @@ async def test_reasoning_is_read_by_the_stream_helper(tokenizer: Tokenizer) -> N
         open_harness(tokenizer, "<think>Hm</think>Yes", reasoning_parser="qwen3") as (router, _),
         client_of(router) as client,
     ):
-        whole = await client.chat.completions.create(**ASKED)
+        whole = await client.chat.completions.create(**CHAT_FIELDS)
         assert whole.choices[0].message.content == "Yes"
         assert whole.choices[0].message.model_extra == {"reasoning_content": "Hm"}
         assert whole.usage is not None and whole.usage.completion_tokens_details is not None
         # The count includes the opening tag's last token; in real models the tag is a single token.
         assert whole.usage.completion_tokens_details.reasoning_tokens == len(">Hm</think>")
-        async with client.chat.completions.stream(**ASKED) as stream:
+        async with client.chat.completions.stream(**CHAT_FIELDS) as stream:
             final = await stream.get_final_completion()
         assert final.choices[0].message.content == "Yes"

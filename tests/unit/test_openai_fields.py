@@ -27,11 +27,11 @@ from router.openai.schema import (
     StreamOptions,
     TokenizeBody,
 )
-from tests.unit import test_router_http
-from tests.unit.test_router_http import CHAT, COMPLETE, open_harness, wrong_error
-from tests.unit.test_router_http import chat as chat_body
+from tests import router_harness
+from tests.router_harness import CHAT, COMPLETE, open_harness, wrong_error
+from tests.router_harness import chat as chat_body
 
-tokenizer = test_router_http.tokenizer
+tokenizer = router_harness.tokenizer
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "openai.md"
 STATUSES = {"supported", "limited", "accepted", "rejected"}

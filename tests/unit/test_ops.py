@@ -19,9 +19,9 @@ from baton.serve.process_health import ProcessHealth
 class OpsHarness:
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.vitals = ProcessHealth(self.clock)
-        self.vitals.start()
-        self.ops = OpsServer(self.vitals, 20.0, BrowserGuard(hosts=()))
+        self.health = ProcessHealth(self.clock)
+        self.health.start()
+        self.ops = OpsServer(self.health, 20.0, BrowserGuard(hosts=()))
         self.address = self.ops.open("127.0.0.1", 0)
         self.drains = 0
 
@@ -53,34 +53,34 @@ def test_starting_program_is_alive_but_not_ready(harness: OpsHarness) -> None:
 
 
 def test_probes_follow_the_program_state(harness: OpsHarness) -> None:
-    harness.vitals.record_load_progress("weights", 5 * 10**8, 10**9)
+    harness.health.record_load_progress("weights", 5 * 10**8, 10**9)
     assert harness.request("/startupz") == (503, "starting: weights: 0.50 of 1.00 GB")
     assert "baton_loaded_bytes 5e+08" in harness.request("/metrics")[1]
-    harness.vitals.set_state("serving")
+    harness.health.set_state("serving")
     assert harness.request("/startupz?verbose") == (200, "serving")
     assert harness.request("/readyz") == (200, "serving")
-    harness.vitals.set_state("draining")
+    harness.health.set_state("draining")
     assert harness.request("/startupz") == (200, "draining")
     assert harness.request("/readyz") == (503, "draining")
     assert harness.request("/livez") == (200, "draining")
 
 
 def test_livez_fails_when_the_event_loop_hangs(harness: OpsHarness) -> None:
-    harness.vitals.set_state("serving")
+    harness.health.set_state("serving")
     harness.clock.advance(30.0)
     assert harness.request("/livez") == (503, "the event loop has stood still for 30 s")
     assert harness.request("/readyz") == (200, "serving")
-    harness.vitals.record_heartbeat()
+    harness.health.record_heartbeat()
     assert harness.request("/livez") == (200, "serving")
 
 
 def test_repeated_drain_requests_drain_once(harness: OpsHarness) -> None:
     harness.ops.attach_program(CollectorRegistry(), harness.drain)
-    harness.vitals.set_state("serving")
+    harness.health.set_state("serving")
     assert harness.request("/drain", "POST") == (202, "serving")
-    harness.vitals.set_state("draining")
+    harness.health.set_state("draining")
     assert harness.request("/drain", "POST") == (202, "draining")
-    harness.vitals.is_drained = True
+    harness.health.is_drained = True
     assert harness.request("/drain", "POST") == (200, "drained")
     assert harness.drains == 1
 
@@ -152,7 +152,7 @@ def test_silent_connections_are_bounded(harness: OpsHarness) -> None:
 def test_port_in_use_is_reported(harness: OpsHarness) -> None:
     port = int(harness.address.rpartition(":")[2])
     with pytest.raises(Unavailable, match=f"ops_port: can't listen on 127.0.0.1:{port}: "):
-        OpsServer(harness.vitals, 20.0).open("127.0.0.1", port)
+        OpsServer(harness.health, 20.0).open("127.0.0.1", port)
 
 
 def test_is_loopback() -> None:

@@ -17,7 +17,7 @@ from baton.engine.executor import ThreadedExecutor
 from baton.engine.runner import ModelRunner
 from baton.engine.runner_options import RunnerOptions
 from tests.model_zoo import make_model
-from tests.unit.native_house import needs_kernels
+from tests.unit.native_helpers import needs_kernels
 
 SEED = 20261122
 NUM_REQUESTS = 24

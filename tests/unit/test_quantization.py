@@ -21,7 +21,7 @@ from baton.engine.quantization import (
 from baton.engine.quantized_matrix import QuantizedMatrix
 from baton.engine.shards import StoredTensor
 from baton.errors import Invalid
-from tests.unit.native_house import FORMATS, needs_kernels
+from tests.unit.native_helpers import FORMATS, needs_kernels
 
 SEED = 20261121
 SHAPES = [(1, 2), (63, 30), (64, 32), (65, 60), (129, 256), (200, 700)]

@@ -14,7 +14,7 @@ from baton.engine.runner import ModelRunner
 from baton.engine.runner_options import RunnerOptions
 from baton.errors import Invalid
 from tests.model_zoo import make_model
-from tests.unit.native_house import FORMATS, all_logits, needs_kernels, row_of
+from tests.unit.native_helpers import FORMATS, all_logits, needs_kernels, row_of
 
 SEED = 20261121
 QUANTIZED = ["int8", "int4"]
@@ -96,8 +96,8 @@ def test_logits_have_the_same_bits_in_any_batch(
             torch.set_num_threads(int(chance.integers(1, 4)))
             block = int(chance.choice([1, 16, 64]))
             runner = load(tmp_path, name, "on", kind, num_blocks=1024 // block, block_tokens=block)
-            for index, told in enumerate(in_chunks(runner, prompts, chance)):
-                assert torch.equal(told, wanted[index]), f"prompt {index}, blocks of {block}"
+            for index, logits in enumerate(in_chunks(runner, prompts, chance)):
+                assert torch.equal(logits, wanted[index]), f"prompt {index}, blocks of {block}"
     finally:
         torch.set_num_threads(threads)
 
@@ -107,7 +107,7 @@ def in_chunks(
 ) -> list[torch.Tensor]:
     """Compute the logits of all tokens in steps that take a random part of each prompt's rest."""
     share = runner.num_blocks // len(prompts)
-    told: list[list[torch.Tensor]] = [[] for _ in prompts]
+    parts_of: list[list[torch.Tensor]] = [[] for _ in prompts]
     done = [0] * len(prompts)
     while any(start < len(prompt) for start, prompt in zip(done, prompts, strict=True)):
         left = [n for n, prompt in enumerate(prompts) if done[n] < len(prompt)]
@@ -117,9 +117,9 @@ def in_chunks(
         blocks = [range(n * share, (n + 1) * share) for n in range(len(prompts))]
         rows = [row_of(prompts[n][done[n] :][:count], done[n], blocks[n]) for n, count in going]
         for (n, _), row, logits in zip(going, rows, all_logits(runner, rows), strict=True):
-            told[n].append(logits)
+            parts_of[n].append(logits)
             done[n] += row.num_tokens
-    return [torch.cat(parts) for parts in told]
+    return [torch.cat(parts) for parts in parts_of]
 
 
 @needs_kernels
@@ -164,10 +164,10 @@ def test_backend_description_names_the_format(tmp_path: Path) -> None:
 def test_odd_sizes_fall_back_to_torch(tmp_path: Path) -> None:
     make_model(tmp_path, "qwen3", intermediate_size=95)
     runner = load(tmp_path, "int4", "auto")
-    told = "the model has odd sizes, but numbers in int4 are multiplied in pairs"
+    reason = "the model has odd sizes, but numbers in int4 are multiplied in pairs"
     decoded = "weights in int4 are decoded for each product"
-    assert runner.backend.description == f"torch: {told}; {decoded}"
-    with pytest.raises(Invalid, match=told):
+    assert runner.backend.description == f"torch: {reason}; {decoded}"
+    with pytest.raises(Invalid, match=reason):
         choose_backend("on", runner.model_config, torch.device("cpu"), torch.float32, "int4")
     wanted = logits_of(load(tmp_path, "none", "on"), [1, 2, 3])
     got = logits_of(runner, [1, 2, 3])

@@ -110,10 +110,10 @@ async def test_request_that_kills_three_workers_is_refused_by_id_and_content() -
     problem = to_api_error(caught.value)
     assert (problem.status, problem.code) == (500, "request_killed_workers")
     assert problem.headers == {"x-should-retry": "false"}
-    num_asked = len(cluster.placer.queries)
+    num_placed = len(cluster.placer.queries)
     with pytest.raises(RequestKilledWorkers):
         await cluster.ask(request("again", DEADLY, 1, seed=5))
-    assert len(cluster.placer.queries) == num_asked
+    assert len(cluster.placer.queries) == num_placed
     assert await cluster.ask(request("other", 1, DEADLY)) == expected(request("other", 1, DEADLY))
     assert cluster.is_calm()
 

@@ -12,10 +12,10 @@ from baton.errors import Invalid, NotFound, Overloaded
 from baton.pools.base import PoolWorker
 from baton.text.tokenizer import Tokenizer
 from orchestrator.control_server import start_control_server
-from tests.unit import test_router_http
-from tests.unit.test_router_http import open_harness
+from tests import router_harness
+from tests.router_harness import open_harness
 
-tokenizer = test_router_http.tokenizer
+tokenizer = router_harness.tokenizer
 JSON = {"content-type": "application/json"}
 
 
@@ -125,12 +125,12 @@ async def test_missing_supervisor_is_reported(tokenizer: Tokenizer, tmp_path: Pa
 
 async def test_admin_api_needs_the_admin_key(tokenizer: Tokenizer) -> None:
     async with open_harness(tokenizer, admin_key="root") as (_, client):
-        asked = [
+        responses = [
             client.get("/admin/pools"),
             client.post("/admin/scale", json={"decode": 2}),
             client.post("/admin/drain", json={"worker": "decode-1"}),
         ]
-        assert [answer.status_code for answer in await asyncio.gather(*asked)] == [401] * 3
+        assert [answer.status_code for answer in await asyncio.gather(*responses)] == [401] * 3
         key = {"authorization": "Bearer root"}
         assert (await client.get("/admin/pools", headers=key)).status_code == 501
 

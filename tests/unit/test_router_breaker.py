@@ -16,7 +16,7 @@ from router.generation.circuit_breaker import (
 from router.generation.generation import Generation
 from router.generation.generation_context import FailoverConfig, GenerationContext
 from router.generation.record import GenerationRecord
-from tests.unit.test_router_journey import PROMPT, SPEC, GenerationHarness, expected_tokens
+from tests.unit.test_generation import PROMPT, SPEC, GenerationHarness, expected_tokens
 
 W, V = WorkerId("w"), WorkerId("v")
 
@@ -82,8 +82,8 @@ class Fleet(GenerationHarness):
 
     async def ask(self) -> list[int]:
         record = GenerationRecord(RequestId("r"), 0.0, len(PROMPT))
-        journey = Generation(self.context, SPEC, TenantId("t"), "m", None, (), record)
-        return [token async for output in journey.outputs() for token in output.token_ids]
+        generation = Generation(self.context, SPEC, TenantId("t"), "m", None, (), record)
+        return [token async for output in generation.outputs() for token in output.token_ids]
 
 
 async def test_worker_that_fails_every_request_gets_no_more() -> None:

@@ -13,7 +13,7 @@ from baton.text.tokenizer import Tokenizer
 from router.errors import ApiError
 from router.openai.grammar_validator import GrammarValidator, grammar_rule_for
 from router.openai.parsers.model_output_format import ModelOutputFormat
-from tests.unit.test_router_http import CHAT, USER, eventually, open_harness, tokenizer, wrong_error
+from tests.router_harness import CHAT, USER, eventually, open_harness, tokenizer, wrong_error
 
 __all__ = ["tokenizer"]
 
@@ -85,8 +85,8 @@ async def test_grammar_reaches_both_workers(
     tokenizer: Tokenizer, path: str, fields: dict[str, Any], grammar: Grammar | None
 ) -> None:
     async with open_harness(tokenizer) as (router, client):
-        asked = {"messages": USER} if path == CHAT else {"prompt": "x"}
-        response = await client.post(path, json={**asked, **fields})
+        body = {"messages": USER} if path == CHAT else {"prompt": "x"}
+        response = await client.post(path, json={**body, **fields})
         assert response.status_code == 200, response.text
     for worker in (router.prefill, router.decode):
         assert [job.spec.sampling.grammar for job in worker.submitted] == [grammar]
@@ -113,13 +113,13 @@ class FakeChecker:
     """A grammar checker that waits until it may continue, and refuses the grammar ``bad``."""
 
     def __init__(self, *, going_on: bool = True) -> None:
-        self.seen: list[tuple[str, str]] = []
+        self.checks: list[tuple[str, str]] = []
         self.going_on = asyncio.Event()
         if going_on:
             self.going_on.set()
 
     async def __call__(self, grammar: Grammar, tenant: str) -> None:
-        self.seen.append((grammar.text, tenant))
+        self.checks.append((grammar.text, tenant))
         await self.going_on.wait()
         if grammar.text == "bad":
             raise Invalid("no")
@@ -136,7 +136,7 @@ async def test_grammar_is_checked_once() -> None:
         with pytest.raises(ApiError, match="guided_regex: no"):
             await formats.check(BAD_REGEX, "guided_regex")
     await formats.check(None)
-    assert checked.seen == [("good", ""), ("bad", "")]
+    assert checked.checks == [("good", ""), ("bad", "")]
 
 
 async def test_check_results_are_kept_per_tenant() -> None:
@@ -145,19 +145,19 @@ async def test_check_results_are_kept_per_tenant() -> None:
     formats = GrammarValidator(checked)
     for tenant in ("alice", "bob", "alice"):
         await formats.check(GOOD_REGEX, "guided_regex", tenant)
-    assert checked.seen == [("good", "alice"), ("good", "bob")]
+    assert checked.checks == [("good", "alice"), ("good", "bob")]
 
 
 async def test_concurrent_requests_share_one_check() -> None:
     """Requests that arrive during a check wait for it and get the same result."""
     checked = FakeChecker(going_on=False)
     formats = GrammarValidator(checked)
-    asked = [asyncio.create_task(formats.check(BAD_REGEX, "guided_regex")) for _ in range(20)]
-    await eventually(lambda: bool(checked.seen))
+    checks = [asyncio.create_task(formats.check(BAD_REGEX, "guided_regex")) for _ in range(20)]
+    await eventually(lambda: bool(checked.checks))
     checked.going_on.set()
-    results = await asyncio.gather(*asked, return_exceptions=True)
+    results = await asyncio.gather(*checks, return_exceptions=True)
     assert [str(each) for each in results] == ["guided_regex: no"] * 20
-    assert len(checked.seen) == 1 and not formats._pending_checks
+    assert len(checked.checks) == 1 and not formats._pending_checks
 
 
 async def test_cancelled_check_is_repeated_by_a_waiting_request() -> None:
@@ -165,9 +165,9 @@ async def test_cancelled_check_is_repeated_by_a_waiting_request() -> None:
     checked = FakeChecker(going_on=False)
     formats = GrammarValidator(checked)
     first, second = (asyncio.create_task(formats.check(GOOD_REGEX)) for _ in range(2))
-    await eventually(lambda: bool(checked.seen))
+    await eventually(lambda: bool(checked.checks))
     first.cancel()
-    await eventually(lambda: len(checked.seen) == 2)
+    await eventually(lambda: len(checked.checks) == 2)
     checked.going_on.set()
     await second
     with pytest.raises(asyncio.CancelledError):

@@ -10,7 +10,7 @@ import pytest
 from router.http.chunked_body import MAX_SMALL_CHUNKS, SMALL_CHUNK_BYTES
 from router.http.connection import MAX_PIPELINED_BYTES
 from router.http.connection_limits import ConnectionLimits
-from tests.connection_house import ConnectionHarness, ConnectionResult, ReceivedRequest
+from tests.http_connection_harness import ConnectionHarness, ConnectionResult, ReceivedRequest
 
 LIMITS = ConnectionLimits(max_header_bytes=10_000)
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n"

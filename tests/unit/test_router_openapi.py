@@ -14,10 +14,10 @@ from baton.text.tokenizer import Tokenizer
 from router.api_document.document import REQUEST_MODELS, build_document
 from router.api_document.request_schemas import request_schemas
 from router.app import build_routes
-from tests.unit import test_router_http
-from tests.unit.test_router_http import CHAT, COMPLETE, chat, open_harness
+from tests import router_harness
+from tests.router_harness import CHAT, COMPLETE, chat, open_harness
 
-tokenizer = test_router_http.tokenizer
+tokenizer = router_harness.tokenizer
 DOCUMENT = build_document("1")
 
 
@@ -69,10 +69,10 @@ async def test_accepted_requests_and_answers_match_the_document(
     tokenizer: Tokenizer, path: str, body: dict[str, Any]
 ) -> None:
     operation = DOCUMENT["paths"][path]["post"]
-    asked = operation["requestBody"]["content"]["application/json"]["schema"]
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
     answered = operation["responses"]["200"]["content"]["application/json"]["schema"]
     components = {"components": DOCUMENT["components"]}
-    jsonschema.validate(body, {**asked, **components})
+    jsonschema.validate(body, {**schema, **components})
     async with open_harness(tokenizer) as (_, client):
         answer = await client.post(path, json=body)
     assert answer.status_code == 200, answer.text

@@ -14,10 +14,10 @@ from baton.network.call_signing import PROOF_HEADER, CallSigner
 from baton.text.tokenizer import Tokenizer
 from router.errors import ApiError
 from router.http.peer_routers import PEER_HEADER, PURPOSE, PeerRouters, explain_path
-from tests.unit import test_router_http
-from tests.unit.test_router_http import RouterHarness, member, open_harness
+from tests import router_harness
+from tests.router_harness import RouterHarness, member, open_harness
 
-tokenizer = test_router_http.tokenizer
+tokenizer = router_harness.tokenizer
 
 KEY = "the admin's own key"
 ANSWER = b'HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n{"id": "c1"}'
@@ -28,11 +28,11 @@ def peers_of(router: RouterHarness, address: str, key: str | None = KEY) -> Peer
 
 
 @asynccontextmanager
-async def listening(heard: list[bytes]) -> AsyncIterator[str]:
+async def listening(received: list[bytes]) -> AsyncIterator[str]:
     """A router, or an attacker who has put an entry into the registry."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heard.append(await reader.readuntil(b"\r\n\r\n"))
+        received.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(ANSWER)
         writer.close()
 
@@ -41,19 +41,19 @@ async def listening(heard: list[bytes]) -> AsyncIterator[str]:
 
 
 async def test_queried_peer_learns_no_key(tokenizer: Tokenizer) -> None:
-    heard: list[bytes] = []
+    received: list[bytes] = []
     async with (
         open_harness(tokenizer, admin_key=KEY) as (router, client),
-        listening(heard) as there,
+        listening(received) as there,
     ):
         router.members.list.append(replace(member("r1", Role.ROUTER), address=there))
         await router.service.cluster.refresh()
         router.service.peer_routers = peers_of(router, "10.0.0.1:8000")
-        asked = await client.get(explain_path("c1"), headers={"authorization": f"Bearer {KEY}"})
-        assert asked.status_code == 200 and asked.json() == {"id": "c1"}
-    assert len(heard) == 1
-    assert KEY.encode() not in heard[0] and b"authorization" not in heard[0].lower()
-    head = dict(line.split(": ", 1) for line in heard[0].decode().split("\r\n")[1:-2])
+        response = await client.get(explain_path("c1"), headers={"authorization": f"Bearer {KEY}"})
+        assert response.status_code == 200 and response.json() == {"id": "c1"}
+    assert len(received) == 1
+    assert KEY.encode() not in received[0] and b"authorization" not in received[0].lower()
+    head = dict(line.split(": ", 1) for line in received[0].decode().split("\r\n")[1:-2])
     proof = head[PROOF_HEADER]
     peers_of(router, there).check(explain_path("c1"), proof)  # a router there would accept it
     for elsewhere in (peers_of(router, "10.0.0.2:8000"), peers_of(router, there, "another")):
@@ -88,5 +88,5 @@ async def test_signed_query_of_a_peer_is_answered(
 async def test_without_an_admin_key_no_peer_signature_is_accepted(tokenizer: Tokenizer) -> None:
     async with open_harness(tokenizer) as (router, client):
         router.service.peer_routers = peers_of(router, "10.0.0.1:8000", None)
-        asked = await client.get(explain_path("c1"), headers={PROOF_HEADER: "anything"})
-        assert asked.status_code == 401
+        response = await client.get(explain_path("c1"), headers={PROOF_HEADER: "anything"})
+        assert response.status_code == 401

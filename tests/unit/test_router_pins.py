@@ -25,10 +25,10 @@ from router.generation.record import GenerationRecord
 from router.http.body_parser import parse_body
 from router.openai.cache_breakpoints import find_prefix_pins
 from router.openai.schema import ChatBody
-from tests.unit import test_router_http
-from tests.unit.test_router_http import CHAT, StaticMembers, member, open_harness
+from tests import router_harness
+from tests.router_harness import CHAT, StaticMembers, member, open_harness
 
-tokenizer = test_router_http.tokenizer
+tokenizer = router_harness.tokenizer
 SHORT = {"type": "ephemeral"}
 LONG = {"type": "ephemeral", "ttl": "1h"}
 KEYS = [BlockKey(bytes([number]) * 16) for number in range(64)]
@@ -119,10 +119,10 @@ class FakeStores:
     def __init__(self, **held: int) -> None:
         self.held = held
         self.full: set[str] = set()
-        self.asked: list[tuple[str, int, float]] = []
+        self.pins: list[tuple[str, int, float]] = []
 
     async def pin(self, store: Member, keys: Sequence[BlockKey], seconds: float) -> int:
-        self.asked.append((store.id, len(keys), seconds))
+        self.pins.append((store.id, len(keys), seconds))
         if store.id in self.full:
             raise Overloaded("too much is pinned")
         return min(self.held[store.id], len(keys))
@@ -175,10 +175,10 @@ async def test_local_store_pins_the_prefix_once_the_prompt_is_computed() -> None
     async with bench.running():
         bench.pinner.pin_when_stored(bench.record, [PIN])
         await bench.wait(1.0)
-        assert bench.stores.asked == []
+        assert bench.stores.pins == []
         bench.record.cached_tokens = 0
         await bench.wait(1.0)
-        assert bench.stores.asked == [("k2", 4, 300.0)]
+        assert bench.stores.pins == [("k2", 4, 300.0)]
         [noted] = bench.record.explain()["pins"]
         assert noted == {
             "num_tokens": 18, "seconds": 300.0, "pinned_blocks": 4, "store": "k2", "error": "",
@@ -210,9 +210,9 @@ async def test_store_that_can_not_pin_is_not_asked_for_ever() -> None:
         bench.record.record_end("stop", 1.0)
         for _ in range(20):
             await bench.wait(STORE_ARRIVAL_TIMEOUT_SECONDS / 5)
-        num_asked = len(bench.stores.asked)
+        num_pins = len(bench.stores.pins)
         await bench.wait(100.0)
-        assert len(bench.stores.asked) == num_asked
+        assert len(bench.stores.pins) == num_pins
         assert bench.record.pins[0].pinned_blocks == 0
 
 
@@ -226,7 +226,7 @@ async def test_prompt_that_was_not_computed_is_not_pinned() -> None:
             "the prompt was not computed",
             "no full block is before the breakpoint",
         ]
-        assert bench.stores.asked == []
+        assert bench.stores.pins == []
 
 
 async def test_prefix_of_an_answered_chat_is_pinned(tokenizer: Tokenizer) -> None:
@@ -242,8 +242,8 @@ async def test_prefix_of_an_answered_chat_is_pinned(tokenizer: Tokenizer) -> Non
         response: httpx.Response = await client.post(CHAT, json=body)
         assert response.status_code == 200, response.text
         async with asyncio.timeout(5):
-            while not stores.asked:
+            while not stores.pins:
                 await asyncio.sleep(0.01)
-        assert stores.asked == [("k0", 5, 300.0)]  # 21 tokens
+        assert stores.pins == [("k0", 5, 300.0)]  # 21 tokens
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -26,9 +26,9 @@ from orchestrator.preflight import free_port, is_router_ready
 from router.http.listeners import RESERVED_OPEN_FILES, connection_limits, raise_open_file_limit
 from router.program import WORKER_POLL_SECONDS, RouterProgram
 from tests import certificates
-from tests.unit.test_router_http import write_tokenizer
-from tests.unit.test_router_links import grpc_worker as worker
-from tests.unit.test_router_links import member, output
+from tests.router_harness import write_tokenizer
+from tests.unit.test_router_connections import grpc_worker as worker
+from tests.unit.test_router_connections import member, output
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "intermediate_size": 8,
@@ -76,7 +76,7 @@ async def test_router_serves_and_drains(settings: Settings, registry: MemoryRegi
         url = f"http://{program.address}"
         assert (await client.get(url + "/ready")).status_code == 200
         body = {"prompt": "hello", "max_tokens": 2}
-        asked = asyncio.create_task(client.post(url + "/v1/completions", json=body))
+        request_task = asyncio.create_task(client.post(url + "/v1/completions", json=body))
         await core.wait(lambda: core.submitted)
         [(spec, task, _source)] = core.submitted
         assert (task, bytes(spec.token_ids)) == (Task.PREFILL_AND_DECODE, b"hello")
@@ -87,7 +87,7 @@ async def test_router_serves_and_drains(settings: Settings, registry: MemoryRegi
         assert refused.status_code == 503
         end = replace(output(spec.request_id, 104, 105), finish_reason=FinishReason.LENGTH)
         core.streams[0].put(end)
-        answer = (await asked).json()
+        answer = (await request_task).json()
         assert answer["choices"][0]["text"] == "hi"
         assert answer["model"] == Path(settings.model).name
         await living
@@ -157,7 +157,7 @@ async def test_draining_router_accepts_requests_during_the_grace_period(
         await clock.asleep.wait()
         assert await httpx_once(url + "/ready") == 503
         body = {"prompt": "hello", "max_tokens": 2}
-        asked = asyncio.create_task(httpx_post(url + "/v1/completions", body))
+        request_task = asyncio.create_task(httpx_post(url + "/v1/completions", body))
         await core.wait(lambda: core.submitted)
         clock.over.set()
         while program._listeners is not None and program._listeners._shared_listener is not None:
@@ -168,7 +168,7 @@ async def test_draining_router_accepts_requests_during_the_grace_period(
         [(spec, _task, _source)] = core.submitted
         end = replace(output(spec.request_id, 104, 105), finish_reason=FinishReason.LENGTH)
         core.streams[0].put(end)
-        answer = await asked
+        answer = await request_task
         assert answer.json()["choices"][0]["text"] == "hi"
         assert answer.headers["connection"] == "close"
         while not STATUS.health.is_drained:
@@ -207,7 +207,7 @@ async def test_two_routers_can_share_a_port(settings: Settings, registry: Memory
             await program._cluster.refresh()
         first, second = (f"http://{program.address}" for program in programs)
         assert len({url, first, second}) == 3
-        asked = asyncio.create_task(
+        request_task = asyncio.create_task(
             client.post(first + "/v1/completions", json={"prompt": "x", "max_tokens": 1})
         )
         await core.wait(lambda: core.submitted)
@@ -215,7 +215,7 @@ async def test_two_routers_can_share_a_port(settings: Settings, registry: Memory
             output(core.submitted[0][0].request_id, 104), finish_reason=FinishReason.LENGTH
         )
         core.streams[0].put(end)
-        path = f"/admin/requests/{(await asked).headers['x-baton-request-id']}"
+        path = f"/admin/requests/{(await request_task).headers['x-baton-request-id']}"
         answers = [
             (await client.get(each + path, headers=admin)).json() for each in (first, second)
         ]

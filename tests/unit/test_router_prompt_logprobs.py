@@ -8,7 +8,7 @@ import pytest
 from baton.core.request import MAX_PROMPT_LOGPROBS
 from baton.text.tokenizer import Tokenizer
 from router.openai.prompt_logprobs_budget import PromptLogprobsBudget
-from tests.unit.test_router_http import (
+from tests.router_harness import (
     CHAT,
     CONTEXT,
     EOS,

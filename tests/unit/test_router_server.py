@@ -48,7 +48,7 @@ class Bench:
 
     def __init__(self, limits: ConnectionLimits, tls: ssl.SSLContext | None = None) -> None:
         self.refusals: list[str] = []
-        self.asked: list[tuple[str, bytes]] = []
+        self.requests: list[tuple[str, bytes]] = []
         self.left = 0
         self.may_answer = asyncio.Event()
         self.may_answer.set()
@@ -67,7 +67,7 @@ class Bench:
                 return
             body += message["body"]
             more = message["more_body"]
-        self.asked.append((scope["path"], body))
+        self.requests.append((scope["path"], body))
         answer = asyncio.ensure_future(self._answer(send))
         leaving = asyncio.ensure_future(_left(receive))
         await asyncio.wait([answer, leaving], return_when=asyncio.FIRST_COMPLETED)
@@ -164,7 +164,7 @@ async def test_invalid_requests_are_refused(data: bytes, wanted: int) -> None:
         assert made.refusals == [
             "http" if wanted == 400 and error["code"] == "invalid_http" else "headers"
         ]
-        assert made.asked == []
+        assert made.requests == []
 
 
 @on_uvloop
@@ -187,7 +187,7 @@ async def test_chunked_body_is_read_and_its_trailers_ignored() -> None:
         chunked = b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
         body = b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nauthorization: Bearer x\r\n\r\n"
         assert status(await made.ask(HEAD + chunked + body)) == 200
-        assert made.asked == [("/", b"abcde")]
+        assert made.requests == [("/", b"abcde")]
 
 
 @on_uvloop
@@ -218,7 +218,7 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         paths = [b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n" % number for number in range(5)]
         answer = await made.ask(b"".join(paths) + last)
         assert answer.count(b"HTTP/1.1 200") == 6
-        assert [path for path, _ in made.asked] == ["/0", "/1", "/2", "/3", "/4", "/last"]
+        assert [path for path, _ in made.requests] == ["/0", "/1", "/2", "/3", "/4", "/last"]
 
 
 @on_uvloop
@@ -227,7 +227,7 @@ async def test_too_many_pipelined_bytes_are_refused() -> None:
         made.may_answer.clear()
         _, writer = await made.connect()
         writer.write(GET)
-        await eventually(lambda: len(made.asked) == 1)
+        await eventually(lambda: len(made.requests) == 1)
         writer.write(GET * (MAX_PIPELINED_BYTES // len(GET) + 1))
         await eventually(lambda: made.refusals == ["ahead"])
         await eventually(lambda: made.left == 1)
@@ -240,11 +240,11 @@ async def test_disconnect_ends_the_current_request_and_drops_pipelined_ones() ->
         made.may_answer.clear()
         _, writer = await made.connect()
         writer.write(GET * 3)
-        await eventually(lambda: len(made.asked) == 1)
+        await eventually(lambda: len(made.requests) == 1)
         writer.close()
         await eventually(lambda: made.left == 1)
         await eventually(lambda: made.server.num_connections == 0)
-        assert len(made.asked) == 1
+        assert len(made.requests) == 1
 
 
 @on_uvloop
@@ -285,7 +285,7 @@ async def test_garbage_after_a_request_does_not_corrupt_its_answer() -> None:
         made.may_answer.clear()
         reader, writer = await made.connect()
         writer.write(GET)
-        await eventually(lambda: len(made.asked) == 1)
+        await eventually(lambda: len(made.requests) == 1)
         writer.write(b"garbage\r\n\r\n")
         made.may_answer.set()
         answer = await reader.read()
@@ -323,7 +323,7 @@ async def test_client_that_does_not_read_is_disconnected_and_others_are_served()
         lazy = socket.create_connection(("127.0.0.1", made.port))
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         lazy.sendall(GET)
-        await eventually(lambda: len(made.asked) == 1)
+        await eventually(lambda: len(made.requests) == 1)
         await eventually(lambda: made.refusals == ["unread"])
         await eventually(lambda: made.server.num_connections == 0)
         lazy.close()
@@ -436,7 +436,7 @@ async def test_finishing_server_closes_connections_after_their_current_request()
         await idle[0].readuntil(b"0\r\n\r\n")
         made.may_answer.clear()
         busy[1].write(GET)
-        await eventually(lambda: len(made.asked) == 2)
+        await eventually(lambda: len(made.requests) == 2)
         finishing = asyncio.ensure_future(made.server.drain())
         assert await idle[0].read() == b""
         made.may_answer.set()

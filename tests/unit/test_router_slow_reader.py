@@ -9,10 +9,10 @@ import httpx
 from baton.core.states import Role
 from baton.text.tokenizer import Tokenizer
 from router.http.connection_limits import ConnectionLimits
-from tests.unit import test_router_http
-from tests.unit.test_router_http import COMPLETE, RouterHarness, eventually, member, serve_over_tcp
+from tests import router_harness
+from tests.router_harness import COMPLETE, RouterHarness, eventually, member, serve_over_tcp
 
-tokenizer = test_router_http.tokenizer
+tokenizer = router_harness.tokenizer
 LONG = 4000
 
 

@@ -29,13 +29,14 @@ from router.tenants.quota_share import UNSHARED
 from router.tenants.tenant import Tenant, TenantLimits, TokenPrices
 from router.tenants.tenant_directory import build_tenant_directory
 from router.tenants.usage_store import MemoryUsageStore, UsageField
-from tests.unit import test_router_http, test_router_program
-from tests.unit.test_router_http import CHAT, COMPLETE, RouterHarness, chat, events, open_harness
-from tests.unit.test_router_links import grpc_worker as worker
-from tests.unit.test_router_links import member
+from tests import router_harness
+from tests.router_harness import CHAT, COMPLETE, RouterHarness, chat, events, open_harness
+from tests.unit import test_router_program
+from tests.unit.test_router_connections import grpc_worker as worker
+from tests.unit.test_router_connections import member
 from tests.unit.test_router_program import wait_until_ready
 
-tokenizer = test_router_http.tokenizer
+tokenizer = router_harness.tokenizer
 settings = test_router_program.settings
 registry = test_router_program.registry
 SECRET = "s"
@@ -46,13 +47,13 @@ async def open_router(
     tokenizer: Tokenizer, *tenants: Tenant, **settings: Any
 ) -> AsyncIterator[tuple[RouterHarness, httpx.AsyncClient]]:
     """A router with these tenants; a tenant's key is its name."""
-    roll = build_tenant_directory(
+    directory = build_tenant_directory(
         {tenant.id: tenant for tenant in tenants},
         [(api_key_digest(tenant.id), tenant.id) for tenant in tenants],
         needs_keys=True,
     )
     async with open_harness(tokenizer, tenant_secret=SECRET, **settings) as (router, client):
-        router.service.authenticator.set_directory(roll)
+        router.service.authenticator.set_directory(directory)
         yield router, client
         accounts = router.service.admission.quotas()
         assert all(account.is_idle for account in accounts.values())
@@ -124,10 +125,10 @@ async def test_computed_prompt_is_charged_even_without_an_answer(
     """As when a grammar allows no first token. Several choices share their prompt."""
     body: dict[str, Any] = {"prompt": "abcdefg", "max_tokens": 5, "n": num_answers}
     async with open_router(tokenizer, tenant("a", None, 50), automatic=False) as (router, client):
-        asked = asyncio.create_task(client.post(COMPLETE, json=body, headers=of("a")))
-        await test_router_http.eventually(lambda: len(router.prefill.jobs) == body["n"])
+        task = asyncio.create_task(client.post(COMPLETE, json=body, headers=of("a")))
+        await router_harness.eventually(lambda: len(router.prefill.jobs) == body["n"])
         router.prefill.fail_jobs("INVALID_ARGUMENT", "it allows no token", **details)
-        assert (await asked).status_code == 400
+        assert (await task).status_code == 400
         used = {
             field: count for (_, _, field), count in router.service.usage_recorder.unsent().items()
         }
@@ -137,14 +138,14 @@ async def test_computed_prompt_is_charged_even_without_an_answer(
 async def test_disconnected_client_gets_unused_tokens_back(tokenizer: Tokenizer) -> None:
     async with open_router(tokenizer, tenant("a", None, 60), automatic=False) as (router, client):
         body = {"prompt": "abcdef", "max_tokens": 40}
-        asked = asyncio.create_task(client.post(COMPLETE, json=body, headers=of("a")))
-        await test_router_http.eventually(lambda: bool(router.prefill.jobs))
+        task = asyncio.create_task(client.post(COMPLETE, json=body, headers=of("a")))
+        await router_harness.eventually(lambda: bool(router.prefill.jobs))
         router.prefill.step()
         router.decode.step()
         await asyncio.sleep(0)
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
-        await test_router_http.eventually(lambda: router.service.request_limiter.num_in_use == 0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await router_harness.eventually(lambda: router.service.request_limiter.num_in_use == 0)
         [account] = router.service.admission.quotas().values()
         now = router.service.clock.monotonic()
         reported = account.headers(tenant("a", None, 60), UNSHARED, now)

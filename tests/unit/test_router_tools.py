@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from baton.core.grammar import GrammarKind
 from baton.text.tokenizer import Tokenizer
 from router.openai.parsers.strict_schema import forbid_extra_properties
-from tests.unit import test_router_http
-from tests.unit.test_router_http import (
+from tests import router_harness
+from tests.router_harness import (
     CHAT,
     COMPLETE,
     EOS,
@@ -66,7 +66,7 @@ def load_tokenizer(folder: Path, template: str, *special: str) -> Tokenizer:
 
 @pytest.fixture(autouse=True)
 def room_for_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(test_router_http, "CONTEXT", 512)
+    monkeypatch.setattr(router_harness, "CONTEXT", 512)
 
 
 @pytest.fixture
@@ -173,30 +173,30 @@ async def test_tool_calls_are_streamed(hermes: Tokenizer) -> None:
 
 
 async def test_invalid_tool_call_is_text(hermes: Tokenizer) -> None:
-    said = "a <tool_call> b"
-    async with open_harness(hermes, said) as (_, client):
+    text = "a <tool_call> b"
+    async with open_harness(hermes, text) as (_, client):
         response = await client.post(CHAT, json=chat(tools=[TOOL]))
         plain = await client.post(CHAT, json=chat())
         none = await client.post(CHAT, json=chat(tools=[TOOL], tool_choice="none"))
         streamed = await client.post(CHAT, json=chat(tools=[TOOL], stream=True))
     for each in (response, plain, none):
-        assert message_of(each) == {"role": "assistant", "content": said}
+        assert message_of(each) == {"role": "assistant", "content": text}
         assert each.json()["choices"][0]["finish_reason"] == "stop"
-    assert "".join(d.get("content", "") for d in deltas(streamed)) == said
+    assert "".join(d.get("content", "") for d in deltas(streamed)) == text
 
 
 async def test_without_tools_markup_is_text(hermes: Tokenizer) -> None:
     async with open_harness(hermes, CALL) as (router, client):
         assert message_of(await client.post(CHAT, json=chat()))["content"] == CALL
-        asked = chat(tools=[TOOL], tool_choice="none")
-        assert message_of(await client.post(CHAT, json=asked))["content"] == CALL
+        body = chat(tools=[TOOL], tool_choice="none")
+        assert message_of(await client.post(CHAT, json=body))["content"] == CALL
     assert {bytes(job.spec.token_ids) for job in router.prefill.submitted} == {b"<user>Hi|>"}
 
 
 async def test_parallel_tool_calls_can_be_disabled(hermes: Tokenizer) -> None:
     async with open_harness(hermes, f"{CALL}\n{CALL}") as (router, client):
-        asked = chat(tools=[TOOL], parallel_tool_calls=False)
-        response = await client.post(CHAT, json=asked)
+        body = chat(tools=[TOOL], parallel_tool_calls=False)
+        response = await client.post(CHAT, json=body)
         assert router.decode.cancelled == [("chatcmpl-0", 1)]
     assert len(message_of(response)["tool_calls"]) == 1
     assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
@@ -205,8 +205,8 @@ async def test_parallel_tool_calls_can_be_disabled(hermes: Tokenizer) -> None:
 async def test_forced_tool_calls_have_a_grammar(hermes: Tokenizer) -> None:
     async with open_harness(hermes, CALL) as (router, client):
         for choice in ("required", NAMED):
-            asked = chat(tools=[TOOL, OTHER], tool_choice=choice)
-            assert message_of(await client.post(CHAT, json=asked))["tool_calls"]
+            body = chat(tools=[TOOL, OTHER], tool_choice=choice)
+            assert message_of(await client.post(CHAT, json=body))["tool_calls"]
     required, named = (job.spec.sampling.grammar for job in router.prefill.submitted)
     assert required is not None and named is not None
     tags = r'"<tool_call>" "\n" call "\n" "</tool_call>"'
@@ -236,23 +236,23 @@ async def test_allowed_tools_restrict_prompt_and_grammar(hermes: Tokenizer) -> N
 
 async def test_template_without_tools_rejects_them_unless_forced(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(tmp_path, "{% for m in messages %}{{ m.content }}{% endfor %}")
-    said = '{"name": "f", "arguments": {"x": 1}}'
-    async with open_harness(tokenizer, said) as (_, client):
+    text = '{"name": "f", "arguments": {"x": 1}}'
+    async with open_harness(tokenizer, text) as (_, client):
         refused = await client.post(CHAT, json=chat(tools=[TOOL]))
         forced = await client.post(CHAT, json=chat(tools=[TOOL], tool_choice="required"))
         hidden = await client.post(CHAT, json=chat(tools=[TOOL], tool_choice="none"))
     assert wrong_error(refused)["param"] == "tools"
     assert message_of(forced)["tool_calls"][0]["function"]["arguments"] == '{"x": 1}'
-    assert message_of(hidden)["content"] == said
+    assert message_of(hidden)["content"] == text
 
 
 async def test_special_token_can_begin_a_tool_call(tmp_path: Path) -> None:
     """Special tokens are hidden in the answer, but the parser must see this one."""
     tokenizer = load_tokenizer(tmp_path, TEMPLATE + "{# <|python_tag|> #}", "<|python_tag|>")
     async with open_harness(tokenizer) as (router, client):
-        said = [258, *b'{"name": "f", "parameters": {"x": 2}}', EOS]
+        tokens = [258, *b'{"name": "f", "parameters": {"x": 2}}', EOS]
         for worker in (router.prefill, router.decode):
-            worker._next_token = lambda known, spec: said[len(known) - spec.num_prompt_tokens]  # type: ignore
+            worker._next_token = lambda known, spec: tokens[len(known) - spec.num_prompt_tokens]  # type: ignore
         called = await client.post(CHAT, json=chat(tools=[TOOL]))
         plain = await client.post(CHAT, json=chat())
         shown = await client.post(CHAT, json=chat(skip_special_tokens=False))
@@ -276,8 +276,8 @@ async def test_tool_calls_and_results_are_rendered_into_the_prompt(hermes: Token
 
 async def test_tool_call_ids_have_mistrals_form(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(tmp_path, TEMPLATE + "{# [TOOL_CALLS] #}")
-    said = '[TOOL_CALLS] [{"name": "f", "arguments": {}}]'
-    async with open_harness(tokenizer, said) as (_, client):
+    text = '[TOOL_CALLS] [{"name": "f", "arguments": {}}]'
+    async with open_harness(tokenizer, text) as (_, client):
         message = message_of(await client.post(CHAT, json=chat(tools=[TOOL])))
     assert len(message["tool_calls"][0]["id"]) == 9 and message["tool_calls"][0]["id"].isalnum()
 
@@ -303,8 +303,8 @@ async def test_reasoning_is_separated_from_the_answer(thinker: Tokenizer) -> Non
 
 
 async def test_reasoning_before_a_tool_call(thinker: Tokenizer) -> None:
-    said = f"f?</think>{CALL}"
-    async with open_harness(thinker, said) as (router, client):
+    text = f"f?</think>{CALL}"
+    async with open_harness(thinker, text) as (router, client):
         message = message_of(await client.post(CHAT, json=chat(tools=[TOOL])))
         forced = chat(tools=[TOOL], tool_choice=NAMED)
         assert message_of(await client.post(CHAT, json=forced))["tool_calls"]
@@ -340,9 +340,9 @@ async def test_reasoning_effort_unknown_to_the_template_is_ignored(hermes: Token
 
 
 async def test_reasoning_of_earlier_turns_is_rendered(hermes: Tokenizer) -> None:
-    said = {"role": "assistant", "content": "Yes", "reasoning_content": "Hm"}
+    message = {"role": "assistant", "content": "Yes", "reasoning_content": "Hm"}
     async with open_harness(hermes, "x") as (router, client):
-        await client.post(CHAT, json={"messages": [*USER, said, *USER]})
+        await client.post(CHAT, json={"messages": [*USER, message, *USER]})
     prompt = b"<user>Hi|<assistant>Yes(Hm)|<user>Hi|>"
     assert bytes(router.prefill.submitted[0].spec.token_ids) == prompt
 
@@ -400,8 +400,8 @@ async def test_min_tokens_is_passed_on_and_validated(hermes: Tokenizer) -> None:
 async def test_obfuscation_pads_chunks_to_one_size(hermes: Tokenizer) -> None:
     options = {"include_obfuscation": True}
     async with open_harness(hermes, "Hi ö" + "x" * 9) as (_, client):
-        asked = chat(stream=True, stream_options=options)
-        response = await client.post(CHAT, json=asked)
+        body = chat(stream=True, stream_options=options)
+        response = await client.post(CHAT, json=body)
     sizes = {len(block.encode()) for block in response.text.split("\n\n")[:-2]}
     assert len(sizes) == 1
     assert "".join(d.get("content", "") for d in deltas(response)) == "Hi ö" + "x" * 9

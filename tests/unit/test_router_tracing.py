@@ -15,8 +15,8 @@ from baton.obs.span import MemorySpanSink, Span
 from baton.text.tokenizer import Tokenizer
 from router.generation.record import GenerationRecord
 from router.telemetry.tracing import RequestTrace, RequestTracer, build_request_spans
-from tests.unit.test_router_http import CHAT, COMPLETE, chat, open_harness, write_tokenizer
-from tests.unit.test_router_journey import GenerationHarness
+from tests.router_harness import CHAT, COMPLETE, chat, open_harness, write_tokenizer
+from tests.unit.test_generation import GenerationHarness
 
 TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED, UNSAMPLED = f"00-{TRACE_ID}-{SPAN_ID}-01", f"00-{TRACE_ID}-{SPAN_ID}-00"

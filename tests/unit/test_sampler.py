@@ -93,14 +93,14 @@ def expected(logits: np.ndarray, params: SamplingParams, position: int) -> int:
 def test_every_sampling_parameter_equals_the_naive_model(name: str) -> None:
     print(f"seed {SEED}")
     chance = np.random.default_rng(SEED)
-    seen = set()
+    token_ids = set()
     for trial in range(60):
         logits = chance.normal(scale=2, size=VOCAB).astype(np.float32)
         params = replace(CASES[name], seed=trial)
         token = sample(torch.from_numpy(logits)[None], [row(params)])[0].token_id
         assert token == expected(logits, params, len(HISTORY))
-        seen.add(token)
-    assert len(seen) > 1
+        token_ids.add(token)
+    assert len(token_ids) > 1
 
 
 def sorted_and_put_back(chances: torch.Tensor, params: SamplingParams) -> torch.Tensor:

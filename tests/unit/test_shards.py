@@ -14,7 +14,7 @@ from baton.engine.native.matrix import KernelThreadPool, PackedMatrix
 from baton.engine.shards import CheckpointShards, StoredTensor
 from baton.errors import Invalid
 from tests.model_zoo import ZOO, make_model
-from tests.unit.native_house import FORMATS, needs_kernels
+from tests.unit.native_helpers import FORMATS, needs_kernels
 
 CPU = torch.device("cpu")
 SEED = 20261121

@@ -29,13 +29,13 @@ def sessions_of(trace: Trace) -> list[list[TraceRequest]]:
 
 def hit_share(trace: Trace) -> float:
     """Return the share of block hits with an unbounded cache."""
-    seen, hits = set[int](), 0
+    known, hits = set[int](), 0
     for arrival in trace.requests:
         hits += next(
-            (i for i, block in enumerate(arrival.block_ids) if block not in seen),
+            (i for i, block in enumerate(arrival.block_ids) if block not in known),
             len(arrival.block_ids),
         )
-        seen.update(arrival.block_ids)
+        known.update(arrival.block_ids)
     return hits / sum(len(arrival.block_ids) for arrival in trace.requests)
 
 
@@ -101,8 +101,8 @@ def test_turn_begins_with_the_previous_turn_and_its_answer(kind: str) -> None:
         for old, new in pairwise(turns):
             num_full = old.num_prompt_tokens // 64
             assert new.block_ids[:num_full] == old.block_ids[:num_full], f"seed {SEED}"
-            said = old.num_prompt_tokens + old.num_answer_tokens
-            assert new.num_prompt_tokens > said, f"seed {SEED}"
+            num_previous_tokens = old.num_prompt_tokens + old.num_answer_tokens
+            assert new.num_prompt_tokens > num_previous_tokens, f"seed {SEED}"
             assert new.arrival_seconds > old.arrival_seconds + old.num_answer_tokens / 50.0, (
                 f"seed {SEED}"
             )

@@ -61,9 +61,9 @@ def program(tmp_path: Path) -> Iterator[tuple[int, dict[str, int]]]:
 
 
 def reports(
-    tmp_path: Path, pid: int, role: str, told: list[OpenListener]
+    tmp_path: Path, pid: int, role: str, reported: list[OpenListener]
 ) -> dict[str, SocketReport]:
-    owner = ProcessState("one", role, pid, "serving", sockets=[asdict(each) for each in told])
+    owner = ProcessState("one", role, pid, "serving", sockets=[asdict(each) for each in reported])
     state = ClusterState(os.getpid(), "", "redis://:pw@127.0.0.1:1", "c", processes=[owner])
     found = listening_sockets(state, ClusterFolder(tmp_path, "c"))
     return {each.address: each for each in found if each.process == "one"}
@@ -76,12 +76,12 @@ def test_unreported_sockets_are_listed_as_undocumented(
     address = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
     wide, local = f"0.0.0.0:{ports['wide']}", f"{tmp_path}/local.sock"
     (tmp_path / "local.sock").chmod(0o600)
-    told = [
+    reported = [
         OpenListener("grpc", address["told"], member_authentication(ClusterCredentials("s"))),
         OpenListener("line", wide, LOOPBACK_ONLY),
         OpenListener("local_rpc", local, LISTENERS["local_rpc"].authentications[0]),
     ]
-    found = reports(tmp_path, pid, "decode", told)
+    found = reports(tmp_path, pid, "decode", reported)
     assert {place: each.is_documented for place, each in found.items()} == {
         address["told"]: True,
         address["untold"]: False,
@@ -94,7 +94,7 @@ def test_unreported_sockets_are_listed_as_undocumented(
     assert found[address["told"]].authentication == "the cluster secret"
     assert found[address["untold"]].authentication == "unknown"
     assert found["@a1b2c"].authentication == NO_AUTHENTICATION
-    assert not reports(tmp_path, pid, "router", told)["@a1b2c"].is_documented
+    assert not reports(tmp_path, pid, "router", reported)["@a1b2c"].is_documented
 
 
 def test_path_is_private_by_its_own_or_its_folders_permissions(tmp_path: Path) -> None:
@@ -112,8 +112,8 @@ async def test_program_reports_its_listeners_to_the_supervisor() -> None:
     try:
         lines = FramedServer(ClusterCredentials("s"), {})
         port = await lines.listen("127.0.0.1", 0)
-        told = parse_listener(os.read(read_end, 4096).decode())
-        assert told == OpenListener("line", f"127.0.0.1:{port}", "the cluster secret")
+        listener = parse_listener(os.read(read_end, 4096).decode())
+        assert listener == OpenListener("line", f"127.0.0.1:{port}", "the cluster secret")
         await lines.close()
     finally:
         open_status_pipe(-1)

@@ -61,7 +61,7 @@ async def test_valid_lease_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "endpoint"),
+    ("changes", "endpoint"),
     [
         ({"blocks": refs(KEYS[1:3])}, {}),
         ({"blocks": refs([*KEYS, KEYS[0]]), "num_stored": 5}, {}),
@@ -73,9 +73,9 @@ async def test_valid_lease_is_accepted() -> None:
     ],
 )
 async def test_node_with_invalid_answers_is_avoided(
-    said: dict[str, Any], endpoint: dict[str, Any]
+    changes: dict[str, Any], endpoint: dict[str, Any]
 ) -> None:
-    client = client_of(replace(SOUND, **said), **endpoint)
+    client = client_of(replace(SOUND, **changes), **endpoint)
     with pytest.raises(Unavailable, match=r"leased|offers|was not offered"):
         await client.lease(NODE, KEYS, 1000)
     with pytest.raises(Unavailable, match="failed recently"):

@@ -124,8 +124,8 @@ async def cancel_after(num_turns: int) -> Engine:
     prefix."""
     engine, handle, store = worker()
     spec = request("r", list(range(40)), 4)
-    extension = await store.find_prefix(spec, engine.key_hasher.make_chain(spec).keys)
-    asking = asyncio.create_task(store.fetch_prefix(extension, 0))
+    prefix_fetch = await store.find_prefix(spec, engine.key_hasher.make_chain(spec).keys)
+    asking = asyncio.create_task(store.fetch_prefix(prefix_fetch, 0))
     for _ in range(num_turns):
         await handle.turn()
     await asyncio.sleep(0.01)

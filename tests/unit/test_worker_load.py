@@ -80,14 +80,14 @@ def test_relative_error_matches_the_spread_of_repeated_fits() -> None:
     columns = [(1.0, float(n)) for n in generator.integers(10, 200, size=40)]
     true = np.array([2.0 + 0.1 * n for _, n in columns])
     for at in ((1.0, 50.0), (1.0, 1000.0)):
-        said, estimates = [], []
+        errors, estimates = [], []
         for _ in range(300):
             times = (true * (1 + 0.1 * generator.standard_normal(40))).tolist()
             parts = fit_nonnegative(columns, times)
-            said.append(relative_error(columns, times, parts, at))
+            errors.append(relative_error(columns, times, parts, at))
             estimates.append(float(np.dot(parts, at)))
         deviation = np.std(estimates) / np.mean(estimates)
-        assert np.median(np.array(said)) == pytest.approx(deviation, rel=0.2)
+        assert np.median(np.array(errors)) == pytest.approx(deviation, rel=0.2)
     exact = fit_nonnegative(columns, true.tolist())
     assert relative_error(columns, true.tolist(), exact, (1.0, 50.0)) == pytest.approx(0, abs=1e-9)
     assert relative_error(columns[:2], true.tolist()[:2], exact, (1.0, 50.0)) is None

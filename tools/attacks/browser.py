@@ -4,7 +4,7 @@ from tools.attacks.target import AttackTarget
 
 FINDING = "4: pages of foreign origins can send POSTs, and read answers by DNS rebinding"
 
-ASKED = (
+REQUESTS = (
     ("GET", "/v1/files"),
     ("GET", "/admin/pools"),
     ("GET", "/admin/usage"),
@@ -21,7 +21,7 @@ async def attack(target: AttackTarget) -> None:
     body = b'{"prompt": "Hello", "max_tokens": 1}'
     while await target.wait_for_rate_limit():
         for page in PAGES:
-            for method, path in ASKED:
+            for method, path in REQUESTS:
                 headers = page.format(host=f"{host}:{port}", port=port)
                 sent = body if method == "POST" else b""
                 request = f"{method} {path} HTTP/1.1\r\n{headers}Content-Type: text/plain\r\n"

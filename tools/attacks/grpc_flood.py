@@ -30,7 +30,7 @@ async def attack(target: AttackTarget) -> None:
             if target.is_over:
                 return
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(_hold(target, member.grpc))
+                tasks.create_task(_hold_open(target, member.grpc))
                 tasks.create_task(_call(target, member.grpc, METHODS[member.role], message))
 
 
@@ -46,7 +46,7 @@ async def _call(target: AttackTarget, address: str, method: str, message: bytes)
                 target.record_violation("a call without the secret was answered")
 
 
-async def _hold(target: AttackTarget, address: str) -> None:
+async def _hold_open(target: AttackTarget, address: str) -> None:
     """Keep connections open that send nothing."""
     host, _, port = address.rpartition(":")
     opened = []

@@ -15,12 +15,12 @@ HEADERS = {"content-type": "application/json"}
 async def attack(target: AttackTarget) -> None:
     """Send spaces as a prompt, as a chat message and to /tokenize, in turn."""
     spaces = " " * LARGEST
-    asked = [
+    requests = [
         ("/v1/completions", {"prompt": spaces, "max_tokens": 1}),
         (CHAT, {"messages": [{"role": "user", "content": spaces}], "max_tokens": 1}),
         ("/tokenize", {"prompt": spaces}),
     ]
-    bodies = [(path, json.dumps(body).encode()) for path, body in asked]
+    bodies = [(path, json.dumps(body).encode()) for path, body in requests]
     number = 0
     async with target.client() as client:
 

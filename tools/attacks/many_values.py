@@ -25,12 +25,12 @@ def bodies() -> list[tuple[str, bytes]]:
 
 async def attack(target: AttackTarget) -> None:
     """Send a few of the bodies at a time, in turn."""
-    asked = itertools.cycle(bodies())
+    requests = itertools.cycle(bodies())
     async with target.client() as client:
 
         async def ask() -> None:
             while await target.wait_for_rate_limit():
-                path, content = next(asked)
+                path, content = next(requests)
                 await target.post(client, path, content=content, headers=HEADERS)
 
         async with asyncio.TaskGroup() as tasks:

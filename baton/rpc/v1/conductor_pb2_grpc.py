@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class ConductorStub:
-    """Missing associated documentation comment in .proto file."""
+    """Places requests on workers, as the router sees it.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -52,28 +53,34 @@ class ConductorStub:
 
 
 class ConductorServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Places requests on workers, as the router sees it.
+    """
 
     def Place(self, request, context):
-        """Picks the workers of one request. Idempotent, and safe to retry at another conductor.
-        RESOURCE_EXHAUSTED with `retry-after-seconds` in the trailing metadata: no pair can take
-        it now. INVALID_ARGUMENT: no worker could ever hold it. UNAVAILABLE: there is none.
+        """Chooses the workers of one request. Idempotent; retryable, also at another conductor. Errors:
+        - RESOURCE_EXHAUSTED: no workers can take the request now; the trailing metadata has
+        `retry-after-seconds`.
+        - INVALID_ARGUMENT: no worker could ever hold the request, or a block key has a wrong size.
+        Do not retry.
+        - UNAVAILABLE: no worker serves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PlaceMany(self, request_iterator, context):
-        """As Place, for all requests of a router: each message has those that were waiting, and is
-        answered by one message, which has an answer to each, in their order. When the stream breaks,
-        what was not answered may be asked again, here or elsewhere.
+        """Place for all requests of a router over one stream. A message holds the requests that were
+        waiting; the conductor answers it with one message that has an answer to each request, in the
+        same order. Idempotent; if the stream breaks, requests without an answer can be sent again to
+        this or another conductor. Errors of single requests are Refusals and leave the stream open.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Describe(self, request, context):
-        """What is known of the cluster. Idempotent.
+        """Returns the members, the hash ring and the pool plan that this conductor knows, for operators.
+        Idempotent and retryable; no errors of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -106,7 +113,8 @@ def add_ConductorServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Conductor:
-    """Missing associated documentation comment in .proto file."""
+    """Places requests on workers, as the router sees it.
+    """
 
     @staticmethod
     def Place(request,

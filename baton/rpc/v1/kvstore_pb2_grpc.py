@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class KvStoreStub:
-    """A store node: owner of one host's tiers of KV blocks. Workers of the same host reach it over
-    a Unix socket, too, with the same messages.
+    """A store node: owner of one host's DRAM and SSD tiers of KV blocks. Workers of the same host can
+    also call it over a Unix socket, with the same messages. INVALID_ARGUMENT, from any call: a
+    field has a wrong size or value; do not retry.
     """
 
     def __init__(self, channel):
@@ -89,85 +90,99 @@ class KvStoreStub:
 
 
 class KvStoreServicer:
-    """A store node: owner of one host's tiers of KV blocks. Workers of the same host reach it over
-    a Unix socket, too, with the same messages.
+    """A store node: owner of one host's DRAM and SSD tiers of KV blocks. Workers of the same host can
+    also call it over a Unix socket, with the same messages. INVALID_ARGUMENT, from any call: a
+    field has a wrong size or value; do not retry.
     """
 
     def Open(self, request, context):
-        """What a reader needs to read the arena. Idempotent.
+        """Returns the endpoint that a reader needs to read the node's arena (its DRAM tier). Idempotent
+        and retryable. INVALID_ARGUMENT: the reader and the node have no transport in common.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Put(self, request, context):
-        """The node reads the blocks from the caller's region, verifies and seals them. Blocks that are
-        there already are skipped; what there is no room for is left out, from the end. Idempotent.
-        RESOURCE_EXHAUSTED: there is room for nothing, or the tenant has its quota.
-        INVALID_ARGUMENT: a block that fits no slab. DATA_LOSS: a checksum did not match; blocks
-        before that one were kept.
+        """Stores blocks: the node reads them from the caller's memory region, verifies their checksums
+        and seals them. It skips blocks that it already has; if there is no room for all, it leaves
+        out the last ones. Idempotent. Errors:
+        - RESOURCE_EXHAUSTED: no block could be stored, because all blocks of the store are leased, the
+        tenant's quota is used up, or too many Puts are running. Retry later.
+        - INVALID_ARGUMENT: a block is larger than the largest slab slot, or the node lacks the
+        source's transport. Do not retry.
+        - UNAVAILABLE: the read from the caller's region failed or timed out. Retryable.
+        - DATA_LOSS: a checksum does not match; the blocks before that one were stored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Lease(self, request, context):
-        """The longest prefix of `keys` that the node holds, as much of it as `max_bytes` take, in DRAM,
-        under a lease that ends with Release or after `lease_seconds`. Blocks from the SSD are read
-        first. An empty lease_id means: no block. Not idempotent (leases add up).
+        """Leases the longest prefix of `keys` that the node has, up to `max_bytes`: its blocks stay in
+        DRAM until Release or for `lease_seconds`. Blocks that are only on the SSD are first read into
+        DRAM. An empty lease_id means that no block was leased. Not idempotent: each call grants
+        another lease, and a lost one expires. Retryable. RESOURCE_EXHAUSTED: too many leases; retry
+        later.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """Idempotent; an unknown lease is not an error.
+        """Ends a lease. Idempotent and retryable; an unknown or expired lease is not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """These blocks did not arrive as they should: the node looks at its own copies, and drops the
-        bad ones. Idempotent.
+        """Reports blocks whose checksums did not match at a reader: the node verifies its copies in DRAM
+        and drops the corrupt ones. Idempotent and retryable; unknown keys are ignored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Pin(self, request, context):
-        """Keeps blocks from being evicted; those on the disk only are read in first. RESOURCE_EXHAUSTED:
-        too much is pinned, of all or by their tenant. Idempotent: a block that is pinned again stays
-        for as long as the later of both says.
+        """Protects blocks from eviction for `seconds`; blocks that are only on the SSD are first read
+        into DRAM. Idempotent and retryable: a block that is pinned again stays pinned until the later
+        of both ends. RESOURCE_EXHAUSTED: the limit of pinned bytes, in all or of the blocks' tenant,
+        is reached.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Everything that the node holds, then every change of it, numbered. A number that does not
-        follow the last one means that the watcher has to begin anew.
+        """Streams the node's contents: a snapshot in pages, then every change, numbered. A watcher that
+        names a number which the node still remembers gets only the changes after it; one that falls
+        too far behind gets another snapshot. If a number does not follow the last one, the watcher
+        must call again without a number. Read-only; if the stream breaks, call again with the last
+        number. No errors of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def List(self, request, context):
-        """For the operator: blocks one by one, in the order of their age, a page at a time.
+        """For operators: a page of the stored blocks, oldest first. Idempotent and retryable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Purge(self, request, context):
-        """For the operator: forgets the blocks that match. Idempotent.
+        """For operators: deletes the blocks that match the filter from both tiers. The memory of a block
+        that is being read is freed when the read ends. Idempotent and retryable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Stat(self, request, context):
-        """Idempotent.
+        """For operators: returns sizes and counters, and checks the node's integrity. Idempotent and
+        retryable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -235,8 +250,9 @@ def add_KvStoreServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KvStore:
-    """A store node: owner of one host's tiers of KV blocks. Workers of the same host reach it over
-    a Unix socket, too, with the same messages.
+    """A store node: owner of one host's DRAM and SSD tiers of KV blocks. Workers of the same host can
+    also call it over a Unix socket, with the same messages. INVALID_ARGUMENT, from any call: a
+    field has a wrong size or value; do not retry.
     """
 
     @staticmethod

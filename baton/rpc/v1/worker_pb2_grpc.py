@@ -67,45 +67,56 @@ class WorkerServicer:
     """
 
     def Run(self, request_iterator, context):
-        """One stream per router and worker carries every request between them; a step's tokens
-        come in one message. When it breaks, the worker cancels all that came over it. Not
-        idempotent: a Submit whose (request_id, epoch) is running already ends with ALREADY_EXISTS
-        in its output. Retry elsewhere, with a higher epoch.
+        """One stream per router and worker carries all requests between them; the tokens of one engine
+        step come in one message. If the stream breaks, the worker cancels all requests that came over
+        it. Not idempotent and not retryable as such: the router places a failed request again, with a
+        higher epoch. The error of a request is in its output (`error_status`), and leaves the stream
+        open: UNAVAILABLE (the worker does not serve), RESOURCE_EXHAUSTED (too many requests),
+        INVALID_ARGUMENT (invalid, or its epoch is not higher than one that is running here). Errors
+        of the stream:
+        - INVALID_ARGUMENT: a Submit without a valid request_id.
+        - RESOURCE_EXHAUSTED: the router leaves too many outputs unread.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Pull(self, request_iterator, context):
-        """The blocks of one request, read by the decode worker that was placed with it. The stream
-        is the lease: when it ends in whatever way, the source unpins. NOT_FOUND: this worker does
-        not hold the request in that epoch (any more). INVALID_ARGUMENT: another model or another
-        layout. Retry is useless for either; ask for a new placement.
+        """The KV transfer of one request: the prefill worker announces blocks, and the decode worker that
+        was placed with it reads and acknowledges them. The first message is PullOpen. The stream is
+        the lease of the blocks: however it ends, the source unpins them. Not idempotent: a request has
+        at most one reader. Do not retry any error; request a new placement.
+        - NOT_FOUND: this worker does not have the request in that epoch, or has restarted.
+        - INVALID_ARGUMENT: another model or KV layout, or no transport in common.
+        - UNAVAILABLE: another worker reads already, or the prefill failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Inspect(self, request, context):
-        """Idempotent; deadline 5 s is plenty.
+        """Returns the worker's state and the counts of its block pool, and checks its integrity.
+        Idempotent and retryable; no errors of its own. A deadline of 5 seconds is ample.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stops taking requests; returns at once. Idempotent. Inspect tells when nothing is left; a
-        Convert to the role that it has lets it serve again, unless its process is to end, too.
+        """Starts a drain and returns at once: the worker accepts no more requests, and Inspect reports
+        `drained` when none is left. A Convert to its present role ends the drain, unless the process
+        is shutting down. Idempotent and retryable; no errors of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Convert(self, request, context):
-        """Begins to take another role, with its weights and its cache as they are; returns at once. The
-        worker drains, and is ready again in the new role when nothing is left; asked for the role
-        that it has, it is ready at once. Idempotent. INVALID_ARGUMENT: no role of a worker.
-        UNAVAILABLE: the worker leaves; retry is useless.
+        """Starts to change the role, keeping weights and prefix cache, and returns at once. The worker
+        drains, and is ready in the new role when no request is left; if it has the role already, it
+        is ready at once. Idempotent and retryable.
+        - INVALID_ARGUMENT: not a role of a worker.
+        - UNAVAILABLE: the worker is shutting down. Do not retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -27,7 +27,7 @@ def _reconcile(api: Api, found: Object) -> None:
         if found["spec"]["strategy"]["type"] == "Recreate":
             _recreate(api, found, new, old)
         else:
-            _roll(api, found, new, old)
+            _roll_out(api, found, new, old)
         _forget(api, found, old)
     _set_status(api, found, new, old)
 
@@ -76,7 +76,7 @@ def _replica_set(found: Object, revision: int) -> Object:
 # -- strategies ------------------------------------------------------------------------------
 
 
-def _roll(api: Api, found: Object, new: Object, old: list[Object]) -> None:
+def _roll_out(api: Api, found: Object, new: Object, old: list[Object]) -> None:
     wanted = found["spec"]["replicas"]
     surge, unavailable = limits(found)
     total = sum(each["spec"]["replicas"] for each in [new, *old])

@@ -23,7 +23,7 @@ from router.generation.output_queue import OutputQueue, OutputReceiver
 from router.generation.worker_connection import CONNECT_TIMEOUT_SECONDS, StreamWorkerConnection
 from router.http.body_senders import UvicornBodyWriter
 from router.openai.inline_stream_writer import InlineStreamWriter
-from tests.sim.whole.chance import SeededRandom
+from tests.sim.whole.seeded_random import SeededRandom
 from tests.sim.whole.transport import Fabric
 
 Changes = list[tuple[type, str, Any]]

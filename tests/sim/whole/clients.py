@@ -10,8 +10,8 @@ import orjson
 from baton.core.ids import Epoch, RequestId, TokenId
 from baton.core.request import FinishReason, RequestOutput, RequestSpec, SamplingParams
 from router.generation.generation import Generation
-from tests.sim.whole.chance import SeededRandom
 from tests.sim.whole.process import Process
+from tests.sim.whole.seeded_random import SeededRandom
 from tests.sim.whole.sockets import SimSocket
 
 if TYPE_CHECKING:

@@ -6,14 +6,14 @@ from baton.core.credentials import ClusterCredentials
 from baton.core.states import Role
 from baton.kv.memory_index import MemoryKvIndex
 from prefill_worker.reload_policy import ReloadMode
-from tests.sim.whole.chance import SeededRandom
 from tests.sim.whole.conductor import SimConductor
-from tests.sim.whole.lines import draw_framed_address
+from tests.sim.whole.framed_connections import draw_framed_address
 from tests.sim.whole.loop import SimClock, SimLoop
 from tests.sim.whole.network import Network
 from tests.sim.whole.process import Process
 from tests.sim.whole.registry import SimRegistryServer
 from tests.sim.whole.router import SimRouter
+from tests.sim.whole.seeded_random import SeededRandom
 from tests.sim.whole.sockets import SimSocket
 from tests.sim.whole.store import SimStore
 from tests.sim.whole.transport import Fabric

@@ -12,7 +12,7 @@ from baton.rpc.conductor_service import place_all
 from baton.rpc.framed.conductor_service import framed_conductor_services
 from conductor.conductor import Conductor, ConductorConfig
 from conductor.store_mirror import StoreMirror, StoreWatcher
-from tests.sim.whole.lines import serve_framed
+from tests.sim.whole.framed_connections import serve_framed
 from tests.sim.whole.network import StreamEnd
 from tests.sim.whole.process import Process
 from tests.sim.whole.registry import SimRegistryClient
@@ -28,24 +28,28 @@ class SimConductor:
     """A conductor. It serves placements at the address ``name``, and framed connections at ``line``
     unless that is empty (which stands for an older version)."""
 
-    def __init__(self, house: "SimEnvironment", name: str, generation: int, line: str) -> None:
+    def __init__(
+        self, environment: "SimEnvironment", name: str, generation: int, line: str
+    ) -> None:
         self.name = name
         self.generation = generation
         self.line = line
-        self.process = Process(name, house.network)
-        registry = SimRegistryClient(house.registry, self.process)
-        membership = Membership(registry, house.clock)
+        self.process = Process(name, environment.network)
+        registry = SimRegistryClient(environment.registry, self.process)
+        membership = Membership(registry, environment.clock)
         mirror = StoreMirror()
-        self.conductor = Conductor(membership, mirror, house.clock, CONFIG)
-        heartbeat = Heartbeat(registry, self._member, house.clock)
+        self.conductor = Conductor(membership, mirror, environment.clock, CONFIG)
+        heartbeat = Heartbeat(registry, self._member, environment.clock)
         for coroutine in (membership.run(), heartbeat.run()):
             self.process.start_task(coroutine)
-        if house.has_stores:
-            watchers = StoreWatcher(mirror, membership, partial(watch, self.process), house.clock)
+        if environment.has_stores:
+            watchers = StoreWatcher(
+                mirror, membership, partial(watch, self.process), environment.clock
+            )
             self.process.start_task(watchers.run())
-        house.network.listen(self.process, name, self)
+        environment.network.listen(self.process, name, self)
         if line:
-            serve_framed(house, self.process, line, framed_conductor_services(self.conductor))
+            serve_framed(environment, self.process, line, framed_conductor_services(self.conductor))
 
     def accept(self, kind: str, opening: Any, end: StreamEnd) -> None:
         assert kind == "place"

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from baton.core.states import Role
-from tests.sim.whole.chance import SeededRandom
 from tests.sim.whole.clients import has_client, reset_client_connection
 from tests.sim.whole.cluster import Cluster
 from tests.sim.whole.router import FAILOVER_CONFIG
+from tests.sim.whole.seeded_random import SeededRandom
 from tests.sim.whole.sockets import Firewall, SimSocket
 
 DISRUPTIVE_FAULTS = (
@@ -261,14 +261,14 @@ class FaultInjector:
             self._cluster.start_conductor(name)
 
     def _registry(self, fault: Fault) -> str:
-        house = self._cluster.environment
-        house.registry.registry.is_reachable = house.index.is_reachable = False
+        environment = self._cluster.environment
+        environment.registry.registry.is_reachable = environment.index.is_reachable = False
         self._later(fault.seconds, self._registry_back, None)
         return "registry"
 
     def _registry_back(self, _: object) -> None:
-        house = self._cluster.environment
-        house.registry.registry.is_reachable = house.index.is_reachable = True
+        environment = self._cluster.environment
+        environment.registry.registry.is_reachable = environment.index.is_reachable = True
 
     def _reborn(self, fault: Fault) -> str:
         """The registry is unreachable, and comes back empty."""

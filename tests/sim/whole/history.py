@@ -47,8 +47,8 @@ def check_answer(answer: ClientResponse, may_fail_often: bool) -> None:
 
 def check_failures(answer: ClientResponse) -> None:
     """Check that no placement failed for a reason that is a bug and that failover would hide."""
-    journey = answer.generation
-    for placed in journey.record.placements if journey is not None else ():
+    generation = answer.generation
+    for placed in generation.record.placements if generation is not None else ():
         if any(text in placed.error for text in IMPOSSIBLE):
             raise GuaranteeViolation(f"{answer.request.spec.request_id} found: {placed.error}")
 
@@ -58,8 +58,8 @@ def check_without_faults(answers: Sequence[ClientResponse], broken: Collection[W
     if broken:
         raise GuaranteeViolation(f"without a fault, connections to {sorted(broken)} broke")
     for answer in answers:
-        journey = answer.generation
-        for placed in journey.record.placements if journey is not None else ():
+        generation = answer.generation
+        for placed in generation.record.placements if generation is not None else ():
             if placed.error:
                 name = answer.request.spec.request_id
                 raise GuaranteeViolation(f"{name} failed without a fault: {placed.error}")

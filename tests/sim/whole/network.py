@@ -14,9 +14,9 @@ from contextvars import copy_context
 from typing import Any, Protocol, TypeVar
 
 from baton.errors import BatonError, DeadlineExceeded, Unavailable
-from tests.sim.whole.chance import SeededRandom
 from tests.sim.whole.loop import SimLoop
 from tests.sim.whole.process import Process
+from tests.sim.whole.seeded_random import SeededRandom
 from tests.sim.whole.sockets import ConnectAttempt, Listener, ProtocolFactory, SimServer, SimSocket
 
 T = TypeVar("T")
@@ -332,7 +332,7 @@ class Network:
             end.failure = Unavailable("dead")
         process.ends.clear()
         for each in list(process.sockets):
-            each.die(is_told=not process.vanished)
+            each.die(notifies_peer=not process.vanished)
         for call in process.calls:
             self._reply(call, process, None, Unavailable(f"{process.name} died"))
         process.calls.clear()

@@ -31,8 +31,8 @@ class SimRegistryServer:
 class SimRegistryClient:
     """Implements :class:`baton.registry.base.Registry`."""
 
-    def __init__(self, house: SimRegistryServer, process: Process) -> None:
-        self._house = house
+    def __init__(self, server: SimRegistryServer, process: Process) -> None:
+        self._server = server
         self._process = process
         self.database_id = ""
 
@@ -58,7 +58,7 @@ class SimRegistryClient:
         if not self._process.alive:
             raise Unavailable("the calling process is dead")
         await asyncio.sleep(0.0005)
-        if self._house.is_cut_off(self._process):
+        if self._server.is_cut_off(self._process):
             await asyncio.sleep(TIMEOUT_SECONDS)
             raise Unavailable("the registry is silent")
-        return self._house.registry
+        return self._server.registry

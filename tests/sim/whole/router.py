@@ -152,48 +152,50 @@ class SimRequestHandler(CompletionHandler):
         self._path = scope["path"]
         await super().__call__(scope, receive, send)
 
-    async def _serve(self, scope: Scope, receive: Receive, wire: ResponseWriter) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, response: ResponseWriter) -> None:
         with self._router.service.body_budget.new_body(TENANT, 1.0, shared=False) as raw:
             await read_body(
                 scope, receive, raw, LIMITS.max_body_bytes, LIMITS.header_timeout_seconds
             )
-            await cancel_on_disconnect(scope[INLINE_WRITER_KEY], self.answer(wire, raw, TENANT))
+            await cancel_on_disconnect(scope[INLINE_WRITER_KEY], self.answer(response, raw, TENANT))
 
-    async def answer(self, wire: ResponseWriter, raw: RawBody, tenant: TenantId) -> None:
+    async def answer(self, response: ResponseWriter, raw: RawBody, tenant: TenantId) -> None:
         answer = self._router.environment.answers[self._path.removeprefix("/")]
         choice = await self._router.choice(answer)
         worded = [Worded(0, answer.request.spec.token_ids)]
-        wording = CompletionEncoder(ENVELOPE, None, with_logprobs=False)  # type: ignore[arg-type]
+        encoder = CompletionEncoder(ENVELOPE, None, with_logprobs=False)  # type: ignore[arg-type]
         serve = self._stream if answer.request.streams else self._respond
-        await serve(wire, [choice], worded, wording, BODY)
+        await serve(response, [choice], worded, encoder, BODY)
 
 
 class SimRouter:
     """A router that listens for clients at ``address``. Framed connections are production code,
     gRPC streams are simulated (see :func:`simulated_streams`)."""
 
-    def __init__(self, house: "SimEnvironment", name: str, max_model_tokens: int) -> None:
-        self.environment = house
-        self.process = Process(name, house.network)
+    def __init__(self, environment: "SimEnvironment", name: str, max_model_tokens: int) -> None:
+        self.environment = environment
+        self.process = Process(name, environment.network)
         self.address = f"{name}:80"
-        self._clock = house.clock
+        self._clock = environment.clock
         self.cluster = Cluster(
-            SimRegistryClient(house.registry, self.process), house.clock, max_model_tokens
+            SimRegistryClient(environment.registry, self.process),
+            environment.clock,
+            max_model_tokens,
         )
-        self.worker_connections = WorkerConnectionPool(house.credentials)
+        self.worker_connections = WorkerConnectionPool(environment.credentials)
         self._conductors = ConductorPlacer(
             self.cluster,
-            house.clock,
-            house.credentials,
+            environment.clock,
+            environment.credentials,
             lambda address, trust: peers.SimChannel(address),  # type: ignore[arg-type, return-value]
         )
         placer = FallbackPlacer([self._conductors, RingPlacer(self.cluster)])
-        self._guide = GenerationContext(
-            placer, self.worker_connections, house.clock, FAILOVER_CONFIG
+        self._generation_context = GenerationContext(
+            placer, self.worker_connections, environment.clock, FAILOVER_CONFIG
         )
-        self.service = SimRouterContext(house.clock)
-        self.http = HttpServer(self._answer, house.clock, LIMITS)
-        house.network.serve(self.process, self.http._connection, self.address)
+        self.service = SimRouterContext(environment.clock)
+        self.http = HttpServer(self._answer, environment.clock, LIMITS)
+        environment.network.serve(self.process, self.http._connection, self.address)
         self._started = self.process.start_task(self._start())
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -226,11 +228,13 @@ class SimRouter:
         chain = self.cluster.block_key_hasher(spec.tenant_salt)
         keys = await compute_block_keys(chain, spec.token_ids)
         record = GenerationRecord(spec.request_id, self._clock.monotonic(), spec.num_prompt_tokens)
-        journey = CheckedGeneration(self._guide, spec, TENANT, "toy", chain, keys, record)
-        journey.answer, answer.generation = answer, journey
+        generation = CheckedGeneration(
+            self._generation_context, spec, TENANT, "toy", chain, keys, record
+        )
+        generation.answer, answer.generation = answer, generation
         return ChoiceStream(
             0,
-            journey,
+            generation,
             LetterDetokenizer(),
             [NEVER] if ask.has_stop_string else [],
             emit_every_step=False,

@@ -10,7 +10,6 @@ from typing import Any
 
 import structlog
 
-from tests.sim.whole.chance import SeededRandom
 from tests.sim.whole.clients import (
     ClientRequest,
     ClientResponse,
@@ -23,6 +22,7 @@ from tests.sim.whole.faults import FaultInjector, draw_faults
 from tests.sim.whole.history import check_history, check_without_faults
 from tests.sim.whole.loop import SimLoop
 from tests.sim.whole.router import simulated_streams
+from tests.sim.whole.seeded_random import SeededRandom
 
 LONGEST_ANSWER_SECONDS = 120.0
 REST_SECONDS = 40.0

@@ -199,11 +199,12 @@ class SimSocket(asyncio.Transport):
         self._held_until = 0.0
         self._bytes_until_break = None
 
-    def die(self, is_told: bool) -> None:
-        """End the connection of a dead process. Its kernel notifies the peer if ``is_told``."""
+    def die(self, notifies_peer: bool) -> None:
+        """End the connection of a dead process. Its kernel tells the peer if
+        ``notifies_peer``."""
         if self.is_over:
             return
-        if is_told:
+        if notifies_peer:
             self._post(SimSocket._arrive_end, self._end_for_peer())
         else:
             self.silence()

@@ -34,36 +34,38 @@ class SimStore:
     """A store node that listens at the address ``name``. Calls run in its process."""
 
     def __init__(
-        self, house: "SimEnvironment", name: str, host: str, generation: int, dram_blocks: int
+        self, environment: "SimEnvironment", name: str, host: str, generation: int, dram_blocks: int
     ) -> None:
         self.name = name
         self.host = host
         self.generation = generation
         self.dram_blocks = dram_blocks
-        self.process = Process(name, house.network)
+        self.process = Process(name, environment.network)
         memory = SimMemory(dram_blocks * BLOCK_BYTES)
         transport = SimTransport(
-            house.fabric, self.process, generation, host, memory, self._may_write
+            environment.fabric, self.process, generation, host, memory, self._may_write
         )
         transports: dict[str, Transport] = {transport.name: transport}  # type: ignore[dict-item]
         size = dram_blocks * BLOCK_BYTES
         self.dram = DramTier(size, size)
         life = Incarnation(generation)
-        self.node = StoreNode(life, memory, transports, host, house.clock, self.dram)  # type: ignore[arg-type]
+        self.node = StoreNode(life, memory, transports, host, environment.clock, self.dram)  # type: ignore[arg-type]
         publisher = IndexPublisher(
-            KvHolder(WorkerId(name), life), self.node, house.index, house.clock
+            KvHolder(WorkerId(name), life), self.node, environment.index, environment.clock
         )
         heartbeat = Heartbeat(
-            SimRegistryClient(house.registry, self.process), lambda: self.member, house.clock
+            SimRegistryClient(environment.registry, self.process),
+            lambda: self.member,
+            environment.clock,
         )
         for coroutine in (
             publisher.run(),
             self.node.demoter.run(),
             heartbeat.run(),
-            self._sweep(house),
+            self._sweep(environment),
         ):
             self.process.start_task(coroutine)
-        house.network.listen(self.process, name, self)
+        environment.network.listen(self.process, name, self)
 
     @property
     def member(self) -> Member:
@@ -77,10 +79,10 @@ class SimStore:
             transports=(NAME,),
         )
 
-    async def _sweep(self, house: "SimEnvironment") -> None:
+    async def _sweep(self, environment: "SimEnvironment") -> None:
         """Sweep periodically, as ``kvstore.program`` does."""
         while True:
-            await house.clock.sleep(SWEEP_SECONDS)
+            await environment.clock.sleep(SWEEP_SECONDS)
             self.node.sweep()
 
     def check_integrity(self) -> None:

@@ -8,8 +8,8 @@ from baton.core.kv_transfer import Endpoint
 from baton.errors import Unavailable
 from baton.transport.base import Capabilities, Region, TransferRange, TransferState
 from baton.transport.ranges import validated_ranges
-from tests.sim.whole.chance import SeededRandom
 from tests.sim.whole.process import Process
+from tests.sim.whole.seeded_random import SeededRandom
 
 NAME = "wire"
 

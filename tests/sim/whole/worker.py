@@ -35,15 +35,15 @@ from prefill_worker.prefix_store import PrefixStore
 from prefill_worker.reload_policy import ReloadMode
 from prefill_worker.store_publisher import StorePublisher
 from tests.sim.no_store import NoStore
-from tests.sim.whole.chance import SeededRandom
 from tests.sim.whole.clients import ClientResponse
-from tests.sim.whole.engine_door import BLOCK_TOKENS, SimEngineHandle, SimRunner, StepClock
-from tests.sim.whole.lines import serve_framed
+from tests.sim.whole.engine_handle import BLOCK_TOKENS, SimEngineHandle, SimRunner, StepClock
+from tests.sim.whole.framed_connections import serve_framed
 from tests.sim.whole.loop import SimClock
 from tests.sim.whole.network import Network
 from tests.sim.whole.peers import SimPeers, WorkerServer
 from tests.sim.whole.process import Process
 from tests.sim.whole.registry import SimRegistryClient, SimRegistryServer
+from tests.sim.whole.seeded_random import SeededRandom
 from tests.sim.whole.store import STORE_SECONDS, store_client_factory
 from tests.sim.whole.transport import NAME, Fabric, SimTransport
 
@@ -99,18 +99,23 @@ class SimWorker:
     """One incarnation of a worker in its own simulated process."""
 
     def __init__(
-        self, house: SimEnvironment, plan: WorkerPlan, generation: int, address: str, line: str
+        self,
+        environment: SimEnvironment,
+        plan: WorkerPlan,
+        generation: int,
+        address: str,
+        line: str,
     ) -> None:
         self.plan = plan
         self.generation = generation
         self.address = address
         self.framed_address = line
-        self.process = Process(plan.name, house.network)
-        self._house = house
-        self._registry = SimRegistryClient(house.registry, self.process)
-        self._membership = Membership(self._registry, house.clock)
+        self.process = Process(plan.name, environment.network)
+        self._environment = environment
+        self._registry = SimRegistryClient(environment.registry, self.process)
+        self._membership = Membership(self._registry, environment.clock)
         self._follows_members = False
-        clock = StepClock(house.network.loop)
+        clock = StepClock(environment.network.loop)
         runner = SimRunner(plan.num_blocks, clock, plan.slowness)
         self.engine = Engine(
             runner,
@@ -122,31 +127,36 @@ class SimWorker:
             executor=SyncExecutor(runner) if plan.role is Role.DECODE else None,
         )
         self._build(runner, clock)
-        self._heartbeat = Heartbeat(self._registry, self._member, house.clock)
+        self._heartbeat = Heartbeat(self._registry, self._member, environment.clock)
         for coroutine in (self.worker.run(), self.store.run(), self._heartbeat.run()):
             self.process.start_task(coroutine)
-        if house.has_stores:
+        if environment.has_stores:
             self.process.start_task(self._membership.run())
-        house.network.listen(self.process, address, WorkerServer(self.process, self.worker))
+        environment.network.listen(self.process, address, WorkerServer(self.process, self.worker))
         self.framed_server = (
-            serve_framed(house, self.process, line, framed_worker_services(self.worker))
+            serve_framed(environment, self.process, line, framed_worker_services(self.worker))
             if line
             else None
         )
 
     def _build(self, runner: SimRunner, clock: StepClock) -> None:
-        house, plan = self._house, self.plan
+        environment, plan = self._environment, self.plan
         transport = SimTransport(
-            house.fabric, self.process, self.generation, plan.host, runner.shared, self._may_write
+            environment.fabric,
+            self.process,
+            self.generation,
+            plan.host,
+            runner.shared,
+            self._may_write,
         )
         transports: dict[str, Transport] = {transport.name: transport}  # type: ignore[dict-item]
         layout = KvLayout("fake", runner.block_size_bytes, CHECKSUM_XXH3, runner.checksums)  # type: ignore[arg-type]
-        door = SimEngineHandle(
-            house.network.loop,
+        engine_handle = SimEngineHandle(
+            environment.network.loop,
             self.engine,
             clock,
             lambda result: self.worker.on_step(result),
-            house.chance,
+            environment.chance,
         )
         context = WorkerContext(
             id=WorkerId(plan.name),
@@ -154,13 +164,13 @@ class SimWorker:
             host=plan.host,
             model_digest=DIGEST,
             config=WORKER,
-            engine=door,
+            engine=engine_handle,
             engine_config=ENGINE,
             key_hasher=self.engine.key_hasher,
             layout=layout,
             transports=transports,
-            clock=house.clock,
-            telemetry=telemetry_for(house.clock),
+            clock=environment.clock,
+            telemetry=telemetry_for(environment.clock),
         )
         self.store = self._build_store(context)
         self.kv_importer = KvImporter(context, SimPeers(self.process), IMPORT_TIMEOUTS)
@@ -175,17 +185,17 @@ class SimWorker:
         )
 
     def _build_store(self, context: WorkerContext) -> PrefixStore:
-        house = self._house
-        if not house.has_stores:
+        environment = self._environment
+        if not environment.has_stores:
             return NoStore()
         client = ClusterStoreClient(
-            self._membership, house.index, context.transports,
-            store_client_factory(self.process), context.host, house.clock, STORE_SECONDS,
+            self._membership, environment.index, context.transports,
+            store_client_factory(self.process), context.host, environment.clock, STORE_SECONDS,
         )  # fmt: skip
         publisher = StorePublisher(context.engine, client, context.layout, DIGEST[:16])
         return ClusterPrefixStore(
             context.engine, client, publisher, context.layout, BLOCK_TOKENS,
-            ENGINE.max_chunk_tokens, house.clock, STORE_SECONDS, self.plan.prefer,
+            ENGINE.max_chunk_tokens, environment.clock, STORE_SECONDS, self.plan.prefer,
         )  # fmt: skip
 
     # -- role changes and draining ---------------------------------------------------------
@@ -209,7 +219,7 @@ class SimWorker:
 
     def _follow_members(self) -> None:
         """Follow the registry's members, unless the worker does so already for the stores."""
-        if not (self._house.has_stores or self._follows_members):
+        if not (self._environment.has_stores or self._follows_members):
             self._follows_members = True
             self.process.start_task(self._membership.run())
 
@@ -222,7 +232,7 @@ class SimWorker:
         self.worker.start_drain()
         self._heartbeat.announce_now()
         while not self.worker.is_idle:
-            await self._house.clock.sleep(0.05)
+            await self._environment.clock.sleep(0.05)
 
     async def leave(self) -> None:
         await self.drain()

@@ -1,0 +1,136 @@
+"""The hash ring: even, stable, and the same in every process."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from baton.clock import ManualClock
+from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, TenantId, WorkerId
+from baton.core.member import Member
+from baton.core.placement import PlacementQuery
+from baton.core.states import Role, WorkerState
+from baton.core.worker_load import WorkerLoad
+from baton.hash_ring import ring_successors
+from baton.registry.memory import MemoryRegistry
+from conductor.policy.baton import BatonPolicyConfig, place
+from conductor.policy.snapshot import AnyBlockKey, PolicyQuery
+from router.generation.cluster import Cluster
+from router.generation.ring_placer import RING_KEY_BLOCKS, RingPlacer
+from tests.cluster_snapshots import FakeCache, decode, prefill, snapshot
+
+WORKERS = tuple(sorted(f"worker-{number}" for number in range(16)))
+KEYS = [number.to_bytes(4, "big") for number in range(8000)]
+
+
+def first(ids: tuple[str, ...], key: bytes) -> str:
+    return next(ring_successors(ids, key))
+
+
+def test_each_worker_follows_a_key_once() -> None:
+    for key in KEYS[:50]:
+        assert sorted(ring_successors(WORKERS, key)) == list(WORKERS)
+
+
+def test_keys_are_spread_evenly() -> None:
+    counts = dict.fromkeys(WORKERS, 0)
+    for key in KEYS:
+        counts[first(WORKERS, key)] += 1
+    mean = len(KEYS) / len(WORKERS)
+    deviation = (sum((n - mean) ** 2 for n in counts.values()) / len(WORKERS)) ** 0.5
+    assert deviation / mean < 0.12
+
+
+def test_removed_worker_moves_only_its_own_keys() -> None:
+    gone = WORKERS[5]
+    rest = tuple(name for name in WORKERS if name != gone)
+    moved = 0
+    for key in KEYS:
+        before, after = first(WORKERS, key), first(rest, key)
+        if before == gone:
+            moved += 1
+            # The key moves to the next worker on the ring.
+            assert after == next(name for name in ring_successors(WORKERS, key) if name != gone)
+        else:
+            assert after == before
+    assert 0.5 / len(WORKERS) < moved / len(KEYS) < 2 / len(WORKERS)
+
+
+def test_new_worker_takes_keys_from_all_and_moves_no_others() -> None:
+    more = tuple(sorted((*WORKERS, "worker-new")))
+    taken = dict.fromkeys(WORKERS, 0)
+    for key in KEYS:
+        before, after = first(WORKERS, key), first(more, key)
+        if after == "worker-new":
+            taken[before] += 1
+        else:
+            assert after == before
+    assert 0.5 / len(more) < sum(taken.values()) / len(KEYS) < 2 / len(more)
+    assert all(taken.values())
+
+
+def member(name: str, role: Role) -> Member:
+    return Member(
+        WorkerId(name), role, f"{name}:1", Incarnation(1), WorkerState.READY,
+        block_tokens=16, load=WorkerLoad(free_blocks=1000, num_blocks=1000),
+    )  # fmt: skip
+
+
+async def test_router_without_a_conductor_places_like_an_idle_conductor() -> None:
+    """Both use the same hash ring. When the conductor also hashes a prompt's first
+    ``RING_KEY_BLOCKS`` blocks, and neither load nor caches differ, both choose the same workers."""
+    registry = MemoryRegistry(ManualClock())
+    prefills = [member(f"prefill-{n}", Role.PREFILL) for n in range(5)]
+    decodes = [member(f"decode-{n}", Role.DECODE) for n in range(4)]
+    for one in (*prefills, *decodes):
+        await registry.announce(one, 60.0)
+    cluster = Cluster(registry, ManualClock(), max_model_tokens=4096)
+    await cluster.refresh()
+    cluster_snapshot = snapshot(
+        [prefill(one.id) for one in prefills], [decode(one.id) for one in decodes]
+    )
+    for number in range(200):
+        keys = tuple(BlockKey(bytes([n, number]) * 8) for n in range(RING_KEY_BLOCKS + 3))
+        excluded = frozenset({WorkerId(f"prefill-{number % 6}"), WorkerId(f"decode-{number % 5}")})
+        name = RequestId(f"request {number}")
+        decision = place(
+            replace(cluster_snapshot, cache=Shared()),
+            PolicyQuery(name, 16 * len(keys), 32, keys, excluded=excluded),
+            BatonPolicyConfig(),
+        )
+        alone = await RingPlacer(cluster).place(
+            PlacementQuery(name, Epoch(1), TenantId("t"), 16 * len(keys), 32, keys, excluded, "m")
+        )
+        assert alone.prefill is not None
+        assert (alone.prefill.id, alone.decode.id) == (decision.prefill, decision.decode)
+
+
+class Shared(FakeCache):
+    """A cache whose statistics make the conductor hash ``RING_KEY_BLOCKS`` blocks, as routers do:
+    all requests share the blocks before the last of those, and none after."""
+
+    def request_share(self, key: AnyBlockKey) -> float:
+        assert isinstance(key, bytes)
+        return float(key[0] < RING_KEY_BLOCKS - 1)
+
+
+def test_unsorted_ids_are_rejected() -> None:
+    with pytest.raises(AssertionError, match="ids must be sorted"):
+        first(("b", "a"), b"k")
+
+
+def test_ring_is_the_same_in_other_processes() -> None:
+    code = (
+        "from baton.hash_ring import ring_successors as successors; "
+        "print(*successors(('a', 'b', 'c', 'd'), b'key'))"
+    )
+    for hash_seed in ("1", "2"):
+        answer = subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": hash_seed, "PATH": ""},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert answer.stdout.split() == list(ring_successors(("a", "b", "c", "d"), b"key"))

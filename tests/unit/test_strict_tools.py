@@ -1,0 +1,294 @@
+"""Strict tools: optional tool calls whose arguments must follow their schemas; each family's
+grammar against its parser."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from baton.core.grammar import Grammar
+from baton.core.ids import TokenId
+from baton.text.detokenizer import byte_level_alphabet
+from baton.text.grammar.compilation import validate_grammar
+from baton.text.grammar.matcher import GrammarCompiler
+from baton.text.tokenizer import Tokenizer
+from router.openai.parsers.markup_tokens import MARKUP_STRINGS
+from router.openai.parsers.model_output_format import ModelOutputFormat
+from router.openai.parsers.output_parts import (
+    ReasoningPart,
+    TextPart,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from router.openai.parsers.tool_call_format import ToolCallFormat
+from tests.router_harness import CHAT, chat, open_harness
+from tests.unit.test_router_tools import load_tokenizer as load_template
+from tests.unit.test_router_tools import wrong_error
+
+EOS = 256
+FAMILIES = (
+    ToolCallFormat.HERMES,
+    ToolCallFormat.LLAMA3,
+    ToolCallFormat.MISTRAL,
+    ToolCallFormat.PYTHONIC,
+    ToolCallFormat.JSON,
+)
+PLACE = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Rome", "Oslo", 'Sa"o, (P)']},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "far": {"type": "boolean"},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "weather", "parameters": PLACE, "strict": True}},
+    {"type": "function", "function": {"name": "now", "strict": True}},
+]
+
+
+class Model:
+    """A byte vocabulary, optionally with the family's markup as single tokens."""
+
+    def __init__(self, folder: Path, marks: Sequence[str]) -> None:
+        characters = {byte: character for character, byte in byte_level_alphabet().items()}
+        made = tokenizers.Tokenizer(models.BPE({characters[b]: b for b in range(256)}, []))
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = decoders.ByteLevel()
+        made.add_special_tokens(["<|end|>"])
+        made.add_tokens([tokenizers.AddedToken(mark, special=False) for mark in marks])
+        made.save(str(folder / "tokenizer.json"))
+        self.tokenizer = Tokenizer.load(folder)
+        self.grammars = GrammarCompiler(made.to_str(), 257 + len(marks), [TokenId(EOS)])
+        self.num_tokens = 257 + len(marks)
+
+    def dialect(self, form: ToolCallFormat, *, thinks: bool = False) -> ModelOutputFormat:
+        found = ModelOutputFormat.detect(self.tokenizer)
+        return ModelOutputFormat(
+            form, True, thinks, False, found.markup_tokens, found.visible_special_ids
+        )
+
+    def follows(self, grammar: Grammar, text: str) -> bool:
+        """Whether the text, as the tokenizer encodes it, is a complete answer."""
+        constraint = self.grammars.create(grammar)
+        for token in self.tokenizer.encode(text):
+            if not _allows(constraint.mask(), token):
+                return False
+            constraint.accept(TokenId(token))
+        return _allows(constraint.mask(), EOS)
+
+    def begins(self, grammar: Grammar, text: str) -> bool:
+        constraint = self.grammars.create(grammar)
+        for token in self.tokenizer.encode(text):
+            if not _allows(constraint.mask(), token):
+                return False
+            constraint.accept(TokenId(token))
+        return True
+
+    def says(self, grammar: Grammar, start: str, seed: int) -> str:
+        """Return ``start`` continued by random tokens that the grammar allows, ending as soon as
+        possible."""
+        randomness = np.random.default_rng(seed)
+        tokens = self.tokenizer.encode(start)
+        constraint = self.grammars.create(grammar, [TokenId(token) for token in tokens])
+        while len(tokens) < 600:
+            bits = np.unpackbits(np.frombuffer(constraint.mask(), np.uint8), bitorder="little")
+            allowed = [int(token) for token in np.flatnonzero(bits)]
+            may_end, is_free = EOS in allowed, len(allowed) > 100
+            if may_end and (allowed == [EOS] or is_free or randomness.random() < 0.5):
+                break
+            token = int(randomness.choice([token for token in allowed if token != EOS]))
+            tokens.append(token)
+            constraint.accept(TokenId(token))
+        return self.tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def _allows(mask: bytes, token: int) -> bool:
+    return bool(mask) and bool(mask[token // 8] >> (token % 8) & 1)
+
+
+def calls_in(dialect: ModelOutputFormat, text: str) -> tuple[str, list[tuple[str, Any]]]:
+    reader = dialect.create_parser(TOOLS, forced=False, in_reasoning=False, max_calls=None)
+    assert reader is not None
+    content, calls = "", list[list[str]]()
+    for piece in reader.push(text) + reader.flush():
+        match piece:
+            case TextPart(more):
+                content += more
+            case ToolCallStart(_, name):
+                calls.append([name, ""])
+            case ToolCallArguments(_, more):
+                calls[-1][1] += more
+            case ReasoningPart():
+                pass
+    return content, [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+@pytest.fixture(params=["spelt", "tokens"])
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> Model:
+    """A model with all markup encoded as bytes, and one with markup tokens (except for Mistral's
+    [ARGS])."""
+    marks = [mark for mark in MARKUP_STRINGS if "ARGS" not in mark and "CALL_ID" not in mark]
+    return Model(tmp_path, marks if request.param == "tokens" else [])
+
+
+CALLS = {
+    ToolCallFormat.HERMES: 'So:\n<tool_call>\n{"name": "weather", "arguments": ',
+    ToolCallFormat.LLAMA3: '{"name": "weather", "parameters": ',
+    ToolCallFormat.MISTRAL: '[TOOL_CALLS] [{"name": "weather", "arguments": ',
+    ToolCallFormat.PYTHONIC: "[weather(",
+    ToolCallFormat.JSON: '{"name": "weather", "arguments": ',
+}
+
+
+@pytest.mark.parametrize("form", FAMILIES)
+def test_started_tool_call_follows_its_schema(model: Model, form: ToolCallFormat) -> None:
+    dialect = model.dialect(form)
+    grammar = dialect.offered_call_grammar(TOOLS, in_reasoning=False, max_calls=None)
+    for seed in range(6):
+        text = model.says(grammar, CALLS[form], seed)
+        content, calls = calls_in(dialect, text)
+        assert calls[0][0] == "weather", text
+        assert content.strip() == ("So:" if form is ToolCallFormat.HERMES else ""), text
+        for name, arguments in calls:
+            jsonschema.validate(arguments, PLACE if name == "weather" else {"maxProperties": 0})
+
+
+@pytest.mark.parametrize("form", FAMILIES)
+def test_forced_tool_calls_are_parsed(model: Model, form: ToolCallFormat) -> None:
+    dialect = model.dialect(form)
+    grammar = dialect.forced_call_grammar(TOOLS, in_reasoning=False, max_calls=None)
+    for seed in range(6):
+        content, calls = calls_in(dialect, model.says(grammar, "", seed))
+        assert (content, bool(calls)) == ("", True)
+        for name, arguments in calls:
+            jsonschema.validate(arguments, PLACE if name == "weather" else {"maxProperties": 0})
+
+
+@pytest.mark.parametrize("form", FAMILIES)
+@pytest.mark.parametrize(
+    "text", ["", "Hello.", " \n It is\n\n30 °C in {Rome} [1] <b>", "<tool", "1"]
+)
+def test_plain_text_is_not_restricted(model: Model, form: ToolCallFormat, text: str) -> None:
+    grammar = model.dialect(form).offered_call_grammar(TOOLS, in_reasoning=False, max_calls=None)
+    assert model.follows(grammar, text)
+
+
+GOOD = '{"city": "Rome", "days": 3}'
+BAD = ('{"city": "Rom', '{"town"', '{"city": "Rome", "days": 10', '{"days"', '{"city":"')
+
+
+@pytest.mark.parametrize(
+    "form", [ToolCallFormat.HERMES, ToolCallFormat.LLAMA3, ToolCallFormat.MISTRAL]
+)
+def test_arguments_outside_the_schema_are_not_allowed(model: Model, form: ToolCallFormat) -> None:
+    grammar = model.dialect(form).offered_call_grammar(TOOLS, in_reasoning=False, max_calls=None)
+    assert model.begins(grammar, CALLS[form] + GOOD + "}")
+    for arguments in BAD:
+        wrong = arguments if arguments != BAD[0] else '{"city": "Roma'
+        assert not model.begins(grammar, CALLS[form] + wrong + "x")
+    assert not model.begins(grammar, CALLS[form].replace("weather", "whether"))
+
+
+def test_pythonic_arguments_follow_the_schema(model: Model) -> None:
+    grammar = model.dialect(ToolCallFormat.PYTHONIC).offered_call_grammar(
+        TOOLS, in_reasoning=False, max_calls=None
+    )
+    for text in ('[weather(city="Rome")]', '[weather(city="Oslo", far=true), now()]', "[now()]"):
+        assert model.follows(grammar, text)
+    for text in ('[weather(city="Roma', "[weather()", "[weather(days=3", "[wh", "[1, 2]"):
+        assert not model.begins(grammar, text)
+
+
+def test_single_tool_call_limit(model: Model) -> None:
+    for form, text in (
+        (ToolCallFormat.HERMES, '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'),
+        (ToolCallFormat.LLAMA3, '{"name": "now", "parameters": {}}'),
+        (ToolCallFormat.MISTRAL, '[TOOL_CALLS][{"name": "now", "arguments": {}}]'),
+        (ToolCallFormat.PYTHONIC, "[now()]"),
+    ):
+        grammar = model.dialect(form).offered_call_grammar(TOOLS, in_reasoning=False, max_calls=1)
+        assert model.follows(grammar, text)
+        assert not model.begins(grammar, f"{text}; {text}")
+
+
+def test_non_strict_functions_accept_any_object(model: Model) -> None:
+    loose = {"type": "function", "function": {**TOOLS[0]["function"], "strict": False}}
+    grammar = model.dialect(ToolCallFormat.LLAMA3).offered_call_grammar(
+        [loose, TOOLS[1]], in_reasoning=False, max_calls=1
+    )
+    assert model.follows(grammar, '{"name": "weather", "parameters": {"town": [1]}}')
+    assert not model.begins(grammar, '{"name": "now", "parameters": {"t')
+
+
+@pytest.mark.parametrize("form", [ToolCallFormat.HERMES, ToolCallFormat.LLAMA3])
+def test_reasoning_comes_before_tool_calls(model: Model, form: ToolCallFormat) -> None:
+    dialect = model.dialect(form, thinks=True)
+    opened = dialect.offered_call_grammar(TOOLS, in_reasoning=True, max_calls=None)
+    closed = dialect.offered_call_grammar(TOOLS, in_reasoning=False, max_calls=None)
+    call = CALLS[form] + GOOD + "}"
+    assert model.begins(opened, f"Hm, {{...</think>\n\n{call}")
+    assert model.begins(closed, f"<think>\nHm</think>\n\n{call}")
+    assert model.follows(closed, "Hi")
+    assert not model.begins(opened, f"Hm</think>\n\n{CALLS[form]}[")
+
+
+def test_name_before_arguments(tmp_path: Path) -> None:
+    """The form of Mistral's newer vocabularies."""
+    model = Model(tmp_path, ["[TOOL_CALLS]", "[ARGS]"])
+    dialect = model.dialect(ToolCallFormat.MISTRAL)
+    text = f"Hm.[TOOL_CALLS]weather[ARGS]{GOOD}[TOOL_CALLS]now[ARGS]{{}}"
+    grammar = dialect.offered_call_grammar(TOOLS, in_reasoning=False, max_calls=None)
+    assert model.follows(grammar, text)
+    assert calls_in(dialect, text)[1] == [("weather", json.loads(GOOD)), ("now", {})]
+    assert not model.begins(grammar, "[TOOL_CALLS]weather[ARGS]{}")
+    content, calls = calls_in(
+        dialect,
+        model.says(dialect.forced_call_grammar(TOOLS, in_reasoning=False, max_calls=1), "", 1),
+    )
+    assert (content, len(calls)) == ("", 1)
+
+
+def test_schema_with_definitions(model: Model) -> None:
+    parameters = {
+        "$defs": {"n": {"enum": [1, 2]}},
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/n"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
+    for form, text in (
+        (ToolCallFormat.PYTHONIC, "[f(a=2)]"),
+        (ToolCallFormat.LLAMA3, '{"name": "f", "parameters": {"a": 2}}'),
+    ):
+        grammar = model.dialect(form).offered_call_grammar(
+            [tool], in_reasoning=False, max_calls=None
+        )
+        validate_grammar(grammar)
+        assert model.follows(grammar, text)
+        assert not model.begins(grammar, text.replace("2", "3"))
+
+
+async def test_strict_tools_reach_the_workers(tmp_path: Path) -> None:
+    template = "{{ tools[0].function.name }}{# <tool_call> #}{{ messages[0].content }}"
+    tokenizer = load_template(tmp_path, template)
+    async with open_harness(tokenizer, "Hi") as (router, client):
+        loose = [{"type": "function", "function": {"name": "now"}}]
+        for tools, held in ((TOOLS, True), (loose, False)):
+            await client.post(CHAT, json=chat(tools=tools, max_tokens=2))
+            grammar = router.prefill.submitted[-1].spec.sampling.grammar
+            assert (grammar is not None) == held
+        few = await client.post(CHAT, json=chat(tools=TOOLS, min_tokens=1, max_tokens=2))
+        assert wrong_error(few)["param"] == "min_tokens"
+        hostile = {"name": "f", "strict": True, "parameters": {"type": "nothing"}}
+        bad = await client.post(CHAT, json=chat(tools=[{"type": "function", "function": hostile}]))
+        assert wrong_error(bad)["param"] == "tools"

@@ -1,0 +1,112 @@
+"""How a backend reaches workers that are not its own processes, through the registry."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from baton.clock import ManualClock
+from baton.core.ids import Incarnation, WorkerId
+from baton.core.member import Member
+from baton.core.states import Role, WorkerState
+from baton.core.worker_load import WorkerLoad
+from baton.errors import NotFound, Unavailable
+from baton.pools import worker_admin as reach_module
+from baton.pools.worker_admin import RegistryWorkerAdmin, UnavailableWorkerAdmin
+from baton.registry.memory import MemoryRegistry
+
+pytest.importorskip("kubernetes")
+
+from baton.pools.kubernetes.api import KubernetesApi
+from baton.pools.kubernetes.client import open_kubernetes_client
+
+KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+current-context: here
+contexts:
+  - {name: here, context: {cluster: c, user: u, namespace: models}}
+clusters:
+  - {name: c, cluster: {server: "http://127.0.0.1:1"}}
+users:
+  - {name: u, user: {token: t}}
+"""
+
+
+def member(name: str, role: Role, **load: int) -> Member:
+    state = WorkerState.READY
+    return Member(WorkerId(name), role, f"{name}:1", Incarnation(1), state, load=WorkerLoad(**load))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def registry() -> MemoryRegistry:
+    made = MemoryRegistry(ManualClock())
+    await made.announce(member("p", Role.PREFILL, queued_tokens=7, promised_tokens=1), 60.0)
+    await made.announce(member("d", Role.DECODE, queued_tokens=1, promised_tokens=9), 60.0)
+    return made
+
+
+async def test_load_is_queued_or_reserved_tokens(registry: MemoryRegistry) -> None:
+    assert await RegistryWorkerAdmin(registry).loads() == {"p": 7, "d": 9}
+
+
+async def test_drain_is_sent_to_the_workers_address(
+    registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    async def drain(address: str, secret: str | None) -> None:
+        calls.append((address, secret))
+
+    monkeypatch.setattr(reach_module, "drain_worker", drain)
+    await RegistryWorkerAdmin(registry, "s").drain(WorkerId("d"))
+    assert calls == [("d:1", "s")]
+    with pytest.raises(NotFound, match="does not know x"):
+        await RegistryWorkerAdmin(registry, "s").drain(WorkerId("x"))
+
+
+async def test_inspection_and_stay_are_sent_to_the_workers_address(
+    registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker stays in the role that it has."""
+    calls = []
+
+    async def inspect(address: str, secret: str | None) -> SimpleNamespace:
+        calls.append(("inspect", address))
+        return SimpleNamespace(drained=len(calls) > 1)
+
+    async def convert(address: str, role: Role, secret: str | None) -> None:
+        calls.append((role, address))
+
+    monkeypatch.setattr(reach_module, "inspect_worker", inspect)
+    monkeypatch.setattr(reach_module, "convert_worker", convert)
+    reach = RegistryWorkerAdmin(registry, "s")
+    assert [await reach.is_drained(WorkerId("d")) for _ in range(2)] == [False, True]
+    await reach.end_drain(WorkerId("d"))
+    assert calls[-1] == (Role.DECODE, "d:1")
+    for ask in (reach.is_drained, reach.end_drain):
+        with pytest.raises(NotFound, match="does not know x"):
+            await ask(WorkerId("x"))
+
+
+async def test_without_a_registry_calls_fail() -> None:
+    nobody = UnavailableWorkerAdmin()
+    with pytest.raises(Unavailable, match="redis_url is not set"):
+        await nobody.loads()
+    for ask in (nobody.drain, nobody.is_drained, nobody.end_drain):
+        with pytest.raises(Unavailable, match="redis_url is not set"):
+            await ask(WorkerId("d"))
+
+
+@pytest.mark.parametrize(("requested", "namespace"), [(None, "models"), ("other", "other")])
+async def test_kubeconfig_gives_server_and_namespace(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, requested: str | None, namespace: str
+) -> None:
+    file = tmp_path / "config"
+    file.write_text(KUBECONFIG)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
+    client = open_kubernetes_client(requested)
+    with pytest.raises(Unavailable, match=f"127.0.0.1:1 .*: list pods in namespace {namespace}"):
+        await KubernetesApi(client, "test").pods()
+    client.close()

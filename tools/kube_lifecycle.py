@@ -1,0 +1,251 @@
+"""A long run of the Helm chart on this machine: install, load, resize, drain, upgrade.
+
+    python -m tools.kube_lifecycle [--streams 4] [--seed 1] [--only STEP,...] [--logs FOLDER]
+
+Helm 4 installs the chart on a small API server, controllers and kubelet of our own
+(``tests/kube``). Each step of ``STEPS`` runs while answers stream through the router's Service.
+Every token is compared with the answer of the undisturbed cluster. At the end, the conductor's Role
+is compared with the recorded API calls. Prints a line per step, and JSON as the last line; exits
+with 1 when an answer failed or differs, or a step failed. Needs root.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from helm_python import HelmError
+
+from benchmarks.machine import SYSTEM_CLOCK, describe
+from tests.kube.accounts import unused_permissions, user_of
+from tests.kube.cluster import Cluster, cluster
+from tests.kube.kinds import ROLE
+from tests.kube.node.network import missing_requirement
+from tools.kube_release import Release
+from tools.streams import StreamedAnswer, make_request_bodies, record_answers, traffic
+
+SHORTEST, LONGEST = 30, 90
+MAX_PRINTED_FAILURES = 5
+"""How many of the failed answers of a step are printed."""
+
+VALUES: dict[str, Any] = {
+    "replicasManagedBy": "external",
+    "router": {"replicas": 2},
+    "pools": {"prefill": {"replicas": 1}, "decode": {"replicas": 2}},
+    "kvstore": {
+        "enabled": True, "memory": "256Mi", "disk": {"size": "1Gi"},
+        "resources": {"requests": {"memory": "800Mi"}, "limits": {"memory": "1Gi"}},
+    },
+}  # fmt: skip
+AUTOSCALED = {
+    "conductor": {
+        "autoscale": {"mode": "on", "prefill": {"min": 2}, "decode": {"max": 1}, "maxWorkers": 4},
+        "settings": {
+            "autoscale_seconds": 2, "autoscale_stable_seconds": 2,
+            "autoscale_cooldown_seconds": 2, "autoscale_shrink_seconds": 5,
+        },
+    }
+}  # fmt: skip
+"""Limits that force the autoscaler to grow one pool and shrink the other soon."""
+
+
+@dataclass
+class LongRunStep:
+    """The result of one step; ``failure`` says why it failed, and is empty otherwise."""
+
+    name: str
+    seconds: float = 0.0
+    answers: int = 0
+    failed: int = 0
+    failure: str = ""
+    result: dict[str, Any] = field(default_factory=dict)
+
+
+# -- steps: each returns its results, and raises AssertionError or TimeoutError --------------------
+
+
+def helm_test(release: Release) -> dict[str, Any]:
+    return {"output": release.test()}
+
+
+def scale_up(release: Release) -> dict[str, Any]:
+    """Grow both pools at once, as ``kubectl scale`` does."""
+    return {"seconds": release.scale({"prefill": 2, "decode": 3})}
+
+
+def scale_down(release: Release) -> dict[str, Any]:
+    """Shrink both pools. Kubernetes picks the pods; each drains in its preStop hook."""
+    return {"seconds": release.scale({"prefill": 1, "decode": 2})}
+
+
+def baton_scale(release: Release) -> dict[str, Any]:
+    """Run ``baton scale`` in a conductor's pod, with the rights of its Role."""
+    up = release.baton("scale", "decode=3", "prefill=2", "--on", "kubernetes")
+    release.wait_for_sizes({"prefill": 2, "decode": 3})
+    down = release.baton("scale", "decode=2", "prefill=1", "--on", "kubernetes")
+    release.wait_for_sizes({"prefill": 1, "decode": 2})
+    return {"output": [up, down]}
+
+
+def drain_named_worker(release: Release) -> dict[str, Any]:
+    """Drain a named worker: that pod must go, and no other."""
+    return release.drain_named_worker("decode", 3)
+
+
+def reuse_after_drain(release: Release) -> dict[str, Any]:
+    """Remove a decode worker: the KV of its answers must still be found in the store."""
+    return release.reuse_after_drain()
+
+
+def drain_with_pending_pod(release: Release) -> dict[str, Any]:
+    """Drain a named worker while a pod is unscheduled: Kubernetes removes the unscheduled pod
+    first, whatever its deletion cost; the named one, which has drained, is replaced."""
+    return release.drain_with_pending_pod("decode")
+
+
+def upgrade(release: Release) -> dict[str, Any]:
+    """Change a setting: every pod is replaced, one after the other."""
+    return release.upgrade({"settings": {"max_running": 24}})
+
+
+def two_owners(release: Release) -> dict[str, Any]:
+    """Give a pool's size two owners, which must be reported; with one owner it keeps its size."""
+    return release.two_owners("decode")
+
+
+def drain_node(release: Release) -> dict[str, Any]:
+    return release.drain_node()
+
+
+def autoscale(release: Release) -> dict[str, Any]:
+    """Autoscale: one conductor leads, grows one pool and shrinks the other."""
+    result = release.upgrade(AUTOSCALED)
+    release.wait_for_sizes({"prefill": 2, "decode": 1})
+    return result | {"leader": release.leader()}
+
+
+STEPS: dict[str, Callable[[Release], dict[str, Any]]] = {
+    "helm_test": helm_test,
+    "scale_up": scale_up,
+    "scale_down": scale_down,
+    "baton_scale": baton_scale,
+    "directed": drain_named_worker,
+    "remembered": reuse_after_drain,
+    "usurped": drain_with_pending_pod,
+    "upgrade": upgrade,
+    "owners": two_owners,
+    "drain_node": drain_node,
+    "autoscale": autoscale,
+}
+
+
+USE_ALL = {"usurped", "autoscale"}
+"""Steps that together use every right of the Role: after them, no right may be unused."""
+
+
+def run_step(name: str, release: Release, answers: Sequence[StreamedAnswer]) -> LongRunStep:
+    """Run one step and print its result. A failure is recorded in the step, and does not end the
+    run."""
+    began, before = SYSTEM_CLOCK(), len(answers)
+    step = LongRunStep(name)
+    try:
+        step.result = STEPS[name](release)
+    except (AssertionError, TimeoutError, RuntimeError, HelmError) as error:
+        step.failure = f"{type(error).__name__}: {error}"
+    step.seconds = SYSTEM_CLOCK() - began
+    step.answers = len(answers) - before
+    wrong = [answer for answer in answers[before:] if not answer.is_right]
+    step.failed = len(wrong)
+    for answer in wrong[:MAX_PRINTED_FAILURES]:
+        print(f"not right: {answer.error or 'other tokens'}")
+    good = "ok" if not step.failure and not step.failed else "FAILED"
+    print(
+        f"{name:12} {step.seconds:6.1f} s  {step.answers:4} answers, {step.failed} failed  {good}"
+        f"  {json.dumps(step.result)}{step.failure}",
+        flush=True,
+    )
+    return step
+
+
+def compare_rights(kube: Cluster, namespace: str, account: str) -> dict[str, list[str]]:
+    """Return the API calls that an account made, its Role's unused rights, and refused calls."""
+    user = user_of(namespace, account)
+    calls = [call for call in kube.server.accounts.calls if call.user == user]
+    rules = kube.api.store.get(ROLE, namespace, account)["rules"]
+    refused = [call for call in kube.server.accounts.refused if call.user == user]
+    return {
+        "used": sorted({f"{call.verb} {call.resource} {call.name}".strip() for call in calls}),
+        "unused": unused_permissions(rules, calls),
+        "refused": sorted({f"{call.verb} {call.resource} {call.name}" for call in refused}),
+    }
+
+
+def keep_logs(kube: Cluster, folder: Path) -> None:
+    """Copy all pods' logs, also of deleted pods, as ``<uid>-<container>.log``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for log in kube.folder.glob("**/pods/*/*.log"):
+        shutil.copy(log, folder / f"{log.parent.name}-{log.name}")
+
+
+def run_steps(kube: Cluster, names: Sequence[str], streams: int, seed: int) -> dict[str, Any]:
+    """Install the chart and run all steps under load."""
+    release = Release(kube, "default", "baton")
+    began = SYSTEM_CLOCK()
+    release.install(VALUES)
+    print(f"installed and ready in {SYSTEM_CLOCK() - began:.1f} s:\n{kube.describe()}", flush=True)
+    installed = SYSTEM_CLOCK() - began
+    questions = record_answers(
+        release.url, make_request_bodies(24, seed, SHORTEST, LONGEST), streams
+    )
+    with traffic(release.url, questions, streams) as answers:
+        steps = [run_step(name, release, answers) for name in names]
+    wrong = [answer for answer in answers if not answer.is_right]
+    rights = compare_rights(kube, "default", "baton-conductor")
+    print(f"Role: used {rights['used']}; unused {rights['unused']}; refused {rights['refused']}")
+    gaps = max((answer.max_inter_token_seconds for answer in answers), default=0.0)
+    too_much = rights["unused"] if set(names) >= USE_ALL else []
+    ok = not (wrong or too_much or rights["refused"] or any(step.failure for step in steps))
+    return {
+        "ok": ok,
+        "seed": seed,
+        "install_seconds": installed,
+        "answers": len(answers),
+        "failed": sum(bool(answer.error) for answer in wrong),
+        "changed": sum(not answer.error for answer in wrong),
+        "longest_gap_seconds": gaps,
+        "restarts": release.restarts(),
+        "steps": {step.name: {"seconds": step.seconds, "answers": step.answers,
+                              "failed": step.failed, "why": step.failure} for step in steps},
+        "rights": rights,
+    }  # fmt: skip
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default=",".join(STEPS), help="steps, by their names")
+    parser.add_argument("--logs", type=Path, help="where all pods' logs are left")
+    options = parser.parse_args(arguments)
+    names = options.only.split(",")
+    if unknown := [name for name in names if name not in STEPS]:
+        parser.error(f"no step is called {unknown[0]}; there are {', '.join(STEPS)}")
+    if why := missing_requirement():
+        print(f"this machine can't: {why}", file=sys.stderr)
+        return 2
+    print(describe())
+    print(f"seed {options.seed}")
+    with cluster() as kube:
+        report = run_steps(kube, names, options.streams, options.seed)
+        if options.logs is not None:
+            keep_logs(kube, options.logs)
+    print(json.dumps(report))
+    return 0 if report["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,197 @@
+"""Check the observability of a local cluster: traces, metrics, dashboards and alerts.
+
+    python -m tools.observability
+
+Starts 1 + 2 workers and a trace collector, sends requests, drains one worker and kills another in
+the middle of an answer; prints the trace of each request, and scrapes every role. Fails unless each
+trace is one tree without orphans, and every metric named by a dashboard, an alert or
+docs/metrics.md exists.
+"""
+
+import json
+import os
+import re
+import signal
+import sys
+import urllib.request
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.machine import pause
+from tools.dashboards import DASHBOARDS
+from tools.local_cluster import LocalCluster, local_cluster
+from tools.otlp_collector import Collector, SpanTree, run_collector
+from tools.promql import MetricUse, uses
+from tools.scrape import Scrape, scrape
+
+ROOT = Path(__file__).parents[1]
+RULES = ROOT / "deploy" / "helm" / "baton" / "rules"
+METRICS_PAGE = ROOT / "docs" / "metrics.md"
+SECONDS = 30.0
+"""The timeout for spans to arrive: each process sends them once a second."""
+
+PROMPT = "import os\n" * 60
+LONG_TOKENS = 1500
+"""The length of an answer that is still running when a draining worker migrates it after two
+seconds."""
+
+WHOLE = Counter(
+    ("request", "tokenise", "place", "decide", "attempt", "first token", "stream",
+     "prefill job", "prefill", "kv export", "decode job", "kv import", "decode")
+)  # fmt: skip
+"""The spans that an answer's trace must have: its stages on all four roles."""
+
+
+@contextmanager
+def run_observed_cluster(
+    prefill: int = 1, decode: int = 1
+) -> Iterator[tuple[LocalCluster, Collector]]:
+    with run_collector() as (collector, url):
+        settings = {"trace_endpoint": url, "ops_port": 0, "log_format": "json"}
+        with local_cluster(prefill=prefill, decode=decode, settings=settings) as cluster:
+            wait_until_known(cluster)
+            yield cluster, collector
+
+
+def wait_until_known(cluster: LocalCluster) -> None:
+    """Wait until the conductor knows workers of both pools; it reads the registry twice a
+    second."""
+    body = {"prompt": [5, 6, 7], "max_tokens": 2, "ignore_eos": True}
+    while True:
+        _, headers = cluster.post_with_headers("/v1/completions", body)
+        if headers.get("x-baton-prefill", "") not in ("", headers.get("x-baton-decode")):
+            return
+        pause(0.1)
+
+
+# -- traces ---------------------------------------------------------------------------------
+
+
+def trace_of(collector: Collector, request_id: str, names: Counter[str]) -> SpanTree:
+    """Return the trace of a request. Its trace id is part of the request id when the client sends
+    no trace context."""
+    return SpanTree(collector.wait(names, request_id.rpartition("-")[2], SECONDS))
+
+
+def trace_errors(tree: SpanTree, names: Counter[str]) -> list[str]:
+    """Return why the trace is not one tree with those spans; empty if it is."""
+    faults = []
+    if len(tree.roots) != 1:
+        faults.append(f"{len(tree.roots)} roots")
+    faults += [f"orphan: {span.name} of {span.instance}" for span in tree.orphans]
+    missing = names - Counter(span.name for span in tree.spans)
+    return faults + [f"missing: {name}" for name in missing]
+
+
+class PendingStream:
+    """An answer that is being streamed."""
+
+    def __init__(self, cluster: LocalCluster, max_tokens: int) -> None:
+        body = {"prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0, "stream": True}
+        body["ignore_eos"] = True
+        data = json.dumps(body).encode()
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(cluster.url + "/v1/completions", data, headers)
+        self._response = urllib.request.urlopen(request, timeout=120)
+        self.request_id = self._response.headers["x-baton-request-id"]
+        self.decode = self._response.headers["x-baton-decode"]
+
+    def finish(self) -> None:
+        """Read the rest of the answer. Raises AssertionError if it broke off."""
+        with self._response:
+            assert b"data: [DONE]" in self._response.read(), "the stream broke off"
+
+
+def kill_midway(cluster: LocalCluster, max_tokens: int) -> PendingStream:
+    """Start an answer and kill its decode worker in the middle of it."""
+    pids = {process["id"]: process["pid"] for process in cluster.status()["processes"]}
+    stream = PendingStream(cluster, max_tokens)
+    os.kill(pids[stream.decode], signal.SIGKILL)
+    return stream
+
+
+# -- metrics --------------------------------------------------------------------------------
+
+
+def documented_metrics() -> set[str]:
+    """Return the metrics that are listed in docs/metrics.md."""
+    found: set[str] = set()
+    for line in METRICS_PAGE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("| `"):
+            found |= set(re.findall(r"`(baton_[a-z_]+)`", line.split("|")[1]))
+    return found
+
+
+def alerts() -> list[dict[str, Any]]:
+    rules = []
+    for path in sorted(RULES.glob("*.yaml")):
+        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]:
+            rules += group["rules"]
+    return rules
+
+
+def used_metrics() -> Iterable[tuple[str, MetricUse]]:
+    """Yield every metric use of a dashboard or an alert, with the name of that."""
+    for dashboard in DASHBOARDS:
+        for query in dashboard.queries:
+            yield from ((dashboard.name, use) for use in uses(query.of_cluster))
+        for variable in dashboard.variables:
+            yield dashboard.name, MetricUse(variable.metric, frozenset({variable.label}))
+    for alert in alerts():
+        yield from ((alert["alert"], use) for use in uses(alert["expr"]))
+
+
+def missing_metrics(found: Scrape) -> list[str]:
+    """Return the metrics that are used but don't exist, or exist but aren't in docs/metrics.md."""
+    lacks = {
+        f"{who}: {what}"
+        for who, use in used_metrics()
+        for what in found.lacks(use.metric, use.labels)
+    }
+    lacks |= {f"docs/metrics.md lacks {name}" for name in found.own - documented_metrics()}
+    lacks |= {f"docs/metrics.md has {name}" for name in documented_metrics() - found.own}
+    return sorted(lacks)
+
+
+# -- all of it ------------------------------------------------------------------------------
+
+
+def main() -> None:
+    faults: list[str] = []
+    found = Scrape()
+    with run_observed_cluster(decode=2) as (cluster, collector):
+        for what, names in {
+            "answered": WHOLE,
+            "moved": WHOLE | Counter({"attempt": 2, "place": 2, "decode job": 2}),
+            "killed": Counter(attempt=2, place=2, request=1, decode=1),
+        }.items():
+            request_id = _run(cluster, what)
+            tree = trace_of(collector, request_id, names)
+            print(f"\n{what}: {request_id}\n{tree.describe()}")
+            faults += [f"{what}: {fault}" for fault in trace_errors(tree, names)]
+            scrape(cluster, found)
+    for process, count in sorted(found.num_series.items()):
+        print(f"{process}: {count} series")
+    faults += missing_metrics(found)
+    print("\n".join(faults) or "every trace is one tree; every metric that is named exists")
+    sys.exit(bool(faults))
+
+
+def _run(cluster: LocalCluster, what: str) -> str:
+    if what == "killed":
+        stream = kill_midway(cluster, 400)
+    else:
+        stream = PendingStream(cluster, LONG_TOKENS if what == "moved" else 16)
+    if what == "moved":
+        cluster.baton("drain", stream.decode)
+    stream.finish()
+    return str(stream.request_id)
+
+
+if __name__ == "__main__":
+    main()
