@@ -77,7 +77,7 @@ async def serve(gap: float, num_streams: int) -> None:
     await service.cluster.refresh()
     limits = ConnectionLimits(
         max_connections=num_streams + 100,
-        keep_alive_seconds=HOLD_SECONDS,
+        keep_alive_timeout_seconds=HOLD_SECONDS,
         header_timeout_seconds=60.0,
     )
     server = HttpServer(build_app(service), SystemClock(), limits)

@@ -83,7 +83,7 @@ class ReuseBench:
             partial(block_checksums, pool),
         )
         self.config = EngineConfig(
-            block_tokens=BLOCK_TOKENS, max_model_tokens=2 * num_tokens, max_step_tokens=chunk
+            block_tokens=BLOCK_TOKENS, max_model_tokens=2 * num_tokens, max_batched_tokens=chunk
         )
         self.numbers = iter(range(1, 10**9))
 

@@ -212,7 +212,8 @@ def drain(
         float | None,
         typer.Option(
             min=0.0,
-            help="Seconds that --self waits. Default: endpoint_grace_seconds + drain_seconds.",
+            help="Seconds that --self waits. Default: endpoint_grace_seconds + "
+            "drain_timeout_seconds.",
         ),
     ] = None,
     on: OnWhere = "cluster",

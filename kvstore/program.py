@@ -105,7 +105,7 @@ class KvStoreProgram:
         )
         self._address = host_port(settings.advertise_address or settings.grpc_host, port)
         self._heartbeat = Heartbeat(
-            self._registry, self._member, self._clock, settings.heartbeat_seconds
+            self._registry, self._member, self._clock, settings.heartbeat_interval_seconds
         )
 
     async def run(self) -> None:

@@ -60,12 +60,12 @@ class OpsServer:
     end."""
 
     def __init__(
-        self, health: ProcessHealth, hung_seconds: float, guard: BrowserGuard | None = None
+        self, health: ProcessHealth, hang_timeout_seconds: float, guard: BrowserGuard | None = None
     ) -> None:
         """``guard`` checks the Host header; None accepts any."""
         self.health = health
         self.guard = guard or BrowserGuard()
-        self._hung_seconds = hung_seconds
+        self._hang_timeout_seconds = hang_timeout_seconds
         self._registry = CollectorRegistry()
         self._registry.register(HealthCollector(health))
         ProcessCollector(registry=self._registry)
@@ -134,7 +134,7 @@ class OpsServer:
             on_drain()
 
     def _live(self) -> OpsResponse:
-        hang = self.health.describe_hang(self._hung_seconds)
+        hang = self.health.describe_hang(self._hang_timeout_seconds)
         if hang and not self._hang:
             log.error("hang", what=hang)
         self._hang = hang

@@ -114,7 +114,7 @@ class WorkerProgram:
         )
         self._worker = self._build_worker()
         self._heartbeat = Heartbeat(
-            self._registry, self._member, self._clock, self._settings.heartbeat_seconds
+            self._registry, self._member, self._clock, self._settings.heartbeat_interval_seconds
         )
         self._server = await self._listen()
 
@@ -212,7 +212,7 @@ class WorkerProgram:
             cuda_graphs=settings.cuda_graphs,
             progress=partial(report_progress, "weights"),
         )
-        runner.warm_up(settings.max_running)
+        runner.warm_up(settings.max_sequences)
         log_level = log.warning if runner.backend.is_fallback else log.info
         log_level(
             "model_loaded", computed_by=runner.backend.description, quantization=runner.quantization
@@ -222,9 +222,9 @@ class WorkerProgram:
     def _uses_async_scheduling(self) -> bool:
         """Whether to use async scheduling: the model runs in its own thread while the engine
         schedules the next step."""
-        if self._settings.overlap == "auto":
+        if self._settings.async_scheduling == "auto":
             return self._runner.leaves_core_free(os.cpu_count() or 1)
-        return self._settings.overlap == "on"
+        return self._settings.async_scheduling == "on"
 
     def _load_grammars(self) -> GrammarCompiler | None:
         """Load the grammar compiler; None if the tokenizer does not support grammars, in which case
@@ -244,10 +244,10 @@ class WorkerProgram:
         limit = model.max_position_embeddings
         return EngineConfig(
             block_tokens=settings.block_tokens,
-            max_step_tokens=settings.max_step_tokens,
-            chunk_tokens=settings.chunk_tokens or settings.max_step_tokens,
-            target_inter_token_latency_seconds=settings.slo_token_gap_seconds,
-            max_running=settings.max_running,
+            max_batched_tokens=settings.max_batched_tokens,
+            chunk_tokens=settings.chunk_tokens or settings.max_batched_tokens,
+            target_inter_token_latency_seconds=settings.slo_itl_seconds,
+            max_sequences=settings.max_sequences,
             max_waiting=settings.max_waiting,
             order=settings.prefill_order,
             fairness=settings.tenant_fairness,
@@ -295,7 +295,9 @@ class WorkerProgram:
         return Worker(
             self._id,
             self._generation,
-            WorkerConfig(reserve_ahead_tokens=RESERVE_AHEAD_STEPS * self._settings.max_step_tokens),
+            WorkerConfig(
+                reserve_ahead_tokens=RESERVE_AHEAD_STEPS * self._settings.max_batched_tokens
+            ),
             self._thread,
             kv_importer,
             self._store,
@@ -353,7 +355,7 @@ class WorkerProgram:
             self._connect_store_node,
             host,
             self._clock,
-            settings.store_seconds,
+            settings.store_timeout_seconds,
         )
         return ClusterPrefixStore(
             self._thread,
@@ -363,14 +365,16 @@ class WorkerProgram:
             runner.block_tokens,
             self._engine_config().max_chunk_tokens,
             self._clock,
-            settings.store_seconds,
+            settings.store_timeout_seconds,
             None if settings.store_reload == "auto" else ReloadMode(settings.store_reload),
         )
 
     def _connect_store_node(self, node: Member) -> KvStoreClient:
         settings = self._settings
         socket_path = node.door if node.host == host_id() else ""
-        return KvStoreClient(node.address, settings.trust, socket_path, settings.store_seconds)
+        return KvStoreClient(
+            node.address, settings.trust, socket_path, settings.store_timeout_seconds
+        )
 
     def _on_state_or_role_change(self) -> None:
         """Announce a change of the worker's state or role."""
@@ -402,7 +406,7 @@ class WorkerProgram:
         host = settings.advertise_address or settings.grpc_host
         self._address = host_port(host, port)
         self._framed_server = FramedServer(settings.trust, framed_worker_services(self._worker))
-        framed_port = await self._framed_server.listen(settings.grpc_host, settings.line_port)
+        framed_port = await self._framed_server.listen(settings.grpc_host, settings.framed_port)
         self._framed_address = host_port(host, framed_port)
         return server
 

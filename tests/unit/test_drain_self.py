@@ -23,7 +23,7 @@ def ops() -> Iterator[tuple[OpsServer, int]]:
     vitals = ProcessHealth(ManualClock())
     vitals.start()
     vitals.set_state("serving")
-    ops = OpsServer(vitals, hung_seconds=20.0)
+    ops = OpsServer(vitals, hang_timeout_seconds=20.0)
     yield ops, int(ops.open("127.0.0.1", 0).rpartition(":")[2])
     ops.close()
 

@@ -20,7 +20,7 @@ from baton.errors import Invalid, NotFound, Overloaded
 from tests.engine_state import cached_tokens
 
 CONFIG = EngineConfig(
-    block_tokens=4, max_model_tokens=64, max_step_tokens=16, watermark_blocks=0, growth_tokens=6
+    block_tokens=4, max_model_tokens=64, max_batched_tokens=16, watermark_blocks=0, growth_tokens=6
 )
 PROMPT = tuple(TokenId(token) for token in range(10, 20))
 
@@ -109,7 +109,7 @@ def test_whole_request_generates_the_reference_answer() -> None:
 
 
 def test_step_reports_newly_scheduled_prompts_and_their_queue_time() -> None:
-    bench = Bench(config=replace(CONFIG, max_step_tokens=12, chunk_tokens=12))
+    bench = Bench(config=replace(CONFIG, max_batched_tokens=12, chunk_tokens=12))
     others = tuple(TokenId(token) for token in range(30, 40))
     bench.engine.add(spec("a"), Task.PREFILL_AND_DECODE)
     bench.clock.advance(2.0)
@@ -544,7 +544,7 @@ def test_engine_and_runner_agree_on_the_block_size() -> None:
 
 
 def test_queued_tokens_count_uncomputed_prompt_tokens() -> None:
-    bench = Bench(config=replace(CONFIG, max_running=2))
+    bench = Bench(config=replace(CONFIG, max_sequences=2))
     bench.engine.add(spec("a"), Task.PREFILL_AND_DECODE)
     bench.engine.step()
     bench.engine.add(spec("b", PROMPT[::-1] * 3), Task.PREFILL_AND_DECODE)

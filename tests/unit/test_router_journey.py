@@ -33,7 +33,9 @@ FAST = FailoverConfig(
     max_worker_wait_seconds=0.05,
     retry_pause_seconds=0.001,
     timeouts=TokenTimeouts(
-        first_token_seconds=0.05, kv_transfer_seconds=0.05, next_token_seconds=0.05
+        first_token_timeout_seconds=0.05,
+        kv_transfer_timeout_seconds=0.05,
+        next_token_timeout_seconds=0.05,
     ),
 )
 PROMPT = tuple(TokenId(token) for token in (5, 6, 7))

@@ -82,7 +82,7 @@ class FramedServer:
         for listener in self._server.sockets:
             address = listener.getsockname()
             announce_listener(
-                "line", host_port(address[0], address[1]), member_authentication(self._trust)
+                "framed", host_port(address[0], address[1]), member_authentication(self._trust)
             )
         return int(self._server.sockets[0].getsockname()[1])
 

@@ -47,7 +47,7 @@ MAX_MODEL_TOKENS = 128
 ENGINE = EngineConfig(
     block_tokens=BLOCK_TOKENS,
     max_model_tokens=MAX_MODEL_TOKENS,
-    max_step_tokens=16,
+    max_batched_tokens=16,
     chunk_tokens=8,
     growth_tokens=16,
 )
