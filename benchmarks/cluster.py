@@ -105,9 +105,9 @@ def time_to_first_token(
                 theirs.append(reference[0])
                 gaps.append((second - first) - (reference[1] - reference[0]))
                 details = explanation["details"]
-                exposed.append(float(details["ship_exposed_seconds"]) / first)
-                seconds.append(float(details["ship_seconds"]))
-                size = int(details["bytes_shipped"])
+                exposed.append(float(details["kv_transfer_exposed_seconds"]) / first)
+                seconds.append(float(details["kv_transfer_read_seconds"]))
+                size = int(details["kv_transfer_bytes"])
         rows.append(
             {
                 "prompt_tokens": length,

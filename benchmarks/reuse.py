@@ -110,7 +110,7 @@ class ReuseBench:
         store = Member(
             WorkerId("s"), Role.KVSTORE, address, Incarnation(1), WorkerState.READY,
             host=host_id() if over == "shm" else "elsewhere", transports=TRANSPORT_PREFERENCE,
-            door=door,
+            local_socket=door,
         )  # fmt: skip
         if address:
             await registry.announce(store, 3600.0)
@@ -140,7 +140,9 @@ class ReuseWorker:
         transports = {over: bench.transports[over]}
 
         def connect(member: Member) -> KvStoreClient:
-            return KvStoreClient(member.address, None, member.door if over == "shm" else "", 5.0)
+            return KvStoreClient(
+                member.address, None, member.local_socket if over == "shm" else "", 5.0
+            )
 
         host = host_id() if over == "shm" else "here"
         self.client = ClusterStoreClient(

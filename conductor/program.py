@@ -167,7 +167,7 @@ class ConductorProgram:
             generation=self._generation,
             state=self._state,
             pid=os.getpid(),
-            line=self._framed_address,
+            framed_address=self._framed_address,
         )
 
 

@@ -42,7 +42,7 @@ seconds."""
 
 WHOLE = Counter(
     ("request", "tokenise", "place", "decide", "attempt", "first token", "stream",
-     "prefill job", "prefill", "hand-off", "decode job", "pull", "decode")
+     "prefill job", "prefill", "kv export", "decode job", "kv import", "decode")
 )  # fmt: skip
 """The spans that an answer's trace must have: its stages on all four roles."""
 

@@ -95,7 +95,7 @@ KvTransferEvent = KvTransferScheduled | KvTransferChunk | KvTransferDone
 @dataclass(frozen=True, slots=True)
 class WorkerInspection:
     """A worker's report on its blocks and requests. ``violation`` is what its integrity check
-    found; empty if it passed. ``held_requests`` counts the requests on the worker in any phase.
+    found; empty if it passed. ``total_requests`` counts the requests on the worker in any phase.
     ``drained``: the worker accepts no requests, none are left, and no exported KV is left."""
 
     worker_id: str
@@ -108,7 +108,7 @@ class WorkerInspection:
     quarantined_blocks: int
     running_requests: int
     waiting_requests: int
-    held_requests: int
+    total_requests: int
     violation: str
     description: str
     drained: bool = False

@@ -23,7 +23,7 @@ def inspect_engine(
         quarantined_blocks=stats.pool.quarantined,
         running_requests=stats.running,
         waiting_requests=stats.waiting,
-        held_requests=num_jobs,
+        total_requests=num_jobs,
         violation=_integrity_error(engine),
         description=engine.describe(),
         drained=drained,

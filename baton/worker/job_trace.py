@@ -73,7 +73,7 @@ def _stages(times: JobTrace, task: Task, ended_at: float) -> Iterator[_Stage]:
     if times.first_output_at is None:
         return
     if task is Task.PREFILL:
-        yield "hand-off", times.first_output_at, ended_at, {}, ()
+        yield "kv export", times.first_output_at, ended_at, {}, ()
     else:
         yield (
             "decode",
@@ -88,7 +88,7 @@ def _fetch_stages(times: JobTrace) -> Iterator[_Stage]:
     fetch = times.prefix_fetch
     if fetch is not None and fetch.wait_seconds > 0:
         attributes: dict[str, Value] = {
-            "baton.way": fetch.mode or "none",
+            "baton.mode": fetch.mode or "none",
             "baton.dram_tokens": fetch.dram_tokens,
             "baton.disk_tokens": fetch.disk_tokens,
         }
@@ -111,23 +111,23 @@ def _prefill_stages(times: JobTrace, ended_at: float) -> Iterator[_Stage]:
 def _import_stages(times: JobTrace, ended_at: float) -> Iterator[_Stage]:
     """Yield the stages of a decode job: waiting until the prompt is nearly prefilled, waiting for
     free blocks, importing the KV, decoding."""
-    shipment = times.kv_transfer
-    if shipment is None or shipment.scheduled_at is None:
-        yield "hand-off wait", times.started_at, ended_at, {}, ()
+    transfer = times.kv_transfer
+    if transfer is None or transfer.scheduled_at is None:
+        yield "kv import wait", times.started_at, ended_at, {}, ()
         return
-    scheduled_at = shipment.scheduled_at
-    yield "hand-off wait", times.started_at, scheduled_at, {}, ()
-    reserved_at = ended_at if shipment.reserved_at is None else shipment.reserved_at
+    scheduled_at = transfer.scheduled_at
+    yield "kv import wait", times.started_at, scheduled_at, {}, ()
+    reserved_at = ended_at if transfer.reserved_at is None else transfer.reserved_at
     yield "queue", scheduled_at, reserved_at, {}, ()
-    if shipment.reserved_at is None:
+    if transfer.reserved_at is None:
         return
     attributes: dict[str, Value] = {
-        "baton.transport": shipment.transport,
-        "baton.bytes": shipment.size_bytes,
-        "baton.read_seconds": shipment.read_seconds,
-        "baton.cached_blocks": shipment.num_cached_blocks,
+        "baton.transport": transfer.transport,
+        "baton.bytes": transfer.size_bytes,
+        "baton.read_seconds": transfer.read_seconds,
+        "baton.cached_blocks": transfer.num_cached_blocks,
     }
-    landed_at = ended_at if shipment.completed_at is None else shipment.completed_at
-    yield "pull", reserved_at, landed_at, attributes, ()
-    if shipment.completed_at is not None:
-        yield "decode", landed_at, ended_at, {"baton.tokens": times.num_answer_tokens}, ()
+    imported_at = ended_at if transfer.completed_at is None else transfer.completed_at
+    yield "kv import", reserved_at, imported_at, attributes, ()
+    if transfer.completed_at is not None:
+        yield "decode", imported_at, ended_at, {"baton.tokens": times.num_answer_tokens}, ()

@@ -371,7 +371,7 @@ class WorkerProgram:
 
     def _connect_store_node(self, node: Member) -> KvStoreClient:
         settings = self._settings
-        socket_path = node.door if node.host == host_id() else ""
+        socket_path = node.local_socket if node.host == host_id() else ""
         return KvStoreClient(
             node.address, settings.trust, socket_path, settings.store_timeout_seconds
         )
@@ -428,7 +428,7 @@ class WorkerProgram:
             device=runner.pool.device,
             max_model_tokens=self._engine_config().max_model_tokens,
             transports=tuple(self._transports),
-            line=self._framed_address,
-            arithmetic=runner.numerics_fingerprint,
+            framed_address=self._framed_address,
+            numerics_fingerprint=runner.numerics_fingerprint,
             load=self._worker.load,
         )

@@ -67,7 +67,7 @@ MAX_INLINE_HASH_TOKENS = 4096
 """The block keys of prompts up to this length are hashed in the event loop, which takes half a
 millisecond; longer prompts are hashed in a thread."""
 
-REMOTE_KV_IMPORTS = "pulls"
+REMOTE_KV_IMPORTS = "imports"
 """The link meter's name for all links to workers on other hosts together."""
 
 
@@ -499,7 +499,7 @@ class Worker:
             self._telemetry.record_step(result, self._jobs)
         except Exception as error:
             if repr(error) != self._last_step_error:
-                log.exception("step_not_noted")
+                log.exception("step_not_recorded")
             self._last_step_error = repr(error)
 
     def _deliver(self, job: Job, output: RequestOutput) -> None:

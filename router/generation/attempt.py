@@ -265,7 +265,7 @@ class Attempt:
         elif self._is_decoding:
             self._set_deadline("next token", self._timeouts.next_token_timeout_seconds)
         else:
-            self._set_deadline("hand-off", self._timeouts.kv_transfer_timeout_seconds)
+            self._set_deadline("KV transfer", self._timeouts.kv_transfer_timeout_seconds)
 
     def _set_deadline(self, awaited: str, seconds: float) -> None:
         self._awaited = awaited

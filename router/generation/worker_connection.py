@@ -89,7 +89,7 @@ class StreamWorkerConnection(ABC):
         except BatonError as error:
             failure = error
         except Exception:
-            log.exception("link_crashed", worker=self._worker.id)
+            log.exception("worker_connection_crashed", worker=self._worker.id)
             failure = BatonError("internal error")
         finally:
             is_lost = isinstance(failure, Unavailable) and not isinstance(failure, Unresponsive)
@@ -126,7 +126,10 @@ class StreamWorkerConnection(ABC):
             return
         self.is_alive = False
         log.info(
-            "link_broke", worker=self._worker.id, error=failure, requests=len(self._output_queues)
+            "worker_connection_lost",
+            worker=self._worker.id,
+            error=failure,
+            requests=len(self._output_queues),
         )
         kind = kind if self.was_connected else NotConnected
         inboxes, self._output_queues = self._output_queues, {}

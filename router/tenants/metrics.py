@@ -51,7 +51,7 @@ class TenantMetrics:
             registry=registry,
         )
         self.limits_split = Gauge(
-            "baton_limits_split",
+            "baton_quota_store_unreachable",
             "1 while Redis is unreachable and each router has an equal part of tenants' limits.",
             registry=registry,
         )

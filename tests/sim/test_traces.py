@@ -100,5 +100,13 @@ def test_no_fault_leaves_an_orphaned_span() -> None:
         seen["failed"] += sum(span.name == "attempt" and bool(span.error) for span in spans)
     # The faults had an effect: placements failed, and spans of every kind were recorded.
     assert seen["failed"] > 10 and seen["attempt"] > seen["request"]
-    kinds = ("decide", "prefill job", "decode job", "whole job", "pull", "hand-off", "store fetch")
+    kinds = (
+        "decide",
+        "prefill job",
+        "decode job",
+        "whole job",
+        "kv import",
+        "kv export",
+        "store fetch",
+    )
     assert all(seen[kind] for kind in kinds), seen

@@ -55,13 +55,13 @@ async def test_a_disaggregated_request_is_counted_on_both_workers() -> None:
     assert value(prefill_metrics, "prefix_tokens_total", source="computed") == 50
     assert value(prefill_metrics, "prefix_tokens_total", source="device") == 0
     assert value(prefill_metrics, "queue_seconds_count") == 1
-    assert value(prefill_metrics, "handoff_held_seconds_count") == 1
+    assert value(prefill_metrics, "kv_export_seconds_count") == 1
     # Five more tokens, one step each.
     assert value(decode_metrics, "step_seconds_count", kind="decode") == 5
     assert value(decode_metrics, "computed_tokens_total", phase="decode") == 5
     assert value(decode_metrics, "batch_requests_sum") == 5
-    assert value(decode_metrics, "handoff_bytes_total", transport="memory") == 13 * layout_bytes
-    assert value(decode_metrics, "handoff_exposed_seconds_count") == 1
+    assert value(decode_metrics, "kv_transfer_bytes_total", transport="memory") == 13 * layout_bytes
+    assert value(decode_metrics, "kv_transfer_exposed_seconds_count") == 1
     assert value(decode_metrics, "queue_seconds_count") == 0
 
 
@@ -87,7 +87,7 @@ async def test_block_and_sequence_gauges_match_the_engine() -> None:
         assert blocks == {
             "free": 27, "filling": 0, "idle": 0, "referenced": 5, "quarantined": 0,
         }  # fmt: skip
-        assert value(prefill_metrics, "sequences", state="held") == 1
+        assert value(prefill_metrics, "sequences", state="exported") == 1
         assert value(prefill_metrics, "preemptions_total") == 0
         stream.close()
         await running.prefill.wait_until_free()
@@ -134,13 +134,13 @@ async def test_spans_of_a_disaggregated_request() -> None:
         await run_disaggregated(running, traced(request("r", list(range(50)), 6)))
         await settled(running)
     assert_complete(spans.spans)
-    assert stages(spans.spans, "prefill job") == ["queue", "prefill", "hand-off"]
-    assert stages(spans.spans, "decode job") == ["hand-off wait", "queue", "pull", "decode"]
+    assert stages(spans.spans, "prefill job") == ["queue", "prefill", "kv export"]
+    assert stages(spans.spans, "decode job") == ["kv import wait", "queue", "kv import", "decode"]
     named = {span.name: span for span in spans.spans if span.name != "queue"}
     computed = [event.attributes["baton.computed_tokens"] for event in named["prefill"].events]
     assert computed == [8, 16, 24, 32, 40, 48, 50]
     assert named["decode"].attributes == {"baton.tokens": 6}
-    assert named["pull"].attributes["baton.transport"] == "memory"
+    assert named["kv import"].attributes["baton.transport"] == "memory"
     assert named["prefill job"].attributes["baton.outcome"] == "done"
     assert named["decode job"].attributes["baton.outcome"] == "done"
 
@@ -165,7 +165,7 @@ async def test_a_request_with_prompt_logprobs_has_the_usual_spans() -> None:
         )
         await settled(running)
         prefill_metrics = running.prefill.metrics
-    assert stages(spans.spans, "prefill job") == ["queue", "prefill", "hand-off"]
+    assert stages(spans.spans, "prefill job") == ["queue", "prefill", "kv export"]
     assert value(prefill_metrics, "prefix_tokens_total", source="computed") == 20
 
 
@@ -218,9 +218,9 @@ async def test_a_migrated_request_has_a_span_of_its_job_and_of_its_export() -> N
         for span in spans.spans
         if span.name.endswith("job")
     )
-    assert counted == {("whole job", "moved", 1): 1, ("prefill job", "dropped", 2): 1}
-    assert stages(spans.spans, "prefill job") == ["hand-off"]
-    assert value(decode_metrics, "requests_total", task="whole", outcome="moved") == 1
+    assert counted == {("whole job", "migrated", 1): 1, ("prefill job", "cancelled", 2): 1}
+    assert stages(spans.spans, "prefill job") == ["kv export"]
+    assert value(decode_metrics, "requests_total", task="whole", outcome="migrated") == 1
 
 
 async def drop_export(running: Cluster, node: Node, epoch: Epoch) -> None:

@@ -291,7 +291,7 @@ def test_prefill_reports_progress_and_keeps_its_blocks_until_released() -> None:
     assert bench.engine.stats() == EngineStats(
         running=0,
         waiting=0,
-        held=1,
+        exported=1,
         reserved=0,
         queued_tokens=0,
         num_steps=2,
@@ -321,7 +321,7 @@ def test_prefill_with_a_single_output_token_is_finished_and_kept() -> None:
     bench.engine.add(spec("a", max_tokens=1), Task.PREFILL)
     (output,) = bench.run()
     assert output.finish_reason is FinishReason.LENGTH
-    assert bench.engine.stats().held == 1
+    assert bench.engine.stats().exported == 1
 
 
 def test_kv_transfer_changes_no_token() -> None:

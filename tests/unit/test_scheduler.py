@@ -361,7 +361,7 @@ def test_phases_and_their_transitions() -> None:
     assert set(PHASE_TRANSITIONS) == set(Phase)
     bench = Bench(4)
     sequence = bench.add("a", [1, 2])
-    with pytest.raises(AssertionError, match="a: waiting → held"):
+    with pytest.raises(AssertionError, match="a: waiting → exported"):
         sequence.set_phase(Phase.EXPORTED)
 
 

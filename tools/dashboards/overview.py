@@ -8,8 +8,8 @@ GOODPUT = share(
 )
 HIT_RATIO = share(rate("baton_cached_tokens_total"), rate("baton_prompt_tokens_total"))
 HANDOFF = share(
-    rate("baton_worker_handoff_bytes_total", "transport"),
-    rate("baton_worker_handoff_read_seconds_total", "transport"),
+    rate("baton_worker_kv_transfer_bytes_total", "transport"),
+    rate("baton_worker_kv_transfer_read_seconds_total", "transport"),
 )
 
 OVERVIEW = Dashboard(
@@ -21,8 +21,8 @@ OVERVIEW = Dashboard(
             [
                 stat("Goodput", GOODPUT, "percentunit", "Share of answers within the SLO."),
                 stat("Requests", rate("baton_requests_total"), "reqps"),
-                stat("First token, p99", quantile(0.99, "baton_first_token_seconds"), "s"),
-                stat("Gap, p99", quantile(0.99, "baton_token_gap_seconds"), "s"),
+                stat("First token, p99", quantile(0.99, "baton_time_to_first_token_seconds"), "s"),
+                stat("Gap, p99", quantile(0.99, "baton_inter_token_latency_seconds"), "s"),
                 stat("Answers under way", "sum(baton_running_requests)"),
                 stat(
                     "Hit ratio",
@@ -44,14 +44,14 @@ OVERVIEW = Dashboard(
                 ),
                 Panel(
                     "First token",
-                    quantiles("baton_first_token_seconds"),
+                    quantiles("baton_time_to_first_token_seconds"),
                     "s",
                     "Grows with the prompts' queue. Add prefill workers, or find out why prefixes "
                     "miss the cache.",
                 ),
                 Panel(
                     "Gap between tokens",
-                    quantiles("baton_token_gap_seconds"),
+                    quantiles("baton_inter_token_latency_seconds"),
                     "s",
                     "Grows with the decode batches. Add decode workers.",
                 ),
@@ -108,7 +108,7 @@ OVERVIEW = Dashboard(
                 ),
                 Panel(
                     "KV transfer, exposed",
-                    quantiles("baton_worker_handoff_exposed_seconds"),
+                    quantiles("baton_worker_kv_transfer_exposed_seconds"),
                     "s",
                     "Time that the KV transfer adds before the second token.",
                 ),
@@ -145,7 +145,7 @@ OVERVIEW = Dashboard(
                     "Wished",
                     [
                         PromQuery(
-                            "max by (pool) (baton_conductor_wished_workers)", "{{pool}} wished"
+                            "max by (pool) (baton_conductor_planned_workers)", "{{pool}} planned"
                         ),
                         PromQuery(
                             'max by (role) (baton_conductor_members{state="ready",'
@@ -161,8 +161,8 @@ OVERVIEW = Dashboard(
                     [
                         PromQuery(rate("baton_failovers_total"), "failovers"),
                         PromQuery(
-                            rate("baton_worker_requests_total", where='outcome="moved"'),
-                            "answers moved",
+                            rate("baton_worker_requests_total", where='outcome="migrated"'),
+                            "answers migrated",
                         ),
                         PromQuery(
                             rate("baton_worker_requests_total", where='outcome="failed"'),

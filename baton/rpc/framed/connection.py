@@ -160,7 +160,7 @@ class FramedConnection(FrameProtocol):
         except BatonError as error:
             self.refuse(error)
         except Exception:  # a bug, which must end only this connection
-            log.exception("line_crashed")
+            log.exception("framed_connection_crashed")
             self.refuse(BatonError("internal error"))
 
     def _on_handshake_frame(self, kind: int, payload: bytes) -> None:

@@ -22,7 +22,7 @@ from baton.rpc.framed.connection import (
     parse_message,
 )
 from baton.rpc.framed.unauthenticated import UnauthenticatedConnections
-from baton.rpc.v1 import line_pb2 as pb
+from baton.rpc.v1 import framed_pb2 as pb
 
 TICK_SECONDS, MAX_SILENT_TICKS = 2.0, 4
 """A router that hangs keeps its requests for ten seconds: that harms no other router, and it may

@@ -133,7 +133,7 @@ class InspectRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InspectResponse(_message.Message):
-    __slots__ = ("worker_id", "state", "num_blocks", "free_blocks", "filling_blocks", "idle_blocks", "referenced_blocks", "quarantined_blocks", "running_requests", "waiting_requests", "held_requests", "violation", "description", "drained")
+    __slots__ = ("worker_id", "state", "num_blocks", "free_blocks", "filling_blocks", "idle_blocks", "referenced_blocks", "quarantined_blocks", "running_requests", "waiting_requests", "total_requests", "violation", "description", "drained")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -144,7 +144,7 @@ class InspectResponse(_message.Message):
     QUARANTINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    HELD_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     VIOLATION_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
@@ -158,11 +158,11 @@ class InspectResponse(_message.Message):
     quarantined_blocks: int
     running_requests: int
     waiting_requests: int
-    held_requests: int
+    total_requests: int
     violation: str
     description: str
     drained: bool
-    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[str] = ..., num_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., filling_blocks: _Optional[int] = ..., idle_blocks: _Optional[int] = ..., referenced_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., held_requests: _Optional[int] = ..., violation: _Optional[str] = ..., description: _Optional[str] = ..., drained: _Optional[bool] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[str] = ..., num_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., filling_blocks: _Optional[int] = ..., idle_blocks: _Optional[int] = ..., referenced_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., total_requests: _Optional[int] = ..., violation: _Optional[str] = ..., description: _Optional[str] = ..., drained: _Optional[bool] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ()

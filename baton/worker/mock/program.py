@@ -171,7 +171,7 @@ class MockProgram:
             kv_bytes_per_token=model.kv_elements_per_token * KV_ELEMENT_BYTES,
             device="mock",
             max_model_tokens=_max_model_tokens(settings, model),
-            line=self._framed_addresses[worker.id],
+            framed_address=self._framed_addresses[worker.id],
             load=worker.load,
         )
 

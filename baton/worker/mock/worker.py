@@ -139,7 +139,7 @@ class MockWorker:
             quarantined_blocks=0,
             running_requests=len(self._decode_batch.running) + self._prefill_queue.num_running,
             waiting_requests=len(self._prefill_queue.waiting),
-            held_requests=len(self._jobs),
+            total_requests=len(self._jobs),
             violation="",
             description=f"mock: {len(self._prefix_cache)} cached blocks, {late} steps skipped",
             drained=self._role_state.is_leaving and self.is_idle,

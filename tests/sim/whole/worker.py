@@ -259,7 +259,7 @@ class SimWorker:
             device="toy",
             max_model_tokens=MAX_MODEL_TOKENS,
             transports=(NAME,),
-            line=self.framed_address,
+            framed_address=self.framed_address,
             load=self.worker.load,
         )
 
