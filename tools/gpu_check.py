@@ -205,7 +205,7 @@ def parts_of(rounds: int) -> Parts:
         "demo model": demo_tokens_are_equal,
         "demo model in FP8": tokens_in_fp8_are_equal,
         "determinism": determinism,
-        "hand-off": kv_transfer,
+        "kv_transfer": kv_transfer,
         "ceilings": gpu_speed.ceilings,
         "speed of layer kernels": lambda: gpu_speed.layer_kernels(rounds),
         "speed of fixed products": lambda: gpu_speed.products(rounds),

@@ -43,13 +43,15 @@ def kv_transfer() -> Iterator[GpuTableRow]:
     result = f"{size / seen['seconds'] / 1e9:.0f} GB/s, {size / 1e9:.1f} GB" + (
         "" if seen["equal"] else ", other bytes"
     )
-    what = "hand-off between two processes, CUDA IPC"
+    what = "KV transfer between two processes, CUDA IPC"
     yield GpuTableRow(what, result, seen["seconds"], ok=seen["equal"])
     if importlib.util.find_spec("nixl") is None:
-        yield GpuTableRow("hand-off between two processes, NIXL", "not run: nixl is not installed")
+        yield GpuTableRow(
+            "KV transfer between two processes, NIXL", "not run: nixl is not installed"
+        )
     else:
         yield GpuTableRow(
-            "hand-off between two processes, NIXL", "not run: tests/contract has it on CPUs"
+            "KV transfer between two processes, NIXL", "not run: tests/contract has it on CPUs"
         )
 
 

@@ -7,7 +7,7 @@ GOODPUT = share(
     rate("baton_slo_answers_total", where='verdict="met"'), rate("baton_slo_answers_total")
 )
 HIT_RATIO = share(rate("baton_cached_tokens_total"), rate("baton_prompt_tokens_total"))
-HANDOFF = share(
+KV_TRANSFER_RATE = share(
     rate("baton_worker_kv_transfer_bytes_total", "transport"),
     rate("baton_worker_kv_transfer_read_seconds_total", "transport"),
 )
@@ -21,8 +21,8 @@ OVERVIEW = Dashboard(
             [
                 stat("Goodput", GOODPUT, "percentunit", "Share of answers within the SLO."),
                 stat("Requests", rate("baton_requests_total"), "reqps"),
-                stat("First token, p99", quantile(0.99, "baton_time_to_first_token_seconds"), "s"),
-                stat("Gap, p99", quantile(0.99, "baton_inter_token_latency_seconds"), "s"),
+                stat("TTFT, p99", quantile(0.99, "baton_time_to_first_token_seconds"), "s"),
+                stat("ITL, p99", quantile(0.99, "baton_inter_token_latency_seconds"), "s"),
                 stat("Answers under way", "sum(baton_running_requests)"),
                 stat(
                     "Hit ratio",
@@ -43,14 +43,14 @@ OVERVIEW = Dashboard(
                     stacked=True,
                 ),
                 Panel(
-                    "First token",
+                    "TTFT",
                     quantiles("baton_time_to_first_token_seconds"),
                     "s",
                     "Grows with the prompts' queue. Add prefill workers, or find out why prefixes "
                     "miss the cache.",
                 ),
                 Panel(
-                    "Gap between tokens",
+                    "ITL",
                     quantiles("baton_inter_token_latency_seconds"),
                     "s",
                     "Grows with the decode batches. Add decode workers.",
@@ -101,7 +101,7 @@ OVERVIEW = Dashboard(
                 ),
                 Panel(
                     "KV transfer speed",
-                    [PromQuery(HANDOFF, "{{transport}}")],
+                    [PromQuery(KV_TRANSFER_RATE, "{{transport}}")],
                     "Bps",
                     "Bytes per second of read time. grpc instead of nixl: the device or the UCX "
                     "transport is missing.",
@@ -142,7 +142,7 @@ OVERVIEW = Dashboard(
                     ],
                 ),
                 Panel(
-                    "Wished",
+                    "Planned",
                     [
                         PromQuery(
                             "max by (pool) (baton_conductor_planned_workers)", "{{pool}} planned"
@@ -157,7 +157,7 @@ OVERVIEW = Dashboard(
                     "Workers that the planner wants, and workers that are ready.",
                 ),
                 Panel(
-                    "Failovers and moves",
+                    "Failovers and migrations",
                     [
                         PromQuery(rate("baton_failovers_total"), "failovers"),
                         PromQuery(

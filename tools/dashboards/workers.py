@@ -187,7 +187,7 @@ WORKERS = Dashboard(
                     "Read from other workers.",
                 ),
                 Panel(
-                    "Held for a decode worker, p99",
+                    "KV export, p99",
                     [
                         PromQuery(
                             quantile(0.99, "baton_worker_kv_export_seconds", "instance", HERE),
