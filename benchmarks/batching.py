@@ -87,7 +87,7 @@ class BatonBatching:
     def _engine(self) -> Engine:
         """Return an engine with an empty cache."""
         config = EngineConfig(
-            block_tokens=16, max_model_tokens=4096, max_step_tokens=STEP_TOKENS, max_waiting=4096
+            block_tokens=16, max_model_tokens=4096, max_batched_tokens=STEP_TOKENS, max_waiting=4096
         )
         runner = self._runner
         return Engine(

@@ -108,9 +108,9 @@ def time_to_first_token(
                 theirs.append(reference[0])
                 gaps.append((second - first) - (reference[1] - reference[0]))
                 details = explanation["details"]
-                exposed.append(float(details["ship_exposed_seconds"]) / first)
-                seconds.append(float(details["ship_seconds"]))
-                size = int(details["bytes_shipped"])
+                exposed.append(float(details["kv_transfer_exposed_seconds"]) / first)
+                seconds.append(float(details["kv_transfer_read_seconds"]))
+                size = int(details["kv_transfer_bytes"])
         rows.append(
             {
                 "prompt_tokens": length,
@@ -119,7 +119,7 @@ def time_to_first_token(
                 "ratio": statistics.median(ours) / statistics.median(theirs),
                 "second_token_delay_seconds": statistics.median(gaps),
                 "exposed_share_of_ttft": statistics.median(exposed),
-                "shipped_bytes": size,
+                "kv_transfer_bytes": size,
                 "ship_seconds": statistics.median(seconds),
             }
         )

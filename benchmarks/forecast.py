@@ -100,8 +100,8 @@ def workload(seed: int, rate: float) -> list[ScriptedRequest]:
 def run(seed: int, num_blocks: int, rate: float, forecast: bool) -> MemoryAdmissionRow:
     asks, clock = workload(seed, rate), ManualClock()
     config = EngineConfig(
-        block_tokens=BLOCK_TOKENS, max_model_tokens=16_384, max_step_tokens=2048,
-        max_running=256, max_waiting=NUM_REQUESTS, forecasts_memory=forecast,
+        block_tokens=BLOCK_TOKENS, max_model_tokens=16_384, max_batched_tokens=2048,
+        max_sequences=256, max_waiting=NUM_REQUESTS, forecasts_memory=forecast,
     )  # fmt: skip
     engine = Engine(
         ScriptedRunner(clock, num_blocks, asks), config, model_digest=b"", kv_dtype="none",

@@ -99,7 +99,10 @@ class GrammarBatch:
 
     def _engine(self, size: int, num_steps: int) -> Engine:
         config = EngineConfig(
-            block_tokens=16, max_model_tokens=512 + num_steps, max_step_tokens=512, max_running=size
+            block_tokens=16,
+            max_model_tokens=512 + num_steps,
+            max_batched_tokens=512,
+            max_sequences=size,
         )
         return Engine(
             self._runner,

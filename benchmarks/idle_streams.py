@@ -77,7 +77,7 @@ async def serve(gap: float, num_streams: int) -> None:
     await service.cluster.refresh()
     limits = ConnectionLimits(
         max_connections=num_streams + 100,
-        keep_alive_seconds=HOLD_SECONDS,
+        keep_alive_timeout_seconds=HOLD_SECONDS,
         header_timeout_seconds=60.0,
     )
     server = HttpServer(build_app(service), SystemClock(), limits)
@@ -294,7 +294,7 @@ async def measure(num: int, seconds: float, gap: float) -> dict[str, Any]:
         gaps = summary(await busy_gaps(port, seconds, gap))
         report = json.loads(await router.ask())
         results[name] = {
-            "token_gap_ms": gaps,
+            "itl_ms": gaps,
             "resident_mb": round(memory[name] / 2**20, 1),
             "streams": report["jobs"],
             "longest_gc_ms": round(1000 * report["longest_gc"], 2),
@@ -314,7 +314,7 @@ async def measure(num: int, seconds: float, gap: float) -> dict[str, Any]:
             with contextlib.suppress(ProcessLookupError):
                 child.process.kill()
             await child.process.wait()
-    alone = min(results[name]["token_gap_ms"]["p99"] for name in ("alone", "alone_again"))
+    alone = min(results[name]["itl_ms"]["p99"] for name in ("alone", "alone_again"))
     return {
         "benchmark": "idle_streams",
         "streams": num,
@@ -322,7 +322,7 @@ async def measure(num: int, seconds: float, gap: float) -> dict[str, Any]:
         "phases": results,
         "bytes_per_connection": (memory["idle_connections"] - memory["alone"]) // num,
         "bytes_per_stream": (memory["idle_streams"] - memory["alone"]) // num,
-        "p99_beside_streams": round(results["idle_streams"]["token_gap_ms"]["p99"] / alone, 3),
+        "p99_beside_streams": round(results["idle_streams"]["itl_ms"]["p99"] / alone, 3),
     }
 
 

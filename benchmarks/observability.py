@@ -49,7 +49,7 @@ def engine_with(batch: int, answer_tokens: int) -> Engine:
     """Return an engine that is decoding ``batch`` answers."""
     length = PROMPT_TOKENS + answer_tokens
     config = EngineConfig(
-        block_tokens=16, max_model_tokens=length + 1, max_running=batch, max_step_tokens=4096
+        block_tokens=16, max_model_tokens=length + 1, max_sequences=batch, max_batched_tokens=4096
     )
     runner = FakeRunner(batch * (length // 16 + 2), 16)
     engine = Engine(

@@ -159,8 +159,8 @@ class Replay:
 def replay(asks: Sequence[PrefillRequest], order: str, fairness: bool) -> Replay:
     clock = ManualClock()
     config = EngineConfig(
-        block_tokens=BLOCK_TOKENS, max_model_tokens=200_000, max_step_tokens=STEP_TOKENS,
-        max_waiting=100_000, max_running=256, order=order, fairness=fairness,
+        block_tokens=BLOCK_TOKENS, max_model_tokens=200_000, max_batched_tokens=STEP_TOKENS,
+        max_waiting=100_000, max_sequences=256, order=order, fairness=fairness,
     )  # fmt: skip
     engine = Engine(
         IdleRunner(clock), config, model_digest=b"", kv_dtype="none",

@@ -4,8 +4,8 @@
                                  [--threads N] [--batches N …] [--context N] [--rounds N]
 
 Runs a worker's own code and threads: the engine steps in one, the event loop delivers and encodes
-in another, and with async scheduling (``overlap``) the model has a third. Both ways take turns,
-``--steps`` at a time, with the same requests. Measures the wall-clock time of a step and the
+in another, and with async scheduling (``async_scheduling``) the model has a third. Both ways take
+turns, ``--steps`` at a time, with the same requests. Measures the wall-clock time of a step and the
 process's CPU time for it: medians over the rounds, and the median ratio over pairs of neighbouring
 rounds. Prints a table, and JSON as the last line.
 """

@@ -91,7 +91,7 @@ class ReuseBench:
             partial(block_checksums, pool),
         )
         self.config = EngineConfig(
-            block_tokens=BLOCK_TOKENS, max_model_tokens=2 * num_tokens, max_step_tokens=chunk
+            block_tokens=BLOCK_TOKENS, max_model_tokens=2 * num_tokens, max_batched_tokens=chunk
         )
         self.numbers = iter(range(1, 10**9))
 
@@ -118,7 +118,7 @@ class ReuseBench:
         store = Member(
             WorkerId("s"), Role.KVSTORE, address, Incarnation(1), WorkerState.READY,
             host=host_id() if over == "shm" else "elsewhere", transports=TRANSPORT_PREFERENCE,
-            door=socket_path,
+            local_socket=socket_path,
         )  # fmt: skip
         if address:
             await registry.announce(store, 3600.0)
@@ -148,7 +148,9 @@ class ReuseWorker:
         transports = {over: bench.transports[over]}
 
         def connect(member: Member) -> KvStoreClient:
-            return KvStoreClient(member.address, None, member.door if over == "shm" else "", 5.0)
+            return KvStoreClient(
+                member.address, None, member.local_socket if over == "shm" else "", 5.0
+            )
 
         host = host_id() if over == "shm" else "here"
         self.client = ClusterStoreClient(

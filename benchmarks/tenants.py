@@ -180,12 +180,12 @@ def _summary(
         }
         for arm in ("alone", "within")
     }
-    return {"first_token_seconds": figures, **ratios}
+    return {"ttft_seconds": figures, **ratios}
 
 
 def _show(figures: dict[str, Any]) -> None:
     print(f"{'':8} {'samples':>8} {'p50 ms':>8} {'p99 ms':>8}  the other tenant's answers")
-    for arm, line in figures["first_token_seconds"].items():
+    for arm, line in figures["ttft_seconds"].items():
         p50, p99 = 1000 * line["p50"], 1000 * line["p99"]
         print(f"{arm:8} {line['samples']:8} {p50:8.1f} {p99:8.1f}  {line['other']}")
         by_round = ", ".join(f"{1000 * each:.1f}" for each in line["p99_by_round"])

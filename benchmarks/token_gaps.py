@@ -6,9 +6,9 @@
 
 Eight answers are streamed over HTTP from a real cluster: first alone, then while prompts of 4,096
 tokens arrive one after the other. ``same worker``: one worker with two threads decodes the answers
-and prefills the prompts, in chunks that share a step's budget (``max_step_tokens``) with the
+and prefills the prompts, in chunks that share a step's budget (``max_batched_tokens``) with the
 answers: a fixed number of tokens (``--budgets``), or as many as fit into an inter-token latency
-(``--gaps``, which set ``slo_token_gap_seconds``; the default is 0.05). ``disaggregated``: a prefill
+(``--gaps``, which set ``slo_itl_seconds``; the default is 0.05). ``disaggregated``: a prefill
 worker and a decode worker, with one thread and one core each. So both use the same two cores, which
 router and client share. A gap is the time that a client sees between two events of one stream.
 Prints a table, and JSON as the last line.
@@ -104,7 +104,7 @@ class LatencySamples:
         return {
             "alone": _percentiles(self.alone),
             "beside": _percentiles(self.beside),
-            "first_token_seconds": float(np.median(self.ttfts)),
+            "ttft_seconds": float(np.median(self.ttfts)),
         }
 
 
@@ -210,10 +210,10 @@ def write_servable_model(path: Path, options: argparse.Namespace) -> None:
 def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     cases: list[tuple[str, Any, dict[str, object]]] = []
     for budget in options.budgets:
-        chosen = {"max_step_tokens": budget, "slo_token_gap_seconds": UNLIMITED_SECONDS}
+        chosen = {"max_batched_tokens": budget, "slo_itl_seconds": UNLIMITED_SECONDS}
         cases.append((f"same, {budget} tokens", same_worker, chosen))
     for gap in options.gaps:
-        cases.append((f"same, {gap * 1e3:.0f} ms", same_worker, {"slo_token_gap_seconds": gap}))
+        cases.append((f"same, {gap * 1e3:.0f} ms", same_worker, {"slo_itl_seconds": gap}))
     cases.append(("disaggregated", disaggregated, {}))
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder)
@@ -254,7 +254,7 @@ def main(arguments: list[str]) -> int:
         print(
             f"{line['case']:18} {alone['p50'] * 1e3:13.1f} {alone['p99'] * 1e3:6.1f} "
             f"{beside['p50'] * 1e3:18.1f} {beside['p99'] * 1e3:6.1f} {beside['max'] * 1e3:6.1f} "
-            f"{line['first_token_seconds']:8.2f}",
+            f"{line['ttft_seconds']:8.2f}",
             flush=True,
         )
     print(json.dumps({**report, "lines": lines}))

@@ -22,7 +22,7 @@ def run_drain_self(settings: Settings, timeout_seconds: float | None) -> None:
             f"ops_port is {settings.ops_port}: --self needs the port of the program's ops server"
         )
     if timeout_seconds is None:
-        timeout_seconds = settings.endpoint_grace_seconds + settings.drain_seconds
+        timeout_seconds = settings.endpoint_grace_seconds + settings.drain_timeout_seconds
     host = LOOPBACK_BY_ANY_HOST.get(settings.ops_host, settings.ops_host)
     print(asyncio.run(_drain(host, settings.ops_port, timeout_seconds, SystemClock())))
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from baton.core.ids import display_name
 
 COLUMNS = ("score", "queue s", "service s", "local blocks", "fetched blocks", "late s")
-NOT_FLAT_FIELDS = ("predicted", "actual", "alternatives", "placements", "choices")
+NOT_FLAT_FIELDS = ("predicted", "actual", "alternatives", "placements", "choices", "bytes_shipped")
 
 
 def render_explanation(explanation: dict[str, Any]) -> Iterator[RenderableType]:
@@ -37,7 +37,7 @@ def flat_lines(value: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 def _latency_table(predicted: dict[str, float | None], actual: dict[str, float | None]) -> Table:
     table = Table("", "predicted", "actual", box=None)
-    for key, name in (("ttft_seconds", "TTFT"), ("tbt_seconds", "inter-token latency")):
+    for key, name in (("ttft_seconds", "TTFT"), ("itl_seconds", "inter-token latency")):
         table.add_row(name, _format_seconds(predicted[key]), _format_seconds(actual[key]))
     return table
 

@@ -83,9 +83,9 @@ def engine_config(settings: Settings, runner: ModelRunner, num_prompts: int) -> 
     limit = runner.model_config.max_position_embeddings
     return EngineConfig(
         block_tokens=settings.block_tokens,
-        max_step_tokens=settings.max_step_tokens,
+        max_batched_tokens=settings.max_batched_tokens,
         chunk_tokens=settings.chunk_tokens,
-        max_running=settings.max_running,
+        max_sequences=settings.max_sequences,
         max_waiting=max(settings.max_waiting, num_prompts),
         max_model_tokens=min(settings.max_model_tokens or limit, limit),
     )

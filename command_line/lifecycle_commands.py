@@ -109,7 +109,8 @@ def drain(
         float | None,
         typer.Option(
             min=0.0,
-            help="Seconds that --self waits. Default: endpoint_grace_seconds + drain_seconds.",
+            help="Seconds that --self waits. Default: endpoint_grace_seconds + "
+            "drain_timeout_seconds.",
         ),
     ] = None,
     target: TargetCluster = TargetCluster(),

@@ -5,6 +5,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import structlog
 from prometheus_client import disable_created_metrics
 
 from baton.config import LOOPBACK, Settings, load_settings, set_thread_environment
@@ -17,6 +18,8 @@ from baton.serve.ops_server import OpsServer
 from baton.serve.process import serve
 from baton.serve.status_pipe import STATUS, StatusReport, open_status_pipe
 from baton.serve.termination_message import write_termination_message
+
+log = structlog.get_logger(__name__)
 
 PROGRAM_BUILDERS = {
     Role.ROUTER: "router.program:build",
@@ -38,21 +41,24 @@ def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, An
     open_status_pipe(status_fd)
     log_level = ""
     try:
-        settings = load_settings(config, **flags)
+        warnings: list[str] = []
+        settings = load_settings(config, warn=warnings.append, **flags)
         log_level = settings.log_level
         configure_logging(
             settings.log_level, settings.log_format, id=settings.id or role, role=role
         )
+        for warning in warnings:
+            log.warning("setting_renamed", message=warning)
         # Otherwise each counter and histogram exports another time series with its creation time.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         set_thread_environment(settings.threads if Role(role) in WORKER_ROLES else 1)
         # Probes and scrapes from other machines may use any name for this host.
         is_here = settings.ops_host in LOOPBACK
         guard = BrowserGuard(hosts=settings.accepted_hosts(settings.ops_host) if is_here else None)
-        ops = OpsServer(STATUS.health, settings.hung_seconds, guard)
+        ops = OpsServer(STATUS.health, settings.hang_timeout_seconds, guard)
         address = _open_ops_server(ops, settings)
         program = _build_program(Role(role), settings)
-        serve(program, drain_seconds_of(settings, Role(role)), ops, address)
+        serve(program, drain_timeout_of(settings, Role(role)), ops, address)
     except BatonError as error:
         STATUS.send(StatusReport("failed", message=str(error)))
         write_termination_message(str(error))
@@ -70,10 +76,10 @@ def _build_program(role: Role, settings: Settings) -> Program:
     return program
 
 
-def drain_seconds_of(settings: Settings, role: Role) -> float:
+def drain_timeout_of(settings: Settings, role: Role) -> float:
     """Return the seconds to drain in; a router first serves on for ``endpoint_grace_seconds``."""
     grace = settings.endpoint_grace_seconds if role is Role.ROUTER else 0.0
-    return grace + settings.drain_seconds
+    return grace + settings.drain_timeout_seconds
 
 
 def _open_ops_server(ops: OpsServer, settings: Settings) -> str:

@@ -125,7 +125,7 @@ class ClusterGauges(Collector):
             self._mirror.num_nodes,
         )
         yield GaugeMetricFamily(
-            "baton_conductor_leads",
+            "baton_conductor_is_leader",
             "1 for the conductor that resizes the pools in Kubernetes.",
             int(self._is_leader()),
         )
@@ -144,7 +144,7 @@ class ClusterGauges(Collector):
 
     def _plan_metrics(self) -> Iterator[Metric]:
         wanted = GaugeMetricFamily(
-            "baton_conductor_wished_workers",
+            "baton_conductor_planned_workers",
             "Number of workers that a pool should have by the last plan.",
             labels=["pool"],
         )

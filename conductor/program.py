@@ -91,10 +91,10 @@ class ConductorProgram:
         host = settings.advertise_address or settings.grpc_host
         self._address = host_port(host, port)
         self._framed_server = FramedServer(settings.trust, framed_conductor_services(telemetry))
-        framed_port = await self._framed_server.listen(settings.grpc_host, settings.line_port)
+        framed_port = await self._framed_server.listen(settings.grpc_host, settings.framed_port)
         self._framed_address = host_port(host, framed_port)
         self._heartbeat = Heartbeat(
-            self._registry, self._member, self._clock, settings.heartbeat_seconds
+            self._registry, self._member, self._clock, settings.heartbeat_interval_seconds
         )
 
     async def run(self) -> None:
@@ -167,7 +167,7 @@ class ConductorProgram:
             generation=self._generation,
             state=self._state,
             pid=os.getpid(),
-            line=self._framed_address,
+            framed_address=self._framed_address,
         )
 
 
@@ -180,9 +180,9 @@ def _config(settings: Settings) -> ConductorConfig:
     return ConductorConfig(
         policy=settings.placement_policy,
         admission=None if admission == "auto" else admission,
-        local_prefill=None if settings.read_alone == "auto" else settings.read_alone,
-        ttft_slo_seconds=settings.slo_first_token_seconds,
-        itl_slo_seconds=settings.slo_token_gap_seconds,
+        local_prefill=None if settings.local_prefill == "auto" else settings.local_prefill,
+        ttft_slo_seconds=settings.slo_ttft_seconds,
+        itl_slo_seconds=settings.slo_itl_seconds,
         planner=_planner_config(settings),
     )
 
@@ -198,11 +198,11 @@ def _planner_config(settings: Settings) -> PlannerConfig:
         utilisation=settings.autoscale_utilisation,
         shrink_utilisation=settings.autoscale_shrink_utilisation,
         shrink_seconds=settings.autoscale_shrink_seconds,
-        ttft_slo_seconds=settings.slo_first_token_seconds or default.ttft_slo_seconds,
-        itl_slo_seconds=settings.slo_token_gap_seconds,
+        ttft_slo_seconds=settings.slo_ttft_seconds or default.ttft_slo_seconds,
+        itl_slo_seconds=settings.slo_itl_seconds,
     )
     return PlannerConfig(
         sizing=sizing,
         start_seconds=settings.autoscale_start_seconds,
-        max_batch=settings.max_running,
+        max_batch=settings.max_sequences,
     )

@@ -90,7 +90,7 @@ class WorkerDirectory:
 
     def worker_ref(self, worker: WorkerId) -> WorkerRef:
         member = self._ready[worker]
-        return WorkerRef(member.id, member.address, member.generation, member.line)
+        return WorkerRef(member.id, member.address, member.generation, member.framed_address)
 
     def store_node_of(self, worker: WorkerId) -> str:
         """Return the store node on the worker's host; empty if there is none."""

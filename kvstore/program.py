@@ -105,7 +105,7 @@ class KvStoreProgram:
         )
         self._address = host_port(settings.advertise_address or settings.grpc_host, port)
         self._heartbeat = Heartbeat(
-            self._registry, self._member, self._clock, settings.heartbeat_seconds
+            self._registry, self._member, self._clock, settings.heartbeat_interval_seconds
         )
 
     async def run(self) -> None:
@@ -143,7 +143,7 @@ class KvStoreProgram:
         folder = Path(tempfile.gettempdir()) / f"baton-{os.getuid()}"
         path = local_rpc_socket_path(folder, f"{self._settings.cluster}-{self._id}-{os.getpid()}")
         if path is None:
-            log.warning("no_local_door", folder=str(folder))
+            log.warning("no_local_socket", folder=str(folder))
             return
         server = LocalRpcServer(KvStoreMethods(self._node), path)
         await server.start()
@@ -166,7 +166,7 @@ class KvStoreProgram:
             host=host_id(),
             pid=os.getpid(),
             transports=tuple(self._transports),
-            door=self._local_rpc_path,
+            local_socket=self._local_rpc_path,
         )
 
 

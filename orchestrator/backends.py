@@ -40,7 +40,9 @@ async def open_supervisor(
             yield supervisor
     elif settings.mock:
         recipe = LaunchSpecs(settings, folder)
-        pools = MockPools(recipe, clock, settings.drain_seconds, settings.hung_seconds)
+        pools = MockPools(
+            recipe, clock, settings.drain_timeout_seconds, settings.hang_timeout_seconds
+        )
         yield Supervisor(settings, folder, clock, on_change, recipe, pools)
     else:
         yield Supervisor(settings, folder, clock, on_change)

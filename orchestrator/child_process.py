@@ -66,22 +66,22 @@ class ChildProcessSpec:
 
 class ChildProcess:
     """Keeps one process alive until it is stopped. A process that has served and then sends no
-    heartbeat for ``hung_seconds`` is killed and restarted; 0 disables this."""
+    heartbeat for ``hang_timeout_seconds`` is killed and restarted; 0 disables this."""
 
     def __init__(
         self,
         spec: ChildProcessSpec,
         clock: Clock,
         on_change: Callable[["ChildProcess"], None],
-        drain_seconds: float,
-        hung_seconds: float = 0.0,
+        drain_timeout_seconds: float,
+        hang_timeout_seconds: float = 0.0,
     ) -> None:
         self.spec = spec
         self.state = ProcessState(spec.id, spec.role, 0, "starting")
         self._clock = clock
         self._on_change = on_change
-        self._drain_seconds = drain_seconds
-        self._hung_seconds = hung_seconds
+        self._drain_timeout_seconds = drain_timeout_seconds
+        self._hang_timeout_seconds = hang_timeout_seconds
         self._process: asyncio.subprocess.Process | None = None
         self._has_served = False
         self._expects_heartbeats = False
@@ -127,7 +127,7 @@ class ChildProcess:
             self._set_state("draining")
         self._signal(signal.SIGTERM)
         try:
-            async with asyncio.timeout(self._drain_seconds + STOP_SECONDS):
+            async with asyncio.timeout(self._drain_timeout_seconds + STOP_SECONDS):
                 await self._ended.wait()
         except TimeoutError:
             log.warning("killed", id=self.spec.id, reason="it took too long to stop")
@@ -237,7 +237,7 @@ class ChildProcess:
         while not await asyncio.to_thread(self.spec.probe):
             await self._clock.sleep(PROBE_SECONDS)
         self._apply_report(StatusReport("serving", address=self.spec.address))
-        while self._hung_seconds:
+        while self._hang_timeout_seconds:
             self._has_heartbeat = await asyncio.to_thread(self.spec.probe) or self._has_heartbeat
             await self._clock.sleep(HEARTBEAT_SECONDS)
 
@@ -246,14 +246,14 @@ class ChildProcess:
         than time, so that a pause of the supervisor itself does not count. The time to start is not
         limited."""
         num_missed = 0
-        max_missed = max(self._hung_seconds / HEARTBEAT_SECONDS, MIN_MISSED_HEARTBEATS)
-        while self._hung_seconds and num_missed < max_missed:
+        max_missed = max(self._hang_timeout_seconds / HEARTBEAT_SECONDS, MIN_MISSED_HEARTBEATS)
+        while self._hang_timeout_seconds and num_missed < max_missed:
             self._has_heartbeat = False
             await self._clock.sleep(HEARTBEAT_SECONDS)
             num_missed = (
                 0 if self._has_heartbeat or not self._expects_heartbeats else num_missed + 1
             )
-        if self._hung_seconds:
+        if self._hang_timeout_seconds:
             log.warning("killed", id=self.spec.id, reason="it sends no heartbeats")
             self.kill()
 

@@ -54,8 +54,8 @@ class RemoteWorkerSpec:
     threads: int
     home: str
     log: str
-    drain_seconds: float
-    hung_seconds: float
+    drain_timeout_seconds: float
+    hang_timeout_seconds: float
 
 
 class LaunchSpecs:
@@ -156,8 +156,8 @@ class LaunchSpecs:
             self._settings.threads,
             str(self._folder.home),
             str(self._log(worker_id).relative_to(self._folder.home)),
-            self._settings.drain_seconds,
-            self._settings.hung_seconds,
+            self._settings.drain_timeout_seconds,
+            self._settings.hang_timeout_seconds,
         )
 
     def _next_id(self, role: Role) -> str:
@@ -189,7 +189,7 @@ class LaunchSpecs:
             "id": child_id,
             "redis_url": self.redis_url,
             "grpc_port": "0",
-            "line_port": "0",
+            "framed_port": "0",
             **({} if self._settings.ops_port is None else {"ops_port": "0"}),
             "host": LOOPBACK[0],
             "port": "0",

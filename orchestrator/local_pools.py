@@ -20,20 +20,22 @@ class LocalPools(SupervisedPools):
         self,
         launch_specs: LaunchSpecs,
         clock: Clock,
-        drain_seconds: float,
-        hung_seconds: float,
+        drain_timeout_seconds: float,
+        hang_timeout_seconds: float,
         convert: ConvertWorker = convert_worker,
     ) -> None:
         super().__init__()
         self._convert_worker = convert
         self._launch_specs = launch_specs
         self._clock = clock
-        self._drain_seconds = drain_seconds
-        self._hung_seconds = hung_seconds
+        self._drain_timeout_seconds = drain_timeout_seconds
+        self._hang_timeout_seconds = hang_timeout_seconds
 
     def _create_process(self, role: Role, on_change: OnChange) -> SupervisedProcess:
         spec = self._launch_specs.worker(role)
-        return ChildProcess(spec, self._clock, on_change, self._drain_seconds, self._hung_seconds)
+        return ChildProcess(
+            spec, self._clock, on_change, self._drain_timeout_seconds, self._hang_timeout_seconds
+        )
 
     def _change_role(self, process: SupervisedProcess, role: Role) -> None:
         assert isinstance(process, ChildProcess)

@@ -16,13 +16,17 @@ class MockPools(SupervisedPools):
     """Pools whose sizes are set once, when they start."""
 
     def __init__(
-        self, launch_specs: LaunchSpecs, clock: Clock, drain_seconds: float, hung_seconds: float
+        self,
+        launch_specs: LaunchSpecs,
+        clock: Clock,
+        drain_timeout_seconds: float,
+        hang_timeout_seconds: float,
     ) -> None:
         super().__init__()
         self._launch_specs = launch_specs
         self._clock = clock
-        self._drain_seconds = drain_seconds
-        self._hung_seconds = hung_seconds
+        self._drain_timeout_seconds = drain_timeout_seconds
+        self._hang_timeout_seconds = hang_timeout_seconds
 
     async def scale(self, wanted: Mapping[Role, int]) -> None:
         """Start the workers. Raises Invalid when called again."""
@@ -47,4 +51,6 @@ class MockPools(SupervisedPools):
 
     def _create_process(self, role: Role, on_change: OnChange) -> SupervisedProcess:
         spec = self._launch_specs.mock()
-        return ChildProcess(spec, self._clock, on_change, self._drain_seconds, self._hung_seconds)
+        return ChildProcess(
+            spec, self._clock, on_change, self._drain_timeout_seconds, self._hang_timeout_seconds
+        )

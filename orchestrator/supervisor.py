@@ -57,8 +57,8 @@ class Supervisor:
         self._pools = pools or LocalPools(
             self._launch_specs,
             clock,
-            settings.drain_seconds,
-            settings.hung_seconds,
+            settings.drain_timeout_seconds,
+            settings.hang_timeout_seconds,
             partial(convert_worker, trust=settings.trust),
         )
         self._children: dict[str, ChildProcess] = {}
@@ -201,8 +201,8 @@ class Supervisor:
             spec,
             self._clock,
             self._on_process_change,
-            settings.drain_seconds,
-            settings.hung_seconds,
+            settings.drain_timeout_seconds,
+            settings.hang_timeout_seconds,
         )
         self._children[spec.id] = child
         self._tasks.create_task(child.run())

@@ -26,8 +26,10 @@ async def open_prefill_side(
     """Open the prefill side; its store nodes are those in ``membership``."""
 
     def connect(node: Member) -> KvStoreClient:
-        socket_path = node.door if node.host == context.host else ""
-        return KvStoreClient(node.address, settings.trust, socket_path, settings.store_seconds)
+        socket_path = node.local_socket if node.host == context.host else ""
+        return KvStoreClient(
+            node.address, settings.trust, socket_path, settings.store_timeout_seconds
+        )
 
     index = RedisKvIndex(settings.required_redis_url, settings.cluster)
     client = ClusterStoreClient(
@@ -37,7 +39,7 @@ async def open_prefill_side(
         connect,
         context.host,
         context.clock,
-        settings.store_seconds,
+        settings.store_timeout_seconds,
     )
     try:
         yield PrefillHandler(context, _build_store(context, settings, client))
@@ -58,6 +60,6 @@ def _build_store(
         context.key_hasher.block_tokens,
         context.engine_config.max_chunk_tokens,
         context.clock,
-        settings.store_seconds,
+        settings.store_timeout_seconds,
         None if settings.store_reload == "auto" else ReloadMode(settings.store_reload),
     )

@@ -70,7 +70,7 @@ class StorePublisher:
             except BatonError as error:
                 self._log_failure_once(str(error))
                 break
-        log.info("handed_over", num_chains=len(self._chains), num_blocks=num_blocks)
+        log.info("blocks_published", num_chains=len(self._chains), num_blocks=num_blocks)
 
     def _log_failure_once(self, failure: str) -> None:
         """Log a failure unless it is the same as the last one and no put succeeded since."""

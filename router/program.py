@@ -69,7 +69,7 @@ class RouterProgram:
             settings.required_redis_url, settings.cluster, settings.cluster_secret, self._clock
         )
         self._worker_connections = WorkerConnectionPool(settings.trust)
-        slo = SloTargets(settings.slo_first_token_seconds, settings.slo_token_gap_seconds)
+        slo = SloTargets(settings.slo_ttft_seconds, settings.slo_itl_seconds)
         self._metrics = RouterMetrics(slo)
         self._usage_store = RedisUsageStore(settings.required_redis_url, settings.cluster)
         self._quota_store = RedisQuotaStore(settings.required_redis_url, settings.cluster)
@@ -106,7 +106,7 @@ class RouterProgram:
         self._listeners = self._build_listeners()
         self._listeners.open()
         self._heartbeat = Heartbeat(
-            self._registry, self._member, self._clock, settings.heartbeat_seconds
+            self._registry, self._member, self._clock, settings.heartbeat_interval_seconds
         )
 
     async def run(self) -> None:
@@ -191,12 +191,12 @@ class RouterProgram:
             max_inflight_body_bytes=settings.max_inflight_body_bytes,
             max_concurrent_requests=settings.max_concurrent_requests,
             tenant_secret=settings.tenant_secret,
-            slo_ttft_seconds=settings.slo_first_token_seconds,
+            slo_ttft_seconds=settings.slo_ttft_seconds,
             tool_parser=settings.tool_parser,
             reasoning_parser=settings.reasoning_parser,
             control_socket=settings.control_socket,
-            body_timeout_seconds=settings.body_seconds,
-            request_timeout_seconds=settings.request_seconds,
+            body_timeout_seconds=settings.body_timeout_seconds,
+            request_timeout_seconds=settings.request_timeout_seconds,
             cors_origins=settings.cors_origins,
             known_hosts=settings.accepted_hosts(settings.host),
             access_log=settings.access_log,
@@ -266,7 +266,7 @@ class RouterProgram:
         return BatchService(
             self._context,
             BatchStore(Path(folder) if folder else baton_home() / "batches" / settings.cluster),
-            requests_per_worker=settings.batch_lines,
+            requests_per_worker=settings.batch_concurrency,
             max_file_bytes=settings.max_file_bytes,
             folder_bytes=settings.batch_folder_bytes,
             file_limits=FileLimits(
@@ -326,8 +326,10 @@ def _is_behind_load_balancer(settings: Settings) -> bool:
 
 def _failover_config(settings: Settings) -> FailoverConfig:
     timeouts = TokenTimeouts(
-        first_token_seconds=settings.first_token_seconds,
-        kv_transfer_seconds=settings.first_token_seconds,
-        next_token_seconds=settings.next_token_seconds,
+        first_token_timeout_seconds=settings.first_token_timeout_seconds,
+        kv_transfer_timeout_seconds=settings.first_token_timeout_seconds,
+        next_token_timeout_seconds=settings.next_token_timeout_seconds,
     )
-    return FailoverConfig(placement_timeout_seconds=settings.place_seconds, timeouts=timeouts)
+    return FailoverConfig(
+        placement_timeout_seconds=settings.placement_timeout_seconds, timeouts=timeouts
+    )

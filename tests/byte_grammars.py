@@ -22,7 +22,7 @@ EOS = TokenId(255)
 
 VOCAB = 256
 PROMPT = tuple(map(TokenId, b"Answer:"))
-CONFIG = EngineConfig(block_tokens=4, max_model_tokens=512, max_step_tokens=32, growth_tokens=8)
+CONFIG = EngineConfig(block_tokens=4, max_model_tokens=512, max_batched_tokens=32, growth_tokens=8)
 
 
 def byte_vocabulary() -> str:

@@ -107,7 +107,7 @@ class RouterHarness:
         answer = model_saying(text)
         self.prefill = FakeWorker("p0", answer, eos=EOS, automatic=automatic)
         self.decode = FakeWorker("d0", answer, eos=EOS, automatic=automatic)
-        self.decode.details = {"transport": "shm", "bytes_shipped": "10"}
+        self.decode.details = {"transport": "shm", "kv_transfer_bytes": "10"}
         self.placer = MemoryPlacer([self.prefill], [self.decode])
         self.members = StaticMembers([member("p0", Role.PREFILL), member("d0", Role.DECODE)])
         self.batch_service: BatchService | None = None

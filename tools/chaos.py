@@ -106,7 +106,7 @@ def report(answers: Sequence[StreamedAnswer]) -> dict[str, object]:
         "changed": sum(not answer.error and not answer.is_right for answer in accepted),
         "refused": len(answers) - len(accepted),
         "longest_gap_seconds": _percentiles(gaps),
-        "first_token_seconds": _percentiles(first),
+        "ttft_seconds": _percentiles(first),
         "errors": sorted({answer.error[:300] for answer in answers if answer.error})[:20],
     }
 

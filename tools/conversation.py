@@ -28,7 +28,7 @@ BLOCK_TOKENS = 16
 ANSWER_TOKENS = 24
 STORED_SECONDS = 20.0
 
-EXACT: dict[str, object] = {"store_reload": "fetch", "store_seconds": 5.0}
+EXACT: dict[str, object] = {"store_reload": "fetch", "store_timeout_seconds": 5.0}
 """Settings that make workers always fetch. Otherwise a worker recomputes what it predicts to be
 faster that way, so the cached tokens would depend on the machine's load."""
 

@@ -156,7 +156,7 @@ class EngineAlone:
         self._config = EngineConfig(
             block_tokens=block,
             max_model_tokens=longest + 128,
-            max_step_tokens=max(chunk, 64),
+            max_batched_tokens=max(chunk, 64),
             chunk_tokens=chunk,
         )
         self.engine = self._new_engine()
@@ -253,7 +253,7 @@ def run_cluster(
     ):
         settings = {
             "transports": transport, "block_tokens": block, "chunk_tokens": chunk,
-            "max_step_tokens": max(chunk, 64), "dtype": options.dtype, "pool_bytes": "256MiB",
+            "max_batched_tokens": max(chunk, 64), "dtype": options.dtype, "pool_bytes": "256MiB",
             "cpu_kernels": options.cpu_kernels,
             "api_keys": ",".join(f"key-{batch}=tenant-{batch}" for batch in options.batches),
         }  # fmt: skip

@@ -45,7 +45,7 @@ AUTOSCALED = {
     "conductor": {
         "autoscale": {"mode": "on", "prefill": {"min": 2}, "decode": {"max": 1}, "maxWorkers": 4},
         "settings": {
-            "autoscale_seconds": 2, "autoscale_stable_seconds": 2,
+            "autoscale_interval_seconds": 2, "autoscale_stable_seconds": 2,
             "autoscale_cooldown_seconds": 2, "autoscale_shrink_seconds": 5,
         },
     }
@@ -109,7 +109,7 @@ def drain_with_pending_pod(release: Release) -> dict[str, Any]:
 
 def upgrade(release: Release) -> dict[str, Any]:
     """Change a setting: every pod is replaced, one after the other."""
-    return release.upgrade({"settings": {"max_running": 24}})
+    return release.upgrade({"settings": {"max_sequences": 24}})
 
 
 def two_owners(release: Release) -> dict[str, Any]:

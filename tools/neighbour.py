@@ -297,7 +297,7 @@ def framed_addresses(redis_url: str) -> dict[str, str]:
     found = {}
     with redis.Redis.from_url(redis_url) as registry:
         for key in registry.keys("baton:*:member:*"):
-            entry = re.search(rb'"line":"([^"]+)"', registry.get(key) or b"")
+            entry = re.search(rb'"framed_address":"([^"]+)"', registry.get(key) or b"")
             if entry is not None:
                 found[key.decode().rpartition(":")[2]] = entry[1].decode()
     return found

@@ -251,8 +251,8 @@ def _reload(
 ) -> dict[str, Any]:
     result = cluster.complete(prompts[link, length])
     text = json.dumps(result)
-    found = {name: _field(result, name) for name in ("store_way", "store_reason", "store_error")}
-    assert "store_seconds" in text, text
+    found = {name: _field(result, name) for name in ("store_mode", "store_reason", "store_error")}
+    assert "store_wait_seconds" in text, text
     return {"link": link, "tokens": length, **found}
 
 
@@ -286,7 +286,7 @@ def main(arguments: list[str]) -> int:
     if options.only != "cut":
         result["slow"] = slow_link(options.seed)
         for row in result["slow"]:
-            print(f"{row['link']:7}{row['tokens']:6} {row['store_way']:10} {row['store_reason']}")
+            print(f"{row['link']:7}{row['tokens']:6} {row['store_mode']:10} {row['store_reason']}")
     print(json.dumps(result))
     return 0 if result["ok"] else 1
 

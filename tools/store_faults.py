@@ -49,7 +49,7 @@ def waits(cluster: LocalCluster, first: int, count: int, what: str) -> float:
         result = ask(cluster, number)
         details = result["details"]
         assert isinstance(details, dict)
-        seconds = float(details.get("store_seconds", 0.0))
+        seconds = float(details.get("store_wait_seconds", 0.0))
         longest = max(longest, seconds)
         print(
             f"{what:10} request {number:3}: waited {seconds * 1e3:7.2f} ms for the store, "

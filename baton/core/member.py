@@ -11,12 +11,13 @@ from baton.core.worker_load import WorkerLoad
 class Member:
     """``address`` is host:port of its gRPC server (for a router, of its HTTP server).
 
-    ``transports`` are the names of the KV transports that it can serve, best first. ``door`` is the
-    Unix socket of a store node's local RPC, for members on its host. ``line`` is host:port of its
-    framed connections, for routers; empty if it has only gRPC. ``model_digest`` is hex; members
-    with different digests never share KV. ``device`` is what a worker computes on,
-    ``kv_bytes_per_token`` the size of its KV per token. ``arithmetic`` is hex, and equal on workers
-    with bit-identical logits; empty if the worker doesn't guarantee that.
+    ``transports`` are the names of the KV transports that it can serve, best first.
+    ``local_socket`` is the Unix socket of a store node's local RPC, for members on its host.
+    ``framed_address`` is host:port of its framed connections, for routers; empty if it has only
+    gRPC. ``model_digest`` is hex; members with different digests never share KV. ``device`` is what
+    a worker computes on, ``kv_bytes_per_token`` the size of its KV per token.
+    ``numerics_fingerprint`` is hex, and equal on workers with bit-identical logits; empty if the
+    worker doesn't guarantee that.
     """
 
     id: WorkerId
@@ -34,7 +35,7 @@ class Member:
     device: str = ""
     max_model_tokens: int = 0
     transports: tuple[str, ...] = ()
-    door: str = ""
-    line: str = ""
-    arithmetic: str = ""
+    local_socket: str = ""
+    framed_address: str = ""
+    numerics_fingerprint: str = ""
     load: WorkerLoad = field(default_factory=WorkerLoad)

@@ -13,22 +13,22 @@ def incompatible_workers(members: Iterable[Member]) -> frozenset[WorkerId]:
     oldest worker. Empty if no worker is deterministic. The result depends on ``members`` alone, so
     that all programs agree on it."""
     workers = _workers(members)
-    if not any(worker.arithmetic for worker in workers):
+    if not any(worker.numerics_fingerprint for worker in workers):
         return frozenset()
-    wanted = _oldest(workers).arithmetic
-    return frozenset(worker.id for worker in workers if worker.arithmetic != wanted)
+    wanted = _oldest(workers).numerics_fingerprint
+    return frozenset(worker.id for worker in workers if worker.numerics_fingerprint != wanted)
 
 
 def incompatible_peer(
-    members: Iterable[Member], own_id: WorkerId, arithmetic: str
+    members: Iterable[Member], own_id: WorkerId, fingerprint: str
 ) -> Member | None:
-    """The oldest other worker, if its arithmetic conflicts with ``arithmetic``, that of worker
-    ``own_id``, which wants to join; None if there is no conflict."""
+    """The oldest other worker, if its numerics fingerprint differs from ``fingerprint``, that of
+    worker ``own_id``, which wants to join; None if there is no conflict."""
     others = [worker for worker in _workers(members) if worker.id != own_id]
-    if not others or not (arithmetic or any(worker.arithmetic for worker in others)):
+    if not others or not (fingerprint or any(worker.numerics_fingerprint for worker in others)):
         return None
     oldest = _oldest(others)
-    return None if oldest.arithmetic == arithmetic else oldest
+    return None if oldest.numerics_fingerprint == fingerprint else oldest
 
 
 def _workers(members: Iterable[Member]) -> list[Member]:

@@ -119,8 +119,8 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     ERROR = "error"
-    MIGRATED = "moved"
-    REROUTED = "turned_away"
+    MIGRATED = "migrated"
+    REROUTED = "rerouted"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from baton.errors import Invalid
 class EngineConfig:
     """Limits of one engine. Values in tokens or blocks are counts; invalid values raise Invalid.
 
-    ``max_step_tokens`` is the token budget of a step: it bounds the inter-token latency. One prompt
-    gets at most ``chunk_tokens`` of it (default: all). ``max_running`` bounds the batch,
+    ``max_batched_tokens`` is the token budget of a step: it bounds the inter-token latency. One
+    prompt gets at most ``chunk_tokens`` of it (default: all). ``max_sequences`` bounds the batch,
     reservations included, and is never above the budget, so that every running request advances.
 
     ``target_inter_token_latency_seconds`` is the target inter-token latency. In a step with
@@ -34,10 +34,10 @@ class EngineConfig:
 
     block_tokens: int
     max_model_tokens: int
-    max_step_tokens: int = 512
+    max_batched_tokens: int = 512
     chunk_tokens: int | None = None
     target_inter_token_latency_seconds: float | None = None
-    max_running: int = 64
+    max_sequences: int = 64
     max_waiting: int = 1024
     watermark_blocks: int = 2
     forecasts_memory: bool = True
@@ -53,10 +53,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise Invalid(f"{name} is {value}, and must be at least {least}", param=name)
-        if self.chunk_tokens is not None and self.chunk_tokens > self.max_step_tokens:
+        if self.chunk_tokens is not None and self.chunk_tokens > self.max_batched_tokens:
             raise Invalid(
-                f"chunk_tokens is {self.chunk_tokens}, and must be at most max_step_tokens "
-                f"({self.max_step_tokens})",
+                f"chunk_tokens is {self.chunk_tokens}, and must be at most max_batched_tokens "
+                f"({self.max_batched_tokens})",
                 param="chunk_tokens",
             )
         if (
@@ -75,12 +75,12 @@ class EngineConfig:
     @property
     def max_chunk_tokens(self) -> int:
         """Maximum number of tokens of one prompt in one step."""
-        return self.max_step_tokens if self.chunk_tokens is None else self.chunk_tokens
+        return self.max_batched_tokens if self.chunk_tokens is None else self.chunk_tokens
 
     @property
     def max_batch_requests(self) -> int:
         """Maximum number of requests in a batch: each needs at least one token of the budget."""
-        return min(self.max_running, self.max_step_tokens)
+        return min(self.max_sequences, self.max_batched_tokens)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return the number of blocks needed for the KV of ``num_tokens`` tokens."""
@@ -90,9 +90,9 @@ class EngineConfig:
 _MINIMUMS: dict[str, float] = {
     "block_tokens": 1,
     "max_model_tokens": 2,
-    "max_step_tokens": 1,
+    "max_batched_tokens": 1,
     "chunk_tokens": 1,
-    "max_running": 1,
+    "max_sequences": 1,
     "max_waiting": 0,
     "watermark_blocks": 0,
     "growth_tokens": 0,

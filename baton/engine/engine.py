@@ -333,7 +333,7 @@ class Engine:
         return EngineStats(
             running=len(lineups[Phase.RUNNING]),
             waiting=len(lineups[Phase.WAITING]),
-            held=len(lineups[Phase.EXPORTED]),
+            exported=len(lineups[Phase.EXPORTED]),
             reserved=len(lineups[Phase.RESERVED]),
             queued_tokens=sum(
                 each.num_uncomputed_tokens

@@ -115,7 +115,7 @@ class EngineStats:
 
     running: int
     waiting: int
-    held: int
+    exported: int
     reserved: int
     queued_tokens: int
     num_steps: int

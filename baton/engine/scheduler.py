@@ -249,7 +249,7 @@ class Scheduler:
         admitting = self._may_admit(preempted)
         waiting = self._waiting if admitting else ()
         self._keys_in_step.clear()
-        budget = self._config.max_step_tokens - len(decodes)
+        budget = self._config.max_batched_tokens - len(decodes)
         if computing or waiting:
             budget = self._limit_prefill_tokens(decodes, computing, budget)
         rows: list[Row] = []

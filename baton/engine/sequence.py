@@ -17,7 +17,7 @@ class Phase(StrEnum):
 
     WAITING = "waiting"
     RUNNING = "running"
-    EXPORTED = "held"
+    EXPORTED = "exported"
     RESERVED = "reserved"
     FINISHED = "finished"
 

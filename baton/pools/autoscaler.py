@@ -123,7 +123,7 @@ def scaling_config(settings: Settings, can_convert: bool = False) -> ScalingConf
         max_step_workers=settings.autoscale_step,
         stable_seconds=settings.autoscale_stable_seconds,
         cooldown_seconds=settings.autoscale_cooldown_seconds,
-        pending_seconds=settings.autoscale_pending_seconds,
+        pending_seconds=settings.autoscale_pending_timeout_seconds,
         can_convert=can_convert,
     )
 
@@ -147,7 +147,7 @@ async def run_autoscaler(
         clock,
         scaling_config(settings, can_convert),
         dry_run=settings.autoscale == "dry_run",
-        check_seconds=settings.autoscale_seconds,
+        check_seconds=settings.autoscale_interval_seconds,
         is_leader=is_leader,
     )
     await scaler.run()

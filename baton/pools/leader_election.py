@@ -133,7 +133,7 @@ class LeaderElection:
         self._seen_at = began
         self._leads_until = began + LEADING_FRACTION * self._lease_seconds
         if not was_leading:
-            log.info("leads", holder=self._candidate_id)
+            log.info("became_leader", holder=self._candidate_id)
             self._on_lead()
 
     def _log_failure(self, failure: str) -> None:

@@ -27,8 +27,18 @@ MIN_RATE = 1e-3
 T = TypeVar("T")
 
 
+RENAMED_FIELDS = {
+    "door": "local_socket",
+    "line": "framed_address",
+    "arithmetic": "numerics_fingerprint",
+}
+"""Old name → new name. For one version, members write both and read either, so that members of the
+version before and of this one know each other during an upgrade."""
+
+
 def member_to_json(member: Member) -> bytes:
-    return orjson.dumps(asdict(member))
+    fields = asdict(member)
+    return orjson.dumps(fields | {old: fields[new] for old, new in RENAMED_FIELDS.items()})
 
 
 def member_from_json(data: bytes) -> Member:
@@ -36,7 +46,7 @@ def member_from_json(data: bytes) -> Member:
     if len(data) > MAX_MEMBER_BYTES:
         raise Invalid(f"a member's record has at most {MAX_MEMBER_BYTES} bytes, not {len(data)}")
     try:
-        raw = orjson.loads(data)
+        raw = _with_new_names(orjson.loads(data))
         return Member(
             id=WorkerId(_text(raw, "id")),
             role=Role(raw["role"]),
@@ -46,9 +56,11 @@ def member_from_json(data: bytes) -> Member:
             load=_load(raw["load"]),
             address=_text(raw, "address"),
             host=_text(raw, "host"),
-            door=_text(raw, "door"),
-            line=_text(raw, "line") if "line" in raw else "",
-            arithmetic=_hex(raw, "arithmetic") if "arithmetic" in raw else "",
+            local_socket=_text(raw, "local_socket"),
+            framed_address=_text(raw, "framed_address") if "framed_address" in raw else "",
+            numerics_fingerprint=(
+                _hex(raw, "numerics_fingerprint") if "numerics_fingerprint" in raw else ""
+            ),
             model=_text(raw, "model"),
             model_digest=_hex(raw, "model_digest"),
             kv_dtype=_text(raw, "kv_dtype"),
@@ -60,6 +72,13 @@ def member_from_json(data: bytes) -> Member:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Invalid(f"not a member: {error}") from error
+
+
+def _with_new_names(raw: Any) -> Any:
+    for old, new in RENAMED_FIELDS.items():
+        if old in raw:
+            raw.setdefault(new, raw[old])
+    return raw
 
 
 def _load(raw: Any) -> WorkerLoad:

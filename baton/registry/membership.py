@@ -76,7 +76,7 @@ class Membership:
 
     def _set_incompatible_ids(self, odd: frozenset[WorkerId]) -> None:
         if odd - self._incompatible_ids:
-            log.warning("workers_compute_otherwise", left_out=sorted(odd))
+            log.warning("numerics_differ", left_out=sorted(odd))
         self._incompatible_ids = odd
 
     def _with_missing(self, found: list[Member], now: float) -> list[Member]:

@@ -137,14 +137,16 @@ class _LocalRpcConnection(FrameProtocol):
             self._answer(
                 call,
                 _ERROR,
-                pb.DoorError(**error_fields(BatonError(f"a bug: {error!r}"))).SerializeToString(),
+                pb.LocalRpcError(
+                    **error_fields(BatonError(f"a bug: {error!r}"))
+                ).SerializeToString(),
             )
             raise
         else:
             self._answer(call, _OK, response.SerializeToString())
 
     def _refuse(self, call: int, error: BatonError) -> None:
-        self._answer(call, _ERROR, pb.DoorError(**error_fields(error)).SerializeToString())
+        self._answer(call, _ERROR, pb.LocalRpcError(**error_fields(error)).SerializeToString())
 
     def _answer(self, call: int, code: int, payload: bytes) -> None:
         if call != NOTIFICATION:
@@ -205,7 +207,7 @@ class LocalRpcClient(FrameProtocol):
             if code == _OK:
                 future.set_result(response_type.FromString(payload))
             else:
-                future.set_exception(error_from_proto(pb.DoorError.FromString(payload)))
+                future.set_exception(error_from_proto(pb.LocalRpcError.FromString(payload)))
         except DecodeError:
             future.set_exception(Unavailable("the store node sent a malformed answer"))
 

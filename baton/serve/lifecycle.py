@@ -79,11 +79,13 @@ class Lifecycle:
     :meth:`request_drain` make it drain. After :meth:`request_stop` the program then ends; after
     :meth:`request_drain` it waits for :meth:`request_stop`."""
 
-    def __init__(self, program: Program, drain_seconds: float, ops_address: str = "") -> None:
+    def __init__(
+        self, program: Program, drain_timeout_seconds: float, ops_address: str = ""
+    ) -> None:
         self.state = ProgramState.STARTING
         self.has_served = False
         self._program = program
-        self._drain_seconds = drain_seconds
+        self._drain_timeout_seconds = drain_timeout_seconds
         self._ops_address = ops_address
         self._drain_requested = asyncio.Event()
         self._stop_requested = asyncio.Event()
@@ -154,13 +156,13 @@ class Lifecycle:
 
     async def _drain(self, running: "asyncio.Future[object]") -> None:
         """Drain until all work is done, a second stop request comes, or the program crashes. Once a
-        stop is requested, the drain ends ``drain_seconds`` after it began at the latest."""
+        stop is requested, the drain ends ``drain_timeout_seconds`` after it began at the latest."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._drain_seconds
+        until = loop.time() + self._drain_timeout_seconds
         draining: asyncio.Future[object] = asyncio.ensure_future(self._program.drain())
         try:
             if running.done():
-                seconds = min(self._drain_seconds, CRASH_DRAIN_SECONDS)
+                seconds = min(self._drain_timeout_seconds, CRASH_DRAIN_SECONDS)
                 await _wait_for_first(draining, self._stop_now_requested, timeout=seconds)
                 return
             await _wait_for_first(draining, running, self._stop_requested)

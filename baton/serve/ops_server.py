@@ -29,13 +29,13 @@ from typing import Any
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from baton.errors import Unavailable
 from baton.network.address import host_port
 from baton.network.browser_guard import BrowserGuard
 from baton.network.listeners import NO_AUTHENTICATION, announce_listener
+from baton.obs.renamed_metrics import render_metrics
 from baton.serve.process_health import ProcessHealth
 
 log = structlog.get_logger(__name__)
@@ -60,12 +60,12 @@ class OpsServer:
     end."""
 
     def __init__(
-        self, health: ProcessHealth, hung_seconds: float, guard: BrowserGuard | None = None
+        self, health: ProcessHealth, hang_timeout_seconds: float, guard: BrowserGuard | None = None
     ) -> None:
         """``guard`` checks the Host header; None accepts any."""
         self.health = health
         self.guard = guard or BrowserGuard()
-        self._hung_seconds = hung_seconds
+        self._hang_timeout_seconds = hang_timeout_seconds
         self._registry = CollectorRegistry()
         self._registry.register(HealthCollector(health))
         ProcessCollector(registry=self._registry)
@@ -113,7 +113,7 @@ class OpsServer:
         if path == "/livez":
             return self._live()
         if path == "/metrics":
-            return HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(self._registry)
+            return HTTPStatus.OK, CONTENT_TYPE_LATEST, render_metrics(self._registry)
         return _not_found(path)
 
     def post(self, path: str, peer: str, here: str) -> OpsResponse:
@@ -134,7 +134,7 @@ class OpsServer:
             on_drain()
 
     def _live(self) -> OpsResponse:
-        hang = self.health.describe_hang(self._hung_seconds)
+        hang = self.health.describe_hang(self._hang_timeout_seconds)
         if hang and not self._hang:
             log.error("hang", what=hang)
         self._hang = hang

@@ -21,12 +21,14 @@ GC_THRESHOLD = 50_000
 """Objects allocated and not freed that trigger a garbage collection; some ten megabytes."""
 
 
-def serve(program: Program, drain_seconds: float, ops: OpsServer, ops_address: str = "") -> None:
+def serve(
+    program: Program, drain_timeout_seconds: float, ops: OpsServer, ops_address: str = ""
+) -> None:
     """Run ``program`` in its own event loop until SIGTERM or SIGINT. ``ops`` serves its probes and
     metrics. Raises BatonError for expected errors; any other exception is a bug."""
     import uvloop
 
-    lifecycle = Lifecycle(program, drain_seconds, ops_address)
+    lifecycle = Lifecycle(program, drain_timeout_seconds, ops_address)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -88,14 +88,14 @@ class ProcessHealth:
     def is_ready(self) -> bool:
         return self.state == "serving"
 
-    def describe_hang(self, hung_seconds: float) -> str:
-        """Describe what hangs; empty if nothing does. ``hung_seconds`` is the limit for the event
-        loop; 0 disables it, and that for other threads."""
+    def describe_hang(self, hang_timeout_seconds: float) -> str:
+        """Describe what hangs; empty if nothing does. ``hang_timeout_seconds`` is the limit for the
+        event loop; 0 disables it, and that for other threads."""
         beat, now = self._beat_at, self._clock.monotonic()
-        if hung_seconds and beat is not None and now - beat > hung_seconds:
+        if hang_timeout_seconds and beat is not None and now - beat > hang_timeout_seconds:
             return f"the event loop has stood still for {now - beat:.0f} s"
         return (
-            self.describe_unanswered_wait() if hung_seconds else ""
+            self.describe_unanswered_wait() if hang_timeout_seconds else ""
         ) or self.describe_stalled_load()
 
     def describe_unanswered_wait(self) -> str:

@@ -59,7 +59,7 @@ def open_transports(
         except BatonError as error:
             if names:
                 raise
-            log.warning("transport_left_out", transport=name, reason=str(error))
+            log.warning("transport_unavailable", transport=name, reason=str(error))
         else:
             opened[transport.name] = transport
     if not opened:

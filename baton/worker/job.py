@@ -20,10 +20,10 @@ class JobOutcome(StrEnum):
     its router cancelled it or disconnected."""
 
     DONE = "done"
-    MIGRATED = "moved"
-    REROUTED = "turned_away"
+    MIGRATED = "migrated"
+    REROUTED = "rerouted"
     FAILED = "failed"
-    CANCELLED = "dropped"
+    CANCELLED = "cancelled"
 
 
 @dataclass(slots=True, eq=False)

@@ -25,8 +25,8 @@ class KvTransferStats:
     def details(self) -> dict[str, str]:
         return {
             "transport": self.transport,
-            "bytes_shipped": str(self.size_bytes),
-            "ship_seconds": f"{self.read_seconds:.6f}",
-            "ship_exposed_seconds": f"{self.exposed_seconds:.6f}",
+            "kv_transfer_bytes": str(self.size_bytes),
+            "kv_transfer_read_seconds": f"{self.read_seconds:.6f}",
+            "kv_transfer_exposed_seconds": f"{self.exposed_seconds:.6f}",
             "decode_cached_blocks": str(self.num_cached_blocks),
         }

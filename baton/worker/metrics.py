@@ -86,25 +86,25 @@ class WorkerMetrics:
 
     def _register_kv_transfer_metrics(self, registry: CollectorRegistry) -> None:
         self._transfer_bytes = Counter(
-            "baton_worker_handoff_bytes_total",
+            "baton_worker_kv_transfer_bytes_total",
             "Bytes of KV read from other workers.",
             ["transport"],
             registry=registry,
         )
         self._transfer_read_seconds = Counter(
-            "baton_worker_handoff_read_seconds_total",
+            "baton_worker_kv_transfer_read_seconds_total",
             "Time spent on reading KV from other workers; bytes divided by it is the link's speed.",
             ["transport"],
             registry=registry,
         )
         self._transfer_exposed_seconds = Histogram(
-            "baton_worker_handoff_exposed_seconds",
+            "baton_worker_kv_transfer_exposed_seconds",
             "Time that the KV transfer adds to the wait for the second token.",
             buckets=KV_TRANSFER_SECONDS_BUCKETS,
             registry=registry,
         )
         self._export_seconds = Histogram(
-            "baton_worker_handoff_held_seconds",
+            "baton_worker_kv_export_seconds",
             "Time that a prefilled prompt's KV was pinned until another worker had imported it.",
             buckets=WAIT_SECONDS_BUCKETS,
             registry=registry,
@@ -115,7 +115,7 @@ class WorkerMetrics:
             "baton_worker_store_lookups_total",
             "Prompts whose prefix was looked up in the store, by what was done: fetch, recompute, "
             "split (both), none (it had no more blocks), or error.",
-            ["way"],
+            ["mode"],
             registry=registry,
         )
         self._store_seconds = Histogram(
@@ -166,7 +166,7 @@ class WorkerMetrics:
 
 
 _BLOCKS = ("free", "filling", "idle", "referenced", "quarantined")
-_REQUESTS = ("running", "waiting", "held", "reserved")
+_REQUESTS = ("running", "waiting", "exported", "reserved")
 
 
 class EngineGauges(Collector):
@@ -194,8 +194,8 @@ class EngineGauges(Collector):
     def _engine_metrics(self, stats: EngineStats) -> Iterator[Metric]:
         requests = GaugeMetricFamily(
             "baton_worker_sequences",
-            "Requests in the engine: waiting, running (prefill and decode), held until their KV is "
-            "imported by another worker, or with blocks reserved for KV that is being imported.",
+            "Requests in the engine: waiting, running (prefill and decode), exported until another "
+            "worker has imported their KV, or with blocks reserved for KV that is being imported.",
             labels=["state"],
         )
         for state in _REQUESTS:

@@ -70,10 +70,10 @@ def engine_config(settings: Settings) -> EngineConfig:
     limit = model.max_position_embeddings
     return EngineConfig(
         block_tokens=settings.block_tokens,
-        max_step_tokens=settings.max_step_tokens,
-        chunk_tokens=settings.chunk_tokens or settings.max_step_tokens,
-        target_inter_token_latency_seconds=settings.slo_token_gap_seconds,
-        max_running=settings.max_running,
+        max_batched_tokens=settings.max_batched_tokens,
+        chunk_tokens=settings.chunk_tokens or settings.max_batched_tokens,
+        target_inter_token_latency_seconds=settings.slo_itl_seconds,
+        max_sequences=settings.max_sequences,
         max_waiting=settings.max_waiting,
         order=settings.prefill_order,
         fairness=settings.tenant_fairness,
@@ -102,7 +102,7 @@ def _load_runner(settings: Settings) -> ModelRunner:
         runner_options(settings),
         progress=partial(report_progress, "weights"),
     )
-    runner.warm_up(settings.max_running)
+    runner.warm_up(settings.max_sequences)
     log_level = log.warning if runner.backend.is_fallback else log.info
     log_level(
         "model_loaded", computed_by=runner.backend.description, quantization=runner.quantization
@@ -132,6 +132,6 @@ def _start_checker(settings: Settings) -> GrammarChecker:
 def _uses_async_scheduling(settings: Settings, runner: ModelRunner) -> bool:
     """Whether to use async scheduling: the model runs in its own thread while the engine schedules
     the next step."""
-    if settings.overlap == "auto":
+    if settings.async_scheduling == "auto":
         return runner.leaves_core_free(os.cpu_count() or 1)
-    return settings.overlap == "on"
+    return settings.async_scheduling == "on"

@@ -8,15 +8,15 @@ from baton.core.numerics import incompatible_peer
 from baton.errors import Invalid
 
 
-def check_same_numerics(members: Iterable[Member], own: WorkerId, arithmetic: str) -> None:
-    """Raise Invalid, with advice, if the cluster has a worker with other numerics. ``arithmetic``
+def check_same_numerics(members: Iterable[Member], own: WorkerId, fingerprint: str) -> None:
+    """Raise Invalid, with advice, if the cluster has a worker with other numerics. ``fingerprint``
     identifies this worker's numerics; it is empty if it does not guarantee determinism."""
-    other = incompatible_peer(members, own, arithmetic)
+    other = incompatible_peer(members, own, fingerprint)
     if other is None:
         return
-    if not arithmetic:
+    if not fingerprint:
         advice = "which is deterministic: start this one with deterministic=true, too"
-    elif not other.arithmetic:
+    elif not other.numerics_fingerprint:
         advice = "which is not deterministic: start that one with deterministic=true first"
     else:
         advice = (

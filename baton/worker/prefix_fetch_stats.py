@@ -32,9 +32,9 @@ class PrefixFetchStats:
             f"cached_{tier}": str(tokens)
             for tier, tokens in self.tokens_by_tier(cached_tokens).items()
         }
-        details["store_seconds"] = f"{self.wait_seconds:.6f}"
+        details["store_wait_seconds"] = f"{self.wait_seconds:.6f}"
         optional = {
-            "store_way": self.mode,
+            "store_mode": self.mode,
             "store_reason": self.reason,
             "store_error": self.error,
             "store_node": self.node,

@@ -114,7 +114,7 @@ class WorkerProgram:
             self._registry,
             partial(self._member, model.runner, context),
             self._clock,
-            self._settings.heartbeat_seconds,
+            self._settings.heartbeat_interval_seconds,
         )
         self._server = await self._listen()
 
@@ -200,7 +200,9 @@ class WorkerProgram:
             generation=self._generation,
             host=host_id(),
             model_digest=runner.model_digest,
-            config=WorkerConfig(reserve_ahead_tokens=RESERVE_AHEAD_STEPS * config.max_step_tokens),
+            config=WorkerConfig(
+                reserve_ahead_tokens=RESERVE_AHEAD_STEPS * config.max_batched_tokens
+            ),
             engine=self._thread,
             engine_config=config,
             key_hasher=engine.key_hasher,
@@ -287,7 +289,7 @@ class WorkerProgram:
         host = settings.advertise_address or settings.grpc_host
         self._address = host_port(host, port)
         self._framed_server = FramedServer(settings.trust, framed_worker_services(self._worker))
-        framed_port = await self._framed_server.listen(settings.grpc_host, settings.line_port)
+        framed_port = await self._framed_server.listen(settings.grpc_host, settings.framed_port)
         self._framed_address = host_port(host, framed_port)
         return server
 
@@ -308,7 +310,7 @@ class WorkerProgram:
             device=runner.pool.device,
             max_model_tokens=context.engine_config.max_model_tokens,
             transports=tuple(self._transports),
-            line=self._framed_address,
-            arithmetic=runner.numerics_fingerprint,
+            framed_address=self._framed_address,
+            numerics_fingerprint=runner.numerics_fingerprint,
             load=self._worker.load,
         )

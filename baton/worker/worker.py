@@ -276,7 +276,7 @@ class Worker:
             self._telemetry.record_step(result, self._jobs)
         except Exception as error:
             if repr(error) != self._last_step_error:
-                log.exception("step_not_noted")
+                log.exception("step_not_recorded")
             self._last_step_error = repr(error)
 
     def _deliver(self, job: Job, output: RequestOutput) -> None:

@@ -55,7 +55,7 @@ def baton(gap_seconds: float) -> Iterator[Running]:
         "mock_prefill_tokens_per_second": 0,
         "max_concurrent_requests": 4096,
         "admission": "false",
-        "read_alone": "false",  # each request goes to a prefill and a decode worker
+        "local_prefill": "false",  # each request goes to a prefill and a decode worker
     }
     half = NUM_WORKERS // 2
     with local_cluster(prefill=half, decode=half, settings=settings) as cluster:

@@ -96,7 +96,7 @@ def _measure(options: EngineBenchConfig, show: ShowProgress) -> EngineBenchResul
     fitting, left_out = split_by_memory(_cases(options, config), config, device, dtype, kv_dtype)
     show(f"loading {path.name}")
     runner = _load(options, path, fitting)
-    chunk = min(settings.chunk_tokens or settings.max_step_tokens, settings.max_step_tokens)
+    chunk = min(settings.chunk_tokens or settings.max_batched_tokens, settings.max_batched_tokens)
     bench_runner = BenchRunner(runner, chunk, options.seed)
     figures = _measure_cases(options, bench_runner, fitting, runner, dtype, show)
     return EngineBenchResult(

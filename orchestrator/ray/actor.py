@@ -31,8 +31,8 @@ class WorkerActor:
             self._child_spec(self._ip if spans_machines else None),
             SystemClock(),
             self._on_child_change,
-            self._spec.drain_seconds,
-            self._spec.hung_seconds,
+            self._spec.drain_timeout_seconds,
+            self._spec.hang_timeout_seconds,
         )
         self._run_task: asyncio.Task[None] | None = None
         self._state_number = 0

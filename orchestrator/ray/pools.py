@@ -103,7 +103,7 @@ class RayWorkerProcess:
         asking = asyncio.ensure_future(self._request_stop())
         try:
             async with asyncio.timeout(
-                self._spec.drain_seconds + STOP_SECONDS + STOP_REPORT_SECONDS
+                self._spec.drain_timeout_seconds + STOP_SECONDS + STOP_REPORT_SECONDS
             ):
                 await self._ended.wait()
         except TimeoutError:

@@ -104,7 +104,7 @@ RESPONSE_SCHEMAS: dict[str, Schema] = {
     ),
     "Explanation": _extensible_object(
         request_id=TEXT, finish_reason=TEXT, error=TEXT, prompt_tokens=INTEGER,
-        completion_tokens=INTEGER, cached_tokens=INTEGER, bytes_shipped=INTEGER,
+        completion_tokens=INTEGER, cached_tokens=INTEGER, kv_transfer_bytes=INTEGER,
     ),
     "TenantsUsage": _extensible_object(since=TEXT, until=TEXT, complete=BOOLEAN),
     "PoolSizes": {

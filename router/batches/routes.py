@@ -156,8 +156,8 @@ async def _read_form(
     service: BatchService,
     tenant: TenantId,
 ) -> None:
-    """Parse the form in threads, since a disk may be slow. The time limit is ``body_seconds`` for
-    each ``max_body_bytes`` of the form."""
+    """Parse the form in threads, since a disk may be slow. The time limit is
+    ``body_timeout_seconds`` for each ``max_body_bytes`` of the form."""
     config = context.config
     seconds = config.body_timeout_seconds * (
         1 + content_length(request.scope) // config.max_body_bytes

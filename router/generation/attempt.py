@@ -37,13 +37,13 @@ MAX_RETRY_AFTER_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class TokenTimeouts:
-    """Seconds to wait for the next output. ``first_token_seconds`` includes the time in the prefill
-    worker's queue, ``kv_transfer_seconds`` the wait for free blocks on the decode worker. Dead
-    workers are noticed much earlier, by their broken connections."""
+    """Seconds to wait for the next output. ``first_token_timeout_seconds`` includes the time in the
+    prefill worker's queue, ``kv_transfer_timeout_seconds`` the wait for free blocks on the decode
+    worker. Dead workers are noticed much earlier, by their broken connections."""
 
-    first_token_seconds: float = 120.0
-    kv_transfer_seconds: float = 120.0
-    next_token_seconds: float = 60.0
+    first_token_timeout_seconds: float = 120.0
+    kv_transfer_timeout_seconds: float = 120.0
+    next_token_timeout_seconds: float = 60.0
 
 
 InlineConsumer = Callable[[RequestOutput], bool]
@@ -140,7 +140,7 @@ class Attempt:
             self._connection(self._decode).submit(
                 self._spec, Task.DECODE, self._prefill, self.receive
             )
-        self._set_deadline("first token", self._timeouts.first_token_seconds)
+        self._set_deadline("first token", self._timeouts.first_token_timeout_seconds)
 
     async def next_outputs(self) -> list[RequestOutput]:
         """Return at least one output, in order. Raises AttemptFailed, AttemptDrained, or a
@@ -181,7 +181,7 @@ class Attempt:
         ):
             inline.record(item)
             self._merger.next_index += 1
-            self._set_deadline("next token", self._timeouts.next_token_seconds)
+            self._set_deadline("next token", self._timeouts.next_token_timeout_seconds)
         else:
             self._output_queue.put(worker_id, item)
 
@@ -279,9 +279,9 @@ class Attempt:
             # cancel there.
             self._is_finished = self._is_decoding
         elif self._is_decoding:
-            self._set_deadline("next token", self._timeouts.next_token_seconds)
+            self._set_deadline("next token", self._timeouts.next_token_timeout_seconds)
         else:
-            self._set_deadline("hand-off", self._timeouts.kv_transfer_seconds)
+            self._set_deadline("KV transfer", self._timeouts.kv_transfer_timeout_seconds)
 
     def _set_deadline(self, awaited: str, seconds: float) -> None:
         self._awaited = awaited

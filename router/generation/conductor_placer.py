@@ -124,13 +124,16 @@ class ConductorPlacer:
         return stream
 
     def _can_use_framed(self, conductor: Member) -> bool:
-        return bool(conductor.line) and conductor.line not in self._unreachable_framed
+        return (
+            bool(conductor.framed_address)
+            and conductor.framed_address not in self._unreachable_framed
+        )
 
     async def _run_stream(self, conductor: Member, stream: PlacementStream) -> None:
         await stream.run()
         if isinstance(stream, FramedPlacementStream) and not stream.was_connected:
             assert self._tasks is not None, "the stream's task runs in the task group"
-            self._unreachable_framed.add(conductor.line, self._tasks)
+            self._unreachable_framed.add(conductor.framed_address, self._tasks)
 
     async def _new_stream(self, conductor: Member) -> PlacementStream:
         for address in [
@@ -139,7 +142,7 @@ class ConductorPlacer:
             del self._streams[address]
             self._stream_tasks.pop(address, None)
         if self._can_use_framed(conductor):
-            return FramedPlacementStream(conductor.line, self._credentials)
+            return FramedPlacementStream(conductor.framed_address, self._credentials)
         return GrpcPlacementStream(await self._get_channel(conductor.address))
 
     async def _get_channel(self, address: str) -> grpc.aio.Channel:

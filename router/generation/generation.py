@@ -180,7 +180,7 @@ class Generation:
         prefilled = self._emitted[:-1] if self._kv_source is not None else self._emitted
         await self._begin_epoch(prefilled)
         log.info(
-            "request_moves",
+            "request_migrates",
             epoch=self._spec.epoch,
             worker=drained.worker.id,
             **self.record.log_fields,

@@ -22,6 +22,8 @@ NO_TENANT = TenantId("")
 MAX_DIGITS = 20
 """The most digits accepted in a number that a worker sends: a 64-bit integer has no more."""
 
+_LATENCIES = ("ttft_seconds", "itl_seconds", "tbt_seconds")
+
 _TRANSPORT = re.compile(r"[a-z0-9_-]{1,32}")
 
 
@@ -47,6 +49,7 @@ class PlacementRecord:
             "reason": placement.reason,
             "predicted": {
                 "ttft_seconds": placement.ttft_seconds,
+                "itl_seconds": placement.itl_seconds,
                 "tbt_seconds": placement.itl_seconds,
             },
             "alternatives": {
@@ -168,9 +171,11 @@ class GenerationRecord:
 
     @property
     def store_wait_seconds(self) -> float:
-        """Seconds that the request waited for the KV store; 0 if the worker did not report it."""
+        """Seconds that the request waited for the KV store; 0 if the worker did not report it. A
+        worker of the version before reports them as ``store_seconds``."""
+        reported = self.details.get("store_wait_seconds", self.details.get("store_seconds", "0"))
         try:
-            seconds = float(self.details.get("store_seconds", "0"))
+            seconds = float(reported)
         except ValueError:
             return 0.0
         return seconds if 0 <= seconds < math.inf else 0.0
@@ -191,7 +196,8 @@ class GenerationRecord:
         return (self.total_seconds - self.ttft_seconds) / (self.num_tokens - 1)
 
     def headers(self) -> dict[str, str]:
-        """Return the debug headers that are known now."""
+        """Return the debug headers that are known now. ``x-baton-bytes-shipped`` is the old name of
+        ``x-baton-kv-transfer-bytes``, for one version."""
         headers: dict[str, str] = {}
         if self.prefill is not None:
             headers["x-baton-prefill"] = self.prefill.id
@@ -200,12 +206,14 @@ class GenerationRecord:
         if _TRANSPORT.fullmatch(self.transport):  # a worker's value, not to be trusted
             headers["x-baton-transport"] = self.transport
         if self.transport or self.finish_reason:
+            headers["x-baton-kv-transfer-bytes"] = str(self.kv_bytes_transferred)
             headers["x-baton-bytes-shipped"] = str(self.kv_bytes_transferred)
         return headers
 
     def explain(self) -> dict[str, Any]:
-        """Return the record as JSON. Predictions are those of the first placement, since they are
-        compared with the client's time to first token."""
+        """Return the record as JSON. ``tbt_seconds`` and ``bytes_shipped`` are the old names of
+        ``itl_seconds`` and ``kv_transfer_bytes``, for one version. Predictions are those of the
+        first placement, since they are compared with the client's time to first token."""
         placements = [each.explain() for each in self.placements]
         first = placements[0] if placements else {}
         last = placements[-1] if placements else {}
@@ -215,11 +223,16 @@ class GenerationRecord:
             "decode": _worker_json(self.decode),
             "policy": last.get("policy", ""),
             "reason": last.get("reason", ""),
-            "predicted": first.get("predicted", {"ttft_seconds": None, "tbt_seconds": None}),
-            "actual": {"ttft_seconds": self.ttft_seconds, "tbt_seconds": self.mean_itl_seconds},
+            "predicted": first.get("predicted", dict.fromkeys(_LATENCIES)),
+            "actual": {
+                "ttft_seconds": self.ttft_seconds,
+                "itl_seconds": self.mean_itl_seconds,
+                "tbt_seconds": self.mean_itl_seconds,
+            },
             "alternatives": last.get("alternatives", {"prefill": [], "decode": []}),
             "placements": placements,
             "transport": self.transport,
+            "kv_transfer_bytes": self.kv_bytes_transferred,
             "bytes_shipped": self.kv_bytes_transferred,
             "prompt_tokens": self.num_prompt_tokens,
             "cached_tokens": self.cached_tokens or 0,
@@ -235,9 +248,10 @@ class GenerationRecord:
         }
 
     def _record_details(self, details: Mapping[str, str]) -> None:
-        shipped = details.get("bytes_shipped", "")
-        if shipped.isdecimal() and len(shipped) < MAX_DIGITS:
-            self.kv_bytes_transferred += int(shipped)
+        """Workers of the version before call the KV transfer's size ``bytes_shipped``."""
+        size = details.get("kv_transfer_bytes", details.get("bytes_shipped", ""))
+        if size.isdecimal() and len(size) < MAX_DIGITS:
+            self.kv_bytes_transferred += int(size)
         self.details.update((intern(name), value) for name, value in details.items())
 
 

@@ -75,4 +75,4 @@ def _build_placement(prefill: Member | None, decode: Member, reason: str) -> Pla
 
 
 def _worker_ref(member: Member) -> WorkerRef:
-    return WorkerRef(member.id, member.address, member.generation, member.line)
+    return WorkerRef(member.id, member.address, member.generation, member.framed_address)

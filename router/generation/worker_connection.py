@@ -90,7 +90,7 @@ class StreamWorkerConnection(ABC):
         except BatonError as error:
             failure = error
         except Exception:
-            log.exception("link_crashed", worker=self._worker.id)
+            log.exception("worker_connection_crashed", worker=self._worker.id)
             failure = BatonError("internal error")
         finally:
             is_lost = isinstance(failure, Unavailable) and not isinstance(failure, Unresponsive)
@@ -128,7 +128,12 @@ class StreamWorkerConnection(ABC):
         if not self.is_alive:
             return
         self.is_alive = False
-        log.info("link_broke", worker=self._worker.id, error=failure, requests=len(self._receivers))
+        log.info(
+            "worker_connection_lost",
+            worker=self._worker.id,
+            error=failure,
+            requests=len(self._receivers),
+        )
         kind = kind if self.was_connected else NotConnected
         receivers, self._receivers = self._receivers, {}
         for receive in receivers.values():

@@ -207,7 +207,7 @@ class HttpConnection(HttpToolsProtocol):
         if self.cycle.response_complete:
             self._stop_timer()
             self.timeout_keep_alive_task = self.loop.call_later(
-                self._limits.keep_alive_seconds, self.timeout_keep_alive_handler
+                self._limits.keep_alive_timeout_seconds, self.timeout_keep_alive_handler
             )
 
     def renew_parser(self) -> None:

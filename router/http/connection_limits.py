@@ -16,7 +16,7 @@ class ConnectionLimits:
     """The largest upload, which may exceed ``max_body_bytes``. If an upload is refused, up to this
     much of it is still read, so that the client gets to read the reason."""
     header_timeout_seconds: float = 10.0
-    keep_alive_seconds: float = 75.0
+    keep_alive_timeout_seconds: float = 75.0
     write_timeout_seconds: float = 30.0
 
     @property

@@ -107,9 +107,9 @@ def connection_limits(settings: Settings) -> ConnectionLimits:
         max_headers=settings.max_headers,
         max_body_bytes=settings.max_body_bytes,
         max_file_bytes=settings.max_file_bytes,
-        header_timeout_seconds=settings.header_seconds,
-        keep_alive_seconds=settings.keep_alive_seconds,
-        write_timeout_seconds=settings.write_seconds,
+        header_timeout_seconds=settings.header_timeout_seconds,
+        keep_alive_timeout_seconds=settings.keep_alive_timeout_seconds,
+        write_timeout_seconds=settings.write_timeout_seconds,
     )
 
 

@@ -182,7 +182,7 @@ def _uvicorn_config(app: ASGIApp, limits: ConnectionLimits) -> Config:
         log_config=None,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=limits.keep_alive_seconds,  # type: ignore[arg-type]
+        timeout_keep_alive=limits.keep_alive_timeout_seconds,  # type: ignore[arg-type]
     )
     config.load()
     # Clients' errors are counted and answered; a log line for each would let them flood the log.

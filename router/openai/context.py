@@ -168,7 +168,10 @@ class RouterContext:
         if self.quota_store is None:
             return None
         return QuotaClient(
-            self.quota_store, self.instance_id, self.clock, self.metrics.tenants.limits_split
+            self.quota_store,
+            self.instance_id,
+            self.clock,
+            self.metrics.tenants.quota_store_unreachable,
         )
 
     def check_not_draining(self) -> None:
@@ -325,7 +328,7 @@ class RouterContext:
 
 
 def _request_spec(
-    prompt: Prompt, name: str, number: int, attributes: TenantAttributes, first_token_seconds: float
+    prompt: Prompt, name: str, number: int, attributes: TenantAttributes, ttft_slo_seconds: float
 ) -> RequestSpec:
     sampling = replace(prompt.sampling, seed=(prompt.sampling.seed + number) % 2**64)
     return RequestSpec(
@@ -335,7 +338,7 @@ def _request_spec(
         num_prompt_tokens=len(prompt.token_ids),
         sampling=sampling,
         tenant_salt=attributes.salt,
-        ttft_slo_seconds=first_token_seconds if attributes.has_slo else 0.0,
+        ttft_slo_seconds=ttft_slo_seconds if attributes.has_slo else 0.0,
         tenant=attributes.tag,
         priority=attributes.priority,
         weight=attributes.weight,

@@ -1,7 +1,8 @@
 """The router's metrics, in a Prometheus registry of their own. Labels contain no request ids."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from baton.obs.renamed_metrics import render_metrics
 from router.generation.record import GenerationRecord
 from router.telemetry.slo import SloOutcome, SloTargets
 from router.tenants.metrics import TenantMetrics
@@ -49,13 +50,13 @@ class RouterMetrics:
             registry=registry,
         )
         self.ttft_seconds = Histogram(
-            "baton_first_token_seconds",
+            "baton_time_to_first_token_seconds",
             "From a request's arrival to its first token.",
             buckets=LATENCY_BUCKETS,
             registry=registry,
         )
         self.itl_seconds = Histogram(
-            "baton_token_gap_seconds",
+            "baton_inter_token_latency_seconds",
             "Mean time between the tokens of an answer.",
             buckets=INTER_TOKEN_BUCKETS,
             registry=registry,
@@ -79,7 +80,7 @@ class RouterMetrics:
             "baton_completion_tokens_total", "Tokens of answers.", registry=registry
         )
         self.transferred_bytes = Counter(
-            "baton_shipped_bytes_total",
+            "baton_kv_transfer_bytes_total",
             "Bytes of KV transferred from prefill to decode workers, by transport.",
             ["transport"],
             registry=registry,
@@ -100,7 +101,7 @@ class RouterMetrics:
         )
         self._slo_answers = {verdict: judged.labels(verdict.value) for verdict in SloOutcome}
         self._ttft_prediction_ratio = Histogram(
-            "baton_first_token_prediction_ratio",
+            "baton_time_to_first_token_prediction_ratio",
             "Time to first token, divided by the conductor's prediction.",
             buckets=RATIO_BUCKETS,
             registry=registry,
@@ -136,7 +137,7 @@ class RouterMetrics:
         self.refusals.labels(reason).inc()
 
     def render(self) -> bytes:
-        return generate_latest(self.registry)
+        return render_metrics(self.registry)
 
     def _record_latencies(self, record: GenerationRecord) -> None:
         if record.total_seconds is not None:

@@ -50,8 +50,8 @@ class TenantMetrics:
             "Usage counters that were not sent to Redis yet.",
             registry=registry,
         )
-        self.limits_split = Gauge(
-            "baton_limits_split",
+        self.quota_store_unreachable = Gauge(
+            "baton_quota_store_unreachable",
             "1 while Redis is unreachable and each router has an equal part of tenants' limits.",
             registry=registry,
         )

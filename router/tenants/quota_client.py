@@ -178,13 +178,17 @@ class QuotaClient:
         except Unavailable:
             return
         self.is_open = True
-        log.info("limits_common", until_now="each router had an equal part of tenants' limits")
+        log.info(
+            "quota_store_reachable", until_now="each router had an equal part of tenants' limits"
+        )
         if self._split_gauge is not None:
             self._split_gauge.set(0)
 
     def _close(self, error: Unavailable) -> None:
         if self.is_open:
-            log.warning("limits_split", error=str(error), now="each router has an equal part")
+            log.warning(
+                "quota_store_unreachable", error=str(error), now="each router has an equal part"
+            )
         self.is_open = False
         if self._split_gauge is not None:
             self._split_gauge.set(1)

@@ -38,7 +38,7 @@ class PoolsHarness:
         self._folder = folder
         cluster = ClusterFolder(folder, "test")
         cluster.create()
-        settings = load_settings(redis_url="redis://127.0.0.1:1/0", port=0, drain_seconds=5)
+        settings = load_settings(redis_url="redis://127.0.0.1:1/0", port=0, drain_timeout_seconds=5)
         specs = LaunchSpecs(settings, cluster, self._command)
         self.pools = _pools(specs, ray_cluster, convert)
         self._changed = asyncio.Event()

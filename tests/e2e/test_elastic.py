@@ -40,7 +40,7 @@ def test_a_ray_cluster_serves_scales_drains_and_stops(over_ray: LocalCluster) ->
     names = sockets_by_process(cluster)
     assert names["supervisor"] == {"control", "ray"}
     assert names["ray: raylet"] == {"ray", "ray_local"}
-    assert names["prefill-0"] == {"grpc", "line", "kv", "ucx_wakeup"}
+    assert names["prefill-0"] == {"grpc", "framed", "kv", "ucx_wakeup"}
     tokens = cluster.complete(PROMPT, 16, **FIELDS)
     assert len(tokens) == 16
 

@@ -52,7 +52,7 @@ def test_prefill_and_decode_ran_in_different_processes(cluster: LocalCluster) ->
     prefill, decode = headers["x-baton-prefill"], headers["x-baton-decode"]
     assert pids[prefill] != pids[decode]
     assert headers["x-baton-transport"] in {"shm", "nixl_local", "grpc"}
-    assert int(headers["x-baton-bytes-shipped"]) > 0
+    assert int(headers["x-baton-kv-transfer-bytes"]) > 0
 
 
 def test_explain_reports_the_workers_of_a_request(cluster: LocalCluster) -> None:

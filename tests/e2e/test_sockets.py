@@ -10,7 +10,7 @@ from tests import certificates
 from tests.e2e.sockets import sockets_by_process
 from tools.local_cluster import LocalCluster, local_cluster
 
-WORKER = {"grpc", "line", "kv", "ucx_wakeup"}
+WORKER = {"grpc", "framed", "kv", "ucx_wakeup"}
 
 
 def test_the_sockets_of_a_default_cluster_are_documented(cluster: LocalCluster) -> None:
@@ -19,7 +19,7 @@ def test_the_sockets_of_a_default_cluster_are_documented(cluster: LocalCluster) 
         "supervisor": {"control"},
         "redis": {"redis"},
         "kvstore": {"grpc", "kv", "local_rpc", "ucx_wakeup"},
-        "conductor": {"grpc", "line"},
+        "conductor": {"grpc", "framed"},
         "router": {"http"},
     } | dict.fromkeys(workers, WORKER)
 
@@ -42,6 +42,6 @@ def test_the_sockets_of_a_cluster_with_tls_and_a_fabric_are_documented(tmp_path:
     assert names["prefill-0"] == WORKER | {"ucx", "ops"}
     assert names["router"] == {"http", "ops"}
     authentication = {each["name"]: each["authentication"] for each in sockets}
-    internal = dict.fromkeys(("grpc", "line", "kv"), "mutual TLS and the cluster secret")
+    internal = dict.fromkeys(("grpc", "framed", "kv"), "mutual TLS and the cluster secret")
     assert {name: authentication[name] for name in internal} == internal
     assert [authentication[name] for name in ("http", "ops", "ucx")] == ["API keys", "none", "none"]

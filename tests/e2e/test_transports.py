@@ -44,4 +44,4 @@ def test_tokens_over_each_transport_equal_the_reference(
         body = {"prompt": expected[-1].prompt[::-1], "max_tokens": 2}
         _, headers = replace(cluster, api_key="one").post_with_headers("/v1/completions", body)
         assert headers["x-baton-transport"] == {"nixl": "nixl_local"}.get(transport, transport)
-        assert int(headers["x-baton-bytes-shipped"]) > 0
+        assert int(headers["x-baton-kv-transfer-bytes"]) > 0

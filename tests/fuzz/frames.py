@@ -29,7 +29,7 @@ from baton.rpc.framed.connection import (
 from baton.rpc.frames import FRAME_HEADER, MAX_MESSAGE_BYTES
 from baton.rpc.kvstore_methods import KvStoreMethods
 from baton.rpc.local_rpc import LocalRpcClient, LocalRpcServer
-from baton.rpc.v1 import kvstore_pb2, line_pb2
+from baton.rpc.v1 import framed_pb2, kvstore_pb2
 from tests.fuzz.messages import MessageMaker
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
 from tests.fuzz.unhandled_errors import record_hidden_errors
@@ -43,8 +43,8 @@ LINGER_SECONDS = 0.01
 OPENING_SECONDS = 0.3
 NO_SECRET = ClusterCredentials(None)
 
-_CLIENTS_MESSAGES = (line_pb2.Hello, line_pb2.Proof)
-_SERVERS_MESSAGES = (line_pb2.Challenge, line_pb2.Welcome, kvstore_pb2.DoorError)
+_CLIENTS_MESSAGES = (framed_pb2.Hello, framed_pb2.Proof)
+_SERVERS_MESSAGES = (framed_pb2.Challenge, framed_pb2.Welcome, kvstore_pb2.LocalRpcError)
 _CALLS = (
     kvstore_pb2.OpenRequest,
     kvstore_pb2.PutRequest,
@@ -154,7 +154,7 @@ class Fuzzer:
         host, _, port = self._servers.lines.address.rpartition(":")
         frames = self._frames(_CLIENTS_MESSAGES)
         if self._chance.random() < 0.5:
-            hello = line_pb2.Hello(version=VERSION, service="echo", nonce=bytes(NONCE_BYTES))
+            hello = framed_pb2.Hello(version=VERSION, service="echo", nonce=bytes(NONCE_BYTES))
             frames = [
                 FRAME_HEADER.pack(hello.ByteSize(), 0, FrameKind.HELLO) + hello.SerializeToString()
             ]
@@ -280,12 +280,12 @@ class Fuzzer:
 
 async def _welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Do the server's part of a valid handshake."""
-    hello = line_pb2.Hello.FromString(await _payload_of(reader))
+    hello = framed_pb2.Hello.FromString(await _payload_of(reader))
     nonce = bytes(NONCE_BYTES)
-    _write(writer, FrameKind.CHALLENGE, line_pb2.Challenge(nonce=nonce).SerializeToString())
+    _write(writer, FrameKind.CHALLENGE, framed_pb2.Challenge(nonce=nonce).SerializeToString())
     await _payload_of(reader)
     code = handshake_proof(TRUST.secret or "", "server", "echo", hello.nonce + nonce)
-    _write(writer, FrameKind.WELCOME, line_pb2.Welcome(code=code).SerializeToString())
+    _write(writer, FrameKind.WELCOME, framed_pb2.Welcome(code=code).SerializeToString())
 
 
 async def _payload_of(reader: asyncio.StreamReader) -> bytes:

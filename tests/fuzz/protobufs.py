@@ -297,7 +297,7 @@ async def servers() -> AsyncIterator[Servers]:
         store_address = await _serve(stack, add_kvstore_service, harness.node)
         conductor_address = await _serve(stack, add_conductor_service, core)
         line = FramedServer(ClusterCredentials(SECRET), framed_conductor_services(core))
-        line_port = await line.listen(LOCALHOST, 0)
+        framed_port = await line.listen(LOCALHOST, 0)
         stack.push_async_callback(line.close)
         calls = []
         for module, service, address in (
@@ -308,7 +308,7 @@ async def servers() -> AsyncIterator[Servers]:
         ):
             channel = await stack.enter_async_context(open_channel(address, SECRET))
             calls += _calls(module, service, channel)
-        yield Servers(workers, prefill, decode, f"{LOCALHOST}:{line_port}", harness, calls)
+        yield Servers(workers, prefill, decode, f"{LOCALHOST}:{framed_port}", harness, calls)
 
 
 async def _serve(stack: AsyncExitStack, add: Callable[[Any, Any], None], core: Any) -> str:

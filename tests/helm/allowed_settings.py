@@ -6,15 +6,16 @@ from typing import Any, get_args
 from pydantic import BeforeValidator
 
 from baton.config import Settings
+from baton.config.renamed_settings import RENAMED_SETTINGS
 
 CHART_SETTINGS = frozenset({
     # Identity, addresses and secrets of a process.
     "id", "cluster", "redis_url", "cluster_secret", "host", "port", "reuse_port", "grpc_host",
-    "grpc_port", "line_port", "ops_host", "ops_port", "advertise_address", "tls_certificate",
+    "grpc_port", "framed_port", "ops_host", "ops_port", "advertise_address", "tls_certificate",
     "tls_key", "rpc_tls_certificate", "rpc_tls_key", "rpc_tls_ca", "api_keys", "tenants_file",
     "admin_key", "tenant_secret", "allow_open_http", "control_socket",
     # Settings with their own place in the values.
-    "model", "served_model_name", "drain_seconds", "endpoint_grace_seconds", "store_bytes",
+    "model", "served_model_name", "drain_timeout_seconds", "endpoint_grace_seconds", "store_bytes",
     "store_disk_bytes", "store_folder", "batch_folder", "log_level", "log_format",
     "trace_endpoint", "trace_sample", "autoscale", "autoscale_pools", "autoscale_prefill_pool",
     "autoscale_decode_pool", "kubernetes_namespace", "kubernetes_pools", "kubernetes_lease",
@@ -27,11 +28,15 @@ BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "pattern
 
 
 def settings_schema() -> dict[str, Any]:
-    """Return the JSON schema of `settings` in the chart, without those the chart sets itself."""
+    """Return the JSON schema of `settings` in the chart, without those the chart sets itself. Old
+    names of settings are accepted, as deprecated."""
     names = sorted(set(Settings.model_fields) - CHART_SETTINGS)
     free = [name for name in names if not name.startswith("mock_")]
     schemas = Settings.model_json_schema()["properties"]
     properties = {name: _value_schema(name, schemas[name]) for name in free}
+    for old, new in RENAMED_SETTINGS.items():
+        if new in properties:
+            properties[old] = properties[new] | {"description": f"Use {new}.", "deprecated": True}
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 

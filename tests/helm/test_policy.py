@@ -197,7 +197,7 @@ def test_only_pools_of_this_release_may_be_resized() -> None:
 def test_grace_periods_cover_endpoints_drain_and_margin(scenario: str) -> None:
     """The preStop hook gets the first two parts as its timeout, so it always ends in time."""
     for pod in release_of(scenario).serving():
-        drain = int(env_of(pod)["BATON_DRAIN_SECONDS"])
+        drain = int(env_of(pod)["BATON_DRAIN_TIMEOUT_SECONDS"])
         hook = pod.main["lifecycle"]["preStop"]["exec"]["command"]
         assert hook == ["baton", "drain", "--self", "--timeout", str(10 + drain)]
         assert grace_of(pod) == 10 + drain + 15

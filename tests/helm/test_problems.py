@@ -182,8 +182,8 @@ def problems(values: Object) -> list[str]:
         ),
         # The rest
         (
-            make_values(ports__line=7000),
-            "ports.line and ports.grpc are both 7000: programs listen on all of them",
+            make_values(ports__framed=7000),
+            "ports.grpc and ports.framed are both 7000: programs listen on all of them",
         ),
         (
             make_values(tls__router__enabled=True),
@@ -271,13 +271,13 @@ def test_falsy_values_of_a_pool_override_the_defaults(path: str, value: Any, bel
 
 def test_settings_of_a_pool_override_those_of_all_pools() -> None:
     values = make_values(
-        poolDefaults__settings__max_running=8, poolDefaults__settings__threads=2,
-        pools__decode__settings__max_running=9,
+        poolDefaults__settings__max_sequences=8, poolDefaults__settings__threads=2,
+        pools__decode__settings__max_sequences=9,
     )  # fmt: skip
     pods = {pod.role: pod for pod in render(values).serving()}
     found = {
         role: {each["name"]: each.get("value") for each in pods[role].main["env"]}
         for role in ("prefill", "decode")
     }
-    assert [found[role]["BATON_MAX_RUNNING"] for role in ("prefill", "decode")] == ["8", "9"]
+    assert [found[role]["BATON_MAX_SEQUENCES"] for role in ("prefill", "decode")] == ["8", "9"]
     assert [found[role]["BATON_THREADS"] for role in ("prefill", "decode")] == ["2", "2"]

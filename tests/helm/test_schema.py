@@ -39,7 +39,7 @@ UNKNOWN = "additional properties '{}' not allowed"
         ("router.service.port", 0, "'/router/service/port'"),
         ("router.nodeSelector", ["gpu"], "'/router/nodeSelector': got array, want object"),
         ("router.nodeSelector.gpu", True, "'/router/nodeSelector/gpu': got boolean, want string"),
-        ("settings.max_running", "many", "'/settings/max_running': got string, want integer"),
+        ("settings.max_sequences", "many", "'/settings/max_sequences': got string, want integer"),
         ("settings.tenant_fairness", 1, "'/settings/tenant_fairness'"),
         ("traces.sample", 1.5, "'/traces/sample'"),
         ("security.user", 0, "'/security/user'"),
@@ -100,10 +100,12 @@ OPEN = {
 
 
 def named_paths(schema: Any, definitions: Any, path: str = "") -> Iterator[str]:
-    """Yield the paths of all values that the schema names."""
+    """Yield the paths of all values that the schema names, without old names of values."""
     if "$ref" in schema:
         schema = definitions[schema["$ref"].rpartition("/")[2]]
     for name, inner in schema.get("properties", {}).items():
+        if inner.get("deprecated"):
+            continue
         yield f"{path}{name}"
         if not {name, f"{path}{name}"} & OPEN:
             yield from named_paths(inner, definitions, f"{path}{name}.")

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from baton.config import Settings, load_settings
+from baton.config.renamed_settings import RENAMED_SETTINGS
 from router.tenants.tenants_file import load_tenants_file
 from tests.helm.allowed_settings import CHART_SETTINGS, settings_schema
 from tests.helm.chart import CHART, SCENARIOS, Object, Pod, Release, make_values, release_of, render
 
+Capture = pytest.CaptureFixture[str]
 EVERY = pytest.mark.parametrize("scenario", SCENARIOS)
 
 FIELDS = {
@@ -59,7 +61,7 @@ def test_every_program_starts_with_its_settings(
         assert settings.cluster == pod.labels["baton.dev/cluster"]
         assert settings.id == "pod-1.7f1c"
         assert settings.advertise_address == "10.0.0.7"
-        ports = (settings.grpc_port, settings.line_port, settings.ops_port)
+        ports = (settings.grpc_port, settings.framed_port, settings.ops_port)
         assert ports == (7000, 7001, 9000)
         assert settings.endpoint_grace_seconds == 10
         assert settings.log_format == "json"
@@ -87,13 +89,13 @@ def loaded(pool: str, values: Object, tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("max_running", 128, 128),
+        ("max_sequences", 128, 128),
         ("pool_bytes", "64GiB", 64 * 2**30),
         ("pool_bytes", 68719476736, 2**36),
         ("transports", ["nixl", "grpc"], ("nixl", "grpc")),
         ("tenant_fairness", False, False),
-        ("slo_token_gap_seconds", 0.025, 0.025),
-        ("read_alone", "auto", "auto"),
+        ("slo_itl_seconds", 0.025, 0.025),
+        ("local_prefill", "auto", "auto"),
     ],
 )
 def test_a_setting_reaches_its_program(
@@ -105,8 +107,8 @@ def test_a_setting_reaches_its_program(
     assert getattr(loaded("decode", one, tmp_path, monkeypatch), name) == expected
     every = loaded("decode", {"settings": {name: value}}, tmp_path, monkeypatch)
     assert getattr(every, name) == expected
-    both = {"settings": {"max_running": 1}, "poolDefaults": {"settings": {"max_running": 2}}}
-    assert loaded("prefill", both, tmp_path, monkeypatch).max_running == 2
+    both = {"settings": {"max_sequences": 1}, "poolDefaults": {"settings": {"max_sequences": 2}}}
+    assert loaded("prefill", both, tmp_path, monkeypatch).max_sequences == 2
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,7 @@ def test_a_changed_setting_restarts_pods_and_a_changed_size_does_not() -> None:
         return {each["checksum/config"] for each in annotations if each}
 
     assert sums({}) == sums(make_values(pools__decode__replicas=7))
-    assert sums({}).isdisjoint(sums(make_values(settings__max_running=7)))
+    assert sums({}).isdisjoint(sums(make_values(settings__max_sequences=7)))
 
 
 def test_the_values_schema_contains_all_settings(request: pytest.FixtureRequest) -> None:
@@ -187,6 +189,28 @@ def test_the_values_schema_contains_all_settings(request: pytest.FixtureRequest)
         path.write_text(json.dumps(schema, indent=2) + "\n")
     known = schema["definitions"]["settings"]
     assert known == settings_schema(), "pytest tests/helm --rewrite, and look at the diff"
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED_SETTINGS.items())
+def test_values_may_use_old_names_of_settings(
+    old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """A pool's environment and the common config file pass them on, and the program warns."""
+    if new in CHART_SETTINGS:
+        return
+    value = {"async_scheduling": "off", "local_prefill": False}.get(new, 3)
+    warning = f"setting {old} is now called {new}"
+    for values in ({"settings": {old: value}}, {"pools": {"decode": {"settings": {old: value}}}}):
+        assert getattr(loaded("decode", values, tmp_path, monkeypatch), new) == value
+        assert warning in capsys.readouterr().err
+
+
+def test_values_may_use_the_old_name_of_the_framed_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = make_values(ports__line=7005)
+    assert loaded("decode", values, tmp_path, monkeypatch).framed_port == 7005
+    assert "ports.line is now called ports.framed" in render(values).notes
 
 
 def test_settings_that_the_chart_sets_exist() -> None:

@@ -120,7 +120,7 @@ def test_an_externally_managed_pool_keeps_its_size_over_upgrades(releases: Relea
     assert releases.replicas("baton-decode") == 2
     releases.scale("baton-decode", 4)
     secrets, before = releases.secrets(), releases.templates()
-    releases.upgrade(**external, pools={"decode": {"replicas": 2}}, settings={"max_running": 8})
+    releases.upgrade(**external, pools={"decode": {"replicas": 2}}, settings={"max_sequences": 8})
     assert releases.replicas("baton-decode") == 4 and releases.replicas("baton-prefill") == 1
     assert releases.secrets() == secrets, "generated secrets are kept"
     changed = {name for name, each in releases.templates().items() if each != before[name]}
@@ -135,7 +135,7 @@ def test_a_release_can_be_rolled_back_and_uninstalled(releases: Releases) -> Non
     wait = {"wait": "watcher", "timeout": SECONDS}
     releases.config.install(CHART, "baton", {}, **wait)
     before = releases.templates()
-    releases.upgrade(settings={"max_running": 8})
+    releases.upgrade(settings={"max_sequences": 8})
     assert releases.templates() != before
     releases.config.rollback("baton", version=1, **wait)
     assert releases.templates() == before

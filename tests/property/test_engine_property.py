@@ -305,13 +305,13 @@ def job_lists(draw: st.DrawFn) -> list[Job]:
 
 @st.composite
 def configs(draw: st.DrawFn, block_tokens: int) -> EngineConfig:
-    max_step_tokens = draw(st.integers(1, 40))
+    max_batched_tokens = draw(st.integers(1, 40))
     return EngineConfig(
         block_tokens=block_tokens,
         max_model_tokens=64,
-        max_step_tokens=max_step_tokens,
-        chunk_tokens=draw(st.none() | st.integers(1, max_step_tokens)),
-        max_running=draw(st.integers(1, 8)),
+        max_batched_tokens=max_batched_tokens,
+        chunk_tokens=draw(st.none() | st.integers(1, max_batched_tokens)),
+        max_sequences=draw(st.integers(1, 8)),
         max_waiting=draw(st.integers(3, 10)),
         watermark_blocks=draw(st.integers(0, 3)),
         forecasts_memory=draw(st.booleans()),
@@ -365,7 +365,7 @@ def tight_pairs(draw: st.DrawFn) -> EnginePair:
     config = EngineConfig(
         block_tokens=block_tokens,
         max_model_tokens=64,
-        max_step_tokens=draw(st.integers(8, 40)),
+        max_batched_tokens=draw(st.integers(8, 40)),
         watermark_blocks=draw(st.integers(0, 1)),
         forecasts_memory=draw(st.booleans()),
         growth_tokens=draw(st.integers(0, 4)),

@@ -121,7 +121,7 @@ def tight(draw: st.DrawFn) -> tuple[EngineConfig, EngineConfig, Blocks]:
     config = EngineConfig(
         block_tokens=block_tokens,
         max_model_tokens=64,
-        max_step_tokens=draw(st.integers(8, 40)),
+        max_batched_tokens=draw(st.integers(8, 40)),
         watermark_blocks=draw(st.integers(0, 1)),
         forecasts_memory=draw(st.booleans()),
         growth_tokens=draw(st.integers(0, 4)),
@@ -271,8 +271,8 @@ def test_outputs_and_cache_are_those_of_synchronous_scheduling(
 ) -> None:
     """With ample memory, the cached tokens and the block counts are the same, too."""
     config = data.draw(configs(block_tokens))
-    steps = max(8, config.max_step_tokens)
-    config = replace(config, max_waiting=8, max_running=8, max_step_tokens=steps)
+    steps = max(8, config.max_batched_tokens)
+    config = replace(config, max_waiting=8, max_sequences=8, max_batched_tokens=steps)
     found = outcome(EXECUTORS[executor], config, 600, arrivals)
     assert found == outcome(no_executor, config, 600, arrivals)
 

@@ -38,7 +38,7 @@ class Bench:
         bounds: dict[str, object] = {
             "block_tokens": BLOCK_TOKENS,
             "max_model_tokens": 4096,
-            "max_step_tokens": STEP_TOKENS,
+            "max_batched_tokens": STEP_TOKENS,
         }
         self.engine = Engine(
             TimedRunner(self.clock, num_blocks),
@@ -141,7 +141,7 @@ def test_no_request_is_preempted_when_the_forecast_is_right(
     order: str, num_blocks: int, max_tokens: int, arrivals: list[tuple[int, int]]
 ) -> None:
     """All outputs reach their maximum length, and each prompt is prefilled in one step."""
-    bench = Bench(num_blocks, order=order, max_step_tokens=4096, watermark_blocks=0)
+    bench = Bench(num_blocks, order=order, max_batched_tokens=4096, watermark_blocks=0)
     for pause, length in arrivals:
         bench.add(length, Task.PREFILL_AND_DECODE, max_tokens=max_tokens)
         for _ in range(pause):
@@ -154,7 +154,7 @@ def test_no_request_is_preempted_when_the_forecast_is_right(
 
 def test_without_the_forecast_requests_are_preempted() -> None:
     """This proves that the test before can fail."""
-    bench = Bench(16, forecasts_memory=False, max_step_tokens=4096, watermark_blocks=0)
+    bench = Bench(16, forecasts_memory=False, max_batched_tokens=4096, watermark_blocks=0)
     for _ in range(4):
         bench.add(12, Task.PREFILL_AND_DECODE, max_tokens=20)
     while bench.engine.has_work():

@@ -225,7 +225,7 @@ class StoreCluster:
     def add_worker(self, name: str, num_blocks: int = 64, prefer: ReloadMode | None = None) -> Node:
         runner = SharedRunner(num_blocks)
         config = EngineConfig(
-            block_tokens=BLOCK_TOKENS, max_model_tokens=256, max_step_tokens=16, chunk_tokens=8
+            block_tokens=BLOCK_TOKENS, max_model_tokens=256, max_batched_tokens=16, chunk_tokens=8
         )
         engine = Engine(
             runner,

@@ -136,7 +136,7 @@ async def test_a_disaggregated_request_has_the_output_of_a_local_one(length: int
     assert outputs[-1].finish_reason is FinishReason.LENGTH
     details = outputs[1].details
     assert details["transport"] == "memory"
-    assert int(details["bytes_shipped"]) == -(-length // 4) * 4 * 8
+    assert int(details["kv_transfer_bytes"]) == -(-length // 4) * 4 * 8
 
 
 @pytest.mark.parametrize(("length", "temperature"), [(1, 0.0), (7, 1.0), (40, 0.0)])
@@ -164,7 +164,7 @@ async def test_a_draining_worker_migrates_its_requests(length: int, temperature:
         await source.wait_until_free()
         await target.wait_until_free()
     assert tokens_of([*outputs, *rest]) == reference_answer(spec)[0]
-    assert int(rest[0].details["bytes_shipped"]) == -(-(length + len(generated) - 1) // 4) * 32
+    assert int(rest[0].details["kv_transfer_bytes"]) == -(-(length + len(generated) - 1) // 4) * 32
 
 
 async def test_blocks_cached_on_the_decode_worker_are_not_transferred_again() -> None:
@@ -172,9 +172,9 @@ async def test_blocks_cached_on_the_decode_worker_are_not_transferred_again() ->
         first = await run_disaggregated(running, request("a", list(range(40)), 4))
         again = await run_disaggregated(running, request("b", list(range(40)), 4))
     assert tokens_of(first) == tokens_of(again)
-    assert int(first[1].details["bytes_shipped"]) == 10 * 32
+    assert int(first[1].details["kv_transfer_bytes"]) == 10 * 32
     # The last block is never a cache hit: the source always computes its last token.
-    assert int(again[1].details["bytes_shipped"]) <= 32
+    assert int(again[1].details["kv_transfer_bytes"]) <= 32
 
 
 async def test_many_concurrent_requests_complete_with_few_decode_blocks() -> None:

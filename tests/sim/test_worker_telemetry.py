@@ -55,13 +55,13 @@ async def test_a_disaggregated_request_is_counted_on_both_workers() -> None:
     assert value(prefill_metrics, "prefix_tokens_total", source="computed") == 50
     assert value(prefill_metrics, "prefix_tokens_total", source="device") == 0
     assert value(prefill_metrics, "queue_seconds_count") == 1
-    assert value(prefill_metrics, "handoff_held_seconds_count") == 1
+    assert value(prefill_metrics, "kv_export_seconds_count") == 1
     # Five more tokens, one step each.
     assert value(decode_metrics, "step_seconds_count", kind="decode") == 5
     assert value(decode_metrics, "computed_tokens_total", phase="decode") == 5
     assert value(decode_metrics, "batch_requests_sum") == 5
-    assert value(decode_metrics, "handoff_bytes_total", transport="memory") == 13 * layout_bytes
-    assert value(decode_metrics, "handoff_exposed_seconds_count") == 1
+    assert value(decode_metrics, "kv_transfer_bytes_total", transport="memory") == 13 * layout_bytes
+    assert value(decode_metrics, "kv_transfer_exposed_seconds_count") == 1
     assert value(decode_metrics, "queue_seconds_count") == 0
 
 
@@ -88,7 +88,7 @@ async def test_block_and_sequence_gauges_match_the_engine() -> None:
         assert blocks == {
             "free": 27, "filling": 0, "idle": 0, "referenced": 5, "quarantined": 0,
         }  # fmt: skip
-        assert value(prefill_metrics, "sequences", state="held") == 1
+        assert value(prefill_metrics, "sequences", state="exported") == 1
         assert value(prefill_metrics, "preemptions_total") == 0
         stream.close()
         await running.prefill.wait_until_free()
@@ -219,9 +219,9 @@ async def test_a_migrated_request_has_a_span_of_its_job_and_of_its_export() -> N
         for span in spans.spans
         if span.name.endswith("job")
     )
-    assert counted == {("whole job", "moved", 1): 1, ("prefill job", "dropped", 2): 1}
+    assert counted == {("whole job", "migrated", 1): 1, ("prefill job", "cancelled", 2): 1}
     assert stages(spans.spans, "prefill job") == ["kv export"]
-    assert value(decode_metrics, "requests_total", task="whole", outcome="moved") == 1
+    assert value(decode_metrics, "requests_total", task="whole", outcome="migrated") == 1
 
 
 async def drop_export(running: Cluster, node: Node, epoch: Epoch) -> None:

@@ -138,7 +138,7 @@ def make_node(
     engine_config = EngineConfig(
         block_tokens=BLOCK_TOKENS,
         max_model_tokens=256,
-        max_step_tokens=16,
+        max_batched_tokens=16,
         chunk_tokens=8,
         vocab_size=vocab_size,
     )

@@ -414,7 +414,9 @@ async def test_autoscale_off_returns_at_once() -> None:
 
 async def test_autoscaler_runs_until_it_is_cancelled() -> None:
     loop = Loop()
-    settings = Settings(autoscale="on", autoscale_seconds=5.0, autoscale_stable_seconds=0.0)
+    settings = Settings(
+        autoscale="on", autoscale_interval_seconds=5.0, autoscale_stable_seconds=0.0
+    )
     running = asyncio.ensure_future(
         autoscaler.run_autoscaler(settings, loop.pools, loop.ask, loop.clock)
     )

@@ -40,7 +40,7 @@ async def test_the_supervisor_follows_its_conductors_plan(
 
     monkeypatch.setattr(supervisor_module, "fetch_pool_plan", ask)
     cluster = ClusterHarness(
-        tmp_path, monkeypatch, prefill=2, decode=1, autoscale="on", autoscale_seconds=0.05,
+        tmp_path, monkeypatch, prefill=2, decode=1, autoscale="on", autoscale_interval_seconds=0.05,
         autoscale_stable_seconds=0.0, autoscale_cooldown_seconds=0.0, cluster_secret="s",
     )  # fmt: skip
 

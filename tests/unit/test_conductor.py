@@ -68,12 +68,12 @@ class Clock(ManualClock):
 
 
 class ConductorHarness:
-    def __init__(self, read_alone: bool = False, **config: object) -> None:
+    def __init__(self, local_prefill: bool = False, **config: object) -> None:
         self.clock = Clock(100.0)
         self.registry = MemoryRegistry(self.clock)
         self.membership = Membership(self.registry, self.clock)
         self.mirror = StoreMirror()
-        settings = ConductorConfig(local_prefill=read_alone, **config)  # type: ignore[arg-type]
+        settings = ConductorConfig(local_prefill=local_prefill, **config)  # type: ignore[arg-type]
         self.conductor = Conductor(self.membership, self.mirror, self.clock, settings)
 
     async def announce(self, *members: Member) -> None:
@@ -114,7 +114,7 @@ class ConductorHarness:
 @pytest.mark.parametrize("number", [0, MIN_RATE, MAX_NUMBER])
 async def test_extreme_reports_do_not_prevent_placements(number: float) -> None:
     """The conductor can compute with every number that the codec accepts."""
-    cluster, count = ConductorHarness(read_alone=True), int(number)
+    cluster, count = ConductorHarness(local_prefill=True), int(number)
     wild = {
         "running": count, "waiting": count, "queued_tokens": count, "num_blocks": count,
         "free_blocks": count, "decode_requests": count, "context_tokens": count,
@@ -567,7 +567,7 @@ async def test_number_of_reported_alternatives_is_bounded() -> None:
 
 
 async def test_short_prompt_may_be_prefilled_on_the_decode_worker() -> None:
-    cluster = ConductorHarness(read_alone=True)
+    cluster = ConductorHarness(local_prefill=True)
     await cluster.announce(prefill_member("p"), decode_member("d"))
     placement = cluster.place("r", 40, keys(1, 2))
     assert (placement.prefill, placement.decode.id) == (None, "d")
@@ -584,12 +584,12 @@ async def test_short_prompt_may_be_prefilled_on_the_decode_worker() -> None:
 
 
 async def test_local_prefill_is_off_on_cpus_unless_configured() -> None:
-    for device, read_alone, alone in (
+    for device, local_prefill, alone in (
         ("cpu", None, False), ("cpu", True, True), ("cuda:0", None, True), ("cuda:0", False, False),
     ):  # fmt: skip
-        cluster = ConductorHarness(read_alone=read_alone)  # type: ignore[arg-type]
+        cluster = ConductorHarness(local_prefill=local_prefill)  # type: ignore[arg-type]
         await cluster.announce(prefill_member("p"), replace(decode_member("d"), device=device))
-        assert (cluster.place("r", 40).prefill is None) is alone, (device, read_alone)
+        assert (cluster.place("r", 40).prefill is None) is alone, (device, local_prefill)
 
 
 async def test_similar_prefill_speeds_are_treated_as_equal() -> None:

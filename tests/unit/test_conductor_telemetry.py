@@ -157,13 +157,13 @@ async def test_cluster_gauges_are_read_at_scrape_time() -> None:
     assert value("members", role="router", state="ready") == 0  # zero rather than absent
     assert value("registry_age_seconds") == 4.0
     assert (value("mirror_blocks"), value("mirror_nodes")) == (3, 1)
-    assert value("wished_workers", pool="decode") is None  # no plan exists yet
+    assert value("planned_workers", pool="decode") is None  # no plan exists yet
     plans[0] = PoolPlan(3, 5, "why", 1, 1, 12.5, 100.0, 10.0, 0.5)
-    assert value("wished_workers", pool="prefill") == 3
-    assert value("wished_workers", pool="decode") == 5
+    assert value("planned_workers", pool="prefill") == 3
+    assert value("planned_workers", pool="decode") == 5
     assert value("forecast_requests_per_second") == 12.5
-    assert value("leads") == 0
+    assert value("is_leader") == 0
     leading[0] = True
-    assert value("leads") == 1
+    assert value("is_leader") == 1
     cluster.mirror.drop_node(WorkerId("s"))
     assert (value("mirror_blocks"), value("mirror_nodes")) == (0, 0)

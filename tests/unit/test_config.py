@@ -6,12 +6,14 @@ import pytest
 
 from baton.config import (
     DEMO_MODEL,
+    Settings,
     baton_home,
     child_environment,
     load_settings,
     thread_environment,
     to_environment,
 )
+from baton.config.renamed_settings import RENAMED_SETTINGS
 from baton.errors import Invalid
 
 
@@ -78,14 +80,14 @@ def test_unset_flags_do_not_override_the_environment(monkeypatch: pytest.MonkeyP
         ("device", "tpu", "device is 'tpu'"),
         ("transports", "shm,pigeon", "transports is .*must be auto, or some of shm,nixl,grpc"),
         ("pool_bytes", "lots", "pool_bytes is 'lots'"),
-        ("heartbeat_seconds", "nan", "heartbeat_seconds is 'nan'"),
+        ("heartbeat_interval_seconds", "nan", "heartbeat_interval_seconds is 'nan'"),
         ("cluster", "My Cluster", "cluster is 'My Cluster'"),
         ("log_level", "loud", "log_level is 'loud'"),
         ("prefill_order", "best", "prefill_order is 'best': must be one of fcfs, cached_first"),
-        ("slo_first_token_seconds", "-1", "slo_first_token_seconds is '-1'"),
-        ("slo_token_gap_seconds", "0", "slo_token_gap_seconds is '0'"),
+        ("slo_ttft_seconds", "-1", "slo_ttft_seconds is '-1'"),
+        ("slo_itl_seconds", "0", "slo_itl_seconds is '0'"),
         ("admission", "perhaps", "admission"),
-        ("slo_token_gap_seconds", "inf", "slo_token_gap_seconds is 'inf'"),
+        ("slo_itl_seconds", "inf", "slo_itl_seconds is 'inf'"),
         ("trace_endpoint", "collector:4317", "trace_endpoint .*like http://collector:4317"),
         ("trace_endpoint", "http://collector/v1/traces", "trace_endpoint .*OTLP/gRPC collector"),
         ("trace_sample", "10", "trace_sample is '10': input should be less than or equal to 1"),
@@ -234,3 +236,78 @@ def test_allowed_hosts_are_validated() -> None:
 def test_tls_certificate_requires_its_key() -> None:
     with pytest.raises(Invalid, match="tls_certificate and tls_key go together"):
         load_settings(tls_certificate="a.pem")
+
+
+RENAMED = pytest.mark.parametrize(("old", "new"), RENAMED_SETTINGS.items())
+
+
+def a_value(name: str) -> str:
+    """Return a value of the setting ``name`` that is not its default."""
+    return {"async_scheduling": "off", "local_prefill": "true"}.get(name, "77")
+
+
+@RENAMED
+def test_old_name_of_a_setting_works_from_every_source_with_a_warning(
+    old: str,
+    new: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = a_value(new)
+    expected = getattr(load_settings(**{new: text}), new)
+    assert expected != getattr(load_settings(), new)
+    warnings: list[str] = []
+    assert getattr(load_settings(warn=warnings.append, **{old: text}), new) == expected
+    assert getattr(load_settings(write(tmp_path, f"{old}: {text}"), warnings.append), new) == (
+        expected
+    )
+    monkeypatch.setenv("BATON_CONFIG", "")
+    monkeypatch.setenv(f"BATON_{old.upper()}", text)
+    assert getattr(load_settings(warn=warnings.append), new) == expected
+    message = f"setting {old} is now called {new}; {old} will be removed in the next version"
+    assert warnings == [message] * 3
+    load_settings()
+    assert capsys.readouterr().err == f"baton: warning: {message}\n"
+
+
+@RENAMED
+def test_setting_under_both_names_in_one_source_is_an_error_that_names_both(
+    old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = a_value(new)
+    both = f"{old} is the old name of {new}, and both are given; remove {old}$"
+    with pytest.raises(Invalid, match=f"command line: {both}"):
+        load_settings(warn=[].append, **{old: text, new: text})
+    with pytest.raises(Invalid, match=rf"baton\.yaml: {both}"):
+        load_settings(write(tmp_path, f"{old}: {text}\n{new}: {text}"), [].append)
+    monkeypatch.setenv("BATON_CONFIG", "")
+    monkeypatch.setenv(f"BATON_{old.upper()}", text)
+    monkeypatch.setenv(f"BATON_{new.upper()}", text)
+    variables = [f"BATON_{name.upper()}" for name in (old, new)]
+    with pytest.raises(Invalid, match="environment: {} is the old name of {}".format(*variables)):
+        load_settings(warn=[].append)
+
+
+def test_old_name_has_the_precedence_of_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, warnings = write(tmp_path, "max_sequences: 1"), list[str]()
+    monkeypatch.setenv("BATON_MAX_RUNNING", "2")
+    assert load_settings(file, warnings.append).max_sequences == 2
+    assert load_settings(file, warnings.append, max_sequences=3).max_sequences == 3
+    monkeypatch.delenv("BATON_MAX_RUNNING")
+    file = write(tmp_path, "max_running: 1")
+    monkeypatch.setenv("BATON_MAX_SEQUENCES", "2")
+    assert load_settings(file, warnings.append).max_sequences == 2
+
+
+def test_wrong_value_of_an_old_name_is_reported_under_the_new_one() -> None:
+    with pytest.raises(Invalid, match="max_sequences is 'x'"):
+        load_settings(warn=[].append, max_running="x")
+
+
+def test_renamed_settings_exist_under_the_new_name_only() -> None:
+    names = set(Settings.model_fields)
+    assert set(RENAMED_SETTINGS.values()) <= names
+    assert names.isdisjoint(RENAMED_SETTINGS)

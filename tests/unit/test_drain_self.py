@@ -23,7 +23,7 @@ def ops() -> Iterator[tuple[OpsServer, int]]:
     health = ProcessHealth(ManualClock())
     health.start()
     health.set_state("serving")
-    ops = OpsServer(health, hung_seconds=20.0)
+    ops = OpsServer(health, hang_timeout_seconds=20.0)
     yield ops, int(ops.open("127.0.0.1", 0).rpartition(":")[2])
     ops.close()
 

@@ -20,7 +20,7 @@ from baton.errors import Invalid, NotFound, Overloaded
 from tests.engine_state import cached_tokens
 
 CONFIG = EngineConfig(
-    block_tokens=4, max_model_tokens=64, max_step_tokens=16, watermark_blocks=0, growth_tokens=6
+    block_tokens=4, max_model_tokens=64, max_batched_tokens=16, watermark_blocks=0, growth_tokens=6
 )
 PROMPT = tuple(TokenId(token) for token in range(10, 20))
 
@@ -109,7 +109,7 @@ def test_whole_request_generates_the_reference_answer() -> None:
 
 
 def test_step_reports_newly_scheduled_prompts_and_their_queue_time() -> None:
-    bench = Bench(config=replace(CONFIG, max_step_tokens=12, chunk_tokens=12))
+    bench = Bench(config=replace(CONFIG, max_batched_tokens=12, chunk_tokens=12))
     others = tuple(TokenId(token) for token in range(30, 40))
     bench.engine.add(spec("a"), Task.PREFILL_AND_DECODE)
     bench.clock.advance(2.0)
@@ -291,7 +291,7 @@ def test_prefill_reports_progress_and_keeps_its_blocks_until_released() -> None:
     assert bench.engine.stats() == EngineStats(
         running=0,
         waiting=0,
-        held=1,
+        exported=1,
         reserved=0,
         queued_tokens=0,
         num_steps=2,
@@ -321,7 +321,7 @@ def test_prefill_with_a_single_output_token_is_finished_and_kept() -> None:
     bench.engine.add(spec("a", max_tokens=1), Task.PREFILL)
     (output,) = bench.run()
     assert output.finish_reason is FinishReason.LENGTH
-    assert bench.engine.stats().held == 1
+    assert bench.engine.stats().exported == 1
 
 
 def test_kv_transfer_changes_no_token() -> None:
@@ -544,7 +544,7 @@ def test_engine_and_runner_agree_on_the_block_size() -> None:
 
 
 def test_queued_tokens_count_uncomputed_prompt_tokens() -> None:
-    bench = Bench(config=replace(CONFIG, max_running=2))
+    bench = Bench(config=replace(CONFIG, max_sequences=2))
     bench.engine.add(spec("a"), Task.PREFILL_AND_DECODE)
     bench.engine.step()
     bench.engine.add(spec("b", PROMPT[::-1] * 3), Task.PREFILL_AND_DECODE)

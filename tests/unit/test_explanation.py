@@ -26,8 +26,8 @@ def explanation(**fields: Any) -> dict[str, Any]:
         "decode": {"id": "d0", "address": "d0:1", "generation": 1},
         "policy": "baton",
         "reason": "3 of 8 blocks at hand",
-        "predicted": {"ttft_seconds": 0.75, "tbt_seconds": None},
-        "actual": {"ttft_seconds": 0.8, "tbt_seconds": 0.01},
+        "predicted": {"ttft_seconds": 0.75, "itl_seconds": None},
+        "actual": {"ttft_seconds": 0.8, "itl_seconds": 0.01},
         "alternatives": {"prefill": [reader, other], "decode": []},
         "placements": [placement, placement],
         **fields,
@@ -55,7 +55,7 @@ def test_explanation_shows_facts_then_times_then_candidates() -> None:
 
 
 def test_explanation_of_a_request_that_was_never_placed() -> None:
-    nothing = {"ttft_seconds": None, "tbt_seconds": None}
+    nothing = {"ttft_seconds": None, "itl_seconds": None}
     lines = rendered_words(
         explanation(
             prefill=None, decode=None, predicted=nothing, actual=nothing,

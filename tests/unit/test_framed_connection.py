@@ -22,7 +22,7 @@ from baton.rpc.framed.connection import HANDSHAKE_BYTES, VERSION, FramedConnecti
 from baton.rpc.framed.server import FramedServer
 from baton.rpc.framed.unauthenticated import UnauthenticatedConnections, source_network
 from baton.rpc.frames import FRAME_HEADER, MAX_MESSAGE_BYTES
-from baton.rpc.v1 import conductor_pb2, line_pb2
+from baton.rpc.v1 import conductor_pb2, framed_pb2
 
 TRUST = ClusterCredentials("a secret of the cluster")
 NONCE = bytes(32)
@@ -84,7 +84,7 @@ def frame(kind: int, payload: bytes = b"") -> bytes:
 
 
 def hello(service: str = "echo", version: int = VERSION, nonce: bytes = NONCE) -> bytes:
-    message = line_pb2.Hello(version=version, service=service, nonce=nonce)
+    message = framed_pb2.Hello(version=version, service=service, nonce=nonce)
     return frame(FrameKind.HELLO, message.SerializeToString())
 
 
@@ -484,7 +484,7 @@ async def test_frozen_peer_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def freeze(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(len(hello()))
-        challenge = line_pb2.Challenge(nonce=NONCE).SerializeToString()
+        challenge = framed_pb2.Challenge(nonce=NONCE).SerializeToString()
         writer.write(frame(FrameKind.CHALLENGE, challenge) + frame(FrameKind.WELCOME))
         with contextlib.suppress(ConnectionError):
             await reader.read()

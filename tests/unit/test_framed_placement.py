@@ -202,7 +202,7 @@ async def test_placer_reconnects_when_its_framed_connection_breaks() -> None:
         "127.0.0.1:9",
         Incarnation(1),
         WorkerState.READY,
-        line=address,
+        framed_address=address,
     )
     cluster = Cluster(Registry(conductor), SystemClock(), 100)
     await cluster.refresh()
@@ -238,7 +238,7 @@ async def test_placer_falls_back_to_grpc_if_the_framed_connection_fails() -> Non
         address,
         Incarnation(1),
         WorkerState.READY,
-        line="127.0.0.1:9",
+        framed_address="127.0.0.1:9",
     )
     cluster = Cluster(Registry(conductor), SystemClock(), 100)
     await cluster.refresh()

@@ -34,7 +34,9 @@ FAST = FailoverConfig(
     max_worker_wait_seconds=0.05,
     retry_pause_seconds=0.001,
     timeouts=TokenTimeouts(
-        first_token_seconds=0.05, kv_transfer_seconds=0.05, next_token_seconds=0.05
+        first_token_timeout_seconds=0.05,
+        kv_transfer_timeout_seconds=0.05,
+        next_token_timeout_seconds=0.05,
     ),
 )
 PROMPT = tuple(TokenId(token) for token in (5, 6, 7))
@@ -570,7 +572,7 @@ async def test_overload_is_reported_before_the_first_token_and_retried_after_it(
 
 
 @pytest.mark.parametrize(
-    ("steps", "what"), [(0, "first token"), (1, "hand-off"), (3, "next token")]
+    ("steps", "what"), [(0, "first token"), (1, "KV transfer"), (3, "next token")]
 )
 async def test_every_phase_has_a_deadline(steps: int, what: str) -> None:
     scene = GenerationHarness(automatic=False)

@@ -11,7 +11,7 @@ import structlog
 from baton.obs.logs import configure_logging
 configure_logging("info", STYLE, id="decode-0", role="decode")
 log = structlog.get_logger("x")
-log.info("request_moves", request_id="chatcmpl-1", epoch=2)
+log.info("request_migrates", request_id="chatcmpl-1", epoch=2)
 log.debug("too_small_to_say")
 thread = threading.Thread(target=lambda: log.warning("from_a_thread"))
 thread.start(); thread.join()
@@ -39,7 +39,7 @@ def lines(style: str) -> list[str]:
 def test_each_json_line_is_one_object_whatever_library_logged_it() -> None:
     records: list[dict[str, Any]] = [json.loads(line) for line in lines("json")]
     events = [each["event"] for each in records]
-    assert events[:4] == ["request_moves", "from_a_thread", "request_crashed", "it says so"]
+    assert events[:4] == ["request_migrates", "from_a_thread", "request_crashed", "it says so"]
     assert "odd" in events[4] and len(events) == 5
     for each in records:
         assert (each["id"], each["role"]) == ("decode-0", "decode")
@@ -52,5 +52,7 @@ def test_each_json_line_is_one_object_whatever_library_logged_it() -> None:
 
 def test_console_style_writes_plain_text() -> None:
     records = lines("console")
-    assert "request_moves" in records[0] and "chatcmpl-1" in records[0] and "decode-0" in records[0]
+    assert (
+        "request_migrates" in records[0] and "chatcmpl-1" in records[0] and "decode-0" in records[0]
+    )
     assert not any(line.startswith("{") for line in records)

@@ -53,7 +53,9 @@ def requests(chance: np.random.Generator, vocab_size: int) -> list[RequestSpec]:
 def answers(
     runner: ModelRunner, specs: list[RequestSpec], arrivals: list[int], *, overlaps: bool
 ) -> dict[RequestId, list[RequestOutput]]:
-    config = EngineConfig(block_tokens=16, max_model_tokens=256, max_step_tokens=48, max_running=10)
+    config = EngineConfig(
+        block_tokens=16, max_model_tokens=256, max_batched_tokens=48, max_sequences=10
+    )
     engine = Engine(
         runner,
         config,

@@ -16,7 +16,7 @@ from decode_worker.reservation_queue import ReservationQueue
 from tests.unit.test_scheduler import CONFIG, unique_tokens
 from tests.unit.test_scheduler_order import DEADLINE, TimedBench
 
-FCFS = replace(CONFIG, order="fcfs", max_running=1)
+FCFS = replace(CONFIG, order="fcfs", max_sequences=1)
 
 
 class ClassBench(TimedBench):
@@ -114,7 +114,7 @@ def test_longest_waiting_request_is_considered_outside_the_admission_window() ->
     ],
 )
 def test_lowest_priority_is_preempted_first(first: Priority, second: Priority, victim: str) -> None:
-    bench = ClassBench(4, replace(CONFIG, max_running=2))
+    bench = ClassBench(4, replace(CONFIG, max_sequences=2))
     for name, priority in (("a", first), ("b", second)):
         bench.priority = priority
         bench.add(name, unique_tokens(name, 8))

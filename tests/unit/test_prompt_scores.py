@@ -30,7 +30,7 @@ def engine_over(runner: Runner, chunk: int) -> Engine:
     config = EngineConfig(
         block_tokens=runner.block_tokens,
         max_model_tokens=256,
-        max_step_tokens=2 * chunk,
+        max_batched_tokens=2 * chunk,
         chunk_tokens=chunk,
         growth_tokens=1,
         watermark_blocks=0,

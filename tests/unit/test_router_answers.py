@@ -55,6 +55,7 @@ async def test_chat_completion(tokenizer: Tokenizer) -> None:
         "x-baton-prefill": "p0",
         "x-baton-decode": "d0",
         "x-baton-transport": "shm",
+        "x-baton-kv-transfer-bytes": "140",
         "x-baton-bytes-shipped": "140",
     }
 

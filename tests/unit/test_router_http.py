@@ -146,7 +146,7 @@ async def test_models_health_ready_and_metrics_endpoints(tokenizer: Tokenizer) -
         text = (await client.get("/metrics")).text
         assert 'baton_requests_total{endpoint="chat",status="200"} 1.0' in text
         assert "baton_completion_tokens_total 15.0" in text
-        assert 'baton_shipped_bytes_total{transport="shm"} 140.0' in text
+        assert 'baton_kv_transfer_bytes_total{transport="shm"} 140.0' in text
         router.members.list = [member("p0", Role.PREFILL)]
         await router.service.cluster.refresh()
         assert (await client.get("/ready")).status_code == 503
@@ -170,14 +170,17 @@ async def test_explain_describes_a_request(tokenizer: Tokenizer) -> None:
         explained = (await client.get("/admin/requests/chatcmpl-0")).json()
         wrong_error(await client.get("/admin/requests/other"), 404)
     assert explained["prefill"] == {"id": "p0", "address": "p0:1", "generation": 1}
-    assert explained["transport"] == "shm" and explained["bytes_shipped"] == 140
+    assert explained["transport"] == "shm" and explained["kv_transfer_bytes"] == 140
     assert explained["finish_reason"] == "stop"
     assert 0 <= explained["queue_seconds"] <= explained["ttft_seconds"]
     assert explained["ttft_seconds"] <= explained["total_seconds"]
     assert (explained["policy"], explained["reason"]) == ("scripted", "memory")
-    assert explained["predicted"] == {"ttft_seconds": 0.25, "tbt_seconds": None}
+    assert explained["bytes_shipped"] == explained["kv_transfer_bytes"]
+    predicted = {"ttft_seconds": 0.25, "itl_seconds": None, "tbt_seconds": None}
+    assert explained["predicted"] == predicted
     assert explained["actual"]["ttft_seconds"] == explained["ttft_seconds"]
-    assert 0 <= explained["actual"]["tbt_seconds"] <= explained["total_seconds"]
+    assert explained["actual"]["tbt_seconds"] == explained["actual"]["itl_seconds"]
+    assert 0 <= explained["actual"]["itl_seconds"] <= explained["total_seconds"]
     expected = {
         "worker": "p0", "score": 1.5, "queue_seconds": 0.5, "service_seconds": 0.25,
         "local_blocks": 3, "fetched_blocks": 0, "late_seconds": 0.0,

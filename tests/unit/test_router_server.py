@@ -309,7 +309,7 @@ async def test_incomplete_header_times_out(data: bytes) -> None:
 @pytest.mark.parametrize("data", [b"", b"\r\n", b"GET / HTTP/1.1\r\nhost:"])
 @on_uvloop
 async def test_idle_keep_alive_connection_times_out(data: bytes) -> None:
-    limits = replace(LIMITS, header_timeout_seconds=0.2, keep_alive_seconds=QUICK)
+    limits = replace(LIMITS, header_timeout_seconds=0.2, keep_alive_timeout_seconds=QUICK)
     async with bench(limits) as made:
         answer = await made.ask(GET + data)
         assert answer.count(b"HTTP/1.1 200") == 1

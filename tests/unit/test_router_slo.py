@@ -98,8 +98,8 @@ def test_predicted_ttft_is_compared_with_the_actual_one() -> None:
     metrics.record_answer(answered(first=1.0, predicted=0.5))
     metrics.record_answer(answered(first=1.0))
     value = metrics.registry.get_sample_value
-    assert value("baton_first_token_prediction_ratio_count") == 1
-    assert value("baton_first_token_prediction_ratio_sum") == 2.0
+    assert value("baton_time_to_first_token_prediction_ratio_count") == 1
+    assert value("baton_time_to_first_token_prediction_ratio_sum") == 2.0
 
 
 def test_tenants_beyond_the_label_limit_share_a_label() -> None:

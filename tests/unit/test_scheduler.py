@@ -23,8 +23,8 @@ ROOT = KeyRoot(b"model", "float32", 4).key()
 CONFIG = EngineConfig(
     block_tokens=4,
     max_model_tokens=256,
-    max_step_tokens=16,
-    max_running=4,
+    max_batched_tokens=16,
+    max_sequences=4,
     watermark_blocks=0,
     forecasts_memory=False,
     order="cached_first",
@@ -143,7 +143,7 @@ def test_growing_answer_gets_a_block_when_it_needs_one() -> None:
 
 
 def test_max_running_bounds_the_batch() -> None:
-    bench = Bench(32, replace(CONFIG, max_running=2))
+    bench = Bench(32, replace(CONFIG, max_sequences=2))
     for name in "abc":
         bench.add(name, unique_tokens(name, 2))
     assert bench.step() == [("a", 2), ("b", 2)]
@@ -153,11 +153,11 @@ def test_max_running_bounds_the_batch() -> None:
 
 
 def test_batch_is_never_larger_than_the_token_budget() -> None:
-    assert replace(CONFIG, max_running=64).max_batch_requests == 16
+    assert replace(CONFIG, max_sequences=64).max_batch_requests == 16
 
 
 def test_longest_cached_prefix_goes_first() -> None:
-    bench = Bench(32, replace(CONFIG, max_running=1))
+    bench = Bench(32, replace(CONFIG, max_sequences=1))
     bench.add("x", unique_tokens("x", 9))
     bench.step()
     bench.finish("x")
@@ -168,7 +168,7 @@ def test_longest_cached_prefix_goes_first() -> None:
 
 
 def test_waiting_counts_against_a_cached_prefix() -> None:
-    bench = Bench(32, replace(CONFIG, max_running=1))
+    bench = Bench(32, replace(CONFIG, max_sequences=1))
     bench.add("x", unique_tokens("x", 9))
     bench.step()
     bench.add("cold", unique_tokens("c", 9))
@@ -179,7 +179,7 @@ def test_waiting_counts_against_a_cached_prefix() -> None:
 
 
 def test_only_requests_in_the_admission_window_are_looked_up_again() -> None:
-    bench = Bench(32, replace(CONFIG, max_running=1, admission_window=1))
+    bench = Bench(32, replace(CONFIG, max_sequences=1, admission_window=1))
     bench.add("x", unique_tokens("x", 9))
     bench.add("cold", unique_tokens("c", 9))
     bench.add("warm", unique_tokens("x", 12))  # nothing is cached yet
@@ -342,7 +342,7 @@ def test_blocked_queue_and_reservations_alternate() -> None:
 
 
 def test_reservation_takes_a_slot_and_reuses_cached_blocks() -> None:
-    bench = Bench(8, replace(CONFIG, max_running=1))
+    bench = Bench(8, replace(CONFIG, max_sequences=1))
     bench.add("x", unique_tokens("x", 8))
     bench.step()
     assert bench.reserve("early", unique_tokens("e", 4)) is None
@@ -361,13 +361,13 @@ def test_phases_and_their_transitions() -> None:
     assert set(PHASE_TRANSITIONS) == set(Phase)
     bench = Bench(4)
     sequence = bench.add("a", [1, 2])
-    with pytest.raises(AssertionError, match="a: waiting → held"):
+    with pytest.raises(AssertionError, match="a: waiting → exported"):
         sequence.set_phase(Phase.EXPORTED)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("block_tokens", 0), ("max_running", 0), ("chunk_tokens", 17), ("watermark_blocks", -1)],
+    [("block_tokens", 0), ("max_sequences", 0), ("chunk_tokens", 17), ("watermark_blocks", -1)],
 )
 def test_invalid_setting_is_named(name: str, value: int) -> None:
     with pytest.raises(Invalid, match=f"{name} is {value}, and must be at") as caught:

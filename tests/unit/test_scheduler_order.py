@@ -107,7 +107,7 @@ def test_new_prompt_that_does_not_fit_pauses_no_running_one() -> None:
 
 
 def test_tenant_with_less_service_goes_first() -> None:
-    config = replace(CONFIG, order="fcfs", max_running=1, fairness_slack_tokens=10)
+    config = replace(CONFIG, order="fcfs", max_sequences=1, fairness_slack_tokens=10)
     bench = TimedBench(64, config)
     for number, tenant in enumerate([b"a", b"a", b"a", b"b"]):
         bench.tenant = tenant
@@ -121,7 +121,7 @@ def test_tenant_with_less_service_goes_first() -> None:
 
 
 def test_fairness_can_be_switched_off() -> None:
-    config = replace(CONFIG, order="fcfs", max_running=1, fairness=False, fairness_slack_tokens=1)
+    config = replace(CONFIG, order="fcfs", max_sequences=1, fairness=False, fairness_slack_tokens=1)
     bench = TimedBench(64, config)
     for name, tenant in (("w", b"a"), ("x", b"a"), ("y", b"b")):
         bench.tenant = tenant

@@ -157,9 +157,9 @@ async def test_program_stops_even_if_its_drain_fails() -> None:
 
 
 async def living(
-    program: FakeProgram, drain_seconds: float = 5.0
+    program: FakeProgram, drain_timeout_seconds: float = 5.0
 ) -> tuple[Lifecycle, asyncio.Task[None]]:
-    life = Lifecycle(program, drain_seconds)
+    life = Lifecycle(program, drain_timeout_seconds)
     task = asyncio.create_task(life.run())
     await program.serving.wait()
     return life, task

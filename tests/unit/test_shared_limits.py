@@ -46,7 +46,7 @@ class Router:
     def __init__(self, name: str, fleet: "Fleet") -> None:
         self.metrics = TenantMetrics(CollectorRegistry())
         self.quota_client = QuotaClient(
-            fleet.quota_store, name, fleet.clock, self.metrics.limits_split
+            fleet.quota_store, name, fleet.clock, self.metrics.quota_store_unreachable
         )
         self.controller = AdmissionController(
             FairLimiter(1000), lambda: fleet.directory, lambda: len(fleet.routers),

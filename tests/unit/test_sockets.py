@@ -78,7 +78,7 @@ def test_unreported_sockets_are_listed_as_undocumented(
     (tmp_path / "local.sock").chmod(0o600)
     reported = [
         OpenListener("grpc", address["told"], member_authentication(ClusterCredentials("s"))),
-        OpenListener("line", wide, LOOPBACK_ONLY),
+        OpenListener("framed", wide, LOOPBACK_ONLY),
         OpenListener("local_rpc", local, LISTENERS["local_rpc"].authentications[0]),
     ]
     found = reports(tmp_path, pid, "decode", reported)
@@ -113,7 +113,7 @@ async def test_program_reports_its_listeners_to_the_supervisor() -> None:
         lines = FramedServer(ClusterCredentials("s"), {})
         port = await lines.listen("127.0.0.1", 0)
         listener = parse_listener(os.read(read_end, 4096).decode())
-        assert listener == OpenListener("line", f"127.0.0.1:{port}", "the cluster secret")
+        assert listener == OpenListener("framed", f"127.0.0.1:{port}", "the cluster secret")
         await lines.close()
     finally:
         open_status_pipe(-1)

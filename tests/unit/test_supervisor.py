@@ -213,7 +213,7 @@ async def test_frozen_program_is_killed_and_restarted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child_module, "HEARTBEAT_SECONDS", 0.3)
-    cluster = ClusterHarness(tmp_path, monkeypatch, hung_seconds=1)
+    cluster = ClusterHarness(tmp_path, monkeypatch, hang_timeout_seconds=1)
     async with cluster.running():
         before = cluster.process("decode-0").pid
         os.kill(before, signal.SIGSTOP)
@@ -276,7 +276,7 @@ async def test_pools_can_not_be_changed_before_start_or_after_stop(cluster: Clus
 async def test_second_stop_does_not_wait_for_the_drain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = ClusterHarness(tmp_path, monkeypatch, drain_seconds=600)
+    cluster = ClusterHarness(tmp_path, monkeypatch, drain_timeout_seconds=600)
     cluster.misbehave(prefill_0="deaf")
     async with cluster.running():
         cluster.stop_now.set()
@@ -286,7 +286,7 @@ async def test_programs_that_ignore_sigterm_are_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child_module, "STOP_SECONDS", 0.0)
-    cluster = ClusterHarness(tmp_path, monkeypatch, drain_seconds=0.05)
+    cluster = ClusterHarness(tmp_path, monkeypatch, drain_timeout_seconds=0.05)
     cluster.misbehave(prefill_0="deaf", router="deaf")
     async with cluster.running():
         pass

@@ -39,7 +39,7 @@ class TimedRunner(FakeRunner):
 
 def engine_at(clock: ManualClock) -> Engine:
     config = EngineConfig(
-        block_tokens=BLOCK, max_model_tokens=512, max_step_tokens=8, chunk_tokens=8
+        block_tokens=BLOCK, max_model_tokens=512, max_batched_tokens=8, chunk_tokens=8
     )
     return Engine(
         TimedRunner(clock), config, model_digest=b"m" * 16, kv_dtype="fake",

@@ -117,7 +117,7 @@ def _twin(member: Member, address: str) -> Member:
         member,
         id=WorkerId(f"evil-{member.id}"),
         address=address,
-        line="",
+        framed_address="",
         state=WorkerState.READY,
         generation=Incarnation(member.generation + 1),
         load=replace(load, at_seconds=member.load.at_seconds),

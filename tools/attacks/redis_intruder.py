@@ -63,7 +63,12 @@ async def _copy(registry: Any, key: Any, address: str) -> None:
         return
     if "role" not in member:
         return
-    twin = member | {"id": f"twin-{name}", "address": address, "line": "", "state": "ready"}
+    twin = member | {
+        "id": f"twin-{name}",
+        "address": address,
+        "framed_address": "",
+        "state": "ready",
+    }
     await registry.set(f"{prefix}:twin-{name}", json.dumps(twin), px=3000)
     await registry.sadd(prefix.removesuffix(":member") + ":members", f"twin-{name}")
 

@@ -38,7 +38,7 @@ CONDUCTOR = Dashboard(
                 Panel("Decision time", quantiles("baton_conductor_decision_seconds"), "s"),
                 Panel(
                     "TTFT, actual / predicted",
-                    quantiles("baton_first_token_prediction_ratio"),
+                    quantiles("baton_time_to_first_token_prediction_ratio"),
                     "short",
                     "1: as predicted. Far above: workers are slower than they reported.",
                 ),
@@ -65,7 +65,7 @@ CONDUCTOR = Dashboard(
                 ),
                 Panel(
                     "Leads",
-                    [PromQuery("baton_conductor_leads", "{{instance}}")],
+                    [PromQuery("baton_conductor_is_leader", "{{instance}}")],
                     text="The leader resizes the pools in Kubernetes.",
                     most=1,
                 ),

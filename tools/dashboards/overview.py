@@ -7,9 +7,9 @@ GOODPUT = share(
     rate("baton_slo_answers_total", where='verdict="met"'), rate("baton_slo_answers_total")
 )
 HIT_RATIO = share(rate("baton_cached_tokens_total"), rate("baton_prompt_tokens_total"))
-HANDOFF = share(
-    rate("baton_worker_handoff_bytes_total", "transport"),
-    rate("baton_worker_handoff_read_seconds_total", "transport"),
+KV_TRANSFER_RATE = share(
+    rate("baton_worker_kv_transfer_bytes_total", "transport"),
+    rate("baton_worker_kv_transfer_read_seconds_total", "transport"),
 )
 
 OVERVIEW = Dashboard(
@@ -21,8 +21,8 @@ OVERVIEW = Dashboard(
             [
                 stat("Goodput", GOODPUT, "percentunit", "Share of answers within the SLO."),
                 stat("Requests", rate("baton_requests_total"), "reqps"),
-                stat("First token, p99", quantile(0.99, "baton_first_token_seconds"), "s"),
-                stat("Gap, p99", quantile(0.99, "baton_token_gap_seconds"), "s"),
+                stat("TTFT, p99", quantile(0.99, "baton_time_to_first_token_seconds"), "s"),
+                stat("ITL, p99", quantile(0.99, "baton_inter_token_latency_seconds"), "s"),
                 stat("Answers under way", "sum(baton_running_requests)"),
                 stat(
                     "Hit ratio",
@@ -43,15 +43,15 @@ OVERVIEW = Dashboard(
                     stacked=True,
                 ),
                 Panel(
-                    "First token",
-                    quantiles("baton_first_token_seconds"),
+                    "TTFT",
+                    quantiles("baton_time_to_first_token_seconds"),
                     "s",
                     "Grows with the prompts' queue. Add prefill workers, or find out why prefixes "
                     "miss the cache.",
                 ),
                 Panel(
-                    "Gap between tokens",
-                    quantiles("baton_token_gap_seconds"),
+                    "ITL",
+                    quantiles("baton_inter_token_latency_seconds"),
                     "s",
                     "Grows with the decode batches. Add decode workers.",
                 ),
@@ -101,14 +101,14 @@ OVERVIEW = Dashboard(
                 ),
                 Panel(
                     "KV transfer speed",
-                    [PromQuery(HANDOFF, "{{transport}}")],
+                    [PromQuery(KV_TRANSFER_RATE, "{{transport}}")],
                     "Bps",
                     "Bytes per second of read time. grpc instead of nixl: the device or the UCX "
                     "transport is missing.",
                 ),
                 Panel(
                     "KV transfer, exposed",
-                    quantiles("baton_worker_handoff_exposed_seconds"),
+                    quantiles("baton_worker_kv_transfer_exposed_seconds"),
                     "s",
                     "Time that the KV transfer adds before the second token.",
                 ),
@@ -142,10 +142,10 @@ OVERVIEW = Dashboard(
                     ],
                 ),
                 Panel(
-                    "Wished",
+                    "Planned",
                     [
                         PromQuery(
-                            "max by (pool) (baton_conductor_wished_workers)", "{{pool}} wished"
+                            "max by (pool) (baton_conductor_planned_workers)", "{{pool}} planned"
                         ),
                         PromQuery(
                             'max by (role) (baton_conductor_members{state="ready",'
@@ -157,12 +157,12 @@ OVERVIEW = Dashboard(
                     "Workers that the planner wants, and workers that are ready.",
                 ),
                 Panel(
-                    "Failovers and moves",
+                    "Failovers and migrations",
                     [
                         PromQuery(rate("baton_failovers_total"), "failovers"),
                         PromQuery(
-                            rate("baton_worker_requests_total", where='outcome="moved"'),
-                            "answers moved",
+                            rate("baton_worker_requests_total", where='outcome="migrated"'),
+                            "answers migrated",
                         ),
                         PromQuery(
                             rate("baton_worker_requests_total", where='outcome="failed"'),

@@ -114,7 +114,7 @@ TENANTS = Dashboard(
                 ),
                 Panel(
                     "Limits split among routers",
-                    [PromQuery("max(baton_limits_split)", "1: Redis is unreachable")],
+                    [PromQuery("max(baton_quota_store_unreachable)", "1: Redis is unreachable")],
                     most=1,
                 ),
             ],

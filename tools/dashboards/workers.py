@@ -32,7 +32,7 @@ WORKERS = Dashboard(
                             "{{instance}} {{state}}",
                         )
                     ],
-                    text="waiting: queued prompts; held: prefilled, not yet read by a decode "
+                    text="waiting: queued prompts; exported: prefilled, not yet read by a decode "
                     "worker; reserved: their KV is being read.",
                 ),
                 Panel(
@@ -177,7 +177,9 @@ WORKERS = Dashboard(
                     "KV transfer, bytes",
                     [
                         PromQuery(
-                            rate("baton_worker_handoff_bytes_total", "instance, transport", HERE),
+                            rate(
+                                "baton_worker_kv_transfer_bytes_total", "instance, transport", HERE
+                            ),
                             "{{instance}} {{transport}}",
                         )
                     ],
@@ -185,10 +187,10 @@ WORKERS = Dashboard(
                     "Read from other workers.",
                 ),
                 Panel(
-                    "Held for a decode worker, p99",
+                    "KV export, p99",
                     [
                         PromQuery(
-                            quantile(0.99, "baton_worker_handoff_held_seconds", "instance", HERE),
+                            quantile(0.99, "baton_worker_kv_export_seconds", "instance", HERE),
                             "{{instance}}",
                         )
                     ],
@@ -197,7 +199,7 @@ WORKERS = Dashboard(
                 ),
                 Panel(
                     "Store look-ups, by result",
-                    [PromQuery(rate("baton_worker_store_lookups_total", "way", HERE), "{{way}}")],
+                    [PromQuery(rate("baton_worker_store_lookups_total", "mode", HERE), "{{mode}}")],
                     "reqps",
                     "fetch: read from the store; recompute: faster than a read; none: "
                     "nothing more stored.",

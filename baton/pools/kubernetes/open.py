@@ -40,7 +40,7 @@ async def open_kubernetes_pools(
     }
     named = {role: name for role, name in chosen.items() if name}
     try:
-        yield KubernetesPools(api, reach, clock, on_note, settings.drain_seconds, named)
+        yield KubernetesPools(api, reach, clock, on_note, settings.drain_timeout_seconds, named)
     finally:
         client.close()
         if registry is not None:

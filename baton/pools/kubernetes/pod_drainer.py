@@ -21,8 +21,8 @@ REMOVAL_PHASE_ORDER = ("Pending", "Unknown", "Running")
 
 
 class PodDrainer:
-    """Drains pods. ``drain_seconds`` is how long it waits for workers that are busy before the
-    pool is resized."""
+    """Drains pods. ``drain_timeout_seconds`` is how long it waits for workers that are busy before
+    the pool is resized."""
 
     def __init__(
         self,
@@ -30,13 +30,13 @@ class PodDrainer:
         worker_admin: WorkerAdmin,
         clock: Clock,
         on_note: Callable[[str], None],
-        drain_seconds: float,
+        drain_timeout_seconds: float,
     ) -> None:
         self._api = api
         self._worker_admin = worker_admin
         self._clock = clock
         self._on_note = on_note
-        self._drain_seconds = drain_seconds
+        self._drain_timeout_seconds = drain_timeout_seconds
 
     async def request_drain(self, pod: Pod) -> bool:
         """Ask the pod's worker to drain; returns whether it was reached. A worker that has not
@@ -50,16 +50,16 @@ class PodDrainer:
         return True
 
     async def wait_until_drained(self, pods: Sequence[Pod]) -> None:
-        """Wait until all have drained, or ``drain_seconds`` are over. After that they have the
-        grace period of their pods."""
-        until, waiting = self._clock.monotonic() + self._drain_seconds, list(pods)
+        """Wait until all have drained, or ``drain_timeout_seconds`` are over. After that they have
+        the grace period of their pods."""
+        until, waiting = self._clock.monotonic() + self._drain_timeout_seconds, list(pods)
         while True:
             waiting = [pod for pod in waiting if not await self._is_drained(pod)]
             if not waiting:
                 return
             if self._clock.monotonic() >= until:
                 names = ", ".join(pod.name for pod in waiting)
-                self._on_note(f"not drained after {self._drain_seconds:.0f} s: {names}")
+                self._on_note(f"not drained after {self._drain_timeout_seconds:.0f} s: {names}")
                 return
             await self._clock.sleep(POLL_SECONDS)
 

@@ -69,13 +69,13 @@ class KubernetesPools:
         worker_admin: WorkerAdmin,
         clock: Clock,
         on_note: Callable[[str], None] = log_note,
-        drain_seconds: float = DRAIN_SECONDS,
+        drain_timeout_seconds: float = DRAIN_SECONDS,
         chosen_pools: Mapping[Role, str] | None = None,
     ) -> None:
         self._api = api
         self._worker_admin = worker_admin
         self._on_note = on_note
-        self._drainer = PodDrainer(api, worker_admin, clock, on_note, drain_seconds)
+        self._drainer = PodDrainer(api, worker_admin, clock, on_note, drain_timeout_seconds)
         self._chosen_pools = chosen_pools or {}
         self._changing: set[str] = set()
 

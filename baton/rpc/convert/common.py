@@ -38,8 +38,8 @@ _FINISH_TO_PROTO: dict[FinishReason | None, pb.FinishReason] = {
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
     FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
     FinishReason.ERROR: pb.FINISH_REASON_ERROR,
-    FinishReason.MIGRATED: pb.FINISH_REASON_MOVED,
-    FinishReason.REROUTED: pb.FINISH_REASON_TURNED_AWAY,
+    FinishReason.MIGRATED: pb.FINISH_REASON_MIGRATED,
+    FinishReason.REROUTED: pb.FINISH_REASON_REROUTED,
 }
 _FINISH_FROM_PROTO = {value: key for key, value in _FINISH_TO_PROTO.items()}
 
@@ -121,7 +121,7 @@ def spec_to_proto(spec: RequestSpec) -> pb.RequestSpec:
         sampling=sampling_to_proto(spec.sampling),
         tenant_salt=spec.tenant_salt,
         store_hint=hint_to_proto(spec.store_hint),
-        first_token_seconds=spec.ttft_slo_seconds,
+        ttft_slo_seconds=spec.ttft_slo_seconds,
         tenant=spec.tenant,
         priority=spec.priority,
         weight=spec.weight,
@@ -137,8 +137,8 @@ def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
         raise Invalid("num_prompt_tokens must be in 1..len(token_ids)", param="num_prompt_tokens")
     if not message.sampling.max_tokens:
         raise Invalid("max_tokens must be at least 1", param="max_tokens")
-    if not 0 <= message.first_token_seconds < math.inf:
-        raise Invalid("first_token_seconds must be at least 0", param="first_token_seconds")
+    if not 0 <= message.ttft_slo_seconds < math.inf:
+        raise Invalid("ttft_slo_seconds must be at least 0", param="ttft_slo_seconds")
     _check_tenant_fields(message)
     return RequestSpec(
         request_id=RequestId(message.request_id),
@@ -148,7 +148,7 @@ def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
         sampling=sampling_from_proto(message.sampling),
         tenant_salt=message.tenant_salt,
         store_hint=hint_from_proto(message.store_hint),
-        ttft_slo_seconds=message.first_token_seconds,
+        ttft_slo_seconds=message.ttft_slo_seconds,
         tenant=message.tenant,
         priority=Priority(message.priority),
         weight=message.weight or 1.0,
@@ -253,18 +253,21 @@ def hint_from_proto(message: pb.StoreHint) -> StoreHint | None:
 
 def ref_to_proto(ref: WorkerRef) -> pb.WorkerRef:
     return pb.WorkerRef(
-        id=ref.id, address=ref.address, generation=ref.generation, line=ref.framed_address
+        id=ref.id,
+        address=ref.address,
+        generation=ref.generation,
+        framed_address=ref.framed_address,
     )
 
 
 def ref_from_proto(message: pb.WorkerRef) -> WorkerRef:
-    return _ref(message.id, message.address, message.generation, message.line)
+    return _ref(message.id, message.address, message.generation, message.framed_address)
 
 
 @lru_cache(MAX_CACHED_REFS)
-def _ref(worker_id: str, address: str, generation: int, line: str) -> WorkerRef:
+def _ref(worker_id: str, address: str, generation: int, framed_address: str) -> WorkerRef:
     """The cached reference, shared by all requests to this worker."""
-    return WorkerRef(WorkerId(worker_id), address, Incarnation(generation), line)
+    return WorkerRef(WorkerId(worker_id), address, Incarnation(generation), framed_address)
 
 
 def endpoint_to_proto(endpoint: Endpoint) -> pb.Endpoint:

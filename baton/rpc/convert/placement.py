@@ -60,7 +60,7 @@ def placement_to_proto(placement: Placement) -> pb.Placement:
         store_hint=hint_to_proto(placement.store_hint),
         policy=placement.policy,
         ttft_seconds=placement.ttft_seconds,
-        tbt_seconds=placement.itl_seconds,
+        itl_seconds=placement.itl_seconds,
         prefill_alternatives=_alternatives_to_proto(placement.prefill_alternatives),
         decode_alternatives=_alternatives_to_proto(placement.decode_alternatives),
     )
@@ -78,7 +78,7 @@ def placement_from_proto(message: pb.Placement) -> Placement:
         hint_from_proto(message.store_hint),
         policy=message.policy,
         ttft_seconds=message.ttft_seconds if message.HasField("ttft_seconds") else None,
-        itl_seconds=message.tbt_seconds if message.HasField("tbt_seconds") else None,
+        itl_seconds=message.itl_seconds if message.HasField("itl_seconds") else None,
         prefill_alternatives=_Alternatives(encoded, of_prefill=True),
         decode_alternatives=_Alternatives(encoded, of_prefill=False),
     )

@@ -16,7 +16,7 @@ from baton.rpc.framed.connection import (
     handshake_proof,
     parse_message,
 )
-from baton.rpc.v1 import line_pb2 as pb
+from baton.rpc.v1 import framed_pb2 as pb
 
 TICK_SECONDS, MAX_SILENT_TICKS = 0.25, 6
 """A peer that hangs, or is cut off, is given up after 1.75 to 2 seconds: it is pinged after 0.25 to

@@ -22,7 +22,7 @@ from baton.rpc.framed.connection import (
     parse_message,
 )
 from baton.rpc.framed.unauthenticated import UnauthenticatedConnections
-from baton.rpc.v1 import line_pb2 as pb
+from baton.rpc.v1 import framed_pb2 as pb
 
 TICK_SECONDS, MAX_SILENT_TICKS = 2.0, 4
 """A router that hangs keeps its requests for ten seconds: that harms no other router, and it may
@@ -82,7 +82,7 @@ class FramedServer:
         for listener in self._server.sockets:
             address = listener.getsockname()
             announce_listener(
-                "line", host_port(address[0], address[1]), member_authentication(self._trust)
+                "framed", host_port(address[0], address[1]), member_authentication(self._trust)
             )
         return int(self._server.sockets[0].getsockname()[1])
 

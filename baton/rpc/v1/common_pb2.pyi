@@ -23,8 +23,8 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
     FINISH_REASON_ERROR: _ClassVar[FinishReason]
-    FINISH_REASON_MOVED: _ClassVar[FinishReason]
-    FINISH_REASON_TURNED_AWAY: _ClassVar[FinishReason]
+    FINISH_REASON_MIGRATED: _ClassVar[FinishReason]
+    FINISH_REASON_REROUTED: _ClassVar[FinishReason]
 GRAMMAR_KIND_UNSPECIFIED: GrammarKind
 GRAMMAR_KIND_JSON_OBJECT: GrammarKind
 GRAMMAR_KIND_JSON_SCHEMA: GrammarKind
@@ -36,8 +36,8 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
 FINISH_REASON_ERROR: FinishReason
-FINISH_REASON_MOVED: FinishReason
-FINISH_REASON_TURNED_AWAY: FinishReason
+FINISH_REASON_MIGRATED: FinishReason
+FINISH_REASON_REROUTED: FinishReason
 
 class SamplingParams(_message.Message):
     __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "logprobs", "stop_token_ids", "ignore_eos", "grammar", "prompt_logprobs", "min_tokens")
@@ -91,7 +91,7 @@ class Grammar(_message.Message):
     def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class RequestSpec(_message.Message):
-    __slots__ = ("request_id", "epoch", "token_ids", "num_prompt_tokens", "sampling", "tenant_salt", "store_hint", "first_token_seconds", "tenant", "priority", "weight", "trace")
+    __slots__ = ("request_id", "epoch", "token_ids", "num_prompt_tokens", "sampling", "tenant_salt", "store_hint", "ttft_slo_seconds", "tenant", "priority", "weight", "trace")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -99,7 +99,7 @@ class RequestSpec(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     TENANT_SALT_FIELD_NUMBER: _ClassVar[int]
     STORE_HINT_FIELD_NUMBER: _ClassVar[int]
-    FIRST_TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_SLO_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -111,12 +111,12 @@ class RequestSpec(_message.Message):
     sampling: SamplingParams
     tenant_salt: bytes
     store_hint: StoreHint
-    first_token_seconds: float
+    ttft_slo_seconds: float
     tenant: bytes
     priority: int
     weight: float
     trace: str
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., store_hint: _Optional[_Union[StoreHint, _Mapping]] = ..., first_token_seconds: _Optional[float] = ..., tenant: _Optional[bytes] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., trace: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., store_hint: _Optional[_Union[StoreHint, _Mapping]] = ..., ttft_slo_seconds: _Optional[float] = ..., tenant: _Optional[bytes] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., trace: _Optional[str] = ...) -> None: ...
 
 class StoreHint(_message.Message):
     __slots__ = ("node", "num_blocks")
@@ -172,16 +172,16 @@ class RequestOutput(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., error: _Optional[str] = ..., error_status: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., details: _Optional[_Mapping[str, str]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class WorkerRef(_message.Message):
-    __slots__ = ("id", "address", "generation", "line")
+    __slots__ = ("id", "address", "generation", "framed_address")
     ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
-    LINE_FIELD_NUMBER: _ClassVar[int]
+    FRAMED_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     id: str
     address: str
     generation: int
-    line: str
-    def __init__(self, id: _Optional[str] = ..., address: _Optional[str] = ..., generation: _Optional[int] = ..., line: _Optional[str] = ...) -> None: ...
+    framed_address: str
+    def __init__(self, id: _Optional[str] = ..., address: _Optional[str] = ..., generation: _Optional[int] = ..., framed_address: _Optional[str] = ...) -> None: ...
 
 class Endpoint(_message.Message):
     __slots__ = ("transport", "owner", "generation", "host", "region_size_bytes", "metadata")

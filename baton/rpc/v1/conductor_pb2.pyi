@@ -62,14 +62,14 @@ class Refusal(_message.Message):
     def __init__(self, status: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("prefill", "decode", "reason", "store_hint", "policy", "ttft_seconds", "tbt_seconds", "prefill_alternatives", "decode_alternatives")
+    __slots__ = ("prefill", "decode", "reason", "store_hint", "policy", "ttft_seconds", "itl_seconds", "prefill_alternatives", "decode_alternatives")
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STORE_HINT_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     TTFT_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    TBT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ITL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
     DECODE_ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
     prefill: _common_pb2.WorkerRef
@@ -78,10 +78,10 @@ class Placement(_message.Message):
     store_hint: _common_pb2.StoreHint
     policy: str
     ttft_seconds: float
-    tbt_seconds: float
+    itl_seconds: float
     prefill_alternatives: _containers.RepeatedCompositeFieldContainer[Alternative]
     decode_alternatives: _containers.RepeatedCompositeFieldContainer[Alternative]
-    def __init__(self, prefill: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., decode: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., reason: _Optional[str] = ..., store_hint: _Optional[_Union[_common_pb2.StoreHint, _Mapping]] = ..., policy: _Optional[str] = ..., ttft_seconds: _Optional[float] = ..., tbt_seconds: _Optional[float] = ..., prefill_alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., decode_alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ...) -> None: ...
+    def __init__(self, prefill: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., decode: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., reason: _Optional[str] = ..., store_hint: _Optional[_Union[_common_pb2.StoreHint, _Mapping]] = ..., policy: _Optional[str] = ..., ttft_seconds: _Optional[float] = ..., itl_seconds: _Optional[float] = ..., prefill_alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., decode_alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ...) -> None: ...
 
 class Alternative(_message.Message):
     __slots__ = ("worker_id", "score", "queue_seconds", "service_seconds", "local_blocks", "fetched_blocks", "late_seconds")

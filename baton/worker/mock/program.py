@@ -55,7 +55,7 @@ class MockProgram:
         self._servers: list[grpc.aio.Server] = []
         self._framed_servers: list[FramedServer] = []
         self._framed_addresses: dict[WorkerId, str] = {}
-        for name in ("grpc_port", "line_port"):
+        for name in ("grpc_port", "framed_port"):
             if getattr(settings, name):
                 raise Invalid(f"{name} can't be set: each mock worker listens on any free port")
         if not mock_worker_ids(settings):
@@ -129,7 +129,7 @@ class MockProgram:
             self._registry,
             lambda: self._member(worker),
             self._clock,
-            self._settings.heartbeat_seconds,
+            self._settings.heartbeat_interval_seconds,
         )
         self._workers.append(worker)
         self._heartbeats.append(heartbeat)
@@ -151,7 +151,7 @@ class MockProgram:
     async def _run_heartbeat(self, heartbeat: Heartbeat, number: int) -> None:
         """Run a heartbeat, staggered: hundreds of reports at once would delay all tokens."""
         offset = number / len(self._heartbeats)
-        await self._clock.sleep(offset * self._settings.heartbeat_seconds)
+        await self._clock.sleep(offset * self._settings.heartbeat_interval_seconds)
         await heartbeat.run()
 
     def _member(self, worker: MockWorker) -> Member:
@@ -171,7 +171,7 @@ class MockProgram:
             kv_bytes_per_token=model.kv_elements_per_token * KV_ELEMENT_BYTES,
             device="mock",
             max_model_tokens=_max_model_tokens(settings, model),
-            line=self._framed_addresses[worker.id],
+            framed_address=self._framed_addresses[worker.id],
             load=worker.load,
         )
 

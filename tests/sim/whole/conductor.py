@@ -62,5 +62,5 @@ class SimConductor:
             self.name,
             Incarnation(self.generation),
             WorkerState.READY,
-            line=self.line,
+            framed_address=self.line,
         )

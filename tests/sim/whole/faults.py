@@ -150,7 +150,9 @@ class FaultInjector:
         taken for dead: its outputs arrive late, over a connection that still works."""
         name = self._victim(fault)
         if name is not None:
-            seconds = FAILOVER_CONFIG.timeouts.next_token_seconds + 0.4 * (fault.selector * 17 % 1)
+            seconds = FAILOVER_CONFIG.timeouts.next_token_timeout_seconds + 0.4 * (
+                fault.selector * 17 % 1
+            )
             self._cluster.network.freeze(self._cluster.workers[name].process, seconds)
         return name
 

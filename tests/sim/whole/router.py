@@ -52,7 +52,11 @@ if TYPE_CHECKING:
 
 TENANT = TenantId("tenant")
 FAILOVER_CONFIG = FailoverConfig(
-    timeouts=TokenTimeouts(first_token_seconds=5.0, kv_transfer_seconds=5.0, next_token_seconds=1.5)
+    timeouts=TokenTimeouts(
+        first_token_timeout_seconds=5.0,
+        kv_transfer_timeout_seconds=5.0,
+        next_token_timeout_seconds=1.5,
+    )
 )
 WRITE_SECONDS = 3.0
 LIMITS = ConnectionLimits(write_timeout_seconds=WRITE_SECONDS)

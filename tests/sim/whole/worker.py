@@ -52,7 +52,7 @@ MAX_MODEL_TOKENS = 128
 ENGINE = EngineConfig(
     block_tokens=BLOCK_TOKENS,
     max_model_tokens=MAX_MODEL_TOKENS,
-    max_step_tokens=16,
+    max_batched_tokens=16,
     chunk_tokens=8,
     growth_tokens=16,
 )
@@ -289,7 +289,7 @@ class SimWorker:
             device="toy",
             max_model_tokens=MAX_MODEL_TOKENS,
             transports=(NAME,),
-            line=self.framed_address,
+            framed_address=self.framed_address,
             load=self.worker.load,
         )
 

@@ -181,7 +181,7 @@ the router would be open to everybody outside the cluster: set auth.tenants or a
 
 {{- define "baton.networkProblems" -}}
 {{- $seen := dict -}}
-{{- range $name, $port := .Values.ports -}}
+{{- range $name, $port := omit (set (deepCopy .Values.ports) "framed" (include "baton.framedPort" .)) "line" -}}
 {{- $number := int $port | toString -}}
 {{- if hasKey $seen $number }}
 ports.{{ $name }} and ports.{{ get $seen $number }} are both {{ $number }}: programs listen on all of them

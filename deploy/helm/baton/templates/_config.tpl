@@ -35,12 +35,17 @@ baton.yaml: what all programs share. Whatever is secret, or differs between pods
 {{- end -}}
 {{- end -}}
 
+{{/* The port of framed connections; `ports.line` is its old name, accepted for one version. */}}
+{{- define "baton.framedPort" -}}
+{{ .Values.ports.line | default .Values.ports.framed }}
+{{- end -}}
+
 {{/* Where programs listen, the same in every pod; as JSON. */}}
 {{- define "baton.portSettings" -}}
 {{- dict
       "grpc_host" .Values.listen
       "grpc_port" (int .Values.ports.grpc)
-      "line_port" (int .Values.ports.line)
+      "framed_port" (include "baton.framedPort" . | int)
       "ops_host" .Values.listen
       "ops_port" (int .Values.ports.ops) | toJson -}}
 {{- end -}}

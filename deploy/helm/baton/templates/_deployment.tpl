@@ -63,7 +63,7 @@ spec:
   ports:
     - {name: grpc, port: {{ .root.Values.ports.grpc }}, targetPort: grpc, protocol: TCP}
     {{- if ne .role "kvstore" }}
-    - {name: line, port: {{ .root.Values.ports.line }}, targetPort: line, protocol: TCP}
+    - {name: framed, port: {{ include "baton.framedPort" .root }}, targetPort: framed, protocol: TCP}
     {{- end }}
     - {name: ops, port: {{ .root.Values.ports.ops }}, targetPort: ops, protocol: TCP}
 {{- end -}}

@@ -89,7 +89,7 @@ come first.
 {{ include "baton.identityEnv" . }}
 {{ include "baton.secretEnv" (dict "name" "BATON_CLUSTER_SECRET" "secret" (include "baton.secretName" .root) "key" "cluster-secret") }}
 {{ include "baton.redisEnv" .root }}
-- name: BATON_DRAIN_SECONDS
+- name: BATON_DRAIN_TIMEOUT_SECONDS
   value: {{ .v.drainSeconds | quote }}
 {{- if .model }}
 {{- include "baton.modelEnv" . }}

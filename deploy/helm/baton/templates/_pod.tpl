@@ -141,7 +141,7 @@ topologySpreadConstraints:
 {{- else -}}
 - {name: grpc, containerPort: {{ .root.Values.ports.grpc }}, protocol: TCP}
 {{- if ne .role "kvstore" }}
-- {name: line, containerPort: {{ .root.Values.ports.line }}, protocol: TCP}
+- {name: framed, containerPort: {{ include "baton.framedPort" .root }}, protocol: TCP}
 {{- end }}
 {{- end }}
 - {name: ops, containerPort: {{ .root.Values.ports.ops }}, protocol: TCP}

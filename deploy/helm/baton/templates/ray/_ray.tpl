@@ -136,7 +136,7 @@ livenessProbe:
 - {name: BATON_GRPC_HOST, value: $(POD_IP)}
 {{ include "baton.secretEnv" (dict "name" "BATON_CLUSTER_SECRET" "secret" (include "baton.secretName" .root) "key" "cluster-secret") }}
 {{ include "baton.redisEnv" .root }}
-- name: BATON_DRAIN_SECONDS
+- name: BATON_DRAIN_TIMEOUT_SECONDS
   value: {{ .v.drainSeconds | quote }}
 {{ include "baton.routerEnv" .root }}
 {{- include "baton.modelEnv" . }}

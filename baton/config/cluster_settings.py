@@ -1,0 +1,81 @@
+"""Settings of every program: the cluster, listening addresses, metrics and logs, and the pools of
+``baton up``.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from baton.values import CollectorUrl, Count, Port, RayAddress, Seconds
+
+
+class ClusterSettings(BaseModel):
+    """Settings that every program reads, and those of ``baton up``."""
+
+    # The cluster, and this process in it
+    cluster: str = Field("default", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
+    id: str = Field("", max_length=128)
+    redis_url: str | None = None
+    redis_wait_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """How long a program that starts waits for Redis, for when both start at once. 0: fail at once
+    if Redis can't be reached."""
+    worker_wait_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """How long a router that starts waits for the first worker before it accepts requests. A
+    registry that lost its entries (a Redis restart) has them again after the next heartbeats."""
+    cluster_secret: str | None = None
+    heartbeat_interval_seconds: Seconds = 1.0
+    drain_timeout_seconds: Seconds = 30.0
+
+    # Listening addresses. Port 0 means any free port
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    reuse_port: bool = False
+    """Whether several routers of one machine listen on the same port. Each also listens on a port
+    of its own."""
+    tls_certificate: str | None = None
+    """A PEM file with the router's certificate and the chain to its CA. It is read again when it
+    changes."""
+    tls_key: str | None = None
+    grpc_host: str = "127.0.0.1"
+    grpc_port: Port = 0
+    framed_port: Port = 0
+    """Port, at ``grpc_host``, of the framed connections by which routers reach workers and
+    conductors without gRPC."""
+    rpc_tls_certificate: str | None = None
+    """PEM files; set all three or none. With them, members of the cluster use mutual TLS: each
+    presents a certificate of ``rpc_tls_ca`` with the DNS name ``baton``. The files are read again
+    when they change."""
+    rpc_tls_key: str | None = None
+    rpc_tls_ca: str | None = None
+    advertise_address: str | None = None
+
+    # Pools of `baton up`
+    on: Literal["local", "ray"] = "local"
+    """Where workers run: as processes of this machine, or as actors of a Ray cluster."""
+    prefill: Count = 1
+    decode: Count = 1
+    routers: Annotated[int, Field(ge=1, le=64)] = 1
+    """Number of router processes. They share one port."""
+    hang_timeout_seconds: Annotated[float, Field(ge=0)] = 20.0
+    """A process that has served and then sends no heartbeat (one per second) for this long is
+    killed and restarted. 0: never."""
+    ray_address: RayAddress | None = None
+    """``auto`` or HOST:PORT of a running Ray cluster. None: start a private one on this machine."""
+    ray_worker_cpus: Annotated[float, Field(gt=0)] = 0.25
+    """Ray CPUs that a worker reserves on its node. This bounds how many workers a node gets, not
+    how many cores they use."""
+    ray_worker_gpus: Annotated[float, Field(ge=0)] | None = None
+    """Ray GPUs that a worker reserves. None: one where workers compute on CUDA, zero elsewhere."""
+
+    # Metrics and logs
+    ops_host: str = "127.0.0.1"
+    ops_port: Port | None = None
+    """HTTP port of every program for probes, metrics, and a drain command from the same host. None:
+    no such server; 0: any free port. Processes of `baton up` use any free port."""
+    trace_endpoint: CollectorUrl | None = None
+    """URL of an OpenTelemetry collector (OTLP/gRPC): http is plain text, https is TLS. None: no
+    traces."""
+    trace_sample: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Fraction of requests that are traced, among those whose client sent no sampling decision."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["console", "json"] = "console"

@@ -1,0 +1,72 @@
+"""The environment of processes: folders, children's settings, and variables of other libraries."""
+
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from baton.config.settings import Settings
+from baton.config.sources import ENVIRONMENT_PREFIX, HOME_ENVIRONMENT_VARIABLE, variable_name
+
+
+def baton_home() -> Path:
+    """Where local clusters keep their state and logs: ``BATON_HOME``, or ``~/.baton``."""
+    return Path(os.environ.get(HOME_ENVIRONMENT_VARIABLE) or Path.home() / ".baton")
+
+
+def child_environment(settings: dict[str, str], extra: dict[str, str]) -> dict[str, str]:
+    """The environment for a child process: ``settings``, ``extra``, and those variables of this
+    process that are not settings."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(ENVIRONMENT_PREFIX) or name == HOME_ENVIRONMENT_VARIABLE
+    }
+    named = {variable_name(name): value for name, value in settings.items()}
+    return {**inherited, **named, **extra}
+
+
+def to_environment(settings: Settings) -> dict[str, str]:
+    """All settings as text, for :func:`child_environment`."""
+    values = settings.model_dump(exclude_none=True)
+    return {name: _to_text(value) for name, value in values.items()}
+
+
+def set_thread_environment(threads: int) -> None:
+    """Set the number of threads of numeric libraries that this process imports later. Variables
+    that are already set stay as they are."""
+    for name, value in thread_environment(threads).items():
+        os.environ.setdefault(name, value)
+
+
+def set_ray_environment(is_private: bool) -> None:
+    """Configure Ray; call this before Ray is imported. Usage statistics are turned off. A private
+    Ray cluster (``is_private``) stays on loopback and requires a random token. Processes that Ray
+    starts inherit these variables."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if is_private:
+        # With 0, Ray binds every socket to loopback, since it then allows no cluster of several
+        # nodes; despite the name, on Linux, too.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
+def thread_environment(threads: int) -> dict[str, str]:
+    """Variables for numeric libraries. Workers share the cores, so waiting threads must not spin.
+    0 threads means one per core."""
+    return {
+        "OMP_NUM_THREADS": str(threads or os.cpu_count() or 1),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "0",
+        "KMP_BLOCKTIME": "0",
+    }
+
+
+def _to_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return json.dumps(value)
+    if isinstance(value, (tuple, list)):
+        return ",".join(str(part) for part in value)
+    return str(value)

@@ -1,0 +1,86 @@
+"""Settings of a router: keys, limits of its HTTP server, files and batches, timeouts."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from baton.values import AsSize, Count, Hosts, Origins, Pairs, Seconds, Size
+
+
+class RouterSettings(BaseModel):
+    """Settings that routers read."""
+
+    # The router
+    api_keys: Pairs = Field(default_factory=dict)
+    tenants_file: str | None = None
+    """YAML file of further tenants besides those of ``api_keys``, with their keys and quotas. It is
+    read again when it changes."""
+    admin_key: str | None = None
+    control_socket: str | None = None
+    """Unix socket of the supervisor, for ``/admin/scale``; set by ``baton up``."""
+    tenant_secret: str = "baton"
+    allow_open_http: bool = False
+    max_body_bytes: Size = 8 * 2**20
+    max_inflight_body_bytes: Size = 128 * 2**20
+    """Limit for all request bodies together that one router has received and not tokenized yet."""
+    max_concurrent_requests: Count = 1024
+    max_connections: Count = 16_384
+    """HTTP connections of one router; further ones get a 503. It is lowered to what the limit on
+    open files allows."""
+    max_header_bytes: Annotated[int, AsSize, Field(ge=1024)] = 32 * 2**10
+    """Limit for a request's request line and headers together."""
+    max_headers: Annotated[int, Field(ge=8)] = 100
+    header_timeout_seconds: Seconds = 10.0
+    """Timeout from the first byte of a connection, or of a further request on it, to the end of
+    the headers."""
+    body_timeout_seconds: Seconds = 60.0
+    keep_alive_timeout_seconds: Seconds = 75.0
+    """How long a connection may idle between two requests. It is longer than load balancers keep
+    theirs, so that they close it and not the router."""
+    write_timeout_seconds: Seconds = 30.0
+    """How long a client may take to read what has been written (64 KiB) before its connection is
+    closed."""
+    endpoint_grace_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """How long a router that is to stop keeps accepting requests, while it reports not ready, so
+    that every load balancer in front notices. ``drain_timeout_seconds`` start after this."""
+    request_timeout_seconds: Seconds = 3600.0
+    """Timeout of a request, from the end of its body to the end of its answer."""
+    cors_origins: Origins = ()
+    """Origins whose web pages may send requests from a browser: exact origins, or ``*``. This never
+    includes the admin API."""
+    allowed_hosts: Hosts = ()
+    """Host names that a router on loopback without keys accepts besides those of loopback, e.g.
+    behind a proxy on the same machine. ``*``: any. A router that listens beyond loopback accepts
+    any, unless some are named here."""
+    special_tokens_in_messages: Literal["parsed", "refused"] = "parsed"
+    """Special tokens in messages of users and tools. ``parsed``: they become the model's control
+    tokens, as in other servers; ``refused``: a request that contains one is refused."""
+    access_log: bool = False
+    """Write a line of JSON per request to stderr, without prompts and answers."""
+    tool_parser: Literal["auto", "llama3", "pythonic", "hermes", "mistral", "none"] = "auto"
+    """Format in which the model writes tool calls. ``auto``: determined by its chat template."""
+    reasoning_parser: Literal["auto", "qwen3", "deepseek_r1", "none"] = "auto"
+    """Format of the model's reasoning (``<think>``). ``auto``: determined by its chat template.
+    ``deepseek_r1`` is for models whose answer begins with reasoning although the prompt does not
+    open it."""
+    batch_folder: str | None = None
+    """Folder of uploaded files and batches. None: one per cluster below BATON_HOME."""
+    batch_concurrency: Annotated[int, Field(ge=0)] = 2
+    """Batch requests that run at once per decode worker while no other requests wait. 0: batches
+    are not run."""
+    max_file_bytes: Size = 64 * 2**20
+    batch_folder_bytes: Size = 4 * 2**30
+    """Limit for all files of all tenants together."""
+    tenant_files: Count = 10_000
+    """Maximum number of files of one tenant. The tenants file may override this and the next three
+    settings for each tenant. Listing this many files takes a second."""
+    tenant_file_bytes: Size = 2**30
+    tenant_uploads_per_minute: Count = 60
+    tenant_concurrent_uploads: Count = 4
+    placement_timeout_seconds: Seconds = 5.0
+    """Timeout for a conductor to place a request."""
+    first_token_timeout_seconds: Seconds = 120.0
+    """Timeout for a worker's first token, queueing included, and for the KV transfer to a decode
+    worker. After it, the request fails over."""
+    next_token_timeout_seconds: Seconds = 60.0
+    """Timeout for each further token. After it, the request fails over."""

@@ -1,0 +1,73 @@
+"""The settings of all programs, put together from their groups."""
+
+from pathlib import Path
+
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from baton.config.autoscaling_settings import AutoscalingSettings
+from baton.config.cluster_settings import ClusterSettings
+from baton.config.router_settings import RouterSettings
+from baton.config.sources import ENVIRONMENT_PREFIX, ConfigFile, RenamedVariables
+from baton.config.worker_settings import WorkerSettings
+from baton.core.credentials import ClusterCredentials
+from baton.errors import Invalid
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+SECRET_SETTINGS = {"cluster_secret", "api_keys", "admin_key", "tenant_secret", "redis_url"}
+"""Settings whose values error messages never show."""
+
+
+class Settings(RouterSettings, WorkerSettings, AutoscalingSettings, ClusterSettings, BaseSettings):
+    """The settings, frozen. Build them with :func:`baton.config.load_settings`, which explains
+    wrong values."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True, protected_namespaces=()
+    )
+
+    @property
+    def model_name(self) -> str:
+        """The model's name in the API."""
+        return self.served_model_name or Path(self.model).name
+
+    def accepted_hosts(self, host: str) -> tuple[str, ...] | None:
+        """Host names that a server listening at ``host`` accepts besides those of loopback; None
+        means any."""
+        if "*" in self.allowed_hosts or not (self.allowed_hosts or host in LOOPBACK):
+            return None
+        return (*self.allowed_hosts, *filter(None, [self.advertise_address]))
+
+    @property
+    def trust(self) -> ClusterCredentials:
+        """The credentials by which members of the cluster authenticate each other."""
+        return ClusterCredentials(
+            self.cluster_secret,
+            self.rpc_tls_certificate or "",
+            self.rpc_tls_key or "",
+            self.rpc_tls_ca or "",
+        )
+
+    @property
+    def required_redis_url(self) -> str:
+        """``redis_url``, for a program that can't run without it. Raises Invalid if it is not
+        set."""
+        if not self.redis_url:
+            raise Invalid("redis_url is not set: BATON_REDIS_URL=redis://HOST:PORT/0")
+        return self.redis_url
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The sources by precedence: flags, then the environment, then the YAML file."""
+        renamed, file = RenamedVariables(settings_cls), ConfigFile(settings_cls)
+        return init_settings, env_settings, renamed, file

@@ -1,0 +1,64 @@
+"""Checks of settings that depend on each other."""
+
+from baton.config.settings import LOOPBACK, Settings
+from baton.errors import Invalid
+
+LOOPBACK_DEVICE = "lo"
+
+
+def check_exposure(settings: Settings) -> None:
+    """Check that every port that listens beyond loopback requires authentication. Raises
+    Invalid."""
+    is_locked = settings.cluster_secret or settings.trust.has_tls
+    if settings.grpc_host not in LOOPBACK and not is_locked:
+        raise Invalid(
+            f"grpc_host is {settings.grpc_host!r}: listening beyond loopback needs "
+            "cluster_secret (BATON_CLUSTER_SECRET), the same for every program of the cluster, or "
+            "certificates (rpc_tls_certificate, rpc_tls_key, rpc_tls_ca)"
+        )
+    keyed = settings.api_keys or settings.tenants_file
+    if settings.host not in LOOPBACK and not (keyed or settings.allow_open_http):
+        raise Invalid(
+            f"host is {settings.host!r}: listening beyond loopback needs api_keys "
+            "(BATON_API_KEYS=key=tenant) or a tenants_file, or allow_open_http=true if that is what"
+            " you want"
+        )
+
+
+def check_private_network(settings: Settings) -> None:
+    """Check that NIXL uses a network only if the operator has confirmed that it is private. Raises
+    Invalid."""
+    exposed = [name for name in settings.nixl_interfaces if name != LOOPBACK_DEVICE]
+    if exposed and not settings.nixl_private_network:
+        raise Invalid(
+            f"nixl_interfaces is {','.join(settings.nixl_interfaces)}: UCX and RDMA authenticate "
+            "nobody and encrypt nothing, whatever cluster_secret and certificates say. Any machine "
+            "on that network can read prompts and answers out of workers and stores, write any of "
+            "their memory, and so run code as them. If only this cluster's machines are on it, say "
+            "so with nixl_private_network=true (BATON_NIXL_PRIVATE_NETWORK); else leave "
+            "nixl_interfaces empty, and KV goes between hosts over gRPC, with the secret and TLS"
+        )
+
+
+def check_combinations(settings: Settings) -> None:
+    """Check settings that depend on each other. Raises Invalid."""
+    least = settings.min_prefill + settings.min_decode
+    if settings.min_prefill > settings.max_prefill or settings.min_decode > settings.max_decode:
+        raise Invalid("min_prefill and min_decode must not be above max_prefill and max_decode")
+    if least > settings.max_workers:
+        raise Invalid(
+            f"max_workers is {settings.max_workers}: min_prefill and min_decode are {least}"
+            " together"
+        )
+    if (settings.tls_certificate is None) != (settings.tls_key is None):
+        raise Invalid("tls_certificate and tls_key go together: give both, or none")
+    files = (settings.rpc_tls_certificate, settings.rpc_tls_key, settings.rpc_tls_ca)
+    if any(files) and not all(files):
+        raise Invalid(
+            "rpc_tls_certificate, rpc_tls_key and rpc_tls_ca go together: give all, or none"
+        )
+    if settings.autoscale_shrink_utilisation > settings.autoscale_utilisation:
+        raise Invalid(
+            f"autoscale_shrink_utilisation is {settings.autoscale_shrink_utilisation}: above "
+            f"autoscale_utilisation ({settings.autoscale_utilisation}), pools would flap"
+        )

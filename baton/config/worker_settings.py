@@ -1,0 +1,114 @@
+"""Settings of workers, of placement on them, and of the KV store."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from baton.values import AsSwitch, Count, Names, PrefillOrderName, Size, SizeOrZero, Transports
+
+DEMO_MODEL = Path(__file__).parents[1] / "models" / "demo"
+
+
+class WorkerSettings(BaseModel):
+    """Settings that conductors, workers and store nodes read."""
+
+    # The model
+    model: str = str(DEMO_MODEL)
+    served_model_name: str | None = None
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Literal["none", "int8", "int4", "fp8"] = "none"
+    """Quantization of the model's weights at load (docs/engine.md, docs/cuda.md). ``none``: keep
+    them in ``dtype``. An FP8 checkpoint stays as it is. Workers with different values share no
+    KV."""
+    kv_dtype: Literal["auto", "fp8"] = "auto"
+    """Data type of the KV cache (docs/cuda.md). ``auto``: ``dtype``; ``fp8`` takes half of the
+    memory. Workers with different values share no KV."""
+    threads: Annotated[int, Field(ge=0)] = 0
+    """Threads that a worker computes with. 0: one per core."""
+    cpu_kernels: Annotated[Literal["auto", "on", "off"], AsSwitch] = "auto"
+    """Whether a CPU computes with Baton's own kernels (docs/engine.md). ``auto``: use them where
+    they run, else torch; ``on``: refuse to start without them."""
+    cuda_graphs: bool = True
+    """Whether a GPU runs decode steps from CUDA graphs (docs/cuda.md)."""
+    deterministic: bool = False
+    """Make a request's logits bit-identical in any batch, chunking and placement
+    (docs/engine.md). A worker that can't guarantee this refuses to start, and workers with
+    different arithmetic are not mixed."""
+
+    # The engine
+    async_scheduling: Annotated[Literal["auto", "on", "off"], AsSwitch] = "auto"
+    """Async scheduling: plan the next decode step while the current one is computed
+    (docs/engine.md). ``auto``: on for a GPU, and for a CPU if the kernels leave one of its cores
+    free."""
+    block_tokens: Annotated[int, Field(ge=1, le=1024)] = 16
+    num_blocks: Count | None = None
+    pool_bytes: Size | None = None
+    max_batched_tokens: Count = 512
+    chunk_tokens: Count | None = None
+    max_sequences: Count = 64
+    max_waiting: Count = 1024
+    max_model_tokens: Count | None = None
+    prefill_order: PrefillOrderName = "deadline"
+    """The order in which waiting prompts are computed: a name in baton/core/prefill_order.py."""
+    tenant_fairness: bool = True
+    """Whether a queue serves the tenant first that has received the least service so far."""
+
+    # Service-level objectives (SLOs)
+    slo_ttft_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0
+    """TTFT objective, on top of the time that the prompt itself takes to compute. 0: none."""
+    slo_itl_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.05
+    """Objective for a request's mean inter-token latency. A worker that mixes prefill with decode
+    keeps its steps within this, if it can (docs/engine.md)."""
+
+    # Placement
+    placement_policy: str = "baton"
+    """A name in conductor/policy/policies.py; the conductor checks it when it starts."""
+    admission: bool | Literal["auto"] = "auto"
+    """Whether to refuse (429) a request that can't meet its SLO, or for which no decode worker
+    will have memory. ``auto``: on, unless a worker computes on a CPU. The default SLOs are meant
+    for GPUs; on a laptop a late answer is better than none."""
+    local_prefill: bool | Literal["auto"] = "auto"
+    """Local prefill: whether a decode worker may compute a prompt itself if that costs less than a
+    prefill worker's time and the KV transfer. ``auto``: not on a CPU."""
+
+    # KV transfer and storage
+    transports: Transports = ()
+    """KV transports to open, best first. Empty (or ``auto``): all that can start."""
+    nixl_interfaces: Names = ()
+    """Network devices that NIXL may use, by their UCX names (``eth1``, ``mlx5_0:1``). Empty: none,
+    so that NIXL moves KV within a host only (docs/network.md)."""
+    nixl_private_network: bool = False
+    """Confirms that only this cluster is on the networks of ``nixl_interfaces``. Any machine there
+    can read and write the memory of workers and stores: UCX and RDMA authenticate nobody."""
+    store_bytes: Size = 256 * 2**20
+    store_disk_bytes: SizeOrZero = 2**30
+    """Size of the store's SSD tier. 0: no SSD tier."""
+    store_folder: str | None = None
+    """Folder of the SSD tier. None: one per cluster below BATON_HOME."""
+    store_eviction: Literal["baton", "lru", "lfu", "length_aware"] = "baton"
+    store_tenant_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Maximum share of the store's DRAM that one tenant may use."""
+    store_timeout_seconds: Annotated[float, Field(ge=0.1)] = 0.2
+    """Timeout of a store call that a request waits for."""
+    store_reload: Literal["auto", "fetch", "recompute", "split"] = "auto"
+    """What to do with a prefix that the store has: fetch it, recompute it, or fetch the end while
+    computing the start (``split``). ``auto``: whichever is predicted to be fastest."""
+
+    # Mock workers: `baton serve mock`, `baton up --mock`
+    mock: bool = False
+    """`baton up`: start mock workers, all in one process, instead of real ones, and no store."""
+    mock_prefill: Annotated[int, Field(ge=0, le=1024)] = 4
+    mock_decode: Annotated[int, Field(ge=0, le=1024)] = 4
+    """Number of mock workers in one process. Each has a port of its own."""
+    mock_prefill_tokens_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 20_000.0
+    """Prefill speed of each mock worker. 0: prompts take no time."""
+    mock_step_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.02
+    """Inter-token latency of a mock worker. 0: emit the next token as soon as the router has taken
+    the last one."""
+    mock_kv_tokens: Count = 2**20
+    """KV capacity that a mock worker reports."""
+    mock_cache_tokens: Annotated[int, Field(ge=0)] = 2**17
+    """Capacity of each mock worker's prefix cache, which determines the reported cached_tokens. 0:
+    no cache."""
