@@ -59,14 +59,14 @@ class ServerOptions:
 
     @property
     def target(self) -> "BenchTarget":
-        """Raises Invalid."""
+        """Return the server that requests are sent to. Raises Invalid."""
         from load_generator.target import parse_target
 
         return parse_target(self.url, self.api_key, self.ca, self.insecure)
 
     @property
     def limits(self) -> "DriverLimits":
-        """Raises Invalid."""
+        """Return the limits of the requests in flight. Raises Invalid."""
         from load_generator.driver import DriverLimits
         from simulator.scenario import check_at_least, check_positive
 
@@ -94,7 +94,7 @@ class LengthOptions:
 
     @property
     def lengths(self) -> "RequestLengths":
-        """Raises Invalid."""
+        """Return the lengths of plain requests. Raises Invalid."""
         from load_generator.load_spec import RequestLengths
 
         return RequestLengths(**vars(self))
@@ -143,7 +143,7 @@ class LoadOptions:
     seed: Annotated[int, typer.Option(help="The same seed gives the same load.")] = 0
 
     def spec(self, lengths: "RequestLengths") -> "LoadSpec":
-        """Raises Invalid."""
+        """Return the load, with plain requests of these lengths. Raises Invalid."""
         from load_generator.load_spec import LoadSpec
 
         return LoadSpec(lengths=lengths, **vars(self))
@@ -182,7 +182,7 @@ class TargetOptions:
 
     @property
     def latency_targets(self) -> "LatencyTargets":
-        """Raises Invalid."""
+        """Return the SLO. Raises Invalid."""
         from load_generator.result import LatencyTargets
         from simulator.scenario import check_positive
 

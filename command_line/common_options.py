@@ -85,7 +85,7 @@ class TargetCluster:
 
     @property
     def is_kubernetes(self) -> bool:
-        """Raises Invalid for an unknown target."""
+        """Whether the cluster is in Kubernetes. Raises Invalid for an unknown place."""
         if self.on not in ("cluster", "local", "ray", "kubernetes"):
             raise Invalid(
                 f"--on {self.on}: it must be cluster (started by `baton up`) or kubernetes"

@@ -9,16 +9,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 
-from rich.console import Console
 from rich.table import Table
 
 from baton.config import baton_home
+from baton.console import open_console
 from baton.errors import Unavailable
 from orchestrator.cluster_state import ClusterFolder
 from orchestrator.socket_audit import SocketReport, listening_sockets
 
 MIN_PYTHON = (3, 11)
-PIPE_COLUMNS = 160
 
 
 def run_doctor() -> None:
@@ -64,10 +63,7 @@ def _print_sockets(found: list[SocketReport]) -> None:
     for each in found:
         mark = "" if each.is_documented else "NOT DOCUMENTED: "
         table.add_row(each.process, each.address, each.protocol, mark + each.authentication)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPE_COLUMNS)
-    console.print(table, highlight=False, markup=False)
+    open_console().print(table, highlight=False, markup=False)
 
 
 def _python() -> str:

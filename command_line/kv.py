@@ -8,12 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from baton.clock import SystemClock
 from baton.config import baton_home
+from baton.console import open_console
 from baton.core.block_key import BLOCK_KEY_BYTES, KeyRoot, block_keys
 from baton.core.ids import BlockKey, TenantId, TokenId
 from baton.core.member import Member
@@ -29,7 +29,6 @@ from orchestrator.cluster_state import ClusterFolder, ClusterState
 T = TypeVar("T")
 
 ROUTER_TIMEOUT_SECONDS = 300.0
-PIPE_COLUMNS = 160
 _AGES = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -50,7 +49,7 @@ def run_stats(name: str, as_json: bool) -> None:
     table = Table("", *stats, box=None)
     for label, show in _ROWS:
         table.add_row(label, *[show(node_stats) for node_stats in stats.values()])
-    _console().print(table)
+    open_console().print(table)
 
 
 def run_list(name: str, filter_: BlockFilter, limit: int, as_json: bool) -> None:
@@ -70,7 +69,7 @@ def run_list(name: str, filter_: BlockFilter, limit: int, as_json: bool) -> None
     for node, (blocks, _) in pages.items():
         for block in blocks:
             table.add_row(node, *_block_row(block, now))
-    _console().print(table)
+    open_console().print(table)
     for node, (blocks, total) in pages.items():
         print(f"{node}: {len(blocks)} of {total} blocks, oldest first")
 
@@ -115,7 +114,7 @@ def run_warm(name: str, prompts: Sequence[str], api_key: str | None, chat: bool)
         trust_env=False,
         verify=pinned_tls_context(state.tls_certificate) or True,
     ) as client:
-        for prompt in track(prompts, "warming", console=_console()):
+        for prompt in track(prompts, "warming", console=open_console()):
             usage = _warm_one(client, prompt, chat)
             num_tokens += usage["prompt_tokens"]
             num_cached += usage["prompt_tokens_details"]["cached_tokens"]
@@ -275,12 +274,6 @@ def _block_row(block: StoredBlock, now: float) -> list[str]:
         block.model.hex()[:8],
         f"{now - block.stored_at:.0f} s",
     ]
-
-
-def _console() -> Console:
-    """Return a console; one for a pipe, which has no width, is wide enough for whole words."""
-    console = Console()
-    return console if console.is_terminal else Console(width=PIPE_COLUMNS)
 
 
 def _format_usage(used: int, capacity: int) -> str:

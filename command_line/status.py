@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote
 
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from baton.clock import SystemClock
 from baton.config import baton_home
+from baton.console import open_console
 from baton.core.member import Member
 from baton.core.states import WORKER_ROLES, Role
 from baton.errors import BatonError, NotFound, Unavailable
@@ -20,7 +20,6 @@ from command_line.explain import render_explanation
 from orchestrator.cluster_state import ClusterFolder, ClusterState, ProcessState
 
 REFRESH_SECONDS = 1.0
-PIPE_COLUMNS = 160
 PLAN_TIMEOUT_SECONDS = 2.0
 """The timeout for a conductor's pool plan."""
 
@@ -38,9 +37,9 @@ def show_status(name: str, as_json: bool) -> None:
         print(json.dumps(status_object(state)))
     elif state is not None:
         print(f"{state.url}  {'ready' if state.ready else 'not ready'}")
-        _console().print(_table(state, asyncio.run(fetch_members(state))))
+        open_console().print(_table(state, asyncio.run(fetch_members(state))))
         for line in asyncio.run(_pool_plan_lines(state)):
-            _console().print(line, highlight=False, markup=False)
+            open_console().print(line, highlight=False, markup=False)
 
 
 def status_object(state: ClusterState | None) -> dict[str, Any]:
@@ -64,7 +63,7 @@ def _process_object(process: ProcessState) -> dict[str, Any]:
 def show_top(name: str) -> None:
     folder = ClusterFolder(baton_home(), name)
     clock = SystemClock()
-    with asyncio.Runner() as runner, Live(console=_console(), screen=True) as live:
+    with asyncio.Runner() as runner, Live(console=open_console(), screen=True) as live:
         try:
             while True:
                 state = folder.read_running()
@@ -117,7 +116,9 @@ def show_explanation(address: RouterAdminAddress, request_id: str, as_json: bool
     if as_json:
         print(json.dumps(explanation))
     else:
-        _console().print(*render_explanation(explanation), sep="\n", highlight=False, markup=False)
+        open_console().print(
+            *render_explanation(explanation), sep="\n", highlight=False, markup=False
+        )
 
 
 def show_check(name: str, as_json: bool) -> None:
@@ -152,12 +153,6 @@ async def _inspect_members(state: ClusterState) -> dict[str, Any]:
         except Unavailable as error:
             raise Unavailable(f"{process.id} does not answer: {error}") from error
     return report
-
-
-def _console() -> Console:
-    """Return a console; one for a pipe, which has no width, is wide enough for whole words."""
-    console = Console()
-    return console if console.is_terminal else Console(width=PIPE_COLUMNS)
 
 
 async def _pool_plan_lines(state: ClusterState) -> list[str]:

@@ -5,16 +5,15 @@ import re
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from baton.clock import SystemClock
 from baton.config import baton_home
+from baton.console import open_console
 from baton.errors import Invalid, Unavailable
 from orchestrator.cluster_state import ClusterFolder
 
 ROUTER_TIMEOUT_SECONDS = 30.0
-PIPE_COLUMNS = 160
 _COLUMNS = ("requests", "refused", "prompt", "computed", "cached", "completion")
 _FIELDS = (
     "requests",
@@ -38,8 +37,7 @@ def run_usage(name: str, since: str | None, as_json: bool) -> None:
     table.add_column("cost", justify="right", no_wrap=True)
     for tenant, row in [*report["tenants"].items(), ("all", report["total"])]:
         table.add_row(tenant, *[f"{row[field]:,}" for field in _FIELDS], f"{row['cost']:,.4f}")
-    console = Console()
-    (console if console.is_terminal else Console(width=PIPE_COLUMNS)).print(table)
+    open_console().print(table)
     print(f"{report['since']} to {report['until']} (UTC); prompt tokens are computed or cached")
     if not report["complete"]:
         print("Redis can't be reached: this is only what one router has not yet written there")

@@ -20,6 +20,7 @@ from baton.engine.native.backend_choice import BackendChoice, choose_backend
 from baton.engine.quantization import E4M3, QuantizedCodes, check_fp8, quantize
 from baton.engine.runner import ModelRunner
 from baton.engine.runner_options import RunnerOptions
+from baton.engine.shards import Progress
 from baton.errors import Invalid
 from tests.model_zoo import make_model
 from tests.unit.cuda_cases import quantize_in_blocks
@@ -32,9 +33,10 @@ NEAR = 2e-5
 PROMPT = np.random.default_rng(SEED).integers(500, size=60).tolist()
 
 
-def load(path: Path, **given: Any) -> ModelRunner:
+def load(path: Path, progress: Progress | None = None, **given: Any) -> ModelRunner:
     given = {"dtype": "float32", "num_blocks": 16, **given}
-    return ModelRunner.load(path, RunnerOptions(device="cpu", cpu_kernels="off", **given))
+    options = RunnerOptions(device="cpu", cpu_kernels="off", **given)
+    return ModelRunner.load(path, options, progress)
 
 
 def logits_of(runner: ModelRunner) -> torch.Tensor:

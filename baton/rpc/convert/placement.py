@@ -37,7 +37,7 @@ def placement_query_to_proto(query: PlacementQuery) -> pb.PlaceRequest:
 
 
 def placement_query_from_proto(request: pb.PlaceRequest) -> PlacementQuery:
-    """Raises Invalid for keys that are too many, or have another size."""
+    """Convert a query. Raises Invalid if there are too many keys, or keys of another size."""
     return PlacementQuery(
         RequestId(request.request_id),
         Epoch(request.epoch),
