@@ -92,7 +92,7 @@ async def test_block_and_sequence_gauges_match_the_engine() -> None:
         assert value(prefill_metrics, "preemptions_total") == 0
         stream.close()
         await running.prefill.wait_until_free()
-    assert value(prefill_metrics, "requests_total", task="prefill", outcome="dropped") == 1
+    assert value(prefill_metrics, "requests_total", task="prefill", outcome="cancelled") == 1
 
 
 async def test_refused_and_dropped_requests_are_counted() -> None:
@@ -106,7 +106,7 @@ async def test_refused_and_dropped_requests_are_counted() -> None:
         await running.decode.wait_until_free()
         decode_metrics = running.decode.metrics
     assert value(decode_metrics, "failures_total", status="RESOURCE_EXHAUSTED") == 1
-    assert value(decode_metrics, "requests_total", task="whole", outcome="dropped") == 1
+    assert value(decode_metrics, "requests_total", task="whole", outcome="cancelled") == 1
 
 
 # -- spans ----------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ async def test_a_cancelled_request_ends_its_spans_too(moment: int) -> None:
     assert_complete(spans.spans)
     jobs = {s.name: s.attributes["baton.outcome"] for s in spans.spans if s.name.endswith("job")}
     assert set(jobs) == {"prefill job", "decode job"}
-    assert jobs["decode job"] == "dropped"
+    assert jobs["decode job"] == "cancelled"
 
 
 async def test_a_migrated_request_has_a_span_of_its_job_and_of_its_export() -> None:
