@@ -27,7 +27,7 @@ WORKER = WorkerRef(WorkerId("w"), "w:1", Incarnation(1))
 
 
 class FakeQuotaStore:
-    """A usage ledger that keeps everything in memory."""
+    """A quota store that only records what is charged."""
 
     def __init__(self) -> None:
         self.spent: dict[TenantId, RequestUsage] = {}
