@@ -7,7 +7,7 @@ GOODPUT = share(
     rate("baton_slo_answers_total", where='verdict="met"'), rate("baton_slo_answers_total")
 )
 HIT_RATIO = share(rate("baton_cached_tokens_total"), rate("baton_prompt_tokens_total"))
-KV_TRANSFER_SHARE = share(
+KV_TRANSFER_RATE = share(
     rate("baton_worker_handoff_bytes_total", "transport"),
     rate("baton_worker_handoff_read_seconds_total", "transport"),
 )
@@ -101,7 +101,7 @@ OVERVIEW = Dashboard(
                 ),
                 Panel(
                     "KV transfer speed",
-                    [PromQuery(KV_TRANSFER_SHARE, "{{transport}}")],
+                    [PromQuery(KV_TRANSFER_RATE, "{{transport}}")],
                     "Bps",
                     "Bytes per second of read time. grpc instead of nixl: the device or the UCX "
                     "transport is missing.",
