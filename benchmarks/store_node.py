@@ -40,7 +40,7 @@ async def serve(arena_bytes: int, disk_bytes: int, folder: Path) -> None:
     server = build_server()
     add_kvstore_service(server, node)
     port = await listen(server, "127.0.0.1", 0)
-    path = local_rpc_socket_path(folder / "door", "node")
+    path = local_rpc_socket_path(folder / "sockets", "node")
     assert path is not None
     local_server = LocalRpcServer(KvStoreMethods(node), path)
     await local_server.start()

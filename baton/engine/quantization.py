@@ -13,7 +13,8 @@ A weight is stored as a small number, its code, times a scale that it shares wit
 Products accumulate codes in FP32 before they are scaled; activations are not quantized. The head is
 stored in int8, and so is an embedding that is tied to it; with ``fp8`` both keep their format, as
 in FP8 checkpoints. Norms, biases and the routers of experts always keep it. The CPU kernels
-(native/kernels/encode.h) compute the same codes and scales, bit by bit; they don't support ``fp8``.
+(native/kernels/quantize.h) compute the same codes and scales, bit by bit; they don't support
+``fp8``.
 """
 
 import hashlib

@@ -79,11 +79,15 @@ class Served:
     stop: Callable[[], Awaitable[None]]
 
 
-@pytest.fixture(params=["grpc", "door"])
+@pytest.fixture(params=["grpc", "local_rpc"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Served]:
     """A store node and its client, over gRPC or over the local RPC socket."""
     harness = StoreHarness()
-    path = local_rpc_socket_path(tmp_path / "doors", "node") if request.param == "door" else None
+    path = (
+        local_rpc_socket_path(tmp_path / "sockets", "node")
+        if request.param == "local_rpc"
+        else None
+    )
     server = LocalRpcServer(KvStoreMethods(harness.node), path) if path else None
     if server is not None:
         await server.start()

@@ -46,7 +46,7 @@ from tests.sim.worker_cluster import (
     tokens_of,
 )
 
-NAME = "kv_transfers"
+NAME = "kv-transfers"
 CLOCK = SystemClock()
 CASES_PER_CHECK = 20
 CASES_PER_CLUSTER = 200

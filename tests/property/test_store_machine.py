@@ -207,12 +207,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def has_integrity(self) -> None:
-        if hasattr(self, "house"):
+        if hasattr(self, "harness"):
             assert self.harness.node.stats().violation == ""
 
     @invariant()
     def mirror_equals_the_node(self) -> None:
-        if not hasattr(self, "house"):
+        if not hasattr(self, "harness"):
             return
         number = self.harness.node.events.last_number
         while self.known < number or not self.mirror._contents:
@@ -226,7 +226,7 @@ class StoreMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if self.pages is not None:
             self.run(self.pages.aclose())
-        if hasattr(self, "house"):
+        if hasattr(self, "harness"):
             assert self.harness.disk is not None
             self.harness.disk.close()
         RUN_INLINE.reset(self.inline)

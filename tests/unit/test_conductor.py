@@ -14,11 +14,11 @@ from baton.core.placement import MAX_ALTERNATIVES, Placement, PlacementQuery
 from baton.core.states import Role, WorkerState
 from baton.core.store import StoreHint, Tier, WatchEvent
 from baton.core.worker_load import QueuedWork, WorkerLoad
-from baton.errors import Invalid, Overloaded, Unavailable
+from baton.errors import Invalid, Unavailable
 from baton.registry.member_codec import MAX_NUMBER, MIN_RATE
 from baton.registry.membership import Membership
 from baton.registry.memory import MemoryRegistry
-from conductor.conductor import MAX_REGISTRY_AGE_SECONDS, Conductor, ConductorConfig
+from conductor.conductor import Conductor, ConductorConfig
 from conductor.policy.policies import PLACEMENT_POLICIES
 from conductor.policy.snapshot import (
     DecodeView,
@@ -27,7 +27,7 @@ from conductor.policy.snapshot import (
     QueuedPrefill,
     StoredPrefix,
 )
-from conductor.prefill_costs import MAX_MEASUREMENT_AGE_SECONDS, PRIOR_PREFILL_COST
+from conductor.prefill_costs import PRIOR_PREFILL_COST
 from conductor.store_mirror import StoreMirror
 from conductor.worker_directory import (
     MAX_REPORT_AGE_SECONDS,
@@ -460,90 +460,6 @@ async def test_share_of_requests_per_block_key_is_tracked() -> None:
     assert [share(key) for key in keys(0, 1, 99)] == [1.0, 0.05, 0.0]
 
 
-# -- admission -----------------------------------------------------------------------------
-
-
-OVERLONG_QUEUE = (QueuedWork(1.0, 0.9), QueuedWork(1.7, 0.8), QueuedWork(1.75, 0.5))
-
-
-async def overloaded_cluster(**config: object) -> ConductorHarness:
-    """A cluster whose only prefill worker has more to do than it can finish in time."""
-    cluster = ConductorHarness(**config)
-    await cluster.announce(prefill_member("p", queue=OVERLONG_QUEUE), decode_member("d"))
-    return cluster
-
-
-async def test_late_request_is_refused_but_a_replacement_is_placed() -> None:
-    cluster = await overloaded_cluster()
-    with pytest.raises(Overloaded, match=r"would come 0\.50 s late"):
-        cluster.place("new")
-    again = cluster.place("old", epoch=2)
-    assert again.prefill_alternatives[0].late_seconds > 0
-    assert again.ttft_seconds == pytest.approx(2.264)
-
-
-async def test_admission_can_be_turned_off() -> None:
-    cluster = await overloaded_cluster(admission=False)
-    assert cluster.place("new").prefill is not None
-
-
-async def test_admission_is_off_on_cpus_unless_configured() -> None:
-    for admission, refuses in ((None, False), (True, True)):
-        cluster = await overloaded_cluster(admission=admission)
-        await cluster.announce(replace(prefill_member("p2", queue=OVERLONG_QUEUE), device="cpu"))
-        if refuses:
-            with pytest.raises(Overloaded):
-                cluster.place("new")
-        else:
-            assert cluster.place("new").decode.id == "d"
-
-
-async def test_conductor_with_a_stale_registry_refuses_nothing() -> None:
-    cluster = await overloaded_cluster()
-    cluster.registry.is_reachable = False
-    cluster.clock.advance(MAX_REGISTRY_AGE_SECONDS + 1)
-    await cluster.membership.refresh()
-    assert cluster.place("new").prefill is not None
-
-
-async def test_idle_cluster_refuses_nothing_that_fits() -> None:
-    cluster = ConductorHarness(ttft_slo_seconds=1e-6, itl_slo_seconds=1e-6)
-    await cluster.announce(prefill_member("p"), decode_member("d", num_blocks=5))
-    assert cluster.place("fits", 80).decode.id == "d"
-    with pytest.raises(Invalid, match="81 tokens, and the largest decode worker has memory for 80"):
-        cluster.place("never", 81)
-
-
-async def test_without_a_ttft_slo_nothing_counts_as_late() -> None:
-    cluster = ConductorHarness(ttft_slo_seconds=0.0)
-    await cluster.announce(
-        prefill_member("p", queue=(QueuedWork(None, 500.0),)), decode_member("d")
-    )
-    placement = cluster.place("patient")
-    assert placement.ttft_seconds == pytest.approx(500.064)
-    assert placement.prefill_alternatives[0].late_seconds == 0.0
-
-
-async def test_burst_on_workers_without_measurements_is_admitted() -> None:
-    cluster = ConductorHarness()
-    await cluster.announce(
-        *(member(f"p{n}", Role.PREFILL) for n in range(2)),
-        *(member(f"d{n}", Role.DECODE, at_seconds=1e9, num_blocks=4096) for n in range(2)),
-    )
-    for number in range(64):
-        placement = cluster.place(str(number), 800)
-        assert (placement.ttft_seconds, placement.itl_seconds) == (None, None)
-
-
-async def test_refused_request_changes_no_state() -> None:
-    cluster = await overloaded_cluster()
-    before = cluster.prefill_view("p").num_requests
-    with pytest.raises(Overloaded):
-        cluster.place("new", 64, keys(1))
-    assert cluster.prefill_view("p").num_requests == before
-    assert cluster.conductor.snapshot().cache.workers_with_prefix(keys(1), 2) == []
-
-
 async def test_expected_cache_contents_are_bounded_by_the_pools_size() -> None:
     cluster = ConductorHarness()
     await cluster.announce(prefill_member("p", num_blocks=3), decode_member("d"))
@@ -561,76 +477,3 @@ async def test_number_of_reported_alternatives_is_bounded() -> None:
     assert len(placement.prefill_alternatives) == MAX_ALTERNATIVES
     assert placement.prefill is not None
     assert placement.prefill_alternatives[0].worker == placement.prefill.id
-
-
-# -- conditional disaggregation ------------------------------------------------------------
-
-
-async def test_short_prompt_may_be_prefilled_on_the_decode_worker() -> None:
-    cluster = ConductorHarness(local_prefill=True)
-    await cluster.announce(prefill_member("p"), decode_member("d"))
-    placement = cluster.place("r", 40, keys(1, 2))
-    assert (placement.prefill, placement.decode.id) == (None, "d")
-    # The decode worker now has the blocks, but it may not compute for longer than one inter-token
-    # latency.
-    again = cluster.place("r2", 300, keys(*range(1, 19)))
-    assert again.prefill is not None
-    assert (
-        cluster.conductor.snapshot().cache.num_local_blocks(
-            PrefillView("d", PREFILL_COST), keys(1, 2)
-        )
-        == 2
-    )  # type: ignore[arg-type]
-
-
-async def test_local_prefill_is_off_on_cpus_unless_configured() -> None:
-    for device, local_prefill, alone in (
-        ("cpu", None, False), ("cpu", True, True), ("cuda:0", None, True), ("cuda:0", False, False),
-    ):  # fmt: skip
-        cluster = ConductorHarness(local_prefill=local_prefill)  # type: ignore[arg-type]
-        await cluster.announce(prefill_member("p"), replace(decode_member("d"), device=device))
-        assert (cluster.place("r", 40).prefill is None) is alone, (device, local_prefill)
-
-
-async def test_similar_prefill_speeds_are_treated_as_equal() -> None:
-    cluster = ConductorHarness()
-    costs = {"p0": 0.001, "p1": 0.00105, "p2": 0.0009, "p3": 0.01}
-    members = [prefill_member(n, prefill_cost=PrefillCost(0.0, c, 0.0)) for n, c in costs.items()]
-    await cluster.announce(*members, decode_member("d"))
-    assert prefill_seconds_per_token(cluster, *costs) == [0.00105, 0.00105, 0.00105, 0.01]
-
-
-def prefill_seconds_per_token(cluster: ConductorHarness, *names: str) -> list[float]:
-    return [cluster.prefill_view(name).cost.per_token_seconds for name in names]
-
-
-def prefill_with_speed(name: str, pace: float, error: float | None) -> Member:
-    return prefill_member(name, prefill_cost=PrefillCost(0.0, pace, 0.0), prefill_error=error)
-
-
-async def test_uncertain_prefill_speeds_are_treated_as_equal() -> None:
-    cluster = ConductorHarness()
-    for error, pace in ((0.3, 0.001), (None, 0.001), (0.1, 0.002)):
-        readers = prefill_with_speed("p0", 0.001, 0.0), prefill_with_speed("p1", 0.002, error)
-        await cluster.announce(*readers, decode_member("d"))
-        assert prefill_seconds_per_token(cluster, "p0", "p1") == [0.001, pace], error
-
-
-async def test_pools_speed_comes_from_workers_with_reliable_measurements() -> None:
-    cluster = ConductorHarness()
-    unsure = [prefill_with_speed("p1", 0.003, 0.9), prefill_with_speed("p2", 0.005, None)]
-    await cluster.announce(prefill_with_speed("p0", 0.001, 0.1), *unsure, decode_member("d"))
-    assert prefill_seconds_per_token(cluster, "p0", "p1", "p2") == [0.001] * 3
-
-
-async def test_slow_worker_is_tried_again_when_its_measurement_is_old() -> None:
-    cluster = ConductorHarness()
-    fast, slow = prefill_with_speed("p0", 0.001, 0.0), prefill_with_speed("p1", 0.01, 0.0)
-    await cluster.announce(fast, slow, decode_member("d"))
-    assert prefill_seconds_per_token(cluster, "p0", "p1") == [0.001, 0.01]
-    cluster.clock.advance(MAX_MEASUREMENT_AGE_SECONDS + 1)
-    await cluster.announce(prefill_with_speed("p0", 0.0011, 0.0), slow, decode_member("d"))
-    assert prefill_seconds_per_token(cluster, "p0", "p1") == [0.0011, 0.0011]
-    readers = prefill_with_speed("p0", 0.0011, 0.0), prefill_with_speed("p1", 0.0101, 0.0)
-    await cluster.announce(*readers, decode_member("d"))
-    assert prefill_seconds_per_token(cluster, "p0", "p1") == [0.0011, 0.0101]

@@ -185,9 +185,9 @@ def test_thread_pool_serves_concurrent_callers(size: int) -> None:
 
 def test_ceiling_probes_are_not_optimized_away() -> None:
     """The results are sums, so that a compiler cannot leave the work out."""
-    assert load().baton_products_only(1, 1000) == 24 * 16 * 2 * 1000
+    assert load().baton_peak_products(1, 1000) == 24 * 16 * 2 * 1000
     numbers = torch.arange(64, dtype=torch.int32)
-    assert load().baton_reads_only(numbers.data_ptr(), 256) == 0 ^ _folded(numbers)
+    assert load().baton_peak_reads(numbers.data_ptr(), 256) == 0 ^ _folded(numbers)
 
 
 def _folded(numbers: torch.Tensor) -> int:

@@ -35,7 +35,7 @@ from router.generation.ring_placer import RingPlacer
 from router.openai.choice_stream import ChoiceStream
 from router.openai.inline_stream_writer import InlineStreamWriter
 from tests.router_harness import CHAT, RouterHarness, chat, events, write_tokenizer
-from tests.unit.test_router_links import FakeCore, framed_worker, open_connections
+from tests.unit.test_router_connections import FakeCore, framed_worker, open_connections
 
 ROOT = Path(__file__).parents[2]
 PRODUCTION = tuple(f"{ROOT / room}/" for room in ("baton", "router"))

@@ -28,7 +28,7 @@ from router.tenants.tenant_directory import TenantDirectory, build_tenant_direct
 A = TenantId("a")
 
 
-class FakeQuotaStore:
+class FakeUsageSink:
     def record_usage(self, tenant: TenantId, spent: RequestUsage) -> None: ...
 
     def record_refusal(self, tenant: TenantId, reason: str) -> None: ...
@@ -50,7 +50,7 @@ class Router:
         )
         self.controller = AdmissionController(
             FairLimiter(1000), lambda: fleet.directory, lambda: len(fleet.routers),
-            FakeQuotaStore(), fleet.clock, self.quota_client,
+            FakeUsageSink(), fleet.clock, self.quota_client,
         )  # fmt: skip
         self.num_begun = 0
         """Requests that admission let in, whatever became of them."""

@@ -29,22 +29,23 @@ PROGRAM = """
 import json, os, socket, sys
 folder = sys.argv[1]
 opened = {name: socket.socket(*kind) for name, kind in {
-    "told": (socket.AF_INET, socket.SOCK_STREAM), "untold": (socket.AF_INET, socket.SOCK_STREAM),
+    "reported": (socket.AF_INET, socket.SOCK_STREAM),
+    "unreported": (socket.AF_INET, socket.SOCK_STREAM),
     "datagrams": (socket.AF_INET, socket.SOCK_DGRAM), "connected": (socket.AF_INET,),
     "wide": (socket.AF_INET, socket.SOCK_STREAM), "local": (socket.AF_UNIX,),
     "wakeup": (socket.AF_UNIX, socket.SOCK_DGRAM), "stranger": (socket.AF_UNIX, socket.SOCK_DGRAM),
 }.items()}
-for name in ("told", "untold", "datagrams"):
+for name in ("reported", "unreported", "datagrams"):
     opened[name].bind(("127.0.0.1", 0))
 opened["wide"].bind(("0.0.0.0", 0))
 opened["local"].bind(f"{folder}/local.sock")
 opened["wakeup"].bind("\\0a1b2c")
 opened["stranger"].bind("\\0somebody")
-for name in ("told", "untold", "wide", "local"):
+for name in ("reported", "unreported", "wide", "local"):
     opened[name].listen()
-opened["connected"].connect(opened["told"].getsockname())
-print(json.dumps({n: opened[n].getsockname()[1] for n in ("told", "untold", "datagrams", "wide")}),
-      flush=True)
+opened["connected"].connect(opened["reported"].getsockname())
+names = ("reported", "unreported", "datagrams", "wide")
+print(json.dumps({name: opened[name].getsockname()[1] for name in names}), flush=True)
 sys.stdin.read()
 """
 
@@ -77,22 +78,22 @@ def test_unreported_sockets_are_listed_as_undocumented(
     wide, local = f"0.0.0.0:{ports['wide']}", f"{tmp_path}/local.sock"
     (tmp_path / "local.sock").chmod(0o600)
     reported = [
-        OpenListener("grpc", address["told"], member_authentication(ClusterCredentials("s"))),
+        OpenListener("grpc", address["reported"], member_authentication(ClusterCredentials("s"))),
         OpenListener("framed", wide, LOOPBACK_ONLY),
         OpenListener("local_rpc", local, LISTENERS["local_rpc"].authentications[0]),
     ]
     found = reports(tmp_path, pid, "decode", reported)
     assert {place: each.is_documented for place, each in found.items()} == {
-        address["told"]: True,
-        address["untold"]: False,
+        address["reported"]: True,
+        address["unreported"]: False,
         address["datagrams"]: False,
         wide: False,  # announced as on loopback only, and it is not
         local: True,
         "@a1b2c": True,
         "@somebody": False,
     }
-    assert found[address["told"]].authentication == "the cluster secret"
-    assert found[address["untold"]].authentication == "unknown"
+    assert found[address["reported"]].authentication == "the cluster secret"
+    assert found[address["unreported"]].authentication == "unknown"
     assert found["@a1b2c"].authentication == NO_AUTHENTICATION
     assert not reports(tmp_path, pid, "router", reported)["@a1b2c"].is_documented
 

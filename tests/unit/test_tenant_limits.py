@@ -26,8 +26,8 @@ A, B = TenantId("a"), TenantId("b")
 WORKER = WorkerRef(WorkerId("w"), "w:1", Incarnation(1))
 
 
-class FakeQuotaStore:
-    """A usage ledger that keeps everything in memory."""
+class FakeUsageSink:
+    """A usage sink that keeps everything in memory."""
 
     def __init__(self) -> None:
         self.spent: dict[TenantId, RequestUsage] = {}
@@ -46,14 +46,14 @@ class Admission:
     def __init__(self, gate: int = 100, routers: int = 1, **limits: TenantLimits) -> None:
         self.clock = ManualClock(1000.0)
         self.gate = FairLimiter(gate)
-        self.quota_store = FakeQuotaStore()
+        self.usage_sink = FakeUsageSink()
         tenants = {
             TenantId(name): Tenant(TenantId(name), limits=own) for name, own in limits.items()
         }
         self.directory: TenantDirectory = build_tenant_directory(tenants, (), needs_keys=True)
         self.routers = routers
         self.controller = AdmissionController(
-            self.gate, lambda: self.directory, lambda: self.routers, self.quota_store, self.clock
+            self.gate, lambda: self.directory, lambda: self.routers, self.usage_sink, self.clock
         )
 
     def refusal(self, tenant: TenantId, size_bytes: int = 0) -> RateLimited:
@@ -135,7 +135,7 @@ def test_requests_per_minute_are_limited() -> None:
     admission.clock.advance(30)
     with admission.controller.create_admission(A):
         pass
-    assert admission.quota_store.refused == [(A, "requests")]
+    assert admission.usage_sink.refused == [(A, "requests")]
 
 
 def test_tokens_are_reserved_and_settled() -> None:
@@ -146,7 +146,7 @@ def test_tokens_are_reserved_and_settled() -> None:
         request.set_records([record(20, 5, cached=16), record(20, 5, cached=4)], 2)
     with admission.controller.create_admission(A) as request:
         assert request.headers()["x-ratelimit-remaining-tokens"] == "70"
-    assert admission.quota_store.spent == {A: RequestUsage(1, 20, 4, 10)}
+    assert admission.usage_sink.spent == {A: RequestUsage(1, 20, 4, 10)}
 
 
 def test_flood_is_refused_before_its_bodies_are_read() -> None:
@@ -164,7 +164,7 @@ def test_flood_is_refused_before_its_bodies_are_read() -> None:
     admission.clock.advance(10)
     with admission.controller.create_admission(A, 700) as request:
         request.reserve_tokens([20], 1, 10)
-    assert [reason for _, reason in admission.quota_store.refused] == ["tokens"] * 3
+    assert [reason for _, reason in admission.usage_sink.refused] == ["tokens"] * 3
 
 
 def test_flood_is_read_again_once_tokens_are_available() -> None:
@@ -402,7 +402,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert admission.gate.num_in_use == 0
         assert all(account.is_idle for account in admission.controller.quotas().values())
         reported = {
-            tenant: spent.total_tokens for tenant, spent in admission.quota_store.spent.items()
+            tenant: spent.total_tokens for tenant, spent in admission.usage_sink.spent.items()
         }
         assert reported == {tenant: self.used[tenant] for tenant in reported}
         admission.clock.advance(1e6)

@@ -108,10 +108,10 @@ def _on_kernels(dtype: torch.dtype, threads: int) -> tuple[_Probe, _Probe]:
 
     def read(thread: int) -> None:
         assert memory.shape[0] == threads  # this reference keeps the memory alive
-        library.baton_reads_only(starts[thread], READ_BYTES)
+        library.baton_peak_reads(starts[thread], READ_BYTES)
 
     def multiply(_: int) -> None:
-        library.baton_products_only(kind, PRODUCT_ITERATIONS)
+        library.baton_peak_products(kind, PRODUCT_ITERATIONS)
 
     return (
         _Probe(_by_all(multiply, threads), 2.0 * PRODUCT_ITERATIONS * lanes * threads),

@@ -22,7 +22,7 @@ SOURCE_DTYPE_CODES = {**DTYPE_CODES, torch.float16: 2}
 """The dtypes that weights may have in a checkpoint."""
 
 QUANTIZATION_CODES = {"none": 0, "int8": 1, "int4": 2}
-"""The formats that weights are stored in (kernels/codes.h), by their names in
+"""The formats that weights are stored in (kernels/quantized.h), by their names in
 :mod:`baton.engine.quantization`."""
 
 LAYER_FIELDS = (
@@ -63,15 +63,19 @@ SAMPLING_ROW_DTYPE = np.dtype(
         ("seed", np.uint64),
         *[
             (name, np.int64)
-            for name in ("position", "top_k", "seen", "answer", "end", "bias", "bias_end")
+            for name in (
+                "position", "top_k", "history_start", "answer_start", "history_end",
+                "bias_start", "bias_end",
+            )
         ],
     ]
 )  # fmt: skip
-"""A row's sampling parameters, as ``Dials`` in kernels/sampler.h."""
+"""A row's sampling parameters, as ``SamplingRow`` in kernels/sampler.h."""
 
 
 class PackedRows(Structure):
-    """The packed rows of a step, as ``Batch`` in kernels/pages.h: int64 arrays and their sizes."""
+    """The packed rows of a step, as ``Batch`` in kernels/paged_kv.h: int64 arrays and their
+    sizes."""
 
     _fields_ = [
         ("num_rows", c_int64),
@@ -86,27 +90,27 @@ _FUNCTIONS = {
     "shape_bytes": (c_int64, []),
     "layer_bytes": (c_int64, []),
     "batch_bytes": (c_int64, []),
-    "dials_bytes": (c_int64, []),
-    "team": (c_void_p, [c_int64]),
-    "team_free": (None, [c_void_p]),
+    "sampling_row_bytes": (c_int64, []),
+    "thread_pool": (c_void_p, [c_int64]),
+    "thread_pool_free": (None, [c_void_p]),
     # kind, coding, outs, ins, gated
     "packed_bytes": (c_int64, [c_int64, c_int64, c_int64, c_int64, c_bool]),
-    # team, kind, addresses of parts, rows of parts, their kind, coding, outs, ins, gated, to
+    # thread pool, kind, addresses of parts, rows of parts, their kind, coding, outs, ins, gated, to
     "pack": (
         c_char_p,
         [c_void_p, c_int64, POINTER(c_void_p), POINTER(c_int64), *[c_int64] * 4, c_bool, c_void_p],
     ),
-    # team, kind, x, rows of x, packed, coding, outs, ins, gated, to
+    # thread pool, kind, x, rows of x, packed, coding, outs, ins, gated, to
     "multiply": (
         c_char_p,
         [c_void_p, c_int64, c_void_p, c_int64, c_void_p, *[c_int64] * 3, c_bool, c_void_p],
     ),
     "exponential": (None, [c_void_p, c_int64, c_void_p]),
     # kind, steps of 24 products of 16 lanes each
-    "products_only": (c_float, [c_int64, c_int64]),
+    "peak_products": (c_float, [c_int64, c_int64]),
     # from (at a multiple of 64), bytes
-    "reads_only": (c_int64, [c_void_p, c_int64]),
-    # team, kind, shape, pool, cosines, sines
+    "peak_reads": (c_int64, [c_void_p, c_int64]),
+    # thread pool, kind, shape, pool, cosines, sines
     "decoder": (c_void_p, [c_void_p, c_int64, POINTER(DecoderShape), c_void_p, c_void_p, c_void_p]),
     "decoder_free": (None, [c_void_p]),
     "set_layer": (None, [c_void_p, c_int64, POINTER(LayerPointers)]),
@@ -120,11 +124,11 @@ _FUNCTIONS = {
     "attend": (c_char_p, [c_void_p, POINTER(PackedRows), c_int64, c_void_p, c_void_p]),
     # decoder, x, rows of x, to
     "logits": (c_char_p, [c_void_p, c_void_p, c_int64, c_void_p]),
-    # team, vocabulary
+    # thread pool, vocabulary
     "samplers": (c_void_p, [c_void_p, c_int64]),
     "samplers_free": (None, [c_void_p]),
-    # samplers, logits, rows, dials, history, tokens of biases, biases, to
-    "choose": (c_char_p, [c_void_p, c_void_p, c_int64, *[c_void_p] * 5]),
+    # samplers, logits, number of rows, rows, history, tokens of biases, biases, to
+    "sample": (c_char_p, [c_void_p, c_void_p, c_int64, *[c_void_p] * 5]),
 }
 
 
@@ -145,7 +149,7 @@ def load_for(wanted: str) -> ctypes.CDLL:
         function.restype, function.argtypes = result, arguments
     sizes = [library.baton_shape_bytes(), library.baton_layer_bytes(), library.baton_batch_bytes()]
     assert sizes == [ctypes.sizeof(kind) for kind in (DecoderShape, LayerPointers, PackedRows)]
-    assert library.baton_dials_bytes() == SAMPLING_ROW_DTYPE.itemsize
+    assert library.baton_sampling_row_bytes() == SAMPLING_ROW_DTYPE.itemsize
     return library
 
 

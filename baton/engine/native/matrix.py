@@ -29,9 +29,9 @@ class KernelThreadPool:
         assert size >= 1, f"a thread pool of {size}"
         self.size = size
         self.library = load()
-        self.handle = self.library.baton_team(size)
+        self.handle = self.library.baton_thread_pool(size)
         assert self.handle, "threads could not be started"
-        end = weakref.finalize(self, self.library.baton_team_free, self.handle)
+        end = weakref.finalize(self, self.library.baton_thread_pool_free, self.handle)
         # At exit the engine's thread may be using the pool; the threads end with the process.
         end.atexit = False
 

@@ -38,7 +38,7 @@ class NativeTokenChooser:
         arrays = None if is_greedy else _sampling_arrays(rows)
         addresses = [array.ctypes.data for array in arrays] if arrays else [None] * 4
         call_checked(
-            self._library.baton_choose,
+            self._library.baton_sample,
             self._handle, scores.data_ptr(), len(rows),
             *addresses, chosen.ctypes.data,
         )  # fmt: skip
@@ -51,20 +51,22 @@ def _sampling_arrays(rows: Sequence[Row]) -> tuple[np.ndarray, ...]:
     biases of all rows."""
     history: list[np.ndarray] = []
     biases: list[tuple[int, float]] = []
-    parameters, end = [], 0
+    parameters, history_end = [], 0
     for row in rows:
         params = row.sampling
-        seen, bias = end, len(biases)
-        answer = seen
+        history_start, bias_start = history_end, len(biases)
+        answer_start = history_start
         if params.needs_history:
             history.append(np.array(row.history, dtype=np.int64))
-            answer, end = seen + row.num_prompt_tokens, seen + len(row.history)
+            answer_start = history_start + row.num_prompt_tokens
+            history_end = history_start + len(row.history)
         biases += params.logit_bias
         parameters.append(
             (
                 params.temperature, params.top_p, params.min_p, params.repetition_penalty,
                 params.presence_penalty, params.frequency_penalty, params.seed % NUM_SEEDS,
-                row.context_tokens, params.top_k, seen, answer, end, bias, len(biases),
+                row.context_tokens, params.top_k, history_start, answer_start,
+                history_end, bias_start, len(biases),
             )
         )  # fmt: skip
     return (

@@ -5,17 +5,17 @@
 #include <cstring>
 #include <memory>
 
-#include "pages.h"
-#include "team.h"
-#include "tile.h"
+#include "paged_kv.h"
+#include "thread_pool.h"
+#include "matmul_tile.h"
 
 namespace baton {
 
 constexpr long kQueryRows = 256;  // rows of a tile: enough to amortise transposing the keys
 
 template <class T>
-struct Aligned {
-  explicit Aligned(long count)
+struct AlignedBuffer {
+  explicit AlignedBuffer(long count)
       : data(static_cast<T*>(std::aligned_alloc(64, ceil_div(count * sizeof(T), 64) * 64))) {
     if (!data) throw std::bad_alloc();
     std::memset(data.get(), 0, count * sizeof(T));
@@ -79,9 +79,9 @@ class Attention {
         scores_(rows() * kColumns),
         weights_(rows() * kColumns),
         sums_(rows() * width_),
-        best_(rows()),
-        total_(rows()),
-        all_coming_(kv_heads * kColumns) {}
+        row_max_(rows()),
+        row_sum_(rows()),
+        prefetches_(kv_heads * kColumns) {}
 
   // Computes one tile. `qkv` [num_tokens][(heads + 2 kv_heads) * head_dim] has the queries; `to` is
   // [num_tokens][heads * head_dim]. `next` is the tile whose keys are prefetched at the end of this
@@ -92,21 +92,21 @@ class Attention {
     const long start = batch.starts[tile.row] + tile.first;
     begin(tile, qkv + first * (heads_ + 2 * kv_heads_) * dim_);
     const int64_t* table = batch.table(tile.row);
-    locate(table, 0, tile.end, tile.head, pages, places_);
+    locate(table, 0, tile.end, tile.head, pages, key_addresses_);
     for (long key = 0; key < tile.end; key += kColumns) {
       if (key + kColumns < tile.end || !next)
-        locate(table, key + kColumns, tile.end, tile.head, pages, ahead_);
+        locate(table, key + kColumns, tile.end, tile.head, pages, next_key_addresses_);
       else
-        locate(batch.table(next->row), 0, next->end, next->head, pages, ahead_);
+        locate(batch.table(next->row), 0, next->end, next->head, pages, next_key_addresses_);
       // Tokens before this one attend to none of these keys.
       const long from = std::max(0L, key - start);
-      line_up(tile.num_heads);
+      list_prefetches(tile.num_heads);
       for (long head = 0; head < tile.num_heads; ++head) {
-        coming_ = all_coming_.data() + head * kColumns;
-        add((head * tile.count + from) * group_, (tile.count - from) * group_,
-            {head * dim_, pages.block_tokens * kv_heads_ * dim_}, start + from + 1 - key);
+        head_prefetches_ = prefetches_.data() + head * kColumns;
+        accumulate((head * tile.count + from) * group_, (tile.count - from) * group_,
+                   {head * dim_, pages.block_tokens * kv_heads_ * dim_}, start + from + 1 - key);
       }
-      if (key + kColumns < tile.end) std::copy_n(ahead_, kColumns, places_);
+      if (key + kColumns < tile.end) std::copy_n(next_key_addresses_, kColumns, key_addresses_);
     }
     finish(tile, to + first * heads_ * dim_);
   }
@@ -115,8 +115,8 @@ class Attention {
   static constexpr long kPerUnit = Format<T>::kPerUnit;
 
   // The offset of a head from the first head of its tile, and of its values from its keys.
-  struct Spot {
-    long along, part;
+  struct HeadOffsets {
+    long head, values;
   };
 
   // Maximum number of a tile's queries, which are [num_heads][count][group].
@@ -129,17 +129,17 @@ class Attention {
         std::memcpy(queries_ + (head * tile.count + i) * size,
                     qkv + i * (heads_ + 2 * kv_heads_) * dim_ + (tile.head + head) * size,
                     sizeof(T) * size);
-    std::fill_n(static_cast<float*>(best_), num_rows, -INFINITY);
-    std::fill_n(static_cast<float*>(total_), num_rows, 0.0f);
+    std::fill_n(static_cast<float*>(row_max_), num_rows, -INFINITY);
+    std::fill_n(static_cast<float*>(row_sum_), num_rows, 0.0f);
     std::fill_n(static_cast<float*>(sums_), num_rows * width_, 0.0f);
   }
 
   // Finds the addresses of the keys [first, first + 64) of a head; null from `end` on.
   static void locate(const int64_t* table, long first, long end, long head, const Pages<T>& pages,
-                     const T** places) {
+                     const T** addresses) {
     long block = first / pages.block_tokens, offset = first % pages.block_tokens;
     for (long i = 0; i < kColumns; ++i) {
-      places[i] = first + i < end ? pages.keys(table[block], offset, head) : nullptr;
+      addresses[i] = first + i < end ? pages.keys(table[block], offset, head) : nullptr;
       if (++offset == pages.block_tokens) {
         offset = 0;
         ++block;
@@ -150,95 +150,102 @@ class Attention {
   // Lists the addresses that are prefetched while the heads are computed one after the other. Each
   // head prefetches as much as it reads, but in memory order: all heads of a key together. Where
   // there is no key, an address that is cached already is used.
-  void line_up(long num_heads) {
-    const T** to = all_coming_.data();
+  void list_prefetches(long num_heads) {
+    const T** to = prefetches_.data();
     for (long key = 0; key < kColumns; ++key) {
-      const T* place = ahead_[key] ? ahead_[key] : static_cast<const T*>(queries_);
+      const T* place =
+          next_key_addresses_[key] ? next_key_addresses_[key] : static_cast<const T*>(queries_);
       for (long head = 0; head < num_heads; ++head) *to++ = place + head * dim_;
     }
   }
 
   // Adds the current tile of keys to `count` rows; their first token attends to `visible` of them.
-  void add(long first, long count, Spot spot, long visible) {
+  void accumulate(long first, long count, HeadOffsets offsets, long visible) {
     switch (count) {
-      case 1: return add_few<1>(first, spot, visible);
-      case 2: return add_few<2>(first, spot, visible);
-      case 3: return add_few<3>(first, spot, visible);
-      case 4: return add_few<4>(first, spot, visible);
-      default: return add_many(first, count, spot, visible);
+      case 1:
+        return accumulate_few<1>(first, offsets, visible);
+      case 2:
+        return accumulate_few<2>(first, offsets, visible);
+      case 3:
+        return accumulate_few<3>(first, offsets, visible);
+      case 4:
+        return accumulate_few<4>(first, offsets, visible);
+      default:
+        return accumulate_many(first, count, offsets, visible);
     }
   }
 
-  void add_many(long first, long count, Spot spot, long visible) {
-    read(spot);
+  void accumulate_many(long first, long count, HeadOffsets offsets, long visible) {
+    read(offsets);
     multiply<T>(count, reinterpret_cast<const Unit*>(queries_ + first * dim_), depth_, keys_,
                 kColumns, depth_, scores_ + first * kColumns, kColumns, true);
-    for (long row = 0; row < count; ++row) weigh(first + row, visible + row / group_);
+    for (long row = 0; row < count; ++row) update_softmax(first + row, visible + row / group_);
     for (long column = 0; column < width_; column += kColumns)
       multiply<T>(count, reinterpret_cast<const Unit*>(weights_ + first * kColumns),
                   kColumns / kPerUnit, values_ + column, width_, kColumns / kPerUnit,
                   sums_ + first * width_ + column, width_, false);
   }
 
-  // Transposes the current keys and copies their values; meanwhile the addresses in all_coming_ are
+  // Transposes the current keys and copies their values; meanwhile the addresses in prefetches_ are
   // prefetched.
-  void read(Spot spot) {
+  void read(HeadOffsets offsets) {
     const T *keys[kColumns], *values[kColumns];
     for (long i = 0; i < kColumns; ++i) {
-      keys[i] = places_[i] ? places_[i] + spot.along : nullptr;
-      values[i] = keys[i] ? keys[i] + spot.part : nullptr;
+      keys[i] = key_addresses_[i] ? key_addresses_[i] + offsets.head : nullptr;
+      values[i] = keys[i] ? keys[i] + offsets.values : nullptr;
     }
-    stand_up(reinterpret_cast<const Unit* const*>(keys), depth_, keys_,
-             reinterpret_cast<const Unit* const*>(coming_));
+    transpose_rows(reinterpret_cast<const Unit* const*>(keys), depth_, keys_,
+                   reinterpret_cast<const Unit* const*>(head_prefetches_));
     for (long i = 0; i < kColumns; i += kPerUnit)
       for (long at = 0; at < dim_; at += kLanes * kPerUnit) {
-        lay_down(values + i, at, values_ + i / kPerUnit * width_ + at);
+        interleave_values(values + i, at, values_ + i / kPerUnit * width_ + at);
         for (long next = i; next < i + kPerUnit; ++next)
-          fetch<kSecondLevel>(coming_[next] + spot.part + at);
+          prefetch<kSecondLevel>(head_prefetches_[next] + offsets.values + at);
       }
   }
 
   // Copies values to values_ [64 / kPerUnit][width], where a unit has adjacent tokens. In BF16
   // sixteen pairs are in the order of the unpack instructions; finish() reorders the sums.
-  void lay_down(const T* const* rows, long at, Unit* to) {
+  void interleave_values(const T* const* rows, long at, Unit* to) {
     if constexpr (kPerUnit == 1) {
       const Lanes inside = lanes(dim_ - at);
-      store_words(to, rows[0] ? as_words(load(rows[0] + at, inside)) : no_words());
+      store_words(to, rows[0] ? as_words(load(rows[0] + at, inside)) : zero_words());
     } else {
       const auto halves = [&](const T* row) {
-        return row ? load_halves(&row[at].bits, dim_ - at) : no_words();
+        return row ? load_halves(&row[at].bits, dim_ - at) : zero_words();
       };
       const Words first = halves(rows[0]), second = halves(rows[1]);
-      store_words(to, first_in_turns(first, second));
-      store_words(to + kLanes, others_in_turns(first, second));
+      store_words(to, unpack_low(first, second));
+      store_words(to + kLanes, unpack_high(first, second));
     }
   }
 
-  // Gives the same bits as add_many(), for R rows, whose sums stay in registers if there are enough
-  // registers. Keys and values pass through registers, too, and are not stored in buffers.
+  // Gives the same bits as accumulate_many(), for R rows, whose sums stay in registers if there are
+  // enough registers. Keys and values pass through registers, too, and are not stored in buffers.
   template <long R>
-  void add_few(long first, Spot spot, long visible) {
-    if (vectors_at_once(R) * kLanes < kColumns) return add_many(first, R, spot, visible);
+  void accumulate_few(long first, HeadOffsets offsets, long visible) {
+    if (vectors_at_once(R) * kLanes < kColumns) return accumulate_many(first, R, offsets, visible);
     // Successive blocks have different sums, so that none waits for the previous one.
     for (long step = 0; step < depth_; step += kLanes)
-      for (long i = 0; i < kColumns; i += kLanes) score_few<R>(first, spot, i, step);
-    for (long row = 0; row < R; ++row) weigh(first + row, visible + row / group_);
-    for (long column = 0; column < width_; column += kColumns) sum_few<R>(first, spot, column);
+      for (long i = 0; i < kColumns; i += kLanes) accumulate_scores<R>(first, offsets, i, step);
+    for (long row = 0; row < R; ++row) update_softmax(first + row, visible + row / group_);
+    for (long column = 0; column < width_; column += kColumns)
+      accumulate_values<R>(first, offsets, column);
   }
 
   // Adds to the scores of keys [key, key + 16) over units of depth [step, step + 16).
   template <long R>
-  void score_few(long first, Spot spot, long key, long step) {
+  void accumulate_scores(long first, HeadOffsets offsets, long key, long step) {
     const Unit* queries = reinterpret_cast<const Unit*>(queries_ + first * dim_) + step;
     float* scores = scores_ + first * kColumns + key;
     const Lanes inside = lanes(depth_ - step);
     Words block[kLanes];
 #pragma GCC unroll 16
     for (long k = 0; k < kLanes; ++k) {
-      const T *own = places_[key + k], *coming = coming_[key + k];
-      const long at = spot.along + step * kPerUnit;
-      block[k] = own ? load_words(reinterpret_cast<const Unit*>(own + at), inside) : no_words();
-      fetch<kFirstLevel>(coming + step * kPerUnit);
+      const T *own = key_addresses_[key + k], *prefetch_at = head_prefetches_[key + k];
+      const long at = offsets.head + step * kPerUnit;
+      block[k] = own ? load_words(reinterpret_cast<const Unit*>(own + at), inside) : zero_words();
+      prefetch<kFirstLevel>(prefetch_at + step * kPerUnit);
     }
     transpose(block);
     Vec sum[R];
@@ -249,7 +256,7 @@ class Attention {
       if (s >= depth_ - step) break;
 #pragma GCC unroll 4
       for (long r = 0; r < R; ++r)
-        sum[r] = Format<T>::multiply_add(sum[r], every_word(queries[r * depth_ + s]), block[s]);
+        sum[r] = Format<T>::multiply_add(sum[r], broadcast_word(queries[r * depth_ + s]), block[s]);
     }
 #pragma GCC unroll 4
     for (long r = 0; r < R; ++r) store(scores + r * kColumns, sum[r]);
@@ -257,7 +264,7 @@ class Attention {
 
   // Adds to the sums of elements [column, column + 64).
   template <long R>
-  void sum_few(long first, Spot spot, long column) {
+  void accumulate_values(long first, HeadOffsets offsets, long column) {
     constexpr long kVectors = kColumns / kLanes;
     float* sums = sums_ + first * width_ + column;
     const Unit* weights = reinterpret_cast<const Unit*>(weights_ + first * kColumns);
@@ -269,23 +276,23 @@ class Attention {
     for (long i = 0; i < kColumns; i += kPerUnit) {
       const T* values[kPerUnit];
       for (long k = 0; k < kPerUnit; ++k) {
-        const T *own = places_[i + k], *coming = coming_[i + k];
-        const long at = spot.part + column;
-        values[k] = own ? own + spot.part + spot.along : nullptr;
+        const T *own = key_addresses_[i + k], *prefetch_at = head_prefetches_[i + k];
+        const long at = offsets.values + column;
+        values[k] = own ? own + offsets.values + offsets.head : nullptr;
         for (long next = 0; next < kColumns * static_cast<long>(sizeof(T)); next += 64)
-          fetch<kFirstLevel>(reinterpret_cast<const char*>(coming + at) + next);
+          prefetch<kFirstLevel>(reinterpret_cast<const char*>(prefetch_at + at) + next);
       }
-      Unit laid[kColumns];
+      Unit interleaved[kColumns];
 #pragma GCC unroll 4
       for (long v = 0; v < kVectors; v += kPerUnit)
-        lay_down(values, column + v * kLanes, laid + v * kLanes);
+        interleave_values(values, column + v * kLanes, interleaved + v * kLanes);
 #pragma GCC unroll 4
       for (long v = 0; v < kVectors; ++v) {
-        const Words value = load_words(laid + v * kLanes);
+        const Words value = load_words(interleaved + v * kLanes);
 #pragma GCC unroll 4
         for (long r = 0; r < R; ++r)
           sum[r][v] = Format<T>::multiply_add(
-              sum[r][v], every_word(weights[r * (kColumns / kPerUnit) + i / kPerUnit]), value);
+              sum[r][v], broadcast_word(weights[r * (kColumns / kPerUnit) + i / kPerUnit]), value);
       }
     }
 #pragma GCC unroll 4
@@ -295,43 +302,43 @@ class Attention {
   }
 
   // Turns a row's scores into weights. If a score exceeds all before, earlier sums are rescaled.
-  void weigh(long row, long visible) {
-    const Vec scale = every(scale_), none = every(-INFINITY);
+  void update_softmax(long row, long visible) {
+    const Vec scale = broadcast(scale_), none = broadcast(-INFINITY);
     const float* scores = scores_ + row * kColumns;
     Vec scaled[kColumns / kLanes], highest = none;
     for (long v = 0; v < kColumns / kLanes; ++v) {
       const Vec own = load(scores + v * kLanes) * scale;
-      scaled[v] = pick(lanes(visible - v * kLanes), own, none);
-      highest = greater(highest, scaled[v]);
+      scaled[v] = blend(lanes(visible - v * kLanes), own, none);
+      highest = max_lanes(highest, scaled[v]);
     }
-    const float best = most_of(highest);
-    if (best > best_[row]) shrink(row, best);
-    const Vec most = every(best_[row]);
+    const float best = reduce_max(highest);
+    if (best > row_max_[row]) rescale(row, best);
+    const Vec most = broadcast(row_max_[row]);
     Vec total = zeros();
     for (long v = 0; v < kColumns / kLanes; ++v) {
-      const Vec own = exponential(scaled[v] - most);
-      const Vec weight = pick(lanes(visible - v * kLanes), own, zeros());
+      const Vec own = exp_lanes(scaled[v] - most);
+      const Vec weight = blend(lanes(visible - v * kLanes), own, zeros());
       Format<T>::store(weights_ + row * kColumns + v * kLanes, kAllLanes, weight);
       total = total + weight;
     }
-    total_[row] += sum_of(total);
+    row_sum_[row] += reduce_sum(total);
   }
 
-  void shrink(long row, float best) {
-    const Vec by = exponential(every(best_[row] - best));
+  void rescale(long row, float best) {
+    const Vec by = exp_lanes(broadcast(row_max_[row] - best));
     for (long i = 0; i < width_; i += kLanes) {
       float* place = sums_ + row * width_ + i;
       store(place, load(place) * by);
     }
-    total_[row] *= first_of(by);
-    best_[row] = best;
+    row_sum_[row] *= first_lane(by);
+    row_max_[row] = best;
   }
 
   void finish(const QueryTile& tile, T* to) {
     for (long row = 0; row < tile.num_heads * tile.count * group_; ++row) {
       const long pair = row / group_, head = tile.head + pair / tile.count;
       T* place = to + (pair % tile.count * heads_ + head * group_ + row % group_) * dim_;
-      const Vec total = every(total_[row]);
+      const Vec total = broadcast(row_sum_[row]);
       for (long i = 0; i < dim_; i += kLanes)
         Format<T>::store(place + i, lanes(dim_ - i), sums_at(row, i) / total);
     }
@@ -343,20 +350,20 @@ class Attention {
     if constexpr (kPerUnit == 1) return load(sums + i);
     const float* both = sums + i / (2 * kLanes) * (2 * kLanes);
     const Vec low = load(both), high = load(both + kLanes);
-    return i % (2 * kLanes) == 0 ? fours_in_turns<0>(low, high) : fours_in_turns<2>(low, high);
+    return i % (2 * kLanes) == 0 ? interleave_fours<0>(low, high) : interleave_fours<2>(low, high);
   }
 
   const long heads_, kv_heads_, dim_, width_, depth_, group_;
   const float scale_;
-  const T* places_[kColumns];
-  const T* ahead_[kColumns];
-  Aligned<T> queries_;
-  Aligned<Unit> keys_, values_;
-  Aligned<float> scores_;
-  Aligned<T> weights_;
-  Aligned<float> sums_, best_, total_;
-  std::vector<const T*> all_coming_;  // [num_heads][64]
-  const T* const* coming_ = nullptr;  // the current head's part of all_coming_
+  const T* key_addresses_[kColumns];
+  const T* next_key_addresses_[kColumns];
+  AlignedBuffer<T> queries_;
+  AlignedBuffer<Unit> keys_, values_;
+  AlignedBuffer<float> scores_;
+  AlignedBuffer<T> weights_;
+  AlignedBuffer<float> sums_, row_max_, row_sum_;
+  std::vector<const T*> prefetches_;           // [num_heads][64]
+  const T* const* head_prefetches_ = nullptr;  // the current head's part of prefetches_
 };
 
 }  // namespace baton

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "attention.h"
-#include "product.h"
-#include "rows.h"
+#include "matmul.h"
+#include "token_ops.h"
 
 namespace baton {
 
@@ -41,17 +41,17 @@ class Decoder {
 template <class T>
 class DecoderOf : public Decoder {
  public:
-  DecoderOf(const Shape& shape, void* pool, const float* cos, const float* sin, Team& team)
+  DecoderOf(const Shape& shape, void* pool, const float* cos, const float* sin, ThreadPool& threads)
       : shape_(shape),
-        team_(team),
+        threads_(threads),
         pool_(static_cast<T*>(pool)),
         cos_(cos),
         sin_(sin),
         layers_(shape.layers) {
-    for (int thread = 0; thread < team.size(); ++thread) {
+    for (int thread = 0; thread < threads.size(); ++thread) {
       attention_.push_back(
           std::make_unique<Attention<T>>(shape.heads, shape.kv_heads, shape.head_dim));
-      scratch_.push_back(std::make_unique<Aligned<float>>(kScratch));
+      scratch_.push_back(std::make_unique<AlignedBuffer<float>>(kScratch));
     }
   }
 
@@ -65,10 +65,11 @@ class DecoderOf : public Decoder {
   const char* embed(const int64_t* tokens, long count, void* x) override {
     for (long i = 0; i < count; ++i)
       if (tokens[i] < 0 || tokens[i] >= shape_.vocabulary) return "a token is not in the vocabulary";
-    crew(seconds_of_layers(count, shape_.layers)).rouse();
-    Team& team = crew(count * 1e-6 * shape_.hidden / 512);  // each unit is in another cache line
-    team.run([&](int) {
-      team.each(count, [&](long i) {
+    pick_threads(seconds_of_layers(count, shape_.layers)).wake();
+    ThreadPool& threads =
+        pick_threads(count * 1e-6 * shape_.hidden / 512);  // each unit is in another cache line
+    threads.run([&](int) {
+      threads.parallel_for(count, [&](long i) {
         unpack_row(head_, tokens[i], static_cast<T*>(x) + i * shape_.hidden);
       });
     });
@@ -81,10 +82,10 @@ class DecoderOf : public Decoder {
     if (first < 0 || last > shape_.layers) return "there is no such layer";
     if (const char* fault = check(batch)) return fault;
     const Step step = begin(batch, last - first);
-    step.team->run([&](int thread) {
+    step.threads->run([&](int thread) {
       for (long index = first; index < last; ++index) {
         const Layer& layer = layers_[index];
-        attend_to(step, index, thread, static_cast<T*>(x));
+        attention_block(step, index, thread, static_cast<T*>(x));
         T* to = layer.gate_up ? step.normed : static_cast<T*>(normed);
         norm(step, static_cast<T*>(x), layer.post_norm, to);
         if (layer.gate_up) feed_forward(step, layer, thread, static_cast<T*>(x));
@@ -98,9 +99,9 @@ class DecoderOf : public Decoder {
     if (layer < 0 || layer >= shape_.layers) return "there is no such layer";
     if (const char* fault = check(batch)) return fault;
     const Step step = begin(batch, shape_.layers);
-    step.team->run([&](int thread) {
-      settle(step, heads(Layer{}, false), pages(layer), static_cast<T*>(qkv));
-      look(step, pages(layer), thread, static_cast<T*>(qkv), static_cast<T*>(to));
+    step.threads->run([&](int thread) {
+      write_kv(step, heads(Layer{}, false), pages(layer), static_cast<T*>(qkv));
+      run_attention(step, pages(layer), thread, static_cast<T*>(qkv), static_cast<T*>(to));
     });
     return nullptr;
   }
@@ -108,11 +109,11 @@ class DecoderOf : public Decoder {
   // Computes logits [count][vocabulary] in FP32 of x [count][hidden].
   void logits(const void* x, long count, float* to) override {
     Step step = reserve(count);
-    step.team = &crew(seconds_of(count, double(shape_.vocabulary) * shape_.hidden));
-    step.team->run([&](int thread) {
+    step.threads = &pick_threads(seconds_of(count, double(shape_.vocabulary) * shape_.hidden));
+    step.threads->run([&](int thread) {
       norm(step, static_cast<const T*>(x), norm_, step.normed);
-      product(*step.team, step.normed, count, head_, *scratch_[thread],
-              Widen<T>{to, shape_.vocabulary});
+      matmul(*step.threads, step.normed, count, head_, *scratch_[thread],
+             StoreLogits<T>{to, shape_.vocabulary});
     });
   }
 
@@ -120,7 +121,7 @@ class DecoderOf : public Decoder {
   // A step's batch, its attention tiles, and buffers for the results between matrix products.
   struct Step {
     const Batch* batch = nullptr;
-    Team* team = nullptr;
+    ThreadPool* threads = nullptr;
     long count = 0;
     std::vector<int32_t> rows;
     std::vector<QueryTile> tiles;
@@ -135,7 +136,9 @@ class DecoderOf : public Decoder {
   }
 
   // All threads, or the caller's thread alone if the work is too short to wake the others.
-  Team& crew(double seconds) { return seconds < kWorthWaking ? alone_ : team_; }
+  ThreadPool& pick_threads(double seconds) {
+    return seconds < kWorthWaking ? single_thread_ : threads_;
+  }
 
   double seconds_of_layers(long count, long layers) const {
     return layers * seconds_of(count, shape_.hidden * (qkv_width() + attended_width() +
@@ -147,12 +150,13 @@ class DecoderOf : public Decoder {
     double keys = 0;
     for (long row = 0; row < batch.num_rows; ++row)
       keys += double(batch.context(row)) * batch.count(row);
-    const double looks = keys * 2 * attended_width() / 100e9;
-    step.team = &crew(seconds_of_layers(step.count, layers) + layers * looks);
+    const double attention_seconds = keys * 2 * attended_width() / 100e9;
+    step.threads =
+        &pick_threads(seconds_of_layers(step.count, layers) + layers * attention_seconds);
     step.batch = &batch;
     step.rows = batch.rows_of_tokens();
     step.tiles =
-        query_tiles(batch, shape_.heads / shape_.kv_heads, shape_.kv_heads, step.team->size());
+        query_tiles(batch, shape_.heads / shape_.kv_heads, shape_.kv_heads, step.threads->size());
     return step;
   }
 
@@ -160,11 +164,11 @@ class DecoderOf : public Decoder {
   // when a step has more tokens than any before.
   Step reserve(long count) {
     const long width = shape_.hidden + qkv_width() + attended_width() + shape_.intermediate;
-    if (count > room_) {
+    if (count > capacity_) {
       buffer_.reset();
-      room_ = 0;
-      buffer_ = std::make_unique<Aligned<T>>(count * width);
-      room_ = count;
+      capacity_ = 0;
+      buffer_ = std::make_unique<AlignedBuffer<T>>(count * width);
+      capacity_ = count;
     }
     Step step;
     step.count = count;
@@ -181,80 +185,81 @@ class DecoderOf : public Decoder {
             shape_.kv_heads, shape_.head_dim};
   }
 
-  Heads<T> heads(const Layer& layer, bool turned) const {
+  HeadLayout<T> heads(const Layer& layer, bool with_rope) const {
     return {shape_.heads,
             shape_.kv_heads,
             shape_.head_dim,
             static_cast<const T*>(layer.q_norm),
             static_cast<const T*>(layer.k_norm),
-            turned ? cos_ : nullptr,
-            turned ? sin_ : nullptr,
+            with_rope ? cos_ : nullptr,
+            with_rope ? sin_ : nullptr,
             static_cast<float>(shape_.epsilon)};
   }
 
-  // The parts of a layer; all threads of the team call each of them.
+  // The parts of a layer; all threads of the pool call each of them.
 
-  void attend_to(const Step& step, long index, int thread, T* x) {
+  void attention_block(const Step& step, long index, int thread, T* x) {
     const Layer& layer = layers_[index];
     const Coding coding = static_cast<Coding>(layer.coding);
     const Matrix<T> qkv{layer.qkv, qkv_width(), shape_.hidden, false, coding};
     const Matrix<T> output{layer.output, shape_.hidden, attended_width(), false, coding};
     norm(step, x, layer.input_norm, step.normed);
-    product(*step.team, step.normed, step.count, qkv, *scratch_[thread],
-            Keep<T>{step.qkv, qkv_width(), static_cast<const T*>(layer.qkv_bias)});
-    settle(step, heads(layer, true), pages(index), step.qkv);
-    look(step, pages(index), thread, step.qkv, step.attended);
-    product(*step.team, step.attended, step.count, output, *scratch_[thread],
-            Add<T>{x, shape_.hidden});
+    matmul(*step.threads, step.normed, step.count, qkv, *scratch_[thread],
+           StoreOutput<T>{step.qkv, qkv_width(), static_cast<const T*>(layer.qkv_bias)});
+    write_kv(step, heads(layer, true), pages(index), step.qkv);
+    run_attention(step, pages(index), thread, step.qkv, step.attended);
+    matmul(*step.threads, step.attended, step.count, output, *scratch_[thread],
+           AddToResidual<T>{x, shape_.hidden});
   }
 
   void feed_forward(const Step& step, const Layer& layer, int thread, T* x) {
     const Coding coding = static_cast<Coding>(layer.coding);
     const Matrix<T> gate_up{layer.gate_up, shape_.intermediate, shape_.hidden, true, coding};
     const Matrix<T> down{layer.down, shape_.hidden, shape_.intermediate, false, coding};
-    product(*step.team, step.normed, step.count, gate_up, *scratch_[thread],
-            Gate<T>{step.gated, shape_.intermediate});
-    product(*step.team, step.gated, step.count, down, *scratch_[thread], Add<T>{x, shape_.hidden});
+    matmul(*step.threads, step.normed, step.count, gate_up, *scratch_[thread],
+           StoreSwiGlu<T>{step.gated, shape_.intermediate});
+    matmul(*step.threads, step.gated, step.count, down, *scratch_[thread],
+           AddToResidual<T>{x, shape_.hidden});
   }
 
   void norm(const Step& step, const T* x, const void* weight, T* to) {
     const long size = shape_.hidden;
-    step.team->each(step.count, [&](long i) {
-      normalise(x + i * size, static_cast<const T*>(weight), to + i * size, size,
-                static_cast<float>(shape_.epsilon));
+    step.threads->parallel_for(step.count, [&](long i) {
+      rms_norm(x + i * size, static_cast<const T*>(weight), to + i * size, size,
+               static_cast<float>(shape_.epsilon));
     });
   }
 
-  void settle(const Step& step, const Heads<T>& heads, const Pages<T>& pages, T* qkv) {
+  void write_kv(const Step& step, const HeadLayout<T>& heads, const Pages<T>& pages, T* qkv) {
     const Batch& batch = *step.batch;
-    step.team->each(step.count, [&](long i) {
+    step.threads->parallel_for(step.count, [&](long i) {
       const long row = step.rows[i], position = batch.starts[row] + i - batch.offsets[row];
       const long block = batch.table(row)[position / shape_.block_tokens];
-      heads.settle(qkv + i * heads.width(), position, pages, block,
-                   position % shape_.block_tokens);
+      heads.write_kv(qkv + i * heads.width(), position, pages, block,
+                     position % shape_.block_tokens);
     });
   }
 
-  void look(const Step& step, const Pages<T>& pages, int thread, const T* qkv, T* to) {
-    const long count = static_cast<long>(step.tiles.size()), size = step.team->size();
-    step.team->each(count, [&](long task) {
+  void run_attention(const Step& step, const Pages<T>& pages, int thread, const T* qkv, T* to) {
+    const long count = static_cast<long>(step.tiles.size()), size = step.threads->size();
+    step.threads->parallel_for(count, [&](long task) {
       const QueryTile* next = task + size < count ? &step.tiles[task + size] : nullptr;
       attention_[thread]->attend(*step.batch, step.tiles[task], next, pages, qkv, to);
     });
   }
 
   const Shape shape_;
-  Team& team_;
-  Team alone_{1};
+  ThreadPool& threads_;
+  ThreadPool single_thread_{1};
   T* const pool_;
   const float *const cos_, *const sin_;
   std::vector<Layer> layers_;
   const T* norm_ = nullptr;
   Matrix<T> head_{nullptr, 0, 0};
   std::vector<std::unique_ptr<Attention<T>>> attention_;
-  std::vector<std::unique_ptr<Aligned<float>>> scratch_;
-  std::unique_ptr<Aligned<T>> buffer_;
-  long room_ = 0;
+  std::vector<std::unique_ptr<AlignedBuffer<float>>> scratch_;
+  std::unique_ptr<AlignedBuffer<T>> buffer_;
+  long capacity_ = 0;
 };
 
 }  // namespace baton

@@ -6,22 +6,23 @@
 #include <limits>
 #include <memory>
 
-#include "team.h"
+#include "thread_pool.h"
 #include "vectors.h"
 
 namespace baton {
 
 // A row's sampling parameters. Temperature 0 means greedy; `top_k` 0 and `top_p` 1 filter nothing.
-// Its tokens so far are [seen, end) of `history`, the answer's [answer, end); its biases are [bias,
-// bias_end). The random draw is determined by seed and position.
-struct Dials {
+// Its tokens so far are [history_start, history_end) of `history`, the answer's [answer_start,
+// history_end); its biases are [bias_start, bias_end). The random draw is determined by seed and
+// position.
+struct SamplingRow {
   double temperature, top_p, min_p, repetition, presence, frequency;
   uint64_t seed;
-  int64_t position, top_k, seen, answer, end, bias, bias_end;
+  int64_t position, top_k, history_start, answer_start, history_end, bias_start, bias_end;
 };
 
 // The concatenated histories and logit biases of all rows.
-struct Lists {
+struct TokenLists {
   const int64_t* history;
   const int64_t* bias_tokens;
   const double* biases;
@@ -45,61 +46,63 @@ inline double uniform(uint64_t seed, uint64_t position) {
 }
 
 // Eight FP64 numbers as a compiler vector: the same operations on any processor.
-using Eight = double __attribute__((vector_size(64)));
-using EightBits = int64_t __attribute__((vector_size(64)));
-constexpr long kEight = 8;
+using Double8 = double __attribute__((vector_size(64)));
+using Int64x8 = int64_t __attribute__((vector_size(64)));
+constexpr long kDouble8Lanes = 8;
 
-inline Eight load_eight(const double* from) {
-  Eight numbers;
+inline Double8 load_double8(const double* from) {
+  Double8 numbers;
   std::memcpy(&numbers, from, sizeof numbers);
   return numbers;
 }
-inline void store_eight(double* to, Eight numbers) { std::memcpy(to, &numbers, sizeof numbers); }
-inline double sum_of_eight(Eight x) {
+inline void store_double8(double* to, Double8 numbers) {
+  std::memcpy(to, &numbers, sizeof numbers);
+}
+inline double reduce_sum(Double8 x) {
   return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
 }
 
 // e to the power of x <= 0, within two units in the last place; 0 for subnormal results and NaN.
 // x is split into n ln 2 + r with |r| <= ln 2 / 2, and the Taylor series of r is summed up to the
 // 13th power; the remainder is below 2^-57.
-inline Eight power_below_one(Eight x) {
+inline Double8 exp_nonpositive(Double8 x) {
   constexpr double kRound = 0x1.8p52;  // adding it rounds to an integer
-  const Eight held = x > -708.0 ? x : Eight{} - 708.0;
-  const Eight shifted = held * 1.44269504088896340736 + kRound, n = shifted - kRound;
+  const Double8 held = x > -708.0 ? x : Double8{} - 708.0;
+  const Double8 shifted = held * 1.44269504088896340736 + kRound, n = shifted - kRound;
   // ln 2 in two parts: the first has so few digits that its product with n is exact.
-  const Eight r = (held - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;
-  Eight sum = Eight{} + 1.0 / 6227020800;
+  const Double8 r = (held - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;
+  Double8 sum = Double8{} + 1.0 / 6227020800;
   for (const double inverse_factorial :
        {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
         1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0})
     sum = sum * r + inverse_factorial;
-  const EightBits exponent = ((EightBits)shifted + 1023) << 52;  // only the last bits of n remain
-  return x > -708.0 ? sum * (Eight)exponent : Eight{};
+  const Int64x8 exponent = ((Int64x8)shifted + 1023) << 52;  // only the last bits of n remain
+  return x > -708.0 ? sum * (Double8)exponent : Double8{};
 }
 
 // Returns the maximum; minus infinity if there are only NaNs.
-inline float greatest(const float* logits, long size) {
+inline float max_logit(const float* logits, long size) {
   constexpr long kTogether = 4;  // independent vectors, so that none waits for the previous one
   Vec most[kTogether];
-  for (Vec& one : most) one = every(-INFINITY);
+  for (Vec& one : most) one = broadcast(-INFINITY);
   long i = 0;
   for (; i + kTogether * kLanes <= size; i += kTogether * kLanes)
     for (long v = 0; v < kTogether; ++v)
-      most[v] = greater(load(logits + i + v * kLanes), most[v]);
+      most[v] = max_lanes(load(logits + i + v * kLanes), most[v]);
   for (; i < size; i += kLanes) {
     const Lanes inside = lanes(size - i);
-    most[0] = greater(pick(inside, load(logits + i, inside), most[0]), most[0]);
+    most[0] = max_lanes(blend(inside, load(logits + i, inside), most[0]), most[0]);
   }
-  return most_of(greater(greater(most[0], most[1]), greater(most[2], most[3])));
+  return reduce_max(max_lanes(max_lanes(most[0], most[1]), max_lanes(most[2], most[3])));
 }
 
 // Returns the index of the maximum, the first of equals.
-inline long likeliest(const float* logits, long size) {
+inline long argmax(const float* logits, long size) {
   constexpr long kPart = 2048;  // only the part with the maximum is searched again
   float best = -INFINITY;
   long first = 0;
   for (long part = 0; part < size; part += kPart) {
-    const float here = greatest(logits + part, std::min(kPart, size - part));
+    const float here = max_logit(logits + part, std::min(kPart, size - part));
     if (here > best) {
       best = here;
       first = part;
@@ -118,53 +121,53 @@ class Sampler {
         weights_(ceil_div(size, kBlock) * kBlock),
         blocks_(ceil_div(size, kBlock)),
         counts_(size),
-        groups_(2 * kGroups) {
-    seen_.reserve(size);
-    members_.reserve(size);
+        buckets_(2 * kBuckets) {
+    history_tokens_.reserve(size);
+    bucket_tokens_.reserve(size);
   }
 
-  long choose(const float* logits, const Dials& dials, const Lists& lists) {
-    const bool adjusted = dials.end > dials.seen || dials.bias_end > dials.bias;
-    if (dials.temperature == 0 && !adjusted) return likeliest(logits, size_);
+  long sample(const float* logits, const SamplingRow& row, const TokenLists& lists) {
+    const bool adjusted = row.history_end > row.history_start || row.bias_end > row.bias_start;
+    if (row.temperature == 0 && !adjusted) return argmax(logits, size_);
     std::copy_n(logits, size_, weights_.begin());
-    double best = greatest(logits, size_);
+    double best = max_logit(logits, size_);
     if (adjusted) {
-      penalise(dials, lists.history);
-      for (long i = dials.bias; i < dials.bias_end; ++i)
+      apply_penalties(row, lists.history);
+      for (long i = row.bias_start; i < row.bias_end; ++i)
         if (is_token(lists.bias_tokens[i])) weights_[lists.bias_tokens[i]] += lists.biases[i];
       best = -INFINITY;
       for (long i = 0; i < size_; ++i) best = std::max(best, weights_[i]);
     }
-    if (dials.temperature == 0) {
+    if (row.temperature == 0) {
       const long found = std::find(weights_.begin(), weights_.end(), best) - weights_.begin();
       return found < size_ ? found : 0;
     }
     if (!(best > -INFINITY)) return 0;  // the mask allows no token; the caller ignores the result
-    weigh(dials.temperature, best, dials.min_p);
-    if ((dials.top_k > 0 && dials.top_k < size_) || dials.top_p < 1) {
-      group();
-      const long most = dials.top_k > 0 ? dials.top_k : size_;
-      Cut last = cut(most, INFINITY);
-      if (dials.top_p < 1) last = cut(most, dials.top_p * last.mass);
-      keep(last);
+    compute_weights(row.temperature, best, row.min_p);
+    if ((row.top_k > 0 && row.top_k < size_) || row.top_p < 1) {
+      fill_buckets();
+      const long most = row.top_k > 0 ? row.top_k : size_;
+      Cutoff last = find_cutoff(most, INFINITY);
+      if (row.top_p < 1) last = find_cutoff(most, row.top_p * last.mass);
+      apply_cutoff(last);
     }
-    return draw(uniform(dials.seed, dials.position));
+    return draw(uniform(row.seed, row.position));
   }
 
  private:
   static constexpr long kBlock = 512;    // weights per partial sum
-  static constexpr long kGroups = 4096;  // 64 for each power of two, down to 2^-64
-  static constexpr int kGroupBits = 46;  // low bits of a weight that don't matter for its group
+  static constexpr long kBuckets = 4096;   // 64 for each power of two, down to 2^-64
+  static constexpr int kBucketShift = 46;  // low bits of a weight that don't matter for its bucket
   static constexpr int64_t kOne = 0x3ff0000000000000;  // the bits of 1
 
-  struct Group {
+  struct Bucket {
     long count;
     double sum;
   };
 
   // The last token that is kept, by weight and then by token id, and the total weight of all that
   // are kept.
-  struct Cut {
+  struct Cutoff {
     double weight = 2;
     long token = -1;
     double mass = 0;
@@ -174,46 +177,48 @@ class Sampler {
 
   // Applies the penalties. Repetition counts prompt and answer (Keskar et al. 2019); presence and
   // frequency count the answer only, and are multiplied in FP32, as in torch.
-  void penalise(const Dials& dials, const int64_t* history) {
-    for (long i = dials.seen; i < dials.end; ++i) {
+  void apply_penalties(const SamplingRow& row, const int64_t* history) {
+    for (long i = row.history_start; i < row.history_end; ++i) {
       if (!is_token(history[i])) continue;
       int32_t& count = counts_[history[i]];
-      if (count == 0) seen_.push_back(history[i]);
-      count = std::max(count, 1) + (i >= dials.answer);  // occurrences in the answer, plus 1
+      if (count == 0) history_tokens_.push_back(history[i]);
+      count = std::max(count, 1) + (i >= row.answer_start);  // occurrences in the answer, plus 1
     }
-    for (const long token : seen_) {
+    for (const long token : history_tokens_) {
       const float count = static_cast<float>(counts_[token] - 1);
       double& score = weights_[token];
-      score = score > 0 ? score / dials.repetition : score * dials.repetition;
-      score -= static_cast<float>(dials.frequency) * count;
-      score -= count > 0 ? static_cast<float>(dials.presence) : 0.0f;
+      score = score > 0 ? score / row.repetition : score * row.repetition;
+      score -= static_cast<float>(row.frequency) * count;
+      score -= count > 0 ? static_cast<float>(row.presence) : 0.0f;
       counts_[token] = 0;
     }
-    seen_.clear();
+    history_tokens_.clear();
   }
 
-  // Turns scores into weights: 1 for the greatest; 0 below `least` and beyond the vocabulary.
-  void weigh(double temperature, double best, double least) {
+  // Turns scores into softmax weights, not normalised: 1 for the greatest; 0 below `least` and
+  // beyond the vocabulary.
+  void compute_weights(double temperature, double best, double least) {
     const double by = 1 / temperature, most = best * by;
     std::fill(weights_.begin() + size_, weights_.end(), -INFINITY);
-    each_eight([&](Eight scores, long) {
-      const Eight weights = power_below_one(scores * by - most);
-      return weights >= least ? weights : Eight{};
+    transform_weights([&](Double8 scores, long) {
+      const Double8 weights = exp_nonpositive(scores * by - most);
+      return weights >= least ? weights : Double8{};
     });
   }
 
-  // Replaces all weights, eight at a time, by become(weights, first index), and sums up each block.
-  template <class Become>
-  void each_eight(Become become) {
+  // Replaces all weights, eight at a time, by transform(weights, first index), and sums up each
+  // block.
+  template <class Transform>
+  void transform_weights(Transform transform) {
     double* weights = weights_.data();
     for (size_t block = 0; block < blocks_.size(); ++block) {
-      Eight sum{};
-      for (long i = block * kBlock; i < static_cast<long>(block + 1) * kBlock; i += kEight) {
-        const Eight became = become(load_eight(weights + i), i);
-        store_eight(weights + i, became);
-        sum += became;
+      Double8 sum{};
+      for (long i = block * kBlock; i < static_cast<long>(block + 1) * kBlock; i += kDouble8Lanes) {
+        const Double8 transformed = transform(load_double8(weights + i), i);
+        store_double8(weights + i, transformed);
+        sum += transformed;
       }
-      blocks_[block] = sum_of_eight(sum);
+      blocks_[block] = reduce_sum(sum);
     }
   }
 
@@ -223,101 +228,102 @@ class Sampler {
     return sum;
   }
 
-  // Returns a weight's group: the greater the weight, the lower its index.
-  static long group_of(double weight) {
+  // Returns a weight's bucket: the greater the weight, the lower its index.
+  static long bucket_of(double weight) {
     int64_t bits;
     std::memcpy(&bits, &weight, sizeof bits);
-    return std::min<int64_t>(kGroups - 1, (kOne - bits) >> kGroupBits);
+    return std::min<int64_t>(kBuckets - 1, (kOne - bits) >> kBucketShift);
   }
 
-  void group() {
+  void fill_buckets() {
     // Even and odd tokens are counted separately, so that neighbours don't wait for each other.
-    std::fill(groups_.begin(), groups_.end(), Group{0, 0});
+    std::fill(buckets_.begin(), buckets_.end(), Bucket{0, 0});
     for (long i = 0; i < size_; ++i) {
       if (weights_[i] == 0) continue;
-      Group& group = groups_[2 * group_of(weights_[i]) + i % 2];
-      ++group.count;
-      group.sum += weights_[i];
+      Bucket& bucket = buckets_[2 * bucket_of(weights_[i]) + i % 2];
+      ++bucket.count;
+      bucket.sum += weights_[i];
     }
-    for (long i = 0; i < kGroups; ++i)
-      groups_[i] = {groups_[2 * i].count + groups_[2 * i + 1].count,
-                    groups_[2 * i].sum + groups_[2 * i + 1].sum};
+    for (long i = 0; i < kBuckets; ++i)
+      buckets_[i] = {buckets_[2 * i].count + buckets_[2 * i + 1].count,
+                     buckets_[2 * i].sum + buckets_[2 * i + 1].sum};
   }
 
-  auto before() const {
+  auto by_weight() const {
     return [this](int32_t a, int32_t b) {
       return weights_[a] != weights_[b] ? weights_[a] > weights_[b] : a < b;
     };
   }
 
   // Keeps the heaviest tokens (of equals, those with lower ids) until there are `most`, or their
-  // weights add up to `enough`. Only the group that is kept in part is searched.
-  Cut cut(long most, double enough) {
-    Cut last;
+  // weights add up to `enough`. Only the bucket that is kept in part is searched.
+  Cutoff find_cutoff(long most, double enough) {
+    Cutoff last;
     long count = 0;
-    for (long group = 0; group < kGroups && count < most && last.mass < enough; ++group) {
-      const auto [members, sum] = groups_[group];
-      if (members == 0) continue;
-      if (count + members <= most && last.mass + sum < enough) {
-        count += members;
-        last = {least_of(group), size_, last.mass + sum};
+    for (long bucket = 0; bucket < kBuckets && count < most && last.mass < enough; ++bucket) {
+      const auto [num_tokens, sum] = buckets_[bucket];
+      if (num_tokens == 0) continue;
+      if (count + num_tokens <= most && last.mass + sum < enough) {
+        count += num_tokens;
+        last = {lower_bound_of(bucket), size_, last.mass + sum};
         continue;
       }
-      gather(group);
-      const long kept = cut_members(most - count, enough - last.mass, last.mass);
-      const long border = *std::max_element(members_.begin(), members_.begin() + kept, before());
-      return {weights_[border], border, last.mass};
+      collect_bucket(bucket);
+      const long kept = cut_bucket(most - count, enough - last.mass, last.mass);
+      const long last_token =
+          *std::max_element(bucket_tokens_.begin(), bucket_tokens_.begin() + kept, by_weight());
+      return {weights_[last_token], last_token, last.mass};
     }
     return last;
   }
 
-  // Returns how many of `members_` are kept, moves these to the front and adds their weight to
-  // `mass`. Works like a binary search: a half that fits the limits is kept as a whole.
-  long cut_members(long most, double enough, double& mass) {
-    auto first = members_.begin(), end = members_.end();
+  // Returns how many of `bucket_tokens_` are kept, moves these to the front and adds their weight
+  // to `mass`. Works like a binary search: a half that fits the limits is kept as a whole.
+  long cut_bucket(long most, double enough, double& mass) {
+    auto first = bucket_tokens_.begin(), end = bucket_tokens_.end();
     double weight = 0;
     while (end - first > 1) {
       const auto middle = first + (end - first) / 2;
-      std::nth_element(first, middle, end, before());
+      std::nth_element(first, middle, end, by_weight());
       double half = 0;
-      for (auto member = first; member != middle; ++member) half += weights_[*member];
-      if (middle - members_.begin() <= most && weight + half < enough) {
+      for (auto entry = first; entry != middle; ++entry) half += weights_[*entry];
+      if (middle - bucket_tokens_.begin() <= most && weight + half < enough) {
         weight += half;
         first = middle;
       } else {
         end = middle;
       }
     }
-    if (first - members_.begin() < most && weight < enough) weight += weights_[*first++];
+    if (first - bucket_tokens_.begin() < most && weight < enough) weight += weights_[*first++];
     mass += weight;
-    return first - members_.begin();
+    return first - bucket_tokens_.begin();
   }
 
-  // Returns the lower bound of a group's weights; all later groups are below it.
-  static double least_of(long group) {
-    const int64_t bits = kOne - ((group + 1) << kGroupBits) + 1;
+  // Returns the lower bound of a bucket's weights; all later buckets are below it.
+  static double lower_bound_of(long bucket) {
+    const int64_t bits = kOne - ((bucket + 1) << kBucketShift) + 1;
     double weight;
     std::memcpy(&weight, &bits, sizeof weight);
-    return group == kGroups - 1 ? std::numeric_limits<double>::min() : weight;
+    return bucket == kBuckets - 1 ? std::numeric_limits<double>::min() : weight;
   }
 
-  void gather(long group) {
-    const double least = least_of(group), above = group ? least_of(group - 1) : 2;
-    members_.clear();
-    for (long first = 0; first < size_; first += kEight) {
-      const Eight weights = load_eight(weights_.data() + first);
-      const EightBits inside = (weights >= least) & (weights < above);
-      for (long i = 0; i < kEight; ++i)
-        if (inside[i]) members_.push_back(first + i);
+  void collect_bucket(long bucket) {
+    const double least = lower_bound_of(bucket), above = bucket ? lower_bound_of(bucket - 1) : 2;
+    bucket_tokens_.clear();
+    for (long first = 0; first < size_; first += kDouble8Lanes) {
+      const Double8 weights = load_double8(weights_.data() + first);
+      const Int64x8 inside = (weights >= least) & (weights < above);
+      for (long i = 0; i < kDouble8Lanes; ++i)
+        if (inside[i]) bucket_tokens_.push_back(first + i);
     }
   }
 
-  void keep(const Cut& last) {
-    const EightBits places{0, 1, 2, 3, 4, 5, 6, 7};
-    each_eight([&](Eight weights, long first) {
-      const EightBits kept =
+  void apply_cutoff(const Cutoff& last) {
+    const Int64x8 places{0, 1, 2, 3, 4, 5, 6, 7};
+    transform_weights([&](Double8 weights, long first) {
+      const Int64x8 kept =
           (weights > last.weight) | ((weights == last.weight) & (places + first <= last.token));
-      return kept ? weights : Eight{};
+      return kept ? weights : Double8{};
     });
   }
 
@@ -347,35 +353,36 @@ class Sampler {
   const long size_;
   std::vector<double> weights_, blocks_;
   std::vector<int32_t> counts_;  // by token; all zeros between two rows
-  std::vector<int32_t> seen_, members_;
-  std::vector<Group> groups_;
+  std::vector<int32_t> history_tokens_, bucket_tokens_;
+  std::vector<Bucket> buckets_;
 };
 
-// Samples batches. Rows are divided among the threads of a team.
+// Samples batches. Rows are divided among the threads of a pool.
 class Samplers {
  public:
-  Samplers(Team& team, long size) : team_(team), size_(size), samplers_(team.size()) {}
+  Samplers(ThreadPool& threads, long size)
+      : threads_(threads), size_(size), samplers_(threads.size()) {}
 
-  // `dials` has an entry for each of `count` rows of logits [count][size]; null: all are greedy.
-  void choose(const float* logits, long count, const Dials* dials, const Lists& lists,
+  // `rows` has an entry for each of `count` rows of logits [count][size]; null: all are greedy.
+  void sample(const float* logits, long count, const SamplingRow* rows, const TokenLists& lists,
               int64_t* tokens) {
-    const double seconds = double(count) * size_ * (dials ? 1e-9 : 1e-10);
-    Team& team = seconds < kWorthWaking || count == 1 ? alone_ : team_;
-    if (dials)
-      for (int thread = 0; thread < team.size(); ++thread)
+    const double seconds = double(count) * size_ * (rows ? 1e-9 : 1e-10);
+    ThreadPool& threads = seconds < kWorthWaking || count == 1 ? single_thread_ : threads_;
+    if (rows)
+      for (int thread = 0; thread < threads.size(); ++thread)
         if (!samplers_[thread]) samplers_[thread] = std::make_unique<Sampler>(size_);
-    team.run([&](int thread) {
-      team.each(count, [&](long row) {
-        const float* own = logits + row * size_;
-        tokens[row] = dials ? samplers_[thread]->choose(own, dials[row], lists)
-                            : likeliest(own, size_);
+    threads.run([&](int thread) {
+      threads.parallel_for(count, [&](long row) {
+        const float* row_logits = logits + row * size_;
+        tokens[row] = rows ? samplers_[thread]->sample(row_logits, rows[row], lists)
+                           : argmax(row_logits, size_);
       });
     });
   }
 
  private:
-  Team& team_;
-  Team alone_{1};
+  ThreadPool& threads_;
+  ThreadPool single_thread_{1};
   const long size_;
   std::vector<std::unique_ptr<Sampler>> samplers_;
 };

@@ -18,7 +18,7 @@ constexpr long kLanes = 16;
 // Prefetches a cache line to a cache level; the numbers are those of the compiler's builtin.
 constexpr int kFirstLevel = 3, kSecondLevel = 2;
 template <int Level>
-inline __attribute__((always_inline)) void fetch(const void* line) {
+inline __attribute__((always_inline)) void prefetch(const void* line) {
   __builtin_prefetch(line, 0, Level);
 }
 

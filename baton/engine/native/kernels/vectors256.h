@@ -36,7 +36,7 @@ inline __m256i mask_of(long count) {
 }
 
 inline Vec zeros() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-inline Vec every(float value) { return {_mm256_set1_ps(value), _mm256_set1_ps(value)}; }
+inline Vec broadcast(float value) { return {_mm256_set1_ps(value), _mm256_set1_ps(value)}; }
 inline Vec load(const float* from) { return {_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)}; }
 inline Vec load(const float* from, Lanes which) {
   if (which == kAllLanes) return load(from);
@@ -52,7 +52,7 @@ inline void store(float* to, Lanes which, Vec value) {
   _mm256_maskstore_ps(to, mask_of(which), value.low);
   _mm256_maskstore_ps(to + 8, mask_of(which - 8), value.high);
 }
-inline Vec pick(Lanes which, Vec these, Vec others) {
+inline Vec blend(Lanes which, Vec these, Vec others) {
   return {_mm256_blendv_ps(others.low, these.low, _mm256_castsi256_ps(mask_of(which))),
           _mm256_blendv_ps(others.high, these.high, _mm256_castsi256_ps(mask_of(which - 8)))};
 }
@@ -63,13 +63,13 @@ inline Vec fma(Vec a, Vec b, Vec c) {
 inline Vec fnma(Vec a, Vec b, Vec c) {
   return {_mm256_fnmadd_ps(a.low, b.low, c.low), _mm256_fnmadd_ps(a.high, b.high, c.high)};
 }
-inline Vec lesser(Vec a, Vec b) {
+inline Vec min_lanes(Vec a, Vec b) {
   return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)};
 }
-inline Vec greater(Vec a, Vec b) {
+inline Vec max_lanes(Vec a, Vec b) {
   return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
 }
-inline Vec nearest_whole(Vec x) {
+inline Vec round_lanes(Vec x) {
   constexpr int kHow = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return {_mm256_round_ps(x.low, kHow), _mm256_round_ps(x.high, kHow)};
 }
@@ -85,38 +85,39 @@ inline Vec times_power_of_two(Vec x, Vec n) {
   return {times_power_of_two(x.low, n.low), times_power_of_two(x.high, n.high)};
 }
 
-inline float sum_of(Vec x) {
+inline float reduce_sum(Vec x) {
   const __m256 eight = x.low + x.high;
   const __m128 four = _mm256_castps256_ps128(eight) + _mm256_extractf128_ps(eight, 1);
   const __m128 two = four + _mm_movehl_ps(four, four);
   return two[0] + two[1];
 }
-inline float least_of(Vec x) {
+inline float reduce_min(Vec x) {
   const __m256 eight = _mm256_min_ps(x.low, x.high);
   const __m128 four = _mm_min_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_min_ps(four, _mm_movehl_ps(four, four));
   return two[0] < two[1] ? two[0] : two[1];
 }
-inline float most_of(Vec x) {
+inline float reduce_max(Vec x) {
   const __m256 eight = _mm256_max_ps(x.low, x.high);
   const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return two[0] > two[1] ? two[0] : two[1];
 }
-inline float first_of(Vec x) { return _mm256_cvtss_f32(x.low); }
+inline float first_lane(Vec x) { return _mm256_cvtss_f32(x.low); }
 // If x is not finite, x - x is NaN.
 inline bool all_finite(Vec x) {
-  const __m256 strange = _mm256_or_ps(_mm256_cmp_ps(x.low - x.low, x.low - x.low, _CMP_UNORD_Q),
-                                      _mm256_cmp_ps(x.high - x.high, x.high - x.high, _CMP_UNORD_Q));
-  return !_mm256_movemask_ps(strange);
+  const __m256 not_finite =
+      _mm256_or_ps(_mm256_cmp_ps(x.low - x.low, x.low - x.low, _CMP_UNORD_Q),
+                   _mm256_cmp_ps(x.high - x.high, x.high - x.high, _CMP_UNORD_Q));
+  return !_mm256_movemask_ps(not_finite);
 }
 
 inline Vec as_numbers(Words words) {
   return {_mm256_castsi256_ps(words.low), _mm256_castsi256_ps(words.high)};
 }
 inline Words as_words(Vec x) { return {_mm256_castps_si256(x.low), _mm256_castps_si256(x.high)}; }
-inline Words no_words() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-inline Words every_word(uint32_t word) {
+inline Words zero_words() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline Words broadcast_word(uint32_t word) {
   const __m256i eight = _mm256_set1_epi32(static_cast<int>(word));
   return {eight, eight};
 }
@@ -135,10 +136,10 @@ inline void store_words(void* to, Words words) {
   _mm256_storeu_si256(halves, words.low);
   _mm256_storeu_si256(halves + 1, words.high);
 }
-inline Words exclusive_or(Words a, Words b) {
+inline Words xor_words(Words a, Words b) {
   return {_mm256_xor_si256(a.low, b.low), _mm256_xor_si256(a.high, b.high)};
 }
-inline int sum_of_words(Words words) {
+inline int reduce_sum(Words words) {
   uint32_t each[8], sum = 0;
   const __m256i eight = _mm256_add_epi32(words.low, words.high);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(each), eight);
@@ -160,8 +161,8 @@ inline __m256i nearest_bf16(__m256 x) {
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   const __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
   const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
-  const __m256i strange = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-  return _mm256_and_si256(_mm256_blendv_epi8(up, quiet, strange),
+  const __m256i nan_mask = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  return _mm256_and_si256(_mm256_blendv_epi8(up, quiet, nan_mask),
                           _mm256_set1_epi32(static_cast<int>(0xffff0000)));
 }
 inline Vec nearest_bf16(Vec x) {
@@ -203,14 +204,14 @@ inline Words load_halves(const uint16_t* from, long count) {
   return {some_halves(from, lanes(count)),
           count > 16 ? some_halves(from + 16, lanes(count - 16)) : _mm256_setzero_si256()};
 }
-inline Words first_in_turns(Words a, Words b) {
+inline Words unpack_low(Words a, Words b) {
   return {_mm256_unpacklo_epi16(a.low, b.low), _mm256_unpacklo_epi16(a.high, b.high)};
 }
-inline Words others_in_turns(Words a, Words b) {
+inline Words unpack_high(Words a, Words b) {
   return {_mm256_unpackhi_epi16(a.low, b.low), _mm256_unpackhi_epi16(a.high, b.high)};
 }
 template <int part>
-inline Vec fours_in_turns(Vec a, Vec b) {
+inline Vec interleave_fours(Vec a, Vec b) {
   const __m256 own = part ? a.high : a.low, other = part ? b.high : b.low;
   return {_mm256_permute2f128_ps(own, other, 0x20), _mm256_permute2f128_ps(own, other, 0x31)};
 }
@@ -258,7 +259,7 @@ inline void store_bytes(int8_t* to, Lanes which, Vec whole) {
   store_words(words, Words{_mm256_cvtps_epi32(whole.low), _mm256_cvtps_epi32(whole.high)});
   for (Lanes lane = 0; lane < which; ++lane) to[lane] = static_cast<int8_t>(words[lane]);
 }
-inline Words pair_up(Vec even, Vec odd) {
+inline Words pack_bf16_pairs(Vec even, Vec odd) {
   const Words below = as_words(even), above = as_words(odd);
   return {_mm256_blend_epi16(_mm256_srli_epi32(below.low, 16), above.low, 0xaa),
           _mm256_blend_epi16(_mm256_srli_epi32(below.high, 16), above.high, 0xaa)};

@@ -24,12 +24,12 @@ inline Lanes lanes(long count) {
 constexpr long vectors_at_once(long) { return 4; }
 
 inline Vec zeros() { return _mm512_setzero_ps(); }
-inline Vec every(float value) { return _mm512_set1_ps(value); }
+inline Vec broadcast(float value) { return _mm512_set1_ps(value); }
 inline Vec load(const float* from) { return _mm512_loadu_ps(from); }
 inline Vec load(const float* from, Lanes which) { return _mm512_maskz_loadu_ps(which, from); }
 inline void store(float* to, Vec value) { _mm512_storeu_ps(to, value); }
 inline void store(float* to, Lanes which, Vec value) { _mm512_mask_storeu_ps(to, which, value); }
-inline Vec pick(Lanes which, Vec these, Vec others) {
+inline Vec blend(Lanes which, Vec these, Vec others) {
   return _mm512_mask_blend_ps(which, others, these);
 }
 
@@ -37,9 +37,9 @@ inline Vec pick(Lanes which, Vec these, Vec others) {
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vec fnma(Vec a, Vec b, Vec c) { return _mm512_fnmadd_ps(a, b, c); }
 // Return b where a or b is NaN.
-inline Vec lesser(Vec a, Vec b) { return _mm512_min_ps(a, b); }
-inline Vec greater(Vec a, Vec b) { return _mm512_max_ps(a, b); }
-inline Vec nearest_whole(Vec x) {
+inline Vec min_lanes(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+inline Vec max_lanes(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+inline Vec round_lanes(Vec x) {
   return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 // Computes x * 2^n for integer n, rounded once.
@@ -47,16 +47,16 @@ inline Vec times_power_of_two(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }
 
 // Reductions over all lanes. Sums are always added in the same order: first the lanes eight apart,
 // then four apart, then two apart.
-inline float sum_of(Vec x) {
+inline float reduce_sum(Vec x) {
   const __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1));
   const __m256 eight = _mm512_castps512_ps256(x) + upper;
   const __m128 four = _mm256_castps256_ps128(eight) + _mm256_extractf128_ps(eight, 1);
   const __m128 two = four + _mm_movehl_ps(four, four);
   return two[0] + two[1];
 }
-inline float least_of(Vec x) { return _mm512_reduce_min_ps(x); }
-inline float most_of(Vec x) { return _mm512_reduce_max_ps(x); }
-inline float first_of(Vec x) { return _mm512_cvtss_f32(x); }
+inline float reduce_min(Vec x) { return _mm512_reduce_min_ps(x); }
+inline float reduce_max(Vec x) { return _mm512_reduce_max_ps(x); }
+inline float first_lane(Vec x) { return _mm512_cvtss_f32(x); }
 inline bool all_finite(Vec x) {
   constexpr int kNotFinite = 0x01 | 0x80 | 0x08 | 0x10;  // both kinds of NaN, both infinities
   return !_mm512_fpclass_ps_mask(x, kNotFinite);
@@ -64,15 +64,15 @@ inline bool all_finite(Vec x) {
 
 inline Vec as_numbers(Words words) { return _mm512_castsi512_ps(words); }
 inline Words as_words(Vec x) { return _mm512_castps_si512(x); }
-inline Words no_words() { return _mm512_setzero_si512(); }
-inline Words every_word(uint32_t word) { return _mm512_set1_epi32(static_cast<int>(word)); }
+inline Words zero_words() { return _mm512_setzero_si512(); }
+inline Words broadcast_word(uint32_t word) { return _mm512_set1_epi32(static_cast<int>(word)); }
 inline Words load_words(const void* from) { return _mm512_loadu_si512(from); }
 inline Words load_words(const uint32_t* from, Lanes which) {
   return _mm512_maskz_loadu_epi32(which, from);
 }
 inline void store_words(void* to, Words words) { _mm512_storeu_si512(to, words); }
-inline Words exclusive_or(Words a, Words b) { return _mm512_xor_si512(a, b); }
-inline int sum_of_words(Words words) { return _mm512_reduce_add_epi32(words); }
+inline Words xor_words(Words a, Words b) { return _mm512_xor_si512(a, b); }
+inline int reduce_sum(Words words) { return _mm512_reduce_add_epi32(words); }
 
 // Convert the lower and the upper halves, which are in BF16, to FP32.
 inline Vec lower(Words words) { return as_numbers(_mm512_slli_epi32(words, 16)); }
@@ -88,9 +88,9 @@ inline __m256i narrow(Vec x) {
   const Words bits = as_words(x);
   const Words odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const Words up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  const __mmask16 strange = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  const __mmask16 nan_mask = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
   const Words quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
-  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(up, strange, quiet), 16));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(up, nan_mask, quiet), 16));
 #endif
 }
 inline Vec widen(__m256i bits) {
@@ -113,12 +113,12 @@ inline Words load_halves(const uint16_t* from, long count) {
 }
 // Interleave 16-bit halves of a and b within each 128 bits: the first four of the eight, or the
 // last four.
-inline Words first_in_turns(Words a, Words b) { return _mm512_unpacklo_epi16(a, b); }
-inline Words others_in_turns(Words a, Words b) { return _mm512_unpackhi_epi16(a, b); }
+inline Words unpack_low(Words a, Words b) { return _mm512_unpacklo_epi16(a, b); }
+inline Words unpack_high(Words a, Words b) { return _mm512_unpackhi_epi16(a, b); }
 // Interleaves groups of four lanes, `part` and `part + 1`, of a and b. This undoes the interleaving
 // above for numbers that were widened to 32 bits.
 template <int part>
-inline Vec fours_in_turns(Vec a, Vec b) {
+inline Vec interleave_fours(Vec a, Vec b) {
   const Vec apart = _mm512_shuffle_f32x4(a, b, part | (part + 1) << 2 | part << 4 | (part + 1) << 6);
   return _mm512_shuffle_f32x4(apart, apart, 0 | 2 << 2 | 1 << 4 | 3 << 6);
 }
@@ -159,7 +159,7 @@ inline void store_bytes(int8_t* to, Lanes which, Vec whole) {
   _mm_mask_storeu_epi8(to, which, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(whole)));
 }
 // Packs both to BF16, even in the lower and odd in the upper half; BF16 must hold them exactly.
-inline Words pair_up(Vec even, Vec odd) {
+inline Words pack_bf16_pairs(Vec even, Vec odd) {
   // Bytes 2 and 3 of the even ones go below those of the odd ones: the upper half of a number in
   // FP32 is that number in BF16, where its lower half is zero.
   const Words upper_half = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);

@@ -1,36 +1,36 @@
 // Benchmarks of this core's limits: products without memory accesses, and reads without products.
 #pragma once
 
-#include "numbers.h"
+#include "number_formats.h"
 
 namespace baton {
 
 // Computes `steps` times 24 products of vectors that stay in registers, as the microkernel does.
 // Returns the sum of all lanes, so that the compiler can't remove the products.
 template <class T>
-float products_only(long steps) {
+float peak_products(long steps) {
   constexpr long kSums = 6 * vectors_at_once(6);
   Vec sum[kSums];
   for (Vec& one : sum) one = zeros();
-  const Words some = every_word(0x3f803f80);  // 1 in each BF16 half, about 1 as FP32
+  const Words some = broadcast_word(0x3f803f80);  // 1 in each BF16 half, about 1 as FP32
   for (long step = 0; step < steps * 24 / kSums; ++step)
 #pragma GCC unroll 24
     for (long i = 0; i < kSums; ++i) sum[i] = Format<T>::multiply_add(sum[i], some, some);
   Vec total = zeros();
   for (const Vec& one : sum) total = total + one;
-  return sum_of(total);
+  return reduce_sum(total);
 }
 
 // Reads `count` vectors sequentially.
-inline int reads_only(const Unit* from, long count) {
-  Words sum[4] = {no_words(), no_words(), no_words(), no_words()};
+inline int peak_reads(const Unit* from, long count) {
+  Words sum[4] = {zero_words(), zero_words(), zero_words(), zero_words()};
   for (long i = 0; i + 4 <= count; i += 4)
     for (long j = 0; j < 4; ++j) {
       const Unit* place = from + (i + j) * kLanes;
-      fetch<kFirstLevel>(place + 64 * kLanes);
-      sum[j] = exclusive_or(sum[j], load_words(place));
+      prefetch<kFirstLevel>(place + 64 * kLanes);
+      sum[j] = xor_words(sum[j], load_words(place));
     }
-  return sum_of_words(exclusive_or(exclusive_or(sum[0], sum[1]), exclusive_or(sum[2], sum[3])));
+  return reduce_sum(xor_words(xor_words(sum[0], sum[1]), xor_words(sum[2], sum[3])));
 }
 
 }  // namespace baton

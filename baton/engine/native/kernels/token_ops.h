@@ -4,21 +4,21 @@
 #include <cmath>
 #include <cstring>
 
-#include "pages.h"
+#include "paged_kv.h"
 
 namespace baton {
 
 // RMSNorm (Zhang and Sennrich 2019): in FP32, rounded, then multiplied by the weight. `to` may be
 // `from`.
 template <class T>
-inline void normalise(const T* from, const T* weight, T* to, long size, float epsilon) {
+inline void rms_norm(const T* from, const T* weight, T* to, long size, float epsilon) {
   Vec squares = zeros();
   for (long i = 0; i < size; i += kLanes) {
     const Vec x = Format<T>::load(from + i, lanes(size - i));
     squares = fma(x, x, squares);
   }
-  const float mean = sum_of(squares) / static_cast<float>(size);
-  const Vec scale = every(1.0f / std::sqrt(mean + epsilon));
+  const float mean = reduce_sum(squares) / static_cast<float>(size);
+  const Vec scale = broadcast(1.0f / std::sqrt(mean + epsilon));
   for (long i = 0; i < size; i += kLanes) {
     const Lanes inside = lanes(size - i);
     const Vec x = Format<T>::rounded(Format<T>::load(from + i, inside) * scale);
@@ -29,7 +29,7 @@ inline void normalise(const T* from, const T* weight, T* to, long size, float ep
 // Applies the rotary embedding (Su et al. 2021) to a head, in place; `cos` and `sin` are
 // [size / 2]. Each product is rounded, as in transformers.
 template <class T>
-inline void turn(T* head, const float* cos, const float* sin, long size) {
+inline void apply_rope(T* head, const float* cos, const float* sin, long size) {
   const auto times = [](Vec a, Vec b) { return Format<T>::rounded(a * b); };
   const long half = size / 2;
   for (long i = 0; i < half; i += kLanes) {
@@ -44,7 +44,7 @@ inline void turn(T* head, const float* cos, const float* sin, long size) {
 // The layout of a token's query, key and value heads, with the weights to normalise and the tables
 // to rotate them.
 template <class T>
-struct Heads {
+struct HeadLayout {
   long heads, kv_heads, head_dim;
   const T* q_norm;  // null: none
   const T* k_norm;
@@ -56,13 +56,13 @@ struct Heads {
 
   // Normalises and rotates one token's queries and keys in place, and writes its keys and values to
   // its slot.
-  void settle(T* qkv, long position, const Pages<T>& pages, long block, long offset) const {
+  void write_kv(T* qkv, long position, const Pages<T>& pages, long block, long offset) const {
     for (long head = 0; head < heads + kv_heads; ++head) {
       T* own = qkv + head * head_dim;
       const T* norm = head < heads ? q_norm : k_norm;
-      if (norm) normalise(own, norm, own, head_dim, epsilon);
+      if (norm) rms_norm(own, norm, own, head_dim, epsilon);
       const long first = position * (head_dim / 2);
-      if (cos) turn(own, cos + first, sin + first, head_dim);
+      if (cos) apply_rope(own, cos + first, sin + first, head_dim);
     }
     const T* keys = qkv + heads * head_dim;
     const size_t size = sizeof(T) * kv_heads * head_dim;

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "numbers.h"
+#include "number_formats.h"
 
 namespace baton {
 

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "tile.h"
+#include "matmul_tile.h"
 
 namespace baton {
 
@@ -40,7 +40,7 @@ struct Int8 {
   template <class T>
   static Words column(const uint8_t* line, long v, long part) {
     if (kUnitsOfLine<T> == 2) return as_words(numbers(line, v, part));
-    return pair_up(numbers(line, v, 0), numbers(line, v, 1));
+    return pack_bf16_pairs(numbers(line, v, 0), numbers(line, v, 1));
   }
 
   static int code(const uint8_t* line, long column, long parity) {
@@ -140,7 +140,7 @@ inline __attribute__((always_inline)) void multiply_coded_few(const Unit* rows, 
         const uint8_t* own_codes = codes + line * Code::kLineBytes;
 #pragma GCC unroll 2
         for (long at = 0; at < Code::kLineBytes; at += 64)
-          fetch<kFirstLevel>(own_codes + kAhead + at);
+          prefetch<kFirstLevel>(own_codes + kAhead + at);
 #pragma GCC unroll 2
         for (long unit = 0; unit < kUnits; ++unit)
 #pragma GCC unroll 4
@@ -149,7 +149,7 @@ inline __attribute__((always_inline)) void multiply_coded_few(const Unit* rows, 
 #pragma GCC unroll 6
             for (long r = 0; r < R; ++r) {
               const Unit own = rows[r * row_stride + (first + line) * kUnits + unit];
-              sum[r][v] = Format<T>::multiply_add(sum[r][v], every_word(own), column);
+              sum[r][v] = Format<T>::multiply_add(sum[r][v], broadcast_word(own), column);
             }
           }
       }

@@ -64,16 +64,16 @@ const T* convert(const void* from, Kind kind, long count, T* to) {
 // e to the power of `x`, within one unit in the last place (tests/unit/test_native_kernels.py).
 // Splits x into n ln 2 + r with |r| <= ln 2 / 2, and sums the Taylor series of r up to the seventh
 // power; the remainder is below 2^-27. Infinity, zero and NaN are handled correctly.
-inline Vec exponential(Vec x) {
-  x = lesser(every(89.0f), greater(every(-105.0f), x));
-  const Vec n = nearest_whole(x * every(1.44269504088896340736f));
+inline Vec exp_lanes(Vec x) {
+  x = min_lanes(broadcast(89.0f), max_lanes(broadcast(-105.0f), x));
+  const Vec n = round_lanes(x * broadcast(1.44269504088896340736f));
   // ln 2 in two parts: the first has so few digits that its product with n is exact.
-  Vec r = fnma(n, every(0.693145751953125f), x);
-  r = fnma(n, every(1.42860682030941723e-6f), r);
-  Vec sum = every(1.0f / 5040);
+  Vec r = fnma(n, broadcast(0.693145751953125f), x);
+  r = fnma(n, broadcast(1.42860682030941723e-6f), r);
+  Vec sum = broadcast(1.0f / 5040);
   for (const float inverse_factorial :
        {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 1.0f / 2, 1.0f, 1.0f})
-    sum = fma(sum, r, every(inverse_factorial));
+    sum = fma(sum, r, broadcast(inverse_factorial));
   return times_power_of_two(sum, n);
 }
 

@@ -3,8 +3,8 @@
 
 #include <type_traits>
 
-#include "encode.h"
-#include "team.h"
+#include "quantize.h"
+#include "thread_pool.h"
 
 namespace baton {
 
@@ -49,7 +49,7 @@ struct Matrix {
 };
 
 // The source of a matrix: parts [counts[i]][ins], stacked along the rows, each at its own address.
-struct Source {
+struct WeightSource {
   const void* const* parts;
   const int64_t* counts;
   Kind kind;
@@ -66,16 +66,18 @@ template <class T>
 bool pack_panel(const T* const rows[kColumns], const Matrix<T>& matrix, uint8_t* to) {
   if (matrix.coding == kInt8) return encode_panel<Int8>(rows, matrix.ins, to);
   if (matrix.coding == kInt4) return encode_panel<Int4>(rows, matrix.ins, to);
-  stand_up(reinterpret_cast<const Unit* const*>(rows), matrix.depth(), reinterpret_cast<Unit*>(to));
+  transpose_rows(reinterpret_cast<const Unit* const*>(rows), matrix.depth(),
+                 reinterpret_cast<Unit*>(to));
   return true;
 }
 
 // Packs a matrix. `scratch` is this thread's own, [64][ins], for rows in another format; else null.
 // Returns false in the same case as pack_panel().
 template <class T>
-bool pack(Team& team, const Source& from, const Matrix<T>& matrix, T* scratch, void* to) {
-  bool good = true;
-  team.each(matrix.num_panels(), [&](long panel) {
+bool pack(ThreadPool& threads, const WeightSource& from, const Matrix<T>& matrix, T* scratch,
+          void* to) {
+  bool is_finite = true;
+  threads.parallel_for(matrix.num_panels(), [&](long panel) {
     const T* rows[kColumns];
     for (long column = 0; column < kColumns; ++column) {
       const long row = matrix.row_at(panel, column);
@@ -85,9 +87,9 @@ bool pack(Team& team, const Source& from, const Matrix<T>& matrix, T* scratch, v
                          : static_cast<const T*>(place);
     }
     if (!pack_panel(rows, matrix, static_cast<uint8_t*>(to) + panel * matrix.panel_bytes()))
-      good = false;
+      is_finite = false;
   });
-  return good;
+  return is_finite;
 }
 
 // Unpacks (and decodes) a row of W, from a matrix that is not gated. Used for embeddings that are
@@ -122,13 +124,13 @@ void multiply_panel(long num_rows, const Unit* rows, const Matrix<T>& matrix, co
 }
 
 // Computes x[num_rows][ins] * W transposed and calls finish(row, panel, sums) for every row and
-// panel, with 64 sums. All threads of the team call this; `scratch` is this thread's own, of
+// panel, with 64 sums. All threads of the pool call this; `scratch` is this thread's own, of
 // kScratch elements.
 template <class T, class Finish>
-void product(Team& team, const T* x, long num_rows, const Matrix<T>& matrix, float* scratch,
-             Finish&& finish) {
+void matmul(ThreadPool& threads, const T* x, long num_rows, const Matrix<T>& matrix, float* scratch,
+            Finish&& finish) {
   const long blocks = ceil_div(num_rows, kRowBlock), depth = matrix.depth();
-  team.each(matrix.num_panels() * blocks, [&](long task) {
+  threads.parallel_for(matrix.num_panels() * blocks, [&](long task) {
     const long panel = task / blocks, first = task % blocks * kRowBlock;
     const long count = std::min(kRowBlock, num_rows - first);
     const Unit* rows = reinterpret_cast<const Unit*>(x) + first * depth;
@@ -142,7 +144,7 @@ void product(Team& team, const T* x, long num_rows, const Matrix<T>& matrix, flo
 
 // to[row] = sums (+ bias).
 template <class T>
-struct Keep {
+struct StoreOutput {
   T* to;
   long outs;
   const T* bias = nullptr;
@@ -161,7 +163,7 @@ struct Keep {
 
 // to[row] += sums: adds to the residual.
 template <class T>
-struct Add {
+struct AddToResidual {
   T* to;
   long outs;
 
@@ -179,7 +181,7 @@ struct Add {
 
 // to[row] = sums in FP32, but rounded to the format of the computation: logits.
 template <class T>
-struct Widen {
+struct StoreLogits {
   float* to;
   long outs;
 
@@ -194,19 +196,19 @@ struct Widen {
 
 // to[row] = SiLU(gate) * up, for a gated matrix.
 template <class T>
-struct Gate {
+struct StoreSwiGlu {
   T* to;
   long outs;
 
   void operator()(long row, long panel, const float* sums) const {
-    const Vec one = every(1.0f);
+    const Vec one = broadcast(1.0f);
     for (long c = 0; c < kHalf; c += kLanes) {
       const long at = panel * kHalf + c;
       const Lanes inside = lanes(outs - at);
       if (!inside) return;
       const Vec gate = Format<T>::rounded(load(sums + c));
       const Vec up = Format<T>::rounded(load(sums + kHalf + c));
-      const Vec below = one + exponential(zeros() - gate);
+      const Vec below = one + exp_lanes(zeros() - gate);
       const Vec silu = Format<T>::rounded(gate / below);
       Format<T>::store(to + row * outs + at, inside, silu * up);
     }

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "codes.h"
+#include "quantized.h"
 
 namespace baton {
 
@@ -13,24 +13,25 @@ constexpr float kLeastNormal = 1.17549435e-38f;
 
 // Returns the minimum and maximum of a part of a row and zero. False if a number is not finite.
 template <class T>
-inline bool span(const T* from, long count, float& least, float& most) {
+inline bool min_max(const T* from, long count, float& least, float& most) {
   Vec low = zeros(), high = low;
   bool finite = true;
   for (long i = 0; i < count; i += kLanes) {
     const Vec x = Format<T>::load(from + i, lanes(count - i));
-    low = lesser(x, low);
-    high = greater(x, high);
+    low = min_lanes(x, low);
+    high = max_lanes(x, high);
     finite &= all_finite(x);
   }
-  least = least_of(low), most = most_of(high);
+  least = reduce_min(low), most = reduce_max(high);
   return finite;
 }
 
 // Rounds x / scale to the nearest integers in [least, most], ties to even; 0 if the scale is 0.
-inline Vec codes_of(Vec x, float scale, int least, int most) {
+inline Vec quantize(Vec x, float scale, int least, int most) {
   if (scale == 0) return zeros();
-  const Vec whole = nearest_whole(x / every(scale));
-  return lesser(every(static_cast<float>(most)), greater(every(static_cast<float>(least)), whole));
+  const Vec whole = round_lanes(x / broadcast(scale));
+  return min_lanes(broadcast(static_cast<float>(most)),
+                   max_lanes(broadcast(static_cast<float>(least)), whole));
 }
 
 // Rounds to BF16, ties to even. Subnormal numbers become zero, as products treat them.
@@ -46,12 +47,12 @@ inline float nearest_bf16(float value) {
 template <class T>
 inline bool encode(Int8, const T* from, long count, int8_t* codes, float& scale) {
   float least, most;
-  if (!span(from, count, least, most)) return false;
+  if (!min_max(from, count, least, most)) return false;
   scale = std::max(most, -least) / Int8::kMost;
   for (long i = 0; i < count; i += kLanes) {
     const Lanes inside = lanes(count - i);
     const Vec x = Format<T>::load(from + i, inside);
-    store_bytes(codes + i, inside, codes_of(x, scale, -Int8::kMost, Int8::kMost));
+    store_bytes(codes + i, inside, quantize(x, scale, -Int8::kMost, Int8::kMost));
   }
   return true;
 }
@@ -62,18 +63,18 @@ template <class T>
 inline bool encode(Int4, const T* from, long count, int8_t* codes, float& scale) {
   const Lanes inside[2] = {lanes(count), lanes(count - kLanes)};
   float least, most, least_error = INFINITY;
-  if (!span(from, count, least, most)) return false;
+  if (!min_max(from, count, least, most)) return false;
   const float end = most >= -least ? most : least;
   for (const float code : Int4::kEnds) {
     const float tried = nearest_bf16(end / code);
     Vec squares[2], found[2];
     for (int half = 0; half < 2; ++half) {
       const Vec x = Format<T>::load(from + half * kLanes, inside[half]);
-      found[half] = codes_of(x, tried, -8, 7);
-      const Vec error = x - found[half] * every(tried);
+      found[half] = quantize(x, tried, -8, 7);
+      const Vec error = x - found[half] * broadcast(tried);
       squares[half] = error * error;
     }
-    const float error = sum_of(squares[0] + squares[1]);
+    const float error = reduce_sum(squares[0] + squares[1]);
     if (!(error < least_error)) continue;
     scale = tried, least_error = error;
     for (int half = 0; half < 2; ++half) store_bytes(codes + half * kLanes, inside[half], found[half]);
@@ -118,7 +119,7 @@ void decode_row(const uint8_t* panel, long column, long ins, T* to) {
     for (long line = first; line < last; ++line, panel += Code::kLineBytes)
       for (long parity = 0; parity < 2; ++parity)
         Format<T>::store(to + 2 * line + parity, lanes(1),
-                         every(Code::code(panel, column, parity) * scale));
+                         broadcast(Code::code(panel, column, parity) * scale));
   }
 }
 

@@ -1,0 +1,91 @@
+"""A conductor's admission control."""
+
+from dataclasses import replace
+
+import pytest
+
+from baton.core.states import Role
+from baton.core.worker_load import QueuedWork
+from baton.errors import Invalid, Overloaded
+from conductor.conductor import MAX_REGISTRY_AGE_SECONDS
+from tests.unit.test_conductor import ConductorHarness, decode_member, keys, member, prefill_member
+
+OVERLONG_QUEUE = (QueuedWork(1.0, 0.9), QueuedWork(1.7, 0.8), QueuedWork(1.75, 0.5))
+
+
+async def overloaded_cluster(**config: object) -> ConductorHarness:
+    """A cluster whose only prefill worker has more to do than it can finish in time."""
+    cluster = ConductorHarness(**config)
+    await cluster.announce(prefill_member("p", queue=OVERLONG_QUEUE), decode_member("d"))
+    return cluster
+
+
+async def test_late_request_is_refused_but_a_replacement_is_placed() -> None:
+    cluster = await overloaded_cluster()
+    with pytest.raises(Overloaded, match=r"would come 0\.50 s late"):
+        cluster.place("new")
+    again = cluster.place("old", epoch=2)
+    assert again.prefill_alternatives[0].late_seconds > 0
+    assert again.ttft_seconds == pytest.approx(2.264)
+
+
+async def test_admission_can_be_turned_off() -> None:
+    cluster = await overloaded_cluster(admission=False)
+    assert cluster.place("new").prefill is not None
+
+
+async def test_admission_is_off_on_cpus_unless_configured() -> None:
+    for admission, refuses in ((None, False), (True, True)):
+        cluster = await overloaded_cluster(admission=admission)
+        await cluster.announce(replace(prefill_member("p2", queue=OVERLONG_QUEUE), device="cpu"))
+        if refuses:
+            with pytest.raises(Overloaded):
+                cluster.place("new")
+        else:
+            assert cluster.place("new").decode.id == "d"
+
+
+async def test_conductor_with_a_stale_registry_refuses_nothing() -> None:
+    cluster = await overloaded_cluster()
+    cluster.registry.is_reachable = False
+    cluster.clock.advance(MAX_REGISTRY_AGE_SECONDS + 1)
+    await cluster.membership.refresh()
+    assert cluster.place("new").prefill is not None
+
+
+async def test_idle_cluster_refuses_nothing_that_fits() -> None:
+    cluster = ConductorHarness(ttft_slo_seconds=1e-6, itl_slo_seconds=1e-6)
+    await cluster.announce(prefill_member("p"), decode_member("d", num_blocks=5))
+    assert cluster.place("fits", 80).decode.id == "d"
+    with pytest.raises(Invalid, match="81 tokens, and the largest decode worker has memory for 80"):
+        cluster.place("never", 81)
+
+
+async def test_without_a_ttft_slo_nothing_counts_as_late() -> None:
+    cluster = ConductorHarness(ttft_slo_seconds=0.0)
+    await cluster.announce(
+        prefill_member("p", queue=(QueuedWork(None, 500.0),)), decode_member("d")
+    )
+    placement = cluster.place("patient")
+    assert placement.ttft_seconds == pytest.approx(500.064)
+    assert placement.prefill_alternatives[0].late_seconds == 0.0
+
+
+async def test_burst_on_workers_without_measurements_is_admitted() -> None:
+    cluster = ConductorHarness()
+    await cluster.announce(
+        *(member(f"p{n}", Role.PREFILL) for n in range(2)),
+        *(member(f"d{n}", Role.DECODE, at_seconds=1e9, num_blocks=4096) for n in range(2)),
+    )
+    for number in range(64):
+        placement = cluster.place(str(number), 800)
+        assert (placement.ttft_seconds, placement.itl_seconds) == (None, None)
+
+
+async def test_refused_request_changes_no_state() -> None:
+    cluster = await overloaded_cluster()
+    before = cluster.prefill_view("p").num_requests
+    with pytest.raises(Overloaded):
+        cluster.place("new", 64, keys(1))
+    assert cluster.prefill_view("p").num_requests == before
+    assert cluster.conductor.snapshot().cache.workers_with_prefix(keys(1), 2) == []

@@ -1,0 +1,149 @@
+"""A generation's limits: retries, deadlines, cancellation, full queues, and no workers at all."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton.clock import SystemClock
+from baton.errors import BatonError, DeadlineExceeded, Invalid, Overloaded, Unavailable
+from router.generation.fakes import FakeWorker, MemoryPlacer
+from router.generation.output_queue import OutputQueue
+from tests.unit.test_generation import FAST, GenerationHarness, answer, expected_tokens, settle
+
+
+async def test_request_fails_in_time_if_no_worker_is_reachable() -> None:
+    scene = GenerationHarness()
+    scene.d0.kill()
+    scene.placer.prefill, scene.placer.decode = [], [scene.d0]
+    with pytest.raises(Unavailable):
+        await scene.collect()
+
+
+async def test_retry_pauses_grow_until_the_registry_was_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A restarted worker fails requests as long as routers know only its old incarnation."""
+    pauses: list[float] = []
+
+    async def sleep(self: SystemClock, seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(SystemClock, "sleep", sleep)
+    scene = GenerationHarness(automatic=False)
+    task = asyncio.create_task(scene.collect())
+    while not task.done():
+        for worker in scene.workers.values():
+            worker.fail_jobs("NOT_FOUND", "worker p0 was reborn")
+        await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match="the only workers left"):
+        await task
+    assert pauses[:4] == [0.001, 0.004, 0.016, 0.016]
+
+
+async def test_generation_fails_after_its_retries() -> None:
+    scene = GenerationHarness(automatic=False)
+    task = asyncio.create_task(scene.collect())
+    while not task.done():
+        for worker in scene.workers.values():
+            worker.fail_jobs("UNAVAILABLE", "out of order")
+        await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match="failed on 4 placements; the last failure: out of order"):
+        await task
+    assert [p.epoch for p in scene.record.placements] == [1, 2, 3, 4]
+    assert all(p.error == "out of order" for p in scene.record.placements)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [("INVALID_ARGUMENT", Invalid), ("INTERNAL", BatonError)]
+)
+async def test_fatal_statuses_end_the_generation(status: str, kind: type[BatonError]) -> None:
+    scene = GenerationHarness(automatic=False)
+    task = asyncio.create_task(scene.collect())
+    await settle()
+    scene.p0.fail_jobs(status, "no")
+    with pytest.raises(kind, match="no"):
+        await task
+    assert scene.d0.cancelled == [("r", 1)]
+
+
+async def test_overload_is_reported_before_the_first_token_and_retried_after_it() -> None:
+    scene = GenerationHarness(automatic=False)
+    task = asyncio.create_task(scene.collect())
+    await settle()
+    scene.p0.fail_jobs("RESOURCE_EXHAUSTED", "full", retry_after_seconds="2.5")
+    with pytest.raises(Overloaded) as caught:
+        await task
+    assert caught.value.retry_after_seconds == 2.5
+    scene = GenerationHarness(automatic=False)
+    task = asyncio.create_task(scene.collect())
+    await settle()
+    scene.p0.step()
+    await scene.wait_for_tokens(1)
+    scene.d0.fail_jobs("RESOURCE_EXHAUSTED", "full")
+    while not task.done():
+        for worker in scene.workers.values():
+            worker.step()
+        await asyncio.sleep(0)
+    assert await task == expected_tokens(12)
+
+
+@pytest.mark.parametrize(
+    ("steps", "what"), [(0, "first token"), (1, "hand-off"), (3, "next token")]
+)
+async def test_every_phase_has_a_deadline(steps: int, what: str) -> None:
+    scene = GenerationHarness(automatic=False)
+    task = asyncio.create_task(scene.collect(replace(FAST, max_retries=0)))
+    await settle()
+    if steps:
+        scene.p0.step()
+    for _ in range(steps - 1):
+        scene.d0.step()
+    with pytest.raises(DeadlineExceeded, match=f"the {what} did not come in time"):
+        await task
+    assert ("r", 1) in scene.d0.cancelled
+
+
+@pytest.mark.parametrize("emitted", [0, 1, 4])
+async def test_cancelled_generation_frees_both_workers(emitted: int) -> None:
+    scene = GenerationHarness(automatic=False)
+    task = asyncio.create_task(scene.collect())
+    await settle()
+    if emitted:
+        scene.p0.step()
+    for _ in range(emitted - 1):
+        scene.d0.step()
+    await scene.wait_for_tokens(emitted)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert scene.p0.cancelled == scene.d0.cancelled == [("r", 1)]
+    assert scene.p0.jobs == scene.d0.jobs == []
+
+
+async def test_generation_without_workers_fails() -> None:
+    scene = GenerationHarness()
+    scene.placer.decode = []
+    with pytest.raises(Unavailable, match="no decode worker is ready"):
+        await scene.collect()
+
+
+async def test_silent_placer_times_out() -> None:
+    scene = GenerationHarness()
+
+    class Silent(MemoryPlacer):
+        async def place(self, query: object) -> Any:
+            await asyncio.sleep(60)
+
+    scene.placer = Silent([], [])
+    with pytest.raises(DeadlineExceeded, match="no placement within"):
+        await scene.collect(replace(FAST, placement_timeout_seconds=0.01))
+
+
+async def test_full_output_queue_raises_overloaded() -> None:
+    inbox = OutputQueue(max_unread=2)
+    for _ in range(3):
+        inbox.put(FakeWorker("w", answer).ref.id, Unavailable("x"))
+    with pytest.raises(Overloaded, match="reads too slowly"):
+        await inbox.get_all()
