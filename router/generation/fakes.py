@@ -100,7 +100,7 @@ class FakeWorker:
         self.jobs = []
 
     def drain(self, reason: FinishReason) -> None:
-        """Drain: end every job with MOVED or TURNED_AWAY."""
+        """Drain: end every job with MIGRATED or REROUTED."""
         for job in self.jobs:
             job.is_ended = True
             output = RequestOutput(
