@@ -104,10 +104,16 @@ class _Fuzz:
     def _check_what_is_left(self) -> None:
         """Check that no requests but batch lines are still being served."""
         service = self._house.service
-        inside = service.request_limiter.num_in_use if self._desk._runner.num_running == 0 else 0
-        if inside or service.body_budget.num_bytes or service.offload_executor.num_waiting:
+        inside = (
+            service.tenants.request_limiter.num_in_use if self._desk._runner.num_running == 0 else 0
+        )
+        if (
+            inside
+            or service.resources.body_budget.num_bytes
+            or service.resources.offload_executor.num_waiting
+        ):
             self._recorder.crash(
-                f"{inside} requests and {service.body_budget.num_bytes} bytes are left"
+                f"{inside} requests and {service.resources.body_budget.num_bytes} bytes are left"
             )
 
     async def _clear(self, client: httpx.AsyncClient) -> None:

@@ -32,7 +32,7 @@ from router.generation.generation_context import FailoverConfig, GenerationConte
 from router.generation.placement import PlacementQuery
 from router.http.connection import ConnectionLimits
 from router.http.server import HttpServer, open_listener
-from router.openai.context import RouterConfig, RouterContext
+from router.openai.context import RouterConfig, RouterContext, RouterIds
 from router.openai.grammar_validator import GrammarValidator
 from router.tenants.authentication import Authenticator
 from tests.http_transport import HttpServerTransport
@@ -120,7 +120,7 @@ class RouterHarness:
         links = MemoryWorkerConnections(self.prefill, self.decode)
         config = FailoverConfig(max_worker_wait_seconds=0.05, retry_pause_seconds=0.001)
         ids = iter(range(10**6))
-        self.service = RouterContext(
+        self.service = RouterContext.build(
             config=RouterConfig(
                 model="demo", vocab_size=VOCAB, aliases=frozenset({"/models/demo"}), **settings
             ),
@@ -129,8 +129,7 @@ class RouterHarness:
             generation_context=GenerationContext(self.placer, links, clock, config),
             authenticator=Authenticator(keys, admin_key),
             clock=clock,
-            new_id=lambda: f"{next(ids):x}",
-            new_seed=lambda: 77,
+            ids=RouterIds(lambda: f"{next(ids):x}", lambda: 77),
             grammar_validator=GrammarValidator(CHECKER.check),
         )
 
@@ -154,7 +153,7 @@ async def open_harness(
     router = RouterHarness(tokenizer, text, automatic, **settings)
     async with await router.client() as client:
         yield router, client
-    assert router.service.request_limiter.num_in_use == 0
+    assert router.service.tenants.request_limiter.num_in_use == 0
     assert router.prefill.jobs == router.decode.jobs == []
 
 
@@ -665,7 +664,9 @@ async def test_failure_in_the_middle_of_a_stream_is_its_last_event(tokenizer: To
         await eventually(lambda: bool(router.decode.jobs))
         router.prefill.step()
         router.decode.step()
-        await eventually(lambda: router.service.history.explain("cmpl-0")["completion_tokens"] == 2)
+        await eventually(
+            lambda: router.service.telemetry.history.explain("cmpl-0")["completion_tokens"] == 2
+        )
         router.decode.fail_jobs("INVALID_ARGUMENT", "went wrong")
         *chunks, last = events(await asked)
         explained = (await client.get("/admin/requests/cmpl-0")).json()
@@ -685,7 +686,9 @@ async def test_failover_is_invisible_to_the_client(tokenizer: Tokenizer, stream:
         router.prefill.step()
         for _ in range(8):
             router.decode.step()
-        await eventually(lambda: router.service.history.explain("cmpl-0")["completion_tokens"] == 9)
+        await eventually(
+            lambda: router.service.telemetry.history.explain("cmpl-0")["completion_tokens"] == 9
+        )
         router.decode.kill()
         while not asked.done():
             router.prefill.step()
@@ -822,10 +825,12 @@ async def test_disconnected_client_frees_both_workers(
         await asyncio.sleep(0.01)
         asked.cancel()
         await asyncio.wait([asked])
-        await eventually(lambda: router.service.request_limiter.num_in_use == 0)
+        await eventually(lambda: router.service.tenants.request_limiter.num_in_use == 0)
         assert router.prefill.cancelled == router.decode.cancelled == [("chatcmpl-0", 1)]
-        assert router.service.history.explain("chatcmpl-0")["finish_reason"] == "cancelled"  # type: ignore[index]
-        text = router.service.metrics.render().decode()
+        assert (
+            router.service.telemetry.history.explain("chatcmpl-0")["finish_reason"] == "cancelled"
+        )  # type: ignore[index]
+        text = router.service.telemetry.metrics.render().decode()
         assert 'baton_answers_total{reason="cancelled"} 1.0' in text
         assert 'baton_requests_total{endpoint="chat",status="499"} 1.0' in text
 
@@ -856,7 +861,7 @@ async def test_too_large_bodies_are_rejected(tokenizer: Tokenizer) -> None:
         assert unsaid.startswith(b"HTTP/1.1 413")
         lying = await post_raw(url, "content-length: 2", [b"{}" + b"x" * 1000], end=b"")
         assert lying.startswith(b"HTTP/1.1 400")
-    assert router.service.request_limiter.num_in_use == 0
+    assert router.service.tenants.request_limiter.num_in_use == 0
 
 
 async def test_body_that_never_arrives_times_out(tokenizer: Tokenizer) -> None:
