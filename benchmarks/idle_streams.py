@@ -146,7 +146,7 @@ def build_service(worker: FakeWorker, num_streams: int) -> RouterContext:
     deadlines = TokenTimeouts(HOLD_SECONDS, HOLD_SECONDS, HOLD_SECONDS)
     placer, links = MemoryPlacer([], [worker]), MemoryWorkerConnections(worker)
     placer.queries = DiscardingList()
-    return RouterContext(
+    return RouterContext.build(
         config=RouterConfig(
             model="demo",
             vocab_size=load_model_config(folder).vocab_size,

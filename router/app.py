@@ -48,10 +48,10 @@ def build_app(context: RouterContext, batch_service: BatchService | None = None)
         {path: partial(handler_class, context) for path, handler_class in HANDLERS.items()},
         Cors(config.cors_origins),
         BrowserRequestCheck(
-            context.authenticator, BrowserGuard(config.cors_origins, config.known_hosts)
+            context.tenants.authenticator, BrowserGuard(config.cors_origins, config.known_hosts)
         ),
         context.clock,
-        context.instance_id,
+        context.ids.instance_id,
         lambda: context.draining,
         open_access_log(config.access_log),
     )
@@ -100,12 +100,12 @@ def _add_models(app: FastAPI, context: RouterContext) -> None:
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        context.authenticator.tenant_of(request.headers.get("authorization"))
+        context.tenants.authenticator.tenant_of(request.headers.get("authorization"))
         return _json({"object": "list", "data": [describe()]})
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
-        context.authenticator.tenant_of(request.headers.get("authorization"))
+        context.tenants.authenticator.tenant_of(request.headers.get("authorization"))
         context.check_model(name)
         return _json(describe())
 
@@ -130,19 +130,21 @@ def _add_operations(app: FastAPI, context: RouterContext) -> None:
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
         # The metrics contain tenants' names and usage.
-        context.authenticator.check_metrics(request.headers.get("authorization"))
-        return Response(context.metrics.render(), media_type=context.metrics.content_type)
+        context.tenants.authenticator.check_metrics(request.headers.get("authorization"))
+        registry = context.telemetry.metrics
+        return Response(registry.render(), media_type=registry.content_type)
 
     @app.get("/admin/requests/{request_id}")
     async def explain(request: Request, request_id: str) -> Response:
         proof = request.headers.get(PROOF_HEADER)
-        if context.peer_routers is not None and proof is not None:
-            context.peer_routers.check(explain_path(request_id), proof)
+        peers = context.telemetry.peer_routers
+        if peers is not None and proof is not None:
+            peers.check(explain_path(request_id), proof)
         else:
             check_admin(context, request)
-        explanation = context.history.explain(request_id)
-        if explanation is None and context.peer_routers and PEER_HEADER not in request.headers:
-            explanation = await context.peer_routers.explain(request_id)
+        explanation = context.telemetry.history.explain(request_id)
+        if explanation is None and peers and PEER_HEADER not in request.headers:
+            explanation = await peers.explain(request_id)
         if explanation is None:
             raise ApiError(404, f"no record of request {request_id} (it may be too old)")
         return _json(explanation)

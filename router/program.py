@@ -40,6 +40,7 @@ from router.http.peer_routers import PeerRouters
 from router.openai.context import RouterConfig, RouterContext
 from router.openai.grammar_validator import GrammarValidator
 from router.telemetry.metrics import RouterMetrics
+from router.telemetry.router_telemetry import RouterTelemetry
 from router.telemetry.slo import SloTargets
 from router.telemetry.tracing import RequestTracer
 from router.tenants.authentication import Authenticator
@@ -101,7 +102,7 @@ class RouterProgram:
         self._context = self._build_context(
             tokenizer, model, GrammarValidator(self._grammar_checker.check)
         )
-        self._usage_flusher = self._context.usage_flusher = self._build_usage_flusher()
+        self._usage_flusher = self._context.tenants.usage_flusher = self._build_usage_flusher()
         self._batch_service = self._build_batch_service()
         self._listeners = self._build_listeners()
         self._listeners.open()
@@ -118,7 +119,7 @@ class RouterProgram:
             tasks.create_task(self._conductor_placer.run())
             assert self._usage_flusher is not None, "start() comes first"
             tasks.create_task(self._usage_flusher.run())
-            tasks.create_task(self._context.admission.run())
+            tasks.create_task(self._context.tenants.admission.run())
             tasks.create_task(self._prefix_pinner.run())
             assert self._listeners is not None, "start() comes first"
             tasks.create_task(self._listeners.run(self._on_listening))
@@ -135,7 +136,7 @@ class RouterProgram:
         await self._clock.sleep(self._settings.endpoint_grace_seconds)
         if _is_behind_load_balancer(self._settings) and self._listeners is not None:
             await self._listeners.stop_listening()
-        while self._context.request_limiter.num_in_use:
+        while self._context.tenants.request_limiter.num_in_use:
             await self._clock.sleep(DRAIN_POLL_SECONDS)
 
     async def stop(self) -> None:
@@ -202,7 +203,7 @@ class RouterProgram:
             access_log=settings.access_log,
             refuses_special_tokens=settings.special_tokens_in_messages == "refused",
         )
-        return RouterContext(
+        return RouterContext.build(
             config=config,
             tokenizer=tokenizer,
             cluster=self._cluster,
@@ -215,20 +216,25 @@ class RouterProgram:
             ),
             authenticator=Authenticator(settings.api_keys, settings.admin_key),
             clock=self._clock,
-            metrics=self._metrics,
             usage_store=self._usage_store,
             quota_store=self._quota_store,
             prefix_pinner=self._prefix_pinner,
-            tracer=self._open_tracing(),
+            telemetry=self._build_telemetry(),
             grammar_validator=grammar_validator,
-            peer_routers=PeerRouters(
-                self._id,
-                lambda: self.address,
-                self._cluster,
-                settings.tls_certificate,
-                settings.admin_key,
-            ),
             refuses_when_draining=not _is_behind_load_balancer(settings),
+        )
+
+    def _build_telemetry(self) -> RouterTelemetry:
+        settings = self._settings
+        peer_routers = PeerRouters(
+            self._id,
+            lambda: self.address,
+            self._cluster,
+            settings.tls_certificate,
+            settings.admin_key,
+        )
+        return RouterTelemetry(
+            self._metrics, tracer=self._open_tracing(), peer_routers=peer_routers
         )
 
     def _open_tracing(self) -> RequestTracer | None:
@@ -252,13 +258,15 @@ class RouterProgram:
         context, path = self._context, self._settings.tenants_file
         watcher = None
         if path is not None:
-            metrics = context.metrics.tenants
+            metrics = context.telemetry.metrics.tenants
             watcher = TenantsFileWatcher(
-                Path(path), context.authenticator.set_directory, metrics, self._clock
+                Path(path), context.tenants.authenticator.set_directory, metrics, self._clock
             )
             watcher.load()
         writer = f"{self._id}/{self._incarnation}"
-        return UsageFlusher(watcher, context.usage_recorder, self._usage_store, writer, self._clock)
+        return UsageFlusher(
+            watcher, context.tenants.usage_recorder, self._usage_store, writer, self._clock
+        )
 
     def _build_batch_service(self) -> BatchService:
         settings = self._settings
@@ -278,7 +286,10 @@ class RouterProgram:
         )
 
     def _build_listeners(self) -> HttpListeners:
-        metrics, app = self._context.metrics, build_app(self._context, self._batch_service)
+        metrics, app = (
+            self._context.telemetry.metrics,
+            build_app(self._context, self._batch_service),
+        )
         listeners = HttpListeners(
             self._settings, app, self._clock, metrics.record_refused_connection
         )
@@ -300,7 +311,7 @@ class RouterProgram:
             state=self._state,
             pid=os.getpid(),
             model=self._settings.model,
-            load=WorkerLoad(running=self._context.request_limiter.num_in_use),
+            load=WorkerLoad(running=self._context.tenants.request_limiter.num_in_use),
         )
 
 

@@ -28,7 +28,7 @@ from router.generation.fakes import FakeWorker, MemoryPlacer, MemoryWorkerConnec
 from router.generation.generation_context import FailoverConfig, GenerationContext
 from router.http.connection_limits import ConnectionLimits
 from router.http.server import HttpServer, open_listener
-from router.openai.context import RouterConfig, RouterContext
+from router.openai.context import RouterConfig, RouterContext, RouterIds
 from router.openai.grammar_validator import GrammarValidator
 from router.tenants.authentication import Authenticator
 from tests.http_transport import HttpServerTransport
@@ -116,7 +116,7 @@ class RouterHarness:
         links = MemoryWorkerConnections(self.prefill, self.decode)
         config = FailoverConfig(max_worker_wait_seconds=0.05, retry_pause_seconds=0.001)
         ids = iter(range(10**6))
-        self.service = RouterContext(
+        self.service = RouterContext.build(
             config=RouterConfig(
                 model="demo", vocab_size=VOCAB, aliases=frozenset({"/models/demo"}), **settings
             ),
@@ -125,8 +125,7 @@ class RouterHarness:
             generation_context=GenerationContext(self.placer, links, clock, config),
             authenticator=Authenticator(keys, admin_key),
             clock=clock,
-            new_id=lambda: f"{next(ids):x}",
-            new_seed=lambda: 77,
+            ids=RouterIds(lambda: f"{next(ids):x}", lambda: 77),
             grammar_validator=GrammarValidator(CHECKER.check),
         )
 
@@ -150,7 +149,7 @@ async def open_harness(
     router = RouterHarness(tokenizer, text, automatic, **settings)
     async with await router.client() as client:
         yield router, client
-    assert router.service.request_limiter.num_in_use == 0
+    assert router.service.tenants.request_limiter.num_in_use == 0
     assert router.prefill.jobs == router.decode.jobs == []
 
 

@@ -49,8 +49,8 @@ def add_admin_routes(app: FastAPI, context: RouterContext) -> None:
 def check_admin(context: RouterContext, request: Request) -> None:
     """Raises ApiError (401, 403) unless the client is an admin."""
     host = request.client.host if request.client is not None else None
-    context.authenticator.check_admin(request.headers.get("authorization"), host)
-    if context.authenticator.has_admin_key:
+    context.tenants.authenticator.check_admin(request.headers.get("authorization"), host)
+    if context.tenants.authenticator.has_admin_key:
         return
     if _comes_from_browser_page(request):
         raise ApiError(403, "without an admin key, the admin API does not serve web pages")

@@ -31,16 +31,16 @@ async def _usage(context: RouterContext, since: str | None) -> dict[str, Any]:
     days = days_since(_date(since, day_of(now)), now)
     complete = True
     try:
-        if context.usage_flusher is not None:
-            await context.usage_flusher.flush()
-        counts = await context.usage_store.read(days)
+        if context.tenants.usage_flusher is not None:
+            await context.tenants.usage_flusher.flush()
+        counts = await context.tenants.usage_store.read(days)
     except Unavailable:
         complete = False
         wanted = set(days)
-        counts = context.usage_recorder.unsent()
+        counts = context.tenants.usage_recorder.unsent()
         for key in [key for key in counts if key[0] not in wanted]:
             del counts[key]
-    report = usage_report(counts, context.authenticator.directory)
+    report = usage_report(counts, context.tenants.authenticator.directory)
     return {"since": days[0], "until": days[-1], "complete": complete, **report}
 
 

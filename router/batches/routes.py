@@ -219,8 +219,9 @@ async def _read_small_body(request: Request, context: RouterContext) -> bytes:
 def _admitted_tenant(context: RouterContext, request: Request) -> Iterator[TenantId]:
     """Authenticate the client, and hold a slot of the request limiter during the ``with`` block.
     Raises ApiError (401) or Overloaded."""
-    tenant = context.authenticator.tenant_of(request.headers.get("authorization"))
-    with context.admission.hold_slots(context.authenticator.directory.tenant(tenant), 1):
+    tenants = context.tenants
+    tenant = tenants.authenticator.tenant_of(request.headers.get("authorization"))
+    with tenants.admission.hold_slots(tenants.authenticator.directory.tenant(tenant), 1):
         yield tenant
 
 

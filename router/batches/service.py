@@ -55,7 +55,7 @@ class BatchService:
         self._disk_quota = DiskQuota(store, folder_bytes)
         self._file_limits = file_limits or FileLimits()
         self._uploads = UploadAdmission(
-            context.clock, lambda: context.cluster.num_routers, context.usage_recorder
+            context.clock, lambda: context.cluster.num_routers, context.tenants.usage_recorder
         )
         self._threads = FairThreadPool(DISK_THREADS, "files")
         self._runner = BatchRunner(
@@ -78,7 +78,7 @@ class BatchService:
 
     def file_limits(self, tenant: TenantId) -> FileLimits:
         return self._file_limits.with_tenant_limits(
-            self._context.authenticator.directory.tenant(tenant)
+            self._context.tenants.authenticator.directory.tenant(tenant)
         )
 
     async def run_in_thread(
@@ -102,7 +102,7 @@ class BatchService:
     def open_upload(self, tenant: TenantId, expected: int) -> FileUpload:
         """Begin an upload, and reserve space for ``expected`` bytes. Raises ApiError (413) if there
         is not enough."""
-        limits, name = self.file_limits(tenant), self._context.new_id()
+        limits, name = self.file_limits(tenant), self._context.ids.new_id()
 
         def reserve(path: Path, least: int, wanted: int) -> int:
             return self._disk_quota.reserve(tenant, path, limits, least, wanted)
@@ -142,7 +142,7 @@ class BatchService:
             message = f"{input_file_id} has purpose {record.purpose!r}, and must have 'batch'"
             raise ApiError(400, message, param="input_file_id", code="invalid_value")
         batch = Batch(
-            f"batch_{self._context.new_id()}", tenant, endpoint, input_file_id, self.now,
+            f"batch_{self._context.ids.new_id()}", tenant, endpoint, input_file_id, self.now,
             metadata, output_seconds,
         )  # fmt: skip
         with self._disk_quota.lock():
@@ -183,7 +183,7 @@ class BatchService:
     def _max_running(self, running: int) -> int:
         context = self._context
         load = RouterLoad(
-            num_requests=max(context.request_limiter.num_in_use - running, 0),
+            num_requests=max(context.tenants.request_limiter.num_in_use - running, 0),
             limit=context.config.max_concurrent_requests,
             prefill=context.cluster.ready_members(Role.PREFILL),
             decode=context.cluster.ready_members(Role.DECODE),

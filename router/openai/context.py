@@ -21,8 +21,7 @@ from router.generation.cluster import Cluster
 from router.generation.generation import Generation
 from router.generation.generation_context import GenerationContext
 from router.generation.prefix_pinner import PrefixPinner
-from router.generation.record import GenerationHistory, GenerationRecord
-from router.http.peer_routers import PeerRouters
+from router.generation.record import GenerationRecord
 from router.http.raw_body import BodyBudget, RawBody
 from router.openai.choice_stream import (
     ChoiceStream,
@@ -31,24 +30,18 @@ from router.openai.choice_stream import (
     PromptLogprobsBuilder,
 )
 from router.openai.grammar_validator import GrammarValidator
-from router.openai.offload_executor import OffloadExecutor
+from router.openai.model_text import ModelText
 from router.openai.parsers.model_output_format import ModelOutputFormat
 from router.openai.preprocessor import ModelLimits, Preprocessor, Prompt
 from router.openai.prompt_logprobs import build_prompt_token_entries
-from router.openai.prompt_logprobs_budget import PromptLogprobsBudget
+from router.openai.request_resources import RequestResources
 from router.openai.schema import ChatBody, CompletionBody
-from router.openai.special_tokens import SpecialTokenFilter
-from router.telemetry.metrics import RouterMetrics
-from router.telemetry.tracing import RequestTracer
-from router.tenants.admission import AdmissionController
+from router.telemetry.router_telemetry import RouterTelemetry
 from router.tenants.authentication import Authenticator
-from router.tenants.fair_limiter import FairLimiter
-from router.tenants.quota_client import QuotaClient
 from router.tenants.quota_store import QuotaStore
 from router.tenants.tenant import TenantAttributes
-from router.tenants.usage_flusher import UsageFlusher
-from router.tenants.usage_recorder import UsageRecorder
-from router.tenants.usage_store import MemoryUsageStore, UsageStore
+from router.tenants.tenant_services import TenantServices
+from router.tenants.usage_store import UsageStore
 
 log = structlog.get_logger(__name__)
 
@@ -106,72 +99,81 @@ def _random_seed() -> int:
     return secrets.randbits(63)
 
 
+@dataclass(frozen=True, slots=True)
+class RouterIds:
+    """Where ids of requests and seeds come from. ``instance_id`` is a part of this router's request
+    ids, different from other routers'."""
+
+    new_id: Callable[[], str] = _random_id
+    new_seed: Callable[[], int] = _random_seed
+    instance_id: str = field(default_factory=lambda: _random_id()[:8])
+
+
 @dataclass(slots=True)
 class RouterContext:
     """The router's parts, wired together. Randomness and time are passed in."""
 
     config: RouterConfig
-    tokenizer: Tokenizer
+    clock: Clock
     cluster: Cluster
     generation_context: GenerationContext
-    authenticator: Authenticator
-    clock: Clock
-    new_id: Callable[[], str] = _random_id
-    new_seed: Callable[[], int] = _random_seed
-    metrics: RouterMetrics = field(default_factory=RouterMetrics)
-    history: GenerationHistory = field(default_factory=GenerationHistory)
-    grammar_validator: GrammarValidator = field(default_factory=GrammarValidator)
-    prompt_logprobs_budget: PromptLogprobsBudget = field(default_factory=PromptLogprobsBudget)
-    offload_executor: OffloadExecutor = field(default_factory=OffloadExecutor)
-    output_format: ModelOutputFormat = field(init=False)
-    request_limiter: FairLimiter = field(init=False)
-    body_budget: BodyBudget = field(init=False)
-    usage_recorder: UsageRecorder = field(init=False)
-    admission: AdmissionController = field(init=False)
-    usage_store: UsageStore = field(default_factory=MemoryUsageStore)
-    quota_store: QuotaStore | None = None
-    """The store of the quotas that all routers share. If None, each router has an equal part of
-    each limit."""
+    text: ModelText
+    tenants: TenantServices
+    resources: RequestResources
+    telemetry: RouterTelemetry
+    ids: RouterIds
     prefix_pinner: PrefixPinner | None = None
-    usage_flusher: UsageFlusher | None = None
-    """Sends usage to the store. Set only in a running router."""
     draining: bool = False
     refuses_when_draining: bool = True
     """False if other routers listen at the same port: new connections go to them, and clients that
     are still connected to this router are served."""
-    tracer: RequestTracer | None = None
-    """Traces requests; None if no request is traced."""
-    peer_routers: PeerRouters | None = None
-    special_tokens: SpecialTokenFilter = field(init=False)
-    instance_id: str = field(default_factory=lambda: _random_id()[:8])
-    """A part of this router's request ids, different from other routers'."""
 
-    def __post_init__(self) -> None:
-        config = self.config
-        self.output_format = ModelOutputFormat.detect(
-            self.tokenizer, config.tool_parser, config.reasoning_parser
+    @classmethod
+    def build(
+        cls,
+        config: RouterConfig,
+        clock: Clock,
+        cluster: Cluster,
+        generation_context: GenerationContext,
+        tokenizer: Tokenizer,
+        authenticator: Authenticator,
+        *,
+        grammar_validator: GrammarValidator | None = None,
+        telemetry: RouterTelemetry | None = None,
+        ids: RouterIds | None = None,
+        usage_store: UsageStore | None = None,
+        quota_store: QuotaStore | None = None,
+        prefix_pinner: PrefixPinner | None = None,
+        refuses_when_draining: bool = True,
+    ) -> "RouterContext":
+        """Wire the parts of a router together. Whatever is left out is kept in memory, random, or
+        not there."""
+        telemetry, ids = telemetry or RouterTelemetry(), ids or RouterIds()
+        output_format = ModelOutputFormat.detect(
+            tokenizer, config.tool_parser, config.reasoning_parser
         )
-        self.special_tokens = SpecialTokenFilter(self.tokenizer)
-        self.request_limiter = FairLimiter(self.config.max_concurrent_requests)
-        self.body_budget = BodyBudget(self.config.max_inflight_body_bytes)
-        self.usage_recorder = UsageRecorder(self.metrics.tenants, self.clock)
-        self.admission = AdmissionController(
-            self.request_limiter,
-            lambda: self.authenticator.directory,
-            lambda: self.cluster.num_routers,
-            self.usage_recorder,
-            self.clock,
-            self._build_quota_client(),
+        tenants = TenantServices(
+            authenticator,
+            config.max_concurrent_requests,
+            telemetry.metrics.tenants,
+            clock,
+            router_id=ids.instance_id,
+            num_routers=lambda: cluster.num_routers,
+            usage_store=usage_store,
+            quota_store=quota_store,
         )
-
-    def _build_quota_client(self) -> QuotaClient | None:
-        if self.quota_store is None:
-            return None
-        return QuotaClient(
-            self.quota_store,
-            self.instance_id,
-            self.clock,
-            self.metrics.tenants.quota_store_unreachable,
+        return cls(
+            config,
+            clock,
+            cluster,
+            generation_context,
+            ModelText(tokenizer, output_format, grammar_validator or GrammarValidator()),
+            tenants,
+            RequestResources(BodyBudget(config.max_inflight_body_bytes)),
+            telemetry,
+            ids,
+            prefix_pinner,
+            refuses_when_draining=refuses_when_draining,
         )
 
     def check_not_draining(self) -> None:
@@ -188,13 +190,15 @@ class RouterContext:
 
     def raw_body(self, tenant_id: TenantId) -> RawBody:
         """Return an empty body to fill with the bytes that this tenant sends."""
-        weight = self.authenticator.directory.tenant(tenant_id).weight
-        return self.body_budget.new_body(tenant_id, weight, shared=self.admission.is_shared)
+        weight = self.tenants.authenticator.directory.tenant(tenant_id).weight
+        return self.resources.body_budget.new_body(
+            tenant_id, weight, shared=self.tenants.admission.is_shared
+        )
 
     def request_context(self, tenant: TenantId, body: ChatBody | CompletionBody) -> RequestContext:
         """Return the context of a request, with the tenant's attributes and the hasher as of now;
         the tenants file and the workers may change later."""
-        standing = self.authenticator.directory.tenant(tenant).attributes(
+        standing = self.tenants.authenticator.directory.tenant(tenant).attributes(
             self.config.tenant_secret, body.cache_salt, body.priority or 0
         )
         session = (
@@ -210,7 +214,11 @@ class RouterContext:
 
     def preprocessor(self, request_context: RequestContext) -> Preprocessor:
         return Preprocessor(
-            self.tokenizer, self.output_format, self.limits, request_context.hasher, self.new_seed()
+            self.text.tokenizer,
+            self.text.output_format,
+            self.limits,
+            request_context.hasher,
+            self.ids.new_seed(),
         )
 
     def create_choice_streams(
@@ -252,7 +260,7 @@ class RouterContext:
                     request_context.session,
                 )
                 choices.append(self._create_choice_stream(len(choices), generation, body, prompt))
-        self.history.add_records(request_id, [choice.record for choice in choices])
+        self.telemetry.history.add_records(request_id, [choice.record for choice in choices])
         return choices
 
     def _create_choice_stream(
@@ -260,21 +268,23 @@ class RouterContext:
     ) -> ChoiceStream:
         parser, shown_special_ids = None, frozenset[int]()
         if isinstance(body, ChatBody):
-            parser = self.output_format.create_parser(
+            parser = self.text.output_format.create_parser(
                 body.offered_tools,
                 forced=body.forces_tool_call,
                 in_reasoning=prompt.starts_in_reasoning,
                 max_calls=body.max_tool_calls,
             )
             shown_special_ids = (
-                self.output_format.visible_special_ids if parser is not None else shown_special_ids
+                self.text.output_format.visible_special_ids
+                if parser is not None
+                else shown_special_ids
             )
         if body.skip_special_tokens is False:
-            shown_special_ids = self.tokenizer.special_ids
+            shown_special_ids = self.text.tokenizer.special_ids
         return ChoiceStream(
             index,
             generation,
-            self.tokenizer.make_detokenizer(shown_special_ids),
+            self.text.tokenizer.make_detokenizer(shown_special_ids),
             body.stop,
             emit_every_step=bool(body.return_token_ids) or body.num_logprobs is not None,
             parser=parser,
@@ -287,7 +297,7 @@ class RouterContext:
     def _prompt_logprobs_builder(self, prompt: Prompt) -> PromptLogprobsBuilder | None:
         if prompt.sampling.prompt_logprobs is None:
             return None
-        return partial(build_prompt_token_entries, prompt.token_ids, self.tokenizer)
+        return partial(build_prompt_token_entries, prompt.token_ids, self.text.tokenizer)
 
     async def run_choices(
         self, choices: Sequence[ChoiceStream], emit: DeltaHandler, sink: InlineSink | None = None
@@ -311,7 +321,7 @@ class RouterContext:
     ) -> None:
         """Run one stream, and record exactly one terminal state: complete, error or cancelled."""
         record = choice.record
-        self.metrics.running.inc()
+        self.telemetry.metrics.running.inc()
         try:
             record.record_end(await choice.run(emit, sink), self.clock.monotonic())
         except BatonError as error:
@@ -323,8 +333,8 @@ class RouterContext:
             raise
         finally:
             record.record_end("error", self.clock.monotonic(), "internal error")
-            self.metrics.running.dec()
-            self.metrics.record_answer(record)
+            self.telemetry.metrics.running.dec()
+            self.telemetry.metrics.record_answer(record)
 
 
 def _request_spec(

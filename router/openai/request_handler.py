@@ -88,7 +88,7 @@ class RequestHandler(Response, ABC):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = ResponseWriter(send, scope[INLINE_WRITER_KEY])
-        if self._context.tracer is not None:
+        if self._context.telemetry.tracer is not None:
             self._traceparent = get_header(scope, b"traceparent")
         try:
             await self._serve(scope, receive, writer)
@@ -102,14 +102,14 @@ class RequestHandler(Response, ABC):
             await writer.send_error(to_api_error(error), self._response_headers)
         finally:
             status = writer.status or CLIENT_CLOSED_REQUEST
-            self._context.metrics.requests.labels(self.endpoint, str(status)).inc()
+            self._context.telemetry.metrics.requests.labels(self.endpoint, str(status)).inc()
             self._end_trace(status)
 
     async def _serve(self, scope: Scope, receive: Receive, writer: ResponseWriter) -> None:
         context, config = self._context, self._context.config
         context.check_not_draining()
-        tenant = context.authenticator.tenant_of(get_header(scope, b"authorization"))
-        admission = context.admission.create_admission(tenant, content_length(scope))
+        tenant = context.tenants.authenticator.tenant_of(get_header(scope, b"authorization"))
+        admission = context.tenants.admission.create_admission(tenant, content_length(scope))
         await admission.draw_request_quota()
         with admission as self._admission, context.raw_body(tenant) as raw:
             self._response_headers |= self._admission.headers()
@@ -136,7 +136,7 @@ class RequestHandler(Response, ABC):
         writer, seconds = ResponseWriter(collect), self._context.config.request_timeout_seconds
         self._min_priority = MAX_PRIORITY_STEPS
         try:
-            admission = self._context.admission.create_admission(tenant, idle=True)
+            admission = self._context.tenants.admission.create_admission(tenant, idle=True)
             raw_body = self._context.raw_body(tenant)
             with admission as self._admission, raw_body as raw, TimeLimit(seconds):
                 raw.add(data)
@@ -147,19 +147,19 @@ class RequestHandler(Response, ABC):
             if isinstance(error, TimeoutError):
                 error = DeadlineExceeded(f"the answer was not complete within {seconds:g} s")
             await writer.send_error(to_api_error(error), {})
-        self._context.metrics.requests.labels("batches", str(writer.status)).inc()
+        self._context.telemetry.metrics.requests.labels("batches", str(writer.status)).inc()
         self._end_trace(writer.status)
         return writer.status, b"".join(chunks)
 
     def _end_trace(self, status: int) -> None:
-        if self._trace is not None and self._context.tracer is not None:
-            self._context.tracer.end(self._trace, self.endpoint, status)
+        if self._trace is not None and self._context.telemetry.tracer is not None:
+            self._context.telemetry.tracer.end(self._trace, self.endpoint, status)
 
     async def _parse(self, schema: type[Body], raw: RawBody, tenant: TenantId) -> Body:
         """Parse the body, and drop its bytes. Raises ApiError (400)."""
         context, data = self._context, raw.take()
         max_values = max_json_values(context.cluster.max_model_tokens)
-        return await context.offload_executor.run(
+        return await context.resources.offload_executor.run(
             tenant, raw.size_bytes, lambda: parse_body(schema, data, max_values)
         )
 
@@ -178,21 +178,21 @@ class GenerationHandler(RequestHandler):
     async def answer(self, writer: ResponseWriter, raw: RawBody, tenant: TenantId) -> None:
         context = self._context
         arrived_at = context.clock.monotonic()
-        request_id = f"{self.id_prefix}-{context.new_id()}"
+        request_id = f"{self.id_prefix}-{context.ids.new_id()}"
         self._response_headers["x-baton-request-id"] = request_id
-        if context.tracer is not None:
-            self._trace = context.tracer.begin(request_id, self._traceparent)
+        if context.telemetry.tracer is not None:
+            self._trace = context.telemetry.tracer.begin(request_id, self._traceparent)
         body = await self._parse(self.schema, raw, tenant)
         context.check_model(body.model)
         body.priority = max(body.priority or 0, self._min_priority)
         request_context = context.request_context(tenant, body)
         preprocessor = context.preprocessor(request_context)
-        prompts = await context.offload_executor.run(
+        prompts = await context.resources.offload_executor.run(
             tenant, raw.size_bytes, lambda: self._build_prompts(preprocessor, body)
         )
         raw.release()
         field = body.format[0] if body.format is not None else TOOLS_FIELD
-        await context.grammar_validator.check(prompts[0].sampling.grammar, field, tenant)
+        await context.text.grammar_validator.check(prompts[0].sampling.grammar, field, tenant)
         await self._reserve_tokens(prompts, body)
         choices = context.create_choice_streams(
             request_id, request_context, body, prompts, arrived_at
@@ -209,7 +209,7 @@ class GenerationHandler(RequestHandler):
             )
         ]
         encoder = self._create_encoder(self._response_metadata(request_id, body), body)
-        with context.prompt_logprobs_budget.reserve(
+        with context.resources.prompt_logprobs_budget.reserve(
             count_prompt_logprobs([len(prompt.token_ids) for prompt in prompts], body)
         ):
             if body.stream:
@@ -254,7 +254,7 @@ class GenerationHandler(RequestHandler):
         usage = response_usage(choices, body.num_candidates)
         size = sum(len(answer.prompt_token_entries) for answer in best) * BYTES_PER_TOKEN_ENTRY
         tenant = self._admission.tenant.id
-        data = await self._context.offload_executor.run(
+        data = await self._context.resources.offload_executor.run(
             tenant, size, lambda: encoder.encode_response(best, usage)
         )
         await writer.respond(200, JSON_HEADERS | self._debug_headers(choices[0]), data)
@@ -324,20 +324,20 @@ class ChatHandler(GenerationHandler):
 
     def _build_prompts(self, preprocessor: Preprocessor, body: Any) -> list[Prompt]:
         if self._context.config.refuses_special_tokens:
-            self._context.special_tokens.check(body.messages)
+            self._context.text.special_tokens.check(body.messages)
         return preprocessor.prepare_chat(body)
 
     def _create_encoder(
         self, metadata: ResponseMetadata, body: ChatBody | CompletionBody
     ) -> OpenAIEncoder:
         with_logprobs = body.num_logprobs is not None
-        dialect = self._context.output_format
+        dialect = self._context.text.output_format
 
         def call_id(choice: int, call: int) -> str:
             return dialect.call_id(metadata.id, choice, call)
 
         return ChatEncoder(
-            metadata, self._context.tokenizer, with_logprobs=with_logprobs, call_id=call_id
+            metadata, self._context.text.tokenizer, with_logprobs=with_logprobs, call_id=call_id
         )
 
 
@@ -353,7 +353,9 @@ class CompletionHandler(GenerationHandler):
         self, metadata: ResponseMetadata, body: ChatBody | CompletionBody
     ) -> OpenAIEncoder:
         with_logprobs = body.num_logprobs is not None
-        return CompletionEncoder(metadata, self._context.tokenizer, with_logprobs=with_logprobs)
+        return CompletionEncoder(
+            metadata, self._context.text.tokenizer, with_logprobs=with_logprobs
+        )
 
 
 class TokenizeHandler(RequestHandler):
@@ -363,8 +365,8 @@ class TokenizeHandler(RequestHandler):
         context = self._context
         body = await self._parse(TokenizeBody, raw, tenant)
         context.check_model(body.model)
-        tokenizer, limits = context.tokenizer, context.limits
-        answer = await context.offload_executor.run(
+        tokenizer, limits = context.text.tokenizer, context.limits
+        answer = await context.resources.offload_executor.run(
             tenant, raw.size_bytes, lambda: encode_tokenize_response(body, tokenizer, limits)
         )
         await writer.respond(200, JSON_HEADERS, answer)
@@ -377,8 +379,8 @@ class DetokenizeHandler(RequestHandler):
         context = self._context
         body = await self._parse(DetokenizeBody, raw, tenant)
         context.check_model(body.model)
-        tokenizer, limits = context.tokenizer, context.limits
-        answer = await context.offload_executor.run(
+        tokenizer, limits = context.text.tokenizer, context.limits
+        answer = await context.resources.offload_executor.run(
             tenant, raw.size_bytes, lambda: encode_detokenize_response(body, tokenizer, limits)
         )
         await writer.respond(200, JSON_HEADERS, answer)

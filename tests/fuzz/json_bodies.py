@@ -103,15 +103,12 @@ class _Fuzz:
 
     def _check_what_is_left(self) -> None:
         """Check that no requests but batch lines are still being served."""
-        service = self._router.service
-        inside = (
-            service.request_limiter.num_in_use
-            if self._batch_service._runner.num_running == 0
-            else 0
-        )
-        if inside or service.body_budget.num_bytes or service.offload_executor.num_waiting:
+        tenants, resources = self._router.service.tenants, self._router.service.resources
+        is_batch_running = self._batch_service._runner.num_running > 0
+        inside = 0 if is_batch_running else tenants.request_limiter.num_in_use
+        if inside or resources.body_budget.num_bytes or resources.offload_executor.num_waiting:
             self._recorder.crash(
-                f"{inside} requests and {service.body_budget.num_bytes} bytes are left"
+                f"{inside} requests and {resources.body_budget.num_bytes} bytes are left"
             )
 
     async def _clear(self, client: httpx.AsyncClient) -> None:

@@ -73,9 +73,9 @@ class Fuzzed:
 
     def check_no_request_is_left(self) -> None:
         harness = self.router
-        assert harness.service.request_limiter.num_in_use == 0
+        assert harness.service.tenants.request_limiter.num_in_use == 0
         assert harness.prefill.jobs == harness.decode.jobs == []
-        for records in harness.service.history._records.values():
+        for records in harness.service.telemetry.history._records.values():
             assert all(record.finish_reason for record in records)
 
     def close(self) -> None:
@@ -323,7 +323,7 @@ def test_broken_http_leaves_the_router_serving(
         writer.close()
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
-        await eventually(lambda: fuzzed.router.service.request_limiter.num_in_use == 0)
+        await eventually(lambda: fuzzed.router.service.tenants.request_limiter.num_in_use == 0)
         await still_serves(url)
 
     fuzzed.runner.run(ask())
@@ -344,7 +344,7 @@ def test_uploads_that_end_anywhere_leave_the_router_serving(
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             client.close()
         await still_serves(url)
-        await eventually(lambda: fuzzed.router.service.request_limiter.num_in_use == 0)
+        await eventually(lambda: fuzzed.router.service.tenants.request_limiter.num_in_use == 0)
 
     fuzzed.runner.run(ask())
     fuzzed.check_no_request_is_left()
@@ -365,7 +365,7 @@ def test_a_client_that_disconnects_at_any_token_cancels_its_request(
     stepped: Fuzzed, steps: int, stream: bool, n: int, reset: bool
 ) -> None:
     harness = stepped.router
-    harness.service.history._records.clear()
+    harness.service.telemetry.history._records.clear()
     body = json.dumps(chat(stream=stream, n=n)).encode()
     raw = RAW.partition(b"content-length")[0] + b"content-length: %d\r\n\r\n" % len(body) + body
 
@@ -380,11 +380,11 @@ def test_a_client_that_disconnects_at_any_token_cancels_its_request(
             if reset:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             client.close()
-            await eventually(lambda: harness.service.request_limiter.num_in_use == 0)
+            await eventually(lambda: harness.service.tenants.request_limiter.num_in_use == 0)
 
     stepped.runner.run(ask())
     stepped.check_no_request_is_left()
-    [records] = harness.service.history._records.values()
+    [records] = harness.service.telemetry.history._records.values()
     assert {record.finish_reason for record in records} <= {"stop", "cancelled"}
     assert steps > 14 or any(record.finish_reason == "cancelled" for record in records)
 

@@ -68,7 +68,7 @@ async def test_foreign_web_pages_are_rejected(
             error = wrong_error(refused, 403)
             assert error["code"] == "page_not_allowed", headers
             assert "setting" in error["message"]
-        assert router.service.history.explain("chatcmpl-0") is None
+        assert router.service.telemetry.history.explain("chatcmpl-0") is None
         answer = await client.request(method, path, **body)
         assert answer.status_code == status
 

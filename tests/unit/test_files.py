@@ -76,7 +76,7 @@ async def test_invalid_uploads_leave_no_files(tokenizer: Tokenizer, tmp_path: Pa
         for query in ({"limit": 0}, {"limit": "x"}, {"after": "file-0"}, {"mood": 1}):
             wrong_error(await client.get("/v1/files", params=query))
     assert stored_files(tmp_path) == []
-    assert batch_router.router.service.request_limiter.num_in_use == 0
+    assert batch_router.router.service.tenants.request_limiter.num_in_use == 0
 
 
 async def test_unusable_folder_fails_only_the_files_api(
@@ -171,7 +171,7 @@ async def test_tenants_upload_rate_and_concurrency_are_limited(
         assert 1 <= int(refused.headers["retry-after"]) <= 20
         client.headers["authorization"] = "Bearer sk-b"
         assert (await upload(client, b"x")).status_code == 200
-    assert batch_router.router.service.request_limiter.num_in_use == 0
+    assert batch_router.router.service.tenants.request_limiter.num_in_use == 0
 
 
 def test_file_limits_come_from_the_tenants_file() -> None:

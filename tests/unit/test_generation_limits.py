@@ -90,7 +90,7 @@ async def test_overload_is_reported_before_the_first_token_and_retried_after_it(
 
 
 @pytest.mark.parametrize(
-    ("steps", "what"), [(0, "first token"), (1, "hand-off"), (3, "next token")]
+    ("steps", "what"), [(0, "first token"), (1, "KV transfer"), (3, "next token")]
 )
 async def test_every_phase_has_a_deadline(steps: int, what: str) -> None:
     scene = GenerationHarness(automatic=False)

@@ -223,7 +223,7 @@ async def test_body_beyond_the_shared_budget_is_rejected_while_it_arrives(
             post_raw(url, "transfer-encoding: chunked", [piece, piece], end=b"")
         )
         await eventually(
-            lambda: router.service.body_budget.num_bytes == 2 * 0x10000 - UNMETERED_BYTES
+            lambda: router.service.resources.body_budget.num_bytes == 2 * 0x10000 - UNMETERED_BYTES
         )
         refused = await post_raw(url, "transfer-encoding: chunked", [piece, piece])
         assert refused.startswith(b"HTTP/1.1 429")
@@ -232,7 +232,7 @@ async def test_body_beyond_the_shared_budget_is_rejected_while_it_arrives(
         assert small.startswith(b"HTTP/1.1 400")
         slow.cancel()
         await asyncio.wait([slow])
-        await eventually(lambda: router.service.body_budget.num_bytes == 0)
+        await eventually(lambda: router.service.resources.body_budget.num_bytes == 0)
 
 
 async def test_body_is_freed_once_the_answer_begins(tokenizer: Tokenizer) -> None:
@@ -241,10 +241,10 @@ async def test_body_is_freed_once_the_answer_begins(tokenizer: Tokenizer) -> Non
         body = chat(user="x" * 2 * UNMETERED_BYTES)
         response = asyncio.create_task(client.post(url + CHAT, json=body))
         await eventually(lambda: bool(router.decode.jobs))
-        assert router.service.body_budget.num_bytes == 0
+        assert router.service.resources.body_budget.num_bytes == 0
         response.cancel()
         await asyncio.wait([response])
-        await eventually(lambda: router.service.request_limiter.num_in_use == 0)
+        await eventually(lambda: router.service.tenants.request_limiter.num_in_use == 0)
 
 
 # -- fair use of threads --------------------------------------------------------------------

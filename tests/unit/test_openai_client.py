@@ -44,11 +44,11 @@ async def test_errors_raise_the_clients_exception_types(tokenizer: Tokenizer) ->
                 await client.chat.completions.create(**CHAT_FIELDS, n=0)
             with pytest.raises(openai.NotFoundError):
                 await client.models.retrieve("gpt-9")
-            router.service.request_limiter._limit = 0
+            router.service.tenants.request_limiter._limit = 0
             with pytest.raises(openai.RateLimitError) as full:
                 await client.chat.completions.create(**CHAT_FIELDS)
             assert int(full.value.response.headers["retry-after"]) >= 1
-            router.service.request_limiter._limit = 10
+            router.service.tenants.request_limiter._limit = 10
             router.placer.decode = []
             with pytest.raises(openai.InternalServerError) as nobody:
                 await client.chat.completions.create(**CHAT_FIELDS)

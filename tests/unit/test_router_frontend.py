@@ -40,7 +40,7 @@ async def test_request_ids_are_taken_over_or_made(tokenizer: Tokenizer) -> None:
             await client.get("/"),
         ]
         assert [answer.headers["x-request-id"] for answer in made] == [
-            f"req-{router.service.instance_id}-{number}" for number in (1, 2, 3)
+            f"req-{router.service.ids.instance_id}-{number}" for number in (1, 2, 3)
         ]
         for wrong in (b"a b", b"x" * 129, b"\xff", b'a"b', b""):
             answer = await client.get("/health", headers={b"x-request-id": wrong})  # type: ignore[dict-item]
@@ -141,7 +141,7 @@ async def test_request_beyond_its_time_limit_gets_504(tokenizer: Tokenizer, stre
     async with open_harness(tokenizer, **limits) as (router, client):  # type: ignore[arg-type]
         answer = await client.post(CHAT, json=chat(stream=stream))
         assert wrong_error(answer, 504)["type"] == "timeout_error"
-        explained = router.service.history.explain("chatcmpl-0")
+        explained = router.service.telemetry.history.explain("chatcmpl-0")
         assert explained is not None and explained["finish_reason"] == "cancelled"
 
 

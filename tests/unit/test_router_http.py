@@ -93,7 +93,9 @@ async def test_failure_in_the_middle_of_a_stream_is_its_last_event(tokenizer: To
         await eventually(lambda: bool(router.decode.jobs))
         router.prefill.step()
         router.decode.step()
-        await eventually(lambda: router.service.history.explain("cmpl-0")["completion_tokens"] == 2)
+        await eventually(
+            lambda: router.service.telemetry.history.explain("cmpl-0")["completion_tokens"] == 2
+        )
         router.decode.fail_jobs("INVALID_ARGUMENT", "went wrong")
         *chunks, last = events(await task)
         explained = (await client.get("/admin/requests/cmpl-0")).json()
@@ -113,7 +115,9 @@ async def test_failover_is_invisible_to_the_client(tokenizer: Tokenizer, stream:
         router.prefill.step()
         for _ in range(8):
             router.decode.step()
-        await eventually(lambda: router.service.history.explain("cmpl-0")["completion_tokens"] == 9)
+        await eventually(
+            lambda: router.service.telemetry.history.explain("cmpl-0")["completion_tokens"] == 9
+        )
         router.decode.kill()
         while not task.done():
             router.prefill.step()
@@ -224,10 +228,12 @@ async def test_disconnected_client_frees_both_workers(
         await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.wait([task])
-        await eventually(lambda: router.service.request_limiter.num_in_use == 0)
+        await eventually(lambda: router.service.tenants.request_limiter.num_in_use == 0)
         assert router.prefill.cancelled == router.decode.cancelled == [("chatcmpl-0", 1)]
-        assert router.service.history.explain("chatcmpl-0")["finish_reason"] == "cancelled"  # type: ignore[index]
-        text = router.service.metrics.render().decode()
+        assert (
+            router.service.telemetry.history.explain("chatcmpl-0")["finish_reason"] == "cancelled"
+        )  # type: ignore[index]
+        text = router.service.telemetry.metrics.render().decode()
         assert 'baton_answers_total{reason="cancelled"} 1.0' in text
         assert 'baton_requests_total{endpoint="chat",status="499"} 1.0' in text
 
@@ -242,7 +248,7 @@ async def test_too_large_bodies_are_rejected(tokenizer: Tokenizer) -> None:
         assert undeclared.startswith(b"HTTP/1.1 413")
         lying = await post_raw(url, "content-length: 2", [b"{}" + b"x" * 1000], end=b"")
         assert lying.startswith(b"HTTP/1.1 400")
-    assert router.service.request_limiter.num_in_use == 0
+    assert router.service.tenants.request_limiter.num_in_use == 0
 
 
 async def test_body_that_never_arrives_times_out(tokenizer: Tokenizer) -> None:

@@ -48,7 +48,7 @@ async def test_queried_peer_learns_no_key(tokenizer: Tokenizer) -> None:
     ):
         router.members.list.append(replace(member("r1", Role.ROUTER), address=there))
         await router.service.cluster.refresh()
-        router.service.peer_routers = peers_of(router, "10.0.0.1:8000")
+        router.service.telemetry.peer_routers = peers_of(router, "10.0.0.1:8000")
         response = await client.get(explain_path("c1"), headers={"authorization": f"Bearer {KEY}"})
         assert response.status_code == 200 and response.json() == {"id": "c1"}
     assert len(received) == 1
@@ -75,7 +75,7 @@ async def test_signed_query_of_a_peer_is_answered(
     tokenizer: Tokenizer, target: str, key: str, status: int
 ) -> None:
     async with open_harness(tokenizer, admin_key=KEY) as (router, client):
-        router.service.peer_routers = peers_of(router, "10.0.0.1:8000")
+        router.service.telemetry.peer_routers = peers_of(router, "10.0.0.1:8000")
         signer = CallSigner(key, target, purpose=PURPOSE)
         headers = {PEER_HEADER: "1", **dict(signer.metadata(explain_path("c1")))}
         assert (await client.get(explain_path("c1"), headers=headers)).status_code == status
@@ -87,6 +87,6 @@ async def test_signed_query_of_a_peer_is_answered(
 
 async def test_without_an_admin_key_no_peer_signature_is_accepted(tokenizer: Tokenizer) -> None:
     async with open_harness(tokenizer) as (router, client):
-        router.service.peer_routers = peers_of(router, "10.0.0.1:8000", None)
+        router.service.telemetry.peer_routers = peers_of(router, "10.0.0.1:8000", None)
         response = await client.get(explain_path("c1"), headers={PROOF_HEADER: "anything"})
         assert response.status_code == 401

@@ -149,7 +149,7 @@ async def test_too_many_prompt_logprobs_are_rejected(tokenizer: Tokenizer) -> No
 
 async def test_concurrent_prompt_logprobs_are_budgeted(tokenizer: Tokenizer) -> None:
     async with open_harness(tokenizer) as (router, client):
-        router.service.prompt_logprobs_budget = budget = PromptLogprobsBudget(limit=15)
+        router.service.resources.prompt_logprobs_budget = budget = PromptLogprobsBudget(limit=15)
         body = {"prompt": "12345", "max_tokens": 1, "prompt_logprobs": 1}
         with budget.reserve(6):
             assert wrong_error(await client.post(COMPLETION, json=body), 429)["type"]

@@ -40,13 +40,13 @@ async def test_client_that_does_not_read_is_cancelled_and_others_are_served(
     limits = ConnectionLimits(write_timeout_seconds=0.3)
     async with serve_over_tcp(router, limits, refusals) as url, httpx.AsyncClient() as client:
         lazy = ask_and_not_read(url)
-        await eventually(lambda: router.service.request_limiter.num_in_use == 1)
+        await eventually(lambda: router.service.tenants.request_limiter.num_in_use == 1)
         for _ in range(3):
             other = await client.post(url + COMPLETE, json={"prompt": "y", "max_tokens": 5})
             assert other.json()["choices"][0]["text"] == "xxxxx"
         await eventually(lambda: refusals == ["unread"])
-        await eventually(lambda: router.service.request_limiter.num_in_use == 0)
-        explained = router.service.history.explain("cmpl-0")
+        await eventually(lambda: router.service.tenants.request_limiter.num_in_use == 0)
+        explained = router.service.telemetry.history.explain("cmpl-0")
         assert explained is not None and explained["finish_reason"] == "cancelled"
         assert ("cmpl-0", 1) in router.decode.cancelled
         assert router.decode.jobs == router.prefill.jobs == []

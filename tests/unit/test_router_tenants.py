@@ -53,9 +53,9 @@ async def open_router(
         needs_keys=True,
     )
     async with open_harness(tokenizer, tenant_secret=SECRET, **settings) as (router, client):
-        router.service.authenticator.set_directory(directory)
+        router.service.tenants.authenticator.set_directory(directory)
         yield router, client
-        accounts = router.service.admission.quotas()
+        accounts = router.service.tenants.admission.quotas()
         assert all(account.is_idle for account in accounts.values())
 
 
@@ -68,7 +68,7 @@ def of(name: str) -> dict[str, str]:
 
 
 def metric(router: RouterHarness, name: str, **labels: str) -> float | None:
-    return router.service.metrics.registry.get_sample_value(name, labels)
+    return router.service.telemetry.metrics.registry.get_sample_value(name, labels)
 
 
 async def test_every_answer_has_rate_limit_headers(tokenizer: Tokenizer) -> None:
@@ -130,7 +130,8 @@ async def test_computed_prompt_is_charged_even_without_an_answer(
         router.prefill.fail_jobs("INVALID_ARGUMENT", "it allows no token", **details)
         assert (await task).status_code == 400
         used = {
-            field: count for (_, _, field), count in router.service.usage_recorder.unsent().items()
+            field: count
+            for (_, _, field), count in router.service.tenants.usage_recorder.unsent().items()
         }
     assert used.get(UsageField.PROMPT, 0) == paid and UsageField.COMPLETION not in used
 
@@ -145,8 +146,10 @@ async def test_disconnected_client_gets_unused_tokens_back(tokenizer: Tokenizer)
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await router_harness.eventually(lambda: router.service.request_limiter.num_in_use == 0)
-        [account] = router.service.admission.quotas().values()
+        await router_harness.eventually(
+            lambda: router.service.tenants.request_limiter.num_in_use == 0
+        )
+        [account] = router.service.tenants.admission.quotas().values()
         now = router.service.clock.monotonic()
         reported = account.headers(tenant("a", None, 60), UNSHARED, now)
         assert int(reported["x-ratelimit-remaining-tokens"]) >= 60 - 6 - 2
@@ -202,10 +205,10 @@ async def test_usage_is_counted_and_reported(tokenizer: Tokenizer) -> None:
         for name in ("a", "a", "a", "b"):
             await client.post(COMPLETE, json=body, headers=of(name))
         reported = (await client.get("/admin/usage")).json()
-        store = router.service.usage_store
+        store = router.service.tenants.usage_store
         assert isinstance(store, MemoryUsageStore)
         assert reported["complete"] is True
-        await router.service.usage_recorder.flush(store, "r/1")
+        await router.service.tenants.usage_recorder.flush(store, "r/1")
         reported = (await client.get("/admin/usage", params={"since": reported["until"]})).json()
         assert reported["since"] == reported["until"]
         assert reported["tenants"]["a"] == {
@@ -230,7 +233,7 @@ async def test_usage_is_counted_and_reported(tokenizer: Tokenizer) -> None:
 
 async def test_usage_is_incomplete_without_redis(tokenizer: Tokenizer) -> None:
     async with open_router(tokenizer, tenant("a")) as (router, client):
-        store = router.service.usage_store = MemoryUsageStore()
+        store = router.service.tenants.usage_store = MemoryUsageStore()
 
         async def gone(days: Any) -> Any:
             raise Unavailable("gone")

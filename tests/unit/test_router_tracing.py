@@ -52,7 +52,7 @@ WHOLE = ["request", "  tokenise", "  place", "  attempt", "    first token", "  
 async def test_spans_of_an_answer_are_one_tree_below_the_clients_span(tokenizer: Tokenizer) -> None:
     spans = MemorySpanSink()
     async with open_harness(tokenizer) as (router, client):
-        router.service.tracer = RequestTracer(spans, 0.0, router.service.clock)
+        router.service.telemetry.tracer = RequestTracer(spans, 0.0, router.service.clock)
         response = await client.post(CHAT, json=chat(), headers={"traceparent": SAMPLED})
     assert drawn(spans.spans, above=SPAN_ID) == WHOLE
     named = {span.name: span for span in spans.spans}
@@ -77,7 +77,7 @@ async def test_spans_of_an_answer_are_one_tree_below_the_clients_span(tokenizer:
 async def test_each_choice_has_its_own_spans(tokenizer: Tokenizer) -> None:
     spans = MemorySpanSink()
     async with open_harness(tokenizer) as (router, client):
-        router.service.tracer = RequestTracer(spans, 1.0, router.service.clock)
+        router.service.telemetry.tracer = RequestTracer(spans, 1.0, router.service.clock)
         await client.post(COMPLETE, json={"prompt": "Hi", "n": 3, "max_tokens": 4})
     names = sorted(line.strip() for line in drawn(spans.spans))
     assert names == sorted(line.strip() for line in [*WHOLE[:2], *3 * WHOLE[2:]])
@@ -98,7 +98,7 @@ async def test_client_decides_about_sampling_and_otherwise_the_sample_rate(
 ) -> None:
     spans = MemorySpanSink()
     async with open_harness(tokenizer) as (router, client):
-        router.service.tracer = RequestTracer(spans, sample, router.service.clock)
+        router.service.telemetry.tracer = RequestTracer(spans, sample, router.service.clock)
         headers = {"traceparent": traceparent} if traceparent else {}
         await client.post(CHAT, json=chat(), headers=headers)
         assert bool(router.prefill.submitted[0].spec.trace) is traced
@@ -131,7 +131,7 @@ async def test_refused_request_ends_with_its_placement_span(tokenizer: Tokenizer
 
     async with open_harness(tokenizer) as (router, client):
         router.placer.place = refuse  # type: ignore[method-assign]
-        router.service.tracer = RequestTracer(spans, 1.0, router.service.clock)
+        router.service.telemetry.tracer = RequestTracer(spans, 1.0, router.service.clock)
         response = await client.post(CHAT, json=chat())
     assert response.status_code == 429
     assert drawn(spans.spans) == ["request", "  tokenise", "  place"]
@@ -144,7 +144,7 @@ async def test_refused_request_ends_with_its_placement_span(tokenizer: Tokenizer
 async def test_invalid_request_has_spans_too(tokenizer: Tokenizer) -> None:
     spans = MemorySpanSink()
     async with open_harness(tokenizer) as (router, client):
-        router.service.tracer = RequestTracer(spans, 1.0, router.service.clock)
+        router.service.telemetry.tracer = RequestTracer(spans, 1.0, router.service.clock)
         await client.post(CHAT, json={"model": "demo"})
     assert drawn(spans.spans) == ["request", "  tokenise"]
     assert spans.spans[0].attributes["http.response.status_code"] == 400

@@ -39,8 +39,8 @@ from router.openai.choice_stream import ChoiceStream
 from router.openai.context import RouterContext
 from router.openai.encoders import ChoiceResult as Worded
 from router.openai.encoders import CompletionEncoder, ResponseMetadata
-from router.openai.offload_executor import OffloadExecutor
 from router.openai.request_handler import CompletionHandler
+from router.openai.request_resources import RequestResources
 from router.openai.schema import CompletionBody
 from tests.sim.whole import peers
 from tests.sim.whole.clients import FIRST_CHARACTER, ClientResponse, GuaranteeViolation
@@ -134,13 +134,11 @@ class SimRouterContext:
 
     run_choices = RouterContext.run_choices
     _run_choice = RouterContext._run_choice
-    tracer = None
-    metrics = NoMetrics()
+    telemetry = SimpleNamespace(tracer=None, metrics=NoMetrics())
 
     def __init__(self, clock: Any) -> None:
         self.clock = clock
-        self.body_budget = BodyBudget(LIMITS.max_body_bytes)
-        self.offload_executor = OffloadExecutor()
+        self.resources = RequestResources(BodyBudget(LIMITS.max_body_bytes))
 
 
 class SimRequestHandler(CompletionHandler):
@@ -157,7 +155,7 @@ class SimRequestHandler(CompletionHandler):
         await super().__call__(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, response: ResponseWriter) -> None:
-        with self._router.service.body_budget.new_body(TENANT, 1.0, shared=False) as raw:
+        with self._router.service.resources.body_budget.new_body(TENANT, 1.0, shared=False) as raw:
             await read_body(
                 scope, receive, raw, LIMITS.max_body_bytes, LIMITS.header_timeout_seconds
             )

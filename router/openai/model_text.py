@@ -1,0 +1,21 @@
+"""The conversion between a request's text and the model's tokens, and the checks on the way."""
+
+from dataclasses import dataclass, field
+
+from baton.text.tokenizer import Tokenizer
+from router.openai.grammar_validator import GrammarValidator
+from router.openai.parsers.model_output_format import ModelOutputFormat
+from router.openai.special_tokens import SpecialTokenFilter
+
+
+@dataclass(slots=True)
+class ModelText:
+    """The served model's tokenizer and markup, and the validator of its grammars."""
+
+    tokenizer: Tokenizer
+    output_format: ModelOutputFormat
+    grammar_validator: GrammarValidator = field(default_factory=GrammarValidator)
+    special_tokens: SpecialTokenFilter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.special_tokens = SpecialTokenFilter(self.tokenizer)
