@@ -9,9 +9,9 @@ llhttp is fed one request at a time, cut where the head or the body ends. So the
 available for checks (:mod:`router.http.request_head`), chunk framing is counted, and pipelined
 requests wait as bytes.
 
-It is our own because no server has these bounds, and none is worth a change for its speed: granian
-took as much CPU per request as uvicorn, and a bare protocol a sixth less (docs/LOG.md). Without the
-bounds, one client could stop the others: docs/results/security.md has the attacks before and after,
+It is our own because uvicorn lacks these bounds, and another server was not worth a change: granian
+took as much CPU per request, and a bare protocol a sixth less (docs/LOG.md). Without the bounds,
+one client can stop the others: docs/results/security.md has the attacks before and after, and
 docs/results/router.md what a request costs beside other routers.
 """
 

@@ -1,9 +1,9 @@
 """Limits how many requests of one tenant run at once at this router.
 
-It is our own because libraries either limit one process (``asyncio.Semaphore``, which also queues
-where a client should get a 429) or ask Redis for every request; here a router leases slots ahead
-and decides without waiting. With limits shared by two routers, a request costs 36 us, and 20,000
-requests take 47 exchanges with Redis (docs/results/tenants.md)."""
+It is our own because the usual ones either limit one process (``asyncio.Semaphore``, which also
+queues where a client should get a 429) or ask Redis for every request; here a router leases slots
+ahead and decides without waiting. With limits shared by two routers, a request costs 36 us, and
+20,000 requests take 47 exchanges with Redis (docs/results/tenants.md)."""
 
 from router.tenants.quota_share import QuotaShare
 from router.tenants.quota_store import LEASE_SECONDS, SlotRequest
