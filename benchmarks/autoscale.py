@@ -65,10 +65,10 @@ class AutoscaleScenario:
     def traffic(self, file: Path | None, seed: int) -> Trace:
         if self.kind:
             assert self.tide is not None
-            made = TRACE_GENERATORS[self.kind](
+            trace = TRACE_GENERATORS[self.kind](
                 self.num_requests, self.tide.mean_per_second, seed, 1.0
             )
-            return with_diurnal_rate(made, self.tide)
+            return with_diurnal_rate(trace, self.tide)
         assert file is not None
         known = _jittered(file, seed)
         known = replace(known, requests=known.requests[: self.num_requests])

@@ -164,7 +164,9 @@ def measure_line(
         )
         for name, each in times.items()
     }
-    return EngineComparison(figures, {name: way for name, way in ways.items() if way}, left_out)
+    return EngineComparison(
+        figures, {name: choice for name, choice in ways.items() if choice}, left_out
+    )
 
 
 def check_logits(everybody: dict[str, EngineContender], dtype: str) -> None:
@@ -220,7 +222,7 @@ def show(line: EngineComparison) -> None:
         for name, each in line.figures.items()
         if name in MAX_QUANTIZED_DIFFERENCE
     ]
-    parts += [f"{name}: {way}" for name, way in line.ways.items()]
+    parts += [f"{name}: {choice}" for name, choice in line.ways.items()]
     if line.left_out:
         parts.append(f"no memory for {', '.join(line.left_out)}")
     print("  ".join(parts), flush=True)

@@ -171,7 +171,7 @@ class ReuseWorker:
         self.finished = asyncio.Event()
         self.tokens: list[int] = []
         self.cached = 0
-        self.extension = PrefixFetch(RequestId(""))
+        self.prefix_fetch = PrefixFetch(RequestId(""))
 
     def on_step(self, result: StepResult) -> None:
         self.store.record_step(result)
@@ -195,14 +195,14 @@ class ReuseWorker:
         self.tokens = []
         began = SYSTEM_CLOCK()
         chain = self.engine.key_hasher.make_chain(spec)
-        self.extension = extension = await self.store.find_prefix(spec, chain.keys)
+        self.prefix_fetch = prefix_fetch = await self.store.find_prefix(spec, chain.keys)
         cached = await self.thread.call(lambda engine: engine.count_cached_blocks(chain.keys))
-        if extension.num_stored_blocks > cached:
-            await self.store.fetch_prefix(extension, cached)
+        if prefix_fetch.num_stored_blocks > cached:
+            await self.store.fetch_prefix(prefix_fetch, cached)
         await self.thread.call(
             lambda engine: engine.add(spec, Task.PREFILL_AND_DECODE, chain=chain)
         )
-        self.store.start_split_fetch(extension)
+        self.store.start_split_fetch(prefix_fetch)
         await self.first_token.wait()
         return SYSTEM_CLOCK() - began
 

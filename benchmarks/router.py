@@ -144,17 +144,17 @@ def main() -> None:
             for concurrency in map(int, options.concurrency.split(",")):
                 count = REQUESTS[concurrency]
                 for router in running:
-                    made = measure(router, prompts.requests(count), concurrency)
-                    figures[router.name, concurrency].append(made)
+                    measured = measure(router, prompts.requests(count), concurrency)
+                    figures[router.name, concurrency].append(measured)
     print(f"{describe()} seed {options.seed}, a token every {options.gap_seconds:g} s")
-    rows = {key: _medians(made) for key, made in figures.items()}
+    rows = {key: _medians(measured) for key, measured in figures.items()}
     _print_table(rows)
     entries = [{"router": n, "concurrency": c, **asdict(row)} for (n, c), row in rows.items()]
     print(json.dumps({"machine": describe(), "rounds": options.rounds, "rows": entries}))
 
 
-def _medians(made: list[Figures]) -> Figures:
-    rows = [asdict(each) for each in made]
+def _medians(measured: list[Figures]) -> Figures:
+    rows = [asdict(each) for each in measured]
     return Figures(**{name: statistics.median(row[name] for row in rows) for name in rows[0]})
 
 

@@ -229,14 +229,14 @@ def run(parts: Parts, show: Callable[[str], None] = print) -> list[GpuTableRow]:
     lines = []
     for name, part in parts.items():
         begun = time.perf_counter()
-        for line in rows_or_error(name, _made(part)):
+        for line in rows_or_error(name, _call_lazily(part)):
             show(str(line))
             lines.append(line)
         show(f"-- {name}: {time.perf_counter() - begun:.1f} s")
     return lines
 
 
-def _made(part: Callable[[], Iterable[GpuTableRow]]) -> Iterator[GpuTableRow]:
+def _call_lazily(part: Callable[[], Iterable[GpuTableRow]]) -> Iterator[GpuTableRow]:
     """Call ``part`` lazily, so that its errors are raised within ``rows_or_error``."""
     yield from part()
 

@@ -37,9 +37,9 @@ def _uses(expr: promql.Expr, grouped: frozenset[str]) -> Iterator[MetricUse]:
             labels = expr.modifier.labels if expr.modifier is not None else ()
             yield from _uses(expr.expr, grouped | frozenset(labels))
         case promql.Call():
-            made = _made(expr)
+            created_labels = _labels_made_by(expr)
             for argument in expr.args:
-                yield from _uses(argument, grouped - made)
+                yield from _uses(argument, grouped - created_labels)
         case promql.BinaryExpr():
             yield from _uses(expr.lhs, grouped)
             yield from _uses(expr.rhs, grouped)
@@ -47,10 +47,10 @@ def _uses(expr: promql.Expr, grouped: frozenset[str]) -> Iterator[MetricUse]:
             yield from _uses(expr.expr, grouped)
 
 
-def _made(call: promql.Call) -> frozenset[str]:
+def _labels_made_by(call: promql.Call) -> frozenset[str]:
     """Return the label that label_replace creates, which the metric itself need not have."""
     if call.func.name != "label_replace":
         return frozenset()
-    made = call.args[1]
-    assert isinstance(made, promql.StringLiteral)
-    return frozenset({made.val})
+    label = call.args[1]
+    assert isinstance(label, promql.StringLiteral)
+    return frozenset({label.val})

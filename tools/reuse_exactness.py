@@ -40,7 +40,7 @@ def longer(spec: RequestSpec, tokens: Sequence[int], name: str) -> RequestSpec:
 
 def reused(worker: ReuseWorker, tier: str) -> int:
     """Return the number of tokens that came from the expected tier."""
-    details = worker.extension.stats.details(worker.cached)
+    details = worker.prefix_fetch.stats.details(worker.cached)
     return int(details[f"cached_{tier}"])
 
 

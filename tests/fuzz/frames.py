@@ -267,7 +267,7 @@ class Fuzzer:
 
     def _payload(self, kinds: Sequence[type]) -> bytes:
         if kinds and self._chance.random() < 0.8:
-            return self._maker.wire(kinds[int(self._chance.integers(len(kinds)))])
+            return self._maker.encode(kinds[int(self._chance.integers(len(kinds)))])
         size = int(self._chance.choice((0, 1, 7, 100, HANDSHAKE_BYTES, 50_000)))
         return bytes(self._chance.bytes(size))
 

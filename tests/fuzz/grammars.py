@@ -108,7 +108,7 @@ def schema_part(chance: Chance, budget: list[int], depth: int) -> Any:
         ]
     few = range(int(chance.integers(1, 5)))
     number = int(chance.integers(-(10**6), 10**6))
-    made: list[Callable[[], Any]] = [
+    schemas: list[Callable[[], Any]] = [
         lambda: {"type": "object", "properties": {f"p{i}": part() for i in few}},
         lambda: {"properties": {f"p{i}": part() for i in few}, "required": ["p0", "zz"]},
         lambda: {"patternProperties": {pattern(chance, 3): part() for _ in few}},
@@ -135,7 +135,7 @@ def schema_part(chance: Chance, budget: list[int], depth: int) -> Any:
         lambda: {"type": ["object", "array", "null", "string"], "minProperties": number % 9},
         lambda: [True, False, None, 5, []][number % 5],
     ]
-    return made[chance.integers(len(made))]()
+    return schemas[chance.integers(len(schemas))]()
 
 
 def a_chain(chance: Chance) -> Grammar:

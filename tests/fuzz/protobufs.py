@@ -196,7 +196,7 @@ class Fuzzer:
     async def _call(self) -> None:
         call = self._servers.calls[int(self._chance.integers(len(self._servers.calls)))]
         count = int(self._chance.integers(1, 6)) if call.requests_stream else 1
-        sent = [self._maker.wire(call.request) for _ in range(count)]
+        sent = [self._maker.encode(call.request) for _ in range(count)]
         self._recorder.begin(f"{call.service}.{call.name} {[data.hex() for data in sent]}")
         if call.name == "Convert" and _changes_role(sent[0]):
             return
@@ -253,7 +253,7 @@ class Fuzzer:
         await self._line(address, CONDUCTOR_SERVICE, conductor_pb2.PlaceRequests)
 
     async def _line(self, address: str, service: str, kind: type[Message]) -> None:
-        sent = [self._maker.wire(kind) for _ in range(int(self._chance.integers(1, 6)))]
+        sent = [self._maker.encode(kind) for _ in range(int(self._chance.integers(1, 6)))]
         self._recorder.begin(f"framed {service} {[data.hex() for data in sent]}")
         line = await open_framed_connection(
             address, service, ClusterCredentials(SECRET), lambda _: None, HANG_SECONDS
@@ -272,7 +272,7 @@ class Fuzzer:
 
     async def _convert(self) -> None:
         kind, parse = CONVERTERS[int(self._chance.integers(len(CONVERTERS)))]
-        data = self._maker.wire(kind)
+        data = self._maker.encode(kind)
         self._recorder.begin(f"{kind.__name__} {data.hex()}")
         if is_readable(kind, data):
             try:

@@ -85,14 +85,17 @@ def scaled(api: Api, count: int, version: str | None = None, manager: str = "kub
 
 
 def test_a_new_object_gets_a_uid_a_version_and_defaults(api: Api) -> None:
-    made = api.create(DEPLOYMENT, deployment())
-    assert made["spec"]["replicas"] == 1
-    assert made["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": "25%", "maxUnavailable": "25%"}
-    assert made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 30
-    assert made["metadata"]["generation"] == 1
+    created = api.create(DEPLOYMENT, deployment())
+    assert created["spec"]["replicas"] == 1
+    assert created["spec"]["strategy"]["rollingUpdate"] == {
+        "maxSurge": "25%",
+        "maxUnavailable": "25%",
+    }
+    assert created["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 30
+    assert created["metadata"]["generation"] == 1
     other = api.create(DEPLOYMENT, deployment("other"))
-    assert other["metadata"]["uid"] != made["metadata"]["uid"]
-    versions = [int(each["metadata"]["resourceVersion"]) for each in (made, other)]
+    assert other["metadata"]["uid"] != created["metadata"]["uid"]
+    versions = [int(each["metadata"]["resourceVersion"]) for each in (created, other)]
     assert versions[1] == versions[0] + 1
 
 
@@ -120,9 +123,9 @@ def test_the_generation_counts_changes_of_the_spec_only(api: Api) -> None:
 
 
 def test_an_update_without_changes_makes_no_new_version(api: Api) -> None:
-    made = api.create(DEPLOYMENT, deployment(replicas=2))
+    created = api.create(DEPLOYMENT, deployment(replicas=2))
     same = patched(api, "web", {"spec": {"replicas": 2}})
-    assert same["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
+    assert same["metadata"]["resourceVersion"] == created["metadata"]["resourceVersion"]
 
 
 @pytest.mark.parametrize(
@@ -143,8 +146,8 @@ def test_validation_errors_name_the_field(api: Api, change: Object, message: str
 
 def test_a_secret_is_kept_in_base64(api: Api) -> None:
     metadata = {"name": "s", "namespace": "default"}
-    made = api.create(SECRET, {"metadata": metadata, "stringData": {"key": "value"}})
-    assert made["data"] == {"key": "dmFsdWU="} and "stringData" not in made
+    created = api.create(SECRET, {"metadata": metadata, "stringData": {"key": "value"}})
+    assert created["data"] == {"key": "dmFsdWU="} and "stringData" not in created
 
 
 def test_services_get_permanent_cluster_ips(api: Api) -> None:
@@ -322,13 +325,13 @@ def test_list_items_have_owners_of_their_own(api: Api) -> None:
 
 
 def test_the_scale_subresource_can_be_read_and_written(api: Api) -> None:
-    made = api.create(DEPLOYMENT, deployment(replicas=2))
-    scale = scale_of(made)
+    created = api.create(DEPLOYMENT, deployment(replicas=2))
+    scale = scale_of(created)
     assert (scale["spec"]["replicas"], scale["status"]["selector"]) == (2, "app=web")
-    now = scaled(api, 3, made["metadata"]["resourceVersion"])
+    now = scaled(api, 3, created["metadata"]["resourceVersion"])
     assert now["spec"]["replicas"] == 3
     with pytest.raises(Refused, match="has been modified"):
-        scaled(api, 4, made["metadata"]["resourceVersion"])
+        scaled(api, 4, created["metadata"]["resourceVersion"])
 
 
 # -- selectors, paths, watches -------------------------------------------------------------------

@@ -16,10 +16,10 @@ A, B = b"a", b"b"
 
 
 def predictor_after(*lengths: int, cut: bool = False) -> AnswerLengthPredictor:
-    made = AnswerLengthPredictor()
+    estimator = AnswerLengthPredictor()
     for length in lengths:
-        made.record_length(A, length, was_truncated=cut)
-    return made
+        estimator.record_length(A, length, was_truncated=cut)
+    return estimator
 
 
 def test_without_data_the_prediction_is_the_limit_or_the_configured_default() -> None:
@@ -35,33 +35,33 @@ def test_equal_lengths_predict_that_length() -> None:
 
 
 def test_tenant_without_data_gets_the_prediction_over_all_tenants() -> None:
-    made = predictor_after(20, 20, 20, 20)
-    assert made.predict_tokens(B, 1000) == 20
+    estimator = predictor_after(20, 20, 20, 20)
+    assert estimator.predict_tokens(B, 1000) == 20
     for _ in range(4):
-        made.record_length(B, 300, was_truncated=False)
-    assert made.predict_tokens(B, 1000) == 300
-    assert made.predict_tokens(A, 1000) == 20
+        estimator.record_length(B, 300, was_truncated=False)
+    assert estimator.predict_tokens(B, 1000) == 300
+    assert estimator.predict_tokens(A, 1000) == 20
 
 
 def test_four_of_five_log_normal_answers_are_shorter_than_predicted() -> None:
     lengths = np.exp(np.random.default_rng(1).normal(5.0, 0.7, 4000)).astype(int)
-    made, shorter = AnswerLengthPredictor(), 0
+    estimator, shorter = AnswerLengthPredictor(), 0
     for length in lengths:
-        shorter += int(length) <= made.predict_tokens(A, 10**6)
-        made.record_length(A, int(length), was_truncated=False)
+        shorter += int(length) <= estimator.predict_tokens(A, 10**6)
+        estimator.record_length(A, int(length), was_truncated=False)
     assert 0.75 <= shorter / len(lengths) <= 0.83
-    assert made.predict_tokens(A, 10**6) == pytest.approx(
+    assert estimator.predict_tokens(A, 10**6) == pytest.approx(
         math.exp(5.0 + NUM_STANDARD_DEVIATIONS * 0.7), rel=0.4
     )
 
 
 def test_truncated_answer_counts_only_as_a_lower_bound() -> None:
-    made = predictor_after(100, 100, 100, 100)
+    estimator = predictor_after(100, 100, 100, 100)
     for _ in range(50):
-        made.record_length(A, 5, was_truncated=True)
-    assert made.predict_tokens(A, 1000) == 100
-    made.record_length(A, 900, was_truncated=True)
-    assert made.predict_tokens(A, 1000) > 100
+        estimator.record_length(A, 5, was_truncated=True)
+    assert estimator.predict_tokens(A, 1000) == 100
+    estimator.record_length(A, 900, was_truncated=True)
+    assert estimator.predict_tokens(A, 1000) > 100
 
 
 def test_prediction_follows_the_latest_answers() -> None:
@@ -70,10 +70,10 @@ def test_prediction_follows_the_latest_answers() -> None:
 
 
 def test_number_of_tracked_tenants_is_bounded() -> None:
-    made = AnswerLengthPredictor()
+    estimator = AnswerLengthPredictor()
     for number in range(MAX_TENANTS + 10):
-        made.record_length(str(number).encode(), 10, was_truncated=False)
-    assert len(made._tenants) == MAX_TENANTS
+        estimator.record_length(str(number).encode(), 10, was_truncated=False)
+    assert len(estimator._tenants) == MAX_TENANTS
 
 
 @pytest.mark.parametrize(

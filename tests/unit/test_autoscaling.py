@@ -108,9 +108,9 @@ class Kubernetes:
         async def plan() -> PoolPlan:
             return PLAN
 
-        made = LeaderAutoscaler.from_settings(settings, WorkerId(name), plan, self.clock)
-        assert made is not None
-        return made
+        autoscaler = LeaderAutoscaler.from_settings(settings, WorkerId(name), plan, self.clock)
+        assert autoscaler is not None
+        return autoscaler
 
     async def wait(self, seconds: float) -> None:
         for _ in range(int(seconds)):

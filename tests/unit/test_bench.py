@@ -158,9 +158,9 @@ def test_prompts_of_token_ids_have_exact_lengths() -> None:
 
 
 def call(status: int = 200) -> BenchRequest:
-    made = BenchRequest(TraceRequest(0, 10, 4, (1,)), True, 1.0, lambda _: None, sent_at=1.5)
-    made.status = status
-    return made
+    request = BenchRequest(TraceRequest(0, 10, 4, (1,)), True, 1.0, lambda _: None, sent_at=1.5)
+    request.status = status
+    return request
 
 
 def event(**fields: Any) -> bytes:
@@ -174,15 +174,15 @@ def chunk(text: str, reason: str | None = None) -> bytes:
 def test_stream_is_timed_from_its_scheduled_start() -> None:
     usage = {"prompt_tokens": 12, "completion_tokens": 3,
              "prompt_tokens_details": {"cached_tokens": 8}}  # fmt: skip
-    made = call()
-    made.feed(chunk("") + chunk("a"), 2.0)
+    request = call()
+    request.feed(chunk("") + chunk("a"), 2.0)
     data = chunk("b") + chunk("c", "stop") + event(choices=[], usage=usage)
-    made.feed(data[:30], 2.25)
-    made.feed(data[30:] + b": comment\r\ndata: [DONE]\n\n", 2.5)
-    made.complete(3.0)
-    record = make_record(made, 1.0)
+    request.feed(data[:30], 2.25)
+    request.feed(data[30:] + b": comment\r\ndata: [DONE]\n\n", 2.5)
+    request.complete(3.0)
+    record = make_record(request, 1.0)
     assert record == RequestRecord(0.0, 0.5, 2.0, 1.0, 0.25, 12, 3, 8, 200, None, "")
-    assert made.inter_token_seconds == [0.5, 0.0]
+    assert request.inter_token_seconds == [0.5, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -199,12 +199,12 @@ def test_stream_is_timed_from_its_scheduled_start() -> None:
 def test_failed_streams_are_recorded_with_code_and_message(
     data: bytes, code: str, message: str
 ) -> None:
-    made = call()
-    made.feed(data, 2.0)
-    made.complete(3.0)
-    assert made.error is not None
-    assert (made.error.code, made.error.status) == (code, 200)
-    assert message in made.error.message
+    request = call()
+    request.feed(data, 2.0)
+    request.complete(3.0)
+    assert request.error is not None
+    assert (request.error.code, request.error.status) == (code, 200)
+    assert message in request.error.message
 
 
 @pytest.mark.parametrize(
@@ -217,23 +217,25 @@ def test_failed_streams_are_recorded_with_code_and_message(
     ],
 )
 def test_error_bodies_of_all_forms_are_understood(data: bytes, code: str, message: str) -> None:
-    made = call(503)
-    made.feed(data[:5], 2.0)
-    made.feed(data[5:], 2.0)
-    made.complete(3.0)
-    assert made.error is not None
-    assert (made.error.status, made.error.code, made.error.message) == (503, code, message)
+    request = call(503)
+    request.feed(data[:5], 2.0)
+    request.feed(data[5:], 2.0)
+    request.complete(3.0)
+    assert request.error is not None
+    assert (request.error.status, request.error.code, request.error.message) == (503, code, message)
 
 
 def test_reasoning_and_tool_calls_are_tokens() -> None:
-    made = call()
-    made.feed(event(choices=[{"delta": {"reasoning_content": "hm"}}]), 2.0)
-    made.feed(event(choices=[{"delta": {"tool_calls": [{"index": 0}]}, "finish_reason": "x"}]), 3.0)
-    made.complete(3.0)
+    request = call()
+    request.feed(event(choices=[{"delta": {"reasoning_content": "hm"}}]), 2.0)
+    request.feed(
+        event(choices=[{"delta": {"tool_calls": [{"index": 0}]}, "finish_reason": "x"}]), 3.0
+    )
+    request.complete(3.0)
     assert (
-        made.first_token_at,
-        made.inter_token_seconds,
-        make_record(made, 1.0).answer_tokens,
+        request.first_token_at,
+        request.inter_token_seconds,
+        make_record(request, 1.0).answer_tokens,
     ) == (2.0, [1.0], 2)
 
 

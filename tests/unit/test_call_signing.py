@@ -16,9 +16,9 @@ SECRET, HERE, METHOD = "a secret of the cluster", "10.0.0.7:4000", "/baton.rpc.v
 
 
 def checker(clock: ManualClock, *names: str) -> CallVerifier:
-    made = CallVerifier(SECRET, clock)
-    made.own_addresses |= set(names or (HERE,))
-    return made
+    verifier = CallVerifier(SECRET, clock)
+    verifier.own_addresses |= set(names or (HERE,))
+    return verifier
 
 
 def test_valid_signature_is_accepted_and_hides_the_secret() -> None:

@@ -45,15 +45,15 @@ class RecordedPools:
 
 @pytest.fixture
 def pools(monkeypatch: pytest.MonkeyPatch) -> RecordedPools:
-    made = RecordedPools()
+    recorded = RecordedPools()
 
     @asynccontextmanager
     async def opened(settings: Settings, *others: object) -> AsyncIterator[RecordedPools]:
         assert settings is SETTINGS
-        yield made
+        yield recorded
 
     monkeypatch.setattr(kubernetes, "open_kubernetes_pools", opened)
-    return made
+    return recorded
 
 
 def test_scale_resizes_the_named_pools(

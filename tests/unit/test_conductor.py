@@ -307,13 +307,13 @@ async def test_placed_requests_count_until_a_later_report_includes_them() -> Non
     await cluster.membership.refresh()
     assert cluster.prefill_view("p").num_requests == 2
     cluster.place("three", 50)
-    made = cluster.clock.wall_nanoseconds() / 1e9
+    now_seconds = cluster.clock.wall_nanoseconds() / 1e9
     cluster.clock.advance(0.01)
     cluster.place("four", 50)
     cluster.clock.advance(0.01)
     await cluster.announce(
-        prefill_member("p", at_seconds=made, running=3),
-        decode_member("d", at_seconds=made, decode_requests=3),
+        prefill_member("p", at_seconds=now_seconds, running=3),
+        decode_member("d", at_seconds=now_seconds, decode_requests=3),
     )
     assert cluster.prefill_view("p").num_requests == 3 + 1
     assert cluster.decode_view("d").num_requests == 3 + 1

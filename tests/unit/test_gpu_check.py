@@ -89,7 +89,7 @@ def test_missing_gpu_is_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    told = tmp_path / "told.json"
-    assert main(["--json", str(told)]) == 2
+    report = tmp_path / "report.json"
+    assert main(["--json", str(report)]) == 2
     assert capsys.readouterr().err == "gpu_check: torch sees no GPU here\n"
-    assert not told.exists()
+    assert not report.exists()

@@ -24,10 +24,10 @@ PAIR = Decision(P, D, "", service_seconds=0.5)
 
 
 def new_tracker() -> LoadTracker:
-    made = LoadTracker()
-    made.add_prefill(prefill("p"))
-    made.add_decode(decode("d"))
-    return made
+    tracker = LoadTracker()
+    tracker.add_prefill(prefill("p"))
+    tracker.add_decode(decode("d"))
+    return tracker
 
 
 def report(at: float, *queue: QueuedPrefill, num_requests: int = 0) -> PrefillLoadReport:
@@ -35,144 +35,144 @@ def report(at: float, *queue: QueuedPrefill, num_requests: int = 0) -> PrefillLo
 
 
 def test_dispatched_request_is_added() -> None:
-    made = new_tracker()
-    made.record_dispatch(10.0, query(), PAIR, 100.0)
-    view, other = made.prefills[P], made.decodes[D]
+    tracker = new_tracker()
+    tracker.record_dispatch(10.0, query(), PAIR, 100.0)
+    view, other = tracker.prefills[P], tracker.decodes[D]
     # Due in 2 s plus the prompt's own service time.
     assert view.queue == [QueuedPrefill(pytest.approx(13.33), 0.5)]
     assert (view.busy_until_seconds, view.free_at_seconds) == (10.0, 10.5)
     assert (view.num_requests, view.queued_tokens) == (1, 133)
     assert (other.num_requests, other.context_tokens, other.projected_tokens) == (1, 133, 233)
-    made.record_dispatch(10.1, replace(query(), max_new_tokens=7), PAIR, 100.0)
-    assert made.decodes[D].projected_tokens == 233 + 140
-    assert made.prefills[P].free_at_seconds == 11.0
+    tracker.record_dispatch(10.1, replace(query(), max_new_tokens=7), PAIR, 100.0)
+    assert tracker.decodes[D].projected_tokens == 233 + 140
+    assert tracker.prefills[P].free_at_seconds == 11.0
 
 
 def test_finished_work_leaves_the_queue() -> None:
-    made = new_tracker()
-    made.record_dispatch(10.0, query(), PAIR, 100.0)
-    made.record_dispatch(10.1, query(), PAIR, 100.0)
-    made.record_dispatch(10.6, query(), PAIR, 100.0)
-    view = made.prefills[P]
+    tracker = new_tracker()
+    tracker.record_dispatch(10.0, query(), PAIR, 100.0)
+    tracker.record_dispatch(10.1, query(), PAIR, 100.0)
+    tracker.record_dispatch(10.6, query(), PAIR, 100.0)
+    view = tracker.prefills[P]
     # The first is done, and so is a tenth of a second of the next.
     assert [due.work_seconds for due in view.queue] == pytest.approx([0.4, 0.5])
     assert (view.busy_until_seconds, view.free_at_seconds) == (10.6, 11.5)
-    made.record_dispatch(30.0, query(), PAIR, 100.0)
+    tracker.record_dispatch(30.0, query(), PAIR, 100.0)
     assert (view.busy_until_seconds, len(view.queue)) == (30.0, 1)
     assert view.free_at_seconds == 30.5
 
 
 def test_report_replaces_requests_dispatched_before_it() -> None:
-    made = new_tracker()
+    tracker = new_tracker()
     for at in (10.0, 11.0, 12.0):
-        made.record_dispatch(at, query(), PAIR, 100.0)
-    made.apply_prefill_report(P, report(11.0, QueuedPrefill(20.0, 2.0), num_requests=1))
-    view = made.prefills[P]
+        tracker.record_dispatch(at, query(), PAIR, 100.0)
+    tracker.apply_prefill_report(P, report(11.0, QueuedPrefill(20.0, 2.0), num_requests=1))
+    view = tracker.prefills[P]
     # The last request was dispatched after the report.
     assert view.queue == [QueuedPrefill(pytest.approx(15.33), 0.5), QueuedPrefill(20.0, 1.25)]
     assert (view.busy_until_seconds, view.free_at_seconds) == (12.0, 13.75)
     assert (view.num_requests, view.queued_tokens) == (2, 10 + 133)
-    made.apply_decode_report(D, DecodeLoadReport(11.0, 4, 400, 800))
-    other = made.decodes[D]
+    tracker.apply_decode_report(D, DecodeLoadReport(11.0, 4, 400, 800))
+    other = tracker.decodes[D]
     assert (other.num_requests, other.context_tokens, other.projected_tokens) == (5, 533, 1033)
-    made.apply_prefill_report(P, report(12.0))
-    assert (made.prefills[P].queue, made.prefills[P].num_requests) == ([], 0)
+    tracker.apply_prefill_report(P, report(12.0))
+    assert (tracker.prefills[P].queue, tracker.prefills[P].num_requests) == ([], 0)
 
 
 def test_report_updates_cost_and_capacity() -> None:
-    made = LoadTracker()
-    made.add_decode(DecodeView(D, DecodeCost(1.0, 0.0, 0.0), 10, is_measured=False))
-    made.apply_decode_report(D, DecodeLoadReport(1.0, 0, 0, 0))
-    assert not made.decodes[D].is_measured
+    tracker = LoadTracker()
+    tracker.add_decode(DecodeView(D, DecodeCost(1.0, 0.0, 0.0), 10, is_measured=False))
+    tracker.apply_decode_report(D, DecodeLoadReport(1.0, 0, 0, 0))
+    assert not tracker.decodes[D].is_measured
     writes = DecodeCost(2.0, 0.0, 0.0)
-    made.apply_decode_report(D, DecodeLoadReport(2.0, 0, 0, 5, writes, 20))
-    assert (made.decodes[D].cost, made.decodes[D].is_measured) == (writes, True)
-    assert made.decodes[D].load == 5 / 20
+    tracker.apply_decode_report(D, DecodeLoadReport(2.0, 0, 0, 5, writes, 20))
+    assert (tracker.decodes[D].cost, tracker.decodes[D].is_measured) == (writes, True)
+    assert tracker.decodes[D].load == 5 / 20
 
 
 def test_workers_are_ordered_by_load() -> None:
-    made = new_tracker()
+    tracker = new_tracker()
     for name in ("q", "r"):
-        made.add_prefill(prefill(name))
-        made.add_decode(decode(f"d{name}"))
-    made.record_dispatch(1.0, query(), replace(PAIR, prefill=WorkerId("q")), 100.0)
-    made.record_dispatch(1.0, query(), replace(PAIR, service_seconds=9.0), 100.0)
-    assert [view.id for view in made.prefills.by_load()] == ["r", "q", "p"]
-    assert [view.id for view in made.decodes.by_load()] == ["dq", "dr", "d"]
-    made.apply_prefill_report(P, report(1.0))
-    made.apply_decode_report(D, DecodeLoadReport(1.0, 0, 0, 0))
-    assert [view.id for view in made.prefills.by_load()] == ["r", "p", "q"]
-    assert [view.id for view in made.decodes.by_load()] == ["d", "dq", "dr"]
+        tracker.add_prefill(prefill(name))
+        tracker.add_decode(decode(f"d{name}"))
+    tracker.record_dispatch(1.0, query(), replace(PAIR, prefill=WorkerId("q")), 100.0)
+    tracker.record_dispatch(1.0, query(), replace(PAIR, service_seconds=9.0), 100.0)
+    assert [view.id for view in tracker.prefills.by_load()] == ["r", "q", "p"]
+    assert [view.id for view in tracker.decodes.by_load()] == ["dq", "dr", "d"]
+    tracker.apply_prefill_report(P, report(1.0))
+    tracker.apply_decode_report(D, DecodeLoadReport(1.0, 0, 0, 0))
+    assert [view.id for view in tracker.prefills.by_load()] == ["r", "p", "q"]
+    assert [view.id for view in tracker.decodes.by_load()] == ["d", "dq", "dr"]
 
 
 def test_answers_are_assumed_to_end_between_reports() -> None:
-    made = new_tracker()
-    made.apply_decode_report(D, DecodeLoadReport(0.0, 10, 500, 1000))
-    made.advance(MIN_ADVANCE_SECONDS / 2, 100.0)
-    assert made.decodes[D].projected_tokens == 1000
+    tracker = new_tracker()
+    tracker.apply_decode_report(D, DecodeLoadReport(0.0, 10, 500, 1000))
+    tracker.advance(MIN_ADVANCE_SECONDS / 2, 100.0)
+    assert tracker.decodes[D].projected_tokens == 1000
     # Ten requests take 20 ms per step and a hundred steps: a quarter of them ends within 0.5 s.
-    made.advance(0.5, 100.0)
-    assert (made.decodes[D].projected_tokens, made.decodes[D].context_tokens) == (750, 375)
-    made.advance(1000.0, 100.0)
-    assert made.decodes[D].projected_tokens == 0
+    tracker.advance(0.5, 100.0)
+    assert (tracker.decodes[D].projected_tokens, tracker.decodes[D].context_tokens) == (750, 375)
+    tracker.advance(1000.0, 100.0)
+    assert tracker.decodes[D].projected_tokens == 0
 
 
 def test_fresh_report_is_not_aged() -> None:
-    made = new_tracker()
-    made.apply_decode_report(D, DecodeLoadReport(10.0, 10, 500, 1000))
-    made.advance(10.5, 100.0)
-    assert made.decodes[D].projected_tokens == 750
-    made.apply_decode_report(D, DecodeLoadReport(10.9, 10, 500, 1000))
-    made.advance(10.9, 100.0)
-    assert made.decodes[D].projected_tokens == 1000
+    tracker = new_tracker()
+    tracker.apply_decode_report(D, DecodeLoadReport(10.0, 10, 500, 1000))
+    tracker.advance(10.5, 100.0)
+    assert tracker.decodes[D].projected_tokens == 750
+    tracker.apply_decode_report(D, DecodeLoadReport(10.9, 10, 500, 1000))
+    tracker.advance(10.9, 100.0)
+    assert tracker.decodes[D].projected_tokens == 1000
 
 
 def test_request_just_sent_to_an_idle_worker_is_not_aged() -> None:
-    made = new_tracker()
-    made.record_dispatch(1000.0, query(), PAIR, 100.0)
-    made.advance(1000.0, 100.0)
-    assert made.decodes[D].projected_tokens == 233
+    tracker = new_tracker()
+    tracker.record_dispatch(1000.0, query(), PAIR, 100.0)
+    tracker.advance(1000.0, 100.0)
+    assert tracker.decodes[D].projected_tokens == 233
 
 
 def test_request_on_a_single_worker_counts_once() -> None:
-    made = new_tracker()
-    made.record_dispatch(1.0, query(), Decision(None, P, "", service_seconds=0.5), 100.0)
-    assert (made.prefills[P].num_requests, made.decodes[D].num_requests) == (1, 0)
-    made.record_dispatch(1.0, query(), Decision(None, D, ""), 100.0)
-    assert (made.prefills[P].num_requests, made.decodes[D].num_requests) == (1, 1)
+    tracker = new_tracker()
+    tracker.record_dispatch(1.0, query(), Decision(None, P, "", service_seconds=0.5), 100.0)
+    assert (tracker.prefills[P].num_requests, tracker.decodes[D].num_requests) == (1, 0)
+    tracker.record_dispatch(1.0, query(), Decision(None, D, ""), 100.0)
+    assert (tracker.prefills[P].num_requests, tracker.decodes[D].num_requests) == (1, 1)
 
 
 def test_other_conductors_are_assumed_to_dispatch_as_much() -> None:
-    made = LoadTracker(3)
-    made.add_prefill(prefill("p"))
-    made.record_dispatch(10.0, query(), PAIR, 100.0)
-    assert made.prefills[P].free_at_seconds == 11.5
-    made.apply_prefill_report(P, report(9.0))
-    assert made.prefills[P].free_at_seconds == 11.5
-    made.apply_prefill_report(P, report(10.0, num_requests=1))
-    assert made.prefills[P].free_at_seconds == 10.25
+    tracker = LoadTracker(3)
+    tracker.add_prefill(prefill("p"))
+    tracker.record_dispatch(10.0, query(), PAIR, 100.0)
+    assert tracker.prefills[P].free_at_seconds == 11.5
+    tracker.apply_prefill_report(P, report(9.0))
+    assert tracker.prefills[P].free_at_seconds == 11.5
+    tracker.apply_prefill_report(P, report(10.0, num_requests=1))
+    assert tracker.prefills[P].free_at_seconds == 10.25
 
 
 def test_removed_worker_is_ignored() -> None:
-    made = new_tracker()
-    made.remove(P)
-    made.remove(D)
-    made.remove(P)
-    made.record_dispatch(1.0, query(), PAIR, 100.0)
-    made.apply_prefill_report(P, report(1.0))
-    made.apply_decode_report(D, DecodeLoadReport(1.0, 0, 0, 0))
-    assert (len(made.prefills), len(made.decodes)) == (0, 0)
-    made.add_prefill(prefill("p"))
-    assert made.prefills[P].num_requests == 0
+    tracker = new_tracker()
+    tracker.remove(P)
+    tracker.remove(D)
+    tracker.remove(P)
+    tracker.record_dispatch(1.0, query(), PAIR, 100.0)
+    tracker.apply_prefill_report(P, report(1.0))
+    tracker.apply_decode_report(D, DecodeLoadReport(1.0, 0, 0, 0))
+    assert (len(tracker.prefills), len(tracker.decodes)) == (0, 0)
+    tracker.add_prefill(prefill("p"))
+    assert tracker.prefills[P].num_requests == 0
 
 
 def test_unreported_requests_are_bounded() -> None:
-    made = new_tracker()
+    tracker = new_tracker()
     placement_query = query(num_tokens=1, ttft_slo_seconds=math.inf)
     for _ in range(MAX_UNREPORTED + 5):
-        made.record_dispatch(1.0, placement_query, replace(PAIR, service_seconds=0.0), 0.0)
-    made.apply_decode_report(D, DecodeLoadReport(0.0, 0, 0, 0))
-    assert made.decodes[D].num_requests == MAX_UNREPORTED
+        tracker.record_dispatch(1.0, placement_query, replace(PAIR, service_seconds=0.0), 0.0)
+    tracker.apply_decode_report(D, DecodeLoadReport(0.0, 0, 0, 0))
+    assert tracker.decodes[D].num_requests == MAX_UNREPORTED
 
 
 # -- admissions ----------------------------------------------------------------------------

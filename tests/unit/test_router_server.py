@@ -107,19 +107,21 @@ async def _left(receive: Callable[[], Any]) -> None:
 async def bench(
     limits: ConnectionLimits = LIMITS, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[Bench]:
-    made = Bench(limits, tls)
+    running = Bench(limits, tls)
     listener = open_listener("127.0.0.1", 0)
-    made.port = listener.getsockname()[1]
-    await made.server.listen(listener)
+    running.port = listener.getsockname()[1]
+    await running.server.listen(listener)
     try:
-        yield made
+        yield running
     finally:
-        made.may_answer.set()
-        await made.server.close()
-        for writer in made.writers:
+        running.may_answer.set()
+        await running.server.close()
+        for writer in running.writers:
             writer.close()
-        await asyncio.gather(*(each.wait_closed() for each in made.writers), return_exceptions=True)
-    assert made.server.num_connections == 0
+        await asyncio.gather(
+            *(each.wait_closed() for each in running.writers), return_exceptions=True
+        )
+    assert running.server.num_connections == 0
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
@@ -155,45 +157,45 @@ def status(answer: bytes) -> int:
 )
 @on_uvloop
 async def test_invalid_requests_are_refused(data: bytes, wanted: int) -> None:
-    async with bench() as made:
-        answer = await made.ask(data)
+    async with bench() as running:
+        answer = await running.ask(data)
         assert status(answer) == wanted
         error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
         assert error["type"] == "invalid_request_error" and error["message"]
-        await eventually(lambda: made.server.num_connections == 0)
-        assert made.refusals == [
+        await eventually(lambda: running.server.num_connections == 0)
+        assert running.refusals == [
             "http" if wanted == 400 and error["code"] == "invalid_http" else "headers"
         ]
-        assert made.requests == []
+        assert running.requests == []
 
 
 @on_uvloop
 async def test_endless_header_is_refused() -> None:
-    async with bench() as made:
-        reader, writer = await made.connect()
+    async with bench() as running:
+        reader, writer = await running.connect()
         writer.write(b"GET / HTTP/1.1\r\na: x")
         with contextlib.suppress(ConnectionError):
-            while made.refusals == []:
+            while running.refusals == []:
                 writer.write(b"x" * 100)
                 await writer.drain()
-        assert made.refusals == ["headers"]
+        assert running.refusals == ["headers"]
         with contextlib.suppress(ConnectionError):  # a client still writing may lose the answer
             assert status(await reader.read()) == 431
 
 
 @on_uvloop
 async def test_chunked_body_is_read_and_its_trailers_ignored() -> None:
-    async with bench() as made:
+    async with bench() as running:
         chunked = b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
         body = b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nauthorization: Bearer x\r\n\r\n"
-        assert status(await made.ask(HEAD + chunked + body)) == 200
-        assert made.requests == [("/", b"abcde")]
+        assert status(await running.ask(HEAD + chunked + body)) == 200
+        assert running.requests == [("/", b"abcde")]
 
 
 @on_uvloop
 async def test_expect_100_continue_is_answered() -> None:
-    async with bench() as made:
-        reader, writer = await made.connect()
+    async with bench() as running:
+        reader, writer = await running.connect()
         writer.write(
             HEAD + b"expect: 100-continue\r\ncontent-length: 2\r\nconnection: close\r\n\r\n"
         )
@@ -204,54 +206,54 @@ async def test_expect_100_continue_is_answered() -> None:
 
 @on_uvloop
 async def test_http_1_0_response_is_not_chunked() -> None:
-    async with bench() as made:
-        made.chunks = [b"o", b"", b"k"]
-        head, _, body = (await made.ask(b"GET / HTTP/1.0\r\n\r\n")).partition(b"\r\n\r\n")
+    async with bench() as running:
+        running.chunks = [b"o", b"", b"k"]
+        head, _, body = (await running.ask(b"GET / HTTP/1.0\r\n\r\n")).partition(b"\r\n\r\n")
         assert body == b"ok" and b"transfer-encoding" not in head
         assert b"\r\nconnection: close" in head
 
 
 @on_uvloop
 async def test_pipelined_requests_are_answered_in_order() -> None:
-    async with bench() as made:
+    async with bench() as running:
         last = b"GET /last HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
         paths = [b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n" % number for number in range(5)]
-        answer = await made.ask(b"".join(paths) + last)
+        answer = await running.ask(b"".join(paths) + last)
         assert answer.count(b"HTTP/1.1 200") == 6
-        assert [path for path, _ in made.requests] == ["/0", "/1", "/2", "/3", "/4", "/last"]
+        assert [path for path, _ in running.requests] == ["/0", "/1", "/2", "/3", "/4", "/last"]
 
 
 @on_uvloop
 async def test_too_many_pipelined_bytes_are_refused() -> None:
-    async with bench() as made:
-        made.may_answer.clear()
-        _, writer = await made.connect()
+    async with bench() as running:
+        running.may_answer.clear()
+        _, writer = await running.connect()
         writer.write(GET)
-        await eventually(lambda: len(made.requests) == 1)
+        await eventually(lambda: len(running.requests) == 1)
         writer.write(GET * (MAX_PIPELINED_BYTES // len(GET) + 1))
-        await eventually(lambda: made.refusals == ["ahead"])
-        await eventually(lambda: made.left == 1)
+        await eventually(lambda: running.refusals == ["ahead"])
+        await eventually(lambda: running.left == 1)
 
 
 @on_uvloop
 async def test_disconnect_ends_the_current_request_and_drops_pipelined_ones() -> None:
     """The request that is being answered learns of it at once, and the others never begin."""
-    async with bench() as made:
-        made.may_answer.clear()
-        _, writer = await made.connect()
+    async with bench() as running:
+        running.may_answer.clear()
+        _, writer = await running.connect()
         writer.write(GET * 3)
-        await eventually(lambda: len(made.requests) == 1)
+        await eventually(lambda: len(running.requests) == 1)
         writer.close()
-        await eventually(lambda: made.left == 1)
-        await eventually(lambda: made.server.num_connections == 0)
-        assert len(made.requests) == 1
+        await eventually(lambda: running.left == 1)
+        await eventually(lambda: running.server.num_connections == 0)
+        assert len(running.requests) == 1
 
 
 @on_uvloop
 async def test_unread_body_is_drained_up_to_a_limit() -> None:
-    async with bench() as made:
-        made.reads_body = False
-        reader, writer = await made.connect()
+    async with bench() as running:
+        running.reads_body = False
+        reader, writer = await running.connect()
         writer.write(HEAD + b"content-length: 90000\r\n\r\n")
         await reader.readuntil(b"0\r\n\r\n")
         writer.write(b"x" * 90_000 + GET)  # read, dropped, and the next request is answered
@@ -262,32 +264,32 @@ async def test_unread_body_is_drained_up_to_a_limit() -> None:
             for _ in range(10):
                 writer.write(b"x" * 90_000)
                 await writer.drain()
-        await eventually(lambda: made.refusals == ["body"])
+        await eventually(lambda: running.refusals == ["body"])
 
 
 @on_uvloop
 async def test_unread_upload_is_drained_to_its_end() -> None:
     """An upload may be longer than other bodies, and is read to its end so that the client gets
     the answer."""
-    async with bench(replace(LIMITS, max_file_bytes=1_000_000)) as made:
-        made.reads_body = False
-        reader, writer = await made.connect()
+    async with bench(replace(LIMITS, max_file_bytes=1_000_000)) as running:
+        running.reads_body = False
+        reader, writer = await running.connect()
         writer.write(HEAD + b"content-length: 900000\r\n\r\n" + b"x" * 900_000 + GET)
         for _ in range(2):
             await reader.readuntil(b"0\r\n\r\n")
-        assert made.refusals == []
+        assert running.refusals == []
 
 
 @on_uvloop
 async def test_garbage_after_a_request_does_not_corrupt_its_answer() -> None:
-    async with bench() as made:
-        made.chunks = [b"ok"] * 3
-        made.may_answer.clear()
-        reader, writer = await made.connect()
+    async with bench() as running:
+        running.chunks = [b"ok"] * 3
+        running.may_answer.clear()
+        reader, writer = await running.connect()
         writer.write(GET)
-        await eventually(lambda: len(made.requests) == 1)
+        await eventually(lambda: len(running.requests) == 1)
         writer.write(b"garbage\r\n\r\n")
-        made.may_answer.set()
+        running.may_answer.set()
         answer = await reader.read()
         whole = b"2\r\nok\r\n" * 3 + b"0\r\n\r\n"
         first, end, second = answer.partition(whole)
@@ -300,46 +302,46 @@ async def test_garbage_after_a_request_does_not_corrupt_its_answer() -> None:
 @pytest.mark.parametrize("data", [b"", b"\r\n", b"GET / HTTP/1.1\r\nhost:"])
 @on_uvloop
 async def test_incomplete_header_times_out(data: bytes) -> None:
-    async with bench(replace(LIMITS, header_timeout_seconds=QUICK)) as made:
-        answer = await made.ask(data)
+    async with bench(replace(LIMITS, header_timeout_seconds=QUICK)) as running:
+        answer = await running.ask(data)
         assert status(answer) == (408 if b"GET" in data else 0)
-        assert made.refusals == ["slow"]
+        assert running.refusals == ["slow"]
 
 
 @pytest.mark.parametrize("data", [b"", b"\r\n", b"GET / HTTP/1.1\r\nhost:"])
 @on_uvloop
 async def test_idle_keep_alive_connection_times_out(data: bytes) -> None:
     limits = replace(LIMITS, header_timeout_seconds=0.2, keep_alive_timeout_seconds=QUICK)
-    async with bench(limits) as made:
-        answer = await made.ask(GET + data)
+    async with bench(limits) as running:
+        answer = await running.ask(GET + data)
         assert answer.count(b"HTTP/1.1 200") == 1
         assert answer.count(b"HTTP/1.1 408") == (b"GET" in data)
 
 
 @on_uvloop
 async def test_client_that_does_not_read_is_disconnected_and_others_are_served() -> None:
-    async with bench(replace(LIMITS, write_timeout_seconds=0.1)) as made:
-        made.chunks = [b"x" * 65_536] * 1000
-        lazy = socket.create_connection(("127.0.0.1", made.port))
+    async with bench(replace(LIMITS, write_timeout_seconds=0.1)) as running:
+        running.chunks = [b"x" * 65_536] * 1000
+        lazy = socket.create_connection(("127.0.0.1", running.port))
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         lazy.sendall(GET)
-        await eventually(lambda: len(made.requests) == 1)
-        await eventually(lambda: made.refusals == ["unread"])
-        await eventually(lambda: made.server.num_connections == 0)
+        await eventually(lambda: len(running.requests) == 1)
+        await eventually(lambda: running.refusals == ["unread"])
+        await eventually(lambda: running.server.num_connections == 0)
         lazy.close()
-        made.chunks = [b"ok"]
-        assert status(await made.ask(CLOSING_GET)) == 200
+        running.chunks = [b"ok"]
+        assert status(await running.ask(CLOSING_GET)) == 200
 
 
 @on_uvloop
 async def test_unread_end_of_an_answer_times_out() -> None:
     """The whole answer is in the write buffer, and the connection was to be closed after it."""
-    async with bench(replace(LIMITS, write_timeout_seconds=0.1)) as made:
-        made.chunks = [b"x" * 5_000_000]
-        lazy = socket.create_connection(("127.0.0.1", made.port))
+    async with bench(replace(LIMITS, write_timeout_seconds=0.1)) as running:
+        running.chunks = [b"x" * 5_000_000]
+        lazy = socket.create_connection(("127.0.0.1", running.port))
         lazy.sendall(CLOSING_GET)
-        await eventually(lambda: made.refusals == ["unread"])
-        await eventually(lambda: made.server.num_connections == 0)
+        await eventually(lambda: running.refusals == ["unread"])
+        await eventually(lambda: running.server.num_connections == 0)
         lazy.close()
 
 
@@ -348,13 +350,13 @@ async def test_unread_end_of_an_answer_times_out() -> None:
 
 @on_uvloop
 async def test_number_of_connections_is_limited() -> None:
-    async with bench(replace(LIMITS, max_connections=2)) as made:
-        first, second = await made.connect(), await made.connect()
-        await eventually(lambda: made.server.num_connections == 2)
-        assert status(await made.ask(b"")) == 503
-        assert made.refusals == ["connections"]
+    async with bench(replace(LIMITS, max_connections=2)) as running:
+        first, second = await running.connect(), await running.connect()
+        await eventually(lambda: running.server.num_connections == 2)
+        assert status(await running.ask(b"")) == 503
+        assert running.refusals == ["connections"]
         first[1].close()
-        await eventually(lambda: made.server.num_connections == 1)
+        await eventually(lambda: running.server.num_connections == 1)
         second[1].write(GET)
         assert (await second[0].readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200")
 
@@ -397,13 +399,13 @@ def accept_waiting(listener: socket.socket, accepted: list[socket.socket]) -> No
 
 @on_uvloop
 async def test_connections_in_the_accept_queue_are_served_when_leaving_a_port() -> None:
-    made = Bench(LIMITS)
+    running = Bench(LIMITS)
     listener = open_listener("127.0.0.1", 0, reuse_port=True)
     address = listener.getsockname()
-    await made.server.listen(listener)
+    await running.server.listen(listener)
     other = open_listener("127.0.0.1", address[1], reuse_port=True)
     waiting = [socket.create_connection(address) for _ in range(20)]
-    leaving = asyncio.ensure_future(made.server.stop_accepting(listener))
+    leaving = asyncio.ensure_future(running.server.stop_accepting(listener))
     for each in waiting:
         each.setblocking(False)
         each.sendall(GET)
@@ -423,23 +425,23 @@ async def test_connections_in_the_accept_queue_are_served_when_leaving_a_port() 
     assert {each.getsockname() for each in late} <= {each.getpeername() for each in theirs}
     for each in (*waiting, *late, *theirs, other):
         each.close()
-    await made.server.close()
+    await running.server.close()
 
 
 @on_uvloop
 async def test_finishing_server_closes_connections_after_their_current_request() -> None:
-    async with bench() as made:
-        made.may_answer.clear()
-        idle, busy = await made.connect(), await made.connect()
+    async with bench() as running:
+        running.may_answer.clear()
+        idle, busy = await running.connect(), await running.connect()
         idle[1].write(GET)
-        made.may_answer.set()
+        running.may_answer.set()
         await idle[0].readuntil(b"0\r\n\r\n")
-        made.may_answer.clear()
+        running.may_answer.clear()
         busy[1].write(GET)
-        await eventually(lambda: len(made.requests) == 2)
-        finishing = asyncio.ensure_future(made.server.drain())
+        await eventually(lambda: len(running.requests) == 2)
+        finishing = asyncio.ensure_future(running.server.drain())
         assert await idle[0].read() == b""
-        made.may_answer.set()
+        running.may_answer.set()
         assert b"connection: close" in await busy[0].read()
         await finishing
 
@@ -455,11 +457,11 @@ async def test_replaced_certificate_is_reloaded(tmp_path: Path) -> None:
     other = tmp_path / "two.pem"
     other.write_text(certificates.TWO_CERTIFICATE)
     certificate = ReloadingCertificate(str(files[0]), str(files[1]), CLOCK)
-    async with bench(tls=certificate.context) as made:
+    async with bench(tls=certificate.context) as running:
 
         async def ask(trusted: Path) -> int:
             reader, writer = await asyncio.open_connection(
-                "127.0.0.1", made.port, ssl=pinned_tls_context(str(trusted))
+                "127.0.0.1", running.port, ssl=pinned_tls_context(str(trusted))
             )
             writer.write(CLOSING_GET)
             answer = await reader.read()

@@ -32,7 +32,7 @@ def trace(seed: int, rate: float) -> Trace:
     return Trace("made up", BLOCK, tuple(arrivals))
 
 
-def run(made: Trace, num_conductors: int) -> tuple[float, Counter[str]]:
+def run(workload: Trace, num_conductors: int) -> tuple[float, Counter[str]]:
     """Return goodput as a share of all requests, and the number of prompts per prefill worker."""
     config = ClusterConfig(
         num_prefill=WORKERS,
@@ -46,7 +46,7 @@ def run(made: Trace, num_conductors: int) -> tuple[float, Counter[str]]:
         report_seconds=1.0,
         num_conductors=num_conductors,
     )
-    jobs = SimulatedCluster(config, made, get_policy("baton")).run()
+    jobs = SimulatedCluster(config, workload, get_policy("baton")).run()
     good = sum(job.meets_slo(config.itl_slo_seconds) for job in jobs)
     return good / len(jobs), Counter(job.prefill for job in jobs if job.prefill)
 
@@ -58,9 +58,9 @@ def test_three_conductors_reach_nearly_the_goodput_of_one(
 ) -> None:
     """They keep 98 % of a single conductor's goodput, and 95 % under a load at which it also
     misses SLOs."""
-    made = trace(seed, rate)
-    alone, _ = run(made, 1)
-    together, placed = run(made, 3)
+    workload = trace(seed, rate)
+    alone, _ = run(workload, 1)
+    together, placed = run(workload, 3)
     assert alone > 0.94
     assert together >= least_share * alone
     # No worker is flooded.
@@ -68,5 +68,5 @@ def test_three_conductors_reach_nearly_the_goodput_of_one(
 
 
 def test_runs_are_deterministic() -> None:
-    made = trace(4, 8.0)
-    assert run(made, 3) == run(made, 3)
+    workload = trace(4, 8.0)
+    assert run(workload, 3) == run(workload, 3)

@@ -122,8 +122,8 @@ def test_growth_that_takes_too_long_is_taken_back() -> None:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_simulated_days_lose_no_request_and_are_deterministic(seed: int) -> None:
     print(f"seed {seed}")
-    made = TRACE_GENERATORS["chat"](1200, 2.0, seed, 1.0)
-    diurnal = with_diurnal_rate(made, DiurnalRate(0.3, 3.7, 300.0))
+    trace = TRACE_GENERATORS["chat"](1200, 2.0, seed, 1.0)
+    diurnal = with_diurnal_rate(trace, DiurnalRate(0.3, 3.7, 300.0))
     config = replace(
         CONFIG, device_tokens=45_000, autoscaling=QUICK, num_conductors=2, report_seconds=1.0,
         prefill_cost=replace(CONFIG.prefill_cost, per_token_seconds=0.0002),

@@ -66,12 +66,12 @@ class Admission:
 
 
 def record(prompt: int, tokens: int, reason: str = "stop", *, cached: int = 0) -> GenerationRecord:
-    made = GenerationRecord(RequestId("r"), 0.0, prompt)
-    made.record_placement(Epoch(1), Placement(None, WORKER, "test"), 0.0)
-    made.num_tokens = tokens
-    made.cached_tokens = cached if tokens else None
-    made.finish_reason = reason
-    return made
+    generation = GenerationRecord(RequestId("r"), 0.0, prompt)
+    generation.record_placement(Epoch(1), Placement(None, WORKER, "test"), 0.0)
+    generation.num_tokens = tokens
+    generation.cached_tokens = cached if tokens else None
+    generation.finish_reason = reason
+    return generation
 
 
 def test_rate_meter_drains_over_a_minute() -> None:

@@ -29,10 +29,10 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 def trained(pattern: str, normalizer: normalizers.Normalizer | None) -> tokenizers.Tokenizer:
     """Train a tokenizer that splits like Llama 3 and Qwen: by a pattern, then into bytes."""
-    made = tokenizers.Tokenizer(models.BPE())
+    tokenizer = tokenizers.Tokenizer(models.BPE())
     if normalizer is not None:
-        made.normalizer = normalizer
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(pattern), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
@@ -44,9 +44,9 @@ def trained(pattern: str, normalizer: normalizers.Normalizer | None) -> tokenize
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator(CORPUS, trainer)
-    made.add_tokens([AddedToken("<tool_call>"), AddedToken("日本")])
-    return made
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_tokens([AddedToken("<tool_call>"), AddedToken("日本")])
+    return tokenizer
 
 
 REFERENCES = {
@@ -74,10 +74,10 @@ def test_fast_encoder_equals_the_reference(name: str, pieces: list[str], special
 
 def test_unsupported_tokenizer_uses_the_reference() -> None:
     words = {"<unk>": 0, "a": 1, "b": 2}
-    made = tokenizers.Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    assert make_fast_encoder(made) is None
-    assert Tokenizer(made, None, byte_level=False).encode("a b c") == [1, 2, 0]
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    assert make_fast_encoder(tokenizer) is None
+    assert Tokenizer(tokenizer, None, byte_level=False).encode("a b c") == [1, 2, 0]
 
 
 def test_fast_encoder_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,20 +121,20 @@ def test_long_text_of_usual_words_uses_the_fast_encoder(name: str, word: str) ->
 
 def test_without_word_boundaries_long_texts_use_the_reference() -> None:
     """As in Llama 2 and Gemma: spaces become an ordinary character, and nothing separates words."""
-    made = trained(LLAMA3, normalizers.Replace(" ", "▁"))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    assert word_end_pattern(made) is None
-    encoder = make_fast_encoder(made)
+    tokenizer = trained(LLAMA3, normalizers.Replace(" ", "▁"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    assert word_end_pattern(tokenizer) is None
+    encoder = make_fast_encoder(tokenizer)
     assert encoder is not None
-    assert encoder.encode("word " * 400, False) == made.encode("word " * 400).ids
+    assert encoder.encode("word " * 400, False) == tokenizer.encode("word " * 400).ids
     assert encoder.encode("word " * WINDOW_CHARACTERS, False) is None
 
 
 def test_word_end_pattern_follows_the_pre_tokenizer() -> None:
     """As in Mistral's first models: words end only at spaces."""
-    made = trained(LLAMA3, None)
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
-    end = word_end_pattern(made)
+    tokenizer = trained(LLAMA3, None)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    end = word_end_pattern(tokenizer)
     assert end is not None
     assert (bool(end.search("a b")), bool(end.search("a,b")), bool(end.search(" ."))) == (
         True,

@@ -40,10 +40,14 @@ def member(name: str, role: Role, **load: int) -> Member:
 
 @pytest.fixture
 async def registry() -> MemoryRegistry:
-    made = MemoryRegistry(ManualClock())
-    await made.announce(member("p", Role.PREFILL, queued_tokens=7, promised_tokens=1), 60.0)
-    await made.announce(member("d", Role.DECODE, queued_tokens=1, promised_tokens=9), 60.0)
-    return made
+    memory_registry = MemoryRegistry(ManualClock())
+    await memory_registry.announce(
+        member("p", Role.PREFILL, queued_tokens=7, promised_tokens=1), 60.0
+    )
+    await memory_registry.announce(
+        member("d", Role.DECODE, queued_tokens=1, promised_tokens=9), 60.0
+    )
+    return memory_registry
 
 
 async def test_load_is_queued_or_reserved_tokens(registry: MemoryRegistry) -> None:
