@@ -48,7 +48,7 @@ def test_sleeping_thread_is_waited_for_up_to_the_wall_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another process may be using the processors, but the wait is bounded."""
-    monkeypatch.setattr(mask_threads, "MASK_CPU_SECONDS", 0.0001)
+    monkeypatch.setattr(mask_threads, "MASK_CPU_SECONDS", 0.01)
     threads, awake = MaskThreadPool(1), threading.Event()
     job = threads.submit(lambda: b"mask" if awake.wait(10) else b"")
     threading.Timer(0.05, awake.set).start()

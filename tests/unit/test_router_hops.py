@@ -21,7 +21,7 @@ from baton.core.credentials import ClusterCredentials
 from baton.core.ids import Incarnation, TokenId, WorkerId
 from baton.core.kv_transfer import WorkerRef
 from baton.core.member import Member
-from baton.core.placement import Placement
+from baton.core.placement import Placement, PlacementQuery
 from baton.core.request import FinishReason, RequestOutput, RequestSpec
 from baton.core.states import Role, WorkerState
 from baton.rpc.framed.conductor_service import framed_conductor_services
@@ -49,7 +49,7 @@ TOKEN_PATH = [
     "router/generation/worker_connection.py StreamWorkerConnection.deliver",
     "router/generation/attempt.py Attempt.receive",
     "router/openai/inline_stream_writer.py InlineStreamWriter.write_output",
-    "router/http/connection.py UvicornBodyWriter.write",
+    "router/http/body_senders.py UvicornBodyWriter.write",
 ]
 
 HANDLER_PATH = [
@@ -137,7 +137,7 @@ class OneWorkerConductor:
     def __init__(self, worker: WorkerRef) -> None:
         self._worker = worker
 
-    def place(self, **query: Any) -> Placement:
+    def place(self, query: PlacementQuery) -> Placement:
         return Placement(None, self._worker, "the only worker")
 
 
@@ -145,10 +145,15 @@ class OneWorkerConductor:
 async def conductor(worker: WorkerRef) -> AsyncIterator[Member]:
     core, trust = OneWorkerConductor(worker), ClusterCredentials(None)
     server = FramedServer(trust, framed_conductor_services(core))  # type: ignore[arg-type]
-    line = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
+    framed_address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
     try:
         yield Member(
-            WorkerId("c"), Role.CONDUCTOR, "c:1", Incarnation(1), WorkerState.READY, line=line
+            WorkerId("c"),
+            Role.CONDUCTOR,
+            "c:1",
+            Incarnation(1),
+            WorkerState.READY,
+            framed_address=framed_address,
         )
     finally:
         await server.close()

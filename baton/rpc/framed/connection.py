@@ -152,7 +152,7 @@ class FramedConnection(FrameProtocol):
             except BatonError as error:
                 self.refuse(error)
             except Exception:  # a bug, which must end only this connection
-                log.exception("line_crashed")
+                log.exception("framed_connection_crashed")
                 self.refuse(BatonError("internal error"))
 
     def pause_writing(self) -> None:
