@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from baton.errors import Invalid
+from baton.errors import Invalid, NotFound
 from command_line.bench_engine.command import bench_engine
 from command_line.option_groups import with_option_groups
 
@@ -18,7 +18,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer(invoke_without_command=True)
 
-Url = Annotated[str, typer.Option(help="URL of any server with OpenAI's API; /v1 may be left out.")]
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        help="URL of any server with OpenAI's API; /v1 may be left out. Default: the router of the "
+        f"cluster that `baton up` started, else {DEFAULT_URL}."
+    ),
+]
 Endpoint = Annotated[
     str | None,
     typer.Option(help="chat or completions. Default: chat, or completions for --prompts tokens."),
@@ -35,7 +43,7 @@ Form = Annotated[
 class ServerOptions:
     """The server, and how it is connected to."""
 
-    url: Url = "http://127.0.0.1:8000"
+    url: Url = None
     model: Annotated[
         str | None, typer.Option(help="Name of the model. Default: the first on the server's list.")
     ] = None
@@ -62,7 +70,8 @@ class ServerOptions:
         """Return the server that requests are sent to. Raises Invalid."""
         from load_generator.target import parse_target
 
-        return parse_target(self.url, self.api_key, self.ca, self.insecure)
+        url, ca = (self.url, self.ca) if self.url else default_target(self.ca)
+        return parse_target(url, self.api_key, ca, self.insecure)
 
     @property
     def limits(self) -> "DriverLimits":
@@ -73,6 +82,21 @@ class ServerOptions:
         check_positive("--timeout", self.timeout)
         check_at_least("--at-once", self.at_once, 1)
         return DriverLimits(self.timeout, self.at_once)
+
+
+def default_target(ca: Path | None) -> tuple[str, Path | None]:
+    """Return the URL of the running cluster's router, and the file of the certificates to trust:
+    ``ca``, else the router's own. If no cluster is running, return the default URL."""
+    from baton.config import baton_home
+    from command_line.common_options import cluster_name
+    from orchestrator.cluster_state import ClusterFolder
+
+    try:
+        state = ClusterFolder(baton_home(), cluster_name(None)).read_running()
+    except NotFound:
+        return DEFAULT_URL, ca
+    own = state.tls_certificate
+    return state.url, ca if ca is not None or own is None else Path(own)
 
 
 @dataclass(frozen=True, kw_only=True)

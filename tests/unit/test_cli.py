@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line.bench import default_target
 from orchestrator.cluster_state import ClusterFolder, ClusterState, ProcessState
 
 
@@ -154,3 +155,23 @@ def test_doctor_reports_a_healthy_installation(environment: dict[str, str]) -> N
     answer = baton(environment, "doctor")
     assert answer.returncode == 0, answer.stdout
     assert all(line.startswith("ok") for line in answer.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("ca", "trusted"), [(None, Path("/own.pem")), (Path("/ca.pem"), Path("/ca.pem"))]
+)
+def test_bench_targets_the_running_cluster_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca: Path | None, trusted: Path
+) -> None:
+    monkeypatch.setenv("BATON_HOME", str(tmp_path))
+    assert default_target(ca) == ("http://127.0.0.1:8000", ca)
+    folder = ClusterFolder(tmp_path, "default")
+    folder.acquire()
+    folder.write_state(
+        ClusterState(
+            os.getpid(), "https://127.0.0.1:9000", "redis://x", "default", cluster_secret="s",
+            ready=True, processes=[], tls_certificate="/own.pem",
+        )
+    )  # fmt: skip
+    assert default_target(ca) == ("https://127.0.0.1:9000", trusted)
+    folder.release()
