@@ -110,7 +110,7 @@ class LeaderElection:
         try:
             self._seen = await self._store.write(replace(seen, holder=NO_HOLDER))
         except BatonError as error:
-            self._log_failure(f"the lease is not released and will expire: {error}")
+            self._log_failure(f"could not release the lease, which will expire: {error}")
 
     def _observe(self, record: LeaseRecord | None) -> None:
         """Remember when a renewal was first seen."""

@@ -1,4 +1,4 @@
-"""In-memory implementation of the registry, for one process, with its clock."""
+"""An in-memory implementation of the registry, for a single process."""
 
 from itertools import count
 
