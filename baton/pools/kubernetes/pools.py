@@ -165,8 +165,8 @@ class KubernetesPools:
         if others and count <= fixed:
             raise Invalid(
                 f"{role.value}={count}: it must be at least {fixed + 1}, since {own.pool} needs "
-                f"one worker and the role's other pools ({', '.join(each.pool for each in others)}) "
-                f"have {fixed}"
+                f"one worker and the role's other pools have {fixed} "
+                f"({', '.join(each.pool for each in others)})"
             )
         return own.pool, count - fixed
 
