@@ -48,11 +48,15 @@ def baton(
         (["up", "--on", "ray", "--ray-address", "127.0.0.1:1"], 1, "can't be reached"),
         (["up", "--on", "ray", "--set", "ray_worker_cpus=9999"], 1, "2 workers need 19998 CPU"),
         (["up", "--prefill", "0"], 2, "prefill is 0: input should be greater than 0"),
-        (["up", "--model", "./nowhere"], 2, "no directory './nowhere'"),
+        (["up", "--model", "./nowhere"], 2, "model is './nowhere'; it must be a directory"),
         (["up", "--redis", "http://x"], 2, "redis_url"),
         (["up", "--redis", "redis://127.0.0.1:1/0", "--port", "0"], 1, "can't be reached"),
         (["generate"], 2, "generate needs --prompt TEXT or --prompt-file FILE"),
-        (["generate", "--prompt", "x", "--model", "/nowhere"], 2, "no directory '/nowhere'"),
+        (
+            ["generate", "--prompt", "x", "--model", "/nowhere"],
+            2,
+            "model is '/nowhere'; it must be a directory",
+        ),
         (["explain", "some-request"], 1, "no cluster named 'default'"),
     ],
 )
