@@ -12,7 +12,8 @@ class AutoscalingSettings(BaseModel):
 
     # Autoscaling of the pools
     autoscale: Annotated[Literal["off", "dry_run", "on"], AsSwitch] = "off"
-    """Whether the sizes of the pools follow the load. ``dry_run`` only logs what it would do."""
+    """Whether the sizes of the pools follow the load. ``dry_run`` only logs the changes that would
+    be made."""
     autoscale_pools: Literal["supervisor", "kubernetes"] = "supervisor"
     """Which pools are resized. ``supervisor``: those of ``baton up``, by its supervisor;
     ``kubernetes``: the Deployments of the cluster, by a conductor."""

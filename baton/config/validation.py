@@ -26,8 +26,8 @@ def check_exposure(settings: Settings) -> None:
 
 
 def check_private_network(settings: Settings) -> None:
-    """Check that NIXL uses a network only if the operator has confirmed that it is private. Raises
-    Invalid."""
+    """Check that NIXL uses a network only if ``nixl_private_network`` confirms that it is private.
+    Raises Invalid."""
     exposed = [name for name in settings.nixl_interfaces if name != LOOPBACK_DEVICE]
     if exposed and not settings.nixl_private_network:
         raise Invalid(

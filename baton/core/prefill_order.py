@@ -56,8 +56,8 @@ class WaitingPrompt:
 
     @property
     def goes_first(self) -> bool:
-        """Whether the request goes before all others, as it was preempted. Low priorities don't:
-        they would be preempted again."""
+        """Whether the request goes before all others because it was preempted. Requests of low
+        priority don't, since they would be preempted again."""
         return self.was_preempted and self.priority <= Priority.NORMAL
 
 

@@ -55,7 +55,8 @@ class LeaseStore(Protocol):
 
 class LeaderElection:
     """One candidate. ``candidate_id`` is unique among the candidates. ``on_lead`` is called when
-    this one becomes the leader; check :attr:`is_leader` before each action of a leader."""
+    this candidate becomes the leader; check :attr:`is_leader` before each action that only the
+    leader may take."""
 
     def __init__(
         self,
