@@ -1,1 +1,1 @@
-"""The library that all of Baton's programs use. It imports none of them."""
+"""The library that all of Baton's programs share. It imports none of the programs."""

@@ -1,6 +1,6 @@
-"""A Hugging Face model directory: where it is, its configuration, and its digest.
+"""Finds a Hugging Face model directory, reads its configuration, and computes its digest.
 
-This module needs no torch, since router and conductor use it too.
+This module doesn't import torch, because the router and the conductor use it, too.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 MAX_JSON_BYTES = 64 * 1024 * 1024
 MIN_SCALE_BLOCK = 16
-"""Blocks that share a scale must be a multiple of this: the kernels multiply this many inputs at
-once."""
+"""The sides of a block that shares a scale must be multiples of this, because the kernels multiply
+this many inputs at once."""
 
 SAMPLES_PER_SHARD = 16
 SAMPLE_BYTES = 64 * 1024
@@ -33,7 +33,8 @@ SAMPLE_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary position embedding. The last four fields are Llama 3's scaling (``type`` llama3)."""
+    """Parameters of the rotary position embedding. ``factor`` is used by the types ``linear`` and
+    ``llama3``, the three fields after it only by ``llama3``."""
 
     theta: float
     type: str = "default"
@@ -95,19 +96,22 @@ class ModelConfig:
 def resolve_model(model: str | Path) -> Path:
     """Return a model directory; a name of the form ``owner/name`` is fetched from the hub.
 
-    Raises Invalid if ``model`` is neither, Unavailable when the hub can't be reached.
+    Raises Invalid if ``model`` is neither a directory nor such a name, and Unavailable if the hub
+    can't be reached.
     """
     path = Path(model).expanduser()
     if path.is_dir():
         return path
     name = str(model)
     if path.is_absolute() or name.startswith(".") or name.count("/") != 1:
-        raise Invalid(f"model: no directory {name!r}, and no hub id of the form owner/name")
+        raise Invalid(
+            f"model is {name!r}; it must be a directory or a hub id of the form owner/name"
+        )
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
-    except Exception as error:  # the hub's client raises a dozen unrelated kinds
+    except Exception as error:  # the hub's client raises a dozen unrelated types
         raise Unavailable(f"model: can't fetch {name!r} from the hub: {error}") from error
 
 
@@ -170,10 +174,10 @@ def read_shard_header(shard: Path) -> tuple[dict[str, Any], int]:
             entries = [entry for key, entry in header.items() if key != "__metadata__"]
             ends = [_tensor_end(entry) for entry in entries]
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise Invalid(f"{shard}: the header is not that of safetensors: {error}") from error
+            raise Invalid(f"{shard}: invalid safetensors header: {error}") from error
     expected = 8 + length + max(ends, default=0)
     if size < expected:
-        raise Invalid(f"{shard}: truncated, {size} bytes of {expected}")
+        raise Invalid(f"{shard}: truncated: it has {size} of {expected} bytes")
     return header, 8 + length
 
 
@@ -183,7 +187,7 @@ def _tensor_end(entry: dict[str, Any]) -> int:
     start, end = entry["data_offsets"]
     numbers = [start, end, *entry["shape"]]
     if not isinstance(entry["dtype"], str) or not all(type(n) is int and n >= 0 for n in numbers):
-        raise ValueError(f"{entry} is no tensor")
+        raise ValueError(f"{entry} does not describe a tensor")
     return int(end)
 
 
@@ -250,11 +254,11 @@ def _architecture(raw: _Json) -> str:
 
 
 def _reject_unsupported(raw: _Json) -> None:
-    """Refuse features that the engine lacks and that would otherwise silently give other tokens.
-    Raises Invalid."""
+    """Reject models that need features which the engine lacks: it would silently generate wrong
+    tokens. Raises Invalid."""
     activation = raw.get("hidden_act", "silu")
     if activation != "silu":
-        raise Invalid(f"{raw.path}: hidden_act is {activation!r}; supported is 'silu'")
+        raise Invalid(f"{raw.path}: hidden_act is {activation!r}; only 'silu' is supported")
     window = raw.get("sliding_window")
     used = raw.get("use_sliding_window", raw.get("architectures") == ["MistralForCausalLM"])
     if used and window is not None and window < raw.positive_int("max_position_embeddings"):
@@ -276,9 +280,9 @@ def _fp8(raw: _Json) -> Fp8Format | None:
         return _FP8_METHODS[config["quant_method"]](config)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Invalid(
-            f"{raw.path}: quantization_config is {json.dumps(config)[:200]}, and only FP8 (E4M3) "
-            "by quant_method fp8 or compressed-tensors is supported, with scales for whole "
-            f"matrices, outputs, or blocks of multiples of {MIN_SCALE_BLOCK}"
+            f"{raw.path}: quantization_config is {json.dumps(config)[:200]}; only FP8 (E4M3) "
+            "with quant_method fp8 or compressed-tensors is supported, with one scale per "
+            f"matrix, output, or block whose sides are multiples of {MIN_SCALE_BLOCK}"
         ) from error
 
 
@@ -290,8 +294,8 @@ def _huggingface_fp8(config: dict[str, Any]) -> Fp8Format:
 
 
 def _compressed_tensors(config: dict[str, Any]) -> Fp8Format:
-    """Parse llm-compressor's format. It must have one group of layers: all linear ones, except
-    those that are ignored."""
+    """Parse llm-compressor's format. It must have exactly one group of layers, which contains all
+    linear layers except the ignored ones."""
     (group,) = config["config_groups"].values()
     weights = group["weights"]
     kind = (weights["num_bits"], weights["type"], weights["symmetric"])
@@ -317,7 +321,7 @@ _FP8_METHODS = {"fp8": _huggingface_fp8, "compressed-tensors": _compressed_tenso
 
 
 def _rope(raw: _Json) -> RopeConfig:
-    """Parse the RoPE settings. Older files have rope_theta and rope_scaling, newer ones
+    """Parse the RoPE settings. Older files use rope_theta and rope_scaling, newer ones
     rope_parameters."""
     values = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
     kind = values.get("rope_type", values.get("type", "default"))

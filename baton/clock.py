@@ -9,7 +9,7 @@ from typing import Protocol
 
 class Clock(Protocol):
     def monotonic(self) -> float:
-        """Seconds since an arbitrary start; never goes back."""
+        """Seconds since an arbitrary start; never decreases."""
         ...
 
     def wall_nanoseconds(self) -> int:
@@ -31,8 +31,8 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until :meth:`advance`. Sleepers wake in the order of their
-    deadlines."""
+    """A clock that stands still until :meth:`advance` is called. Sleepers wake in the order of
+    their deadlines."""
 
     def __init__(self, start_seconds: float = 0.0) -> None:
         self._now = start_seconds

@@ -1,4 +1,4 @@
-"""The engine's options, from the settings."""
+"""Derives the engine's options from the settings."""
 
 from baton.config import Settings
 from baton.engine.runner_options import RunnerOptions

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class BatonError(Exception):
-    """Base of all expected errors. Bugs of Baton itself are AssertionErrors."""
+    """Base of all expected errors. Bugs in Baton itself raise AssertionError."""
 
     retryable = False
 
@@ -64,7 +64,7 @@ class Corrupt(BatonError):
 
 
 class RequestKilledWorkers(BatonError):
-    """The request has crashed several workers, and is not retried."""
+    """The request has crashed several workers, so it is not retried."""
 
     code = "request_killed_workers"
 

@@ -49,7 +49,7 @@ class JsonFields:
         return number
 
     def text(self, name: str, default: str | None = None) -> str:
-        """A string; ``default``, if given, where the field is missing."""
+        """A string. If the field is missing and ``default`` is given, return ``default``."""
         if default is not None and name not in self.values:
             return default
         value = self._value(name)
@@ -79,8 +79,8 @@ class JsonFields:
 
     def _value(self, name: str) -> object:
         if name not in self.values:
-            there = ", ".join(self.values) or "nothing"
-            raise Invalid(f"{self.where}: {name} is missing; there is {_cut(there)}")
+            there = ", ".join(self.values) or "no fields"
+            raise Invalid(f"{self.where}: {name} is missing; the object has {_cut(there)}")
         return self.values[name]
 
 
@@ -91,7 +91,7 @@ def parse_fields(text: str, where: str) -> JsonFields:
     except (ValueError, RecursionError) as error:
         raise Invalid(f"{where}: not JSON ({_cut(str(error))}); it must be an object") from error
     if not isinstance(values, dict):
-        raise Invalid(f"{where}: {_shown(values)} is no JSON object; it must be one")
+        raise Invalid(f"{where}: {_shown(values)} is not a JSON object; it must be one")
     return JsonFields(where, values)
 
 

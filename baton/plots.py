@@ -37,8 +37,8 @@ def prepare_plots(folder: Path | None) -> None:
 
 def plot_cdfs(path: Path, latencies: Mapping[str, Latencies]) -> None:
     """Plot the distribution functions of TTFT and ITL, one line per policy. The suffix of ``path``
-    determines the format of this and all other figures. Raises Invalid without matplotlib, and
-    when ``path`` cannot be written."""
+    determines the format of this and all other figures. Raises Invalid if matplotlib is not
+    installed or ``path`` cannot be written."""
     with open_figure(path, num_axes=2) as (ttft_axes, itl_axes):
         for policy, (ttft_seconds, itl_seconds) in latencies.items():
             _draw_cdf(ttft_axes, ttft_seconds, policy)

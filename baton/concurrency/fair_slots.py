@@ -9,9 +9,9 @@ from baton.errors import Overloaded
 
 
 class FairSlots:
-    """``num_slots`` slots. An owner has at most one of them, so that none can take all; waiting
-    owners are served in turn. At most ``max_waiting`` calls wait, a quarter of those of one owner.
-    For use in a single event loop."""
+    """Shares ``num_slots`` slots among owners. An owner holds at most one slot, so that no owner
+    can take all; waiting owners are served in turn. At most ``max_waiting`` calls may wait, and at
+    most a quarter of that number for one owner. For use in a single event loop."""
 
     def __init__(self, num_slots: int, max_waiting: int, what: str) -> None:
         assert num_slots > 0 and max_waiting > 0
@@ -39,7 +39,7 @@ class FairSlots:
         mine = len(self._waiting.get(owner, ()))
         if self.num_waiting >= self._max_waiting or mine >= self._max_waiting_per_owner:
             raise Overloaded(
-                f"too many {self._what} wait: {self.num_waiting}, {mine} of them yours"
+                f"too many {self._what} are waiting: {self.num_waiting}, {mine} of them yours"
             )
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(owner, deque()).append(granted)
@@ -62,7 +62,8 @@ class FairSlots:
                 self._grant(next_owner)
 
     def _grant(self, owner: str) -> None:
-        """Give the owner's oldest call a slot; its other calls queue up behind all owners."""
+        """Give the owner's oldest call a slot; its other calls then queue up behind all other
+        owners."""
         queue = self._waiting.pop(owner)
         while queue:
             granted = queue.popleft()

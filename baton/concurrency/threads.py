@@ -1,4 +1,4 @@
-"""Runs work in threads that a cancelled caller waits for."""
+"""Runs work in threads; a cancelled caller still waits for its thread to finish."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,13 +8,13 @@ from typing import TypeVar
 T = TypeVar("T")
 
 RUN_INLINE: ContextVar[bool] = ContextVar("inline", default=False)
-"""Whether to run the work in the event loop instead: simulations use no threads, so that a seed
-replays them."""
+"""Whether :func:`run_in_thread` runs its work in the event loop instead. Simulations use no
+threads, so that the same seed reproduces the same run."""
 
 
 async def run_in_thread(work: Callable[[], T]) -> T:
-    """Run ``work`` off the event loop. A thread can't be interrupted, so a cancelled caller waits
-    for it to end first: the thread uses its buffers until then."""
+    """Run ``work`` off the event loop. A thread can't be interrupted, so a cancelled caller first
+    waits for ``work`` to finish: until then, the thread uses the caller's buffers."""
     if RUN_INLINE.get():
         await asyncio.sleep(0)
         return work()

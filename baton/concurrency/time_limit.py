@@ -7,9 +7,9 @@ from typing import Self
 
 
 class TimeLimit:
-    """``with TimeLimit(seconds):`` around awaits of one task: when the time is up, the await is
-    cancelled, and TimeoutError raised. ``expired`` distinguishes it from other timeouts. Use an
-    instance once."""
+    """``with TimeLimit(seconds):`` limits the time of the awaits in its body: when the time is up,
+    the current await is cancelled, and TimeoutError is raised. ``expired`` distinguishes this
+    timeout from others. Must be used within a task, and only once per instance."""
 
     __slots__ = ("_being_cancelled", "_seconds", "_task", "_timer", "expired")
 
@@ -19,7 +19,7 @@ class TimeLimit:
 
     def __enter__(self) -> Self:
         task = asyncio.current_task()
-        assert task is not None, "within a task"
+        assert task is not None, "TimeLimit must be used within a task"
         self._task = task
         self._being_cancelled = task.cancelling()
         self._timer = task.get_loop().call_later(self._seconds, self._expire)

@@ -1,8 +1,9 @@
-"""All settings of all programs. A setting has the same name in all sources.
+"""The settings of all programs. A setting has the same name in every source.
 
 A command-line flag overrides the environment (``BATON_<NAME>``), which overrides a YAML file
 (``--config`` or ``BATON_CONFIG``), which overrides the default. A wrong value or an unknown name
-fails at start-up, with a message that says what would be valid. Nothing else reads the environment.
+fails at start-up, with a message that says what would be valid. No other module reads settings from
+the environment.
 """
 
 from baton.config.environment import (

@@ -12,7 +12,8 @@ class AutoscalingSettings(BaseModel):
 
     # Autoscaling of the pools
     autoscale: Annotated[Literal["off", "dry_run", "on"], AsSwitch] = "off"
-    """Whether the sizes of the pools follow the load. ``dry_run`` only logs what it would do."""
+    """Whether the sizes of the pools follow the load. ``dry_run`` only logs the changes that would
+    be made."""
     autoscale_pools: Literal["supervisor", "kubernetes"] = "supervisor"
     """Which pools are resized. ``supervisor``: those of ``baton up``, by its supervisor;
     ``kubernetes``: the Deployments of the cluster, by a conductor."""
@@ -21,7 +22,7 @@ class AutoscalingSettings(BaseModel):
     min_decode: Count = 1
     max_decode: Count = 64
     max_workers: Count = 128
-    """Maximum number of workers in both pools together: as many as there are GPUs for."""
+    """Maximum total number of workers in both pools, for example the number of available GPUs."""
     autoscale_utilisation: Annotated[float, Field(gt=0, le=1)] = 0.7
     """Target utilisation of a pool that grows."""
     autoscale_shrink_utilisation: Annotated[float, Field(gt=0, le=1)] = 0.6
@@ -33,18 +34,18 @@ class AutoscalingSettings(BaseModel):
     autoscale_interval_seconds: Seconds = 5.0
     """Interval between two checks of the autoscaler."""
     autoscale_stable_seconds: Annotated[float, Field(ge=0)] = 10.0
-    """The plan must have asked for a change for this long before the change is made."""
+    """A change is made only after the plan has called for it for this long."""
     autoscale_cooldown_seconds: Annotated[float, Field(ge=0)] = 30.0
     """Minimum time between two changes."""
     autoscale_step: Count = 1
     """Maximum number of workers that one change adds to or removes from a pool."""
     autoscale_pending_timeout_seconds: Seconds = 900.0
-    """A new worker that does not serve after this long is given up: its pool goes back to its old
-    size."""
+    """If a new worker does not serve after this long, its pool returns to its previous size."""
     autoscale_prefill_pool: str | None = None
     autoscale_decode_pool: str | None = None
-    """In Kubernetes: name (``baton.dev/pool``) of the pool of this role that is resized. None: the
-    only pool of the role, or the one named after it. Other pools of the role keep their size."""
+    """In Kubernetes: name (label ``baton.dev/pool``) of the pool that is resized, for each role.
+    None: the role's only pool, or the one named after the role. The role's other pools keep their
+    size."""
     kubernetes_namespace: str | None = None
     """Namespace of the pools' Deployments. None: the pod's own, or that of the kubeconfig."""
     kubernetes_pools: PoolTargets = Field(default_factory=dict)
@@ -54,5 +55,5 @@ class AutoscalingSettings(BaseModel):
     """Name of the Lease by which the conductors elect the one that resizes pools. None:
     baton-CLUSTER-conductor."""
     kubernetes_watch: bool = False
-    """Whether conductors watch the pods of the pools, so that they place nothing on a pod that is
-    being deleted even before its worker reports that it drains."""
+    """Whether conductors watch the pods of the pools, so that they stop placing requests on a pod
+    as soon as its deletion begins, even before its worker reports that it drains."""

@@ -17,11 +17,11 @@ class ClusterSettings(BaseModel):
     id: str = Field("", max_length=128)
     redis_url: str | None = None
     redis_wait_seconds: Annotated[float, Field(ge=0)] = 0.0
-    """How long a program that starts waits for Redis, for when both start at once. 0: fail at once
-    if Redis can't be reached."""
+    """How long a starting program waits for Redis, which may be starting at the same time. 0: fail
+    at once if Redis can't be reached."""
     worker_wait_seconds: Annotated[float, Field(ge=0)] = 0.0
-    """How long a router that starts waits for the first worker before it accepts requests. A
-    registry that lost its entries (a Redis restart) has them again after the next heartbeats."""
+    """How long a starting router waits for the first worker before it accepts requests. A registry
+    that lost its entries (a Redis restart) has them again after the next heartbeats."""
     cluster_secret: str | None = None
     heartbeat_interval_seconds: Seconds = 1.0
     drain_timeout_seconds: Seconds = 30.0
@@ -30,8 +30,8 @@ class ClusterSettings(BaseModel):
     host: str = "127.0.0.1"
     port: Port = 8000
     reuse_port: bool = False
-    """Whether several routers of one machine listen on the same port. Each also listens on a port
-    of its own."""
+    """Whether several routers on one machine listen on the same port. Each of them also listens on
+    a port of its own."""
     tls_certificate: str | None = None
     """A PEM file with the router's certificate and the chain to its CA. It is read again when it
     changes."""
@@ -42,16 +42,16 @@ class ClusterSettings(BaseModel):
     """Port, at ``grpc_host``, of the framed connections by which routers reach workers and
     conductors without gRPC."""
     rpc_tls_certificate: str | None = None
-    """PEM files; set all three or none. With them, members of the cluster use mutual TLS: each
-    presents a certificate of ``rpc_tls_ca`` with the DNS name ``baton``. The files are read again
-    when they change."""
+    """PEM files; set all three ``rpc_tls_`` settings or none. With them, members of the cluster use
+    mutual TLS: each presents a certificate issued by ``rpc_tls_ca`` for the DNS name ``baton``. The
+    files are read again when they change."""
     rpc_tls_key: str | None = None
     rpc_tls_ca: str | None = None
     advertise_address: str | None = None
 
     # Pools of `baton up`
     on: Literal["local", "ray"] = "local"
-    """Where workers run: as processes of this machine, or as actors of a Ray cluster."""
+    """Where workers run: as processes on this machine, or as actors in a Ray cluster."""
     prefill: Count = 1
     decode: Count = 1
     routers: Annotated[int, Field(ge=1, le=64)] = 1
@@ -65,13 +65,14 @@ class ClusterSettings(BaseModel):
     """Ray CPUs that a worker reserves on its node. This bounds how many workers a node gets, not
     how many cores they use."""
     ray_worker_gpus: Annotated[float, Field(ge=0)] | None = None
-    """Ray GPUs that a worker reserves. None: one where workers compute on CUDA, zero elsewhere."""
+    """Ray GPUs that a worker reserves. None: one if workers compute on CUDA, otherwise zero."""
 
     # Metrics and logs
     ops_host: str = "127.0.0.1"
     ops_port: Port | None = None
-    """HTTP port of every program for probes, metrics, and a drain command from the same host. None:
-    no such server; 0: any free port. Processes of `baton up` use any free port."""
+    """HTTP port of each program's ops server, for probes, metrics, and drain requests from the same
+    host. None: no ops server; 0: any free port. Processes started by `baton up` use any free
+    port."""
     trace_endpoint: CollectorUrl | None = None
     """URL of an OpenTelemetry collector (OTLP/gRPC): http is plain text, https is TLS. None: no
     traces."""

@@ -1,4 +1,5 @@
-"""The environment of processes: folders, children's settings, and variables of other libraries."""
+"""Environment variables: Baton's home folder, the settings of child processes, and variables that
+other libraries read."""
 
 import json
 import os
@@ -46,8 +47,8 @@ def set_ray_environment(is_private: bool) -> None:
     starts inherit these variables."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if is_private:
-        # With 0, Ray binds every socket to loopback, since it then allows no cluster of several
-        # nodes; despite the name, on Linux, too.
+        # The value 0 makes Ray bind every socket to loopback, since it then supports only a single
+        # node. Despite the variable's name, this also holds on Linux.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

@@ -1,4 +1,4 @@
-"""Loading the settings: names and values of all sources are checked, and errors are explained."""
+"""Loads the settings, checks the names and values from all sources, and explains errors."""
 
 import os
 import sys

@@ -22,27 +22,28 @@ class RouterSettings(BaseModel):
     allow_open_http: bool = False
     max_body_bytes: Size = 8 * 2**20
     max_inflight_body_bytes: Size = 128 * 2**20
-    """Limit for all request bodies together that one router has received and not tokenized yet."""
+    """Limit for the total size of the request bodies that one router has received but not tokenized
+    yet."""
     max_concurrent_requests: Count = 1024
     max_connections: Count = 16_384
-    """HTTP connections of one router; further ones get a 503. It is lowered to what the limit on
-    open files allows."""
+    """Maximum number of HTTP connections to one router; further ones get a 503. The value is
+    lowered to what the limit on open files allows."""
     max_header_bytes: Annotated[int, AsSize, Field(ge=1024)] = 32 * 2**10
-    """Limit for a request's request line and headers together."""
+    """Limit for the total size of a request's request line and headers."""
     max_headers: Annotated[int, Field(ge=8)] = 100
     header_timeout_seconds: Seconds = 10.0
     """Timeout from the first byte of a connection, or of a further request on it, to the end of
     the headers."""
     body_timeout_seconds: Seconds = 60.0
     keep_alive_timeout_seconds: Seconds = 75.0
-    """How long a connection may idle between two requests. It is longer than load balancers keep
-    theirs, so that they close it and not the router."""
+    """How long a connection may be idle between two requests. The default is longer than that of
+    common load balancers, so that they, not the router, close the connection."""
     write_timeout_seconds: Seconds = 30.0
     """How long a client may take to read what has been written (64 KiB) before its connection is
     closed."""
     endpoint_grace_seconds: Annotated[float, Field(ge=0)] = 0.0
-    """How long a router that is to stop keeps accepting requests, while it reports not ready, so
-    that every load balancer in front notices. ``drain_timeout_seconds`` start after this."""
+    """How long a stopping router keeps accepting requests while it reports that it is not ready, so
+    that every load balancer in front of it notices. ``drain_timeout_seconds`` begins after this."""
     request_timeout_seconds: Seconds = 3600.0
     """Timeout of a request, from the end of its body to the end of its answer."""
     cors_origins: Origins = ()
@@ -51,7 +52,7 @@ class RouterSettings(BaseModel):
     allowed_hosts: Hosts = ()
     """Host names that a router on loopback without keys accepts besides those of loopback, e.g.
     behind a proxy on the same machine. ``*``: any. A router that listens beyond loopback accepts
-    any, unless some are named here."""
+    any host name if this is empty."""
     special_tokens_in_messages: Literal["parsed", "refused"] = "parsed"
     """Special tokens in messages of users and tools. ``parsed``: they become the model's control
     tokens, as in other servers; ``refused``: a request that contains one is refused."""
@@ -66,14 +67,14 @@ class RouterSettings(BaseModel):
     batch_folder: str | None = None
     """Folder of uploaded files and batches. None: one per cluster below BATON_HOME."""
     batch_concurrency: Annotated[int, Field(ge=0)] = 2
-    """Batch requests that run at once per decode worker while no other requests wait. 0: batches
-    are not run."""
+    """Maximum number of concurrent batch requests per decode worker while no other requests wait.
+    0: batches are not run."""
     max_file_bytes: Size = 64 * 2**20
     batch_folder_bytes: Size = 4 * 2**30
-    """Limit for all files of all tenants together."""
+    """Limit for the total size of all tenants' files."""
     tenant_files: Count = 10_000
-    """Maximum number of files of one tenant. The tenants file may override this and the next three
-    settings for each tenant. Listing this many files takes a second."""
+    """Maximum number of files of one tenant. The tenants file may override this setting and the
+    next three for each tenant. Listing this many files takes a second."""
     tenant_file_bytes: Size = 2**30
     tenant_uploads_per_minute: Count = 60
     tenant_concurrent_uploads: Count = 4

@@ -1,4 +1,4 @@
-"""The settings of all programs, put together from their groups."""
+"""Combines the groups of settings into the settings of all programs."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class Settings(RouterSettings, WorkerSettings, AutoscalingSettings, ClusterSetti
         """``redis_url``, for a program that can't run without it. Raises Invalid if it is not
         set."""
         if not self.redis_url:
-            raise Invalid("redis_url is not set: BATON_REDIS_URL=redis://HOST:PORT/0")
+            raise Invalid("redis_url is not set; set it, e.g. BATON_REDIS_URL=redis://HOST:PORT/0")
         return self.redis_url
 
     @classmethod

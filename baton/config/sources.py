@@ -50,7 +50,7 @@ class ConfigFile(PydanticBaseSettingsSource):
 
 def read_config_file(path: str | None, known: Collection[str]) -> dict[str, Any]:
     """Read a YAML file of settings; its names may be old ones. Raises Invalid if it can't be read,
-    is not a mapping, or has keys that are not ``known``."""
+    is not a mapping, or has keys that are not in ``known``."""
     if not path:
         return {}
     try:
@@ -65,7 +65,7 @@ def read_config_file(path: str | None, known: Collection[str]) -> dict[str, Any]
 
 
 def environment_values() -> dict[str, str]:
-    """Return this process's ``BATON_…`` variables by the names of their settings."""
+    """Return the values of this process's ``BATON_…`` variables, keyed by the setting's name."""
     return {
         variable.removeprefix(ENVIRONMENT_PREFIX).lower(): value
         for variable, value in os.environ.items()
@@ -86,7 +86,8 @@ def check_environment(known: Collection[str]) -> None:
 
 
 def check_name(name: str, known: Collection[str], where: str) -> None:
-    """Raise Invalid, with a suggestion, if ``name`` is neither ``known`` nor an old name."""
+    """Raise Invalid, with a suggestion, if ``name`` is neither in ``known`` nor an old name of a
+    setting."""
     if name not in known and name not in RENAMED_SETTINGS:
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""

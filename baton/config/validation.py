@@ -26,17 +26,18 @@ def check_exposure(settings: Settings) -> None:
 
 
 def check_private_network(settings: Settings) -> None:
-    """Check that NIXL uses a network only if the operator has confirmed that it is private. Raises
-    Invalid."""
+    """Check that NIXL uses a network only if ``nixl_private_network`` confirms that it is private.
+    Raises Invalid."""
     exposed = [name for name in settings.nixl_interfaces if name != LOOPBACK_DEVICE]
     if exposed and not settings.nixl_private_network:
         raise Invalid(
             f"nixl_interfaces is {','.join(settings.nixl_interfaces)}: UCX and RDMA authenticate "
             "nobody and encrypt nothing, whatever cluster_secret and certificates say. Any machine "
             "on that network can read prompts and answers out of workers and stores, write any of "
-            "their memory, and so run code as them. If only this cluster's machines are on it, say "
-            "so with nixl_private_network=true (BATON_NIXL_PRIVATE_NETWORK); else leave "
-            "nixl_interfaces empty, and KV goes between hosts over gRPC, with the secret and TLS"
+            "their memory, and thus run code with their privileges. If only this cluster's "
+            "machines are on it, set nixl_private_network=true (BATON_NIXL_PRIVATE_NETWORK); "
+            "otherwise leave nixl_interfaces empty, so that KV goes between hosts over gRPC, with "
+            "the secret and TLS"
         )
 
 
@@ -47,18 +48,19 @@ def check_combinations(settings: Settings) -> None:
         raise Invalid("min_prefill and min_decode must not be above max_prefill and max_decode")
     if least > settings.max_workers:
         raise Invalid(
-            f"max_workers is {settings.max_workers}: min_prefill and min_decode are {least}"
-            " together"
+            f"max_workers is {settings.max_workers}; it must be at least min_prefill + "
+            f"min_decode, which is {least}"
         )
     if (settings.tls_certificate is None) != (settings.tls_key is None):
-        raise Invalid("tls_certificate and tls_key go together: give both, or none")
+        raise Invalid("tls_certificate and tls_key go together: set both or neither")
     files = (settings.rpc_tls_certificate, settings.rpc_tls_key, settings.rpc_tls_ca)
     if any(files) and not all(files):
         raise Invalid(
-            "rpc_tls_certificate, rpc_tls_key and rpc_tls_ca go together: give all, or none"
+            "rpc_tls_certificate, rpc_tls_key and rpc_tls_ca go together: set all or none"
         )
     if settings.autoscale_shrink_utilisation > settings.autoscale_utilisation:
         raise Invalid(
-            f"autoscale_shrink_utilisation is {settings.autoscale_shrink_utilisation}: above "
-            f"autoscale_utilisation ({settings.autoscale_utilisation}), pools would flap"
+            f"autoscale_shrink_utilisation is {settings.autoscale_shrink_utilisation}; it "
+            f"must be at most autoscale_utilisation ({settings.autoscale_utilisation}), otherwise "
+            "pools would flap"
         )

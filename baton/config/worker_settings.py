@@ -20,13 +20,12 @@ class WorkerSettings(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Literal["none", "int8", "int4", "fp8"] = "none"
     """Quantization of the model's weights at load (docs/engine.md, docs/cuda.md). ``none``: keep
-    them in ``dtype``. An FP8 checkpoint stays as it is. Workers with different values share no
-    KV."""
+    them in ``dtype``. An FP8 checkpoint stays in FP8. Workers with different values share no KV."""
     kv_dtype: Literal["auto", "fp8"] = "auto"
     """Data type of the KV cache (docs/cuda.md). ``auto``: ``dtype``; ``fp8`` takes half of the
     memory. Workers with different values share no KV."""
     threads: Annotated[int, Field(ge=0)] = 0
-    """Threads that a worker computes with. 0: one per core."""
+    """Number of threads that a worker computes with. 0: one per core."""
     cpu_kernels: Annotated[Literal["auto", "on", "off"], AsSwitch] = "auto"
     """Whether a CPU computes with Baton's own kernels (docs/engine.md). ``auto``: use them where
     they run, else torch; ``on``: refuse to start without them."""
@@ -53,7 +52,7 @@ class WorkerSettings(BaseModel):
     prefill_order: PrefillOrderName = "deadline"
     """The order in which waiting prompts are computed: a name in baton/core/prefill_order.py."""
     tenant_fairness: bool = True
-    """Whether a queue serves the tenant first that has received the least service so far."""
+    """Whether a queue first serves the tenant that has received the least service so far."""
 
     # Service-level objectives (SLOs)
     slo_ttft_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0
@@ -105,8 +104,8 @@ class WorkerSettings(BaseModel):
     mock_prefill_tokens_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 20_000.0
     """Prefill speed of each mock worker. 0: prompts take no time."""
     mock_step_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.02
-    """Inter-token latency of a mock worker. 0: emit the next token as soon as the router has taken
-    the last one."""
+    """Inter-token latency of a mock worker. 0: emit each token as soon as the router has taken the
+    previous one."""
     mock_kv_tokens: Count = 2**20
     """KV capacity that a mock worker reports."""
     mock_cache_tokens: Annotated[int, Field(ge=0)] = 2**17

@@ -5,8 +5,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 MIN_ANSWERS = 4
-"""Predictions use a tenant's own answers once there are this many of them; until then, the answers
-of all tenants, from the same number on."""
+"""Minimum number of answers for a prediction. A tenant's own answers are used once there are this
+many; until then, those of all tenants, once there are this many."""
 
 WEIGHT = 0.05
 """Weight of the newest answer in the moving averages, so that the last few dozen answers count."""
@@ -44,8 +44,8 @@ class _LogNormalLength:
 
 
 class AnswerLengthPredictor:
-    """Predicts answer lengths for one model. ``default_tokens`` is the prediction while nothing is
-    known; None: the maximum that the request allows."""
+    """Predicts answer lengths for one model. ``default_tokens`` is the prediction while there are
+    too few answers; if it is None, the prediction is then the maximum that the request allows."""
 
     def __init__(self, default_tokens: int | None = None) -> None:
         self._unknown_tokens = default_tokens
@@ -53,8 +53,8 @@ class AnswerLengthPredictor:
         self._tenants: OrderedDict[bytes, _LogNormalLength] = OrderedDict()
 
     def record_length(self, tenant: bytes, num_tokens: int, *, was_truncated: bool) -> None:
-        """Record the length of an answer that has ended. An answer that was truncated at its limit
-        would have become longer, so it counts only if it is longer than expected."""
+        """Record the length of a finished answer. An answer that was truncated at its limit would
+        have been longer, so it counts only if it is longer than expected."""
         num_tokens = max(num_tokens, 1)
         lengths = self._tenants.get(tenant)
         if lengths is None:

@@ -1,4 +1,5 @@
-"""Cost models of prefill and decode: what workers measure, and what the simulator computes with."""
+"""Cost models of prefill and decode. Workers measure their parameters, and the simulator computes
+with them."""
 
 from dataclasses import dataclass
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 class ClusterCredentials:
     """``secret`` is shared by the cluster; None means that members answer anyone who can reach
     them. ``certificate``, ``key`` and ``authority`` are PEM files, all three or none: with them,
-    members use mutual TLS with certificates of the authority."""
+    members use mutual TLS with certificates issued by the authority."""
 
     secret: str | None = field(default=None, repr=False)
     certificate: str = ""

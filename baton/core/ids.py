@@ -31,6 +31,6 @@ _POD_ID = re.compile(r"(.+)\.[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def display_name(worker_id: str) -> str:
-    """The id as shown to people: for a pod, its name without the UID."""
+    """Return the human-readable form of a worker's id: for a pod, its name without the UID."""
     match = _POD_ID.fullmatch(worker_id)
     return match[1] if match else worker_id

@@ -82,8 +82,8 @@ class KvTransferChunk:
 
 @dataclass(frozen=True, slots=True)
 class KvTransferDone:
-    """The prompt is computed; ``token_id`` is the answer's next token. ``is_finished``: the answer
-    ends with it."""
+    """The prompt is computed; ``token_id`` is the answer's next token. If ``is_finished``, the
+    answer ends with this token."""
 
     token_id: TokenId
     is_finished: bool

@@ -64,7 +64,8 @@ def select_admissible(
     running: Iterable[KvDemand], candidates: Sequence[KvDemand], capacity_tokens: int
 ) -> list[int]:
     """Indexes of the candidates that may start now, in the order of their start: shortest answer
-    first. It stops at the first that doesn't fit, so that no request is overtaken for ever."""
+    first. The selection stops at the first candidate that doesn't fit, so that no request is
+    overtaken for ever."""
     forecast = MemoryForecast(running, capacity_tokens)
     admitted: list[int] = []
     for index in sorted(range(len(candidates)), key=lambda i: candidates[i].remaining_tokens):

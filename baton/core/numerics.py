@@ -22,8 +22,8 @@ def incompatible_workers(members: Iterable[Member]) -> frozenset[WorkerId]:
 def incompatible_peer(
     members: Iterable[Member], own_id: WorkerId, fingerprint: str
 ) -> Member | None:
-    """The oldest other worker, if its numerics fingerprint differs from ``fingerprint``, that of
-    worker ``own_id``, which wants to join; None if there is no conflict."""
+    """The oldest other worker, if its numerics fingerprint differs from ``fingerprint``, the
+    fingerprint of worker ``own_id``, which is about to join; None if there is no conflict."""
     others = [worker for worker in _workers(members) if worker.id != own_id]
     if not others or not (fingerprint or any(worker.numerics_fingerprint for worker in others)):
         return None

@@ -1,8 +1,8 @@
 """Philox4x32-10 (Salmon et al., SC'11): random numbers as a pure function of (key, counter).
 
 So a request's random draws depend on its seed and the token's position alone: not on its batch, its
-worker, or how often it was preempted. Standard library only; tests/unit/test_philox.py has known
-answers of the authors' Random123.
+worker, or how often it was preempted. Standard library only; tests/unit/test_philox.py checks it
+against known answers from the authors' Random123 library.
 """
 
 _ROUNDS = 10

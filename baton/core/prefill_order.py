@@ -5,14 +5,14 @@ A policy assigns each request a time, its turn, between its arrival and
 more than ``NORMAL_STARVATION_LIMIT_SECONDS`` after another ranks behind it**, under every policy.
 
 Under overload, that rule alone would make all requests late. So requests that have waited for
-longer than the limit get no more than half of a step if others want it
+longer than the limit get no more than half of a step's tokens if other requests can use the rest
 (:func:`allocate_step_tokens`). **A request waits at most ``NORMAL_STARVATION_LIMIT_SECONDS``, plus
 twice the time that it takes to compute what had arrived until then.**
 
 All of this applies among requests of one priority. Requests of a lower priority get what the others
 leave, until the starvation limit of their class has passed (:mod:`baton.core.priority`).
 
-Pure functions, cheap enough to rank a thousand requests between two steps.
+The functions are pure, and cheap enough to rank a thousand requests between two steps.
 """
 
 import math
@@ -56,8 +56,8 @@ class WaitingPrompt:
 
     @property
     def goes_first(self) -> bool:
-        """Whether the request goes before all others, as it was preempted. Low priorities don't:
-        they would be preempted again."""
+        """Whether the request goes before all others because it was preempted. Requests of low
+        priority don't, since they would be preempted again."""
         return self.was_preempted and self.priority <= Priority.NORMAL
 
 
@@ -70,8 +70,8 @@ Rank = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class PrefillOrder:
-    """A policy. ``is_preemptive``: between two steps, a prompt that is being computed pauses for
-    one whose turn is earlier. Otherwise it is finished first."""
+    """A policy. If ``is_preemptive``, a prompt that is being computed is paused between two steps
+    for a prompt whose turn is earlier; otherwise it is finished first."""
 
     compute_turn: TurnFunction
     is_preemptive: bool

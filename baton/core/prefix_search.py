@@ -1,4 +1,4 @@
-"""Finding the longest prefix of which something is known, by bisection."""
+"""Finds the length of the longest prefix that is present, by bisection."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence

@@ -16,7 +16,7 @@ up to 11 bytes of a message, some 100 bytes of a router's memory, and 3 µs of i
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen. By default, sampling is not greedy and nothing is filtered.
+    """How the next token is chosen. The defaults are sampling (not greedy) without any filter.
 
     ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 filter nothing. ``logprobs`` is the
     number of alternatives to report besides the chosen token, or None for no logprobs.
@@ -107,7 +107,8 @@ class RequestSpec:
 
 
 PROMPT_PREFILLED = "prompt_read"
-"""Key in a failure's details: the prompt had been computed, except for its cached tokens."""
+"""Key in the details of a failure that happened after the prompt had been computed, except for its
+cached tokens."""
 
 
 class FinishReason(StrEnum):
@@ -142,8 +143,8 @@ class RequestOutput:
     ``cached_tokens`` counts prompt tokens that were not computed for this request, and is set in
     the first output; so are ``prompt_logprobs``, of prompt tokens [1, num_prompt_tokens), if
     requested. A worker may replace the request id that its engine has set; after that, an output is
-    never changed. The class is not frozen only because an output is made for nearly every token,
-    and making a frozen one takes five times as long.
+    never changed. The class is not frozen because an output is made for nearly every token, and
+    creating a frozen instance takes five times as long.
     """
 
     request_id: RequestId

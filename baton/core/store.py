@@ -1,4 +1,4 @@
-"""Messages between workers, operators and store nodes."""
+"""Messages between store nodes and their clients: workers, and tools for administrators."""
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -17,12 +17,12 @@ class Tier(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PutRequest:
-    """Consecutive blocks of one chain and one size, in the caller's region; the first of them
-    is ``first_block`` blocks from the chain's start. Checksums are by ``checksum_algorithm``.
-    ``preceding_keys`` are the keys of blocks before them, which the node has already and only marks
-    as used.
+    """Consecutive blocks of one chain and one size, in the caller's region; the first of them is
+    ``first_block`` blocks from the chain's start. Checksums are by ``checksum_algorithm``.
+    ``preceding_keys`` are the keys of the blocks before these, which the node already has and only
+    marks as used.
 
-    ``tenant`` and ``model`` are tags of up to 16 bytes, for quotas and for the operator. They do
+    ``tenant`` and ``model`` are tags of up to 16 bytes, for quotas and for administrators. They do
     not identify the blocks; the keys do.
     """
 
@@ -37,8 +37,8 @@ class PutRequest:
 
 @dataclass(frozen=True, slots=True)
 class PutResult:
-    """Numbers of blocks. If ``num_stored`` and ``num_already_present`` add up to fewer than were
-    put, the node had space for that prefix only."""
+    """The result of a put, in blocks. If ``num_stored`` and ``num_already_present`` add up to fewer
+    blocks than were put, the node had space only for that prefix of them."""
 
     num_stored: int
     num_already_present: int
@@ -56,9 +56,9 @@ class LeaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class LeasedBlocks:
-    """``blocks`` stay in DRAM until the lease ends; if the lease id is empty, there are none. The
-    node has ``num_stored`` of the requested keys, in any tier; ``num_promoted`` of ``blocks`` were
-    read from the SSD."""
+    """``blocks`` stay in DRAM until the lease ends; if ``lease_id`` is empty, there are no blocks.
+    The node has ``num_stored`` of the requested keys, in any tier; ``num_promoted`` of ``blocks``
+    were read from the SSD."""
 
     lease_id: str
     checksum_algorithm: str
@@ -69,8 +69,8 @@ class LeasedBlocks:
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """One block as the operator sees it. ``depth`` is its index in its chain, ``stored_at`` wall
-    time in seconds."""
+    """One block as listed for an administrator. ``depth`` is its index in its chain, ``stored_at``
+    wall time in seconds."""
 
     key: BlockKey
     tier: Tier
@@ -140,7 +140,7 @@ class StoreStats:
     found; empty if it passed.
 
     ``hit_blocks_*`` and ``missed_blocks`` count blocks that leases requested. ``dropped_blocks``
-    were evicted from DRAM without being written to the SSD, although there is one.
+    were evicted from DRAM without being written to the SSD, although the node has one.
     """
 
     arena_bytes: int = 0

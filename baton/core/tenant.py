@@ -18,7 +18,7 @@ def tenant_salt(secret: str | None, tenant: TenantId) -> bytes:
 
 
 def tenant_tag(salt: bytes) -> bytes:
-    """A tag that identifies a tenant in the store, for quotas and for the operator, and reveals
+    """A tag that identifies a tenant in the store, for quotas and for administrators, and reveals
     nothing about the salt."""
     return hashlib.blake2b(salt, digest_size=TAG_BYTES, person=b"baton.tag.v1").digest()
 

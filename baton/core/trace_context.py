@@ -12,7 +12,8 @@ SPAN_ID_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """One span of one trace: 32 and 16 lower hexadecimal digits, neither all zero."""
+    """One span of one trace. The ids have 32 and 16 lower-case hexadecimal digits, not all of them
+    zero."""
 
     trace_id: str
     span_id: str
@@ -24,7 +25,8 @@ class TraceContext:
 
     def child(self, *names: object) -> "TraceContext":
         """The child span with these names. Equal names give equal ids in every process, so a span's
-        id can be sent to others before the span begins, and the span reported after it ends."""
+        id can be sent to other processes before the span begins, and the span can be reported after
+        it has ended."""
         text = "/".join((self.span_id, *map(str, names)))
         digest = hashlib.blake2b(
             text.encode(), digest_size=SPAN_ID_BYTES, key=self.trace_id.encode()
@@ -33,8 +35,9 @@ class TraceContext:
 
 
 def parse_traceparent(text: str) -> TraceContext | None:
-    """Parse a traceparent; None if it is malformed: the header is then ignored, and the request is
-    not refused. Later versions of the format may have more fields at the end."""
+    """Parse a traceparent. Return None if it is malformed, so that the caller ignores the header
+    instead of rejecting the request. Later versions of the format may have more fields at the
+    end."""
     match = _FORM.fullmatch(text)
     if match is None:
         return None

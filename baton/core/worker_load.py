@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from baton.core.cost import DecodeCost, PrefillCost
 
 MAX_QUEUED = 32
-"""Entries of a reported queue. This bounds the size of heartbeats; behind this many prompts, the
-exact order no longer matters for placement."""
+"""Maximum number of entries in a reported queue. This bounds the size of heartbeats; behind this
+many prompts, the exact order no longer matters for placement."""
 
 REFERENCE_PROMPT_TOKENS = 1024
 """Length of the prompt by which workers' speeds are compared."""
@@ -15,7 +15,7 @@ REFERENCE_PROMPT_TOKENS = 1024
 @dataclass(frozen=True, slots=True)
 class QueuedWork:
     """One or several waiting prompts: ``work_seconds`` of computing, due ``deadline_seconds`` after
-    the report; None where there is no deadline."""
+    the report, or without a deadline if that is None."""
 
     deadline_seconds: float | None
     work_seconds: float
@@ -28,11 +28,11 @@ class WorkerLoad:
 
     Prefill: ``queue`` is ordered by deadline, and the last of :data:`MAX_QUEUED` entries stands for
     all others; it is empty while ``prefill_cost`` is unknown. ``queued_tokens`` of the same prompts
-    are still to be computed. ``prefill_error`` is that cost's relative standard error for
-    :data:`REFERENCE_PROMPT_TOKENS` tokens. Decode: ``decode_requests`` are on this worker or being
-    imported; they have ``context_tokens`` of KV now, and ``promised_tokens`` once their answers
-    have the predicted lengths. ``answer_tokens`` is the mean of recent answers; nine in ten were
-    longer than ``short_answer_tokens``. ``link_bytes_per_second`` is the bandwidth from other
+    are still to be computed. ``prefill_error`` is the relative standard error of ``prefill_cost``
+    for :data:`REFERENCE_PROMPT_TOKENS` tokens. Decode: ``decode_requests`` are on this worker or
+    being imported; they have ``context_tokens`` of KV now, and ``promised_tokens`` once their
+    answers have the predicted lengths. ``answer_tokens`` is the mean of recent answers; nine in ten
+    were longer than ``short_answer_tokens``. ``link_bytes_per_second`` is the bandwidth from other
     hosts. None means unknown.
     """
 

@@ -1,9 +1,10 @@
 """A circuit breaker that keeps calls away from a failing store node.
 
-The router has another one (:mod:`router.generation.circuit_breaker`): a call to a store takes
-milliseconds and is bracketed by its caller, so one failure opens this breaker and a probe's end is
-always reported; an answer takes minutes, several workers share its failure, and its end may never
-be reported, so that one counts failures and lets another probe through after a time-out."""
+The router has a different one for workers (:mod:`router.generation.circuit_breaker`). A call to a
+store takes milliseconds, and its caller always reports how it ended, so this breaker opens after a
+single failure and waits for the result of its probe. An answer takes minutes, its failure may be
+due to any of several workers, and its end may never be reported, so the router's breaker counts
+failures and allows another probe after a timeout."""
 
 MIN_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 30.0

@@ -121,7 +121,8 @@ class ClusterStoreClient:
         return bool(self._usable())
 
     async def count_stored(self, node: Member, keys: Sequence[BlockKey]) -> int:
-        """How many leading ``keys`` the node has. Leases nothing. Raises as :meth:`lease`."""
+        """Return how many leading ``keys`` the node has, without leasing them. Raises the same
+        errors as :meth:`lease`."""
         entry = self._node(node)
         async with self._guarded(entry):
             leased = await entry.client.lease(LeaseRequest(tuple(keys), LEASE_DURATION_SECONDS, 0))
@@ -164,7 +165,8 @@ class ClusterStoreClient:
         node.breaker.record_failure(self._clock.monotonic())
 
     async def remove_stale_hint(self, node: Member, keys: Sequence[BlockKey]) -> None:
-        """Remove blocks from the index for which ``node`` was named but that it does not have."""
+        """Remove the index entries that name ``node`` as a holder of ``keys``, which it does not
+        have."""
         if len(self._usable()) < 2:
             return  # the index was not used: it was the only node
         try:
@@ -173,7 +175,8 @@ class ClusterStoreClient:
             log.info("index_not_repaired", error=str(error))
 
     async def count_stored_at_put_target(self, keys: Sequence[BlockKey]) -> int:
-        """How many leading ``keys`` the node has to which a put would go. Raises as :meth:`put`."""
+        """Return how many leading ``keys`` are stored on the node to which :meth:`put` would send
+        blocks. Raises the same errors as :meth:`put`."""
         return await self.count_stored(self._target().member, keys)
 
     async def put(
@@ -213,7 +216,7 @@ class ClusterStoreClient:
     def _target(self) -> _NodeEntry:
         stores = self._usable()
         if not stores:
-            raise Unavailable("there is no store node to put to")
+            raise Unavailable("no store node is usable")
         return self._node(stores[0])
 
     def _usable(self) -> list[Member]:
@@ -283,8 +286,8 @@ class ClusterStoreClient:
         return node.link
 
     async def _connect_transport(self, transport: Transport, endpoint: Endpoint) -> Peer:
-        """Connect in a thread. That may take long and can't be interrupted, so after the timeout of
-        a call the connection is left to complete unused."""
+        """Connect in a thread. Connecting may take long and can't be interrupted; if it takes
+        longer than a call may, the connection is left to complete unused."""
         connecting = asyncio.ensure_future(run_in_thread(lambda: transport.connect(endpoint)))
         done, _ = await asyncio.wait([connecting], timeout=self._call_seconds)
         if not done:
@@ -294,14 +297,14 @@ class ClusterStoreClient:
 
 
 def _check_leased(node: Member, keys: Sequence[BlockKey], leased: LeasedBlocks) -> None:
-    """Raises Unavailable, as for a failing node, if these are not the requested blocks."""
+    """Raises Unavailable, as for a failing node, if ``leased`` are not the requested blocks."""
     blocks = leased.blocks
     if [block.key for block in blocks] != list(keys[: len(blocks)]):
         raise Unavailable(f"store node {node.id} leased other blocks than requested")
     if not len(blocks) <= leased.num_stored <= len(keys) or leased.num_promoted > len(blocks):
         raise Unavailable(
             f"store node {node.id} leased {len(blocks)} blocks, {leased.num_promoted} from disk, "
-            f"and claims to have {leased.num_stored} of {len(keys)}"
+            f"and claims to have {leased.num_stored} of {len(keys)} requested ones"
         )
 
 

@@ -1,4 +1,5 @@
-"""The index of which store nodes have which blocks. It may be stale: only the node itself knows."""
+"""The index of which store nodes have which blocks. It may be stale: only a node itself knows which
+blocks it has."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -28,8 +29,8 @@ class KvIndex(Protocol):
     """Methods raise Unavailable when the index can't be reached in time."""
 
     async def add(self, holder: KvHolder, keys: Sequence[BlockKey], tier: Tier) -> None:
-        """Record that ``holder`` has the blocks ``keys`` in ``tier``. Replaces its earlier entries,
-        also those of earlier generations."""
+        """Record that ``holder`` has the blocks ``keys`` in ``tier``. This replaces the node's
+        earlier entries for these blocks, including those of its earlier generations."""
         ...
 
     async def remove(self, holder: KvHolder, keys: Sequence[BlockKey]) -> None:
@@ -47,8 +48,8 @@ class KvIndex(Protocol):
         ...
 
     async def register_holder(self, holder: KvHolder) -> bool:
-        """Register ``holder``; returns whether it was registered before, within a day. If not, the
-        index has lost its entries, or never had them."""
+        """Register ``holder``, and return whether it was already registered within the last day. If
+        not, the index has lost its entries, or never had them."""
         ...
 
     async def close(self) -> None: ...

@@ -9,7 +9,7 @@ from baton.kv.index import KvHolder, PrefixHit, bisect_prefix
 
 
 class MemoryKvIndex:
-    """An index in this process. With ``is_reachable`` False, every call raises Unavailable."""
+    """An index in this process. While ``is_reachable`` is False, every call raises Unavailable."""
 
     def __init__(self) -> None:
         self.is_reachable = True

@@ -1,4 +1,4 @@
-"""The index in Redis: a hash per block, node → generation and tier.
+"""The index in Redis. Each block has a hash that maps nodes to their generation and tier.
 
 An entry expires 24 hours after it was last added, so that entries of dead nodes disappear.
 """

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 MAX_CACHED_DECISIONS = 256
-"""Decisions that are cached: clients send the same few hosts and origins again and again."""
+"""Maximum number of cached decisions. Clients send the same few hosts and origins again and
+again."""
 
 CROSS_SITE_ERROR = (
     "the request comes from a web page of another site: open the address itself, or add the page's "

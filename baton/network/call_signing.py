@@ -18,8 +18,8 @@ MAX_CLOCK_SKEW_SECONDS = 30.0
 """Maximum difference between the clocks of the signer and the verifier."""
 
 MAX_NONCES = 1 << 19
-"""Nonces of twice the validity window, some 100 bytes each. They suffice for 8,000 calls a second,
-more than any server of Baton could answer."""
+"""Maximum number of nonces kept for one period of twice the maximum clock skew, at some 100 bytes
+each. It suffices for 8,000 calls a second, more than any Baton server could answer."""
 
 NONCE_BYTES = 12
 MAX_PROOF_BYTES = 1024
@@ -91,7 +91,7 @@ class CallVerifier:
 
 class _NonceCache:
     """Keeps nonces for at least as long as their signatures are valid. When there are too many, the
-    older half is dropped, and all signatures of that time become invalid."""
+    older half is dropped, and all signatures from that period become invalid."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -102,7 +102,7 @@ class _NonceCache:
         self._latest_recent = self._latest_earlier = self._floor = 0
 
     def add(self, nonce: str, at_nanoseconds: int) -> bool:
-        """Record a nonce. False if it was used before, or may have been dropped."""
+        """Record a nonce. Return False if it was used before, or might be one that was dropped."""
         with self._lock:
             self._rotate()
             if nonce in self._recent or nonce in self._earlier or at_nanoseconds <= self._floor:

@@ -1,8 +1,9 @@
-"""Every socket that a cluster listens on: a table, and the announcements of the programs.
+"""The table of all sockets that a cluster listens on, and the programs' announcements of those
+sockets.
 
-A program announces each listening socket under a name of ``LISTENERS``. ``baton doctor --sockets``
-compares the announcements with the kernel's list, and docs/network.md's table is generated from
-``LISTENERS``.
+A program announces each socket on which it listens under a name from ``LISTENERS``.
+``baton doctor --sockets`` compares the announcements with the kernel's list, and docs/network.md's
+table is generated from ``LISTENERS``.
 """
 
 from collections.abc import Callable

@@ -3,8 +3,8 @@ authority.
 
 Members come and go under any address, so certificates contain no addresses: they all have the DNS
 name ``baton``. Files are read again when they have changed; new connections use the new files,
-existing connections stay as they are. Each handshake looks for changes: members connect rarely. The
-router polls its public certificate instead (:mod:`router.http.tls`).
+existing connections stay as they are. Each handshake checks the files for changes, since members
+connect rarely. The router polls its public certificate instead (:mod:`router.http.tls`).
 """
 
 import ssl
@@ -26,13 +26,13 @@ log = structlog.get_logger(__name__)
 
 
 def client_context(trust: ClusterCredentials) -> ssl.SSLContext | None:
-    """The context for a client; None without TLS. Raises Invalid."""
+    """Return the context for a client, or None if the cluster doesn't use TLS. Raises Invalid."""
     return _context(trust, _file_stamps(trust), is_server=False) if trust.has_tls else None
 
 
 def server_context(trust: ClusterCredentials) -> ssl.SSLContext | None:
-    """The context for a server; None without TLS. Each handshake uses the current files; if they
-    can't be read, it uses the last good ones. Raises Invalid."""
+    """Return the context for a server, or None if the cluster doesn't use TLS. Each handshake uses
+    the current files, or the last valid ones if the current ones can't be read. Raises Invalid."""
     if not trust.has_tls:
         return None
     first = latest = _context(trust, _file_stamps(trust), is_server=True)
@@ -97,7 +97,7 @@ def _read(trust: ClusterCredentials) -> tuple[bytes, bytes, bytes]:
 
 @lru_cache(maxsize=8)
 def _context(trust: ClusterCredentials, seen: FileStamps, *, is_server: bool) -> ssl.SSLContext:
-    """The context for the files. ``seen`` is only a part of the cache key."""
+    """The context for the files. ``seen`` is used only as part of the cache key."""
     side = ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_3

@@ -29,7 +29,7 @@ SEND_SECONDS = 5.0
 """Timeout for the collector to accept a batch, retries included."""
 
 CLOSE_SECONDS = 2.0
-"""Time to send the last spans when the program ends."""
+"""Time to send the last spans when the program stops."""
 
 _KINDS = {
     SpanKind.INTERNAL: api.SpanKind.INTERNAL,

@@ -1,5 +1,5 @@
-"""Prometheus text of a registry, in which renamed metrics have their old name, too, for one
-version."""
+"""Renders a registry's metrics as Prometheus text. For one version, renamed metrics also appear
+under their old names."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -21,7 +21,8 @@ RENAMED_METRICS: Mapping[str, str] = MappingProxyType({
     "baton_worker_handoff_exposed_seconds": "baton_worker_kv_transfer_exposed_seconds",
     "baton_worker_handoff_held_seconds": "baton_worker_kv_export_seconds",
 })  # fmt: skip
-"""Old name → new name, of metric families: without ``_total`` and ``_bucket``."""
+"""Old name → new name of each renamed metric family, without suffixes such as ``_total`` and
+``_bucket``."""
 
 _OLD_NAMES = {new: old for old, new in RENAMED_METRICS.items()}
 

@@ -1,4 +1,5 @@
-"""Spans: stages of a request, made after it has ended from timestamps that are recorded anyway.
+"""Spans describe the stages of a request. They are made after the request has ended, from
+timestamps that are recorded anyway.
 
 Nothing is traced while a request runs. The code that knows when its stages began and ended emits
 spans afterwards, so that requests that are not traced cost nothing.

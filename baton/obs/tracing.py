@@ -24,7 +24,7 @@ def open_span_sink(
     process: str,
     cluster: str,
 ) -> ClosableSpanSink | None:
-    """Open a sink; None without an ``endpoint``, and then OpenTelemetry is not even imported."""
+    """Open a sink. If ``endpoint`` is None, return None without importing OpenTelemetry."""
     if endpoint is None:
         return None
     from baton.obs.otlp_sink import OtlpSpanSink
@@ -38,6 +38,6 @@ def open_span_sink(
 
 
 async def close_span_sink(spans: ClosableSpanSink | None) -> None:
-    """Close the sink, if there is one, when a program ends."""
+    """Close the sink, if there is one, when a program stops."""
     if spans is not None:
         await asyncio.to_thread(spans.close)

@@ -29,8 +29,8 @@ def log_decision(text: str) -> None:
 
 class Autoscaler:
     """Checks the pools every ``check_seconds``, while it is the leader (``is_leader``). A check
-    that fails changes nothing. A restart loses only the record of how long a change has been
-    wanted."""
+    that fails changes nothing. A restart of the process loses only the record of how long a change
+    has been wanted."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Autoscaler:
         try:
             observation = await self._observe()
         except BatonError as error:
-            self._log_failure(f"can't see the pools: {error}")
+            self._log_failure(f"can't read the state of the pools: {error}")
             return None
         step, history = decide_scaling(observation, self._history, self._config)
         if step is None:
@@ -137,8 +137,8 @@ async def run_autoscaler(
     is_leader: Callable[[], bool] = lambda: True,
 ) -> None:
     """Run an autoscaler according to the settings, until cancelled; return at once if it is off.
-    ``can_convert``: workers can move between these pools by changing their role. ``is_leader``:
-    whether this process is the leader."""
+    ``can_convert`` says whether workers can move between these pools by changing their role, and
+    ``is_leader`` whether this process is the leader."""
     if settings.autoscale == "off":
         return
     scaler = Autoscaler(

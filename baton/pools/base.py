@@ -1,4 +1,5 @@
-"""The pools of workers, wherever they run, as ``baton scale`` and the autoscaler see them.
+"""The interface by which ``baton scale`` and the autoscaler control the worker pools, wherever
+these run.
 
 Growing and shrinking begin at once and take some time; :meth:`Pools.workers` shows the progress. In
 every backend, a worker that is removed is drained first: it accepts no new requests, its requests
@@ -19,9 +20,10 @@ MAX_POOL = 256
 @dataclass(frozen=True, slots=True)
 class PoolWorker:
     """``state`` is starting, serving, converting, draining, restarting, pending, stopped or failed.
-    ``role`` of a converting worker is its new role; it still drains in its old role. The id is only
-    a name: a worker keeps it when its role changes. ``node`` is the machine, empty for this one.
-    ``message`` tells people what the worker waits for, or its progress."""
+    ``role`` of a converting worker is its new role, although the worker still drains in its old
+    role. A worker keeps its ``id`` when its role changes. ``node`` is the machine's name, empty for
+    this machine. ``message`` is a human-readable note on what the worker waits for, or on its
+    progress."""
 
     id: WorkerId
     role: Role

@@ -19,7 +19,8 @@ TIMEOUT_SECONDS = 10.0
 def send_control_command(path: Path, request: dict[str, Any]) -> dict[str, Any]:
     """Send one command (``scale`` with ``pools``, ``drain`` with ``worker``, or ``pools``), and
     return the pools: ``{"sizes": {role: count}, "workers": [{"id", "role", "state", "node",
-    "message"}]}``. Blocks. Raises the supervisor's errors, Unavailable when it doesn't answer."""
+    "message"}]}``. Blocks. Raises the supervisor's errors, and Unavailable if the supervisor
+    doesn't answer."""
     try:
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(TIMEOUT_SECONDS)

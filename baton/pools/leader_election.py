@@ -55,7 +55,8 @@ class LeaseStore(Protocol):
 
 class LeaderElection:
     """One candidate. ``candidate_id`` is unique among the candidates. ``on_lead`` is called when
-    this one becomes the leader; check :attr:`is_leader` before each action of a leader."""
+    this candidate becomes the leader; check :attr:`is_leader` before each action that only the
+    leader may take."""
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class LeaderElection:
         try:
             self._seen = await self._store.write(replace(seen, holder=NO_HOLDER))
         except BatonError as error:
-            self._log_failure(f"the lease is not released and will expire: {error}")
+            self._log_failure(f"could not release the lease, which will expire: {error}")
 
     def _observe(self, record: LeaseRecord | None) -> None:
         """Remember when a renewal was first seen."""

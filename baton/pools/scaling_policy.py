@@ -25,10 +25,10 @@ class PoolBounds:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingConfig:
     """``max_workers`` is the budget of both pools, including workers that are being removed. A
-    change must have been wanted for ``stable_seconds``, comes ``cooldown_seconds`` after the last
-    one, and is of ``max_step_workers`` workers at most. New workers that do not serve after
-    ``pending_seconds`` are taken back, and the pool does not grow again for as long.
-    ``can_convert``: a worker can move from pool to pool."""
+    change is made once it has been wanted for ``stable_seconds``, and at least ``cooldown_seconds``
+    after the last change; it adds or removes at most ``max_step_workers`` workers. New workers that
+    do not serve after ``pending_seconds`` are taken back, and their pool does not grow for another
+    ``pending_seconds``. ``can_convert`` says whether workers can move from pool to pool."""
 
     prefill: PoolBounds = PoolBounds()
     decode: PoolBounds = PoolBounds()
@@ -146,8 +146,8 @@ def decide_scaling(
 
 
 def wanted_sizes(observation: PoolObservation, config: ScalingConfig) -> dict[Role, int]:
-    """The plan's sizes, clamped to all bounds. If they exceed the budget, it is divided in
-    proportion."""
+    """The plan's sizes, clamped to all bounds. If they exceed the budget, the budget is divided in
+    proportion to them."""
     if observation.plan is None:
         return {}
     asked = {Role.PREFILL: observation.plan.prefill, Role.DECODE: observation.plan.decode}
@@ -261,7 +261,8 @@ def _exchange(
 def _growth(
     observation: PoolObservation, history: ScalingHistory, config: ScalingConfig
 ) -> ScalingStep | None:
-    """Grow the pool that lacks most workers in proportion, as far as the budget allows."""
+    """Grow the pool that lacks the most workers relative to its size, as far as the budget
+    allows."""
     budget = config.max_workers - observation.num_budgeted_workers
     lacking = _growing_roles(observation, history, config)
     if not lacking or budget <= 0:
@@ -288,9 +289,9 @@ def _growing_roles(
 def _shrinkage(
     observation: PoolObservation, history: ScalingHistory, config: ScalingConfig
 ) -> ScalingStep | None:
-    """Shrink a pool. None shrinks while workers are still starting, since the plan counts only
-    those that serve; nor does a pool that has no more serving workers than it needs, since a plan
-    says little about a pool that is down."""
+    """Shrink a pool. No pool shrinks while workers are still starting, since the plan counts only
+    those that serve; nor does a pool without more serving workers than it needs, since a plan says
+    little about a pool that is down."""
     if any(observation.num_not_serving_yet(role) for role in observation.sizes):
         return None
     for role in _due(observation, history, config, grows=False):
@@ -305,7 +306,7 @@ def _shrinkage(
 def _due(
     observation: PoolObservation, history: ScalingHistory, config: ScalingConfig, grows: bool
 ) -> list[Role]:
-    """Pools whose change has been wanted for long enough."""
+    """Pools for which growth (if ``grows``) or shrinkage has been wanted for long enough."""
     return [
         role
         for role, wish in history.pending_changes.items()

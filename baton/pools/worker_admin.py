@@ -1,5 +1,5 @@
-"""Drains workers through their RPCs, for backends that don't own the workers' processes. Their
-addresses come from the registry."""
+"""Drains workers through their RPCs, for backends that don't own the workers' processes. The
+workers' addresses come from the registry."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -24,7 +24,7 @@ class WorkerAdmin(Protocol):
         ...
 
     async def is_drained(self, worker_id: WorkerId) -> bool:
-        """Whether the worker has no requests left, and no KV that others still need."""
+        """Whether the worker has no requests left, and no KV that other workers still need."""
         ...
 
     async def end_drain(self, worker_id: WorkerId) -> None:
@@ -56,7 +56,7 @@ class RegistryWorkerAdmin:
         for member in await self._registry.members():
             if member.id == worker_id:
                 return member
-        raise NotFound(f"the registry does not know {worker_id}")
+        raise NotFound(f"worker {worker_id} is not in the registry")
 
 
 def scalar_load(member: Member) -> float:

@@ -12,13 +12,13 @@ MAX_MEMBERS = 4096
 class Registry(Protocol):
     """Methods raise Unavailable when the registry can't be reached in time. ``database_id``
     identifies the database that the last answer of :meth:`members` came from. It changes when the
-    registry has lost its data; then it knows no members at first."""
+    registry has lost its data; the registry then knows no members at first."""
 
     database_id: str
 
     async def announce(self, member: Member, ttl_seconds: float) -> bool:
-        """Write the member, and start or renew its lease. False: a newer generation of that id is
-        registered, so the caller must stop."""
+        """Write the member, and start or renew its lease. Return False if a newer generation with
+        the same id is registered; the caller must then stop."""
         ...
 
     async def withdraw(self, member_id: WorkerId, generation: Incarnation) -> None:

@@ -36,5 +36,5 @@ class BoundedParser(_AsyncRESP3Parser):
         self._remaining_bytes -= size_bytes
         if self._remaining_bytes < 0:
             raise InvalidResponse(
-                f"Redis sent more than {MAX_REPLY_BYTES >> 20} MiB: Baton stores nothing so large"
+                f"Redis sent more than {MAX_REPLY_BYTES >> 20} MiB; Baton stores no value so large"
             )

@@ -21,7 +21,7 @@ class EntrySigner:
         self._clock = clock
 
     def sign(self, content: bytes, seconds: float) -> bytes:
-        """Sign ``content``, valid for ``seconds``. ``content`` must have no line break."""
+        """Sign ``content``, valid for ``seconds``. ``content`` must not contain a line break."""
         if self._key is None:
             return content
         until = round(self._clock.wall_nanoseconds() / 1e6 + seconds * 1e3)
@@ -41,7 +41,7 @@ class EntrySigner:
         claim, _, code = entry.rpartition(b" ")
         if not hmac.compare_digest(code, self._code(self._key, claim)):
             raise Unauthorized(
-                "the entry's signature is wrong: its writer has another cluster_secret"
+                "the entry's signature is wrong: its writer has a different cluster_secret"
             )
         self._check_time(int(rest.partition(b" ")[0]))
         return content

@@ -35,7 +35,7 @@ class Heartbeat:
         self._announce_requested = asyncio.Event()
 
     def announce_now(self) -> None:
-        """Announce the member now, since a change must be known soon."""
+        """Announce the member now instead of at the next heartbeat, because it has changed."""
         self._announce_requested.set()
 
     async def run(self) -> None:

@@ -32,8 +32,8 @@ RENAMED_FIELDS = {
     "line": "framed_address",
     "arithmetic": "numerics_fingerprint",
 }
-"""Old name → new name. For one version, members write both and read either, so that members of the
-version before and of this one know each other during an upgrade."""
+"""Old name → new name. For one version, members write both names and read either, so that members
+of this version and of the previous one can read each other's entries during an upgrade."""
 
 
 def member_to_json(member: Member) -> bytes:
@@ -44,7 +44,9 @@ def member_to_json(member: Member) -> bytes:
 def member_from_json(data: bytes) -> Member:
     """Parse a member. Raises Invalid for anything else."""
     if len(data) > MAX_MEMBER_BYTES:
-        raise Invalid(f"a member's record has at most {MAX_MEMBER_BYTES} bytes, not {len(data)}")
+        raise Invalid(
+            f"a member's record must have at most {MAX_MEMBER_BYTES} bytes, not {len(data)}"
+        )
     try:
         raw = _with_new_names(orjson.loads(data))
         return Member(

@@ -1,4 +1,4 @@
-"""In-memory implementation of the registry, for one process, with its clock."""
+"""An in-memory implementation of the registry, for a single process."""
 
 from itertools import count
 
@@ -9,8 +9,8 @@ from baton.errors import Unavailable
 
 
 class MemoryRegistry:
-    """A registry in this process. With ``is_reachable`` False, every call raises Unavailable, as in
-    an outage of Redis."""
+    """A registry in this process. While ``is_reachable`` is False, every call raises Unavailable,
+    as during an outage of Redis."""
 
     _database_ids = count(1)
 

@@ -17,7 +17,7 @@ from baton.registry.redis_client import call_redis, connect_redis
 MAX_ENTRY_BYTES = MAX_MEMBER_BYTES + 128
 
 # A value that is not a member, or has an impossible generation (over 64 bits), counts as older than
-# any. The first line of a signed entry is the member.
+# any generation. The first line of a signed entry is the member.
 _IS_NEWER = f"""
 local function is_newer(present, generation)
   if type(present) ~= 'string' or #present > {MAX_ENTRY_BYTES} then return false end
@@ -95,7 +95,8 @@ class RedisRegistry:
         return [member for member in found if member is not None]
 
     def _member(self, name: str, entry: bytes | None) -> Member | None:
-        """Parse an entry; None if it is not the member of that name, which is logged once."""
+        """Parse an entry. Return None if it is not a trusted and valid entry of member ``name``,
+        which is logged once per member."""
         is_known = name in self._ignored
         try:
             member = _parsed(name, self._signer.verify(entry)) if entry else None
@@ -131,8 +132,8 @@ class RedisRegistry:
 
 
 def _parsed(name: str, content: bytes) -> Member:
-    """Raises Invalid for anything but the member of that name."""
+    """Parse the entry of member ``name``. Raises Invalid for anything else."""
     member = member_from_json(content)
     if member.id != name:
-        raise Invalid(f"the entry is of another member, {member.id}")
+        raise Invalid(f"the entry belongs to another member, {member.id}")
     return member

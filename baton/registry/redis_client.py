@@ -17,7 +17,7 @@ T = TypeVar("T")
 TIMEOUT_SECONDS = 2.0
 
 MAX_CONNECTIONS = 64
-"""Connections of one client; further calls wait for a free one."""
+"""Maximum number of connections of one client; further calls wait for a free one."""
 
 RETRIES = 1
 """One immediate retry on a new connection, since a restart of the server breaks pooled ones. More
@@ -60,6 +60,7 @@ async def call_redis(url: str, call: Awaitable[T], seconds: float = 2 * TIMEOUT_
 
 
 def _address(url: str) -> str:
-    """Host and port. The rest of the URL may contain a password, and errors are sent to others."""
+    """Host and port. The rest of the URL may contain a password, and errors are sent to other
+    processes."""
     parts = urlsplit(url)
     return f"{parts.hostname}:{parts.port}" if parts.hostname else parts.path

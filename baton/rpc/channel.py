@@ -1,4 +1,4 @@
-"""Client side of gRPC: channel options, signed calls, error translation."""
+"""The client side of gRPC calls: channel options, signing, and translation of errors."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -72,7 +72,7 @@ def translated_rpc_errors() -> Iterator[None]:
     except grpc.aio.AioRpcError as error:
         raise translate_rpc_error(error) from error
     except asyncio.InvalidStateError as error:  # a write to a call that has ended
-        raise Unavailable("the call is over") from error
+        raise Unavailable("the call has ended") from error
 
 
 class _SigningChannel:

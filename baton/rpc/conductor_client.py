@@ -25,7 +25,7 @@ async def request_placement(
     request = placement_query_to_proto(query)
     if stream is not None:
         return await stream.request_placement(request, timeout_seconds)
-    assert channel is not None, "there is a stream or a channel"
+    assert channel is not None, "a stream or a channel is required"
     with translated_rpc_errors():
         answer = await pb_grpc.ConductorStub(channel).Place(request, timeout=timeout_seconds)
     return placement_from_proto(answer)

@@ -1,4 +1,4 @@
-"""A conductor's gRPC service: decode, call the core, encode."""
+"""A conductor's gRPC service, which decodes a request, calls the core, and encodes the answer."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol

@@ -17,7 +17,7 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["Worker"].full_name
 
 
 class EncodedStream(Protocol):
-    """As :class:`baton.rpc.worker_service.RouterStream`, but with encoded outputs."""
+    """Like :class:`baton.rpc.worker_service.RouterStream`, but with encoded outputs."""
 
     def submit(self, spec: RequestSpec, task: Task, source: WorkerRef | None) -> None: ...
 
@@ -26,7 +26,7 @@ class EncodedStream(Protocol):
     def refuse(self, output: RequestOutput) -> None: ...
 
     async def next_message(self) -> bytes:
-        """Wait for outputs, and return all that are there as one ``WorkerMessage``. Raises
+        """Wait for outputs, and return all available ones as one ``WorkerMessage``. Raises
         Overloaded when the router has left too many unread."""
         ...
 
@@ -34,7 +34,7 @@ class EncodedStream(Protocol):
 
 
 class EncodedCore(Protocol):
-    """As :class:`baton.rpc.worker_service.WorkerCore`, but without KV export."""
+    """Like :class:`baton.rpc.worker_service.WorkerCore`, but without KV export."""
 
     def open_stream(self) -> EncodedStream: ...
 

@@ -138,8 +138,8 @@ class KvStoreClient:
             return await over_grpc(request, timeout=seconds)
 
     async def _open_local_rpc(self) -> LocalRpcClient | None:
-        """The local client; None if there is none. A socket that can't be reached (from another
-        container, say) is not tried again."""
+        """Return the local client, or None if local RPC isn't available. A socket that can't be
+        reached (for example, from another container) is not tried again."""
         if self._local_rpc is None and self._socket_path:
             try:
                 self._local_rpc = await LocalRpcClient.connect(self._socket_path)

@@ -1,5 +1,5 @@
-"""The unary calls of a store node: decode, call the core, encode. They are the same over gRPC and
-over local RPC."""
+"""The unary calls of a store node, each of which decodes a request, calls the core, and encodes the
+answer. They are the same over gRPC and over local RPC."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Protocol

@@ -1,8 +1,8 @@
-"""Local RPC: a store node's calls over a Unix socket, ten times faster than gRPC on one host.
+"""Local RPC carries a store node's calls over a Unix socket, ten times as fast as gRPC on one host.
 
 A frame's number identifies the call, its kind is the method or the status, and its payload a
 message of ``kvstore.proto``. Calls of one connection run concurrently and are answered as they end.
-Access is limited by the permissions of the socket's folder, and to processes of the same user.
+Access is limited by the permissions of the socket's folder, and to processes run by the same user.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from baton.rpc.kvstore_methods import LOCAL_RPC_METHODS, KvStoreMethods
 from baton.rpc.v1 import kvstore_pb2 as pb
 
 MAX_CALLS = 256
-"""Concurrent calls of one connection."""
+"""Maximum number of concurrent calls on one connection."""
 
 MAX_PATH_BYTES = 100
 """The address of a Unix socket has at most 108 bytes."""
@@ -117,7 +117,7 @@ class _LocalRpcConnection(FrameProtocol):
             name, request = _parse(code, payload)
             response = self._calls.call_inline(name, request)
             if response is None and len(self._tasks) >= MAX_CALLS:
-                raise Overloaded(f"{MAX_CALLS} calls are running")
+                raise Overloaded(f"there are {MAX_CALLS} concurrent calls already")
         except BatonError as error:
             self._refuse(call, error)
             return
@@ -138,7 +138,7 @@ class _LocalRpcConnection(FrameProtocol):
                 call,
                 _ERROR,
                 pb.LocalRpcError(
-                    **error_fields(BatonError(f"a bug: {error!r}"))
+                    **error_fields(BatonError(f"internal error: {error!r}"))
                 ).SerializeToString(),
             )
             raise
@@ -176,7 +176,7 @@ class LocalRpcClient(FrameProtocol):
         """Make a call. Raises the node's errors, Unavailable when it has disconnected, and
         DeadlineExceeded."""
         if self.is_closed:
-            raise Unavailable("the store node has gone")
+            raise Unavailable("the store node has disconnected")
         number = _NUMBERS[type(request)]
         self._num_calls = self._num_calls % MAX_CALL_NUMBER + 1
         call = self._num_calls
@@ -215,7 +215,7 @@ class LocalRpcClient(FrameProtocol):
         self.is_closed = True
         for future, _ in self._waiting.values():
             if not future.done():
-                future.set_exception(Unavailable("the store node has gone"))
+                future.set_exception(Unavailable("the store node has disconnected"))
 
 
 def _time_out(future: "asyncio.Future[Message]", seconds: float) -> None:

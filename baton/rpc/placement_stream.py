@@ -1,5 +1,5 @@
-"""A router's stream of placement requests to a conductor. All waiting requests are sent in one
-message.
+"""A router's stream of placement requests to a conductor. All requests that wait to be sent go into
+one message.
 
 A separate call for each placement would cost the router several times as much.
 """
@@ -24,12 +24,12 @@ from baton.rpc.v1 import conductor_pb2 as pb
 from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
 
 MAX_WAITING = 16_384
-"""Unanswered requests, some kilobytes each. A conductor that leaves this many unanswered is taken
-for dead."""
+"""Maximum number of unanswered requests, some kilobytes each. A conductor that leaves this many
+unanswered is considered dead."""
 
 BATCH_BYTES = 4 * 1024 * 1024
 """Once a message has this many bytes of requests, no more are added. A request of a million tokens
-has 1 MB of keys, and a message may have 16."""
+has 1 MB of keys, and a message may have 16 MB."""
 
 CONNECT_SECONDS = 2.0
 

@@ -1,4 +1,4 @@
-"""Server side of gRPC: options, authentication, mapping of errors to status codes."""
+"""The server side of gRPC calls: options, authentication, and mapping of errors to status codes."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -30,8 +30,8 @@ SERVER_OPTIONS = (
 
 
 def build_server(trust: ClusterCredentials | str | None = None) -> grpc.aio.Server:
-    """Build a server without services. With a secret, calls that are not signed with it get
-    UNAUTHENTICATED, and their messages are not read."""
+    """Build a server without services. If there is a secret, calls that are not signed with it fail
+    with UNAUTHENTICATED, and their messages are not read."""
     secret = to_credentials(trust).secret
     if not secret:
         return grpc.aio.server(options=SERVER_OPTIONS)
@@ -49,9 +49,9 @@ async def listen(
     trust: ClusterCredentials | str | None = None,
     advertised: str | None = None,
 ) -> int:
-    """Bind and start the server; returns the port. Clients reach it at the host ``advertised``, or
-    else ``host``: signed calls for another address are refused. Raises Unavailable when it can't be
-    bound, Invalid for certificates that can't be read."""
+    """Bind and start the server, and return the port. Clients reach it at the host ``advertised``,
+    or else ``host``: signed calls for another address are refused. Raises Unavailable if the port
+    can't be bound, and Invalid if the certificates can't be read."""
     trust, address = to_credentials(trust), host_port(host, port)
     raise_open_file_limit()
     try:

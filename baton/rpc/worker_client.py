@@ -1,4 +1,5 @@
-"""Client of a worker, for KV imports of other workers and for administration."""
+"""Client of a worker: other workers import KV through it, and administrative tools inspect and
+drain the worker."""
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -23,7 +24,7 @@ from baton.rpc.v1 import worker_pb2_grpc as pb_grpc
 _ROLES = {Role.PREFILL: pb.WORKER_ROLE_PREFILL, Role.DECODE: pb.WORKER_ROLE_DECODE}
 
 MAX_CHANNELS = 1024
-"""Open channels to peers; beyond this, the least recently used one is closed."""
+"""Maximum number of open channels to peers; beyond this, the least recently used one is closed."""
 
 
 class KvImportStream(Protocol):

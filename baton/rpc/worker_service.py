@@ -1,4 +1,4 @@
-"""A worker's gRPC service: decode, call the core, encode."""
+"""A worker's gRPC service, which decodes messages, calls the core, and encodes its answers."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
@@ -51,7 +51,7 @@ class RouterStream(Protocol):
     def cancel(self, request_id: RequestId, epoch: Epoch) -> None: ...
 
     async def next_outputs(self) -> Sequence[RequestOutput]:
-        """Wait for outputs, and return all that are there. Raises Overloaded when the router has
+        """Wait for outputs, and return all available ones. Raises Overloaded when the router has
         left too many unread."""
         ...
 
@@ -147,8 +147,8 @@ def add_worker_service(server: grpc.aio.Server, core: WorkerCore) -> None:
 
 
 def dispatch_message(stream: RouterStream, message: pb.RouterMessage) -> None:
-    """Pass one message of the router to the core. A request that can't be parsed is refused; if it
-    has no id, Invalid is raised, which ends the stream."""
+    """Pass one message from the router to the core. A request that can't be parsed is refused; if
+    it has no id, Invalid is raised, which ends the stream."""
     match message.WhichOneof("message"):
         case "submit":
             _submit(stream, message.submit)

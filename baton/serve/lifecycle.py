@@ -16,8 +16,8 @@ STOP_SECONDS = 10.0
 """Time for a program to free its resources, once it has drained."""
 
 CRASH_DRAIN_SECONDS = 1.0
-"""Drain time after a crash, for the parts that still work. The other requests can't end, and their
-clients wait for a failover."""
+"""Drain time after a crash, for the parts of the program that still work. The requests in other
+parts can't finish, and their clients wait for a failover."""
 
 
 class LoadStalled(Unavailable):
@@ -51,7 +51,7 @@ class Program(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Free all resources. Called however the program ends."""
+        """Free all resources. Called in any case, even if the program has failed."""
         ...
 
 
@@ -76,8 +76,8 @@ PROGRAM_TRANSITIONS: dict[ProgramState, frozenset[ProgramState]] = {
 
 class Lifecycle:
     """Runs one program through its states, and reports each. Both :meth:`request_stop` and
-    :meth:`request_drain` make it drain. After :meth:`request_stop` the program then ends; after
-    :meth:`request_drain` it waits for :meth:`request_stop`."""
+    :meth:`request_drain` make it drain. After :meth:`request_stop`, the program then stops; after
+    :meth:`request_drain`, it waits for :meth:`request_stop`."""
 
     def __init__(
         self, program: Program, drain_timeout_seconds: float, ops_address: str = ""
@@ -97,7 +97,7 @@ class Lifecycle:
         self._drain_requested.set()
 
     def request_drain(self) -> None:
-        """Drain. Idempotent. If the program has drained when it is asked to stop, it ends at once;
+        """Drain. Idempotent. If the program has drained when it is asked to stop, it stops at once;
         otherwise it has the rest of its drain time."""
         self._drain_requested.set()
 
@@ -128,8 +128,8 @@ class Lifecycle:
             log.warning("stop_took_too_long", seconds=STOP_SECONDS)
 
     async def _start(self) -> bool:
-        """Start the program. False if it was asked to drain or stop meanwhile. Raises LoadStalled
-        if loading the weights stalls."""
+        """Start the program. Return False if it was asked to drain or stop meanwhile. Raises
+        LoadStalled if loading the weights stalls."""
         starting: asyncio.Future[object] = asyncio.ensure_future(self._program.start())
         stalling: asyncio.Future[object] = asyncio.ensure_future(_raise_when_stalled())
         try:

@@ -1,4 +1,4 @@
-"""The ops server: an HTTP server in each process for kubelet, Prometheus and the operator.
+"""The ops server: an HTTP server in each process for kubelet, Prometheus and administrators.
 
 | request | answer |
 |---|---|
@@ -8,8 +8,9 @@
 | ``GET /metrics`` | Prometheus text |
 | ``POST /drain`` | 200 once it has drained, 202 until then; from this host only |
 
-A drain begins as on SIGTERM, but the process stays, not ready, until SIGTERM comes; then it ends at
-once. The request is idempotent, so a caller can repeat it until the drain has finished.
+A drain begins as on SIGTERM, but the process then keeps running, not ready, until it receives
+SIGTERM, and exits at once. The request is idempotent, so a caller can repeat it until the drain has
+finished.
 
 The server runs in threads of its own, and starts before anything is loaded. A native call that
 never releases the GIL stops these threads, too; then there is no answer at all.
@@ -41,8 +42,8 @@ from baton.serve.process_health import ProcessHealth
 log = structlog.get_logger(__name__)
 
 MAX_REQUESTS = 16
-"""Concurrent requests: three probes, some scrapes, a caller that waits for a drain. Further
-connections are closed at once, to bound the number of threads."""
+"""Maximum number of concurrent requests: three probes, some scrapes, and a caller that waits for a
+drain. Further connections are closed at once, to bound the number of threads."""
 
 REQUEST_TIMEOUT_SECONDS = 5.0
 """Timeout for a peer to send its request, and to read the answer."""
@@ -62,7 +63,7 @@ class OpsServer:
     def __init__(
         self, health: ProcessHealth, hang_timeout_seconds: float, guard: BrowserGuard | None = None
     ) -> None:
-        """``guard`` checks the Host header; None accepts any."""
+        """``guard`` checks the Host header; if it is None, any host is accepted."""
         self.health = health
         self.guard = guard or BrowserGuard()
         self._hang_timeout_seconds = hang_timeout_seconds
@@ -76,7 +77,7 @@ class OpsServer:
         self._hang = ""
 
     def open(self, host: str, port: int) -> str:
-        """Start to listen; returns host:port. Raises Unavailable when it can't listen there."""
+        """Start to listen, and return host:port. Raises Unavailable if it can't listen there."""
         try:
             self._server = _Server(self, host, port)
         except OSError as error:

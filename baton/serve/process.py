@@ -18,7 +18,8 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
 GC_THRESHOLD = 50_000
-"""Objects allocated and not freed that trigger a garbage collection; some ten megabytes."""
+"""Number of objects, allocated but not freed, that triggers a garbage collection; they take some
+ten megabytes."""
 
 
 def serve(
@@ -88,7 +89,7 @@ def single_error(group: BaseExceptionGroup[BaseException]) -> BatonError | None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends, for whatever reason.
+    """Make the kernel kill this process when the thread that started it ends, for whatever reason.
     Safe between fork and exec: it imports nothing and takes no lock."""
     with contextlib.suppress(AttributeError):
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,8 +1,8 @@
 """Liveness, progress and readiness of this process, as seen from outside its event loop.
 
 This module only records heartbeats of the event loop, the progress of loading, and waits for other
-threads; a thread of the ops server judges them. So a blocked event loop is noticed, an hour of
-loading with progress is no hang, and a device that never answers is one.
+threads; a thread of the ops server judges them. So a blocked event loop is noticed; an hour of
+loading with progress does not count as a hang, but a device that never answers does.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class LoadProgress:
 
 class ProcessHealth:
     """Written by the event loop and by loading threads, read by any thread: each field is replaced
-    as a whole. Times are by ``clock``."""
+    as a whole. Times are from ``clock``."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -90,7 +90,7 @@ class ProcessHealth:
 
     def describe_hang(self, hang_timeout_seconds: float) -> str:
         """Describe what hangs; empty if nothing does. ``hang_timeout_seconds`` is the limit for the
-        event loop; 0 disables it, and that for other threads."""
+        event loop; 0 disables this limit and the one for other threads."""
         beat, now = self._beat_at, self._clock.monotonic()
         if hang_timeout_seconds and beat is not None and now - beat > hang_timeout_seconds:
             return f"the event loop has stood still for {now - beat:.0f} s"
@@ -122,7 +122,7 @@ class ProcessHealth:
         )
 
     def describe(self) -> str:
-        """The state in one line, with the progress of a start."""
+        """The state in one line, with the progress of loading during a start."""
         if self.state == "starting" and self.loading is not None:
             return f"starting: {self.loading}"
         return "drained" if self.is_drained else self.state

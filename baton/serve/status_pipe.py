@@ -17,15 +17,16 @@ HEARTBEAT_SECONDS = 1.0
 """Interval between two heartbeats of a program that serves."""
 
 MAX_MESSAGE_LENGTH = 1024
-"""In characters. Escaped for JSON, a character takes at most 12 bytes."""
+"""Maximum length of a message, in characters. Escaped for JSON, a character takes at most 12
+bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatusReport:
     """``state`` is starting, serving, draining, stopped or failed. While starting, ``done`` of
-    ``total`` bytes of ``what`` are loaded. ``address`` is set from serving on. A worker that has
-    changed its role reports the new role in ``what``. ``ops`` is host:port of the ops server, if
-    there is one."""
+    ``total`` bytes of ``what`` are loaded. ``address`` is set once the program serves. A worker
+    that has changed its role reports the new role in ``what``. ``ops`` is host:port of the ops
+    server, if there is one."""
 
     state: str
     what: str = ""

@@ -1,6 +1,6 @@
-"""Writes the reason why a container ended to the file where Kubernetes looks for it. ``kubectl
-describe pod`` shows it, and so does the worker list of :class:`KubernetesPools`, also while the
-container waits to be restarted."""
+"""Writes the reason why the process exits to the file from which Kubernetes reads a container's
+termination message. ``kubectl describe pod`` shows it, and so does the worker list of
+:class:`KubernetesPools`, even while the container waits to be restarted."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ TERMINATION_LOG = Path("/dev/termination-log")
 """Created by Kubernetes; elsewhere the file does not exist."""
 
 MAX_BYTES = 4096
-"""Kubelet reads no more than this."""
+"""Maximum size of the message; kubelet reads no more than this."""
 
 
 def report_fatal_error(error: BaseException, path: Path = TERMINATION_LOG) -> None:

@@ -22,13 +22,13 @@ def memory_file_problem(file: int, size_bytes: int) -> str:
     of ``size_bytes``; empty if it is safe."""
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode):
-        return "it is no file"
+        return "it is not a regular file"
     if not 0 < status.st_size == size_bytes:
         return f"it has {status.st_size} bytes, not {size_bytes}"
     if os.fstatvfs(file).f_bsize != mmap.PAGESIZE:
-        return "it is of huge pages, which may run out while they are read"
+        return "it uses huge pages, which may run out while they are read"
     try:
         seals = fcntl.fcntl(file, fcntl.F_GET_SEALS)
     except OSError:
-        return "it is no memory file"
+        return "it is not a memory file"
     return "" if seals & fcntl.F_SEAL_SHRINK else "its size is not sealed: it may shrink"

@@ -1,4 +1,5 @@
-"""Incremental detokenization: never half a character, and always the same text as ``decode``."""
+"""Incremental detokenization, which never emits half a character and always gives the same text as
+``decode``."""
 
 import codecs
 import re

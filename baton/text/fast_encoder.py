@@ -1,9 +1,9 @@
 """An encoder some twenty times as fast as ``tokenizers``, used for models for which it gives the
 same ids.
 
-``fastokens`` reads the same ``tokenizer.json``, but does not support every kind. It is used for a
-model only if it gives the same ids as the reference for texts that tokenizers are known to differ
-on, with and without the special tokens that begin and end a text.
+``fastokens`` reads the same ``tokenizer.json``, but does not support every kind of tokenizer. It is
+used for a model only if it gives the same ids as the reference for texts on which tokenizers are
+known to differ, with and without the special tokens that begin and end a text.
 
 ``fastokens`` never frees the working memory that its longest word needed: 45 bytes per character,
 370 MB for 8 MB of spaces. So a text that may have a word of more than 2 * WINDOW_CHARACTERS is left

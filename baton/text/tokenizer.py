@@ -25,8 +25,8 @@ SPECIAL_TOKEN_NAMES = (
 )  # fmt: skip
 
 TYPICAL_CHARACTERS_PER_TOKEN = 4
-"""An average in most languages. :meth:`Tokenizer.exceeds_tokens` does not check a text in pieces
-that has fewer characters than this per allowed token."""
+"""An average for most languages. :meth:`Tokenizer.exceeds_tokens` does not encode a text with at
+most this many characters per allowed token."""
 
 MAX_TOKENS_PER_CUT = 64
 """Upper bound of the tokens that one cut adds to a text: the two halves of a word take a few more
@@ -67,11 +67,11 @@ class Tokenizer:
     def load(
         cls, model_dir: Path, clock: Clock | None = None, *, uses_fast_encoder: bool = True
     ) -> "Tokenizer":
-        """Read ``tokenizer.json`` and, where they are, ``tokenizer_config.json``,
+        """Read ``tokenizer.json`` and, if they exist, ``tokenizer_config.json``,
         ``special_tokens_map.json`` and ``chat_template.jinja``.
 
-        Raises Invalid, naming the file, for one that is missing or malformed, and for a
-        vocabulary that is larger than the one in the model's ``config.json``.
+        Raises Invalid, naming the file, if a required file is missing, a file is malformed, or the
+        vocabulary is larger than the one in the model's ``config.json``.
         """
         path = model_dir / "tokenizer.json"
         tokenizer = load_tokenizer(path)
@@ -125,7 +125,8 @@ class Tokenizer:
 
     @property
     def chat_template_source(self) -> str:
-        """The source of the chat template, of all of them if there are several; empty for none."""
+        """The source of the chat template, or of all chat templates if there are several; empty if
+        there is none."""
         return self._chat_template.source if self._chat_template is not None else ""
 
     def apply_chat_template(
@@ -194,8 +195,8 @@ def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
 
 
 def _is_byte_level(tokenizer: tokenizers.Tokenizer) -> bool:
-    """Whether it is byte-level BPE. Only the decoder is looked at: serializing a large vocabulary
-    takes a fifth of a second."""
+    """Whether it is byte-level BPE. Only the decoder is inspected, since serializing a large
+    vocabulary takes a fifth of a second."""
     if tokenizer.decoder is None:
         return False
     decoder = json.loads(tokenizer.decoder.__getstate__())

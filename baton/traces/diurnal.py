@@ -31,7 +31,7 @@ class DiurnalRate:
 
 
 INTERPOLATION_SECONDS = 1.0
-"""Seconds between the points between which arrival times are interpolated linearly."""
+"""Spacing, in seconds, of the points between which arrival times are interpolated linearly."""
 
 
 def with_diurnal_rate(trace: Trace, rate: DiurnalRate) -> Trace:
@@ -39,7 +39,9 @@ def with_diurnal_rate(trace: Trace, rate: DiurnalRate) -> Trace:
     rate: intervals are scaled by the mean interval at that time of day. Raises Invalid for rates
     that are not positive."""
     if not 0 < rate.low_per_second <= rate.high_per_second or rate.period_seconds <= 0:
-        raise Invalid(f"{rate}: rates must be positive, the low one no higher than the high one")
+        raise Invalid(
+            f"{rate}: all values must be positive, and the low rate at most the high rate"
+        )
     arrivals = trace.requests
     times = np.array([arrival.arrival_seconds for arrival in arrivals])
     counts = times * (len(arrivals) / max(times[-1], 1e-9))

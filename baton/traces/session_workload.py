@@ -1,7 +1,8 @@
 """The parameters of each kind of session: its first message, its turns, its pauses.
 
-No trace is published with its text, so all that is known about lengths is a mean or a quantile of
-some service. Numbers are from the source that a docstring names; all others are assumptions.
+Published traces don't contain their texts, so all that is known about lengths is a mean or a
+quantile for some service. Where a docstring names a source, the numbers are from that source; all
+other numbers are assumptions.
 """
 
 from dataclasses import dataclass
@@ -87,9 +88,10 @@ AGENTS = SessionWorkload(
     mean_turns=10.0,
     mean_pause_seconds=2.0,
 )
-"""Successive tool calls over a growing context. The mean answer is that of
-Mooncake's trace of tools and agents (Qin et al., FAST '25: 182 tokens); head, results of tools
-and turns are assumptions that make the mean prompt about that trace's 8,596 tokens."""
+"""Successive tool calls over a growing context. The mean answer is that of Mooncake's trace of
+tools and agents (Qin et al., FAST '25: 182 tokens). The lengths of prefixes and tool results and
+the number of turns are assumptions, chosen so that the mean prompt has about 8,596 tokens, as in
+that trace."""
 
 REASONING = SessionWorkload(
     prefixes=SharedPrefixes(count=1, lengths=LengthDistribution(64, 0.0, 64), zipf=0.0),

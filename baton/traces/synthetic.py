@@ -18,8 +18,8 @@ from baton.traces.trace import Trace, TraceRequest
 BLOCK_TOKENS = 64
 
 ANSWER_TOKENS_PER_SECOND = 50.0
-"""A turn arrives one pause after the end of the previous answer. When that is depends on the
-replay; traces assume this speed, a typical reading speed."""
+"""A turn arrives one pause after the end of the previous answer. When that answer ends depends on
+the replay; traces assume this output speed, a typical reading speed."""
 
 MAX_CONTEXT_TOKENS = 131_072
 """A session ends before a turn whose prompt and answer would be longer: the window of Llama 3.1."""
@@ -28,8 +28,8 @@ MAX_REQUESTS = 10_000_000
 """Limited because all arrivals are kept in memory."""
 
 MAX_REQUESTS_PER_SECOND = 10_000.0
-"""Limited because the warm-up before the trace is generated, too. It is the load of thousands of
-GPUs."""
+"""Limited because the warm-up before the trace is generated, too. This rate is the load of
+thousands of GPUs."""
 
 MAX_BURSTINESS = 10.0
 """Maximum burstiness; above it, a trace of any usual length is one burst, or none."""
@@ -167,7 +167,7 @@ def _sessions(
 
 def _merged(sessions: Iterator[list[TraceRequest]]) -> Iterator[TraceRequest]:
     """Merge the turns of all sessions in order of time. Sessions are ordered by their first turn,
-    so nothing before that can follow."""
+    so no later session has an earlier turn."""
     pending: list[tuple[float, int, TraceRequest]] = []
     numbers = count()
     for turns in sessions:

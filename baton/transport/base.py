@@ -1,4 +1,4 @@
-"""The interface of KV transports between processes: batches of reads, made by the receiver.
+"""The interface of KV transports between processes: the receiver reads, in batches.
 
 A source *registers* the memory that its blocks live in and *describes* it to a peer in an
 :class:`Endpoint`. The peer *connects*, *prepares* a batch of reads, *posts* it, *polls* it
@@ -18,10 +18,10 @@ Guarantees of every backend:
 - DONE says nothing about *which* bytes arrived: a dead peer's memory may read as anything.
   Only a block with a matching checksum, announced by a live peer, may be used.
 
-Legal order: register -> export; connect -> prepare -> post -> poll* -> release;
-disconnect; close. ``release`` is legal in every state after ``prepare`` and idempotent.
-Methods may be called from any one thread at a time per transfer. ``post`` may take as long as
-the copy (see ``copies_in_post``); no other method blocks, neither on a peer nor on a ``post``.
+Legal order: register -> export; connect -> prepare -> post -> poll* -> release; disconnect; close.
+``release`` is legal in every state after ``prepare`` and idempotent. For each transfer, methods may
+be called from any thread, but only from one at a time. ``post`` may take as long as the copy (see
+``copies_in_post``); no other method blocks, neither on a peer nor on a ``post``.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,8 @@ from typing import Protocol
 from baton.core.kv_transfer import Endpoint as Endpoint
 
 MAX_RANGES = 65_536
-"""Ranges of one transfer; a larger batch is a bug of the caller (64 Ki blocks)."""
+"""Maximum number of ranges in one transfer (64 Ki blocks); a larger batch is a bug in the
+caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,8 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class TransferRange:
-    """``size_bytes`` from ``remote_offset`` of the peer's region to ``local_offset`` of the local
-    one."""
+    """Copies ``size_bytes`` from ``remote_offset`` in the peer's region to ``local_offset`` in the
+    local region."""
 
     remote_offset: int
     local_offset: int
@@ -96,7 +97,7 @@ class Transfer(Protocol):
 
     @property
     def error(self) -> str:
-        """Why it FAILED; empty otherwise."""
+        """Why the transfer FAILED; empty if it has not."""
         ...
 
 
@@ -153,8 +154,8 @@ class Transport(Protocol):
     def poll(self, transfer: Transfer) -> TransferState: ...
 
     def release(self, transfer: Transfer) -> bool:
-        """End the transfer in any state. False: it may still write, so quarantine the local
-        blocks."""
+        """End the transfer in any state. Return False if it may still write to the local blocks,
+        which must then be quarantined."""
         ...
 
     def estimate_seconds(self, peer: Peer, size_bytes: int) -> float:

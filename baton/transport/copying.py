@@ -35,8 +35,9 @@ class CopyTransfer:
 
 @dataclass(eq=False)
 class CopyTransport:
-    """``post`` copies, so a posted transfer is DONE or FAILED and never PENDING, and ``release``
-    always succeeds. A backend implements how memory is attached and copied."""
+    """A transport whose ``post`` does the copying, so that a posted transfer is DONE or FAILED and
+    never PENDING, and ``release`` always succeeds. Each backend implements how memory is attached
+    and copied."""
 
     owner: str
     generation: int
@@ -51,12 +52,12 @@ class CopyTransport:
     def register(self, region: Region) -> None:
         if region.device != "cpu":
             raise Invalid(f"transport {self.name} serves host memory, not {region.device}")
-        assert self._region is None, "register() comes once"
+        assert self._region is None, "register() must be called only once"
         self._region = region
 
     @property
     def region(self) -> Region:
-        assert self._region is not None, "register() comes first"
+        assert self._region is not None, "register() must be called first"
         return self._region
 
     def connect(self, endpoint: Endpoint) -> CopyPeer:
@@ -136,14 +137,14 @@ class CopyTransport:
 
     def attach(self, endpoint: Endpoint) -> None:
         """Open or map the peer's memory. Raises Unavailable, Invalid."""
-        raise AssertionError("a backend's own")
+        raise AssertionError("each backend must implement this")
 
     def detach(self, endpoint: Endpoint) -> None:
-        raise AssertionError("a backend's own")
+        raise AssertionError("each backend must implement this")
 
     def copy(self, endpoint: Endpoint, span: TransferRange) -> None:
         """Copy one range. Raises Unavailable when the peer's memory is gone."""
-        raise AssertionError("a backend's own")
+        raise AssertionError("each backend must implement this")
 
 
 def copy_memory(target: int, source: int, size_bytes: int) -> None:

@@ -36,11 +36,11 @@ REQUEST_BYTES = 2 * 1024 * 1024
 """131,000 ranges; no request of Baton comes near it."""
 
 MAX_READERS = 8
-"""Streams that are served concurrently, and streams that are read concurrently; more wait in a
-queue until their deadline."""
+"""Maximum number of streams that are served concurrently, and of streams that are read
+concurrently; further ones wait in a queue until their deadline."""
 
 MAX_WAITING = 1024
-"""Streams that are served or wait to be served; further ones are refused."""
+"""Maximum number of streams that are served or wait to be served; further ones are refused."""
 
 _HEADER = struct.Struct("<QI")
 _SPAN = struct.Struct("<QQ")
@@ -145,7 +145,7 @@ class GrpcTransport:
         return int(self._server.add_insecure_port(address))
 
     def export(self) -> Endpoint:
-        assert self._region is not None, "register() comes first"
+        assert self._region is not None, "register() must be called first"
         address = host_port(self._advertise_host, self._port).encode()
         size = self._region.size_bytes
         return Endpoint(NAME, self._owner, self._generation, self._host_id, size, address)
@@ -175,7 +175,7 @@ class GrpcTransport:
     def prepare(
         self, peer: GrpcPeer, ranges: Sequence[TransferRange], timeout_seconds: float
     ) -> GrpcTransfer:
-        assert self._region is not None, "register() comes first"
+        assert self._region is not None, "register() must be called first"
         joined = validated_ranges(ranges, self._region, peer.endpoint)
         size = sum(span.size_bytes for span in joined)
         return GrpcTransfer(peer, joined, size, timeout_seconds)
@@ -290,7 +290,7 @@ class _RangeWriter:
         start = 0
         while start < len(message):
             if not self._targets:
-                raise Invalid("the peer sent more bytes than were asked for")
+                raise Invalid("the peer sent more bytes than were requested")
             target, size = self._targets.pop()
             length = min(size, len(message) - start)
             self._copies.write(target, source + start, length)
@@ -364,5 +364,5 @@ def _unpack(request: bytes, generation: int, region_size_bytes: int) -> list[tup
     if any(offset + size > region_size_bytes for offset, size in spans):
         raise Invalid("a range lies outside the region")
     if sum(size for _, size in spans) > region_size_bytes:
-        raise Invalid("all ranges together are larger than the region")
+        raise Invalid("the ranges are larger in total than the region")
     return spans

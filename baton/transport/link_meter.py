@@ -96,7 +96,8 @@ class LinkMeter:
             self._fits.popitem(last=False)
 
     def bytes_per_second(self, owner: str) -> float | None:
-        """A moving average that includes latency; None before the first measurement."""
+        """Return a moving average of the bandwidth, latency included; None before the first
+        measurement."""
         fit = self._fits.get(owner)
         return fit.rate if fit is not None and fit.rate else None
 

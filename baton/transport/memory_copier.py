@@ -1,7 +1,8 @@
 """Copies between host memory and a region in host or GPU memory, the latter with CUDA's driver API.
 
-It uses the driver's own library, since no other is certain to be installed without torch. It shares
-the primary context, and so the addresses, with other users of that GPU in this process.
+This module uses the driver's own library, since no other one is certain to be installed without
+torch. It shares the primary context, and thus the addresses, with other users of that GPU in this
+process.
 """
 
 import ctypes

@@ -1,13 +1,14 @@
-"""NIXL with UCX, from host or device memory: over shared memory, and over RDMA or TCP if the
-operator has named a network.
+"""NIXL with UCX, from host or device memory: over shared memory, and over RDMA or TCP if
+``interfaces`` names network devices.
 
-UCX does not authenticate: any program that reaches one of its sockets, or an RDMA device that it
-opened, can read and write this process's memory. So it opens no network device by default. Within a
-host it uses memory files and process_vm_readv, which the kernel restricts to processes of one user.
+UCX does not authenticate: any program that reaches one of its sockets, or an RDMA device that UCX
+opened, can read and write this process's memory. So by default UCX opens no network device here.
+Within a host it uses memory files and process_vm_readv, which the kernel restricts to processes of
+one user.
 
-Behaviour of 1.5.1 on host memory, as tested: a dead peer raises nixlRemoteDisconnectError at the
-next post or check; a frozen one leaves a TCP transfer in PROC for ever, so this module has its own
-deadlines; over shared memory a dead peer's transfer may report DONE, so only checksums count. A
+Behaviour of NIXL 1.5.1 on host memory, as tested: a dead peer raises nixlRemoteDisconnectError at
+the next post or check; a frozen one leaves a TCP transfer in PROC for ever, so this module has its
+own deadlines; over shared memory a dead peer's transfer may report DONE, so only checksums count. A
 read that is in progress can't be fenced: after release_xfer_handle, which reports success, and even
 after remove_remote_agent, a frozen peer that comes back still writes to the local blocks. So a
 transfer is released only when NIXL has reported its end.
@@ -57,8 +58,8 @@ PROGRESS_WAIT_MICROS = 100_000
 """How long the progress thread waits, unless an event arrives."""
 
 HOST_LANES = 2
-"""Agents for host memory. Within a host UCX copies in ``post``, and two cores copy 1.4 times as
-fast as one. For GPU memory one agent suffices, since the GPU's own engines copy it."""
+"""Number of agents for host memory. Within a host UCX copies in ``post``, and two cores copy 1.4
+times as fast as one. For GPU memory one agent suffices, since the GPU's own engines copy it."""
 
 log = structlog.get_logger(__name__)
 
@@ -113,7 +114,7 @@ class NixlTransport:
     locked. NIXL's own progress threads serve the peers' reads.
 
     ``interfaces`` are the network devices that UCX may use, by their UCX names (``eth1``,
-    ``mlx5_0:1``). Without one, it reaches only its own host, and listens on no network."""
+    ``mlx5_0:1``). If there are none, UCX reaches only its own host, and listens on no network."""
 
     owner: str
     generation: int
@@ -155,7 +156,7 @@ class NixlTransport:
             announce_listener("ucx", address, NO_AUTHENTICATION)
 
     def export(self) -> Endpoint:
-        assert self._region is not None, "register() comes first"
+        assert self._region is not None, "register() must be called first"
         memory, device = _memory(self._region.device)
         header = _HEADER.pack(self._region.address, device, memory == "VRAM")
         lane = self._lanes[0]
@@ -207,7 +208,7 @@ class NixlTransport:
     def prepare(
         self, peer: NixlPeer, ranges: Sequence[TransferRange], timeout_seconds: float
     ) -> NixlTransfer:
-        assert self._region is not None, "register() comes first"
+        assert self._region is not None, "register() must be called first"
         joined = validated_ranges(ranges, self._region, peer.endpoint)
         _, device = _memory(self._region.device)
         base = self._region.address
@@ -290,7 +291,8 @@ class NixlTransport:
             transfer.error = f"not done after {seconds:.3f} s"
 
     def release(self, transfer: NixlTransfer) -> bool:
-        """End the transfer. False while the read may still be in progress; then try again later."""
+        """End the transfer. Return False while the read may still be in progress; the caller must
+        then try again later."""
         lane = transfer.lane
         if lane is None or transfer.state is TransferState.RELEASED:
             transfer.state = TransferState.RELEASED
@@ -364,7 +366,8 @@ def new_agent(name: str, interfaces: Sequence[str] = (), *, on_device: bool = Fa
         variables = _ucx_settings(interfaces, on_device)
         with _waiting_progress_thread(api.nixlBind), _environment(variables):
             agent = api.nixl_agent(name, api.nixl_agent_config(backends=[]))
-            # Over shared memory UCX can't detect a dead peer; checksums and deadlines do (above).
+            # Over shared memory UCX can't detect a dead peer; checksums and deadlines do (see the
+            # top).
             agent.create_backend(
                 "UCX", {"ucx_error_handling_mode": "peer" if interfaces else "none"}
             )
@@ -385,8 +388,9 @@ def check_interfaces(interfaces: Sequence[str]) -> None:
 
 
 def _ucx_settings(interfaces: Sequence[str], on_device: bool) -> dict[str, str]:
-    """Environment variables for UCX. With interfaces, the operator's ``UCX_TLS`` chooses the UCX
-    transports; without any, it is overridden, so that UCX never opens a network."""
+    """Environment variables for UCX. With interfaces, the ``UCX_TLS`` of this process's environment
+    chooses the UCX transports; without any, it is overridden, so that UCX never opens a network
+    device."""
     if interfaces:
         return {"UCX_NET_DEVICES": ",".join(interfaces)}
     wanted = os.environ.get("UCX_TLS")

@@ -31,4 +31,4 @@ def validated_ranges(
 def expect_transport(endpoint: Endpoint, name: str) -> None:
     """Raises Invalid if the endpoint belongs to another backend."""
     if endpoint.transport != name:
-        raise Invalid(f"the endpoint is of transport {endpoint.transport!r}, not {name!r}")
+        raise Invalid(f"the endpoint belongs to transport {endpoint.transport!r}, not {name!r}")

@@ -40,10 +40,11 @@ def open_transports(
     trust: ClusterCredentials | str | None = None,
     nixl_interfaces: Sequence[str] = (),
 ) -> dict[str, Transport]:
-    """Open transports and register the region; returns them best first, by the names by which peers
-    know them. If ``names`` is empty, all that can start are opened, and the others logged; if not,
-    a transport that can't start is an error. NIXL uses ``nixl_interfaces`` and no other network
-    device; without one its name is ``nixl_local``."""
+    """Open transports and register the region. Return the transports, best first, by the names
+    under which peers know them. If ``names`` is empty, all transports that can start are opened,
+    and the others are logged; otherwise, a named transport that can't start is an error. NIXL uses
+    ``nixl_interfaces`` and no other network device; if there are none, its name is
+    ``nixl_local``."""
     wanted = names or [
         name for name in TRANSPORT_PREFERENCE if region.device == "cpu" or name != "shm"
     ]

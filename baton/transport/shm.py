@@ -1,9 +1,9 @@
-"""Shared memory: the reader maps the peer's memory file, and copies from it. Within one host only.
+"""Shared memory, within one host only: the reader maps the peer's memory file, and copies from it.
 
 A region is in an anonymous memory file, which a peer of the same user opens as
-``/proc/<pid>/fd/<fd>``. The kernel frees it when both processes have closed it, or ended in any
-way. A reused process id is detected by the process's start time. The peer's claims about its file
-are checked: only a memory file of the right size that can't shrink is mapped.
+``/proc/<pid>/fd/<fd>``. The kernel frees it when both processes have closed it, or have exited in
+any way. A reused process id is detected by the process's start time. The peer's claims about its
+file are checked: only a memory file of the right size that can't shrink is mapped.
 """
 
 import ctypes

@@ -14,8 +14,8 @@ from baton.transport.base import Peer, Transport
 SWEEP_SECONDS = 5.0
 
 GRACE_SECONDS = 60.0
-"""How long a peer must be missing. Longer than any read may take, and longer than members need to
-announce themselves again to a registry that has lost its data."""
+"""How long a peer must be missing before it is disconnected. This is longer than any read may take,
+and longer than members need to announce themselves again to a registry that has lost its data."""
 
 PeerName = tuple[str, int]
 """A peer's owner and generation."""
@@ -24,7 +24,8 @@ log = structlog.get_logger(__name__)
 
 
 class MemberView(Protocol):
-    """The members of the cluster, as :class:`baton.registry.membership.Membership` has them."""
+    """The members of the cluster, as :class:`baton.registry.membership.Membership` provides
+    them."""
 
     @property
     def last_answer_seconds(self) -> float: ...

@@ -208,7 +208,7 @@ async def test_the_last_worker_of_a_pool_cannot_be_removed(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ({PREFILL: 0}, "prefill=0: a pool has 1 to 256 workers"),
+        ({PREFILL: 0}, "prefill=0: a pool must have 1 to 256 workers"),
         ({PREFILL: 257}, "prefill=257"),
         ({Role.ROUTER: 2}, "there is no pool 'router'; there are decode, prefill"),
     ],
@@ -461,9 +461,9 @@ async def test_scaling_a_role_resizes_its_chosen_pool_and_counts_the_others(seve
     await pools.scale({DECODE: 7})
     assert several.fake.pools["baton-decode-big"].replicas == 5
     assert several.fake.pools["baton-decode"].replicas == 2
-    with pytest.raises(Invalid, match="decode=2: decode have 2, and decode-big needs at least one"):
+    with pytest.raises(Invalid, match="decode=2: it must be at least 3, since decode-big needs"):
         await pools.scale({DECODE: 2})
-    with pytest.raises(Invalid, match="the pool 'prefill' is no decode pool"):
+    with pytest.raises(Invalid, match="the pool 'prefill' is not a decode pool"):
         await several.open(chosen={DECODE: "prefill"}).scale({DECODE: 7})
 
 

@@ -148,10 +148,13 @@ async def test_blocks_are_put_leased_and_released(store: Served) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda request: replace(request, blocks=()), "a put has 1 to 65536 blocks, not 0"),
+        (lambda request: replace(request, blocks=()), "a put must have 1 to 65536 blocks, not 0"),
         (lambda request: replace(request, blocks=tuple(unsized(request))), "have a size"),
         (lambda request: replace(request, blocks=tuple(keyless(request))), "not 26 bytes"),
-        (lambda request: replace(request, tenant=b"t" * 17), "a tag has up to 16 bytes, not 17"),
+        (
+            lambda request: replace(request, tenant=b"t" * 17),
+            "a tag must have at most 16 bytes, not 17",
+        ),
         (lambda request: replace(request, first_block=2**32 - 1), "at most 2147483648"),
     ],
 )

@@ -402,7 +402,7 @@ async def test_repeated_failure_is_logged_once() -> None:
     await loop.tick(5)
     assert loop.messages == [
         "can't get a plan from a conductor: gone",
-        "can't see the pools: no server",
+        "can't read the state of the pools: no server",
     ]
 
 

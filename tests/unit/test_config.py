@@ -192,8 +192,8 @@ def test_thread_environment_limits_threads_and_disables_spinning() -> None:
     ("given", "message"),
     [
         ({"min_decode": 5, "max_decode": 4}, "must not be above max_prefill and max_decode"),
-        ({"min_prefill": 3, "max_workers": 3}, "max_workers is 3: .* are 4 together"),
-        ({"autoscale_utilisation": 0.5}, "autoscale_shrink_utilisation is 0.6: .* would flap"),
+        ({"min_prefill": 3, "max_workers": 3}, "max_workers is 3; it must be at least .* is 4"),
+        ({"autoscale_utilisation": 0.5}, "autoscale_shrink_utilisation is 0.6; .* would flap"),
     ],
 )
 def test_contradicting_pool_bounds_are_rejected(given: dict[str, float], message: str) -> None:

@@ -101,7 +101,7 @@ def make_output(**fields: Any) -> common_pb2.RequestOutput:
             make_output(
                 logprobs=[common_pb2.TokenLogprob(top_token_ids=[1, 2], top_logprobs=[-0.1])]
             ),
-            "each of top_token_ids must have a logprob",
+            "top_token_ids and top_logprobs must have the same length",
         ),
     ],
 )

@@ -320,7 +320,7 @@ def test_command_measures_and_writes_json(ask: Ask, path: Path, tmp_path: Path) 
         (["--contexts", "99999999"], "--contexts 99999999: the model has "),
         (["--contexts", "0"], "--contexts takes counts separated by commas, as in 1,8,32, not '0'"),
         (["--batches", "1,x"], "--batches takes counts"),
-        (["--model", "nowhere"], "no directory 'nowhere'"),
+        (["--model", "nowhere"], "model is 'nowhere'; it must be a directory"),
         (["--json", "/nowhere/at/all"], "--json /nowhere/at/all: No such file"),
         (["--device", "tpu"], "device"),
     ],

@@ -193,7 +193,7 @@ GROUP = ROWS["config_groups"]["group_0"]["weights"]  # type: ignore[index]
         (quantized_as(None), "is in FP8, and config.json has no quantization_config"),
         (quantized_as({"quant_method": "gptq", "bits": 4}), "only FP8 .* is supported"),
         (quantized_as(BLOCKS | {"fmt": "e5m2"}), "only FP8"),
-        (quantized_as(BLOCKS | {"weight_block_size": [100, 100]}), "blocks of multiples of 16"),
+        (quantized_as(BLOCKS | {"weight_block_size": [100, 100]}), "sides are multiples of 16"),
         (quantized_as(BLOCKS | {"weight_block_size": 128}), "only FP8"),
         (quantized_as(ROWS | {"format": "pack-quantized"}), "only FP8"),
         (quantized_as(ROWS | {"config_groups": {}}), "only FP8"),

@@ -224,8 +224,8 @@ async def test_replayed_proof_is_rejected() -> None:
     ("data", "why"),
     [
         (hello("nobody"), "there is no service 'nobody' here"),
-        (hello(version=7), "protocol version 7: this server has 1"),
-        (hello(nonce=b"short"), "a nonce has 32 bytes"),
+        (hello(version=7), "the protocol version is 7; it must be 1"),
+        (hello(nonce=b"short"), "a nonce must have 32 bytes"),
         (frame(FrameKind.HELLO, b"\xff\xff"), "malformed Hello"),
         (frame(FrameKind.PROOF), "a frame of kind 7 is not part of"),
         (frame(FrameKind.MESSAGE, b"let me in"), "a frame of kind 1 is not part of"),

@@ -52,7 +52,7 @@ def pipe() -> int:
     ("make", "size_bytes", "why"),
     [
         (shrinking, SIZE, "not sealed"),
-        (on_disk, SIZE, r"no memory file|not sealed"),
+        (on_disk, SIZE, r"not a memory file|not sealed"),
         (pipe, SIZE, "not a memory file"),
         (lambda: socket.socket().detach(), SIZE, "not a memory file"),
         (lambda: os.open("/dev/zero", os.O_RDWR), SIZE, "not a memory file"),

@@ -239,15 +239,18 @@ ROW = {"new_tokens": 1, "cached_tokens": 0, "seconds": 1.0}
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (7, ": 7 is no JSON object; it must be one"),
-        ({}, ": kv_bytes_per_token is missing; there is nothing"),
+        (7, ": 7 is not a JSON object; it must be one"),
+        ({}, ": kv_bytes_per_token is missing; the object has no fields"),
         (table(kv_bytes_per_token=0), ": kv_bytes_per_token is 0; it must be a whole number from"),
         (table(kv_capacity_tokens=1.5), ": kv_capacity_tokens is 1.5; it must be a whole number"),
         (table(prefill={}), ": prefill is {}; it must be a list of objects"),
         (table(prefill=[1]), ": prefill is [1]; it must be a list of objects"),
         (table(prefill=[]), ": the 0 rows of prefill do not determine its three costs; it needs"),
         (table(prefill=[ROW] * 9), ": the 9 rows of prefill do not determine its three costs"),
-        (table(prefill=[ROW, {"seconds": 1}]), ": prefill[1]: new_tokens is missing; there is se"),
+        (
+            table(prefill=[ROW, {"seconds": 1}]),
+            ": prefill[1]: new_tokens is missing; the object has",
+        ),
         (table(prefill=[ROW | {"seconds": 0}]), ": prefill[0]: seconds is 0; it must be above 0"),
         (table(prefill=[ROW | {"seconds": "1"}]), ": prefill[0]: seconds is '1'; it must be a nu"),
         (table(prefill=[ROW | {"new_tokens": 0}]), ": prefill[0]: new_tokens is 0; it must be a "),

@@ -107,7 +107,7 @@ def mooncake(**changed: str) -> str:
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        (mooncake(hash_ids=""), 2, "hash_ids is missing; there is timestamp, input_length, output"),
+        (mooncake(hash_ids=""), 2, "hash_ids is missing; the object has timestamp, input"),
         (mooncake(input_length='"9"'), 2, "input_length is '9'; it must be a whole number from 1 "),
         (mooncake(input_length="true"), 2, "input_length is True; it must be a whole number"),
         (mooncake(input_length="10.0"), 2, "input_length is 10.0; it must be a whole number"),
@@ -126,8 +126,8 @@ def mooncake(**changed: str) -> str:
         (mooncake(hash_ids="3"), 2, "hash_ids is 3; it must be a list of whole numbers"),
         (mooncake() + "{", 3, "not JSON ("),
         (mooncake() + "[" * 100_000, 3, "not JSON ("),
-        (mooncake() + "\n7", 4, "7 is no JSON object; it must be one"),
-        ('{"timestamp": 1}', 1, "input_length is missing; there is timestamp"),
+        (mooncake() + "\n7", 4, "7 is not a JSON object; it must be one"),
+        ('{"timestamp": 1}', 1, "input_length is missing; the object has timestamp"),
         (AZURE + "2023-11-16 18:16:00.1805900,512", 5, "2 cells; the header has 3 columns"),
         (AZURE + "yesterday,512,1", 5, "TIMESTAMP is 'yesterday'; it must be a time like 2023-"),
         (AZURE + "5,512,1", 5, "TIMESTAMP is 5; it must be a string"),
@@ -145,7 +145,7 @@ def mooncake(**changed: str) -> str:
         (HEADER + ENTRY.replace("{", '{"tenant": 1, '), 2, "tenant is 1; it must be a string"),
         (HEADER.replace("64", "0"), 1, "block_tokens is 0; it must be a whole number from 1 to"),
         (HEADER.replace("-1", "-2"), 1, "format is 'baton-trace-2'; it must be 'baton-trace-1'"),
-        (HEADER.replace(', "block_tokens": 64', ""), 1, "block_tokens is missing; there is format"),
+        (HEADER.replace(', "block_tokens": 64', ""), 1, "block_tokens is missing; the object has"),
         ('{"prompt": "hello"}', 1, "unknown format; a trace begins with Mooncake's fields (time"),
         ("at,tokens\n1,2\n", 1, "unknown format; a trace begins with Mooncake's fields (timestam"),
     ],

@@ -65,7 +65,7 @@ async def test_drain_is_sent_to_the_workers_address(
     monkeypatch.setattr(reach_module, "drain_worker", drain)
     await RegistryWorkerAdmin(registry, "s").drain(WorkerId("d"))
     assert calls == [("d:1", "s")]
-    with pytest.raises(NotFound, match="does not know x"):
+    with pytest.raises(NotFound, match="worker x is not in the registry"):
         await RegistryWorkerAdmin(registry, "s").drain(WorkerId("x"))
 
 
@@ -89,7 +89,7 @@ async def test_inspection_and_stay_are_sent_to_the_workers_address(
     await reach.end_drain(WorkerId("d"))
     assert calls[-1] == (Role.DECODE, "d:1")
     for ask in (reach.is_drained, reach.end_drain):
-        with pytest.raises(NotFound, match="does not know x"):
+        with pytest.raises(NotFound, match="worker x is not in the registry"):
             await ask(WorkerId("x"))
 
 

@@ -2,9 +2,9 @@
 
 Permissions (RBAC) that the caller needs in its namespace: ``list`` and ``patch`` on pods; ``get``
 and ``update`` on deployments/scale (for StatefulSets, on statefulsets/scale), which may be
-restricted to the pools by resourceNames. Without ``kubernetes_pools``, ``list`` on deployments and
-statefulsets, too. ``delete`` on pods is needed only by :meth:`KubernetesPools.remove`, when
-Kubernetes removed another pod than the given one.
+restricted to the pools by resourceNames. If ``kubernetes_pools`` is not set, ``list`` on
+deployments and statefulsets is needed, too. ``delete`` on pods is needed only by
+:meth:`KubernetesPools.remove`, when Kubernetes has removed a pod other than the given one.
 """
 
 from collections.abc import Mapping
@@ -57,7 +57,8 @@ class WorkloadScale:
 
 class KubernetesApi:
     """The pools and pods of one Baton cluster. ``targets`` maps names of pools to ROLE/DEPLOYMENT;
-    None: the pools are found by their labels. Raises the errors of :class:`KubernetesClient`."""
+    if it is None, the pools are found by their labels. Raises the errors of
+    :class:`KubernetesClient`."""
 
     def __init__(
         self, kubernetes: KubernetesClient, cluster: str, targets: Mapping[str, str] | None = None
@@ -137,7 +138,8 @@ class KubernetesApi:
         )
 
     async def delete(self, pod: Pod) -> None:
-        """Delete this pod, and no later one of the same name. It has its grace period to drain."""
+        """Delete this pod, but no later pod of the same name. The pod has its grace period to
+        drain."""
         body = client.V1DeleteOptions(preconditions=client.V1Preconditions(uid=pod.uid))
         delete = self._core.delete_namespaced_pod
         await self._kubernetes.call("delete", "pods", delete, pod.name, self._namespace, body=body)

@@ -29,7 +29,7 @@ class ResourceExpired(Overloaded):
 
 
 class KubernetesClient:
-    """Calls in one namespace. They raise Unavailable (not reached, or no answer in
+    """Makes API calls in one namespace. They raise Unavailable (not reached, or no answer within
     ``call_seconds``), Unauthorized (naming the missing permission), NotFound, Conflict,
     ResourceExpired, Overloaded, and Invalid for requests that the API server rejects."""
 
@@ -72,15 +72,15 @@ class KubernetesClient:
             why = f"did not answer in time or at all ({type(error).__name__})"
             raise Unavailable(f"the API server at {self._host} {why}: {action}") from error
         except ValueError as error:
-            raise Unavailable(f"the API server's answer makes no sense: {action}") from error
+            raise Unavailable(f"the API server's answer is malformed: {action}") from error
 
 
 def open_kubernetes_client(
     namespace: str | None, call_seconds: float = CALL_SECONDS
 ) -> KubernetesClient:
-    """Open a client with the service account in a pod, with the kubeconfig elsewhere. ``namespace``
-    None means that of the service account or the kubeconfig. Raises Invalid when there is
-    neither."""
+    """Open a client, which uses the service account in a pod, and the kubeconfig elsewhere. If
+    ``namespace`` is None, the namespace of the service account or the kubeconfig is used. Raises
+    Invalid if there is neither a service account nor a usable kubeconfig."""
     configuration = client.Configuration()
     try:
         config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]

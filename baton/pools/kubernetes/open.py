@@ -62,7 +62,8 @@ async def open_kubernetes_lease(settings: Settings, clock: Clock) -> AsyncIterat
 
 
 def kubernetes_client_for(settings: Settings) -> "KubernetesClient":
-    """Open a client, which the caller must close. Raises Invalid as above."""
+    """Open a client, which the caller must close. Raises Invalid if the Kubernetes client is not
+    installed or not configured."""
     try:
         from baton.pools.kubernetes.client import open_kubernetes_client
     except ImportError as error:

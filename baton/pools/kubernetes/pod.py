@@ -17,14 +17,14 @@ MIN_DELETION_COST = -(2**31)
 """Cost of a pod that is to be deleted first. It also marks pods that were drained for removal."""
 
 LEAVES_ANNOTATION = "baton.dev/leaves-pool-of"
-"""Size of the pool when this pod was chosen for removal. If the pool is smaller now, the new size
-has been written already."""
+"""Annotation with the pool's size when this pod was chosen for removal. If the pool is smaller now,
+its new size has already been written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """``is_deleting``: it is being deleted. ``phase`` is Kubernetes' own: Pending, Running,
-    Succeeded, Failed, Unknown. ``created_seconds`` is seconds since 1970."""
+    """``is_deleting`` says whether it is being deleted. ``phase`` is Kubernetes' own: Pending,
+    Running, Succeeded, Failed, Unknown. ``created_seconds`` is seconds since 1970."""
 
     name: str
     uid: str
@@ -51,7 +51,7 @@ class Pod:
 
     @property
     def is_active(self) -> bool:
-        """Whether its ReplicaSet counts it."""
+        """Whether the pod's ReplicaSet counts it as a replica."""
         return not self.is_deleting and self.phase not in ("Succeeded", "Failed")
 
     @property
@@ -112,8 +112,8 @@ def _number(text: str | None) -> int:
 
 
 def _waiting_reason(status: "V1PodStatus") -> str:
-    """Why the pod does not run: it is unschedulable, an image can't be pulled, a secret is missing,
-    or a container keeps crashing, then with its termination message."""
+    """Return why the pod does not run: for example, it is unschedulable, an image can't be pulled,
+    a secret is missing, or a container keeps crashing (with its termination message)."""
     for container in [*(status.init_container_statuses or []), *(status.container_statuses or [])]:
         waiting = container.state.waiting if container.state is not None else None
         if waiting is not None:

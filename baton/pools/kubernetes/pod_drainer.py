@@ -50,8 +50,8 @@ class PodDrainer:
         return True
 
     async def wait_until_drained(self, pods: Sequence[Pod]) -> None:
-        """Wait until all have drained, or ``drain_timeout_seconds`` are over. After that they have
-        the grace period of their pods."""
+        """Wait until all ``pods`` have drained, but at most ``drain_timeout_seconds``. After that,
+        the remaining workers still have the grace period of their pods."""
         until, waiting = self._clock.monotonic() + self._drain_timeout_seconds, list(pods)
         while True:
             waiting = [pod for pod in waiting if not await self._is_drained(pod)]
@@ -66,7 +66,7 @@ class PodDrainer:
     async def wait_until_removed(
         self, pool: str, count: int, victims: Sequence[Pod], others: Sequence[Pod]
     ) -> None:
-        """Wait until the pool has ``count`` pods, or :data:`REMOVAL_TIMEOUT_SECONDS` are over.
+        """Wait until the pool has ``count`` pods, but at most :data:`REMOVAL_TIMEOUT_SECONDS`.
         Report pods that were deleted instead of the ``victims``."""
         until = self._clock.monotonic() + REMOVAL_TIMEOUT_SECONDS
         while True:

@@ -1,9 +1,9 @@
 """Watches which pods of a cluster are being deleted.
 
 A worker reports that it drains once its pod's preStop hook has run or SIGTERM has arrived; the API
-server knows it as soon as the deletion was requested. With ``publishNotReadyAddresses``, or while
-endpoints lag, such a pod still appears as ready elsewhere. The result is only a hint: when the API
-server can't be reached, everything works as without it.
+server knows of the deletion as soon as it is requested. With ``publishNotReadyAddresses``, or while
+endpoints lag, such a pod still appears as ready elsewhere. The result is only a hint: while the API
+server can't be reached, everything works as it does without the watch.
 
 Permissions (RBAC): ``list`` and ``watch`` on pods.
 """
@@ -25,7 +25,7 @@ WATCH_SECONDS = 60
 """Duration of one watch; the next one continues from its last version."""
 
 SILENT_SECONDS = WATCH_SECONDS + 15.0
-"""A connection without data for this long is dead, although it was not closed."""
+"""A connection without data for this long is considered dead, although it was not closed."""
 
 WAIT_SECONDS = (1.0, 2.0, 5.0, 15.0, 30.0)
 """Pauses after the first, second, … failed attempt; the last one is repeated."""
@@ -36,8 +36,9 @@ log = structlog.get_logger(__name__)
 
 
 class PodWatch:
-    """Follows the pods of both roles from a thread of its own: :meth:`start`, then :meth:`stop`.
-    ``on_change`` is called from that thread with all workers whose pods are being deleted."""
+    """Follows the pods of both roles from a thread of its own, between :meth:`start` and
+    :meth:`stop`. ``on_change`` is called from that thread with all workers whose pods are being
+    deleted."""
 
     def __init__(
         self,

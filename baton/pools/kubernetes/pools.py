@@ -10,11 +10,11 @@ has not changed since it was read.
 pods that are not ready first, then by deletion cost, then the newest. So a pod that is to be
 removed (1) gets the lowest deletion cost, (2) is asked to drain, and (3) has drained and
 transferred its blocks before (4) the scale is written; (5) then we check which pod was deleted. If
-it was another one all the same (because of a rollout, or a pod that was not ready), the drained
-worker serves again; the same happens when the scale could not be written. Only a pod that was given
-to :meth:`KubernetesPools.remove` is deleted explicitly then, and the pool, which has its new size
-already, starts another pod. This costs only time: Kubernetes ends both pods with a preStop hook and
-SIGTERM, on which a worker drains.
+Kubernetes deleted another pod nevertheless (because of a rollout, or a pod that was not ready), the
+drained worker serves again; the same happens when the scale could not be written. Only a pod that
+was given to :meth:`KubernetesPools.remove` is deleted explicitly then, and the pool, which has its
+new size already, starts another pod. This costs only time: Kubernetes ends both pods with a preStop
+hook and SIGTERM, on which a worker drains.
 
 A marked pod records the size of the pool that it was to leave, so that
 :meth:`KubernetesPools.remove` can be repeated after any failure without shrinking the pool twice.
@@ -48,7 +48,8 @@ from baton.pools.worker_admin import WorkerAdmin
 log = structlog.get_logger(__name__)
 
 MAX_ATTEMPTS = 5
-"""Attempts of one write: a Deployment's version also changes when a pod becomes ready."""
+"""Maximum number of attempts to write a scale, since a Deployment's version also changes when a pod
+becomes ready."""
 
 DRAIN_SECONDS = 30.0
 
@@ -58,9 +59,9 @@ def log_note(text: str) -> None:
 
 
 class KubernetesPools:
-    """Implements :class:`baton.pools.base.Pools`, which sums up the pools of each role;
-    :meth:`resize` takes single pools. Methods also raise the errors of :class:`KubernetesClient`.
-    ``on_note`` gets messages for the operator. ``chosen_pools`` is the pool of each role that
+    """Implements :class:`baton.pools.base.Pools`, in which all pools of a role count as one;
+    :meth:`resize` resizes single pools. Methods also raise the errors of :class:`KubernetesClient`.
+    ``on_note`` gets messages for the administrator. ``chosen_pools`` is the pool of each role that
     :meth:`scale` resizes, if the role has several."""
 
     def __init__(
@@ -144,11 +145,11 @@ class KubernetesPools:
     async def _change(
         self, pools: Mapping[str, KubernetesWorkload], wanted: Sequence[tuple[str, int]]
     ) -> None:
-        """Resize pools, shrinking ones first: growing ones may need the resources that this
-        frees."""
+        """Resize pools, shrinking ones first, since growing ones may need the resources that these
+        free."""
         for name, count in wanted:
             if not 0 < count <= MAX_POOL:
-                raise Invalid(f"{name}={count}: a pool has 1 to {MAX_POOL} workers")
+                raise Invalid(f"{name}={count}: a pool must have 1 to {MAX_POOL} workers")
         for name, count in sorted(wanted, key=lambda each: each[1] > pools[each[0]].replicas):
             with self._exclusive_change(name):
                 await self._resize(pools[name], count)
@@ -158,13 +159,14 @@ class KubernetesPools:
     ) -> tuple[str, int]:
         own = find_pool(pools, self._chosen_pools.get(role, role.value))
         if own.role is not role:
-            raise Invalid(f"the pool {own.pool!r} is no {role.value} pool")
+            raise Invalid(f"the pool {own.pool!r} is not a {role.value} pool")
         others = [each for each in pools.values() if each.role is role and each is not own]
         fixed = sum(each.replicas for each in others)
         if others and count <= fixed:
             raise Invalid(
-                f"{role.value}={count}: {', '.join(each.pool for each in others)} have {fixed}, and"
-                f" {own.pool} needs at least one"
+                f"{role.value}={count}: it must be at least {fixed + 1}, since {own.pool} needs "
+                f"one worker and the role's other pools have {fixed} "
+                f"({', '.join(each.pool for each in others)})"
             )
         return own.pool, count - fixed
 
@@ -237,7 +239,8 @@ class KubernetesPools:
         raise Overloaded(f"somebody else is changing {workload.kind} {workload.name}; try again")
 
     async def _loads(self) -> Mapping[WorkerId, float]:
-        """Loads of the workers; empty if they are unknown, and then the newest are removed."""
+        """Return the workers' loads; empty if they are unknown, in which case the newest workers
+        are removed."""
         try:
             return await self._worker_admin.loads()
         except BatonError as error:

@@ -30,7 +30,7 @@ from baton.rpc.v1 import common_pb2 as pb
 MAX_ID_BYTES = 256
 MAX_DETAILS = 64
 MAX_CACHED_REFS = 4096
-"""Cached references to workers, a few hundred bytes each."""
+"""Maximum number of cached references to workers, a few hundred bytes each."""
 
 _FINISH_TO_PROTO: dict[FinishReason | None, pb.FinishReason] = {
     None: pb.FINISH_REASON_UNSPECIFIED,
@@ -305,7 +305,7 @@ def block_from_proto(message: pb.BlockRef) -> BlockRef:
     """Raises Invalid for a key that is neither absent nor 16 bytes long."""
     if len(message.key) not in (0, BLOCK_KEY_BYTES):
         raise Invalid(
-            f"a block key has {BLOCK_KEY_BYTES} bytes, not {len(message.key)}", param="key"
+            f"a block key must have {BLOCK_KEY_BYTES} bytes, not {len(message.key)}", param="key"
         )
     return BlockRef(
         offset_bytes=message.offset_bytes,
@@ -330,6 +330,6 @@ def _logprob_to_proto(entry: TokenLogprob) -> pb.TokenLogprob:
 
 def _logprob_from_proto(message: pb.TokenLogprob) -> TokenLogprob:
     if len(message.top_token_ids) != len(message.top_logprobs):
-        raise Invalid("each of top_token_ids must have a logprob", param="logprobs")
+        raise Invalid("top_token_ids and top_logprobs must have the same length", param="logprobs")
     top = zip(_tokens(message.top_token_ids), message.top_logprobs, strict=True)
     return TokenLogprob(TokenId(message.token_id), message.logprob, tuple(top))

@@ -59,10 +59,11 @@ def block_run_from_proto(message: pb.BlockRun) -> tuple[BlockRef, ...]:
     keys = keys_from_bytes(message.keys)
     if not len(keys) == len(message.offset_bytes) == len(message.checksums):
         raise Invalid(
-            "a run of blocks must have a key, an offset and a checksum for each", param="blocks"
+            "a run of blocks must have a key, an offset and a checksum for each block",
+            param="blocks",
         )
     if keys and not message.size_bytes:
-        raise Invalid("a run of blocks must have a size", param="blocks")
+        raise Invalid("a run of blocks must have a size above 0", param="blocks")
     size = message.size_bytes
     return tuple(
         BlockRef(offset, size, checksum, key)
@@ -85,9 +86,9 @@ def put_from_proto(message: pb.PutRequest) -> PutRequest:
     blocks = block_run_from_proto(message.blocks)
     head = keys_from_bytes(message.head)
     if not blocks and not head:
-        raise Invalid(f"a put has 1 to {MAX_KEYS} blocks, not 0", param="blocks")
+        raise Invalid(f"a put must have 1 to {MAX_KEYS} blocks, not 0", param="blocks")
     if message.first_block > MAX_FIRST_BLOCK:
-        text = f"first_block is at most {MAX_FIRST_BLOCK}, not {message.first_block}"
+        text = f"first_block must be at most {MAX_FIRST_BLOCK}, not {message.first_block}"
         raise Invalid(text, param="first_block")
     return PutRequest(
         source=endpoint_from_proto(message.source),
@@ -198,11 +199,13 @@ def _tier(number: int) -> Tier:
 
 def _key(value: bytes) -> BlockKey:
     if len(value) != BLOCK_KEY_BYTES:
-        raise Invalid(f"a block key has {BLOCK_KEY_BYTES} bytes, not {len(value)}", param="key")
+        raise Invalid(
+            f"a block key must have {BLOCK_KEY_BYTES} bytes, not {len(value)}", param="key"
+        )
     return BlockKey(value)
 
 
 def _tag(value: bytes) -> bytes:
     if len(value) > MAX_TAG_BYTES:
-        raise Invalid(f"a tag has up to {MAX_TAG_BYTES} bytes, not {len(value)}")
+        raise Invalid(f"a tag must have at most {MAX_TAG_BYTES} bytes, not {len(value)}")
     return value

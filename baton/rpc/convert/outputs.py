@@ -12,7 +12,8 @@ from baton.rpc.convert.common import output_from_proto, output_to_proto
 from baton.rpc.v1 import worker_pb2 as pb
 
 MAX_OUTPUTS = 1 << 17
-"""Outputs in one message: twice as many as a worker buffers for a router that does not read."""
+"""Maximum number of outputs in one message: twice as many as a worker buffers for a router that
+does not read."""
 
 log = structlog.get_logger(__name__)
 
@@ -33,7 +34,7 @@ def failed_output(
 
 
 def outputs_to_proto(outputs: Iterable[RequestOutput]) -> pb.WorkerMessage:
-    """Encode outputs. One that can't be encoded is replaced by a failure of its request."""
+    """Encode outputs. An output that can't be encoded is replaced by a failure of its request."""
     message = pb.WorkerMessage()
     for output in outputs:
         try:
@@ -47,10 +48,13 @@ def outputs_to_proto(outputs: Iterable[RequestOutput]) -> pb.WorkerMessage:
 
 
 def outputs_from_proto(message: pb.WorkerMessage) -> Sequence[RequestOutput]:
-    """Decode outputs. One that can't be decoded is replaced by a retryable failure of its request;
-    the first of a message is logged. Raises Invalid for more outputs than any worker sends."""
+    """Decode outputs. An output that can't be decoded is replaced by a retryable failure of its
+    request; the first such output of a message is logged. Raises Invalid for more outputs than any
+    worker sends."""
     if len(message.outputs) > MAX_OUTPUTS:
-        raise Invalid(f"a message has at most {MAX_OUTPUTS} outputs, not {len(message.outputs)}")
+        raise Invalid(
+            f"a message must have at most {MAX_OUTPUTS} outputs, not {len(message.outputs)}"
+        )
     try:
         return [output_from_proto(each) for each in message.outputs]
     except Exception:

@@ -18,7 +18,7 @@ from baton.rpc.convert.error import error_from_proto
 from baton.rpc.v1 import conductor_pb2 as pb
 
 MAX_KEYS = 65_536
-"""The most block keys of a query."""
+"""Maximum number of block keys in a query."""
 
 
 def placement_query_to_proto(query: PlacementQuery) -> pb.PlaceRequest:
@@ -37,7 +37,7 @@ def placement_query_to_proto(query: PlacementQuery) -> pb.PlaceRequest:
 
 
 def placement_query_from_proto(request: pb.PlaceRequest) -> PlacementQuery:
-    """Convert a query. Raises Invalid if there are too many keys, or keys of another size."""
+    """Convert a query. Raises Invalid if there are too many keys, or keys of the wrong size."""
     return PlacementQuery(
         RequestId(request.request_id),
         Epoch(request.epoch),

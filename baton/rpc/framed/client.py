@@ -19,8 +19,8 @@ from baton.rpc.framed.connection import (
 from baton.rpc.v1 import framed_pb2 as pb
 
 TICK_SECONDS, MAX_SILENT_TICKS = 0.25, 6
-"""A peer that hangs, or is cut off, is given up after 1.75 to 2 seconds: it is pinged after 0.25 to
-0.5, and then has 1.5 to answer, whatever its event loop is busy with."""
+"""A peer that hangs, or is cut off, is considered lost after 1.75 to 2 seconds: it is pinged after
+0.25 to 0.5 s, and then has 1.5 s to answer, however busy its event loop is."""
 
 
 class FramedClientConnection(FramedConnection):
@@ -56,14 +56,14 @@ class FramedClientConnection(FramedConnection):
         elif kind == FrameKind.WELCOME and self._nonces:
             self._check(parse_message(pb.Welcome, payload).code)
             self.complete_handshake(self._deliver)
-            if not self._opened.done():  # otherwise its waiter was cancelled and will close this
+            if not self._opened.done():  # otherwise the waiter was cancelled, and closes this
                 self._opened.set_result(None)
         else:
             raise Invalid(f"a frame of kind {kind} is not part of the handshake")
 
     def _prove(self, nonce: bytes) -> None:
         if len(nonce) != NONCE_BYTES:
-            raise Invalid(f"a nonce has {NONCE_BYTES} bytes")
+            raise Invalid(f"a nonce must have {NONCE_BYTES} bytes")
         self._nonces = self._nonce + nonce
         code = self._code("client")
         self.send(0, FrameKind.PROOF, pb.Proof(code=code).SerializeToString())
@@ -106,7 +106,7 @@ async def open_framed_connection(
 async def _open(
     address: str, service: str, trust: ClusterCredentials, deliver: MessageHandler
 ) -> FramedClientConnection:
-    """Connect and wait for the handshake. A connection that the caller does not get is closed, also
+    """Connect and wait for the handshake. A connection that the caller does not get is closed, even
     if the handshake was completed just before this task was cancelled."""
     connection = await _connect(address, service, trust, deliver)
     try:

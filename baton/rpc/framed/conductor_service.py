@@ -11,7 +11,8 @@ CONDUCTOR_SERVICE = "conductor"
 
 
 class FramedConductorService:
-    """Answers one router's placement requests: each message at once, with one message."""
+    """Answers one router's placement requests. Each message is answered at once, with one
+    message."""
 
     def __init__(self, core: ConductorCore, connection: FramedConnection) -> None:
         self._core = core

@@ -5,9 +5,10 @@ few microseconds. So a router's two busiest streams, ``Worker.Run`` and ``Conduc
 framed connections where both sides support them, with the same messages and semantics: when the
 stream ends, its requests are cancelled.
 
-It is our own because the gRPC library for Python was half of the router's CPU per request: framed
-connections took 0.6 to 1 ms off a request with 16 tokens (docs/LOG.md), and docs/results/router.md
-has what is left beside other routers. The messages stay gRPC's, so gRPC is the fallback.
+Baton has a protocol of its own because the gRPC library for Python took half of the router's CPU
+time per request: framed connections save 0.6 to 1 ms per request with 16 tokens (docs/LOG.md;
+docs/results/router.md compares the router with others). The messages are the same as over gRPC,
+which remains the fallback.
 
 Both ends ping a silent peer. The kernel of a frozen peer still acknowledges TCP segments, so only
 answers of its event loop count.
@@ -63,10 +64,10 @@ class FramedConnection(FrameProtocol):
     """One end of a framed connection. It is opened by a handshake (:mod:`baton.rpc.framed.client`,
     :mod:`baton.rpc.framed.server`), and ends with :meth:`on_lost`, which is called once.
 
-    After each tick of ``tick_seconds`` in which nothing came, the peer is pinged; after more than
-    ``max_silent_ticks`` such ticks in a row it is given up. Ticks are counted rather than seconds:
-    between two ticks this event loop has read all that had arrived, so a process that was itself
-    frozen does not take its peers for dead."""
+    After each tick of ``tick_seconds`` in which nothing was received, the peer is pinged; after
+    more than ``max_silent_ticks`` such ticks in a row, it is considered lost. Ticks are counted
+    rather than seconds: between two ticks this event loop has read all that had arrived, so a
+    process that was itself frozen does not consider its peers lost."""
 
     def __init__(self, tick_seconds: float, max_silent_ticks: int) -> None:
         super().__init__()
@@ -91,7 +92,7 @@ class FramedConnection(FrameProtocol):
         self.send(0, FrameKind.MESSAGE, payload)
 
     async def wait_until_writable(self) -> None:
-        """Wait until the peer reads, or is given up. Only one task may wait."""
+        """Wait until the peer reads, or is considered lost. Only one task may wait."""
         if self._writable is not None:
             await self._writable
 

@@ -25,8 +25,8 @@ from baton.rpc.framed.unauthenticated import UnauthenticatedConnections
 from baton.rpc.v1 import framed_pb2 as pb
 
 TICK_SECONDS, MAX_SILENT_TICKS = 2.0, 4
-"""A router that hangs keeps its requests for ten seconds: that harms no other router, and it may
-come back."""
+"""A router that hangs keeps its requests for ten seconds, since it may recover, and this harms no
+other router."""
 
 HANDSHAKE_TIMEOUT_SECONDS = 2.0
 """Timeout for a client to authenticate; the TLS handshake before it has the same timeout."""
@@ -36,8 +36,9 @@ MAX_CONNECTIONS = 1024
 kilobytes."""
 
 MAX_UNAUTHENTICATED = 256
-"""Maximum number of connections that are not authenticated yet, in addition to those. With 2,000
-new ones per second, each has a tenth of a second to authenticate."""
+"""Maximum number of connections that are not authenticated yet, in addition to
+:data:`MAX_CONNECTIONS`. With 2,000 new ones per second, each has a tenth of a second to
+authenticate."""
 
 FLUSH_SECONDS = 0.2
 """Time to send the last messages when a server closes."""
@@ -71,8 +72,8 @@ class FramedServer:
         self.unauthenticated = UnauthenticatedConnections(MAX_UNAUTHENTICATED)
 
     async def listen(self, host: str, port: int) -> int:
-        """Start to listen; returns the port. Raises Unavailable when it can't be bound, Invalid for
-        certificates that can't be read."""
+        """Start to listen, and return the port. Raises Unavailable if the port can't be bound, and
+        Invalid if the certificates can't be read."""
         loop, context = asyncio.get_running_loop(), server_context(self._trust)
         try:
             factory = partial(self._new_connection, context)
@@ -145,7 +146,7 @@ class TlsHandshake(asyncio.Protocol):
             if not transport.is_closing():
                 secured = await self._secured(transport)
         except OSError as error:  # TLS errors are OSErrors, too; the connection is closed
-            error.with_traceback(None)  # else its frames, with 256 KiB of buffers, wait for the gc
+            error.with_traceback(None)  # else 256 KiB of buffers in its frames wait for the gc
         finally:
             self._unauthenticated.discard(self)
         if secured is None or secured.is_closing():
@@ -195,11 +196,11 @@ class FramedServerConnection(FramedConnection):
 
     def _challenge(self, hello: pb.Hello) -> None:
         if hello.version != VERSION:
-            raise Invalid(f"protocol version {hello.version}: this server has {VERSION}")
+            raise Invalid(f"the protocol version is {hello.version}; it must be {VERSION}")
         if hello.service not in self._services:
             raise Invalid(f"there is no service {hello.service!r} here")
         if len(hello.nonce) != NONCE_BYTES:
-            raise Invalid(f"a nonce has {NONCE_BYTES} bytes")
+            raise Invalid(f"a nonce must have {NONCE_BYTES} bytes")
         nonce = secrets.token_bytes(NONCE_BYTES)
         self._name, self._nonces = hello.service, hello.nonce + nonce
         self.send(0, FrameKind.CHALLENGE, pb.Challenge(nonce=nonce).SerializeToString())

@@ -1,6 +1,6 @@
-"""Limits connections that are not authenticated yet. When there are too many, the oldest one of the
-network with the most connections is closed. Authentication takes milliseconds, so members get it
-done in time."""
+"""Limits connections that are not authenticated yet. When there are too many, the oldest connection
+from the network with the most connections is closed. Authentication takes milliseconds, so members
+complete it in time."""
 
 import ipaddress
 from typing import Protocol
@@ -27,8 +27,8 @@ class UnauthenticatedConnections:
         return len(self._network_of)
 
     def add(self, connection: Closable, host: str) -> None:
-        """Add a connection. If there are too many now, close the oldest one of the network that has
-        the most."""
+        """Add a connection. If there are too many now, close the oldest connection from the network
+        that has the most."""
         network = source_network(host)
         self._network_of[connection] = network
         self._by_network.setdefault(network, {})[connection] = None

@@ -52,16 +52,17 @@ SIGNAL_REASONS = {
     signal.SIGSEGV: f"is nested too deeply: it takes a stack of more than {STACK_BYTES >> 20} MiB",
     signal.SIGBUS: f"is nested too deeply: it takes a stack of more than {STACK_BYTES >> 20} MiB",
 }
-"""Signals that a grammar causes in its helper, and the error reported to the client."""
+"""The signals that a grammar may cause in its helper, with the error that each reports to the
+client."""
 
 
 Result = TypeVar("Result")
 
 
 class GrammarChecker:
-    """Checks grammars in helper processes. ``arguments`` are those of a helper: the path of a
-    tokenizer.json, the size of the model's vocabulary, and its EOS tokens, separated by commas.
-    Without arguments, grammars are parsed but not compiled. To be used by one event loop at a
+    """Checks grammars in helper processes. ``arguments`` are a helper's command-line arguments: the
+    path of a tokenizer.json, the size of the model's vocabulary, and its EOS tokens, separated by
+    commas. Without arguments, grammars are parsed but not compiled. For use in one event loop at a
     time."""
 
     def __init__(self, arguments: Sequence[str] = (), num_helpers: int = NUM_HELPERS) -> None:
@@ -194,7 +195,7 @@ class GrammarHelperProcess:
                 raise TimeoutError("the helper process gave no verdict in time")
             new = os.read(file, size - len(data))
             if not new:
-                raise ConnectionResetError("the helper process ended")
+                raise ConnectionResetError("the helper process exited")
             data += new
         return data
 

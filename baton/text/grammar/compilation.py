@@ -24,7 +24,7 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 """Limits of one grammar that llguidance enforces. Typical schemas need a thousandth of them. Time,
-memory and depth, which it does not count, are limited by the helper process."""
+memory and depth, which llguidance does not count, are limited by the helper process."""
 
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
 
@@ -33,8 +33,8 @@ MAX_MESSAGE = 500
 
 
 def validate_grammar(grammar: Grammar) -> None:
-    """Parse a grammar without a vocabulary. Raises Invalid, saying what is wrong with it. Not for
-    clients' grammars that were not checked in a helper process."""
+    """Parse a grammar without a vocabulary. Raises Invalid, saying what is wrong with it. Not for a
+    client's grammar, unless it was checked in a helper process before."""
     complaint = LLMatcher.validate_grammar(to_lark(grammar), None, limits=LIMITS)
     if complaint:
         raise invalid_grammar(grammar, complaint)
@@ -55,6 +55,6 @@ def invalid_grammar(grammar: Grammar, complaint: str) -> Invalid:
     ):  # the message quotes text that we generated, not the client's
         complaint = _PLACE.sub("", complaint.partition("\n   1 |")[0])
     if "coerce_one_of" in complaint:
-        complaint = "oneOf needs alternatives that exclude each other; use anyOf for others"
+        complaint = "the alternatives of oneOf must exclude each other; otherwise, use anyOf"
     message = f"the {grammar.kind.value} can't be enforced: {complaint}"
     return Invalid(message[:MAX_MESSAGE], param="response_format")

@@ -2,9 +2,9 @@
 
 ``python -m baton.text.grammar.helper_process [TOKENIZER_JSON VOCAB_SIZE EOS_IDS]`` reads jobs from
 its standard input and writes verdicts to its standard output, one at a time, each a JSON object
-prefixed by its length (four bytes, big endian). A grammar that takes too much kills the process by
+prefixed by its length (four bytes, big endian). A grammar that exceeds a limit kills the process by
 a signal, from which :mod:`baton.text.grammar.checker` infers the reason: SIGPROF for CPU time,
-SIGABRT for memory, SIGSEGV for depth. The process ends when its standard input is closed.
+SIGABRT for memory, SIGSEGV for depth. The process exits when its standard input is closed.
 """
 
 import json

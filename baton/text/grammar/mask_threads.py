@@ -15,10 +15,10 @@ MASK_CPU_SECONDS = 0.1
 5 µs to 2 ms."""
 
 MASK_TIMEOUT_SECONDS = 2.0
-"""Time limit of waiting for one mask, in case other load occupies the CPUs."""
+"""Time limit for waiting for one mask, in case other load occupies the CPUs."""
 
 POLL_SECONDS = 0.02
-"""Interval at which slow threads are looked for."""
+"""Interval between checks for slow threads."""
 
 MAX_ABANDONED = 16
 """Maximum number of abandoned threads. Each of them ends with its job."""
@@ -117,7 +117,8 @@ class _Thread:
         return self._thread.is_alive()
 
     def end_slow_job(self) -> bool:
-        """End the current job if it has exceeded its time. Return whether it did."""
+        """End the current job with MaskTimeout if it has exceeded its CPU time. Return whether the
+        thread is then still busy with that job."""
         under_way = self._current_job
         if under_way is None:
             return False

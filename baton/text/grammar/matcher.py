@@ -19,19 +19,19 @@ from baton.text.grammar.mask_threads import MaskJob, MaskThreadPool, MaskTimeout
 from baton.text.tokenizer import load_tokenizer
 
 MAX_REJECTED_GRAMMARS = 1024
-"""Number of grammars that are remembered and rejected because a mask took too long."""
+"""Maximum number of grammars that are remembered and rejected because a mask took too long."""
 
 MASK_THREADS = 4
-"""Number of threads. Masks take from 5 µs to some milliseconds each, and are computed while the
-model runs."""
+"""Number of threads that compute masks. A mask takes from 5 µs to some milliseconds, and is
+computed while the model runs."""
 
 MAX_COMPILED = 16
-"""Number of compiled grammars that are kept: about 1 MB each, 50 MB at worst."""
+"""Maximum number of compiled grammars that are kept: about 1 MB each, 50 MB at worst."""
 
 
 @dataclass(slots=True)
 class CompiledGrammar:
-    """A cached matcher; ``last_used`` is a time of the compiler's clock."""
+    """A cached matcher; ``last_used`` is a time on the compiler's clock."""
 
     matcher: LLMatcher
     last_used: float
@@ -40,10 +40,10 @@ class CompiledGrammar:
 class GrammarCompiler:
     """Compiles grammars for one model's vocabulary. Thread-safe.
 
-    ``vocab_size`` is the model's, which may be more than the tokenizer has: ids beyond are never
-    allowed. EOS tokens are allowed where a grammar is complete. Raises Invalid for a tokenizer
-    whose tokens can't be mapped to bytes: only byte-level BPE and BPE with byte fallback are
-    supported.
+    ``vocab_size`` is the model's, which may exceed the tokenizer's: ids beyond the tokenizer's are
+    never allowed. EOS tokens are allowed where a grammar is complete. Raises Invalid for a
+    tokenizer whose tokens can't be mapped to bytes: only byte-level BPE and BPE with byte fallback
+    are supported.
     """
 
     def __init__(

@@ -32,8 +32,8 @@ however long: a gigabyte for the pattern ``(abc){100000000}``."""
 _RULE = re.compile(r"\s*[?!]?\w+[^:\"/]*:")
 
 JSON_OPTIONS = {"whitespace_pattern": r"(\r?\n[ \t]{0,32}|[ \t]{0,2})"}
-"""Allows JSON on one line, or indented on many, but no other whitespace: a weak model would emit
-blanks without end."""
+"""Allows JSON on one line, or indented on many, but no other whitespace: otherwise, a weak model
+might emit whitespace without end."""
 
 
 def to_lark(grammar: Grammar) -> str:
