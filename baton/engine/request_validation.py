@@ -82,8 +82,8 @@ _NUMBERS = (
 
 
 def isolate_constraint(spec: RequestSpec, constraint: Constraint | None) -> Constraint | None:
-    """Return the request's constraint, isolated; None if it has no grammar. Raises Invalid if it
-    has a grammar but no constraint to enforce it."""
+    """Return the request's constraint, isolated, or None if the request has no grammar. Raises
+    Invalid if it has a grammar but no constraint to enforce it."""
     if constraint is not None:
         return IsolatedConstraint(constraint)
     if spec.sampling.grammar is not None:
@@ -92,7 +92,7 @@ def isolate_constraint(spec: RequestSpec, constraint: Constraint | None) -> Cons
 
 
 def max_kv_tokens(spec: RequestSpec, task: Task) -> int:
-    """Return the most tokens of KV that the request may need. Its last token is sampled but never
-    computed."""
+    """Return the maximum number of tokens whose KV the request may need. Its last token is sampled,
+    but no KV is computed for it."""
     growth = 0 if task is Task.PREFILL else spec.max_new_tokens - 1
     return len(spec.token_ids) + growth
