@@ -23,8 +23,8 @@ class PrefillRanking:
     """Ranks the waiting and the partly computed prompts of an engine.
 
     The estimates that an order ranks by are stored in ``sequence.waiting_prompt``. They are
-    computed when the sequence joins the queue, and again in each step in which it is among the
-    first of the queue, since each computation costs a walk along the cached prefix."""
+    computed when the sequence joins the queue, and updated in a step only if it is among the first
+    of the queue, since each update costs a walk along its cached prefix."""
 
     def __init__(
         self, pool: BlockPool, config: EngineConfig, prefill_seconds: PredictPrefillSeconds
