@@ -1,4 +1,4 @@
-"""A slab allocator: slots of several sizes in one arena, adjacent where possible."""
+"""A slab allocator for slots of several sizes in one arena, adjacent where possible."""
 
 import heapq
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ class SlabAllocator:
         return self._slab_bytes
 
     def allocate(self, size_bytes: int) -> int | None:
-        """Allocate a slot and return its offset; None when no slot of that size is free."""
+        """Allocate a slot and return its offset, or None if no slot of that size is free."""
         slabs = self._open_slabs.setdefault(size_bytes, {})
         if not slabs and self._unassigned and size_bytes <= self._slab_bytes:
             self._assign(self._unassigned.pop(), size_bytes)

@@ -7,7 +7,8 @@ from baton.core.store import StoreChange, Tier, WatchEvent
 from kvstore.tiered_store import TieredStore
 
 PAGE_KEYS = 4096
-"""Keys per page of a snapshot; a watcher takes a few milliseconds to apply one."""
+"""Maximum number of keys per page of a snapshot. A watcher takes a few milliseconds to apply a
+page."""
 
 
 class StoreFeed:

@@ -92,8 +92,8 @@ class KvExporter:
             )
 
     async def _wait_for_export(self, placement: RequestId) -> KvExport:
-        """Return the placement's export. Waits for it, since the importing worker may ask before
-        the request has arrived."""
+        """Return the placement's export. Wait for it if necessary, since the importing worker may
+        ask for it before the request has arrived."""
         try:
             async with asyncio.timeout(self._context.config.arrival_timeout_seconds):
                 while True:
