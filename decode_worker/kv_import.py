@@ -145,7 +145,9 @@ class KvImporter:
         """Check the source's offer, connect to its memory and reserve blocks."""
         endpoint = scheduled.endpoint
         if scheduled.num_tokens != len(spec.token_ids):
-            raise Corrupt(f"source has {scheduled.num_tokens} tokens, not {len(spec.token_ids)}")
+            raise Corrupt(
+                f"the source offers KV of {scheduled.num_tokens} tokens, not {len(spec.token_ids)}"
+            )
         if scheduled.checksum_algorithm != self._layout.checksum_algorithm:
             raise Corrupt(f"unknown checksum algorithm {scheduled.checksum_algorithm!r}")
         if (endpoint.owner, endpoint.generation) != (source.id, source.generation):
@@ -155,7 +157,9 @@ class KvImporter:
             )
         transport = self._transports.get(endpoint.transport)
         if transport is None:
-            raise Corrupt(f"source chose transport {endpoint.transport!r}, which was not offered")
+            raise Corrupt(
+                f"the source chose transport {endpoint.transport!r}, which was not offered"
+            )
         kv_import.transport = transport
         kv_import.stats.transport = transport.name
         kv_import.stats.scheduled_at = self._clock.monotonic()
@@ -188,8 +192,9 @@ class KvImporter:
         fits = 0 <= chunk.first_block < end <= len(kv_import.reservation.block_ids)
         if not fits or chunk.first_block > kv_import.num_read_blocks:
             raise Corrupt(
-                f"blocks [{chunk.first_block}, {end}) do not follow the first "
-                f"{kv_import.num_read_blocks}"
+                f"the source announced blocks [{chunk.first_block}, {end}); they must follow the "
+                f"first {kv_import.num_read_blocks} and be within the request's "
+                f"{len(kv_import.reservation.block_ids)} blocks"
             )
         if end > kv_import.num_read_blocks:
             blocks = chunk.blocks[kv_import.num_read_blocks - chunk.first_block :]
@@ -203,7 +208,7 @@ class KvImporter:
     ) -> None:
         """Read and verify blocks. Raises Corrupt or Unavailable after the last attempt."""
         if any(block.size_bytes != self._layout.block_bytes for block in blocks):
-            raise Corrupt(f"the source's blocks do not have {self._layout.block_bytes} bytes")
+            raise Corrupt(f"the source's blocks must have {self._layout.block_bytes} bytes each")
         for attempt in range(READ_ATTEMPTS):
             try:
                 if await self._read_once(blocks, block_ids, kv_import):
@@ -249,7 +254,8 @@ def _check_complete(kv_import: KvImport) -> None:
     num_blocks = len(kv_import.reservation.block_ids)
     if kv_import.num_read_blocks < num_blocks:
         raise Corrupt(
-            f"source reported done after {kv_import.num_read_blocks} of {num_blocks} blocks"
+            f"the source ended the transfer after {kv_import.num_read_blocks} of {num_blocks} "
+            "blocks"
         )
 
 

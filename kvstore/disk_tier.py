@@ -82,8 +82,8 @@ class DiskTier:
         self.segment_bytes = segment_bytes or min(SEGMENT_BYTES, max(size_bytes // 4, 1))
         if size_bytes < self.segment_bytes or self.segment_bytes < MIN_SEGMENT_BYTES:
             raise Invalid(
-                f"store_disk_bytes is {size_bytes}: the SSD tier needs at least "
-                f"{4 * MIN_SEGMENT_BYTES}, or 0 for none",
+                f"store_disk_bytes is {size_bytes}; it must be at least {4 * MIN_SEGMENT_BYTES}, "
+                "or 0 for no SSD tier",
                 param="store_disk_bytes",
             )
         self.size_bytes = size_bytes

@@ -137,8 +137,8 @@ class DramTier:
         """Raise Invalid if a block of ``size_bytes`` can never be stored."""
         if not self._slabs.fits(size_bytes):
             raise Invalid(
-                f"a block of {size_bytes} bytes does not fit a slab of the arena, which has "
-                f"{self._slabs.slab_bytes}: raise store_bytes",
+                f"a block has {size_bytes} bytes; it must have 1 to {self._slabs.slab_bytes}, the "
+                "size of a slab of the arena: raise store_bytes",
                 param="blocks",
             )
 
@@ -271,9 +271,12 @@ class DramTier:
         """Reference sealed blocks until :meth:`release` is called or ``seconds`` have passed; the
         caller keeps its own references. Return the lease's id. Raises Invalid, Overloaded."""
         if not 0 < seconds <= MAX_LEASE_SECONDS:
-            raise Invalid(f"a lease lasts up to {MAX_LEASE_SECONDS:g} s, not {seconds:g}")
+            raise Invalid(
+                f"a lease lasts {seconds:g} s; it must last more than 0 and up to "
+                f"{MAX_LEASE_SECONDS:g} s"
+            )
         if len(self._leases) >= MAX_LEASES:
-            raise Overloaded(f"{MAX_LEASES} leases are active")
+            raise Overloaded(f"{MAX_LEASES} leases are active, the maximum")
         for slot in slots:
             self.add_reference(slot)
         self._num_leases += 1
@@ -286,7 +289,10 @@ class DramTier:
         only pinned for longer: however often it is pinned, it has one reference for that and its
         bytes count once. Raises Invalid, Overloaded."""
         if not 0 < seconds <= MAX_PIN_SECONDS:
-            raise Invalid(f"a pin lasts up to {MAX_PIN_SECONDS:g} s, not {seconds:g}")
+            raise Invalid(
+                f"a pin lasts {seconds:g} s; it must last more than 0 and up to "
+                f"{MAX_PIN_SECONDS:g} s"
+            )
         fresh = [slot for slot in dict.fromkeys(slots) if not slot.pinned_until]
         self._check_pins(fresh)
         for slot in fresh:
@@ -353,16 +359,16 @@ class DramTier:
         size = sum(slot.size_bytes for slot in fresh)
         if self.pinned_bytes + size > MAX_PINNED_SHARE * self.arena_bytes:
             raise Overloaded(
-                f"{self.pinned_bytes} bytes are pinned already; at most {MAX_PINNED_SHARE:.0%} of "
-                "the arena may be"
+                f"{self.pinned_bytes} bytes are already pinned; at most {MAX_PINNED_SHARE:.0%} of "
+                "the arena may be pinned"
             )
         if self._tenant_bytes is None or not fresh:
             return
         pinned = self._tenants[fresh[0].tenant].pinned_bytes
         if pinned + size > MAX_PINNED_SHARE * self._tenant_bytes:
             raise Overloaded(
-                f"the tenant has pinned {pinned} bytes already; at most {MAX_PINNED_SHARE:.0%} of "
-                "its quota may be"
+                f"the tenant has pinned {pinned} bytes; at most {MAX_PINNED_SHARE:.0%} of its "
+                "quota may be pinned"
             )
 
     def _schedule_pin_check(self, slot: DramBlock, at: float) -> None:

@@ -229,7 +229,7 @@ def new_eviction_policy(name: str) -> EvictionPolicy:
     """Create a policy by name. Raises Invalid for an unknown name."""
     if name not in _POLICIES:
         raise Invalid(
-            f"there is no eviction policy {name!r}; there are {', '.join(EVICTION_POLICIES)}",
+            f"the eviction policy is {name!r}; it must be one of {', '.join(EVICTION_POLICIES)}",
             param="store_eviction",
         )
     return _POLICIES[name]()

@@ -60,7 +60,9 @@ class PutHandler:
         space for any block, Corrupt if a checksum doesn't match (the blocks before that one are
         kept), Unavailable if reading from the caller fails."""
         if self._num_puts >= MAX_PUTS:
-            raise Overloaded(f"{MAX_PUTS} puts are running", retry_after_seconds=0.2)
+            raise Overloaded(
+                f"{MAX_PUTS} puts are already running, the maximum", retry_after_seconds=0.2
+            )
         transport = self._transports.get(request.source.transport)
         if transport is None:
             raise Invalid(f"this node has no transport {request.source.transport!r}")

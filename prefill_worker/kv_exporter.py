@@ -79,8 +79,8 @@ class KvExporter:
             raise NotFound(f"worker {context.id} has restarted since the request was placed")
         if opening.model_digest != context.model_digest.hex():
             raise Invalid(
-                "the prefill and the decode worker have different models, or different "
-                "quantization: all workers of a cluster must have the same",
+                "the prefill and the decode worker have different models or different "
+                "quantization; all workers of a cluster must have the same",
                 param="model_digest",
             )
         if opening.kv_layout != context.layout.name:

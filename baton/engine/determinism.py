@@ -59,7 +59,7 @@ def require_deterministic(choice: BackendChoice, device: torch.device) -> Backen
     if not choice.is_native:
         raise Invalid(
             f"deterministic is on, but the model would be computed by {choice.description}, whose "
-            "sums depend on the rest of a batch. It needs Baton's own kernels: a CPU with "
+            "sums depend on the rest of a batch. deterministic needs our own kernels: a CPU with "
             "AVX2 and a C++ compiler, device=cpu, dtype float32 or bfloat16, and cpu_kernels=auto "
             "(`baton doctor` says what this machine lacks)",
             param="deterministic",

@@ -68,7 +68,8 @@ class Engine:
     ) -> None:
         if runner.block_tokens != config.block_tokens:
             raise Invalid(
-                f"block_tokens is {config.block_tokens}, the runner's is {runner.block_tokens}",
+                f"block_tokens is {config.block_tokens}; it must be the runner's block size, "
+                f"{runner.block_tokens}",
                 param="block_tokens",
             )
         self._config = config
@@ -117,7 +118,7 @@ class Engine:
         constraint = isolate_constraint(spec, constraint)
         num_waiting = len(self._scheduler.queues[Phase.WAITING])
         if num_waiting >= self._config.max_waiting:
-            raise Overloaded(f"{num_waiting} requests are waiting already")
+            raise Overloaded(f"the engine's queue is full: {num_waiting} requests are waiting")
         sequence = self._new_sequence(spec, task, Phase.WAITING, chain)
         sequence.constraint = constraint
         self._register(sequence)

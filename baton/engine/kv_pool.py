@@ -88,7 +88,7 @@ class KvPool:
         if self.size_bytes > available:
             raise Invalid(
                 f"the KV pool needs {self.size_bytes:,} bytes ({self.num_blocks} blocks of "
-                f"{self.block_bytes:,}), and {max(available, 0):,} are available on {device}: "
+                f"{self.block_bytes:,}), but only {max(available, 0):,} are available on {device}: "
                 "lower pool_bytes or num_blocks",
                 param="pool_bytes",
             )

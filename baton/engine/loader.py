@@ -81,8 +81,8 @@ class CheckpointWeights(WeightsOf[StoredTensor]):
         embedding = shards.stack(["model.embed_tokens.weight"], *shape)
         if embedding.is_fp8:
             raise Invalid(
-                f"{path}: model.embed_tokens.weight is in FP8, which only weights of linear layers "
-                "may be"
+                f"{path}: model.embed_tokens.weight is in FP8; only the weights of linear "
+                "layers may be in FP8"
             )
         tied = config.tie_word_embeddings
         super().__init__(

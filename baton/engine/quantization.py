@@ -136,7 +136,7 @@ def check_format(name: str, device: torch.device) -> None:
         check_fp8(device, "quantization")
     elif name != "none" and device.type != "cpu":
         raise Invalid(
-            f"quantization is {name}, which only CPUs support, and the device is {device}: "
+            f"quantization is {name}, which only CPUs support, but the device is {device}: "
             "use none or fp8, or device=cpu",
             param="quantization",
         )
@@ -150,7 +150,7 @@ def check_fp8(device: torch.device, setting: str) -> None:
     if capability < MIN_FP8_CAPABILITY:
         raise Invalid(
             f"{setting} is fp8, which needs a GPU of compute capability "
-            f"{_dotted(MIN_FP8_CAPABILITY)} (L40S, H100), and {device} has {_dotted(capability)}",
+            f"{_dotted(MIN_FP8_CAPABILITY)} (L40S, H100), but {device} has {_dotted(capability)}",
             param=setting,
         )
 

@@ -166,7 +166,7 @@ class CheckpointShards:
         flat = [name for each in names for name in each]
         parts = [self._view(name, rows // len(each), ins) for each in names for name in each]
         if len({part.dtype for part in parts}) > 1:
-            raise Invalid(f"{self.path}: {names[0][0]} and others have different dtypes")
+            raise Invalid(f"{self.path}: {names[0][0]} and other experts have different dtypes")
         return StoredTensor(
             parts, (len(names), rows, ins), self._mark_used, self._scales(flat, parts)
         )
@@ -190,8 +190,8 @@ class CheckpointShards:
             return ()
         if self._fp8 is None:
             raise Invalid(
-                f"{self.path}: {names[0]} is in FP8, and config.json has no quantization_config "
-                "with its scales' layout"
+                f"{self.path}: {names[0]} is in FP8, but config.json has no quantization_config "
+                "that describes its scales' layout"
             )
         return [
             self._scales_of(name, part, self._fp8) for name, part in zip(names, parts, strict=True)

@@ -171,11 +171,15 @@ class Worker:
             raise Unavailable(f"worker {self._id} is {self.state.value}")
         older = self._jobs.latest(spec.request_id)
         if older is not None and older.spec.epoch >= spec.epoch:
-            raise Invalid(f"request {spec.request_id} is already here in epoch {older.spec.epoch}")
+            raise Invalid(
+                f"request {spec.request_id} is already on this worker in epoch {older.spec.epoch}"
+            )
         if older is not None:
             self._lifecycle.end(older)
         if len(self._jobs) >= self._config.max_jobs:
-            raise Overloaded(f"worker {self._id} has {len(self._jobs)} requests, the maximum")
+            raise Overloaded(
+                f"worker {self._id} already has {len(self._jobs)} requests, the maximum"
+            )
 
     def _spawn(self, job: Job, work: Callable[[], Awaitable[None]]) -> None:
         assert self._tasks is not None, "run() comes first"

@@ -31,7 +31,7 @@ def split_by_memory(
     fitting = [work for work in all_works if kv_bytes(work, config, kv_dtype) <= room]
     others = [work for work in all_works if work not in fitting]
     messages = [
-        f"{work}: its KV takes {kv_bytes(work, config, kv_dtype) / GIB:.1f} GiB, and "
+        f"{work}: its KV takes {kv_bytes(work, config, kv_dtype) / GIB:.1f} GiB, but only "
         f"{room / GIB:.1f} GiB are free beside the weights"
         for work in others
     ]

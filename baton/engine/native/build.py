@@ -135,7 +135,9 @@ def _writable(places: list[Path]) -> Path:
         if os.access(folder, os.W_OK) and _is_ours(folder):
             return folder
     names = " or ".join(str(folder) for folder in places)
-    raise Unavailable(f"the kernels can't be compiled: {names} must be writable by this user only")
+    raise Unavailable(
+        f"the kernels can't be compiled: {names} must be writable, and by this user only"
+    )
 
 
 def _is_ours(folder: Path) -> bool:

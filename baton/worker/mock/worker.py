@@ -199,11 +199,15 @@ class MockWorker:
             raise Invalid("mock workers support neither grammars nor prompt logprobs")
         older = self._jobs.get(spec.request_id)
         if older is not None and older.spec.epoch >= spec.epoch:
-            raise Invalid(f"request {spec.request_id} is already here in epoch {older.spec.epoch}")
+            raise Invalid(
+                f"request {spec.request_id} is already on this worker in epoch {older.spec.epoch}"
+            )
         if older is not None:
             self._end_job(older)
         if len(self._jobs) >= self._config.max_jobs:
-            raise Overloaded(f"worker {self.id} has {len(self._jobs)} requests, the maximum")
+            raise Overloaded(
+                f"worker {self.id} already has {len(self._jobs)} requests, the maximum"
+            )
 
     def _check_source(self, source: WorkerRef | None) -> None:
         if source is None:
