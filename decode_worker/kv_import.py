@@ -248,8 +248,8 @@ class KvImporter:
 
 
 def _check_complete(kv_import: KvImport) -> None:
-    """Raise Corrupt unless every reserved block was transferred: a request must not be decoded from
-    blocks that were never written."""
+    """Raise Corrupt unless every reserved block was transferred, since a request must not be
+    decoded from blocks that were never written."""
     assert kv_import.reservation is not None
     num_blocks = len(kv_import.reservation.block_ids)
     if kv_import.num_read_blocks < num_blocks:

@@ -155,7 +155,7 @@ class DiskTier:
         self._max_segments = len(self._segments)
 
     def reserve(self, record: BlockRecord) -> tuple[DiskBlock, list[BlockKey]] | None:
-        """Reserve a slot for a block, with one reference for the caller, evicting others if
+        """Reserve a slot for a block, with one reference for the caller, evicting other blocks if
         necessary. Return the block and the evicted keys, or None if every block is referenced or
         the block is too large. This never adds segments: call :meth:`plan_segment` beforehand."""
         assert record.key not in self._blocks, "check `in` before"

@@ -71,7 +71,8 @@ class IndexPublisher:
 
 
 def _merge(changes: Iterable[StoreChange]) -> list[tuple[int, Tier, list[BlockKey]]]:
-    """Merge consecutive changes of the same tier into (number of the last one, tier, keys)."""
+    """Merge consecutive changes of the same tier into tuples (number of the last change, tier,
+    keys)."""
     merged: list[tuple[int, Tier, list[BlockKey]]] = []
     for change in changes:
         if merged and merged[-1][1] is change.tier:

@@ -114,7 +114,7 @@ class StoreNode:
     # -- administration --------------------------------------------------------------------
 
     def stats(self, *, check: bool = True) -> StoreStats:
-        """Return the counters. With ``check``, also check the integrity, which visits every
+        """Return the counters. If ``check`` is set, also check the integrity, which visits every
         block."""
         dram, disk = self._dram, self._tiers.disk
         dram.expire(self._clock.monotonic())

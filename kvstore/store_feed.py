@@ -12,8 +12,8 @@ page."""
 
 
 class StoreFeed:
-    """Tells watchers what a store contains. ``generation`` is the node's incarnation, within which
-    changes are numbered."""
+    """Reports to watchers what a store contains. ``generation`` is the node's incarnation, within
+    which changes are numbered."""
 
     def __init__(self, generation: Incarnation, tiers: TieredStore) -> None:
         self._generation = generation

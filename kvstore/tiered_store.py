@@ -301,7 +301,8 @@ class TieredStore:
         return block
 
     def _log_tier_changes(self, keys: Sequence[BlockKey]) -> None:
-        """Append the new tier of blocks that were removed from one tier to the event log."""
+        """Append to the event log which tier, if any, now holds the blocks that were removed from
+        one tier."""
         by_tier: dict[Tier, list[BlockKey]] = {}
         for key in keys:
             by_tier.setdefault(self.tier_of(key), []).append(key)

@@ -23,7 +23,7 @@ class PrefillHandler:
 
     async def start_prefill(self, job: Job, constraint: Constraint | None) -> None:
         spec = job.spec
-        if spec.wants_prompt_logprobs:  # all of the prompt is computed
+        if spec.wants_prompt_logprobs:  # the whole prompt is computed
             job.prefix_fetch = PrefixFetchStats()
             await self._engine.call(lambda engine: engine.add(spec, job.task, constraint))
             return

@@ -53,7 +53,7 @@ class StorePublisher:
                 await self._publish(run)
             except BatonError as error:
                 self._log_failure_once(str(error))
-            except Exception:  # a bug: these blocks are not published
+            except Exception:  # a bug: the run's blocks are not published
                 log.exception("store_put_crashed")
             else:
                 self._last_failure = ""

@@ -42,7 +42,8 @@ class CacheTransfers:
         *,
         quarantine: bool,
     ) -> None:
-        """Seal the first ``num_valid`` blocks, and release or quarantine the others."""
+        """Seal the first ``num_valid`` blocks, and release the others or, if ``quarantine`` is set,
+        quarantine them."""
         if not block_ids:
             return
         prefix = self._pinned_prefixes.pop(tuple(block_ids))

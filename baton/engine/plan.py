@@ -1,4 +1,5 @@
-"""The plan of one engine step, which the scheduler makes and the runner runs. No torch.
+"""The plan of one engine step, which the scheduler makes and the runner runs. This module does not
+import torch.
 
 A step has three parts: ``schedule() -> Plan``, ``run(plan) -> StepOutput``,
 ``apply(plan, output)``. Prefill and decode follow one rule, "computed tokens catch up with known
@@ -112,8 +113,8 @@ def fill_sampled_tokens(plan: Plan, before: StepOutput) -> None:
 class Runner(Protocol):
     """Runs plans on a device: :class:`ModelRunner`, or a fake without a model.
 
-    ``run`` computes KV for every token of the plan into the rows' blocks, samples for the rows
-    with ``sample``, and returns when both are visible to a reader of the pool's memory.
+    ``run`` computes KV for every token of the plan into the rows' blocks, samples for the rows with
+    ``sample``, and returns once the KV is visible to readers of the pool's memory.
     """
 
     @property

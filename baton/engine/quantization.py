@@ -119,7 +119,7 @@ class PackedInt4Codes:
         return PackedInt4Codes(self.packed[rows], self.scales[rows], self.ins)
 
     def decode(self) -> torch.Tensor:
-        """As :meth:`QuantizedCodes.decode`."""
+        """Like :meth:`QuantizedCodes.decode`."""
         pairs = torch.stack((self.packed & 15, self.packed >> 4), dim=-1).flatten(1)
         values = pairs[:, : self.ins].to(torch.int8) - 8
         return QuantizedCodes(values, self.scales.float(), INT4_GROUP_SIZE).decode()
@@ -220,8 +220,8 @@ def _int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize in groups [outs, groups, INT4_GROUP_SIZE]; the last one is padded with zeros, which
-    add no error."""
+    """Quantize in groups [outs, groups, INT4_GROUP_SIZE]. The last group is padded with zeros,
+    which add no error."""
     outs, ins = weight.shape
     padding = -ins % INT4_GROUP_SIZE
     groups = torch.nn.functional.pad(weight, (0, padding)).view(outs, -1, INT4_GROUP_SIZE)

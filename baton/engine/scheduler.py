@@ -213,8 +213,8 @@ class Scheduler:
         return True
 
     def _allocate_or_preempt(self) -> bool:
-        """Allocate the block of each running sequence's next token, preempting others if needed.
-        Return whether any sequence was preempted."""
+        """Allocate the block of each running sequence's next token, preempting other sequences if
+        needed. Return whether any sequence was preempted."""
         preempted = False
         for sequence in list(self._running):
             while sequence.phase is Phase.RUNNING and self._lacks_block(

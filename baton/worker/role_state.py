@@ -20,7 +20,7 @@ class RoleState:
         self._on_change = on_change
 
     def mark_ready(self) -> None:
-        """Make the worker ready, unless it was told to drain already."""
+        """Make the worker ready, unless it was already told to drain."""
         if self.state is WorkerState.JOINING:
             self._set_state(WorkerState.READY)
 

@@ -24,7 +24,8 @@ def to_pool_dtype(x, factor, FP8: tl.constexpr):
 
 @triton.jit
 def to_e4m3(x):
-    """Round FP32 to the nearest E4M3, ties to even. Numbers that are too large are clamped."""
+    """Round FP32 to the nearest E4M3 number, ties to even. Numbers that are too large are
+    clamped."""
     return tl.clamp(x, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
 
 

@@ -48,7 +48,8 @@ class BenchRunner:
         yield Plan(0, tuple(rows))
 
     def _prefill(self, work: BenchCase) -> Iterator[Plan]:
-        """Yield prefill plans: prompt after prompt, with as many tokens per step as fit."""
+        """Yield prefill plans that compute prompt after prompt, with as many tokens per step as a
+        step may have."""
         rows: list[Row] = []
         room = self._chunk_tokens
         for n in range(work.batch):

@@ -12,7 +12,7 @@ from baton.engine.plan import Row
 from baton.engine.sampler import is_plain_greedy
 
 NUM_SEEDS = 2**64
-"""Seeds are taken modulo this: only their last 64 bits are used."""
+"""Seeds are taken modulo this number: only their lowest 64 bits are used."""
 
 
 class NativeTokenChooser:

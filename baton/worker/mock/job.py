@@ -11,7 +11,7 @@ from baton.worker.mock.model import MockModel
 from baton.worker.mock.output_stream import MockStream
 
 EncodedToken = tuple[bytes, FinishReason | None]
-"""An encoded output, and the finish reason if it was the last one."""
+"""An encoded output, and the finish reason if it is the answer's last output."""
 
 
 @dataclass(slots=True, eq=False)
