@@ -1,9 +1,10 @@
 """The decode side of a worker: importing the KV of prompts, and writing their answers.
 
 - :class:`~decode_worker.handler.DecodeHandler`: starts to decode once the KV is imported,
-  quarantines the blocks of transfers that have not ended, and takes answers out of the batch that
-  another worker continues.
+  quarantines the blocks of transfers that have not ended, and takes an answer out of the batch if
+  another worker is to continue it.
 - :class:`~decode_worker.kv_import.KvImporter`: reserves blocks, reads and verifies them.
-- :class:`~decode_worker.reservation_queue.ReservationQueue`: who gets free blocks next.
+- :class:`~decode_worker.reservation_queue.ReservationQueue`: decides which request gets free blocks
+  next.
 - :func:`~decode_worker.side.open_decode_side` connects all of these in a worker's process.
 """

@@ -19,7 +19,7 @@ from baton.worker.sides import Migration
 from decode_worker.kv_import import KvImport, KvImporter
 
 REMOTE_KV_IMPORTS = "pulls"
-"""The link meter's name for all links to workers on other hosts together."""
+"""The name under which the link meter counts all links to workers on other hosts as one."""
 
 
 class DecodeHandler:
@@ -64,7 +64,8 @@ class DecodeHandler:
             self._link_meter.record(REMOTE_KV_IMPORTS, stats.size_bytes, stats.read_seconds)
 
     def _quarantine(self, job: Job, kv_import: KvImport) -> None:
-        """Quarantine the blocks until the unfinished transfer has ended; a sweep releases them."""
+        """Quarantine the blocks until the unfinished transfers have ended. A later sweep releases
+        them."""
         assert kv_import.transport is not None and kv_import.reservation is not None
         request_id, reservation = job.spec.request_id, kv_import.reservation
         blocks = reservation.block_ids[reservation.num_cached_blocks :]

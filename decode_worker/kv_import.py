@@ -1,4 +1,5 @@
-"""The receiving side of a KV transfer: reserve blocks, read, verify, acknowledge."""
+"""The receiving side of a KV transfer, which reserves blocks, reads and verifies them, and
+acknowledges them to the source."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -31,14 +32,14 @@ from baton.worker.kv_transfer_stats import KvTransferStats
 from decode_worker.reservation_queue import ReservationQueue
 
 READ_ATTEMPTS = 2
-"""A read that failed or arrived damaged is repeated once; then the import fails and the request is
-placed again."""
+"""Maximum number of attempts to read a chunk. If the last one fails or its data is damaged, the
+import fails and the request is placed again."""
 
 
 @dataclass(slots=True)
 class KvImport:
-    """The state of one request's import. ``unfinished_transfers`` could not be stopped: until they
-    have ended, the reservation's blocks must be quarantined."""
+    """The state of one request's import. ``unfinished_transfers`` are those that could not be
+    stopped: until they have ended, the reservation's blocks must be quarantined."""
 
     reservation: Reservation | None = None
     transport: Transport | None = None
@@ -50,9 +51,9 @@ class KvImport:
 
 @dataclass(frozen=True, slots=True)
 class KvImportTimeouts:
-    """``queue_seconds`` bounds the wait until the prompt is nearly prefilled, ``chunk_seconds`` the
-    wait for each later event (a prefill may be paused for other prompts), ``read_seconds`` one
-    read, ``reserve_seconds`` the wait for free blocks."""
+    """Limits of an import. ``queue_seconds`` bounds the wait until the prompt is nearly prefilled,
+    ``chunk_seconds`` the wait for each later event (a prefill may be paused for other prompts),
+    ``read_seconds`` a single read, and ``reserve_seconds`` the wait for free blocks."""
 
     queue_seconds: float = 240.0
     chunk_seconds: float = 120.0
@@ -86,13 +87,13 @@ class KvImporter:
     async def import_kv(
         self, spec: RequestSpec, chain: BlockKeyChain, source: WorkerRef, kv_import: KvImport
     ) -> TokenId | None:
-        """Import a request's KV from ``source``. Returns the first token of the answer, or None if
-        the answer ended with it.
+        """Import a request's KV from ``source``. Return the first token of the answer, or None if
+        the answer ended with that token.
 
-        The resources taken are recorded in the :class:`KvImport`. The caller starts the request in
-        the engine, or aborts it if this raises or is cancelled. Raises Unavailable,
-        DeadlineExceeded, Invalid, NotFound; and Corrupt if the source breaks the protocol, in which
-        case another source may succeed.
+        The resources that the import takes are recorded in ``kv_import``. The caller starts the
+        request in the engine, or aborts it if this raises or is cancelled. Raises Unavailable,
+        DeadlineExceeded, Invalid, NotFound, or Corrupt if the source violates the protocol, in
+        which case another source may succeed.
         """
         async with self._connector.open_kv_import(
             source.address, self._build_open_message(spec, source)
@@ -144,7 +145,9 @@ class KvImporter:
         """Check the source's offer, connect to its memory and reserve blocks."""
         endpoint = scheduled.endpoint
         if scheduled.num_tokens != len(spec.token_ids):
-            raise Corrupt(f"source has {scheduled.num_tokens} tokens, not {len(spec.token_ids)}")
+            raise Corrupt(
+                f"the source offers KV of {scheduled.num_tokens} tokens, not {len(spec.token_ids)}"
+            )
         if scheduled.checksum_algorithm != self._layout.checksum_algorithm:
             raise Corrupt(f"unknown checksum algorithm {scheduled.checksum_algorithm!r}")
         if (endpoint.owner, endpoint.generation) != (source.id, source.generation):
@@ -154,7 +157,9 @@ class KvImporter:
             )
         transport = self._transports.get(endpoint.transport)
         if transport is None:
-            raise Corrupt(f"source chose transport {endpoint.transport!r}, which was not offered")
+            raise Corrupt(
+                f"the source chose transport {endpoint.transport!r}, which was not offered"
+            )
         kv_import.transport = transport
         kv_import.stats.transport = transport.name
         kv_import.stats.scheduled_at = self._clock.monotonic()
@@ -179,7 +184,7 @@ class KvImporter:
     async def _read_chunk(
         self, reader: KvImportStream, chunk: KvTransferChunk, kv_import: KvImport
     ) -> None:
-        """Read those blocks of the chunk that this worker does not have yet, then acknowledge the
+        """Read the blocks of the chunk that this worker does not have yet, then acknowledge the
         chunk."""
         assert kv_import.reservation is not None
         kv_import.stats.last_chunk_at = self._clock.monotonic()
@@ -187,8 +192,9 @@ class KvImporter:
         fits = 0 <= chunk.first_block < end <= len(kv_import.reservation.block_ids)
         if not fits or chunk.first_block > kv_import.num_read_blocks:
             raise Corrupt(
-                f"blocks [{chunk.first_block}, {end}) do not follow the first "
-                f"{kv_import.num_read_blocks}"
+                f"the source announced blocks [{chunk.first_block}, {end}); they must follow the "
+                f"first {kv_import.num_read_blocks} and be within the request's "
+                f"{len(kv_import.reservation.block_ids)} blocks"
             )
         if end > kv_import.num_read_blocks:
             blocks = chunk.blocks[kv_import.num_read_blocks - chunk.first_block :]
@@ -202,7 +208,7 @@ class KvImporter:
     ) -> None:
         """Read and verify blocks. Raises Corrupt or Unavailable after the last attempt."""
         if any(block.size_bytes != self._layout.block_bytes for block in blocks):
-            raise Corrupt(f"the source's blocks do not have {self._layout.block_bytes} bytes")
+            raise Corrupt(f"the source's blocks must have {self._layout.block_bytes} bytes each")
         for attempt in range(READ_ATTEMPTS):
             try:
                 if await self._read_once(blocks, block_ids, kv_import):
@@ -215,7 +221,8 @@ class KvImporter:
     async def _read_once(
         self, blocks: Sequence[BlockRef], block_ids: Sequence[BlockId], kv_import: KvImport
     ) -> bool:
-        """Read the blocks once. Returns whether all of them match their announced checksums."""
+        """Read the blocks once. Return whether all of them match the checksums that the source
+        announced."""
         assert kv_import.transport is not None and kv_import.peer is not None
         spans = self._layout.transfer_ranges(blocks, block_ids)
         verify = partial(
@@ -241,13 +248,14 @@ class KvImporter:
 
 
 def _check_complete(kv_import: KvImport) -> None:
-    """Raise Corrupt unless every reserved block was transferred: a request must not be decoded from
-    blocks that were never written."""
+    """Raise Corrupt unless every reserved block was transferred, since a request must not be
+    decoded from blocks that were never written."""
     assert kv_import.reservation is not None
     num_blocks = len(kv_import.reservation.block_ids)
     if kv_import.num_read_blocks < num_blocks:
         raise Corrupt(
-            f"source reported done after {kv_import.num_read_blocks} of {num_blocks} blocks"
+            f"the source ended the transfer after {kv_import.num_read_blocks} of {num_blocks} "
+            "blocks"
         )
 
 
@@ -260,8 +268,8 @@ async def _connect(transport: Transport, endpoint: Endpoint) -> Peer:
 
 
 async def _read_while_exported(reader: KvImportStream, reading: Coroutine[Any, Any, None]) -> None:
-    """Run ``reading``, but cancel it and raise Unavailable if the source ends its event stream: a
-    source that has stalled may never end the read itself."""
+    """Run ``reading``, but cancel it and raise Unavailable if the source ends its event stream,
+    because a read from a stalled source may never end by itself."""
 
     async def watch() -> None:
         await reader.ended()

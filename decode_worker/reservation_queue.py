@@ -12,11 +12,12 @@ from baton.core.priority import Priority
 T = TypeVar("T")
 
 TOKENS_PER_WAITED_SECOND = 200.0
-"""An answer that is predicted to be this many tokens shorter is worth one second of waiting."""
+"""A request whose answer is predicted to be this many tokens shorter is treated as if it had waited
+one second longer."""
 
 PATIENCE_SECONDS = 15.0
-"""A request is never overtaken by one of the same priority that arrives more than this much later.
-The value is well below the timeout of a reservation."""
+"""A request is never overtaken by one of the same priority that arrives more than this many seconds
+later. The value is well below the timeout of a reservation."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +30,8 @@ _turn = attrgetter("turn_seconds")
 
 
 class ReservationQueue:
-    """Only the first waiter tries to reserve; while it fails, it blocks those behind it."""
+    """A queue of waiters. Only the first one tries to reserve; as long as it fails, it blocks those
+    behind it."""
 
     def __init__(self) -> None:
         self._waiters: list[_Waiter] = []
@@ -50,8 +52,8 @@ class ReservationQueue:
         priority: Priority = Priority.NORMAL,
     ) -> T:
         """Wait for a reservation: call ``try_reserve`` whenever this waiter is the first and blocks
-        may be free, until it returns a reservation. Each level of priority is worth
-        :data:`PATIENCE_SECONDS`."""
+        may be free, until it returns a reservation. Each level of priority counts as
+        :data:`PATIENCE_SECONDS` of waiting."""
         delay = min(answer_tokens / TOKENS_PER_WAITED_SECOND, PATIENCE_SECONDS)
         waiter = _Waiter(now_seconds + delay + priority * PATIENCE_SECONDS)
         insort(self._waiters, waiter, key=_turn)

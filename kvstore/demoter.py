@@ -1,4 +1,4 @@
-"""Keeps free slots in DRAM by copying blocks to the disk before their slots are needed."""
+"""Keeps some slots in DRAM free by copying blocks to the disk before their slots are needed."""
 
 import asyncio
 
@@ -6,21 +6,24 @@ from kvstore.dram_tier import DramBlock
 from kvstore.tiered_store import TieredStore
 
 LOW_WATERMARK_SHARE, HIGH_WATERMARK_SHARE = 0.04, 0.08
-"""Shares of the arena: when less than the low one is free, slots are freed up to the high one."""
+"""Shares of the arena. When less than the low share is free, slots are freed until the high share
+is free."""
 
 BATCH_BYTES = 16 * 1024 * 1024
-"""Bytes written at a time: blocks can't be evicted while they are being written."""
+"""Maximum number of bytes written at a time. It is limited because blocks can't be evicted while
+they are being written."""
 
 
 class Demoter:
-    """Demotes blocks in the background. Without a disk it does nothing: eviction is instant."""
+    """Demotes blocks in the background. On a node without a disk it does nothing, since blocks are
+    then evicted without a copy."""
 
     def __init__(self, tiers: TieredStore) -> None:
         self._tiers = tiers
         self._wakeup = asyncio.Event()
 
     def wake_if_low(self) -> None:
-        """Wake up if free slots have run low; called after slots were allocated."""
+        """Wake up if few slots are free. Called after slots were allocated."""
         if self._tiers.can_demote and any(self._is_low(size) for size in self._sizes()):
             self._wakeup.set()
 
@@ -34,8 +37,8 @@ class Demoter:
                     await self._free_slots(size)
 
     async def demote_all(self) -> int:
-        """Write all blocks that are only in DRAM to the disk, the most recently used first; return
-        how many. For a node that is about to stop."""
+        """Write all blocks that are only in DRAM to the disk, the most recently used first, and
+        return how many were written. Called when the node is about to stop."""
         tiers, flushed = self._tiers, 0
         if tiers.disk is None:
             return 0
@@ -71,7 +74,7 @@ class Demoter:
             tiers.evict([slot for slot in batch if self._is_evictable(slot)])
 
     def _is_evictable(self, slot: DramBlock) -> bool:
-        """Whether the block is on the disk and was not referenced meanwhile."""
+        """Whether the block is on the disk and has not been referenced meanwhile."""
         tiers = self._tiers
         assert tiers.disk is not None
         is_idle = tiers.dram.get(slot.key) is slot and slot.num_references == 0

@@ -1,4 +1,5 @@
-"""The SSD tier: blocks in preallocated segment files, whose block tables survive a restart."""
+"""The SSD tier, which keeps blocks in preallocated segment files. Their block tables survive a
+restart."""
 
 import contextlib
 import fcntl
@@ -45,9 +46,9 @@ class DiskBlock:
 
 @dataclass(slots=True)
 class NewSegment:
-    """A segment to be created, from :meth:`DiskTier.plan_segment` until
-    :meth:`DiskTier.add_segment`. ``segment`` is None until it is created, and if the disk has no
-    space for it."""
+    """A segment that is to be created, between :meth:`DiskTier.plan_segment` and
+    :meth:`DiskTier.add_segment`. ``segment`` is None until it is created, and remains None if the
+    disk has no space for it."""
 
     number: int
     path: Path
@@ -81,8 +82,8 @@ class DiskTier:
         self.segment_bytes = segment_bytes or min(SEGMENT_BYTES, max(size_bytes // 4, 1))
         if size_bytes < self.segment_bytes or self.segment_bytes < MIN_SEGMENT_BYTES:
             raise Invalid(
-                f"store_disk_bytes is {size_bytes}: the SSD tier needs at least "
-                f"{4 * MIN_SEGMENT_BYTES}, or 0 for none",
+                f"store_disk_bytes is {size_bytes}; it must be at least {4 * MIN_SEGMENT_BYTES}, "
+                "or 0 for no SSD tier",
                 param="store_disk_bytes",
             )
         self.size_bytes = size_bytes
@@ -129,9 +130,9 @@ class DiskTier:
     # -- block states ----------------------------------------------------------------------
 
     def plan_segment(self, size_bytes: int, num_blocks: int) -> NewSegment | None:
-        """Return a segment to create if fewer than ``num_blocks`` slots of that size are free; None
-        if enough are, or the maximum number of segments is reached. The caller must call
-        :meth:`add_segment` afterwards."""
+        """Return a segment to be created if fewer than ``num_blocks`` slots for blocks of
+        ``size_bytes`` are free. Return None if enough are free, or the maximum number of segments
+        is reached. The caller must call :meth:`add_segment` afterwards."""
         slot_bytes = round_up_to_page(size_bytes)
         free = sum(len(slots) for slots in self._free.get(slot_bytes, {}).values())
         taken = self._segments.keys() | self._planned_segments
@@ -144,7 +145,8 @@ class DiskTier:
         return NewSegment(number, self._path(number), self.segment_bytes, slot_bytes)
 
     def add_segment(self, new_segment: NewSegment) -> None:
-        """Add a segment after its creation. If that failed, the disk is full: stop growing."""
+        """Add a segment after its creation. If its creation failed, the disk is full: create no
+        more segments."""
         self._planned_segments.discard(new_segment.number)
         if new_segment.segment is not None:
             self._register_segment(new_segment.number, new_segment.segment, {})
@@ -153,9 +155,9 @@ class DiskTier:
         self._max_segments = len(self._segments)
 
     def reserve(self, record: BlockRecord) -> tuple[DiskBlock, list[BlockKey]] | None:
-        """Reserve a slot for a block, with one reference for the caller, evicting others if
-        necessary. Returns the block and the evicted keys; None if every block is referenced, or
-        the block is too large. This never adds segments: call :meth:`plan_segment` before."""
+        """Reserve a slot for a block, with one reference for the caller, evicting other blocks if
+        necessary. Return the block and the evicted keys, or None if every block is referenced or
+        the block is too large. This never adds segments: call :meth:`plan_segment` beforehand."""
         assert record.key not in self._blocks, "check `in` before"
         slot_bytes = round_up_to_page(record.size_bytes)
         if not num_slots_in(self.segment_bytes, slot_bytes):
@@ -215,7 +217,7 @@ class DiskTier:
 
     def drop(self, key: BlockKey) -> bool:
         """Remove a damaged or purged block, also from the file, so that a restart does not recover
-        it. Returns whether there was one."""
+        it. Return whether the block existed."""
         block = self.get(key)
         if block is None:
             return False
@@ -234,7 +236,8 @@ class DiskTier:
 
     def flush(self) -> None:
         """Erase the records of dropped and evicted blocks, so that a restart does not recover them.
-        If the disk fails, this is retried, at the latest before the slot is written again."""
+        If the disk fails, the erasure is retried later, at the latest before the slot is written
+        again."""
         for segment in list(self._segments.values()):
             with contextlib.suppress(OSError):
                 segment.flush()
@@ -244,7 +247,8 @@ class DiskTier:
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()
-        # Unlock explicitly: a child that another thread is just forking would keep the file locked.
+        # Unlock explicitly, because a child process that another thread is just forking would keep
+        # the file locked.
         fcntl.flock(self._lock, fcntl.LOCK_UN)
         os.close(self._lock)
 
@@ -286,9 +290,9 @@ class DiskTier:
         return None
 
     def _evict_for(self, slot_bytes: int) -> list[BlockKey] | None:
-        """Evict the policy's choice among the blocks of that size, or else all blocks of a segment
-        of another size (which may be empty). Returns the evicted keys; None if neither is
-        possible."""
+        """Evict a block from a slot of ``slot_bytes``, chosen by the policy. If there is none,
+        evict all blocks of a segment with another slot size (it may be empty) and reformat it.
+        Return the evicted keys, or None if neither is possible."""
         key = self._policy(slot_bytes).next_victim()
         if key is not None:
             self._evict(self._blocks[key])
@@ -303,8 +307,8 @@ class DiskTier:
         return [block.key for block in blocks]
 
     def _coldest_segment(self, slot_bytes: int) -> Segment | None:
-        """Among the other sizes' segments without a referenced block, return an empty one, or else
-        the least recently used one."""
+        """Among the segments with other slot sizes and without a referenced block, return an empty
+        one, or else the least recently used one."""
         idle = [
             segment
             for segment, used in self._used.items()
@@ -357,8 +361,8 @@ class DiskTier:
             self._free.setdefault(segment.slot_bytes, {})[segment] = free
 
     def _recover(self) -> None:
-        """Recover the blocks of earlier runs; reads only the segments' tables. Of two blocks with
-        the same key, the later one is kept."""
+        """Recover the blocks of earlier runs by reading only the segments' tables. Of two blocks
+        with the same key, the one stored later is kept."""
         found: list[DiskBlock] = []
         for path in sorted(self._folder.glob("segment-*.kv")):
             number = _segment_number(path)
@@ -389,7 +393,7 @@ class DiskTier:
 
 
 def _segment_number(path: Path) -> int | None:
-    """Return a segment file's number; None if the file is not named like a segment."""
+    """Return a segment file's number, or None if the file is not named like a segment."""
     match = re.fullmatch(r"segment-([0-9]{6,})", path.stem)
     number = int(match[1]) if match else 0
     return number if number and path.name == _segment_name(number) else None

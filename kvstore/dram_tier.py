@@ -1,4 +1,5 @@
-"""The DRAM tier: where blocks are in the arena, who references them, and which are evicted next."""
+"""The DRAM tier, which keeps track of where blocks are in the arena, who references them, and which
+are evicted next."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
@@ -20,8 +21,8 @@ MAX_PINNED_SHARE = 0.5
 
 
 class DramBlockState(StrEnum):
-    """FREE slots are known only to the slab allocator. DOOMED blocks can't be looked up any more,
-    and are freed when their last reference is released."""
+    """The state of a slot. FREE slots are known only to the slab allocator. A DOOMED block can't be
+    looked up any more, and is freed when its last reference is released."""
 
     FREE = "free"
     FILLING = "filling"
@@ -43,9 +44,9 @@ DRAM_BLOCK_TRANSITIONS: dict[DramBlockState, frozenset[DramBlockState]] = {
 @dataclass(slots=True, eq=False)
 class DramBlock:
     """A block and its slot in the arena. ``checksum`` (by ``algorithm``) is set when the block is
-    sealed. ``depth`` is the number of blocks before it in its prefix; ``tenant`` and ``model`` are
-    tags; ``stored_at`` is wall time in seconds; ``last_used`` is the tick of the last release;
-    ``pinned_until`` (monotonic seconds) is 0 unless the block is pinned."""
+    sealed. ``depth`` is the number of blocks before it in its prefix. ``tenant`` and ``model`` are
+    tags. ``stored_at`` is wall-clock time in seconds. ``last_used`` is the tick of the last
+    release. ``pinned_until`` (monotonic seconds) is 0 unless the block is pinned."""
 
     key: BlockKey
     offset: int
@@ -74,7 +75,8 @@ class _Lease:
 
 @dataclass(slots=True)
 class _TenantUsage:
-    """One tenant's blocks. ``idle`` are the evictable keys, least recently used first."""
+    """The memory used by one tenant. ``idle`` has the keys of its evictable blocks, least recently
+    used first."""
 
     num_bytes: int
     idle: OrderedDict[BlockKey, None]
@@ -82,9 +84,10 @@ class _TenantUsage:
 
 
 class DramTier:
-    """The blocks in DRAM. Synchronous; times are passed in as arguments. A block is evictable while
-    nothing references it; writing, reading, demoting and pinning it take a reference. A tenant
-    whose bytes would exceed ``tenant_bytes`` has its own blocks evicted first."""
+    """The blocks in DRAM. All methods are synchronous and get the time as an argument. A block is
+    evictable while nothing references it; writing, reading, demoting and pinning it take a
+    reference. A tenant whose bytes would exceed ``tenant_bytes`` has its own blocks evicted
+    first."""
 
     def __init__(
         self,
@@ -131,16 +134,16 @@ class DramTier:
         return [slot for slot in self._slots.values() if slot.state is DramBlockState.SEALED]
 
     def check_block_size(self, size_bytes: int) -> None:
-        """Raise Invalid if a block of that size can never be stored."""
+        """Raise Invalid if a block of ``size_bytes`` can never be stored."""
         if not self._slabs.fits(size_bytes):
             raise Invalid(
-                f"a block of {size_bytes} bytes does not fit a slab of the arena, which has "
-                f"{self._slabs.slab_bytes}: raise store_bytes",
+                f"a block has {size_bytes} bytes; it must have 1 to {self._slabs.slab_bytes}, the "
+                "size of a slab of the arena: raise store_bytes",
                 param="blocks",
             )
 
     def num_free(self, size_bytes: int) -> int:
-        """Return how many blocks of that size fit without an eviction."""
+        """Return how many blocks of ``size_bytes`` can be stored without an eviction."""
         return self._slabs.num_free(size_bytes)
 
     @property
@@ -157,14 +160,14 @@ class DramTier:
     # -- allocation and eviction -----------------------------------------------------------
 
     def tick(self) -> None:
-        """Advance the clock of the eviction policies, which counts requests."""
+        """Advance the eviction policies' clock, which counts requests."""
         self._clock += 1
         for policy in self._policies.values():
             policy.tick()
 
     def allocate(self, key: BlockKey, size_bytes: int, **tags: object) -> DramBlock | None:
-        """Allocate a slot to be filled, with one reference for the caller; None if an eviction is
-        necessary first. ``tags`` are fields of :class:`DramBlock`."""
+        """Allocate a slot to be filled, with one reference for the caller. Return None if an
+        eviction is necessary first. ``tags`` are fields of :class:`DramBlock`."""
         assert key not in self._slots, "check `in` before"
         offset = self._slabs.allocate(size_bytes)
         if offset is None:
@@ -179,9 +182,9 @@ class DramTier:
         return slot
 
     def select_victims(self, size_bytes: int) -> list[DramBlock]:
-        """Return the blocks to evict so that one more block of that size fits: one block of the
-        same size, or all blocks of another size's slab if that slab was unused for longer. This
-        call evicts nothing. Empty when every block is referenced."""
+        """Return the blocks to evict so that one more block of ``size_bytes`` can be stored: one
+        block of the same size, or all blocks of a slab of another size if that slab has been unused
+        for longer. The result is empty if every block is referenced. This call evicts nothing."""
         key = self._policy(size_bytes).next_victim()
         own = [] if key is None else [self._slots[key]]
         slab = self._coldest_slab(size_bytes)
@@ -191,7 +194,7 @@ class DramTier:
 
     def victims_over_quota(self, tenant: bytes, size_bytes: int) -> list[DramBlock]:
         """Return the tenant's own blocks to evict before it may store ``size_bytes`` more. Raises
-        Overloaded when too many of its blocks are referenced."""
+        Overloaded if too many of the tenant's blocks are referenced."""
         entry = self._tenants.get(tenant)
         if self._tenant_bytes is None or entry is None:
             return []
@@ -265,12 +268,15 @@ class DramTier:
     # -- leases ----------------------------------------------------------------------------
 
     def lease(self, slots: Sequence[DramBlock], seconds: float, now: float) -> str:
-        """Reference sealed blocks until :meth:`release` or for ``seconds``; the caller keeps its
-        own references. Returns the lease's id. Raises Invalid, Overloaded."""
+        """Reference sealed blocks until :meth:`release` is called or ``seconds`` have passed; the
+        caller keeps its own references. Return the lease's id. Raises Invalid, Overloaded."""
         if not 0 < seconds <= MAX_LEASE_SECONDS:
-            raise Invalid(f"a lease lasts up to {MAX_LEASE_SECONDS:g} s, not {seconds:g}")
+            raise Invalid(
+                f"a lease lasts {seconds:g} s; it must last more than 0 and up to "
+                f"{MAX_LEASE_SECONDS:g} s"
+            )
         if len(self._leases) >= MAX_LEASES:
-            raise Overloaded(f"{MAX_LEASES} leases are active")
+            raise Overloaded(f"{MAX_LEASES} leases are active, the maximum")
         for slot in slots:
             self.add_reference(slot)
         self._num_leases += 1
@@ -279,11 +285,14 @@ class DramTier:
         return lease_id
 
     def pin(self, slots: Sequence[DramBlock], seconds: float, now: float) -> None:
-        """Pin the sealed blocks of one prefix for ``seconds``; existing pins are only extended. A
-        block takes one reference and counts once, however often it is pinned. Raises Invalid,
-        Overloaded."""
+        """Pin the sealed blocks of one prefix for ``seconds``. A block that is already pinned is
+        only pinned for longer: however often it is pinned, it has one reference for that and its
+        bytes count once. Raises Invalid, Overloaded."""
         if not 0 < seconds <= MAX_PIN_SECONDS:
-            raise Invalid(f"a pin lasts up to {MAX_PIN_SECONDS:g} s, not {seconds:g}")
+            raise Invalid(
+                f"a pin lasts {seconds:g} s; it must last more than 0 and up to "
+                f"{MAX_PIN_SECONDS:g} s"
+            )
         fresh = [slot for slot in dict.fromkeys(slots) if not slot.pinned_until]
         self._check_pins(fresh)
         for slot in fresh:
@@ -295,7 +304,7 @@ class DramTier:
             slot.pinned_until = max(slot.pinned_until, now + seconds)
 
     def release(self, lease_id: str) -> None:
-        """End a lease; an unknown one has expired already."""
+        """End a lease. An unknown lease is ignored, since it has already expired."""
         lease = self._leases.pop(lease_id, None)
         if lease is not None:
             self.release_references(lease.slots)
@@ -337,28 +346,29 @@ class DramTier:
         assert sum(t.num_bytes for t in self._tenants.values()) == self.used_bytes, "tenants"
 
     def describe(self) -> str:
-        """Return counts, and one character per block: f filling, h referenced, d doomed, . idle."""
+        """Return counts, and one character per block: ``f`` filling, ``h`` referenced, ``d``
+        doomed, ``.`` idle."""
         marks = "".join(_mark(slot) for slot in self._slot_at.values())
         return f"{len(self._slot_at)} blocks, {len(self._leases)} leases: {marks}"
 
     # -- parts -----------------------------------------------------------------------------
 
     def _check_pins(self, fresh: Sequence[DramBlock]) -> None:
-        """Raise Overloaded if pinning these blocks would exceed the limit of pinned bytes, in
-        total or for their tenant."""
+        """Raise Overloaded if pinning the blocks ``fresh`` would exceed the limit of pinned bytes,
+        either in total or for their tenant."""
         size = sum(slot.size_bytes for slot in fresh)
         if self.pinned_bytes + size > MAX_PINNED_SHARE * self.arena_bytes:
             raise Overloaded(
-                f"{self.pinned_bytes} bytes are pinned already; at most {MAX_PINNED_SHARE:.0%} of "
-                "the arena may be"
+                f"{self.pinned_bytes} bytes are already pinned; at most {MAX_PINNED_SHARE:.0%} of "
+                "the arena may be pinned"
             )
         if self._tenant_bytes is None or not fresh:
             return
         pinned = self._tenants[fresh[0].tenant].pinned_bytes
         if pinned + size > MAX_PINNED_SHARE * self._tenant_bytes:
             raise Overloaded(
-                f"the tenant has pinned {pinned} bytes already; at most {MAX_PINNED_SHARE:.0%} of "
-                "its quota may be"
+                f"the tenant has pinned {pinned} bytes; at most {MAX_PINNED_SHARE:.0%} of its "
+                "quota may be pinned"
             )
 
     def _schedule_pin_check(self, slot: DramBlock, at: float) -> None:
@@ -391,8 +401,8 @@ class DramTier:
         return policy
 
     def _coldest_slab(self, size_bytes: int) -> list[DramBlock] | None:
-        """Return the blocks of the least recently used slab among the other sizes' slabs that have
-        no referenced block."""
+        """Return the blocks of the least recently used slab among those that have another slot size
+        and no referenced block. Return None if there is no such slab."""
         idle = [
             slab
             for slab in self._slabs.slabs_of_other_sizes(size_bytes)

@@ -1,4 +1,4 @@
-"""A log of the node's numbered changes, kept for watchers that are a little behind."""
+"""A log of the node's numbered changes, for watchers that are a little behind."""
 
 import asyncio
 from collections import deque
@@ -34,8 +34,8 @@ class EventLog:
         self._changed = asyncio.Event()
 
     def changes_after(self, number: int) -> Iterable[StoreChange] | None:
-        """Return the changes after number ``number``; None if some of them were dropped from the
-        log, or ``number`` is greater than ``last_number``."""
+        """Return the changes after number ``number``. Return None if some of them were dropped from
+        the log, or if ``number`` is greater than ``last_number``."""
         missing = self.last_number - number
         if missing < 0 or missing > len(self._changes):
             return None

@@ -1,8 +1,9 @@
-"""Eviction policies by name; the same ones serve the DRAM tier, the SSD tier and trace replays.
+"""Eviction policies by name. The DRAM tier, the SSD tier and trace replays use the same ones.
 
-They are pure: they only see keys, and time is a number of requests. A block is *in use* while it is
-written or read, and evictable otherwise. Callers release a request's blocks from the last to the
-first, so that the first blocks are the most recently used and a prefix is evicted from its end.
+Policies do no I/O and read no clock: they only see keys, and their time is a number of requests. A
+block is *in use* while it is being written or read, and evictable otherwise. Callers release a
+request's blocks from the last to the first, so that the first blocks are the most recently used and
+a prefix is evicted from its end.
 """
 
 import heapq
@@ -15,24 +16,24 @@ from baton.core.ids import BlockKey
 from baton.errors import Invalid
 
 BOOST_REQUESTS_PER_DOUBLING = 600
-"""Each doubling of a block's use count ranks it as this many requests more recent. Tuned on a trace
-of conversations: 300 to 600 work well for 1,000 to 30,000 blocks; a boost proportional to the
-capacity does not."""
+"""With each doubling of its use count, a block is ranked as if it had been used this many requests
+later. The value was tuned on a trace of conversations: 300 to 600 work well for 1,000 to 30,000
+blocks; a boost proportional to the capacity does not."""
 
 MAX_DOUBLINGS = 4
 
 
 class EvictionPolicy(Protocol):
     """Decides which block is evicted next. Every method is O(1) or O(log n). Passing an unknown key
-    is a bug of the caller."""
+    is a bug in the caller."""
 
     def tick(self) -> None:
         """Advance the policy's clock, which counts requests."""
         ...
 
     def admit(self, key: BlockKey, depth: int) -> None:
-        """Add a new block, ``depth`` blocks from its prefix's start (0 = first), with one use. It
-        is in use: not evictable until released."""
+        """Add a new block, ``depth`` blocks from the start of its prefix (0 = first), with one use.
+        It is in use, so it is not evictable until :meth:`mark_evictable` is called."""
         ...
 
     def record_use(self, key: BlockKey) -> None:
@@ -67,7 +68,8 @@ class EvictionPolicy(Protocol):
 
 @dataclass(slots=True)
 class _Block:
-    """``bucket`` is the number of the block's bucket; of its last one while the block is in use."""
+    """``bucket`` is the number of the block's bucket or, while the block is in use, that of the
+    last bucket it was in."""
 
     depth: int
     uses: int = 1
@@ -79,7 +81,8 @@ class _Block:
 BucketOf = Callable[[_Block], int]
 
 SPARE_BUCKETS = 16
-"""There may be two buckets per evictable block, plus this many, before empty ones are removed."""
+"""Empty buckets are removed once there are more than two buckets per evictable block plus this
+many."""
 
 
 class BucketPolicy:
@@ -87,8 +90,8 @@ class BucketPolicy:
     block of the lowest bucket is evicted next.
 
     ``bucket_of`` returns the bucket of a block. LRU uses one bucket, LFU one per use count. The
-    bucket numbers are a heap; an empty bucket stays in it until it comes to the front or is removed
-    with others.
+    bucket numbers are kept in a heap. An empty bucket stays in the heap until it comes to the front
+    or all empty buckets are removed.
     """
 
     def __init__(self, bucket_of: BucketOf) -> None:
@@ -170,7 +173,8 @@ class BucketPolicy:
             self._remove_empty_buckets()
 
     def _remove_empty_buckets(self) -> None:
-        """Remove the empty buckets: more than half of all, so that the cost is amortized O(1)."""
+        """Remove the empty buckets. More than half of all buckets are empty then, so the cost is
+        amortized O(1)."""
         self._buckets = {number: keys for number, keys in self._buckets.items() if keys}
         self._bucket_heap = sorted(self._buckets)
 
@@ -180,8 +184,9 @@ def _doublings(block: _Block) -> int:
 
 
 class FrequencyBoostedLru(BucketPolicy):
-    """LRU with a boost per doubling of a block's use count, so that blocks shared by many requests
-    survive a burst of prompts that are never sent again. One bucket per doubling."""
+    """LRU with a boost for each doubling of a block's use count, so that blocks shared by many
+    requests survive a burst of prompts that are never sent again. There is one bucket per
+    doubling."""
 
     def __init__(self) -> None:
         super().__init__(_doublings)
@@ -224,7 +229,7 @@ def new_eviction_policy(name: str) -> EvictionPolicy:
     """Create a policy by name. Raises Invalid for an unknown name."""
     if name not in _POLICIES:
         raise Invalid(
-            f"there is no eviction policy {name!r}; there are {', '.join(EVICTION_POLICIES)}",
+            f"the eviction policy is {name!r}; it must be one of {', '.join(EVICTION_POLICIES)}",
             param="store_eviction",
         )
     return _POLICIES[name]()

@@ -14,14 +14,16 @@ from kvstore.node import StoreNode
 
 RETRY_SECONDS = 1.0
 REGISTRATION_CHECK_SECONDS = 5.0
-"""Interval between checks that the index still has the node: the index may have been flushed."""
+"""Interval between checks that the index still lists the node, since the index may have been
+flushed."""
 
 log = structlog.get_logger(__name__)
 
 
 class IndexPublisher:
-    """Follows the node's event log. While the index can't be reached, its position stays where it
-    is; if the log no longer has the changes after it, all of the node's keys are published."""
+    """Follows the node's event log. While the index can't be reached, the publisher's position in
+    the log does not advance. If the log no longer has the changes after that position, all of the
+    node's keys are published."""
 
     def __init__(self, holder: KvHolder, node: StoreNode, index: KvIndex, clock: Clock) -> None:
         self._holder = holder
@@ -29,7 +31,7 @@ class IndexPublisher:
         self._index = index
         self._clock = clock
         self._published_number = -1
-        """Number of the last change that the index has; -1: all keys must be published."""
+        """Number of the last change that the index has, or -1 if all keys must be published."""
 
     async def run(self) -> None:
         """Publish changes until cancelled."""
@@ -69,7 +71,8 @@ class IndexPublisher:
 
 
 def _merge(changes: Iterable[StoreChange]) -> list[tuple[int, Tier, list[BlockKey]]]:
-    """Merge consecutive changes of the same tier into (number of the last one, tier, keys)."""
+    """Merge consecutive changes of the same tier into tuples (number of the last change, tier,
+    keys)."""
     merged: list[tuple[int, Tier, list[BlockKey]]] = []
     for change in changes:
         if merged and merged[-1][1] is change.tier:

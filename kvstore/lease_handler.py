@@ -12,7 +12,8 @@ from kvstore.dram_tier import MAX_PINNED_SHARE, DramBlock
 from kvstore.tiered_store import TieredStore
 
 MAX_PROMOTIONS = 4
-"""Leases that may wait for the disk concurrently; a further one gets only the blocks in DRAM."""
+"""Maximum number of leases that wait for the disk concurrently. A further lease gets only the
+blocks in DRAM."""
 
 
 class LeaseHandler:
@@ -26,8 +27,8 @@ class LeaseHandler:
         self._num_promotions = 0
 
     async def lease(self, query: LeaseRequest) -> LeasedBlocks:
-        """Lease the leading blocks, reading them from the disk if necessary. With ``max_bytes`` 0,
-        only count the blocks and lease nothing. Raises Invalid, Overloaded."""
+        """Lease the leading blocks, reading them from the disk if necessary. If ``query.max_bytes``
+        is 0, only count the blocks and lease nothing. Raises Invalid, Overloaded."""
         leased = self.lease_from_dram(query)
         if leased is not None:
             return leased
@@ -39,8 +40,7 @@ class LeaseHandler:
             return self._grant_lease(query, num_held, slots, len(promoted))
 
     def lease_from_dram(self, query: LeaseRequest) -> LeasedBlocks | None:
-        """Like :meth:`lease` if all blocks are in DRAM; None if it would have to wait for the
-        disk."""
+        """Like :meth:`lease`, but return None if that would have to wait for the disk."""
         self._dram.expire(self._clock.monotonic())
         num_held = self._tiers.num_leading_stored(query.keys)
         if not num_held or query.max_bytes <= 0:
@@ -102,7 +102,8 @@ class LeaseHandler:
 
     @contextmanager
     def _referenced_slots(self) -> Iterator[list[DramBlock]]:
-        """Yield an empty list; on exit, release one reference to each slot that was added to it."""
+        """Yield an empty list. On exit, release one reference to each slot that the caller has
+        added to the list."""
         slots: list[DramBlock] = []
         try:
             yield slots
@@ -110,8 +111,9 @@ class LeaseHandler:
             self._dram.release_references(slots)
 
     def _reference_leading(self, query: LeaseRequest, num_held: int, slots: list[DramBlock]) -> int:
-        """Reference the leading blocks that are in DRAM, and append them to ``slots``. Returns the
-        bytes that are left of ``max_bytes``; 0 if the next block does not fit."""
+        """Reference the leading blocks that are in DRAM, and append them to ``slots``. Return the
+        number of bytes that are left of ``query.max_bytes``, or 0 if the next block is larger than
+        that."""
         room = query.max_bytes
         for key in query.keys[:num_held]:
             slot = self._dram.get(key)
@@ -144,7 +146,8 @@ class LeaseHandler:
 
 
 def _same_algorithm_prefix(slots: Sequence[DramBlock]) -> list[DramBlock]:
-    """Return the leading blocks that have the same checksum algorithm: a lease names only one."""
+    """Return the leading blocks that have the same checksum algorithm, because a lease names only
+    one algorithm."""
     for index, slot in enumerate(slots):
         if slot.algorithm != slots[0].algorithm:
             return list(slots[:index])

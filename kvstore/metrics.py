@@ -79,11 +79,12 @@ _FAMILIES: tuple[tuple[Family, str, str, str, dict[str, str]], ...] = (
         },
     ),
 )  # fmt: skip
-"""Metric type, name, help, label, and the field of StoreStats for each value of the label."""
+"""Metric type, name, help text, label, and the field of StoreStats for each value of the label."""
 
 
 class StoreMetrics(Collector):
-    """Exports ``stats``, which is replaced as a whole since the ops server reads it in a thread."""
+    """Exports ``stats``, which is always replaced as a whole, because the ops server reads it in
+    another thread."""
 
     def __init__(self) -> None:
         self.stats = StoreStats()

@@ -1,4 +1,5 @@
-"""The store node: copies blocks from workers' KV pools into its tiers, leases them to readers."""
+"""The store node, which copies blocks from workers' KV pools into its tiers and leases them to
+readers."""
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import asdict
@@ -34,8 +35,8 @@ from kvstore.tiered_store import TieredStore
 
 
 class StoreNode:
-    """Implements :class:`baton.rpc.kvstore_methods.KvStoreCore`: puts, leases and watchers have
-    their own classes, administration is here. Runs in one event loop."""
+    """Implements :class:`baton.rpc.kvstore_methods.KvStoreCore`: puts, leases and watchers are
+    handled by other classes, administration here. All methods run in one event loop."""
 
     def __init__(
         self,
@@ -73,8 +74,7 @@ class StoreNode:
         return await self._leases.lease(query)
 
     def lease_from_dram(self, query: LeaseRequest) -> LeasedBlocks | None:
-        """Like :meth:`lease` if all blocks are in DRAM; None if it would have to wait for the
-        disk."""
+        """Like :meth:`lease`, but return None if that would have to wait for the disk."""
         return self._leases.lease_from_dram(query)
 
     def release(self, lease_id: str) -> None:
@@ -90,7 +90,7 @@ class StoreNode:
 
     async def report_damaged(self, keys: Sequence[BlockKey]) -> int:
         """Handle a reader's report of damaged blocks: verify them and drop those that are damaged.
-        Returns how many were."""
+        Return how many were damaged."""
         num_damaged = 0
         for key in keys:
             slot = self._dram.get(key)
@@ -114,7 +114,7 @@ class StoreNode:
     # -- administration --------------------------------------------------------------------
 
     def stats(self, *, check: bool = True) -> StoreStats:
-        """Return the counters. With ``check``, also check the integrity, which visits every
+        """Return the counters. If ``check`` is set, also check the integrity, which visits every
         block."""
         dram, disk = self._dram, self._tiers.disk
         dram.expire(self._clock.monotonic())

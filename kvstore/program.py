@@ -1,4 +1,4 @@
-"""The program of a KV store node."""
+"""The process of a KV store node."""
 
 import asyncio
 import os
@@ -118,8 +118,8 @@ class KvStoreProgram:
             tasks.create_task(self._sweep())
 
     async def drain(self) -> None:
-        """Write blocks that are only in DRAM to the SSD, as far as there is time. Does not wait for
-        readers: a reader that loses the store recomputes."""
+        """Write blocks that are only in DRAM to the SSD, as far as there is time. This does not
+        wait for readers: a worker that can't read a prefix any more computes it."""
         self._state = WorkerState.DRAINING
         self._heartbeat.announce_now()
         flushed = await self._node.demoter.demote_all()
@@ -138,8 +138,8 @@ class KvStoreProgram:
         await self._registry.close()
 
     async def _start_local_rpc(self) -> None:
-        """Serve workers of this host over a Unix socket. If its path is not available, they use
-        gRPC like workers on other hosts."""
+        """Serve workers on this host over a Unix socket. If the socket's path is not available,
+        they use gRPC like workers on other hosts."""
         folder = Path(tempfile.gettempdir()) / f"baton-{os.getuid()}"
         path = local_rpc_socket_path(folder, f"{self._settings.cluster}-{self._id}-{os.getpid()}")
         if path is None:

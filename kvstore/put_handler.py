@@ -19,18 +19,19 @@ from kvstore.dram_tier import DramBlock
 from kvstore.tiered_store import TieredStore
 
 MAX_PUTS = 16
-"""Concurrent puts; a further one is rejected."""
+"""Maximum number of concurrent puts. A further put is rejected."""
 
 MAX_PEERS = 4096
-"""Workers whose connections are kept; beyond it, the oldest connection is dropped."""
+"""Maximum number of workers whose connections are kept. Beyond it, the oldest connection is
+dropped."""
 
 READ_TIMEOUT_SECONDS = 5.0
 
 
 @dataclass(slots=True)
 class _PutInProgress:
-    """The state of a put: ``present`` are blocks that are in DRAM already, referenced by the put;
-    ``incoming`` are those to be read into newly allocated slots."""
+    """The state of a put. ``present`` are the blocks that are already in DRAM, which the put
+    references; ``incoming`` are those to be read into newly allocated slots."""
 
     present: list[DramBlock]
     incoming: list[tuple[BlockRef, DramBlock]]
@@ -38,8 +39,8 @@ class _PutInProgress:
 
 
 class PutHandler:
-    """Handles puts. Reads that may still write after a failure keep their slots until
-    :meth:`sweep` finds that they have ended."""
+    """Handles puts. If a failed read may still write to its slots, the slots stay allocated until
+    :meth:`sweep` finds that the read has ended."""
 
     def __init__(
         self, tiers: TieredStore, demoter: Demoter, transports: dict[str, Transport], clock: Clock
@@ -54,12 +55,14 @@ class PutHandler:
         self._num_puts = 0
 
     async def put(self, request: PutRequest) -> PutResult:
-        """Store blocks by reading them from the caller. Blocks that don't fit are left out from the
-        end, since a shorter prefix is useful too. Raises Overloaded when nothing fits, Corrupt when
-        a checksum doesn't match (the blocks before it are kept), Unavailable when reading from the
-        caller fails."""
+        """Store blocks by reading them from the caller. If there is not enough space, the last
+        blocks are left out, since a shorter prefix is useful, too. Raises Overloaded if there is no
+        space for any block, Corrupt if a checksum doesn't match (the blocks before that one are
+        kept), Unavailable if reading from the caller fails."""
         if self._num_puts >= MAX_PUTS:
-            raise Overloaded(f"{MAX_PUTS} puts are running", retry_after_seconds=0.2)
+            raise Overloaded(
+                f"{MAX_PUTS} puts are already running, the maximum", retry_after_seconds=0.2
+            )
         transport = self._transports.get(request.source.transport)
         if transport is None:
             raise Invalid(f"this node has no transport {request.source.transport!r}")
@@ -103,7 +106,7 @@ class PutHandler:
 
     def _reserve(self, request: PutRequest, put: _PutInProgress) -> None:
         """Reference the blocks that are in DRAM, and allocate slots for those that are in no tier,
-        as far as they fit. A put's references keep it from evicting its own blocks."""
+        as far as there is space. The references keep the put from evicting its own blocks."""
         now = self._clock.wall_nanoseconds() / 1e9
         for key in request.preceding_keys:
             self._reference_present(key, put)
@@ -175,7 +178,8 @@ class PutHandler:
         return len(good)
 
     async def _connect(self, transport: Transport, source: Endpoint) -> Peer:
-        """Return the connection to a worker; connecting may take long, so connections are kept."""
+        """Return the connection to a worker. Connections are kept, because connecting may take
+        long."""
         known = self._peers.get(source.owner)
         if known is None or known.endpoint != source:
             known = await run_in_thread(lambda: transport.connect(source))

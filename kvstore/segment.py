@@ -1,9 +1,9 @@
-"""One file of the SSD tier: a header, a table of records, then slots of one size.
+"""One file of the SSD tier, which consists of a header, a table of records, and slots of one size.
 
-A record is zeroed before its slot is overwritten, and written after the payload. So a crash of the
-process leaves an empty record; a power loss may leave a record whose payload does not match its
-checksum, which is detected on reading. We never call fsync: this is a cache, and checksums decide
-what is valid.
+A record is zeroed before its slot is overwritten, and written after the payload. So if the process
+crashes in between, the record is empty. After a power loss, a record's payload may not match its
+checksum, which is detected on reading. We never call fsync, because this is a cache, and checksums
+decide what is valid.
 """
 
 import os
@@ -88,9 +88,9 @@ class BlockRecord:
 class Segment:
     """A segment file. Reads and writes of different slots may run concurrently, in threads.
 
-    The event loop only queues changes (:meth:`format_later`, :meth:`erase_later`). They are applied
-    by :meth:`flush`, in a thread, or before the next write: so a stalled disk does not stall the
-    event loop. At most one erasure per slot is queued."""
+    The event loop only queues changes (:meth:`format_later`, :meth:`erase_later`). The changes are
+    applied by :meth:`flush`, in a thread, or before the next write, so a stalled disk does not
+    stall the event loop. At most one erasure per slot is queued."""
 
     def __init__(self, path: Path, file: int, slot_bytes: int, num_slots: int) -> None:
         self.path = path
@@ -99,7 +99,7 @@ class Segment:
         self._is_unformatted = False
         self._to_erase: set[int] = set()
         self._table_lock = threading.Lock()
-        """Taken only in threads; the event loop never waits for it."""
+        """The lock is taken only in other threads, so the event loop never waits for it."""
 
     @property
     def slot_bytes(self) -> int:
@@ -152,11 +152,13 @@ class Segment:
         self._is_unformatted = True
 
     def erase_later(self, slot: int) -> None:
-        """Queue the erasure of a slot's record, unless the slot is written again before."""
+        """Queue the erasure of a slot's record, which is cancelled if the slot is written again
+        first."""
         self._to_erase.add(slot)
 
     def flush(self) -> None:
-        """Apply the queued changes. Call it in a thread; after an OSError it may be retried."""
+        """Apply the queued changes. Call this in a thread. It may be called again after an
+        OSError."""
         with self._table_lock:
             self._format_if_needed()
             while self._to_erase:
@@ -219,8 +221,8 @@ class Segment:
         os.pwrite(self._file, bytes(RECORD_BYTES), self._record_offset(slot))
 
     def read(self, slot: int, record: BlockRecord, into: memoryview) -> None:
-        """Read and verify a block. Raises Corrupt if it is not what was written, Unavailable if the
-        disk fails."""
+        """Read and verify a block. Raises Corrupt if the data is not what was written, Unavailable
+        if the disk fails."""
         try:
             count = os.preadv(self._file, [into], self._slot_offset(slot))
             table = os.pread(self._file, RECORD_BYTES, self._record_offset(slot))
@@ -252,7 +254,8 @@ class Segment:
 
 
 def num_slots_in(segment_bytes: int, slot_bytes: int) -> int:
-    """Return how many slots fit a segment, with their records and the header; possibly 0."""
+    """Return how many slots fit into a segment together with their records and the header; possibly
+    0."""
     if slot_bytes <= 0:
         return 0
     count = max((segment_bytes - PAGE_BYTES) // (slot_bytes + RECORD_BYTES), 0)

@@ -1,4 +1,4 @@
-"""A slab allocator: slots of several sizes in one arena, adjacent where possible."""
+"""A slab allocator for slots of several sizes in one arena, adjacent where possible."""
 
 import heapq
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ class SlabAllocator:
         return self._slab_bytes
 
     def allocate(self, size_bytes: int) -> int | None:
-        """Allocate a slot and return its offset; None when no slot of that size is free."""
+        """Allocate a slot and return its offset, or None if no slot of that size is free."""
         slabs = self._open_slabs.setdefault(size_bytes, {})
         if not slabs and self._unassigned and size_bytes <= self._slab_bytes:
             self._assign(self._unassigned.pop(), size_bytes)
@@ -76,16 +76,16 @@ class SlabAllocator:
         return frozenset(self._used_slots.get(slab, ()))
 
     def slabs_of_other_sizes(self, size_bytes: int) -> list[int]:
-        """Return the slabs that are assigned to other slot sizes."""
+        """Return the slabs that are assigned to slot sizes other than ``size_bytes``."""
         others = (slabs for size, slabs in self._slabs_by_size.items() if size != size_bytes)
         return [slab for slabs in others for slab in slabs]
 
     def fits(self, size_bytes: int) -> bool:
-        """Whether a slot of that size could be allocated in an empty arena."""
+        """Whether a slot of ``size_bytes`` could be allocated in an empty arena."""
         return 0 < size_bytes <= self._slab_bytes and self._num_slabs > 0
 
     def num_free(self, size_bytes: int) -> int:
-        """Return how many slots of that size can be allocated without freeing any."""
+        """Return how many slots of ``size_bytes`` can be allocated without freeing any."""
         free = sum(len(self._free_slots[slab]) for slab in self._open_slabs.get(size_bytes, ()))
         return free + len(self._unassigned) * (self._slab_bytes // size_bytes)
 

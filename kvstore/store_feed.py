@@ -7,12 +7,13 @@ from baton.core.store import StoreChange, Tier, WatchEvent
 from kvstore.tiered_store import TieredStore
 
 PAGE_KEYS = 4096
-"""Keys per page of a snapshot; a watcher takes a few milliseconds to apply one."""
+"""Maximum number of keys per page of a snapshot. A watcher takes a few milliseconds to apply a
+page."""
 
 
 class StoreFeed:
-    """Tells watchers what a store contains. ``generation`` is the node's incarnation, within which
-    changes are numbered."""
+    """Reports to watchers what a store contains. ``generation`` is the node's incarnation, within
+    which changes are numbered."""
 
     def __init__(self, generation: Incarnation, tiers: TieredStore) -> None:
         self._generation = generation

@@ -1,4 +1,5 @@
-"""The two tiers of a node as one store: lookup, allocation, demotion and promotion."""
+"""Combines the two tiers of a node into one store, with lookup, allocation, demotion and
+promotion."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -44,8 +45,8 @@ class StoreCounters:
 
 class TieredStore:
     """The DRAM and SSD tiers. All changes of the store's contents go through this class, which
-    appends them to the event log. Runs in one event loop; only :meth:`demote`, :meth:`promote` and
-    :meth:`flush` wait for the disk."""
+    appends them to the event log. All methods run in one event loop; only :meth:`demote`,
+    :meth:`promote` and :meth:`flush` wait for the disk."""
 
     def __init__(
         self,
@@ -88,8 +89,8 @@ class TieredStore:
 
     def matches_checksum(self, slot: DramBlock) -> bool:
         """Whether the block's bytes match its checksum. This reads them, so don't call it in the
-        event loop. Only XXH3 is verified here; checksums of other algorithms are verified by the
-        reader, and count as matching."""
+        event loop. Only XXH3 is verified here; checksums by other algorithms are verified by the
+        reader, and count as matching here."""
         if slot.algorithm != CHECKSUM_XXH3:
             return True
         return bool(xxhash.xxh3_64_intdigest(self.slot_view(slot)) == slot.checksum)
@@ -100,8 +101,8 @@ class TieredStore:
     # -- allocation and eviction -----------------------------------------------------------
 
     def allocate(self, key: BlockKey, size_bytes: int, **tags: object) -> DramBlock | None:
-        """Allocate a slot to be filled, evicting blocks if necessary; None if too many are
-        referenced."""
+        """Allocate a slot to be filled, evicting blocks if necessary. Return None if too many
+        blocks are referenced."""
         slot = self.dram.allocate(key, size_bytes, **tags)
         while slot is None:
             victims = self.dram.select_victims(size_bytes)
@@ -112,8 +113,8 @@ class TieredStore:
         return slot
 
     def evict_over_quota(self, tenant: bytes, size_bytes: int) -> None:
-        """Evict the tenant's own blocks until ``size_bytes`` more fit its quota. Raises Overloaded
-        if that is not possible."""
+        """Evict the tenant's own blocks until it can store ``size_bytes`` more within its quota.
+        Raises Overloaded if that is not possible."""
         self.evict(self.dram.victims_over_quota(tenant, size_bytes), for_quota=True)
 
     def evict(self, slots: Sequence[DramBlock], *, for_quota: bool = False) -> None:
@@ -226,7 +227,7 @@ class TieredStore:
     def _read_all(
         self, pairs: Sequence[tuple[DiskBlock, DramBlock]]
     ) -> tuple[BatonError | None, int]:
-        """Read blocks in order. Returns the error that ended it early, if any, and the number of
+        """Read blocks in order. Return the error that ended this early, if any, and the number of
         good blocks."""
         assert self.disk is not None
         for count, (block, slot) in enumerate(pairs):
@@ -239,8 +240,8 @@ class TieredStore:
     def _write_all(
         self, pairs: Sequence[tuple[DramBlock, DiskBlock]]
     ) -> tuple[BatonError | None, int]:
-        """Write blocks in order. Returns the error that ended it early, if any, and the number of
-        written blocks."""
+        """Write blocks in order. Return the error that ended this early, if any, and the number of
+        blocks written."""
         assert self.disk is not None
         for count, (slot, block) in enumerate(pairs):
             try:
@@ -300,7 +301,8 @@ class TieredStore:
         return block
 
     def _log_tier_changes(self, keys: Sequence[BlockKey]) -> None:
-        """Append the new tier of blocks that were removed from one tier to the event log."""
+        """Append to the event log which tier, if any, now holds the blocks that were removed from
+        one tier."""
         by_tier: dict[Tier, list[BlockKey]] = {}
         for key in keys:
             by_tier.setdefault(self.tier_of(key), []).append(key)

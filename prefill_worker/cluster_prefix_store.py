@@ -40,14 +40,15 @@ PIECE_SECONDS = 0.05
 """Target duration of reading one piece, well below the timeout of a call."""
 
 RELEASE_GRACE_SECONDS = 0.05
-"""Part of a call's timeout that is reserved for cancelling a read safely."""
+"""The part of a call's timeout that is reserved for cancelling a read safely."""
 
 ALL_REMOTE_LINKS = "far"
-"""The link meter's name for all links to nodes on other hosts together. Names of single nodes'
-links contain a ``/``."""
+"""The name under which the link meter counts all links to nodes on other hosts as one. The names of
+links to single nodes contain a ``/``."""
 
 MAX_USED_LINKS = 4096
-"""Maximum number of links remembered as used; beyond it, all are treated as new again."""
+"""Maximum number of links that are remembered as used. Beyond it, all links are treated as new
+again."""
 
 MAX_SPLIT_FETCHES = 8
 SWEEP_SECONDS = 1.0
@@ -56,8 +57,8 @@ log = structlog.get_logger(__name__)
 
 
 class ClusterPrefixStore:
-    """Implements :class:`prefill_worker.prefix_store.PrefixStore`. ``preferred_mode`` overrides the
-    choice between fetching and computing."""
+    """Implements :class:`prefill_worker.prefix_store.PrefixStore`. If ``preferred_mode`` is given,
+    it overrides the choice between fetching and computing."""
 
     def __init__(
         self,
@@ -151,8 +152,8 @@ class ClusterPrefixStore:
     # -- fetching before the prefill -------------------------------------------------------
 
     async def _lease_and_fetch(self, fetch: PrefixFetch, node: Member, cached: int) -> None:
-        """Lease the first piece, which tells how many blocks are stored. Then choose the
-        :class:`ReloadMode`, and for FETCH, fetch all pieces."""
+        """Lease the first piece; the lease says how many blocks are stored. Then choose the
+        :class:`ReloadMode`, and if it is FETCH, fetch all pieces."""
         keys = fetch.keys
         lease = await self._client.lease(node, keys[cached:], self._piece_bytes(node, False))
         if lease is None:
@@ -242,7 +243,7 @@ class ClusterPrefixStore:
         self, fetch: PrefixFetch, lease: StoreLease, first: int, after: Sequence[BlockKey]
     ) -> int:
         """Read leased blocks, which begin at index ``first`` of the chain, into the device's prefix
-        cache, and end the lease. Returns how many leading blocks were read and verified."""
+        cache, and end the lease. Return how many leading blocks were read and verified."""
         start = self._clock.monotonic()
         keys = fetch.keys[first : first + len(lease.blocks)]
         num_good = 0
@@ -302,7 +303,7 @@ class ClusterPrefixStore:
         self._record_piece(link, num_blocks * self._layout.block_bytes, seconds)
 
     def _record_piece(self, link: str, size_bytes: int, seconds: float) -> None:
-        """Record the link speed. The first piece over a link is ignored, since it includes
+        """Record the link speed. The first piece over a link is ignored, since its time includes
         connecting."""
         if link in self._used_links:
             self._link_meter.record(link, size_bytes, seconds)
@@ -313,8 +314,8 @@ class ClusterPrefixStore:
     async def _begin_import(
         self, keys: Sequence[BlockKey], after: Sequence[BlockKey]
     ) -> list[BlockId] | None:
-        """Allocate device blocks for an import; None if too few are free. If the caller is
-        cancelled, the command still runs, so the blocks are freed right after it."""
+        """Allocate device blocks for an import. Return None if too few are free. If the caller is
+        cancelled, the command still runs, so a second command frees the blocks right after it."""
         allocated: list[BlockId] | None = None
 
         def begin(engine: Engine) -> list[BlockId] | None:

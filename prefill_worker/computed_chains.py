@@ -8,8 +8,8 @@ from baton.core.ids import BlockKey
 from baton.engine.result import SealedRun
 
 MAX_KEYS = 2**18
-"""Limit for the keys of all chains together: they take some tens of megabytes, and few devices have
-as many blocks."""
+"""Maximum number of keys in all chains, which take some tens of megabytes. Few devices have this
+many blocks."""
 
 
 class ComputedChains:

@@ -1,4 +1,5 @@
-"""The prefill side of a worker: brings prompts into the engine, with what the store has of them."""
+"""The prefill side of a worker, which adds prompts to the engine after fetching their prefixes from
+the store."""
 
 from baton.engine.constraint import Constraint
 from baton.engine.engine import Engine
@@ -22,7 +23,7 @@ class PrefillHandler:
 
     async def start_prefill(self, job: Job, constraint: Constraint | None) -> None:
         spec = job.spec
-        if spec.wants_prompt_logprobs:  # all of the prompt is computed
+        if spec.wants_prompt_logprobs:  # the whole prompt is computed
             job.prefix_fetch = PrefixFetchStats()
             await self._engine.call(lambda engine: engine.add(spec, job.task, constraint))
             return
@@ -31,8 +32,9 @@ class PrefillHandler:
         job.prefix_fetch = fetch.stats
 
         def add(engine: Engine) -> int | None:
-            """Add the request to the engine and return None; or, if the store has more of the
-            prefix than the device, only return the number of blocks cached on the device."""
+            """Add the request to the engine and return None. But if the store has more of the
+            prefix than the device, add nothing and return the number of blocks cached on the
+            device."""
             cached = engine.count_cached_blocks(chain.keys)
             if fetch.num_stored_blocks > cached and not fetch.is_fetched:
                 return cached

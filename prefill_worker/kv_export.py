@@ -24,7 +24,7 @@ class KvExport:
     disconnects, or when the request is cancelled; ``on_close(complete)`` is then called once.
 
     The reader is told to reserve blocks when ``reserve_ahead_tokens`` of the prompt are left to
-    compute: that leaves enough time to read the earlier blocks, and a long prompt does not occupy
+    compute. That leaves enough time to read the earlier blocks, but a long prompt does not occupy
     memory on both workers for seconds.
 
     There is at most one reader; :meth:`attach_reader` raises Unavailable for a second one.
@@ -85,15 +85,15 @@ class KvExport:
         self._changed.set()
 
     def attach_reader(self, endpoint: Endpoint) -> None:
-        """Attach the reader, which will read over ``endpoint``. Raises Unavailable if there is one
-        already, or the export is closed."""
+        """Attach the reader, which will read over ``endpoint``. Raises Unavailable if there is
+        already a reader, or if the export is closed."""
         if self._endpoint is not None or self._closed:
             raise Unavailable("another worker is already importing the request's KV")
         self._endpoint = endpoint
 
     def acknowledge(self, num_blocks: int) -> None:
-        """Record that the reader has the first ``num_blocks``, capped at the blocks that were
-        announced to it."""
+        """Record that the reader has the first ``num_blocks`` blocks, or all blocks that were
+        announced to it if these are fewer."""
         acknowledged = min(num_blocks, len(self._announced_blocks))
         self._num_acknowledged = max(self._num_acknowledged, acknowledged)
         self._changed.set()

@@ -79,8 +79,8 @@ class KvExporter:
             raise NotFound(f"worker {context.id} has restarted since the request was placed")
         if opening.model_digest != context.model_digest.hex():
             raise Invalid(
-                "the prefill and the decode worker have different models, or different "
-                "quantization: all workers of a cluster must have the same",
+                "the prefill and the decode worker have different models or different "
+                "quantization; all workers of a cluster must have the same",
                 param="model_digest",
             )
         if opening.kv_layout != context.layout.name:
@@ -92,8 +92,8 @@ class KvExporter:
             )
 
     async def _wait_for_export(self, placement: RequestId) -> KvExport:
-        """Return the placement's export. Waits for it, since the importing worker may ask before
-        the request has arrived."""
+        """Return the placement's export. Wait for it if necessary, since the importing worker may
+        ask for it before the request has arrived."""
         try:
             async with asyncio.timeout(self._context.config.arrival_timeout_seconds):
                 while True:

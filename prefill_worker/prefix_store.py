@@ -1,4 +1,5 @@
-"""A worker's interface to the KV store: fetch prefixes before prefill, publish blocks after it."""
+"""A worker's interface to the KV store, to fetch prefixes before prefill and publish blocks
+afterwards."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,8 +14,9 @@ class PrefixStore(Protocol):
     """Fetches prefixes from the KV store, and publishes computed blocks to it."""
 
     async def find_prefix(self, spec: RequestSpec, keys: Sequence[BlockKey]) -> PrefixFetch:
-        """Look up how much of the prefix of ``spec`` the store has. ``keys`` are those of its full
-        blocks. Does not wait for the engine. A store failure counts as a miss and never raises."""
+        """Look up how much of the prefix of ``spec`` the store has. ``keys`` are the keys of its
+        full blocks. This does not wait for the engine. A store failure counts as a miss and never
+        raises."""
         ...
 
     async def fetch_prefix(self, fetch: PrefixFetch, num_cached: int) -> None:

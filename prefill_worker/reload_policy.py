@@ -1,12 +1,12 @@
-"""Decides whether to fetch a prefix from the store, recompute it, or split it: recompute from the
-front while fetching from the back. The predicted times decide."""
+"""Decides by predicted times whether to fetch a prefix from the store, recompute it, or split it,
+which means to recompute it from the front while fetching it from the back."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 SPLIT_MIN_RATIO, SPLIT_MAX_RATIO = 0.4, 2.5
-"""Bounds of fetch time divided by compute time between which a split is clearly faster than either
-alone."""
+"""A split is clearly faster than either fetching or recomputing alone if the fetch time divided by
+the compute time is between these bounds."""
 
 
 class ReloadMode(StrEnum):
@@ -32,9 +32,10 @@ def choose_reload_mode(
     preferred_mode: ReloadMode | None = None,
 ) -> ReloadDecision:
     """Choose the mode for ``num_blocks`` stored blocks. ``compute_seconds`` is None while the
-    prefill speed is unknown; then the store is assumed to be faster, as it is for all but the
-    smallest models. A prefix that one step can compute (``chunk_blocks``) is not worth a split.
-    ``preferred_mode`` is the operator's choice, which overrides all."""
+    prefill speed is unknown; in that case, the store is assumed to be faster, as it is for all but
+    the smallest models. A prefix that one step can compute (at most ``chunk_blocks``) is not worth
+    a split. ``preferred_mode`` is the mode set in the configuration, if any, which overrides
+    everything else."""
     if preferred_mode is not None:
         return ReloadDecision(preferred_mode, "as configured")
     if compute_seconds is None:

@@ -16,14 +16,14 @@ from prefill_worker.reload_policy import ReloadMode
 from prefill_worker.store_publisher import StorePublisher
 
 MODEL_TAG_BYTES = 16
-"""Length of the prefix of the model's digest by which the store counts blocks per model."""
+"""Number of leading bytes of the model's digest that tag the model's blocks in the store."""
 
 
 @asynccontextmanager
 async def open_prefill_side(
     context: WorkerContext, settings: Settings, membership: Membership
 ) -> AsyncIterator[PrefillHandler]:
-    """Open the prefill side; its store nodes are those in ``membership``."""
+    """Open the prefill side, which uses the store nodes in ``membership``."""
 
     def connect(node: Member) -> KvStoreClient:
         socket_path = node.local_socket if node.host == context.host else ""

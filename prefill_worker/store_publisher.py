@@ -15,17 +15,18 @@ from baton.worker.kv_layout import KvLayout
 from prefill_worker.computed_chains import ComputedChains
 
 MAX_UNPUBLISHED = 256
-"""Runs of blocks that wait to be published; a further one is dropped: the store is only a cache."""
+"""Maximum number of runs of blocks that wait to be published. A further run is dropped, since the
+store is only a cache."""
 
 MAX_PUT_BYTES = 64 * 1024 * 1024
-"""Bytes pinned at a time for the store to read."""
+"""Maximum number of bytes that are pinned at a time for the store to read."""
 
 log = structlog.get_logger(__name__)
 
 
 class StorePublisher:
     """Publishes one run of blocks at a time. Blocks are pinned while the store reads them; blocks
-    that were evicted before are left out. A worker that leaves calls
+    that have already been evicted are left out. A worker that leaves calls
     :meth:`publish_remaining`."""
 
     def __init__(
@@ -52,7 +53,7 @@ class StorePublisher:
                 await self._publish(run)
             except BatonError as error:
                 self._log_failure_once(str(error))
-            except Exception:  # a bug: these blocks are not published
+            except Exception:  # a bug: the run's blocks are not published
                 log.exception("store_put_crashed")
             else:
                 self._last_failure = ""
@@ -73,14 +74,16 @@ class StorePublisher:
         log.info("blocks_published", num_chains=len(self._chains), num_blocks=num_blocks)
 
     def _log_failure_once(self, failure: str) -> None:
-        """Log a failure unless it is the same as the last one and no put succeeded since."""
+        """Log a failure, unless the last failure was the same and no put has succeeded since
+        then."""
         if failure != self._last_failure:
             log.warning("store_put_failed", error=failure)
         self._last_failure = failure
 
     async def _publish(self, run: SealedRun, *, touch_stored: bool = True) -> int:
-        """Publish a run; return how many blocks the store accepted. With ``touch_stored``, a run
-        that is stored already is still put by its keys, so that the store counts it as used."""
+        """Publish a run; return how many blocks the store accepted. If ``touch_stored`` is set, a
+        put with only the keys is sent for a run that is already stored, so that the store counts it
+        as used."""
         per_put = max(MAX_PUT_BYTES // self._layout.block_bytes, 1)
         first = max(run.first_new_block, await self._client.count_stored_at_put_target(run.keys))
         if first >= len(run.keys) and touch_stored:

@@ -1,6 +1,7 @@
 """The allocator of KV blocks: block states, reference counts and the prefix cache.
 
-It does not touch memory: a block is a number. Every operation is O(1) per block.
+It does not touch the memory of the blocks: to the allocator, a block is just a number. Every
+operation is O(1) per block.
 """
 
 from collections import OrderedDict, deque
@@ -17,7 +18,7 @@ _MAX_LINES = 64
 
 @dataclass(frozen=True, slots=True)
 class BlockCounts:
-    """Blocks by state; they add up to ``num_blocks``."""
+    """Number of blocks in each state; the numbers add up to ``num_blocks``."""
 
     num_blocks: int
     free: int
@@ -32,13 +33,14 @@ class BlockPool:
 
     An owner gets blocks from :meth:`allocate` (FILLING, one reference) or from :meth:`find_cached`
     and :meth:`reference` (SEALED, shared), and drops each reference with :meth:`release`. A sealed
-    block without references stays IDLE, and can be found by its key until it is evicted: least
-    recently released first. A table is released from its tail, so that the last block of a cached
-    prefix is evicted before the blocks that precede it.
+    block without references stays IDLE, and can be found by its key until it is evicted; the least
+    recently released block is evicted first. A block table is released from its tail, so that the
+    last block of a cached prefix is evicted before the blocks that precede it.
 
-    Two owners may compute the same block. Both seal it, but only the first is found by the key.
-    The other is a duplicate: its owner can use it, nobody can find it, and it becomes FREE when
-    released (or, if the first was evicted in the meantime, takes its place in the cache).
+    Two owners may compute a block with the same key. Both seal their block, but only the one that
+    was sealed first is found by the key. The other is a duplicate: its owner can use it, but nobody
+    can find it. When it is released, it becomes FREE or, if the first block was evicted in the
+    meantime, takes the first block's place in the cache.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -60,7 +62,8 @@ class BlockPool:
 
     @property
     def num_allocatable(self) -> int:
-        """FREE blocks, and IDLE ones that would be evicted."""
+        """Number of blocks that can be allocated: FREE ones, and IDLE ones, which would be
+        evicted."""
         return len(self._free) + len(self._idle)
 
     @property
@@ -78,8 +81,8 @@ class BlockPool:
         return num_blocks <= self.num_allocatable
 
     def can_extend(self, cached: Collection[BlockId], num_blocks: int) -> bool:
-        """Whether ``num_blocks`` can be allocated after ``cached`` (found, not yet referenced)
-        are referenced, and so can't be evicted any more."""
+        """Whether ``num_blocks`` can still be allocated once the blocks ``cached`` (found, not yet
+        referenced) have been referenced, so that they can't be evicted any more."""
         num_idle = sum(block_id in self._idle for block_id in cached)
         return num_blocks <= self.num_allocatable - num_idle
 
@@ -115,7 +118,7 @@ class BlockPool:
     # Changes
 
     def allocate(self, num_blocks: int) -> list[BlockId]:
-        """FREE → FILLING, evicting IDLE blocks as needed. Check :meth:`can_allocate` before."""
+        """FREE → FILLING, evicting IDLE blocks as needed. Check :meth:`can_allocate` first."""
         assert self.can_allocate(num_blocks), "check can_allocate first"
         while len(self._free) < num_blocks:
             self._evict_one()
@@ -163,7 +166,7 @@ class BlockPool:
             self._set_free(block_id)
 
     def _handle_last_release(self, block_id: BlockId) -> None:
-        """Handle a block whose last reference was dropped: it becomes IDLE if it is the one found
+        """Handle a block whose last reference was dropped: it becomes IDLE if it is the block found
         by its key, else FREE."""
         key = self._keys[block_id]
         if key is None:

@@ -1,4 +1,4 @@
-"""Transfers of cached blocks from and to the KV store; these blocks belong to no request."""
+"""Transfers cached blocks from and to the KV store; these blocks belong to no request."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ from baton.engine.scheduler import Scheduler
 class CacheTransfers:
     """Imports into the prefix cache, and pins on cached blocks while the store reads them.
 
-    An import owns its FILLING blocks and pins the cached prefix that it extends: otherwise, making
-    room for the new blocks could evict that prefix."""
+    An import owns its FILLING blocks and pins the cached prefix that it extends: otherwise,
+    allocating the new blocks could evict that prefix."""
 
     def __init__(self, pool: BlockPool, scheduler: Scheduler) -> None:
         self._pool = pool
@@ -22,8 +22,8 @@ class CacheTransfers:
     def begin_import(
         self, keys: Sequence[BlockKey], preceding_keys: Sequence[BlockKey]
     ) -> list[BlockId] | None:
-        """Allocate one FILLING block per key; None when they don't fit beside the running
-        sequences."""
+        """Allocate one FILLING block per key. Return None if there is not enough space for them
+        beside the running sequences."""
         if not keys:
             return []
         prefix = self._pool.find_cached(preceding_keys)
@@ -42,7 +42,8 @@ class CacheTransfers:
         *,
         quarantine: bool,
     ) -> None:
-        """Seal the first ``num_valid`` blocks, and release or quarantine the others."""
+        """Seal the first ``num_valid`` blocks, and release the others or, if ``quarantine`` is set,
+        quarantine them."""
         if not block_ids:
             return
         prefix = self._pinned_prefixes.pop(tuple(block_ids))

@@ -10,8 +10,9 @@ from baton.core.kv_transfer import CHECKSUM_XXH3
 from baton.engine.kv_pool import KvPool
 
 CHECKSUM_WSUM = "wsum64"
-"""Sum of the block's 32-bit words, each times an odd weight that depends on its position, modulo
-2^64. For GPU memory, where it is one reduction; any changed word changes the sum."""
+"""The sum of the block's 32-bit words, each times an odd weight that depends on its position,
+modulo 2^64. It is used for GPU memory, where it takes a single reduction. A change of any one word
+changes the sum."""
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 
@@ -30,8 +31,8 @@ def block_checksums(pool: KvPool, block_ids: Sequence[BlockId]) -> list[int]:
 
 
 def weighted_sums(blocks: torch.Tensor) -> list[int]:
-    """Return the wsum64 of each of ``blocks`` [num_blocks, ...]. The bytes of a block must be a
-    multiple of 4."""
+    """Return the wsum64 of each of ``blocks`` [num_blocks, ...]. The size of a block must be a
+    multiple of 4 bytes."""
     words = blocks.reshape(blocks.shape[0], -1).view(torch.int32).to(torch.int64)
     weights = torch.arange(words.shape[1], device=words.device) * 2 + 1
     sums = (words * (weights * _GOLDEN)).sum(dim=1)

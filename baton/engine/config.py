@@ -9,27 +9,30 @@ from baton.errors import Invalid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Limits of one engine. Values in tokens or blocks are counts; invalid values raise Invalid.
+    """Limits of one engine. Fields named after tokens or blocks are counts. Invalid values raise
+    Invalid.
 
-    ``max_batched_tokens`` is the token budget of a step: it bounds the inter-token latency. One
-    prompt gets at most ``chunk_tokens`` of it (default: all). ``max_sequences`` bounds the batch,
-    reservations included, and is never above the budget, so that every running request advances.
+    ``max_batched_tokens`` is the token budget of a step, which bounds the inter-token latency. One
+    prompt gets at most ``chunk_tokens`` of it (default: all). ``max_sequences`` bounds the number
+    of requests in the batch, reservations included. The effective bound is never above the token
+    budget, so that every running request advances in every step.
 
     ``target_inter_token_latency_seconds`` is the target inter-token latency. In a step with
-    decodes, prefill gets only as much of the budget as keeps the predicted time of the step below
-    it (:mod:`baton.engine.prefill_budget`). None: no limit.
+    decodes, prefill gets only as much of the budget as keeps the predicted duration of the step
+    below this target (:mod:`baton.engine.prefill_budget`). If it is None, there is no such limit.
 
-    ``watermark_blocks`` stay allocatable when a request is admitted while others run, so that it
-    isn't preempted at once. With ``forecasts_memory``, a request is admitted while others run only
-    if memory is predicted to suffice until all have ended; ``growth_tokens`` is the predicted
-    length of an answer before any answer was observed.
+    ``watermark_blocks`` blocks must remain allocatable when a request is admitted while others run,
+    so that the new request isn't preempted at once. If ``forecasts_memory`` is set, a request is
+    admitted while others run only if memory is predicted to suffice until all of them have ended;
+    ``growth_tokens`` is the predicted length of an answer before any answer was observed.
 
     Prompts are computed in the ``order`` (a name in ``baton.core.prefill_order.PREFILL_ORDERS``);
     ``admission_window`` bounds how many waiting prompts are ranked with fresh estimates in one step
-    (each costs a walk along its cached prefix). With ``fairness``, a tenant that was served more
-    than another by ``fairness_slack_tokens`` ranks behind it.
+    (each estimate costs a walk along the prompt's cached prefix). If ``fairness`` is set, a tenant
+    that was served more tokens than another tenant by at least ``fairness_slack_tokens`` ranks
+    behind it.
 
-    Token ids of requests must be below ``vocab_size``; None: not checked.
+    Token ids of requests must be below ``vocab_size``; if it is None, they are not checked.
     """
 
     block_tokens: int

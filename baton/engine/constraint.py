@@ -1,4 +1,5 @@
-"""Constraints on an answer, as the engine sees them: which tokens are allowed next."""
+"""The interface of constraints on an answer, by which the engine learns which tokens are allowed
+next."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -12,18 +13,18 @@ log = structlog.get_logger(__name__)
 
 
 class Constraint(Protocol):
-    """One answer's grammar state, determined by the grammar and the answer's tokens. It is passed
-    in with the request, and used only by the engine's thread."""
+    """The grammar state of one answer, determined by the grammar and the answer's tokens so far. It
+    is passed to the engine with the request, and used only in the engine's thread."""
 
     @property
     def error(self) -> str:
-        """Why no token is allowed next; empty while at least one is."""
+        """The reason why no token is allowed next; empty while at least one is allowed."""
         ...
 
     def mask(self) -> bytes:
-        """Return one bit per token id, lowest first: whether the token is allowed next. EOS tokens
-        are allowed where the answer is complete. Ids beyond the mask's end are not allowed; an
-        empty mask allows no token, see ``error``."""
+        """Return one bit per token id, lowest id first, which says whether the token is allowed
+        next. EOS tokens are allowed where the answer may end. Ids beyond the mask's end are not
+        allowed. An empty mask allows no token; :attr:`error` then gives the reason."""
         ...
 
     def accept(self, token_id: TokenId) -> None:
@@ -33,8 +34,8 @@ class Constraint(Protocol):
 
 
 class IsolatedConstraint:
-    """Wraps a constraint so that its crash fails its own request, and not all requests of the
-    step."""
+    """Wraps a constraint so that a crash in it fails only its own request, and not all requests of
+    the step."""
 
     def __init__(self, inner: Constraint) -> None:
         self._inner = inner
@@ -71,6 +72,6 @@ class ConstraintFactory(Protocol):
         self, grammar: Grammar, token_ids: Sequence[TokenId] = (), owner: bytes = b""
     ) -> Constraint:
         """Return a constraint for ``grammar``, advanced over the tokens that the answer already
-        has. Nothing is shared between different owners (tenants). Takes up to a second. Raises
-        Invalid when the grammar is not supported."""
+        has. Nothing is shared between different owners (tenants). This takes up to a second. Raises
+        Invalid if the grammar is not supported."""
         ...

@@ -10,13 +10,13 @@ WINDOW_STEPS = 256
 MIN_STEPS = 16
 
 MIN_SPREAD = 2.0
-"""Least ratio of the largest to the smallest value of a variable that is fitted. A variable that
-varied less can't be separated from a step's fixed part, and a guessed coefficient would be
-multiplied by batch sizes that were never observed."""
+"""Minimum ratio of the largest to the smallest value of a variable for it to be fitted. The cost of
+a variable that varied less can't be told apart from a step's fixed cost, and a guessed coefficient
+would later be multiplied by batch sizes that were never observed."""
 
 
 class DecodeCostModel:
-    """Fits seconds = fixed + a · batch + b · context over the last decode-only steps."""
+    """Fits seconds = fixed + a · batch + b · context to the last decode-only steps."""
 
     def __init__(self) -> None:
         self._steps: deque[StepWork] = deque(maxlen=WINDOW_STEPS)

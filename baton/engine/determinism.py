@@ -1,7 +1,8 @@
-"""The guarantee that a request's logits have the same bits in any batch and on any worker.
+"""Verifies the guarantee that a request's logits have the same bits in any batch and on any worker.
 
-Our kernels are written to be batch-invariant (docs/engine.md). This module verifies it on this
-machine with this model. A hash of the resulting logits shows which workers compute the same bits.
+Our kernels are written to be batch-invariant (docs/engine.md). This module checks that they are on
+this machine with this model, by computing a probe prompt in different batches and chunks. A hash of
+the probe's logits shows which workers compute the same bits.
 """
 
 import hashlib
@@ -20,18 +21,19 @@ from baton.engine.plan import Row
 from baton.errors import Invalid
 
 PROBE_TOKENS = 20
-"""Length of the probe prompt: more than a block of 16 tokens and a tile of six rows. More would
-only take longer."""
+"""Length of the probe prompt: longer than a block of 16 tokens and a tile of six rows. A longer
+prompt would take more time and verify nothing else."""
 
 PROBE_STRIDE = 7919
-"""Distance between two token ids of the probe: a prime, so that they spread over the vocabulary."""
+"""Distance between successive token ids of the probe: a prime, so that they spread over the
+vocabulary."""
 
 PROBE_CHUNKS = (7, 1, PROBE_TOKENS)
 """Chunk sizes of the probe's second run."""
 
 GPU_PROBE_TOKENS, GPU_PROBE_CHUNKS = 300, (7, 1, 130, 300)
-"""As above, for a GPU, where tiles are larger: more than 64 rows of a product, and 128 of
-attention."""
+"""The probe's length and chunk sizes on a GPU, where tiles are larger: the probe must have more
+than the 64 rows of a product's tile and the 128 rows of an attention tile."""
 
 UNVERIFIED_NOTE = (
     "determinism was tested in Triton's interpreter; on a GPU only by the check at this start"
@@ -40,15 +42,16 @@ UNVERIFIED_NOTE = (
 (docs/cuda.md)."""
 
 NUM_PROBE_COPIES = 3
-"""Requests of the probe, each with its own blocks: the probe alone, the probe in a batch, and the
-other request of that batch."""
+"""Number of requests that the check computes, each in its own blocks: the probe alone, the probe in
+a batch, and the other request of that batch."""
 
 _UNUSED = SamplingParams(max_tokens=1)
 
 
 def require_deterministic(choice: BackendChoice, device: torch.device) -> BackendChoice:
-    """Return ``choice``, on a GPU with a note that determinism is unverified there. Raises Invalid
-    with a remedy if the model runs neither on our CPU kernels nor on a GPU."""
+    """Return ``choice``, with a note in its description if the device is a GPU, where determinism
+    is unverified. Raises Invalid with a remedy if the model runs neither on our CPU kernels nor on
+    a GPU."""
     if device.type != "cpu":
         return replace(
             choice, description=f"{choice.description}; {UNVERIFIED_NOTE}", is_fallback=True
@@ -56,7 +59,7 @@ def require_deterministic(choice: BackendChoice, device: torch.device) -> Backen
     if not choice.is_native:
         raise Invalid(
             f"deterministic is on, but the model would be computed by {choice.description}, whose "
-            "sums depend on the rest of a batch. It needs Baton's own kernels: a CPU with "
+            "sums depend on the rest of a batch. deterministic needs our own kernels: a CPU with "
             "AVX2 and a C++ compiler, device=cpu, dtype float32 or bfloat16, and cpu_kernels=auto "
             "(`baton doctor` says what this machine lacks)",
             param="deterministic",
@@ -65,12 +68,12 @@ def require_deterministic(choice: BackendChoice, device: torch.device) -> Backen
 
 
 def numerics_fingerprint(model: DecoderModel, pool: KvPool, vocab_size: int) -> str:
-    """Return a hash (hex) of the probe's logits, equal on two workers iff both compute the same
-    bits: same weights, format, kernels and kind of processor. Writes to the pool, so it must be
-    called before the pool is used.
+    """Return a hash (hex) of the probe's logits. It is equal on two workers iff both compute the
+    same bits, which requires the same weights, formats, kernels and kind of processor. This writes
+    to the pool, so it must be called before the pool is used.
 
-    Raises Invalid when the logits differ if the probe is computed in chunks and in a batch with
-    another request.
+    Raises Invalid if the logits are different when the probe is computed in chunks and in a batch
+    with another request.
     """
     if pool.num_blocks < NUM_PROBE_COPIES:
         raise Invalid(
@@ -113,8 +116,8 @@ def _probe(
     *,
     in_batch: bool,
 ) -> torch.Tensor:
-    """Compute the logits of all ``tokens`` in chunks of these sizes. With ``in_batch``, other
-    blocks are used, and another request is in each step."""
+    """Compute the logits of all ``tokens`` in chunks of the sizes ``chunks``. If ``in_batch`` is
+    set, the probe uses other blocks, and each step also computes another request."""
     logits: list[torch.Tensor] = []
     start = 0
     for size in chunks:
@@ -130,7 +133,8 @@ def _probe(
 
 
 def _row(pool: KvPool, tokens: Sequence[int], start: int, copy: int) -> Row:
-    """Return a row in the blocks of the probe's copy with index ``copy``."""
+    """Return a row that uses the blocks of the request with index ``copy`` (of
+    ``NUM_PROBE_COPIES``)."""
     count = -(-_probe_length(pool) // pool.block_tokens)
     blocks = range(copy * count, (copy + 1) * count)
     return Row(

@@ -41,18 +41,18 @@ __all__ = ["Engine", "EngineStats", "PrefillProgress", "Reservation", "SealedRun
 
 
 class Engine:
-    """Single-threaded and synchronous: all calls come from one thread.
+    """The engine is single-threaded and synchronous: all calls must come from one thread.
 
     :meth:`add` queues a WHOLE or PREFILL request. A DECODE request first gets its blocks from
     :meth:`reserve_blocks`; the caller fills them and then calls :meth:`start_decoding`. Call
-    :meth:`step` while :meth:`has_work`. A request is removed after its last output or by
-    :meth:`abort`; a PREFILL request stays in phase EXPORTED after its output, with its blocks
-    pinned, until :meth:`release_export`.
+    :meth:`step` as long as :meth:`has_work` is true. A request is removed after its last output or
+    by :meth:`abort`; a PREFILL request stays in phase EXPORTED after its output, with its blocks
+    pinned, until :meth:`release_export` is called.
 
-    With an ``executor``, scheduling is asynchronous: while :meth:`step` returns the result of one
-    step, the next step may already be running, planned before the sampled tokens were known. A
-    request that has ended or was aborted in the meantime gets no output from that step, and its
-    blocks are freed only when that step is complete.
+    If an ``executor`` is given, scheduling is asynchronous: when :meth:`step` returns the result of
+    one step, the next step may already be running, having been planned before the sampled tokens
+    were known. A request that has ended or was aborted in the meantime gets no output from the next
+    step, and its blocks are freed only when the next step is complete.
     """
 
     def __init__(
@@ -68,7 +68,8 @@ class Engine:
     ) -> None:
         if runner.block_tokens != config.block_tokens:
             raise Invalid(
-                f"block_tokens is {config.block_tokens}, the runner's is {runner.block_tokens}",
+                f"block_tokens is {config.block_tokens}; it must be the runner's block size, "
+                f"{runner.block_tokens}",
                 param="block_tokens",
             )
         self._config = config
@@ -108,8 +109,8 @@ class Engine:
 
         ``constraint`` is the state of the request's grammar after ``spec.token_ids``. ``chain`` is
         the request's key chain, if ``self.key_hasher`` has computed it already; the engine owns it
-        from now on. Raises Invalid when the request could never be served or its id is in use,
-        Overloaded when the queue is full.
+        from now on. Raises Invalid if the request could never be served or its id is in use,
+        Overloaded if the queue is full.
         """
         assert task is not Task.DECODE, "a DECODE request is added by reserve_blocks()"
         self._validate(spec, task)
@@ -117,7 +118,7 @@ class Engine:
         constraint = isolate_constraint(spec, constraint)
         num_waiting = len(self._scheduler.queues[Phase.WAITING])
         if num_waiting >= self._config.max_waiting:
-            raise Overloaded(f"{num_waiting} requests are waiting already")
+            raise Overloaded(f"the engine's queue is full: {num_waiting} requests are waiting")
         sequence = self._new_sequence(spec, task, Phase.WAITING, chain)
         sequence.constraint = constraint
         self._register(sequence)
@@ -126,11 +127,11 @@ class Engine:
     def reserve_blocks(
         self, spec: RequestSpec, chain: BlockKeyChain | None = None
     ) -> Reservation | None:
-        """Allocate blocks for the known tokens of a DECODE request, if memory is predicted to
-        suffice for its answer, too.
+        """Allocate blocks for the known tokens of a DECODE request, provided that memory is
+        predicted to suffice for its answer, too.
 
-        Return None when memory does not suffice now: try again after a later step. ``chain`` and
-        Invalid are as in :meth:`add`. Call :meth:`start_decoding` or :meth:`abort` afterwards.
+        Return None if memory does not suffice now; try again after a later step. For ``chain`` and
+        the errors, see :meth:`add`. Call :meth:`start_decoding` or :meth:`abort` afterwards.
         """
         self._validate(spec, Task.DECODE)
         sequence = self._new_sequence(spec, Task.DECODE, Phase.RESERVED, chain)
@@ -142,12 +143,13 @@ class Engine:
     def start_decoding(
         self, request_id: RequestId, token_id: TokenId, constraint: Constraint | None = None
     ) -> None:
-        """Add a reserved request to the batch, once KV of all its ``token_ids`` has arrived.
+        """Add a reserved request to the batch. The KV of all its ``token_ids`` must have arrived.
 
         ``token_id`` is the answer's next token, which the client already has. ``constraint`` is as
-        in :meth:`add`, before that token. If the answer ends with ``token_id``, the request ends
-        here, without an output. Raises NotFound if there is no such reservation; Invalid if a
-        needed constraint is missing or the token is not in the vocabulary.
+        in :meth:`add`: its state is the one before ``token_id``. If the answer ends with
+        ``token_id``, the request ends here, without an output. Raises NotFound if the request has
+        no reservation; Invalid if it needs a constraint and none is given, or if ``token_id`` is
+        not in the vocabulary.
         """
         sequence = self._sequences.get(request_id)
         if sequence is None or sequence.phase is not Phase.RESERVED:
@@ -170,17 +172,17 @@ class Engine:
     def release_export(self, request_id: RequestId) -> None:
         """Unpin the blocks of a PREFILL request after its KV transfer; they stay cached.
 
-        Before the request's output this is the same as :meth:`abort`. Idempotent."""
+        If the request has had no output yet, this is the same as :meth:`abort`. Idempotent."""
         sequence = self._sequences.get(request_id)
         assert sequence is None or sequence.task is Task.PREFILL, f"{request_id} is not a prefill"
         self.abort(request_id)
 
     def abort(self, request_id: RequestId, *, quarantine: bool = False) -> bool:
-        """End a request in any phase and free its blocks. Return False when it is unknown.
+        """End a request in any phase and free its blocks. Return False if the request is unknown.
 
-        Set ``quarantine`` when a KV transfer may still write to the blocks of a reservation. Its
-        uncached blocks (``reservation.block_ids[num_cached_blocks:]``) are then not reused until
-        :meth:`release_quarantine` is called with them.
+        Set ``quarantine`` if a KV transfer may still write to the blocks of a reservation. The
+        reservation's uncached blocks (``reservation.block_ids[num_cached_blocks:]``) are then not
+        reused until :meth:`release_quarantine` is called with them.
         """
         sequence = self._sequences.get(request_id)
         if sequence is None:
@@ -192,7 +194,7 @@ class Engine:
         return True
 
     def is_waiting(self, request_id: RequestId) -> bool:
-        """Whether the request is queued, with none of its tokens computed."""
+        """Whether the request is queued and no token of it has been computed."""
         sequence = self._sequences.get(request_id)
         return sequence is not None and sequence.phase is Phase.WAITING
 
@@ -233,7 +235,7 @@ class Engine:
         return MigratedSequence(progress, sequence.token_ids[-1], tuple(runs))
 
     def release_quarantine(self, block_ids: Seq[BlockId]) -> None:
-        """Free quarantined blocks, once no transfer can write to them any more."""
+        """Free quarantined blocks. Call this once no transfer can write to them any more."""
         self._pool.release_quarantine(block_ids)
         self._scheduler.retry_admission()
 
@@ -250,9 +252,10 @@ class Engine:
     def begin_import(
         self, keys: Seq[BlockKey], *, preceding_keys: Seq[BlockKey] = ()
     ) -> list[BlockId] | None:
-        """Allocate blocks to be filled from the store or a peer, one per key; None when they don't
-        fit. ``preceding_keys`` are the keys that precede ``keys`` in the chain; their cached blocks
-        are pinned until :meth:`finish_import`, which must follow."""
+        """Allocate blocks to be filled from the store or a peer, one per key. Return None if there
+        is not enough space for them. ``preceding_keys`` are the keys that precede ``keys`` in the
+        chain; their cached blocks are pinned until :meth:`finish_import`, which must be called
+        afterwards."""
         return self._cache_transfers.begin_import(keys, preceding_keys)
 
     def finish_import(
@@ -264,8 +267,8 @@ class Engine:
         quarantine: bool = False,
     ) -> None:
         """Add the first ``num_valid`` blocks to the cache, except those whose keys were cached in
-        the meantime. The others are freed or, with ``quarantine`` (a transfer may still write to
-        them), quarantined."""
+        the meantime. The other blocks are freed or, if ``quarantine`` is set because a transfer may
+        still write to them, quarantined."""
         self._cache_transfers.finish_import(keys, block_ids, num_valid, quarantine=quarantine)
 
     # One step
@@ -275,7 +278,7 @@ class Engine:
         return self._inflight.has_step or self._scheduler.has_work
 
     def step(self) -> StepResult:
-        """Schedule, run and apply one step. The result is empty when nothing could be scheduled."""
+        """Schedule, run and apply one step. The result is empty if nothing could be scheduled."""
         flight, output = self._inflight.collect()
         if not flight.plan.rows:
             return StepResult(preempted=flight.preempted)
@@ -297,7 +300,7 @@ class Engine:
         self._cache_transfers.unpin(block_ids)
 
     def num_computed_tokens(self, request_id: RequestId) -> int | None:
-        """Return how many of a request's tokens are computed; None when it is unknown."""
+        """Return how many of a request's tokens are computed; None if the request is unknown."""
         sequence = self._sequences.get(request_id)
         return None if sequence is None else sequence.num_computed_tokens
 

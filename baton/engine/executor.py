@@ -1,4 +1,4 @@
-"""Executors, which pass plans to a runner: one at a time, or the next before the current one is
+"""Executors pass plans to a runner, either one at a time, or the next one before the current one is
 done."""
 
 from collections import deque
@@ -10,18 +10,19 @@ from typing import Any, Protocol
 from baton.engine.plan import Plan, Runner, StepOutput, fill_sampled_tokens
 
 MAX_INFLIGHT_PLANS = 2
-"""The plan that is being computed, and the next."""
+"""Maximum number of plans in flight: the one that is being computed, and the next one."""
 
 
 class PlanExecutor(Protocol):
-    """Computes plans in the order of submission. At most two may be submitted and not collected;
-    rows of the second may continue requests of the first. All calls come from one thread."""
+    """Computes plans in the order of submission. At most two plans may be submitted and not yet
+    collected; rows of the second may continue requests of the first. All calls must come from one
+    thread."""
 
     def submit(self, plan: Plan) -> None: ...
 
     def collect(self) -> StepOutput:
-        """Wait for the oldest plan's output. Raises the exception of that run; the executor can't
-        be used after that."""
+        """Wait for the oldest plan's output. If the runner raised an exception, this raises it, and
+        the executor can't be used afterwards."""
         ...
 
     def close(self) -> None:
@@ -61,7 +62,7 @@ class TwoStageRunner(Protocol):
 
     def compute(self, prepared: Any, on_start: Callable[[], None]) -> StepOutput:
         """Do the rest, after :func:`fill_sampled_tokens` has filled in the plan's tokens. Calls
-        ``on_start`` when the device is computing and this thread only has to wait for it."""
+        ``on_start`` once the device is computing and this thread only has to wait for it."""
         ...
 
 

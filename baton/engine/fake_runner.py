@@ -1,4 +1,4 @@
-"""A fake runner without a model, in which every token depends on all KV before it.
+"""A fake runner without a model. Every token that it samples depends on all KV before it.
 
 The KV of token p is 8 bytes, a hash of the KV of all tokens before p *as read through the
 block table*, and of the token and p. The next token is a hash of all KV up to the last token.
@@ -91,7 +91,8 @@ class FakeRunner:
         return tuple(scores)
 
     def _check(self, plan: Plan) -> None:
-        """Check for plans that a real runner would crash on or silently compute wrongly."""
+        """Raise AssertionError for plans that a real runner would crash on or silently compute
+        wrongly."""
         written: set[BlockId] = set()
         for row in plan.rows:
             assert row.token_ids and row.start >= 0, row
@@ -132,7 +133,8 @@ def fake_sample(
     num_prompt_tokens: int,
     vocab_size: int,
 ) -> SampledToken:
-    """Return the token after ``context``: a hash of it and of all that sampling depends on."""
+    """Return the token after ``context``: a hash of ``context`` and of everything else that
+    sampling depends on."""
     position = len(context) // SLOT_BYTES
     seed = 0 if sampling.is_greedy else sampling.seed
     context_hash = hashlib.blake2b(context, digest_size=8)
@@ -157,9 +159,9 @@ def _logprob(token_id: TokenId, logprob: float, num_top: int, vocab_size: int) -
 def reference_answer(
     spec: RequestSpec, *, vocab_size: int = 256, eos_token_ids: frozenset[TokenId] = frozenset()
 ) -> tuple[tuple[TokenId, ...], FinishReason]:
-    """Return what any engine over a :class:`FakeRunner` must generate after ``token_ids``,
+    """Return what any engine with a :class:`FakeRunner` must generate after ``spec.token_ids``,
     computed token by token without blocks. The rules for ending an answer are implemented here a
-    second time, on purpose."""
+    second time, on purpose: tests compare the two implementations."""
     sampling, known = spec.sampling, list(spec.token_ids)
     context = b"".join(compute_slots(b"", known, 0))
     stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else eos_token_ids)

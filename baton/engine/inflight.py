@@ -1,4 +1,4 @@
-"""Steps in flight: submitted to the executor, and not applied yet."""
+"""Keeps the steps in flight: those that are submitted to the executor and not applied yet."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -16,9 +16,9 @@ from baton.engine.sequence import Sequence
 
 @dataclass(slots=True)
 class InflightStep:
-    """A submitted step. ``sequences`` are those of the plan's rows. ``ended_sequences`` are the
-    ones that have ended since the submission: their results are dropped, and their blocks must be
-    kept until the step is complete, because it writes to them."""
+    """A submitted step. ``sequences`` are those of the plan's rows. ``ended_sequences`` are those
+    that have ended since the step was submitted: their results are dropped, but their blocks must
+    be kept until the step is complete, because it writes to them."""
 
     plan: Plan
     sequences: Seq[Sequence]
@@ -27,16 +27,17 @@ class InflightStep:
     preempted: tuple[RequestId, ...] = ()
     ended_sequences: list[Sequence] = field(default_factory=list)
     duration_seconds: float = 0.0
-    """Duration, from the end of the previous step if that was still in flight, else from the start
-    of planning."""
+    """Duration of the step. It is counted from the end of the previous step if that was still in
+    flight, else from the start of planning."""
 
 
 class InflightSteps:
     """The steps in flight, at most two.
 
-    With ``schedules_ahead`` (async scheduling), the second is planned while the first is computed,
-    wherever it can be planned without the sampled tokens; it is then in flight between two calls of
-    :meth:`collect`. Otherwise no step is in flight between them. ``sequences`` are the engine's."""
+    If ``schedules_ahead`` is set (async scheduling), the second step is planned while the first is
+    computed, whenever it can be planned without the sampled tokens; it then stays in flight between
+    two calls of :meth:`collect`. Otherwise, no step is in flight between two calls. ``sequences``
+    are all sequences of the engine."""
 
     def __init__(
         self,
@@ -66,12 +67,12 @@ class InflightSteps:
 
     @property
     def ended_sequences(self) -> Seq[Sequence]:
-        """Sequences that have ended but still have blocks."""
+        """Sequences that have ended but still own blocks."""
         return () if self._submitted is None else self._submitted.ended_sequences
 
     def collect(self) -> tuple[InflightStep, StepOutput]:
-        """Wait for the next step and return it with its output. Its plan is empty if nothing could
-        be scheduled."""
+        """Wait for the next step and return it with its output. The step's plan is empty if nothing
+        could be scheduled."""
         flight = self._submitted or self._submit_next()
         if not flight.plan.rows:
             return flight, StepOutput(())
@@ -85,8 +86,8 @@ class InflightSteps:
         return flight, output
 
     def finish(self, sequence: Sequence) -> None:
-        """As :meth:`Scheduler.finish`, except that the blocks are kept while a step in flight may
-        write to them."""
+        """Like :meth:`Scheduler.finish`, but keep the blocks while a step in flight may write to
+        them."""
         if self._submitted is not None and self.is_computing(sequence):
             self._scheduler.remove_keeping_blocks(sequence)
             self._submitted.ended_sequences.append(sequence)
@@ -110,8 +111,8 @@ class InflightSteps:
         return InflightStep(plan, self._sequences_of(plan), began, admitted, preempted)
 
     def _submit_ahead(self, flight: InflightStep) -> InflightStep | None:
-        """Plan and submit the step after ``flight`` while that is being computed. None if it can't
-        be planned yet."""
+        """Plan and submit the step after ``flight`` while ``flight`` is being computed. Return None
+        if it can't be planned yet."""
         began = self._clock.monotonic()
         plan = self._scheduler.schedule_ahead(flight.plan, flight.sequences)
         if plan is None:

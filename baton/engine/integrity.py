@@ -26,8 +26,7 @@ def check_queues(sequences: Mapping[RequestId, Sequence], scheduler: Scheduler) 
 def check_owners(
     sequences: Iterable[Sequence], imported: Iterable[BlockId], pool: BlockPool
 ) -> None:
-    """Check that each block has as many references as it has occurrences in block tables and
-    imports."""
+    """Check that each block has as many references as occurrences in block tables and imports."""
     owners = Counter(imported)
     for sequence in sequences:
         owners.update(sequence.block_ids)
@@ -42,8 +41,8 @@ def check_owners(
 def check_sequence(
     sequence: Sequence, root: BlockKey, pool: BlockPool, config: EngineConfig
 ) -> None:
-    """Check that the block table matches the counts, and the keys of its sealed blocks the
-    tokens."""
+    """Check that the block table matches the sequence's counts, and that the keys of its sealed
+    blocks match the tokens."""
     text = sequence.describe()
     assert sequence.block_keys == block_keys(root, sequence.token_ids, config.block_tokens), text
     assert sequence.num_uncomputed_tokens > 0, text

@@ -9,7 +9,7 @@ from baton.core.request import RequestSpec
 
 
 class BlockKeyChain:
-    """Keys of the full blocks of a token sequence that only grows."""
+    """The keys of the full blocks of a token sequence that only grows."""
 
     __slots__ = ("_block_tokens", "_root", "keys")
 
@@ -30,8 +30,8 @@ class BlockKeyChain:
 
 @dataclass(frozen=True, slots=True)
 class BlockKeyChainFactory:
-    """Makes the key chains of an engine's requests. Can be used in any thread: hashing a prompt of
-    128k tokens takes 15 ms, which no step should wait for."""
+    """Makes the key chains of an engine's requests. It may be used in any thread, because hashing a
+    prompt of 128k tokens takes 15 ms, and no step should wait that long."""
 
     model_digest: bytes
     kv_dtype: str

@@ -1,8 +1,8 @@
 """The paged KV pool: ``[num_blocks, layers, 2, block_tokens, kv_heads, head_dim]``.
 
-A block is contiguous, so that a transfer needs one memcpy or descriptor for it. On the CPU the pool
-is in an anonymous memory file: another process of this host can map it, and it disappears with its
-owner, even after a crash.
+A block is contiguous, so that a transfer needs one memcpy or descriptor for it. On the CPU, the
+pool is in an anonymous memory file: another process on the same host can map it, and it disappears
+with the process that owns it, even after a crash.
 """
 
 import mmap
@@ -18,7 +18,7 @@ from baton.system.memory_file import create_memory_file
 
 MEMINFO = Path("/proc/meminfo")
 HEADROOM_BYTES = 256 * 1024 * 1024
-"""Bytes of host memory that the pool leaves to everything else."""
+"""Number of bytes of host memory that the pool leaves free for everything else."""
 
 
 def block_bytes(config: ModelConfig, dtype: torch.dtype, block_tokens: int) -> int:
@@ -26,11 +26,12 @@ def block_bytes(config: ModelConfig, dtype: torch.dtype, block_tokens: int) -> i
 
 
 class KvPool:
-    """The memory of all KV blocks: ``tensor``, ``size_bytes`` at ``address``. ``scales`` are the KV
-    scales of each layer (1, unless the pool is in FP8).
+    """The memory of all KV blocks, as ``tensor`` and as ``size_bytes`` bytes at ``address``.
+    ``scales`` are the KV scales of each layer (1, unless the pool is in FP8).
 
-    Host memory is allocated when it is first touched; the size is checked beforehand against what
-    is available. Raises Invalid when there isn't enough memory. ``file_descriptor`` is -1 on a GPU.
+    Host memory is allocated when it is first touched, so the pool's size is compared beforehand
+    with the memory that is available. Raises Invalid if there isn't enough. ``file_descriptor`` is
+    that of the memory file; it is -1 on a GPU.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class KvPool:
         if self.size_bytes > available:
             raise Invalid(
                 f"the KV pool needs {self.size_bytes:,} bytes ({self.num_blocks} blocks of "
-                f"{self.block_bytes:,}), and {max(available, 0):,} are available on {device}: "
+                f"{self.block_bytes:,}), but only {max(available, 0):,} are available on {device}: "
                 "lower pool_bytes or num_blocks",
                 param="pool_bytes",
             )

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class KvScale:
     """The scales of one layer: keys are divided by ``key`` before they are stored, and values by
-    ``value``. Checkpoints may contain them (``self_attn.k_scale``, ``v_scale``); else they are 1.
+    ``value``. Checkpoints may contain the scales (``self_attn.k_scale``, ``v_scale``); otherwise
+    they are 1.
     """
 
     key: float = 1.0
@@ -16,8 +17,8 @@ class KvScale:
 
 
 def kv_scaled_digest(model_digest: bytes, scales: Sequence[KvScale]) -> bytes:
-    """Return a digest (16 bytes) of the model and its KV scales, which the checkpoint's digest
-    does not cover."""
+    """Return a digest (16 bytes) of the model and its KV scales, which ``model_digest`` does not
+    cover."""
     if all(scale == KvScale() for scale in scales):
         return model_digest
     text = ",".join(f"{scale.key.hex()}/{scale.value.hex()}" for scale in scales)

@@ -1,4 +1,4 @@
-"""Least squares with nonnegative coefficients, to fit the parts of a cost to measurements."""
+"""Fits the parts of a cost to measurements, by least squares with nonnegative coefficients."""
 
 import math
 from collections.abc import Sequence
@@ -31,8 +31,8 @@ def relative_error(
     at: Sequence[float],
 ) -> float | None:
     """Return the standard error of the fit's prediction for ``at``, relative to that prediction.
-    It grows with the distance of ``at`` from the measurements. None where there are not more
-    measurements than parts."""
+    The error grows with the distance of ``at`` from the measurements. Return None unless there are
+    more measurements than parts."""
     times, fitted = np.array(seconds), np.array(parts)
     used = fitted > 0
     scaled = (np.array(columns) / times[:, None])[:, used]

@@ -23,8 +23,8 @@ QUANTIZED_MATRICES = ("qkv", "output", "gate_up", "down", "expert_gate_up", "exp
 
 @dataclass(slots=True)
 class LayerOf(Generic[M]):
-    """The weights of one decoder layer. Linear weights are [out, in]; ``qkv`` and ``gate_up`` are
-    joined.
+    """The weights of one decoder layer. Linear weights are [out, in]; those of queries, keys and
+    values are joined in ``qkv``, and those of gate and up in ``gate_up``.
 
     A layer has either ``gate_up`` and ``down``, or ``router`` [num_experts, hidden] with
     ``expert_gate_up`` [num_experts, 2 * size, hidden], ``expert_down`` [.., hidden, size].
@@ -55,7 +55,7 @@ class LayerOf(Generic[M]):
 
 @dataclass(slots=True)
 class WeightsOf(Generic[M]):
-    """All weights of a model. ``head`` is the same object as ``embedding`` if they are tied."""
+    """All weights of a model. ``head`` is the same object as ``embedding`` if the two are tied."""
 
     embedding: M
     layers: list[LayerOf[M]]
@@ -68,7 +68,8 @@ Weights = WeightsOf[torch.Tensor]
 
 
 class CheckpointWeights(WeightsOf[StoredTensor]):
-    """Weights in the mapped checkpoint files: checked now, and read when they are used.
+    """Weights in the mapped checkpoint files. They are checked at construction, but read only when
+    they are used.
 
     ``layer_order`` are the layer indices in the order of the files; loading layers in this order
     reads the files sequentially. ``kv_scales`` are the layers' scales for a KV pool in FP8."""
@@ -80,8 +81,8 @@ class CheckpointWeights(WeightsOf[StoredTensor]):
         embedding = shards.stack(["model.embed_tokens.weight"], *shape)
         if embedding.is_fp8:
             raise Invalid(
-                f"{path}: model.embed_tokens.weight is in FP8, which only weights of linear layers "
-                "may be"
+                f"{path}: model.embed_tokens.weight is in FP8; only the weights of linear "
+                "layers may be in FP8"
             )
         tied = config.tie_word_embeddings
         super().__init__(
@@ -97,8 +98,8 @@ class CheckpointWeights(WeightsOf[StoredTensor]):
     def to_torch(
         self, device: torch.device, dtype: torch.dtype, quantization: str = "none"
     ) -> Weights:
-        """Load all weights as torch tensors. At most one matrix at a time is in memory both as
-        stored and as loaded."""
+        """Load all weights as torch tensors. At any time, at most one matrix is in memory twice, in
+        its stored and its loaded form."""
 
         def join(name: str, stack: StoredTensor) -> torch.Tensor:
             return load_matrix(

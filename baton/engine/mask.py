@@ -42,8 +42,8 @@ def _pack(masks: Sequence[TokenMaskFunction], vocab_size: int) -> Bits:
 
 
 def _forbidden(bits: Bits, logits: torch.Tensor) -> torch.Tensor:
-    """Return which tokens are forbidden, booleans [num_masks, vocab] on the device of ``logits``.
-    Packed bits are sent to a GPU, an eighth of the size."""
+    """Return which tokens are forbidden, as booleans [num_masks, vocab] on the device of
+    ``logits``. A GPU is sent the packed bits, which have an eighth of the size."""
     vocab_size = logits.shape[-1]
     if logits.device.type == "cpu":
         flags = np.unpackbits(bits, axis=1, count=vocab_size, bitorder="little")

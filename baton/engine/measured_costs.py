@@ -1,4 +1,4 @@
-"""What steps cost on this machine, as measured, and the prefill that fits into a step."""
+"""Measures what steps cost on this machine, and limits a step's prefill tokens accordingly."""
 
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.engine.config import EngineConfig
@@ -28,8 +28,8 @@ class MeasuredCosts:
         self._prefill_budget.record(work)
 
     def prefill_seconds(self, start: int, end: int) -> float | None:
-        """Predict the time to compute tokens ``start`` to ``end`` of a prompt with nothing beside
-        it; None before enough steps were measured."""
+        """Predict the time to compute tokens [start, end) of a prompt in steps that compute nothing
+        else. Return None until enough steps have been measured."""
         return self._prefill_cost_model.predict_seconds_alone(start, end, self._max_chunk_tokens)
 
     def prefill_cost(self) -> PrefillCost | None:

@@ -13,14 +13,14 @@ from baton.engine.sequence import Sequence
 def memory_suffices(
     pool: BlockPool, config: EngineConfig, running: Iterable[Sequence], candidate: Sequence
 ) -> bool:
-    """Whether ``candidate``, whose ``num_shared_blocks`` are set, may join the ``running``
-    sequences, which have their blocks already. True if no answer grows on this worker, or
+    """Whether ``candidate`` may join the ``running`` sequences, which have their blocks already.
+    Its ``num_shared_blocks`` must be set. True if no answer grows on this worker, or if
     ``candidate`` is a PREFILL request.
 
     The projection is exact except for shared blocks (each is assumed to stay with its first owner)
     and for requests that are still being prefilled or transferred (they are assumed to decode
     already). If memory runs short nevertheless, a request is preempted. The caller skips this check
-    for requests that were preempted before: their clients have waited enough.
+    for requests that were already preempted once, so that their clients don't wait even longer.
     """
     growing = [each for each in running if each.task is not Task.PREFILL]
     if not growing or candidate.task is Task.PREFILL:
@@ -33,8 +33,8 @@ def memory_suffices(
 
 
 def _demand(sequence: Sequence, config: EngineConfig) -> KvDemand:
-    """Return the memory a request will need. Its last block is rarely full, so it is rounded up
-    by one token less than a block. The last token of an answer needs no KV."""
+    """Return the memory that a request will need. Its last block is rarely full, so its length is
+    increased by the size of a block less one token. The last token of an answer needs no KV."""
     length = len(sequence.token_ids)
     num_prompt_tokens = sequence.spec.num_prompt_tokens
     max_answer_tokens = sequence.max_total_tokens - num_prompt_tokens

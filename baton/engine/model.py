@@ -1,4 +1,4 @@
-"""One decoder for all supported architectures; their differences are in ModelConfig."""
+"""One decoder for all supported architectures, which differ only in their ModelConfig."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -27,7 +27,7 @@ class DecoderModel(Protocol):
         """Compute the last layer's hidden states [num_tokens, hidden_size] and write the KV.
 
         ``token_ids`` [num_tokens] are the packed rows of ``batch``. Calls ``on_start`` once all
-        kernels are launched and the Python thread would only wait for the layers.
+        kernels are launched and the calling thread only has to wait for the layers.
         """
         ...
 
@@ -38,9 +38,9 @@ class StepGraphs(Protocol):
     """CUDA graphs of whole decode steps, captured once and replayed."""
 
     def logits(self, token_ids: Sequence[int], batch: PackedBatch) -> torch.Tensor | None:
-        """Compute logits [num_rows, vocab] in FP32 of each row's token and write its KV. The result
-        is valid until the next call. None when there is no graph for this batch. ``batch`` is on
-        the host."""
+        """Compute the logits [num_rows, vocab] in FP32 of each row's token and write its KV. The
+        result is valid until the next call. Return None if there is no graph for this batch.
+        ``batch`` is on the host."""
         ...
 
     def warm_up(self, num_rows: int) -> None:
@@ -49,7 +49,8 @@ class StepGraphs(Protocol):
 
 
 class Model:
-    """Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE; pre-norm, rotary, grouped-query attention.
+    """A decoder for Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE, with pre-norm, rotary embeddings
+    and grouped-query attention.
 
     ``ops`` implements the operations of a layer and so determines the device.
     """
@@ -68,14 +69,14 @@ class Model:
     def hidden(
         self, token_ids: torch.Tensor, batch: PackedBatch, on_start: OnStart = no_op
     ) -> torch.Tensor:
-        """As :meth:`DecoderModel.hidden`."""
+        """Implement :meth:`DecoderModel.hidden`."""
         self.ops.prepare(batch)
         hidden = self.layers(token_ids)
         on_start()  # on a GPU all kernels are launched, and on a CPU the layers are done
         return hidden
 
     def layers(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Compute :meth:`hidden` for the batch that ``self.ops`` were prepared for."""
+        """Compute :meth:`hidden` for the batch for which ``self.ops`` was prepared."""
         x = self._weights.embedding[token_ids]
         update: torch.Tensor | None = None
         for index, layer in enumerate(self._weights.layers):

@@ -28,8 +28,8 @@ def moe_layer(
 def combine_experts(
     x: torch.Tensor, scores: torch.Tensor, expert: Expert, moe: MoeConfig
 ) -> torch.Tensor:
-    """Return the weighted sum of the outputs of each token's top experts. ``x`` [num_tokens,
-    hidden], ``scores`` [num_tokens, num_experts]: the router's logits.
+    """Return the weighted sum of the outputs of each token's top experts. ``x`` is [num_tokens,
+    hidden]; ``scores`` [num_tokens, num_experts] are the router's logits.
 
     Experts run in index order, and each token's contributions are added in that order, whatever
     else is in the batch."""

@@ -6,18 +6,19 @@ from baton.engine.plan import Plan, Row
 from baton.engine.sequence import Sequence as Request
 
 ContinuingSequence = tuple[Request, int | None]
-"""A request of the next step, and the index of its row in the current plan, if it has one."""
+"""A request of the next step, and the index of its row in the current plan, or None if it has no
+row there."""
 
 
 def continuing_sequences(
     running: Iterable[Request], plan: Plan, requests: Sequence[Request]
 ) -> list[ContinuingSequence] | None:
     """Return the requests that continue after ``plan``, which is being computed for ``requests``:
-    all running answers except those that certainly end with their next token.
+    all running requests except those that certainly leave the batch after their next token.
 
-    Return None when they can't be known yet: a prompt is being computed, or a grammar needs the
-    sampled token first. Also None while a migration waits until no step in flight computes its
-    request."""
+    Return None if these requests can't be known yet, because a prompt is being computed or a
+    grammar needs the sampled token first. Also return None while a migration waits until no step in
+    flight computes its request."""
     if not all(row.sample and row.mask is None for row in plan.rows):
         return None
     places = {request: place for place, request in enumerate(requests)}

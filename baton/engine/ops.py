@@ -41,9 +41,9 @@ class LayerOps(Protocol):
         ...
 
     def attend(self, index: int, qkv: torch.Tensor, weights: LayerWeights) -> torch.Tensor:
-        """Normalize (if the layer does) and rotate queries and keys, write keys and values to the
-        pool, and compute attention. ``qkv`` is [num_tokens, (heads + 2 * kv_heads) * head_dim], the
-        result [num_tokens, heads * head_dim]."""
+        """Normalize queries and keys (if the layer has norms for them) and rotate them, write keys
+        and values to the pool, and compute attention. ``qkv`` is [num_tokens, (heads + 2 *
+        kv_heads) * head_dim], the result [num_tokens, heads * head_dim]."""
         ...
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:

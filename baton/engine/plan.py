@@ -1,4 +1,5 @@
-"""The plan of one engine step, which the scheduler makes and the runner runs. No torch.
+"""The plan of one engine step, which the scheduler makes and the runner runs. This module does not
+import torch.
 
 A step has three parts: ``schedule() -> Plan``, ``run(plan) -> StepOutput``,
 ``apply(plan, output)``. Prefill and decode follow one rule, "computed tokens catch up with known
@@ -13,7 +14,7 @@ from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams, TokenLogprob
 
 UNKNOWN_TOKEN = TokenId(-1)
-"""Stands for a token that the previous step has not sampled yet."""
+"""A placeholder for a token that the previous step has not sampled yet."""
 
 TokenMaskFunction = Callable[[], bytes]
 """Returns the mask of allowed next tokens, as ``Constraint.mask`` in ``baton.engine.constraint``.
@@ -24,22 +25,21 @@ It is called once the logits are computed, or launched on the device."""
 class Row:
     """One request's part of a step: computes tokens [start, start + len(token_ids)).
 
-    ``block_ids`` is the request's block table, long enough for the last of these tokens:
-    token position p is in block_ids[p // block_tokens] at p % block_tokens. If
-    ``sample`` is set, the next token is sampled from the last token's logits; its position in the
-    sequence is ``start + len(token_ids)`` (which keys the random generator). ``history`` are
-    all known tokens and ``num_prompt_tokens`` how many of them are the prompt; they are
-    set only when the sampling parameters need them (penalties), else empty and 0. ``mask`` is
-    None where every token may be sampled. ``prompt_logprob_targets`` are set where prompt logprobs
-    are requested: the prompt tokens that follow each of ``token_ids``, one fewer at the end of the
-    prompt. ``suppressed_token_ids`` are the tokens that would end the answer, if it may not end
-    yet.
+    ``block_ids`` is the request's block table, long enough for the last of these tokens: token
+    position p is in block_ids[p // block_tokens] at p % block_tokens. If ``sample`` is set, the
+    next token is sampled from the last token's logits; its position in the sequence is ``start +
+    len(token_ids)`` (which keys the random generator). ``history`` has all known tokens, and
+    ``num_prompt_tokens`` says how many of them are the prompt; both are set only if the sampling
+    parameters need them (for penalties), else they are empty and 0. ``mask`` is None if every token
+    may be sampled. ``prompt_logprob_targets`` are set if prompt logprobs are requested: they are
+    the prompt tokens that follow each of ``token_ids``, one fewer at the end of the prompt.
+    ``suppressed_token_ids`` are the tokens that would end the answer, if it may not end yet.
 
     ``previous_row_index`` is the index of this request's row in the previous step's plan, if the
     row was planned before that step had sampled. Such a row has one token, which is UNKNOWN_TOKEN
     and missing in ``history`` until :func:`fill_sampled_tokens` fills it in. Apart from that, rows
     are never changed. The class is not frozen only because a row is made for each token of an
-    answer, and making a frozen one takes three times as long."""
+    answer, and making a frozen object takes three times as long."""
 
     request_id: RequestId
     token_ids: tuple[TokenId, ...]
@@ -60,7 +60,7 @@ class Row:
 
     @property
     def context_tokens(self) -> int:
-        """Tokens in the KV cache after this step."""
+        """Number of the request's tokens that are in the KV cache after this step."""
         return self.start + len(self.token_ids)
 
 
@@ -80,7 +80,8 @@ class Plan:
 
 @dataclass(slots=True)
 class SampledToken:
-    """Never changed; not frozen for the same reason as :class:`Row`."""
+    """A sampled token, with its logprobs if they are requested. It is never changed, but not frozen
+    for the same reason as :class:`Row`."""
 
     token_id: TokenId
     logprob: TokenLogprob | None = None
@@ -88,16 +89,17 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """``sampled`` has one entry per row of the plan: None for a row that does not sample, or whose
-    mask allows no token. ``prompt_logprobs`` are the logprobs of the rows' targets; empty when no
-    row has targets."""
+    """``sampled`` has one entry per row of the plan, which is None if the row does not sample or
+    its mask allows no token. ``prompt_logprobs`` has the logprobs of the rows' targets; it is empty
+    if no row has targets."""
 
     sampled: tuple[SampledToken | None, ...]
     prompt_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
 
 
 def fill_sampled_tokens(plan: Plan, before: StepOutput) -> None:
-    """Fill the tokens that the step ``before`` has sampled into the rows that follow its rows."""
+    """Replace the unknown tokens of ``plan`` with those that the previous step, whose output is
+    ``before``, has sampled."""
     for row in plan.rows:
         if row.previous_row_index is None:
             continue
@@ -111,8 +113,8 @@ def fill_sampled_tokens(plan: Plan, before: StepOutput) -> None:
 class Runner(Protocol):
     """Runs plans on a device: :class:`ModelRunner`, or a fake without a model.
 
-    ``run`` computes KV for every token of the plan into the rows' blocks, samples for the rows
-    with ``sample``, and returns when both are visible to a reader of the pool's memory.
+    ``run`` computes KV for every token of the plan into the rows' blocks, samples for the rows with
+    ``sample``, and returns once the KV is visible to readers of the pool's memory.
     """
 
     @property

@@ -14,7 +14,8 @@ MIN_STEPS = 4
 INITIAL_PREFILL_TOKENS = 32
 
 MIN_PREFILL_TOKENS = 16
-"""Prefill tokens allowed in any step, so that prompts advance however slow the machine is."""
+"""Number of prefill tokens that are always allowed in a step, so that prompts advance however slow
+the machine is."""
 
 MAX_SLOWDOWN = 2.0
 """A mixed step may always take this many times as long as its decodes alone, even if that exceeds
@@ -31,11 +32,11 @@ def unlimited_tokens(num_answers: int, context_tokens: int, start: int, limit: i
 
 
 class PrefillBudget:
-    """Predicts how many prefill tokens fit into a step beside its decodes.
+    """Predicts how many prefill tokens can be added to a step's decodes within the target.
 
     Mixed steps are fitted as seconds = fixed + a · tokens + b · attended, where decoded tokens
-    count, too. The first few mixed steps get few prefill tokens, each twice as many as the one
-    before."""
+    count, too. Until there are enough measurements, mixed steps get few prefill tokens, each step
+    twice as many as the one before."""
 
     def __init__(
         self,
@@ -57,9 +58,9 @@ class PrefillBudget:
     def max_prefill_tokens(
         self, num_answers: int, context_tokens: int, start: int, limit: int
     ) -> int:
-        """Return how many prefill tokens, at most ``limit``, fit into a step beside ``num_answers``
-        decodes with ``context_tokens`` in total. ``start`` is the number of computed tokens of the
-        prompt that has the most."""
+        """Return how many prefill tokens, at most ``limit``, can be computed in a step that also
+        has ``num_answers`` decodes with ``context_tokens`` in total. ``start`` is the number of
+        computed tokens of the prompt that has the most of them."""
         if self._target_seconds is None or not num_answers:
             return limit
         parts = self._fit()

@@ -12,9 +12,9 @@ MIN_STEPS = 4
 
 
 class PrefillCostModel:
-    """Fits seconds = overhead + a · tokens + b · attended, by least squares over the last
-    prefill-only steps. The linear part stands for the matrix products, the quadratic one for
-    attention; the overhead is per step, whatever it computes."""
+    """Fits seconds = overhead + a · tokens + b · attended to the last prefill-only steps, by least
+    squares. The linear part stands for the matrix products, the quadratic one for attention. The
+    overhead is the same for every step, whatever it computes."""
 
     def __init__(self) -> None:
         self._steps: deque[StepWork] = deque(maxlen=WINDOW_STEPS)
@@ -27,13 +27,14 @@ class PrefillCostModel:
             self._coefficients = None
 
     def predict_added_seconds(self, start: int, end: int) -> float | None:
-        """Predict the time that computing tokens [start, end) of a prompt adds to its steps, when
-        its first ``start`` tokens are computed. None before enough steps were measured."""
+        """Predict the time that computing tokens [start, end) of a prompt adds to its steps, once
+        its first ``start`` tokens are computed. Return None until enough steps have been
+        measured."""
         return self.predict_seconds_alone(start, end, 0)
 
     def predict_seconds_alone(self, start: int, end: int, chunk_tokens: int) -> float | None:
-        """As :meth:`predict_added_seconds`, plus the overhead of steps of ``chunk_tokens`` that
-        compute nothing else."""
+        """Like :meth:`predict_added_seconds`, plus the overhead of the steps, which compute
+        ``chunk_tokens`` tokens each and nothing else."""
         parts = self._fit()
         if parts is None:
             return None

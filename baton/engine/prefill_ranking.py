@@ -22,9 +22,9 @@ def unknown_seconds(start: int, end: int) -> float | None:
 class PrefillRanking:
     """Ranks the waiting and the partly computed prompts of an engine.
 
-    The estimates that an order ranks by are stored in ``sequence.waiting``. They are computed when
-    the sequence joins the queue, and again while it is among the first of the queue; each time
-    costs a walk along its cached prefix."""
+    The estimates that an order ranks by are stored in ``sequence.waiting_prompt``. They are
+    computed when the sequence joins the queue, and updated in a step only if it is among the first
+    of the queue, since each update costs a walk along its cached prefix."""
 
     def __init__(
         self, pool: BlockPool, config: EngineConfig, prefill_seconds: PredictPrefillSeconds
@@ -38,7 +38,7 @@ class PrefillRanking:
     # The queue, and the tokens charged to tenants
 
     def add_waiting(self, sequence: Sequence) -> None:
-        """Register a sequence that waits from now on."""
+        """Register a sequence that starts to wait."""
         self._update_estimates(sequence)
         if self._config.fairness:
             self.counters.join(sequence.spec.owner)
@@ -48,7 +48,8 @@ class PrefillRanking:
             self.counters.leave(sequence.spec.owner)
 
     def charge_chunk(self, sequence: Sequence, num_tokens: int) -> None:
-        """Charge a prefill chunk to its tenant, unless it is recomputed after a preemption."""
+        """Charge a prefill chunk to the sequence's tenant, unless the chunk is recomputed after a
+        preemption."""
         if self.counters.has_several_tenants and not sequence.waiting_prompt.was_preempted:
             spec = sequence.spec
             self.counters.charge(spec.owner, num_tokens, 0, spec.weight)
@@ -67,8 +68,8 @@ class PrefillRanking:
         budget: int,
         now_seconds: float,
     ) -> list[tuple[Sequence, int]]:
-        """Return the prompts to compute, in ranked order, each with the most tokens it may get of
-        ``budget``: all of ``computing``, and the first of ``waiting``."""
+        """Return the prompts to compute, in ranked order, each with the maximum number of tokens of
+        ``budget`` that it may get. They are all of ``computing``, and the first of ``waiting``."""
         first = self._select_candidates(list(waiting), now_seconds)
         if not self._order.is_preemptive:
             return [(each, budget) for each in computing + self._sort(first, now_seconds)]
@@ -81,8 +82,8 @@ class PrefillRanking:
         self, ranked: list[Sequence], budget: int, now_seconds: float
     ) -> list[tuple[Sequence, int]]:
         """Divide ``budget`` between prompts. Prompts of the tenants that were served most get only
-        what the others leave, however long they have waited. So do prompts of lower priority, until
-        they have waited for the time limit of their priority."""
+        what the other prompts leave, however long they have waited. The same applies to prompts of
+        lower priority until they have waited for the time limit of their priority."""
         if len(ranked) < 2:
             return [(each, budget) for each in ranked]
         arrears = self._arrears(ranked)
@@ -99,7 +100,8 @@ class PrefillRanking:
         return sorted(shares, key=lambda share: _share_rank(share, budget))
 
     def _select_candidates(self, waiting: list[Sequence], now_seconds: float) -> list[Sequence]:
-        """Select the first waiting prompts by their stored estimates, then update these."""
+        """Select the first waiting prompts by their stored estimates, then update the estimates of
+        the selected ones."""
         window = self._config.admission_window
         if len(waiting) > window:
             oldest = waiting[0]
@@ -124,8 +126,8 @@ class PrefillRanking:
     def _rank_key(
         self, sequences: list[Sequence], now_seconds: float
     ) -> Callable[[Sequence], tuple[float, Priority, int, float, int]]:
-        """Return a sort key: preempted sequences first; then by priority; then those whose tenant
-        was served least; then by the order."""
+        """Return a sort key that ranks preempted sequences first, then by priority, then those
+        whose tenant was served least, then by the configured order."""
         arrears, order = self._arrears(sequences), self._order
 
         def rank(sequence: Sequence) -> tuple[float, Priority, int, float, int]:
@@ -136,8 +138,8 @@ class PrefillRanking:
         return rank
 
     def _arrears(self, sequences: list[Sequence]) -> dict[bytes, int]:
-        """Return how many more tokens each of these sequences' tenants was served than others;
-        empty while only one tenant has requests."""
+        """Return by how much each of these sequences' tenants was served more than the one served
+        least, in multiples of the slack; empty while only one tenant has requests."""
         if not self.counters.has_several_tenants:
             return {}
         return self.counters.service_surpluses({each.spec.owner for each in sequences})
@@ -158,8 +160,8 @@ class PrefillRanking:
             self._set_deadline(sequence)
 
     def _set_deadline(self, sequence: Sequence) -> None:
-        """Set the TTFT deadline: the request's budget plus the predicted time of the whole prompt
-        alone, because a long prompt may take longer."""
+        """Set the deadline for the first token: the request's TTFT budget plus the predicted time
+        to compute the whole prompt alone, because a long prompt may take longer."""
         own_seconds = self._prefill_seconds(0, len(sequence.spec.token_ids))
         assert own_seconds is not None, "the caller has checked that the prefill cost is known"
         waiting = sequence.waiting_prompt
@@ -168,7 +170,7 @@ class PrefillRanking:
 
 
 def _share_rank(share: tuple[Sequence, int], budget: int) -> tuple[bool, bool, Priority]:
-    """Sort sequences that have waited too long first (they are limited to a part of the budget);
-    then preempted ones; then by priority."""
+    """Return a sort key that ranks sequences that have waited too long first (they are limited to a
+    part of the budget), then preempted ones, then by priority."""
     sequence, limit = share
     return limit >= budget, not sequence.waiting_prompt.goes_first, sequence.waiting_prompt.priority

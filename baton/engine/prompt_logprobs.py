@@ -10,8 +10,8 @@ from baton.engine.model import DecoderModel
 from baton.engine.plan import Row
 
 LOGITS_CHUNK_TOKENS = 64
-"""Tokens whose logits are in memory at once: 40 MB with a vocabulary of 150,000, and as much for
-logprobs."""
+"""Number of tokens whose logits are in memory at once. With a vocabulary of 150,000, the logits
+take 40 MB, and the logprobs as much again."""
 
 PromptLogprobs = tuple[TokenLogprob, ...]
 
@@ -19,7 +19,8 @@ PromptLogprobs = tuple[TokenLogprob, ...]
 def prompt_logprobs(
     model: DecoderModel, hidden: torch.Tensor, rows: Sequence[Row], offsets: Sequence[int]
 ) -> tuple[PromptLogprobs, ...]:
-    """Return one entry per row: the logprobs of its targets. Empty when no row has targets.
+    """Return one entry per row, the logprobs of its targets. The result is empty if no row has
+    targets.
 
     Row i is ``hidden[offsets[i]:offsets[i + 1]]``; ``hidden`` is [num_tokens, hidden_size]."""
     if not any(row.prompt_logprob_targets for row in rows):

@@ -1,6 +1,7 @@
 """Weight quantization at load time, and how quantized weights are decoded.
 
-A weight is stored as a small number, its code, times a scale that it shares with others:
+A weight is stored as a small number, its code, which is multiplied by a scale that several weights
+share:
 
 - ``fp8``: codes in E4M3 (a sign, four bits of exponent, three of mantissa; Micikevicius et al.
   2022), and a scale in FP32 for each output: its largest weight divided by 448. A checkpoint that
@@ -10,11 +11,11 @@ A weight is stored as a small number, its code, times a scale that it shares wit
 - ``int4``: codes from -8 to 7, and a scale in BF16 for every 32 of an output's weights: of a few
   candidates, the one with the least squared error.
 
-Products accumulate codes in FP32 before they are scaled; activations are not quantized. The head is
-stored in int8, and so is an embedding that is tied to it; with ``fp8`` both keep their format, as
-in FP8 checkpoints. Norms, biases and the routers of experts always keep it. The CPU kernels
-(native/kernels/quantize.h) compute the same codes and scales, bit by bit; they don't support
-``fp8``.
+Products accumulate codes in FP32 before they are scaled; activations are not quantized. With
+``int8`` and ``int4``, the head is stored in int8, and so is an embedding that is tied to it. With
+``fp8``, both keep their own format, as in FP8 checkpoints. Norms, biases and the routers of experts
+always keep their format. The CPU kernels (native/kernels/quantize.h) compute the same codes and
+scales, bit by bit; they don't support ``fp8``.
 """
 
 import hashlib
@@ -118,7 +119,7 @@ class PackedInt4Codes:
         return PackedInt4Codes(self.packed[rows], self.scales[rows], self.ins)
 
     def decode(self) -> torch.Tensor:
-        """As :meth:`QuantizedCodes.decode`."""
+        """Like :meth:`QuantizedCodes.decode`."""
         pairs = torch.stack((self.packed & 15, self.packed >> 4), dim=-1).flatten(1)
         values = pairs[:, : self.ins].to(torch.int8) - 8
         return QuantizedCodes(values, self.scales.float(), INT4_GROUP_SIZE).decode()
@@ -135,7 +136,7 @@ def check_format(name: str, device: torch.device) -> None:
         check_fp8(device, "quantization")
     elif name != "none" and device.type != "cpu":
         raise Invalid(
-            f"quantization is {name}, which only CPUs support, and the device is {device}: "
+            f"quantization is {name}, which only CPUs support, but the device is {device}: "
             "use none or fp8, or device=cpu",
             param="quantization",
         )
@@ -149,7 +150,7 @@ def check_fp8(device: torch.device, setting: str) -> None:
     if capability < MIN_FP8_CAPABILITY:
         raise Invalid(
             f"{setting} is fp8, which needs a GPU of compute capability "
-            f"{_dotted(MIN_FP8_CAPABILITY)} (L40S, H100), and {device} has {_dotted(capability)}",
+            f"{_dotted(MIN_FP8_CAPABILITY)} (L40S, H100), but {device} has {_dotted(capability)}",
             param=setting,
         )
 
@@ -175,7 +176,8 @@ def resolve_quantization(setting: str, config: ModelConfig, device: torch.device
 
 
 def head_quantization(name: str) -> str:
-    """Return the format of the head, whose errors no later layer can even out."""
+    """Return the format of the head, which is more precise because no later layer can even out its
+    errors."""
     return "int8" if name in ("int8", "int4") else "none"
 
 
@@ -218,8 +220,8 @@ def _int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize in groups [outs, groups, INT4_GROUP_SIZE]; the last one is padded with zeros, which
-    add no error."""
+    """Quantize in groups [outs, groups, INT4_GROUP_SIZE]. The last group is padded with zeros,
+    which add no error."""
     outs, ins = weight.shape
     padding = -ins % INT4_GROUP_SIZE
     groups = torch.nn.functional.pad(weight, (0, padding)).view(outs, -1, INT4_GROUP_SIZE)
@@ -239,7 +241,8 @@ def _int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _nearest(weight: torch.Tensor, scales: torch.Tensor, least: int, most: int) -> torch.Tensor:
-    """Round ``weight`` / ``scales`` to integers in FP32, ties to even."""
+    """Round ``weight`` / ``scales`` to integers between ``least`` and ``most``, in FP32, ties to
+    even."""
     quotients = torch.where(scales == 0, 0.0, weight / scales)
     return quotients.round().clamp(least, most)
 

@@ -1,4 +1,5 @@
-"""Quantized weights for torch: decoded for each product, unless a kernel takes them as they are."""
+"""Quantized weights for torch. They are decoded for each product, unless a kernel reads the codes
+directly."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,16 +14,16 @@ from baton.engine.shards import StoredTensor
 class QuantizedMatrix(torch.Tensor):
     """Quantized linear weights [outs, ins], or [num_experts, outs, ins], as a tensor subclass.
 
-    It supports ``functional.linear`` and indexing (some of its rows, or one of its matrices). Any
-    other operation raises AssertionError.
+    It supports ``functional.linear`` and indexing (to select some of its rows, or one of its
+    matrices). Any other operation raises AssertionError.
     """
 
     codes: QuantizedCodes | PackedInt4Codes
 
     @staticmethod
     def quantize(weight: torch.Tensor, name: str) -> "QuantizedMatrix":
-        """Quantize ``weight``; its dtype is that of the computation. Raises Invalid if a weight is
-        not finite."""
+        """Quantize ``weight``, whose dtype is that of the computation. Raises Invalid if a weight
+        is not finite."""
         codes = quantize(weight.reshape(-1, weight.shape[-1]), name)
         stored = PackedInt4Codes.pack(codes) if name == "int4" else codes
         return QuantizedMatrix.from_codes(stored, weight.shape, weight.dtype)
@@ -31,8 +32,8 @@ class QuantizedMatrix(torch.Tensor):
     def from_codes(
         codes: QuantizedCodes | PackedInt4Codes, shape: Sequence[int], dtype: torch.dtype
     ) -> "QuantizedMatrix":
-        """Wrap ``codes`` of all rows of ``shape``, stacked; ``dtype`` is that of the
-        computation."""
+        """Wrap the ``codes`` of a tensor of ``shape``, all of whose rows are stacked; ``dtype`` is
+        that of the computation."""
         matrix: QuantizedMatrix = torch.Tensor._make_wrapper_subclass(
             QuantizedMatrix, shape, dtype=dtype, device=codes.scales.device
         )
@@ -89,8 +90,8 @@ class QuantizedMatrix(torch.Tensor):
 def load_matrix(
     stack: StoredTensor, device: torch.device, dtype: torch.dtype, name: str
 ) -> torch.Tensor:
-    """Load a matrix for torch in the quantization format ``name``, or as it is stored if that is
-    FP8. Raises Invalid if a weight is not finite."""
+    """Load a matrix for torch in the quantization format ``name``, or with the checkpoint's own
+    codes if it is stored in FP8. Raises Invalid if a weight is not finite."""
     if stack.is_fp8:
         return QuantizedMatrix.from_codes(stack.load_codes(device), stack.shape, dtype)
     joined = stack.join(device, dtype)

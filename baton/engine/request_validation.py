@@ -23,13 +23,13 @@ def validate_spec(spec: RequestSpec, task: Task, config: EngineConfig, num_block
     if spec.max_new_tokens < 1:
         raise Invalid(
             f"max_tokens is {spec.sampling.max_tokens}, and {spec.num_emitted_tokens} tokens "
-            "were emitted: there is nothing left to generate",
+            "were already sent: there is nothing left to generate",
             param="max_tokens",
         )
     if num_tokens + spec.max_new_tokens > config.max_model_tokens:
         raise Invalid(
-            f"{num_tokens} tokens and {spec.max_new_tokens} to generate are more than the "
-            f"{config.max_model_tokens} that the model takes",
+            f"the request has {num_tokens} tokens and may generate {spec.max_new_tokens}; in "
+            f"total, the model supports at most {config.max_model_tokens}",
             param="max_tokens",
             code="context_length_exceeded",
         )
@@ -37,7 +37,7 @@ def validate_spec(spec: RequestSpec, task: Task, config: EngineConfig, num_block
     needed = config.num_blocks_for(max_kv_tokens(spec, task))
     if needed > num_blocks:
         raise Invalid(
-            f"the request needs {needed} KV blocks, and there are {num_blocks}",
+            f"the request needs {needed} KV blocks, but the worker has only {num_blocks}",
             param="max_tokens",
             code="context_length_exceeded",
         )
@@ -57,8 +57,8 @@ def validate_sampling(sampling: SamplingParams, config: EngineConfig) -> None:
             raise Invalid(f"{name} is {getattr(sampling, name)}, and must be finite", param=name)
     if sampling.temperature < 0 or sampling.top_k < 0 or sampling.repetition_penalty <= 0:
         raise Invalid(
-            f"temperature is {sampling.temperature} and top_k {sampling.top_k}, and must be at "
-            f"least 0; repetition_penalty is {sampling.repetition_penalty}, and must be above 0",
+            f"temperature is {sampling.temperature} and top_k is {sampling.top_k}; both must be at "
+            f"least 0. repetition_penalty is {sampling.repetition_penalty}; it must be above 0",
             param="sampling",
         )
     if not all(math.isfinite(bias) for _, bias in sampling.logit_bias):
@@ -82,8 +82,8 @@ _NUMBERS = (
 
 
 def isolate_constraint(spec: RequestSpec, constraint: Constraint | None) -> Constraint | None:
-    """Return the request's constraint, isolated; None if it has no grammar. Raises Invalid if it
-    has a grammar but no constraint to enforce it."""
+    """Return the request's constraint, isolated, or None if the request has no grammar. Raises
+    Invalid if it has a grammar but no constraint to enforce it."""
     if constraint is not None:
         return IsolatedConstraint(constraint)
     if spec.sampling.grammar is not None:
@@ -92,7 +92,7 @@ def isolate_constraint(spec: RequestSpec, constraint: Constraint | None) -> Cons
 
 
 def max_kv_tokens(spec: RequestSpec, task: Task) -> int:
-    """Return the most tokens of KV that the request may need. Its last token is sampled but never
-    computed."""
+    """Return the maximum number of tokens whose KV the request may need. Its last token is sampled,
+    but no KV is computed for it."""
     growth = 0 if task is Task.PREFILL else spec.max_new_tokens - 1
     return len(spec.token_ids) + growth

@@ -27,9 +27,9 @@ class PrefillProgress:
 
 @dataclass(frozen=True, slots=True)
 class SealedRun:
-    """Blocks [first, len(keys)) of a chain, sealed since the request's previous SealedRun, which
-    the store may keep. They are not pinned. ``tenant_tag`` is the tag of the tenant whose quota
-    they count towards."""
+    """Blocks [first_new_block, len(keys)) of a chain, which were sealed since the request's
+    previous SealedRun and may be published to the store. They are not pinned. ``tenant_tag`` is the
+    tag of the tenant whose quota they count towards."""
 
     keys: tuple[BlockKey, ...]
     first_new_block: int
@@ -48,7 +48,7 @@ class MigratedSequence:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledPrompt:
-    """A prompt whose first chunk is computed by a step that began at ``start_seconds``, after the
+    """A prompt whose first chunk is computed by a step that started at ``start_seconds``, after the
     request had waited for ``waited_seconds``."""
 
     request_id: RequestId
@@ -59,8 +59,8 @@ class ScheduledPrompt:
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """The work of one step: ``num_tokens`` tokens, which attend to ``num_attended_tokens`` tokens
-    in total, computed in ``seconds``. ``num_decodes`` of its ``num_rows`` rows were decodes;
-    ``is_prefill``: none of them was; ``is_decode``: all were."""
+    in total, computed in ``seconds``. ``num_decodes`` of its ``num_rows`` rows were decodes.
+    ``is_prefill`` says that no row was a decode, ``is_decode`` that all rows were."""
 
     num_tokens: int
     num_attended_tokens: int
@@ -84,9 +84,10 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Outputs of all requests in batch order, and the progress of PREFILL requests. ``admitted``
-    are the prompts scheduled for the first time (not again after a preemption). ``preempted``
-    requests lost their blocks to earlier requests and are back in the queue."""
+    """The outputs of all requests of a step in batch order, and the progress of PREFILL requests.
+    ``admitted`` are the prompts that were scheduled for the first time (not those scheduled again
+    after a preemption). ``preempted`` requests lost their blocks to earlier requests and are back
+    in the queue."""
 
     outputs: tuple[RequestOutput, ...] = ()
     progress: tuple[PrefillProgress, ...] = ()
@@ -100,7 +101,7 @@ class StepResult:
 class Reservation:
     """The block table for the tokens of a KV transfer. More blocks are added as the answer grows.
 
-    The first ``num_cached_blocks`` contain their KV already and must not be written to.
+    The first ``num_cached_blocks`` blocks already contain their KV and must not be written to.
     """
 
     block_ids: tuple[BlockId, ...]
@@ -110,8 +111,8 @@ class Reservation:
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """``queued_tokens`` counts the uncomputed tokens of waiting and partly computed prompts.
-    ``num_pauses`` counts how often a partly computed prompt got no tokens in a step because others
-    ranked before it."""
+    ``num_pauses`` counts how often a partly computed prompt got no tokens in a step because other
+    prompts ranked before it."""
 
     running: int
     waiting: int

@@ -1,4 +1,4 @@
-"""Rotary position embeddings (Su et al. 2021), with the scaling methods of checkpoints."""
+"""Rotary position embeddings (Su et al. 2021), with the scaling methods that checkpoints use."""
 
 import math
 
@@ -20,7 +20,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 
 def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
     """Scale as Llama 3 does: divide the frequencies of long wavelengths by ``factor``, keep those
-    of short ones, and blend between them."""
+    of short wavelengths, and blend the two in between."""
     long_wavelength = rope.original_max_position / rope.low_freq_factor
     short_wavelength = rope.original_max_position / rope.high_freq_factor
     wavelengths = 2 * math.pi / frequencies

@@ -46,7 +46,8 @@ HOST = torch.device("cpu")
 Sampler = Callable[[torch.Tensor, Sequence[Row]], list[SampledToken | None]]
 DEFAULT_POOL_BYTES = 512 * 1024 * 1024
 GPU_POOL_FRACTION = 0.85
-"""Share of the memory free after loading the weights; the rest is for activations."""
+"""Share of the GPU memory still free after loading the weights that the KV pool takes; the rest is
+for activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class ModelRunner:
     ) -> "ModelRunner":
         """Load a model from a checkpoint directory.
 
-        Raises Invalid when the checkpoint is unsupported or memory does not suffice."""
+        Raises Invalid if the checkpoint is unsupported or there is too little memory."""
         config = load_model_config(path)
         target = pick_device(options.device)
         if target.type == "cuda":
@@ -158,8 +159,8 @@ class ModelRunner:
         return self.backend.is_native and torch.get_num_threads() < num_cores
 
     def warm_up(self, num_rows: int) -> None:
-        """Capture the CUDA graphs for steps of up to ``num_rows`` decodes. Otherwise the first such
-        steps take longer."""
+        """Capture the CUDA graphs for steps of up to ``num_rows`` decodes. Without this call, the
+        first such steps take longer."""
         if self._graphs is not None:
             with self._on_device():
                 self._graphs.warm_up(num_rows)
@@ -169,8 +170,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def prepare(self, plan: Plan) -> PreparedStep:
-        """Implement :class:`baton.engine.executor.TwoStageRunner`, as :meth:`compute` does. May be
-        called while another thread computes; nothing here is done on the device."""
+        """The first stage of a :class:`baton.engine.executor.TwoStageRunner`; :meth:`compute` is
+        the second. It may be called while another thread computes, since it uses only the host."""
         batch = pack_batch(plan.rows, self.block_tokens, HOST, self._block_tables)
         sampling = [index for index, row in enumerate(plan.rows) if row.sample]
         last = [batch.offsets[index + 1] - 1 for index in sampling]
@@ -181,8 +182,8 @@ class ModelRunner:
             return self._compute(prepared, on_start)
 
     def _on_device(self) -> AbstractContextManager[object]:
-        """Make the model's device this thread's current one: Triton launches kernels there,
-        whatever device their tensors are on."""
+        """Make the model's device this thread's current device, because Triton launches kernels on
+        the current device, whatever device their tensors are on."""
         return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
     def _compute(self, prepared: PreparedStep, on_start: OnStart) -> StepOutput:
@@ -213,8 +214,8 @@ class ModelRunner:
     def _replay_graph(
         self, plan: Plan, tokens: list[TokenId], batch: PackedBatch
     ) -> torch.Tensor | None:
-        """Compute the logits by replaying a CUDA graph. None if the batch has no graph, or if not
-        every row samples, or any row needs prompt logprobs."""
+        """Compute the logits by replaying a CUDA graph. Return None if there is no graph for the
+        batch, if not every row samples, or if any row needs prompt logprobs."""
         if self._graphs is None or not all(
             row.sample and not row.prompt_logprob_targets for row in plan.rows
         ):
@@ -230,8 +231,9 @@ def make_model(
     *,
     deterministic: bool = False,
 ) -> DecoderModel:
-    """Return a model on the native CPU kernels, if ``weights`` are still in the checkpoint (the
-    kernels read them from there and store them in ``quantization``), else one on torch tensors."""
+    """Return a model on the native CPU kernels if ``weights`` are still in the checkpoint, from
+    which the kernels read them to store them in the format ``quantization``. Otherwise return a
+    model on torch tensors."""
     if isinstance(weights, CheckpointWeights):
         return NativeModel(
             config, weights, pool, KernelThreadPool(torch.get_num_threads()), quantization
@@ -259,8 +261,8 @@ def make_ops(
 
 
 def make_graphs(config: ModelConfig, model: DecoderModel, pool: KvPool) -> StepGraphs | None:
-    """Return CUDA graphs on a GPU, else None. Also None for a mixture of experts: its routing is
-    read on the host, which a graph can't do."""
+    """Return CUDA graphs on a GPU, else None. Also return None for a mixture of experts, because
+    its routing is read on the host during the step, which a graph does not allow."""
     device = pool.tensor.device
     if device.type == "cpu" or config.moe is not None:
         return None
@@ -299,8 +301,8 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device, config: ModelConfig) -> torch.dtype:
-    """Return the dtype to compute in. "auto" is FP32 on the CPU (so that results are exact enough
-    to compare) and the checkpoint's dtype on a GPU."""
+    """Return the dtype to compute in. "auto" means FP32 on the CPU (so that results are exact
+    enough to compare) and the checkpoint's dtype on a GPU."""
     if name == "auto":
         name = "float32" if device.type == "cpu" else config.dtype
     if name not in DTYPES:
@@ -309,7 +311,7 @@ def pick_dtype(name: str, device: torch.device, config: ModelConfig) -> torch.dt
 
 
 def pick_kv_dtype(name: str, device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the KV pool; "auto" is the model's dtype."""
+    """Return the dtype of the KV pool; "auto" means the model's dtype."""
     if name not in KV_DTYPES:
         known = ", ".join(KV_DTYPES)
         raise Invalid(f"kv_dtype is {name!r}, and must be one of {known}", param="kv_dtype")

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerOptions:
-    """How a model is loaded and run. ``num_blocks`` takes precedence over ``pool_bytes``; with
-    neither, the pool has a default size, on a GPU a part of its free memory. ``cpu_kernels`` is a
-    name in ``baton.engine.native.backend_choice.CPU_KERNEL_MODES``, ``quantization`` one in
-    ``baton.engine.quantization.QUANTIZATION_FORMATS``, ``kv_dtype`` one in ``KV_DTYPES``."""
+    """How a model is loaded and run. ``num_blocks`` takes precedence over ``pool_bytes``. If both
+    are None, the pool has a default size, which on a GPU is a share of its free memory.
+    ``cpu_kernels`` is a name in ``baton.engine.native.backend_choice.CPU_KERNEL_MODES``,
+    ``quantization`` one in ``baton.engine.quantization.QUANTIZATION_FORMATS``, ``kv_dtype`` one in
+    ``KV_DTYPES``."""
 
     device: str = "auto"
     dtype: str = "auto"

@@ -13,7 +13,7 @@ from baton.engine.plan import Row, SampledToken
 
 TokenChooser = Callable[[torch.Tensor, Sequence[Row]], list[int]]
 """Chooses one token per row of scores [num_rows, vocab] in FP32, where tokens that are not allowed
-are minus infinity."""
+have a score of minus infinity."""
 
 
 def sample(
@@ -23,7 +23,8 @@ def sample(
     FP32.
 
     Masks are applied before everything else. Reported logprobs are the model's own: before masks,
-    penalties, bias and temperature. ``chooser`` replaces torch for everything after the masks.
+    penalties, bias and temperature. If ``chooser`` is given, it replaces torch for everything after
+    the masks.
     """
     if not rows:
         return []
@@ -49,8 +50,8 @@ def _choose_all(scores: torch.Tensor, rows: Sequence[Row]) -> list[int]:
 
 
 def _likeliest(scores: torch.Tensor) -> list[int]:
-    """Return the argmax of each row, the first of equals. On a CPU it is computed by NumPy, which,
-    unlike torch, compares 16 numbers at once."""
+    """Return the argmax of each row, the first one of several maxima. On a CPU, NumPy computes it,
+    because NumPy, unlike torch, compares 16 numbers at once."""
     if scores.device.type == "cpu":
         best: list[int] = scores.numpy().argmax(axis=-1).tolist()
         return best
@@ -124,9 +125,9 @@ def _penalised(scores: torch.Tensor, row: Row) -> torch.Tensor:
 
 
 def _filtered(probs: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Set to zero what min-p, top-k or top-p (Holtzman et al. 2019) excludes, each applied to the
-    result of the one before. Of equally likely tokens at the threshold, those with lower ids
-    stay."""
+    """Set to zero the probabilities that min-p, top-k or top-p (Holtzman et al. 2019) excludes,
+    each applied to the result of the previous filter. Of equally likely tokens at the threshold,
+    those with lower ids stay."""
     if params.min_p > 0:
         probs = torch.where(probs < params.min_p * probs.max(), 0.0, probs)
     if params.top_k == 0 and params.top_p >= 1:
@@ -143,9 +144,9 @@ def _filtered(probs: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
 
 def _descending(probs: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Return the probabilities alone, sorted in descending order; zero beyond ``top_k``. Sorting
-    token ids with them takes ten times as long, and is not needed: once the threshold is known, it
-    tells which tokens are kept."""
+    """Return the probabilities, without token ids, sorted in descending order; those beyond
+    ``top_k`` are zero. Sorting the token ids along with them would take ten times as long and is
+    not needed, because the threshold alone determines which tokens are kept."""
     if 0 < params.top_k < len(probs):
         ordered = torch.zeros_like(probs)
         ordered[: params.top_k] = probs.topk(params.top_k).values
@@ -156,7 +157,7 @@ def _descending(probs: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
 
 def _best(probs: torch.Tensor, ordered: torch.Tensor, num_kept: int) -> torch.Tensor:
-    """Keep the ``num_kept`` largest; sets the others to zero."""
+    """Keep the ``num_kept`` largest probabilities and set the others to zero."""
     threshold = ordered[num_kept - 1]
     kept = probs > threshold
     equals = (probs == threshold).nonzero().flatten()

@@ -15,21 +15,21 @@ from baton.engine.sequence import Phase, Sequence
 from baton.engine.sequence_queue import SequenceQueue
 
 _RETRY_EVERY_STEP = -1
-"""A value of ``Scheduler._allocatable_when_blocked`` below any number of allocatable blocks, so
-that admission is tried again in each step."""
+"""A value of ``Scheduler._allocatable_when_blocked`` that is below any number of allocatable
+blocks, so that admission is tried again in each step."""
 
 
 class Scheduler:
     """Keeps every live sequence in the queue of its phase, and manages its blocks.
 
-    A sequence gets the blocks of all its known tokens when it is admitted, and one block at a
-    time as its answer grows. So only a growing answer can lack a block, and then the
-    latest-arrived preemptable sequence goes back to the waiting queue (perhaps the growing one
-    itself): the earliest always advances. A step's token budget goes to prompts in ranked order,
-    both those that are partly computed and those that wait; with a preemptive order, a prompt may
-    pause between two chunks and keeps its blocks. Waiting prompts are admitted strictly in ranked
-    order; the first that doesn't fit blocks those behind it, so that a long prompt isn't starved
-    by short ones.
+    A sequence gets the blocks of all its known tokens when it is admitted, and one block at a time
+    as its answer grows. So only a growing answer can lack a block. In that case, the latest-arrived
+    preemptable sequence goes back to the waiting queue (perhaps the growing one itself), so the
+    earliest sequence always advances. A step's token budget goes to prompts in ranked order, both
+    those that are partly computed and those that wait. With a preemptive order, a prompt may pause
+    between two chunks; it keeps its blocks meanwhile. Waiting prompts are admitted strictly in
+    ranked order. The first one for which there are too few blocks blocks those behind it, so that a
+    long prompt isn't starved by short ones.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class Scheduler:
         self._waiting = self.queues[Phase.WAITING]
         self._running = self.queues[Phase.RUNNING]
         self._reserved = self.queues[Phase.RESERVED]
-        # Number of allocatable blocks when the first in the queue was found not to fit;
-        # _RETRY_EVERY_STEP if it was blocked for another reason; None when nothing blocks it.
+        # Number of allocatable blocks when there were too few for the first sequence in the queue;
+        # _RETRY_EVERY_STEP if it is blocked for another reason; None if nothing blocks it.
         self._allocatable_when_blocked: int | None = None
-        # Whether a reservation was the last to be admitted: a blocked queue and reservations
-        # alternate.
+        # Whether the last sequence that got blocks was a reservation: reservations and a blocked
+        # queue take turns.
         self._admitted_reservation_last = False
         # Whether nothing can be scheduled until a sequence or a block changes its state.
         self._stalled = False
         # Keys of the blocks that this step's prefill chunks fill.
         self._keys_in_step: set[BlockKey] = set()
-        # Blocks to be copied before this step's rows are computed: (from, to).
+        # Pairs (from, to) of blocks to be copied before this step's rows are computed.
         self._pending_copies: list[tuple[BlockId, BlockId]] = []
         # Prompts that got a chunk in the last step.
         self._chunked_last_step: set[Sequence] = set()
@@ -79,7 +79,7 @@ class Scheduler:
 
     @property
     def num_free_slots(self) -> int:
-        """How many more sequences may join the batch."""
+        """Number of sequences that may still join the batch."""
         return self._config.max_batch_requests - len(self._running) - len(self._reserved)
 
     def retry_admission(self) -> None:
@@ -98,8 +98,8 @@ class Scheduler:
         self.retry_admission()
 
     def reserve(self, sequence: Sequence) -> bool:
-        """Give a RESERVED sequence a batch slot and the blocks of its tokens. Return False when
-        they are not available."""
+        """Give a RESERVED sequence a batch slot and the blocks of its tokens. Return False if these
+        are not available."""
         assert sequence.phase is Phase.RESERVED
         queue_goes_first = (
             self._allocatable_when_blocked is not None and self._admitted_reservation_last
@@ -134,11 +134,12 @@ class Scheduler:
 
     def remove_keeping_blocks(self, sequence: Sequence) -> None:
         """Remove a sequence but keep its blocks, because a step in flight still writes to them.
-        :meth:`free_blocks` must follow."""
+        Call :meth:`free_blocks` afterwards."""
         self.change_phase(sequence, Phase.FINISHED)
 
     def free_blocks(self, sequence: Sequence) -> None:
-        """Release the blocks of a finished sequence, once no step writes to them any more."""
+        """Release the blocks of a finished sequence. Call this once no step writes to them any
+        more."""
         self._release_blocks(sequence)
         self.retry_admission()
 
@@ -149,7 +150,7 @@ class Scheduler:
         return self._pool.can_extend(cached, num_new + spare)
 
     def seal_computed(self, sequence: Sequence) -> None:
-        """Seal the blocks that ``num_computed`` has filled, under their keys."""
+        """Seal the blocks that are full of computed tokens, under their keys."""
         num_full = sequence.num_computed_tokens // self._config.block_tokens
         if num_full <= sequence.num_sealed_blocks:
             return
@@ -161,7 +162,8 @@ class Scheduler:
     # One step
 
     def schedule(self, now_seconds: float) -> Plan:
-        """Return the next step's plan; empty when nothing fits. The runner must run it."""
+        """Return the next step's plan, which is empty if nothing can be computed. The runner must
+        run the plan."""
         self.admitted.clear()
         self.preempted.clear()
         preempted = self._allocate_or_preempt()
@@ -177,8 +179,8 @@ class Scheduler:
         """Plan the step after ``plan`` while ``plan`` is still being computed for ``sequences``,
         before its sampled tokens are known.
 
-        Return None if :meth:`schedule` might do more than continue decodes; call it then, once the
-        tokens are known.
+        Return None if :meth:`schedule` might do more than continue decodes. In that case, call
+        :meth:`schedule` once the tokens are known.
         """
         continuing = continuing_sequences(self._running, plan, sequences)
         if not continuing or not self._is_admission_impossible(len(continuing)):
@@ -211,8 +213,8 @@ class Scheduler:
         return True
 
     def _allocate_or_preempt(self) -> bool:
-        """Allocate the block of each running sequence's next token, preempting others if needed.
-        Return whether any sequence was preempted."""
+        """Allocate the block of each running sequence's next token, preempting other sequences if
+        needed. Return whether any sequence was preempted."""
         preempted = False
         for sequence in list(self._running):
             while sequence.phase is Phase.RUNNING and self._lacks_block(
@@ -244,7 +246,7 @@ class Scheduler:
 
     def _chunk_rows(self, decodes: list[Row], preempted: bool, now_seconds: float) -> list[Row]:
         """Distribute the rest of the token budget to prompts in ranked order, and admit waiting
-        ones until one doesn't fit."""
+        prompts until one can't be admitted."""
         computing = [each for each in self._running if each.num_uncomputed_tokens > 1]
         admitting = self._may_admit(preempted)
         waiting = self._waiting if admitting else ()
@@ -286,8 +288,8 @@ class Scheduler:
         return self._max_prefill_tokens(len(decodes), context_tokens, deepest, budget)
 
     def _count_pauses(self, computing: list[Sequence], chunked: set[Sequence]) -> None:
-        """Count the prompts that got a chunk in the last step but, unlike others, none in this
-        step."""
+        """Count the prompts that got a chunk in the last step but not in this step, while other
+        prompts got one."""
         self.num_pauses += sum(
             each in self._chunked_last_step
             and each not in chunked
@@ -297,8 +299,8 @@ class Scheduler:
         self._chunked_last_step = chunked
 
     def _adopt_cached_blocks(self, sequence: Sequence) -> None:
-        """Replace the sequence's next blocks with cached ones that others have sealed in the
-        meantime (an import, or a request with the same prompt). The last known token is always
+        """Replace the sequence's next blocks with cached ones that someone else (an import, or a
+        request with the same prompt) has sealed in the meantime. The last known token is always
         computed."""
         if sequence.computes_prompt_logprobs:
             return
@@ -323,8 +325,8 @@ class Scheduler:
         """Copy on write: if another request has partly filled a block with the same tokens after
         the same prefix, copy that block instead of computing its tokens.
 
-        Return how many tokens need not be computed. The last known token is always computed, and
-        so is the last token of a block: a block is sealed by the sequence that fills it.
+        Return how many tokens need not be computed. The last known token is always computed. So is
+        the last token of a block, because a block is sealed by the sequence that fills it.
         """
         block_tokens, first = self._config.block_tokens, sequence.num_sealed_blocks
         start = first * block_tokens
@@ -348,8 +350,8 @@ class Scheduler:
         return length
 
     def _chunk_row(self, sequence: Sequence, budget: int) -> Row | None:
-        """Return the sequence's next prefill chunk. None if another sequence computes its next
-        block in this same step: the sequence then adopts that block in a later step."""
+        """Return the sequence's next prefill chunk, or None if another sequence computes the same
+        next block in this step. In that case, the sequence adopts the block in a later step."""
         first = sequence.num_sealed_blocks
         is_coming = (
             sequence.block_keys[first : first + 1]
@@ -368,8 +370,8 @@ class Scheduler:
     # Admission
 
     def _may_admit(self, preempted: bool) -> bool:
-        """Whether to look at the queue at all: not if it is empty or still blocked, no slot is
-        free, or a sequence was just preempted."""
+        """Whether any waiting sequence may be admitted in this step. False if the queue is empty or
+        still blocked, no slot is free, or a sequence was just preempted."""
         if not self._waiting:
             self._allocatable_when_blocked = None
             return False
@@ -383,7 +385,8 @@ class Scheduler:
 
     @property
     def _is_blocked(self) -> bool:
-        """Whether the first in the queue did not fit, and no block was freed since."""
+        """Whether there were too few blocks for the first sequence in the queue, and no block was
+        freed since."""
         return (
             self._allocatable_when_blocked is not None
             and self._pool.num_allocatable <= self._allocatable_when_blocked
@@ -409,8 +412,8 @@ class Scheduler:
         return True
 
     def _allocate_table(self, sequence: Sequence, cached_limit: int) -> bool:
-        """Fill the block table: at most ``cached_limit`` cached blocks, then new ones. Return
-        False if they don't fit; ``_allocatable_when_blocked`` then says when to retry."""
+        """Fill the block table with at most ``cached_limit`` cached blocks, then new ones. Return
+        False if there are too few; ``_allocatable_when_blocked`` then says when to retry."""
         cached = self._pool.find_cached(
             sequence.block_keys, 0 if sequence.computes_prompt_logprobs else cached_limit
         )
@@ -431,12 +434,13 @@ class Scheduler:
         return True
 
     def _record_blocked(self, sequence: Sequence, blocked_at: int) -> None:
-        """Record why the queue is blocked. A reservation does not block it: its caller retries."""
+        """Record why the queue is blocked. A reservation does not block the queue: its caller
+        retries."""
         if sequence.phase is Phase.WAITING:
             self._allocatable_when_blocked = blocked_at
 
     def _count_referenced(self, block_ids: Collection[BlockId]) -> int:
-        """Return how many of these cached blocks are referenced."""
+        """Return how many of the cached blocks ``block_ids`` are referenced."""
         return sum(self._pool.num_references(block_id) > 0 for block_id in block_ids)
 
     def _release_blocks(self, sequence: Sequence) -> None:
@@ -452,7 +456,7 @@ def _is_chunk(row: Row) -> bool:
 
 
 def _has_same_prefix(one: Sequence, other: Sequence, num_blocks: int) -> bool:
-    """Whether both have the same first ``num_blocks`` blocks and the same tenant."""
+    """Whether both sequences have the same first ``num_blocks`` blocks and the same tenant."""
     if num_blocks == 0:
         return one.spec.tenant_salt == other.spec.tenant_salt
     return (

@@ -12,8 +12,9 @@ from baton.engine.plan import UNKNOWN_TOKEN, Row
 
 
 class Phase(StrEnum):
-    """EXPORTED: the KV of a prompt, or of a migrated answer, is computed and pinned until another
-    worker has read it. RESERVED: blocks are allocated, to be filled by a KV transfer."""
+    """The phase of a sequence. EXPORTED means that the KV of a prompt, or of a migrated answer, is
+    computed and pinned until another worker has read it. RESERVED means that blocks are allocated
+    and will be filled by a KV transfer."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -36,13 +37,13 @@ PHASE_TRANSITIONS: dict[Phase, frozenset[Phase]] = {
 
 
 class Sequence:
-    """One request. ``num_computed_tokens`` catches up with ``num_known_tokens``; then a token is
-    sampled.
+    """One request. Steps compute its tokens until ``num_computed_tokens`` has caught up with
+    ``num_known_tokens``; then a token is sampled.
 
     ``block_ids`` is the block table: its first ``num_sealed_blocks`` blocks are full and sealed
-    under ``block_keys``, the others FILLING. It is empty while WAITING. ``arrival_index`` orders
-    the requests of an engine and is unique; a preempted request keeps its index. ``chain`` holds
-    the keys of ``spec.token_ids``; the sequence owns and extends it."""
+    under ``block_keys``, the others are FILLING. It is empty in phase WAITING. ``arrival_index``
+    orders the requests of an engine and is unique; a preempted request keeps its index. ``chain``
+    holds the keys of ``spec.token_ids``; the sequence owns and extends it."""
 
     __slots__ = (
         "_chain",
@@ -90,7 +91,7 @@ class Sequence:
         self.max_total_tokens = min(
             spec.num_prompt_tokens + spec.sampling.max_tokens, max_model_tokens
         )
-        """Length at which the answer ends, prompt included."""
+        """Total length, prompt included, at which the answer ends."""
         self.block_ids: tuple[BlockId, ...] = ()
         self.num_computed_tokens = 0
         self.num_sealed_blocks = 0
@@ -108,15 +109,16 @@ class Sequence:
         )
         """The estimates that the prefill order ranks this request by."""
         self.num_cached_at_admission: int | None = None
-        """Number of tokens that were cached at the first admission; None before."""
+        """Number of tokens that were cached at the first admission; None before that."""
         self.constraint: Constraint | None = None
         """State of the answer's grammar, while the answer is generated here."""
         self.end_token_ids: tuple[TokenId, ...] = ()
         """Tokens that would end the answer, which are not allowed before ``min_tokens``."""
         self.prompt_logprobs: list[TokenLogprob] = []
-        """Logprobs of the prompt's tokens from the second on, as far as computed."""
+        """Logprobs of the prompt's tokens from the second token on, as far as they have been
+        computed."""
         self.awaits_migration = False
-        """Whether a migration waits until no step in flight computes this request."""
+        """Whether a migration is waiting until no step in flight computes this request."""
         self._chain = chain
         # Cached here because they are read for each token.
         self._needs_history = spec.sampling.needs_history
@@ -132,7 +134,7 @@ class Sequence:
 
     @property
     def num_answer_tokens(self) -> int:
-        """Tokens of the answer so far."""
+        """Number of the answer's tokens so far."""
         return len(self.token_ids) - self.spec.num_prompt_tokens
 
     @property
@@ -142,17 +144,17 @@ class Sequence:
 
     @property
     def leaves_after_next_token(self) -> bool:
-        """Whether the request leaves the batch after its next token, whatever that is."""
+        """Whether the request leaves the batch after its next token, whichever token that is."""
         return self.task is Task.PREFILL or len(self.token_ids) + 1 >= self.max_total_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens to compute before the next one can be sampled."""
+        """Number of tokens to compute before the next one can be sampled."""
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens that were never computed for this request."""
+        """Number of prompt tokens that were never computed for this request."""
         return min(
             (self.num_cached_at_admission or 0) + self.num_adopted_tokens,
             self.spec.num_prompt_tokens,
@@ -165,14 +167,14 @@ class Sequence:
 
     @property
     def computes_prompt_logprobs(self) -> bool:
-        """Whether the prompt's logprobs are to be computed here. Then every token's KV is computed,
-        too, even if it is cached."""
+        """Whether the prompt's logprobs are to be computed here. If so, every token's KV is
+        computed, too, even if it is cached."""
         return self._wants_prompt_logprobs and len(self.token_ids) == len(self.spec.token_ids)
 
     @property
     def is_preemptable(self) -> bool:
-        """Whether the sequence is running and may be preempted. A PREFILL request may not: its KV
-        may be in transfer already."""
+        """Whether the sequence is running and may be preempted. A PREFILL request may not be
+        preempted, because its KV may already be in transfer."""
         return self.phase is Phase.RUNNING and self.task is not Task.PREFILL
 
     def set_phase(self, phase: Phase) -> None:
@@ -225,7 +227,7 @@ class Sequence:
         )
 
     def finish_reason(self, eos_token_ids: frozenset[TokenId]) -> FinishReason | None:
-        """Return why the answer ends with its last token; None if it goes on."""
+        """Return why the answer ends with its last token, or None if it goes on."""
         token_id, sampling = self.token_ids[-1], self.spec.sampling
         ignored = sampling.ignore_eos and sampling.grammar is None
         if token_id in eos_token_ids and not ignored:

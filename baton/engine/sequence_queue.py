@@ -12,7 +12,7 @@ _priority = attrgetter("waiting_prompt.priority")
 
 
 class SequenceQueue:
-    """A list sorted by arrival. It has at most some thousand elements, so inserting is cheap."""
+    """A list sorted by arrival. It has at most a few thousand elements, so inserting is cheap."""
 
     def __init__(self) -> None:
         self._sequences: list[Sequence] = []

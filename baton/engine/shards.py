@@ -1,4 +1,5 @@
-"""Memory-mapped checkpoint files. Tensors are views of them, and read when they are used."""
+"""Memory-mapped checkpoint files. Tensors are views of the files and are read only when they are
+used."""
 
 import mmap
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from baton.engine.quantization import E4M3, QuantizedCodes
 from baton.errors import Invalid
 
 Progress = Callable[[int, int], None]
-"""Called with the number of bytes done and the total number of bytes."""
+"""Called with the number of bytes loaded so far and the total number of bytes."""
 
 _FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _FORMATS = {**_FLOATS, "F8_E4M3": E4M3}
@@ -36,11 +37,12 @@ class _Entry:
 
 
 class StoredTensor:
-    """A tensor in the checkpoint's own format: ``parts``, stacked along the rows.
+    """A tensor in the checkpoint's own format, which consists of ``parts`` stacked along the rows.
 
-    ``shape`` is that of the whole; the matrices of ``[num_experts, rows, ins]`` are stacked, too.
-    ``scales`` has one entry per part, if the parts are in FP8. Call :meth:`mark_used` after reading
-    the tensor: it counts the progress and releases the mapped pages."""
+    ``shape`` is that of the whole tensor; in a tensor ``[num_experts, rows, ins]``, the experts'
+    matrices are stacked, too. ``scales`` has one entry per part if the parts are in FP8, else none.
+    Call :meth:`mark_used` after reading the tensor to count the progress and release the mapped
+    pages."""
 
     def __init__(
         self,
@@ -113,8 +115,8 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class StoredScales:
-    """Scales ``table`` [rows, groups] in the checkpoint. Each applies to ``rows_per_scale`` by
-    ``columns_per_scale`` codes, as in :class:`QuantizedCodes`."""
+    """A ``table`` [rows, groups] of scales in the checkpoint. Each scale applies to
+    ``rows_per_scale`` by ``columns_per_scale`` codes, as in :class:`QuantizedCodes`."""
 
     table: torch.Tensor
     rows_per_scale: int
@@ -130,7 +132,7 @@ class CheckpointShards:
     tensor.
 
     ``fp8`` is the checkpoint's format of FP8 matrices, if it has any. ``progress`` is called with
-    the bytes used, and the bytes of all tensors requested so far.
+    the number of bytes used, and that of all tensors requested so far.
     """
 
     def __init__(
@@ -150,8 +152,8 @@ class CheckpointShards:
             self._entries |= {name: _Entry(shard, entry) for name, entry in tensors.items()}
 
     def stack(self, names: Sequence[str], rows: Sequence[int], *rest: int) -> StoredTensor:
-        """Return the tensors ``names``, stacked; the i-th has ``rows[i]`` rows. They must have the
-        same dtype."""
+        """Return the tensors ``names``, stacked. The i-th tensor must have ``rows[i]`` rows, and
+        all must have the same dtype."""
         parts = [self._view(name, count, *rest) for name, count in zip(names, rows, strict=True)]
         formats = sorted({str(part.dtype) for part in parts})
         if len(formats) > 1:
@@ -159,18 +161,19 @@ class CheckpointShards:
         return StoredTensor(parts, (sum(rows), *rest), self._mark_used, self._scales(names, parts))
 
     def stack_experts(self, names: Sequence[Sequence[str]], rows: int, ins: int) -> StoredTensor:
-        """Return the matrices of experts, [len(names), rows, ins], each of the same number of
-        tensors."""
+        """Return the matrices of experts, [len(names), rows, ins]. The i-th matrix consists of the
+        tensors ``names[i]``; all consist of the same number of tensors."""
         flat = [name for each in names for name in each]
         parts = [self._view(name, rows // len(each), ins) for each in names for name in each]
         if len({part.dtype for part in parts}) > 1:
-            raise Invalid(f"{self.path}: {names[0][0]} and others have different dtypes")
+            raise Invalid(f"{self.path}: {names[0][0]} and other experts have different dtypes")
         return StoredTensor(
             parts, (len(names), rows, ins), self._mark_used, self._scales(flat, parts)
         )
 
     def scalar(self, name: str, default: float) -> float:
-        """Return the value of a tensor of one number, or ``default`` if there is none."""
+        """Return the value of a tensor that has one element, or ``default`` if there is no such
+        tensor."""
         if name not in self._entries:
             return default
         view = self._view(name, *self._shape(name))
@@ -187,15 +190,15 @@ class CheckpointShards:
             return ()
         if self._fp8 is None:
             raise Invalid(
-                f"{self.path}: {names[0]} is in FP8, and config.json has no quantization_config "
-                "with its scales' layout"
+                f"{self.path}: {names[0]} is in FP8, but config.json has no quantization_config "
+                "that describes its scales' layout"
             )
         return [
             self._scales_of(name, part, self._fp8) for name, part in zip(names, parts, strict=True)
         ]
 
     def _scales_of(self, name: str, part: torch.Tensor, fp8: Fp8Format) -> StoredScales:
-        """Find a matrix's scales: one for all, or one per row, or one per block."""
+        """Find a matrix's scales: one for the whole matrix, or one per row, or one per block."""
         wanted = [name + "_scale_inv", name + "_scale"]
         found = next((each for each in wanted if each in self._entries), None)
         if found is None:
@@ -219,7 +222,8 @@ class CheckpointShards:
         return shape
 
     def file_position(self, stack: StoredTensor) -> tuple[Path, int]:
-        """Return the file and offset where a tensor begins, to read in the order of the files."""
+        """Return the file and offset where a tensor begins, so that tensors can be read in file
+        order."""
         shard, start, _ = self._places[stack.parts[0].data_ptr()]
         return shard.path, start
 
@@ -251,7 +255,8 @@ class CheckpointShards:
 
     def _mark_used(self, stack: StoredTensor) -> None:
         """Count the progress and unmap the pages that were read. They belong to the page cache, but
-        would be shown, and perhaps limited, as this process's memory."""
+        while they are mapped, they are shown as this process's memory and may count towards its
+        limit."""
         for part in (*stack.parts, *(scales.table for scales in stack.scales)):
             place = part.data_ptr()
             shard, start, size = self._places[place]

@@ -14,13 +14,13 @@ from baton.engine.scheduler import Scheduler
 from baton.engine.sequence import Phase, Sequence
 
 PUBLISH_INTERVAL_BLOCKS = 16
-"""Number of new sealed blocks after which a running request reports them, so that the store can
-save them before the answer ends, in case the worker dies."""
+"""Number of newly sealed blocks after which a running request reports them, so that the store has
+them even if the worker crashes before the answer ends."""
 
 
 class StepApplier:
-    """Advances sequences by what a step computed. A request whose answer is complete is ended with
-    ``finish``, and the length of its answer recorded in ``answer_lengths``."""
+    """Advances sequences by what a step computed. If a request's answer is complete, ``finish`` is
+    called for it, and the length of the answer is recorded in ``answer_lengths``."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class StepApplier:
         self._finish = finish
 
     def apply(self, flight: InflightStep, output: StepOutput, result: StepResult) -> StepResult:
-        """Apply the output to the plan's requests, except those that have ended, and add their
-        outputs, progress and sealed blocks to ``result``."""
+        """Apply the output to the plan's requests, except those that have ended. Return ``result``
+        with the requests' outputs, progress and sealed blocks added."""
         outputs: list[RequestOutput] = []
         progress: list[PrefillProgress] = []
         sealed: list[SealedRun] = []
@@ -138,11 +138,12 @@ def _pop_prompt_logprobs(sequence: Sequence) -> tuple[TokenLogprob, ...]:
 
 
 def collect_sealed_run(sequence: Sequence, num_sealed: int) -> list[SealedRun]:
-    """Return the sealed blocks that were not reported yet, as a list of at most one run.
+    """Return the sealed blocks that have not been reported yet, as a list of at most one run.
 
-    They are reported when the prompt is computed, when the answer has grown by
-    PUBLISH_INTERVAL_BLOCKS, and when the request has ended. ``num_sealed`` is passed in because a
-    request that has ended has released its blocks already."""
+    Blocks are reported when the prompt is computed, when the answer has grown by
+    PUBLISH_INTERVAL_BLOCKS blocks, and when the request has ended. ``num_sealed`` is the number of
+    sealed blocks; it is passed in because a request that has ended has already released its
+    blocks."""
     num_new = num_sealed - sequence.num_published_blocks
     has_ended = sequence.phase in (Phase.EXPORTED, Phase.FINISHED)
     is_due = num_new >= PUBLISH_INTERVAL_BLOCKS and sequence.num_uncomputed_tokens == 1

@@ -1,14 +1,14 @@
-"""What prefill and decode workers share: they admit requests, deliver their outputs and drain.
+"""The code that prefill and decode workers share: admitting requests, delivering outputs, draining.
 
-- :class:`~baton.worker.program.WorkerProgram`: a worker process; it mounts both sides.
+- :class:`~baton.worker.program.WorkerProgram`: a worker process, which opens both sides.
 - :class:`~baton.worker.worker.Worker`: admits requests, delivers outputs, drains. It composes a
   :class:`~baton.worker.sides.PrefillSide` and a :class:`~baton.worker.sides.DecodeSide`, which
   don't know each other.
 - :class:`~baton.worker.job.Job`, :class:`~baton.worker.job_table.JobTable` and
-  :class:`~baton.worker.job_lifecycle.JobLifecycle`: a placement of a request, all of them, and how
-  they end.
-- :class:`~baton.worker.engine_thread.EngineThread`: the thread that owns the engine; others send it
-  commands through :class:`~baton.worker.engine_thread.EngineHandle`.
+  :class:`~baton.worker.job_lifecycle.JobLifecycle`: one placement of a request, all placements on
+  the worker, and how they start and end.
+- :class:`~baton.worker.engine_thread.EngineThread`: the thread that owns the engine; other code
+  sends it commands through :class:`~baton.worker.engine_thread.EngineHandle`.
 - :class:`~baton.worker.context.WorkerContext`: the engine, KV pool and identity of a worker.
 - :class:`~baton.worker.role_state.RoleState`, :class:`~baton.worker.load_monitor.LoadMonitor`: the
   role and load that it announces.

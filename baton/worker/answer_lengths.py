@@ -10,8 +10,8 @@ LOW_PERCENTILE = 10
 
 
 class AnswerLengthStats:
-    """Statistics, in tokens, of the last ``window_answers`` answers; None until there are
-    :data:`MIN_ANSWERS` answers."""
+    """Statistics, in tokens, of the last ``window_answers`` answers. They are None until
+    :data:`MIN_ANSWERS` answers have finished."""
 
     def __init__(self, window_answers: int = WINDOW_ANSWERS) -> None:
         self._lengths: deque[int] = deque(maxlen=window_answers)

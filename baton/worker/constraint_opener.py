@@ -9,7 +9,8 @@ from baton.core.request import RequestSpec
 from baton.engine.constraint import Constraint, ConstraintFactory
 
 MAX_CONCURRENT_GRAMMARS = 2
-"""Threads that compile grammars; one tenant uses at most one, so that it cannot block others."""
+"""Number of threads that compile grammars. A tenant uses at most one of them, so that it can't
+block other tenants."""
 
 MAX_WAITING_GRAMMARS = 1024
 
@@ -18,7 +19,7 @@ GrammarCheck = Callable[[Grammar, str], Awaitable[None]]
 
 
 class ConstraintOpener:
-    """Opens constraints in threads, at most one at a time for each tenant. Without ``factory``,
+    """Opens constraints in threads, at most one at a time for each tenant. If ``factory`` is None,
     answers are not constrained."""
 
     def __init__(
@@ -29,8 +30,9 @@ class ConstraintOpener:
         self._slots = FairSlots(MAX_CONCURRENT_GRAMMARS, MAX_WAITING_GRAMMARS, "grammars")
 
     async def open(self, spec: RequestSpec) -> Constraint | None:
-        """Return the answer's grammar constraint, or None if it has no grammar. Raises Invalid for
-        a grammar that can't be enforced, Overloaded or Unavailable if it could not be compiled."""
+        """Return the constraint on the answer, or None if the request has no grammar. Raises
+        Invalid for a grammar that can't be enforced, Overloaded or Unavailable if it could not be
+        compiled."""
         grammar, factory = spec.sampling.grammar, self._factory
         if grammar is None or factory is None:
             return None

@@ -1,4 +1,4 @@
-"""What all parts of one worker share: its identity, engine, KV pool and limits."""
+"""The context that all parts of a worker share: its identity, engine, KV pool and limits."""
 
 from dataclasses import dataclass
 
@@ -14,13 +14,14 @@ from baton.worker.telemetry import WorkerTelemetry
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """``max_jobs`` bounds the requests on this worker in any phase.
+    """``max_jobs`` bounds the number of requests on this worker, in any phase.
 
     ``export_timeout_seconds`` is how long a prefilled request waits for a decode worker to import
-    its KV. ``arrival_timeout_seconds`` is how long an importing worker waits for the request to
-    arrive here (the two messages race). ``drain_grace_seconds`` is how long answers may continue
-    while the worker drains before they are migrated. ``reserve_ahead_tokens``: the reader of an
-    export is told to reserve blocks when this many tokens of the prompt are left to compute."""
+    its KV. ``arrival_timeout_seconds`` is how long a worker that wants to import the KV waits for
+    the request to arrive here (the router's message and the importing worker's message race).
+    ``drain_grace_seconds`` is how long answers may continue while the worker drains before they are
+    migrated. When ``reserve_ahead_tokens`` tokens of a prompt are left to compute, the worker that
+    imports its KV is told to reserve blocks."""
 
     max_jobs: int = 4096
     export_timeout_seconds: float = 30.0
@@ -31,11 +32,11 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """What :class:`Worker` and both of its sides are made of.
+    """The objects that :class:`Worker` and both of its sides use.
 
     ``engine`` runs commands on the engine, ``engine_config`` is its configuration and
-    ``key_hasher`` its block keys. ``layout`` is the layout of its KV pool, which ``transports``, by
-    name, give other processes access to. ``host`` identifies the host: see :class:`Endpoint`."""
+    ``key_hasher`` its block keys. ``layout`` is the layout of its KV pool; ``transports``, by name,
+    give other processes access to the pool. ``host`` identifies the host: see :class:`Endpoint`."""
 
     id: WorkerId
     generation: Incarnation

@@ -11,8 +11,8 @@ from baton.errors import BatonError, Overloaded, Unavailable
 
 T = TypeVar("T")
 MAX_COMMANDS = 8192
-"""Commands that wait for a step to end; beyond it, :meth:`EngineThread.call` raises Overloaded. A
-request takes about three commands."""
+"""Maximum number of commands that wait for a step to end. Beyond it, :meth:`EngineThread.call`
+raises Overloaded. A request takes about three commands."""
 
 
 class EngineHandle(Protocol):
@@ -21,17 +21,17 @@ class EngineHandle(Protocol):
 
     async def call(self, command: Callable[[Engine], T]) -> T:
         """Run ``command`` between two steps and return its value. Cancelling the caller does not
-        stop the command. Raises what the command raises, Overloaded when too many commands wait,
-        Unavailable when the engine has stopped. An unexpected exception in a command only reaches
-        the caller, unless the engine's integrity check then fails: that also ends the engine."""
+        stop the command. Raises what the command raises, Overloaded if too many commands wait,
+        Unavailable if the engine has stopped. An unexpected exception in a command is raised to the
+        caller only, unless the engine's integrity check then fails, which also stops the engine."""
         ...
 
     def send(self, command: Callable[[Engine], object]) -> None:
         """Run ``command``, which releases resources and must not raise, between two steps.
 
-        The command is never refused, since blocks would leak otherwise. The number of these
-        commands is bounded by that of accepted calls. Once the engine has stopped, which frees
-        everything, this does nothing.
+        The command is never refused, since otherwise blocks would leak. The number of such commands
+        is bounded by the number of accepted calls. Once the engine has stopped, which frees all
+        blocks, this does nothing.
         """
         ...
 
@@ -110,7 +110,7 @@ class EngineThread:
             self._engine.close()
 
     def _await_work(self) -> bool:
-        """Block until there is work; return False once stopping."""
+        """Block until there is work. Return False once the thread is to stop."""
         with self._wake:
             while not (self._stopping or self._commands or self._engine.has_work()):
                 self._wake.wait()

@@ -9,8 +9,8 @@ from baton.engine.engine import Engine
 def inspect_engine(
     engine: Engine, worker: WorkerId, state: WorkerState, num_jobs: int, *, drained: bool
 ) -> WorkerInspection:
-    """Inspect the engine and check its integrity. Call it in the engine's thread: it visits all
-    blocks."""
+    """Inspect the engine and check its integrity, which visits all blocks. Call this in the
+    engine's thread."""
     stats = engine.stats()
     return WorkerInspection(
         worker_id=worker,

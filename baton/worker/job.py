@@ -1,4 +1,4 @@
-"""A job, which is one placement of a request on a worker, and the outputs that end it early."""
+"""A job, which is one placement of a request on a worker, and the outputs that end a job early."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from baton.worker.prefix_fetch_stats import PrefixFetchStats
 
 
 class JobOutcome(StrEnum):
-    """How a job ended. DONE: it finished, or its KV was exported. MIGRATED: its answer continues on
-    another worker. REROUTED: it had not started, and must be placed on another worker. CANCELLED:
-    its router cancelled it or disconnected."""
+    """How a job ended. DONE means that it finished or its KV was exported; MIGRATED that its answer
+    continues on another worker; REROUTED that it had not started and must be placed on another
+    worker; CANCELLED that its router cancelled it or disconnected."""
 
     DONE = "done"
     MIGRATED = "migrated"
@@ -30,12 +30,12 @@ class JobOutcome(StrEnum):
 class Job:
     """One placement of a request, from its submission until its resources are freed.
 
-    ``spec.request_id`` is the placement's id, made of the request's id and its epoch: so a
+    ``spec.request_id`` is the placement's id, made of the request's id and its epoch. So a
     placement that is being ended and its successor never have the same id, neither in the engine
     nor between workers. ``keys`` are those of the prompt's full blocks, once they are hashed.
-    ``admission_task`` brings the job into the engine. ``prefilled_at`` is when all KV that the job
-    exports was computed. ``error`` is the reason of a failure; ``trace`` is set only if the request
-    is traced.
+    ``admission_task`` adds the job to the engine. ``prefilled_at`` is the time at which all KV that
+    the job exports had been computed. ``error`` is the reason for a failure; ``trace`` is set only
+    if the request is traced.
     """
 
     request_id: RequestId
@@ -66,8 +66,8 @@ def rerouted_output(spec: RequestSpec) -> RequestOutput:
 
 
 def migrated_output(spec: RequestSpec, num_tokens: int) -> RequestOutput:
-    """Build the output that ends a migrated answer. ``num_tokens`` counts its prompt and answer
-    tokens so far."""
+    """Build the output that ends a migrated answer. ``num_tokens`` is the number of the prompt's
+    and the answer's tokens so far."""
     return replace(
         rerouted_output(spec),
         first_index=num_tokens - spec.num_prompt_tokens,

@@ -1,4 +1,4 @@
-"""Starts and ends the jobs of a worker, and frees what they hold."""
+"""Starts and ends the jobs of a worker, and frees their resources."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 class JobLifecycle:
     """Keeps ``table`` up to date. Every job that is started is removed exactly once: by
     :meth:`end`, :meth:`fail` or :meth:`reroute`, which also free its resources, or by
-    :meth:`remove` when the engine has freed them."""
+    :meth:`remove` if the engine has already freed them."""
 
     def __init__(self, context: WorkerContext, exports: KvExports, decode: DecodeSide) -> None:
         self.table = JobTable()
@@ -34,12 +34,12 @@ class JobLifecycle:
 
     def open_export(self, job: Job, num_tokens: int) -> None:
         """Open an export of the KV of the job's first ``num_tokens`` tokens. The job ends when
-        another worker has read it, or gives up."""
+        another worker has read the KV, or has given up."""
         self._exports.open(job, num_tokens, partial(self._on_export_closed, job))
 
     async def run_guarded(self, job: Job, work: Callable[[], Awaitable[None]]) -> None:
-        """Run the coroutine that brings a job into the engine. If it fails or is cancelled, free
-        the job's resources; an unexpected exception fails only this job."""
+        """Run ``work``, the coroutine function that adds the job to the engine. If it fails or is
+        cancelled, free the job's resources. An unexpected exception fails only this job."""
         try:
             await work()
         except Exception as error:
@@ -53,8 +53,9 @@ class JobLifecycle:
         job.admission_task = None
 
     def end(self, job: Job, outcome: JobOutcome = JobOutcome.CANCELLED) -> None:
-        """Remove the job and free its resources. If the job is still on its way into the engine,
-        cancel that task, which frees them once the transfers into its blocks have ended."""
+        """Remove the job and free its resources. If the job is still being added to the engine,
+        cancel its admission task, which frees the resources once the transfers into the job's
+        blocks have ended."""
         if job not in self.table:
             return
         self.remove(job, outcome)
@@ -65,7 +66,8 @@ class JobLifecycle:
             self._abort_in_engine(job)
 
     def fail(self, job: Job, error: Exception) -> None:
-        """End the job and report the error to the router; an unexpected one is only logged."""
+        """End the job and report the error to the router. The details of an unexpected error are
+        only logged."""
         reported = _to_baton_error(job, error)
         if job in self.table:
             job.stream.put(failed_output(replace(job.spec, request_id=job.request_id), reported))
@@ -79,12 +81,12 @@ class JobLifecycle:
             self.end(job, JobOutcome.REROUTED)
 
     def remove(self, job: Job, outcome: JobOutcome) -> None:
-        """Remove a job that holds nothing in the engine any more."""
+        """Remove a job that has no resources in the engine any more."""
         self.table.remove(job)
         self._telemetry.record_ended(job, outcome)
 
     def fail_unread_exports(self) -> None:
-        """Fail prefilled requests whose KV no worker has started to import in time."""
+        """Fail the prefilled requests whose KV no worker has started to import in time."""
         for job in self._exports.unread_jobs():
             self.fail(job, Unavailable("no decode worker imported the request's KV in time"))
 

@@ -7,8 +7,8 @@ from baton.worker.job import Job
 
 
 class JobTable:
-    """The jobs by their placement's id. A request may have several, while older placements are
-    being ended; :meth:`latest` returns the newest."""
+    """The jobs by their placements' ids. A request may have several jobs while its older placements
+    are being ended; :meth:`latest` returns the newest one."""
 
     def __init__(self) -> None:
         self._jobs: dict[RequestId, Job] = {}  # by placement id
@@ -18,7 +18,7 @@ class JobTable:
         return len(self._jobs)
 
     def __iter__(self) -> Iterator[Job]:
-        """Iterate over a copy, oldest first: jobs may be added and removed meanwhile."""
+        """Iterate over a copy, oldest first, so that jobs may be added and removed meanwhile."""
         return iter(list(self._jobs.values()))
 
     def __contains__(self, job: Job) -> bool:

@@ -11,14 +11,14 @@ from baton.worker.kv_transfer_stats import KvTransferStats
 from baton.worker.prefix_fetch_stats import PrefixFetchStats
 
 MAX_CHUNKS = 128
-"""Maximum number of chunk events per span, which is OpenTelemetry's limit; the first ones are
-kept."""
+"""Maximum number of chunk events per span, which is OpenTelemetry's limit. Further events are
+dropped."""
 
 
 @dataclass(slots=True)
 class JobTrace:
-    """Times in seconds of the monotonic clock; None for events that have not happened. ``parent``
-    is the router's span."""
+    """The times of a traced job's events, in seconds of the monotonic clock; None for events that
+    have not happened. ``parent`` is the router's span."""
 
     parent: TraceContext
     started_at: float

@@ -12,7 +12,8 @@ from baton.transport.base import TransferRange
 from baton.transport.reads import INLINE_BYTES
 
 PARALLEL_CHECKSUM_BYTES = 4 * 1024 * 1024
-"""From twice this size on, two threads compute checksums faster than one."""
+"""Minimum number of bytes per thread: from twice this size on, two threads compute checksums faster
+than one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ class KvLayout:
     async def block_refs(
         self, block_ids: Sequence[BlockId], keys: Sequence[BlockKey]
     ) -> tuple[BlockRef, ...]:
-        """Return references to blocks for a reader. Blocks beyond ``keys`` are partial and have an
-        empty key."""
+        """Return references to blocks for a reader. Blocks beyond ``keys`` are partly filled and
+        get an empty key."""
         checksums = await self._block_checksums(block_ids)
         padded = [*keys, *[BlockKey(b"")] * (len(block_ids) - len(keys))]
         return tuple(
@@ -68,9 +69,9 @@ class KvLayout:
         first: int,
         last: int,
     ) -> list[bool]:
-        """Return for each block in [first, last) whether the bytes in ``block_ids`` match the
-        checksums in ``blocks``. This reads the bytes, so don't call it in the event loop. Checksums
-        of another algorithm can't be verified and count as mismatches."""
+        """Return for each block with an index in [first, last) whether the bytes of ``block_ids``
+        match the checksum in ``blocks``. This reads the bytes, so don't call it in the event loop.
+        Checksums of another algorithm can't be verified and count as mismatches."""
         if algorithm != self.checksum_algorithm:
             return [False] * (last - first)
         checksums = self.compute_checksums(block_ids[first:last])

@@ -12,7 +12,7 @@ from baton.worker.sides import DecodeSide, PrefillSide
 
 
 class LoadMonitor:
-    """``load`` is the load at the last :meth:`refresh`."""
+    """Measures the worker's load. ``load`` is the load at the last :meth:`refresh`."""
 
     def __init__(self, context: WorkerContext, prefill: PrefillSide, decode: DecodeSide) -> None:
         self.load = WorkerLoad()

@@ -20,8 +20,9 @@ UNKNOWN_ANSWER_TOKENS = 256.0
 
 @dataclass(frozen=True, slots=True)
 class IncomingRequest:
-    """A request on this worker that may not be in the engine yet: its prefix is being fetched, or
-    its KV imported. ``keys`` are those of its prompt's blocks, once they are hashed."""
+    """A request on this worker that may not be in the engine yet, because its prefix is being
+    fetched or its KV is being imported. ``keys`` are those of its prompt's blocks, once they are
+    hashed."""
 
     spec: RequestSpec
     task: Task
@@ -30,9 +31,9 @@ class IncomingRequest:
 
 @dataclass(frozen=True, slots=True)
 class _UnfinishedPrompt:
-    """A prompt that is not fully computed: ``num_tokens`` are still to be computed; the
+    """A prompt that is not fully computed. ``num_tokens`` tokens are still to be computed; the
     ``num_cached`` tokens before them are computed or cached. ``deadline_seconds`` is relative to
-    now; infinite without a deadline."""
+    now; it is infinite if the prompt has no deadline."""
 
     deadline_seconds: float
     num_tokens: int
@@ -87,8 +88,8 @@ def _prompts(
 def _incoming_prompt(
     engine: Engine, incoming: IncomingRequest, cost: PrefillCost | None
 ) -> _UnfinishedPrompt:
-    """Describe the prompt of a request that is not in the engine yet. Its deadline counts from now,
-    and its cached tokens are those that the device has now."""
+    """Describe the prompt of a request that is not in the engine yet. Its deadline is counted from
+    now, and its cached tokens are those that are now on the device."""
     spec, deadline = incoming.spec, math.inf
     length = len(spec.token_ids)
     cached = engine.count_cached_blocks(incoming.keys) * engine.key_hasher.block_tokens

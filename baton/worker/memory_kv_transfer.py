@@ -1,5 +1,5 @@
-"""In-memory implementation of KV transfers, without gRPC: the importing worker calls the source
-worker directly."""
+"""An in-memory implementation of KV transfers without gRPC, in which the importing worker calls the
+source worker directly."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,8 +32,8 @@ class MemoryKvImportStream:
 
 
 class MemoryKvTransferClient:
-    """Connects workers of one process. ``workers`` are keyed by address; removing one simulates its
-    crash."""
+    """Connects the workers in one process. ``workers`` are keyed by address; removing a worker
+    simulates its crash."""
 
     def __init__(self) -> None:
         self.workers: dict[str, WorkerCore] = {}

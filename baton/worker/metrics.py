@@ -1,6 +1,7 @@
-"""A worker's Prometheus metrics, of its steps and its requests.
+"""The Prometheus metrics of a worker's steps and requests.
 
-Nothing here has a cost per token: a step costs a few microseconds, whatever its batch size.
+Nothing here has a cost per token: recording a step costs a few microseconds, whatever its batch
+size.
 """
 
 from collections.abc import Iterator

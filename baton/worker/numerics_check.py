@@ -1,4 +1,5 @@
-"""Checks at startup that a worker computes bitwise the same logits as the rest of its cluster."""
+"""Checks at startup that a worker computes bitwise the same logits as the other workers of its
+cluster."""
 
 from collections.abc import Iterable
 
@@ -9,8 +10,9 @@ from baton.errors import Invalid
 
 
 def check_same_numerics(members: Iterable[Member], own: WorkerId, fingerprint: str) -> None:
-    """Raise Invalid, with advice, if the cluster has a worker with other numerics. ``fingerprint``
-    identifies this worker's numerics; it is empty if it does not guarantee determinism."""
+    """Raise Invalid, with advice, if the cluster has a worker with different numerics.
+    ``fingerprint`` identifies this worker's numerics; it is empty if it does not guarantee
+    determinism."""
     other = incompatible_peer(members, own, fingerprint)
     if other is None:
         return

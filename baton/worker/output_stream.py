@@ -10,10 +10,11 @@ from baton.core.task import Task
 from baton.errors import Overloaded
 
 MAX_UNREAD_OUTPUTS = 65_536
-"""About 20 MB; a router with so many unread outputs is gone or hopelessly behind."""
+"""Limit of unread outputs, about 20 MB. A router with so many unread outputs is gone or hopelessly
+behind."""
 
 MAX_UNREAD_PROMPT_LOGPROBS = 16 * MAX_PROMPT_LOGPROBS
-"""Prompt tokens with unread logprobs, which take some hundred bytes each."""
+"""Limit of prompt tokens whose logprobs are unread; they take a few hundred bytes each."""
 
 OnSubmit = Callable[["OutputStream", RequestSpec, Task, WorkerRef | None], None]
 OnCancel = Callable[[RequestId, Epoch], None]
@@ -44,7 +45,7 @@ class OutputStream:
         self.put(output)
 
     def put(self, output: RequestOutput) -> None:
-        """Queue an output; dropped if the stream is closed. Closes the stream if too many outputs
+        """Queue an output, or drop it if the stream is closed. Close the stream if too many outputs
         are unread."""
         if self.closed:
             return
@@ -76,8 +77,8 @@ class OutputStream:
 
 
 def _num_fitting(outputs: Sequence[RequestOutput]) -> int:
-    """Return how many outputs fit one message: all, unless they have many prompt logprobs; at least
-    one."""
+    """Return how many outputs fit into one message: all of them, unless they have many prompt
+    logprobs, but at least one."""
     total = 0
     for index, output in enumerate(outputs):
         if output.prompt_logprobs:

@@ -1,14 +1,16 @@
-"""Where a prompt's cached prefix came from, and how long that took, for telemetry."""
+"""Statistics for telemetry: where a prompt's cached prefix came from, and how long fetching it
+took."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class PrefixFetchStats:
-    """``mode`` and ``reason`` say what was done about the stored prefix: empty if the store had no
-    more of it than the device. ``dram_tokens`` and ``disk_tokens`` grow as blocks arrive from these
-    tiers of store node ``node``. The request waited ``wait_seconds`` for the store, starting at
-    ``started_at`` (both 0 if the store was not queried)."""
+    """``mode`` and ``reason`` say what was done about the stored prefix; they are empty if the
+    store had no more of the prefix than the device. ``dram_tokens`` and ``disk_tokens`` grow as
+    blocks arrive from the DRAM and SSD tiers of store node ``node``. The request waited
+    ``wait_seconds`` for the store, starting at ``started_at`` (both 0 if the store was not
+    queried)."""
 
     mode: str = ""
     reason: str = ""

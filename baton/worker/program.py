@@ -1,4 +1,4 @@
-"""The program of prefill and decode workers: load the model, listen, register, serve."""
+"""The process of a prefill or decode worker: it loads the model, listens, registers and serves."""
 
 import asyncio
 import os
@@ -46,20 +46,20 @@ from baton.worker.worker import Worker
 log = structlog.get_logger(__name__)
 
 GRAMMAR_IDLE_SECONDS = 30.0
-"""After this time without a request, a compiled grammar (about 1 MB) is dropped. Compiling it again
+"""Time without a request after which a compiled grammar (about 1 MB) is dropped. Compiling it again
 takes milliseconds."""
 
 ENGINE_PROBE_SECONDS = 5.0
 """Interval between checks that the engine's thread still responds."""
 
 RESERVE_AHEAD_STEPS = 2
-"""The decode worker is told to reserve blocks when this many steps of a prompt are left to compute.
-One would be enough if the decode worker and the link never caused a delay."""
+"""Number of steps that are left to compute of a prompt when the decode worker is told to reserve
+blocks. One step would be enough if the decode worker and the link never caused a delay."""
 
 
 @dataclass(frozen=True, slots=True)
 class SideFactories:
-    """Open the sides of a worker's process, with their connections to other processes. Each is
+    """Open the two sides of a worker, with their connections to other processes. Each side is
     closed after the worker has stopped."""
 
     open_prefill: Callable[
@@ -97,7 +97,7 @@ class WorkerProgram:
     # -- Program ------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the worker; return when it can serve. Raises Invalid, Unavailable."""
+        """Start the worker. Return when it can serve. Raises Invalid, Unavailable."""
         self._crashed = asyncio.get_running_loop().create_future()
         await wait_for_registry(self._registry, self._clock, self._settings.redis_wait_seconds)
         self._model = model = await asyncio.to_thread(load_model, self._settings)
@@ -159,15 +159,16 @@ class WorkerProgram:
         return self._address
 
     async def _probe_engine(self) -> None:
-        """Check regularly that the engine's thread responds: a hanging device raises no error, but
-        blocks the thread forever."""
+        """Check regularly that the engine's thread responds, because a hanging device raises no
+        error but blocks the thread forever."""
         while True:
             with STATUS.health.waiting_for("the engine"):
                 await self._thread.call(lambda engine: None)
             await self._clock.sleep(ENGINE_PROBE_SECONDS)
 
     async def _drop_unused_grammars(self) -> None:
-        """Drop compiled grammars once they are idle, and return their memory to the system."""
+        """Drop compiled grammars once they are idle, and return their memory to the operating
+        system."""
         grammars = self._model.grammars if self._model is not None else None
         while grammars is not None:
             await self._clock.sleep(GRAMMAR_IDLE_SECONDS / 2)

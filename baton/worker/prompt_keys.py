@@ -5,13 +5,13 @@ from baton.engine.key_chain import BlockKeyChain, BlockKeyChainFactory
 from baton.worker.job import Job
 
 MAX_INLINE_HASH_TOKENS = 4096
-"""The block keys of prompts up to this length are hashed in the event loop, which takes half a
+"""Maximum length of prompts whose block keys are hashed in the event loop, which takes half a
 millisecond; longer prompts are hashed in a thread."""
 
 
 async def hash_prompt(job: Job, hasher: BlockKeyChainFactory) -> BlockKeyChain:
-    """Hash the job's block keys once, so that the engine does not hash between two steps. Sets
-    ``job.keys``."""
+    """Hash the block keys of the job's prompt once, so that the engine need not do it between two
+    steps. Sets ``job.keys``."""
     spec = job.spec
     if len(spec.token_ids) > MAX_INLINE_HASH_TOKENS:
         chain = await run_in_thread(lambda: hasher.make_chain(spec))

@@ -8,8 +8,8 @@ from baton.errors import Invalid, Unavailable
 
 class RoleState:
     """A worker's state and its announced role. The worker drains either to leave (permanently, or
-    until an operator cancels that), or to take another role once no request is left. ``on_change``
-    is called when a change of state or role should be announced."""
+    until the user cancels the drain), or to take another role once no request is left.
+    ``on_change`` is called when a change of state or role should be announced."""
 
     def __init__(self, role: Role, on_change: Callable[[], None] = lambda: None) -> None:
         self.role = role
@@ -20,7 +20,7 @@ class RoleState:
         self._on_change = on_change
 
     def mark_ready(self) -> None:
-        """Make the worker ready, unless it was told to drain already."""
+        """Make the worker ready, unless it was already told to drain."""
         if self.state is WorkerState.JOINING:
             self._set_state(WorkerState.READY)
 
@@ -30,16 +30,16 @@ class RoleState:
         return self.state is WorkerState.DRAINING and self._next_role is self.role
 
     def start_drain(self, now_seconds: float, permanent: bool = True) -> None:
-        """Drain in order to leave. Idempotent. Unless the drain is permanent, :meth:`convert` to
-        the current role ends it."""
+        """Drain in order to leave. Idempotent. Unless the drain is permanent, calling
+        :meth:`convert` with the current role ends it."""
         self._is_permanent = self._is_permanent or permanent
         self._next_role = self.role
         self._drain(now_seconds)
 
     def convert(self, role: Role, now_seconds: float) -> None:
-        """Drain in order to take another role; converting to the current role ends a drain.
-        Idempotent. Raises Invalid for a role that workers can't have, Unavailable if the worker is
-        leaving permanently."""
+        """Drain in order to take another role. If ``role`` is the current role, end a drain
+        instead. Idempotent. Raises Invalid for a role that workers can't have, Unavailable if the
+        worker is leaving permanently."""
         if role not in WORKER_ROLES:
             raise Invalid(f"a worker can't become a {role.value}", param="role")
         if self._is_permanent:
@@ -54,7 +54,8 @@ class RoleState:
         self._on_change()
 
     def finish_role_change(self) -> None:
-        """Take the next role, if the worker drains to take one. Call it when no request is left."""
+        """Take the next role, if the worker drains in order to take one. Call this when no request
+        is left."""
         if self._next_role is not self.role and not self._is_permanent:
             self._become_ready()
             self._on_change()

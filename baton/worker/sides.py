@@ -1,7 +1,8 @@
-"""The two sides of a worker: computing prompts, and writing answers.
+"""The interfaces of a worker's two sides, of which one computes prompts and the other writes
+answers.
 
-:class:`Worker` composes them; neither knows the other. Every worker has both, and its role is only
-what it announces.
+:class:`Worker` composes them; neither side knows the other. Every worker has both sides, whatever
+role it announces.
 """
 
 from collections.abc import Callable
@@ -18,11 +19,11 @@ from baton.worker.job import Job
 
 
 class KvExports(Protocol):
-    """The exports of requests whose KV another worker imports: of prompts that it will decode, and
-    of answers that it continues."""
+    """The exports of requests whose KV another worker imports, because it will decode the prompt or
+    continue the answer."""
 
     def open(self, job: Job, num_tokens: int, on_close: Callable[[bool], None]) -> None:
-        """Open an export of the KV of ``num_tokens`` tokens. ``on_close(complete)`` is called once,
+        """Open an export of the KV of ``num_tokens`` tokens. ``on_close(complete)`` is called once:
         when the importing worker has read everything or has disconnected, or in :meth:`close`."""
         ...
 
@@ -31,7 +32,8 @@ class KvExports(Protocol):
         ...
 
     def record_progress(self, progress: PrefillProgress) -> None:
-        """Offer the reader the blocks that a step completed; does nothing for other requests."""
+        """Offer the reader the blocks that a step completed. Does nothing for a request that has no
+        export."""
         ...
 
     def finish_prefill(self, job: Job, token_id: TokenId, finished: bool) -> None:
@@ -44,8 +46,9 @@ class KvExports(Protocol):
         ...
 
     async def attach_reader(self, opening: KvTransferOpen) -> KvExportStream:
-        """Attach a reader to an export, once that is open. Raises NotFound if it is not opened in
-        time, Invalid if the reader's KV is incompatible, Unavailable if there is a reader."""
+        """Attach a reader to an export, waiting until the export is open. Raises NotFound if it is
+        not opened in time, Invalid if the reader's KV is incompatible, Unavailable if the export
+        already has a reader."""
         ...
 
 
@@ -56,8 +59,8 @@ class PrefillSide(Protocol):
     def exports(self) -> KvExports: ...
 
     async def start_prefill(self, job: Job, constraint: Constraint | None) -> None:
-        """Add the job to the engine, with the part of its prefix that is worth fetching. The caller
-        aborts the request in the engine if this raises or is cancelled."""
+        """Add the job to the engine, after fetching the part of its prefix that is worth fetching.
+        The caller aborts the request in the engine if this raises or is cancelled."""
         ...
 
     def record_step(self, result: StepResult) -> None:
@@ -65,7 +68,7 @@ class PrefillSide(Protocol):
         ...
 
     async def publish_remaining(self) -> None:
-        """Publish the blocks that only this worker has, because it leaves. Store failures never
+        """Publish the blocks that only this worker has, because it is leaving. Store failures never
         raise."""
         ...
 
@@ -81,8 +84,8 @@ class PrefillSide(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """A running answer that was taken out of the batch. ``spec`` is the placement that continues
-    it: its id is the one under which the engine has pinned the blocks of ``sequence``."""
+    """A running answer that was taken out of the batch. ``spec`` is that of the placement that
+    continues the answer; the engine has pinned the blocks of ``sequence`` under its id."""
 
     spec: RequestSpec
     sequence: MigratedSequence
@@ -102,7 +105,7 @@ class DecodeSide(Protocol):
 
     async def begin_migration(self, job: Job) -> Migration | None:
         """Take the job's answer out of the batch and pin its KV for the next placement. Return None
-        if that is not possible now: see :meth:`Engine.begin_migration`."""
+        if that is not possible now; see :meth:`Engine.begin_migration`."""
         ...
 
     def notify_blocks_freed(self) -> None:
@@ -110,7 +113,7 @@ class DecodeSide(Protocol):
         ...
 
     def sweep(self) -> None:
-        """Release the blocks of given-up transfers that have ended; called regularly."""
+        """Release the blocks of abandoned transfers that have ended. Called regularly."""
         ...
 
     @property

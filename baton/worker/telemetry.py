@@ -1,4 +1,4 @@
-"""A worker's telemetry: metrics, trace spans and log lines for each request."""
+"""Records a worker's telemetry: metrics, and trace spans and log lines for each request."""
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -20,8 +20,8 @@ log = structlog.get_logger(__name__)
 
 
 class WorkerTelemetry:
-    """Records the events of a worker's requests. ``name`` is the worker's; without ``spans``
-    nothing is traced. There is no call per token, for speed."""
+    """Records the events of a worker's requests. ``name`` is the worker's name. If ``spans`` is
+    None, nothing is traced. For speed, there is no call per token."""
 
     def __init__(
         self, name: str, registry: CollectorRegistry, clock: Clock, spans: SpanSink | None = None

@@ -1,7 +1,7 @@
 """A worker: takes requests from routers, runs them on its engine, and delivers their outputs.
 
-Prefill and decode workers run the same code and differ only in the tasks they are sent. Either can
-serve a whole request when the other pool is gone.
+Prefill and decode workers run the same code and differ only in the tasks that they are sent. Either
+can serve a whole request if the other pool has no workers left.
 """
 
 import asyncio
@@ -39,8 +39,8 @@ from baton.worker.role_state import RoleState
 from baton.worker.sides import DecodeSide, Migration, PrefillSide
 
 SWEEP_SECONDS = 0.25
-"""Interval of the worker's periodic checks. The load in a heartbeat is at most this old, plus one
-step."""
+"""Interval of the worker's periodic checks. The load in a heartbeat is at most this old, plus the
+duration of one step."""
 
 log = structlog.get_logger(__name__)
 
@@ -97,9 +97,10 @@ class Worker:
     def start_drain(self, permanent: bool = True) -> None:
         """Stop accepting requests. Idempotent.
 
-        While other workers are ready, requests that have not started are rerouted and answers that
-        take longer are migrated. Then blocks that only this worker has are published to the store.
-        Unless the drain is permanent, :meth:`convert` to the current role ends it."""
+        If other workers are ready, requests that have not started are rerouted, and answers that
+        don't end within the grace period are migrated. Then the blocks that only this worker has
+        are published to the store. Unless the drain is permanent, calling :meth:`convert` with the
+        current role ends it."""
         self._role_state.start_drain(self._clock.monotonic(), permanent)
 
     def convert(self, role: Role) -> None:
@@ -164,16 +165,21 @@ class Worker:
         self._spawn(job, partial(self._start_prefill, job))
 
     def _admit(self, spec: RequestSpec) -> None:
-        """Raise an error if the request can't be accepted; end its older placement, if any."""
+        """Raise an error if the request can't be accepted. End its older placement, if there is
+        one."""
         if self.state is not WorkerState.READY:
             raise Unavailable(f"worker {self._id} is {self.state.value}")
         older = self._jobs.latest(spec.request_id)
         if older is not None and older.spec.epoch >= spec.epoch:
-            raise Invalid(f"request {spec.request_id} is already here in epoch {older.spec.epoch}")
+            raise Invalid(
+                f"request {spec.request_id} is already on this worker in epoch {older.spec.epoch}"
+            )
         if older is not None:
             self._lifecycle.end(older)
         if len(self._jobs) >= self._config.max_jobs:
-            raise Overloaded(f"worker {self._id} has {len(self._jobs)} requests, the maximum")
+            raise Overloaded(
+                f"worker {self._id} already has {len(self._jobs)} requests, the maximum"
+            )
 
     def _spawn(self, job: Job, work: Callable[[], Awaitable[None]]) -> None:
         assert self._tasks is not None, "run() comes first"
@@ -204,15 +210,15 @@ class Worker:
     # -- draining ---------------------------------------------------------------------------
 
     def _publish_remaining_blocks(self, tasks: asyncio.TaskGroup) -> None:
-        """Start to publish the remaining blocks when leaving, once per drain."""
+        """Start publishing the remaining blocks if the worker is leaving, once per drain."""
         if not self._role_state.is_leaving:
             self._final_publish_task = None
         elif self._final_publish_task is None:
             self._final_publish_task = tasks.create_task(self._prefill.publish_remaining())
 
     async def _drain_jobs(self, since: float) -> None:
-        """Reroute or migrate the jobs that can leave now. Jobs that are still on their way into the
-        engine follow once they are there."""
+        """Reroute or migrate the jobs that can leave now. Jobs that are still being added to the
+        engine follow once they are in it."""
         in_grace_period = self._clock.monotonic() < since + self._config.drain_grace_seconds
         for job in self._jobs:
             request_id = job.spec.request_id
@@ -224,7 +230,8 @@ class Worker:
                 await self._migrate(job)
 
     async def _migrate(self, job: Job) -> None:
-        """Stop an answer and export its KV for the next epoch, as if it had been a prompt."""
+        """Stop an answer and export its KV for the request's next epoch, as if all of it were a
+        prompt."""
         migration = await self._decode.begin_migration(job)
         if migration is None:
             return

@@ -188,7 +188,7 @@ async def test_errors_of_the_node_reach_the_client_unchanged(
     monkeypatch.undo()
     await harness.put(0)
     for seconds in (0.0, 61.0, float("nan")):
-        with pytest.raises(Invalid, match="a lease lasts up to 60 s"):
+        with pytest.raises(Invalid, match="must last more than 0 and up to 60 s"):
             await client.lease(query(0, seconds=seconds))
     monkeypatch.setattr("kvstore.put_handler.MAX_PUTS", 0)
     with pytest.raises(Overloaded) as refusal:

@@ -255,9 +255,9 @@ def test_folder_is_locked_by_one_store(tmp_path: Path) -> None:
 
 
 def test_invalid_settings_are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(Invalid, match="store_disk_bytes is 1000: the SSD tier needs at least"):
+    with pytest.raises(Invalid, match="store_disk_bytes is 1000; it must be at least"):
         DiskTier(tmp_path, 1000)
-    with pytest.raises(Invalid, match="no eviction policy"):
+    with pytest.raises(Invalid, match="the eviction policy is 'best'"):
         DiskTier(tmp_path, 4 * SEGMENT, "best")
     (tmp_path / "file").write_text("")
     with pytest.raises(Unavailable, match="store_folder"):

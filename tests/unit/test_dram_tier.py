@@ -144,9 +144,9 @@ def test_quota_evicts_the_tenants_oldest_blocks() -> None:
 def test_invalid_sizes_are_rejected() -> None:
     tier = DramTier(32, 16)
     for size in (0, 17):
-        with pytest.raises(Invalid, match="does not fit a slab"):
+        with pytest.raises(Invalid, match="it must have 1 to 16, the size of a slab"):
             tier.check_block_size(size)
-    with pytest.raises(Invalid, match=r"no eviction policy 'best'; there are baton, lru"):
+    with pytest.raises(Invalid, match=r"policy is 'best'; it must be one of baton, lru"):
         DramTier(32, 16, "best")
 
 

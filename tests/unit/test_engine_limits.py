@@ -20,8 +20,11 @@ from tests.unit.test_engine import CONFIG, PROMPT, Bench, spec, tokens_of
         (spec("a", ()), "num_prompt_tokens is 0"),
         (spec("a", max_tokens=0), "there is nothing left to generate"),
         (spec("a", emitted=5), "there is nothing left to generate"),
-        (spec("a", max_tokens=55), "10 tokens and 55 to generate are more than the 64"),
-        (spec("a", max_tokens=36), "the request needs 12 KV blocks, and there are 11"),
+        (
+            spec("a", max_tokens=55),
+            "10 tokens and may generate 55; in total, the model supports at most 64",
+        ),
+        (spec("a", max_tokens=36), "the request needs 12 KV blocks, but the worker has only 11"),
     ],
 )
 def test_request_that_can_never_be_served_is_refused(
@@ -58,14 +61,14 @@ def test_duplicate_request_id_is_rejected() -> None:
 def test_full_queue_raises_overloaded() -> None:
     bench = Bench(config=replace(CONFIG, max_waiting=1))
     bench.engine.add(spec("a"), Task.PREFILL_AND_DECODE)
-    with pytest.raises(Overloaded, match="1 requests are waiting already"):
+    with pytest.raises(Overloaded, match="queue is full: 1 requests are waiting"):
         bench.engine.add(spec("b"), Task.PREFILL_AND_DECODE)
     bench.engine.step()
     bench.engine.add(spec("b"), Task.PREFILL_AND_DECODE)
 
 
 def test_engine_and_runner_agree_on_the_block_size() -> None:
-    with pytest.raises(Invalid, match="block_tokens is 4, the runner's is 8"):
+    with pytest.raises(Invalid, match="block_tokens is 4; it must be the runner's block size, 8"):
         Engine(
             FakeRunner(4, 8),
             CONFIG,

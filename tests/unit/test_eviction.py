@@ -182,7 +182,7 @@ def test_empty_buckets_do_not_accumulate(name: str) -> None:
 
 
 def test_unknown_policy_is_rejected() -> None:
-    with pytest.raises(Invalid, match="no eviction policy 'best'; there are baton, lru, lfu, len"):
+    with pytest.raises(Invalid, match="policy is 'best'; it must be one of baton, lru, lfu, len"):
         new_eviction_policy("best")
 
 

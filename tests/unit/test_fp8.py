@@ -190,7 +190,7 @@ GROUP = ROWS["config_groups"]["group_0"]["weights"]  # type: ignore[index]
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (quantized_as(None), "is in FP8, and config.json has no quantization_config"),
+        (quantized_as(None), "is in FP8, but config.json has no quantization_config"),
         (quantized_as({"quant_method": "gptq", "bits": 4}), "only FP8 .* is supported"),
         (quantized_as(BLOCKS | {"fmt": "e5m2"}), "only FP8"),
         (quantized_as(BLOCKS | {"weight_block_size": [100, 100]}), "sides are multiples of 16"),

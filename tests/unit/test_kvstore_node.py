@@ -261,14 +261,14 @@ async def test_invalid_requests_are_rejected() -> None:
     with pytest.raises(Invalid, match="no transport 'pigeon'"):
         await store.node.put(PutRequest(unknown, CHECKSUM_XXH3, request.blocks))
     huge = BlockRef(0, 5 * SIZE, 0, KEYS[0])
-    with pytest.raises(Invalid, match=r"does not fit a slab .*: raise store_bytes"):
+    with pytest.raises(Invalid, match=r"the size of a slab .*: raise store_bytes"):
         await store.node.put(PutRequest(store.source, CHECKSUM_XXH3, (huge,)))
     outside = BlockRef(16 * SIZE - 1, SIZE, 0, KEYS[0])
     with pytest.raises(Invalid):
         await store.node.put(PutRequest(store.source, CHECKSUM_XXH3, (outside,)))
     for seconds in (0.0, 61.0, float("nan")):
         await store.put(1)
-        with pytest.raises(Invalid, match="a lease lasts up to 60 s"):
+        with pytest.raises(Invalid, match="must last more than 0 and up to 60 s"):
             await store.lease(1, seconds=seconds)
     assert (store.node.stats().num_blocks, store.node.stats().leased_blocks) == (1, 0)
 
@@ -279,7 +279,7 @@ async def test_concurrent_puts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     putting = asyncio.create_task(store.put(0))
     while not store.node.stats().num_blocks:
         await asyncio.sleep(0)
-    with pytest.raises(Overloaded, match="1 puts are running") as refusal:
+    with pytest.raises(Overloaded, match="1 puts are already running") as refusal:
         await store.put(1)
     assert refusal.value.retry_after_seconds == 0.2
     assert await putting == (1, 0)

@@ -269,7 +269,7 @@ def test_invalid_submissions_are_refused() -> None:
         assert [output.details["error_status"] for output in refused] == [
             "INVALID_ARGUMENT", "NOT_FOUND", "INVALID_ARGUMENT", "INVALID_ARGUMENT",
         ]  # fmt: skip
-        assert "is already here in epoch 2" in refused[-1].error
+        assert "is already on this worker in epoch 2" in refused[-1].error
         assert "mock workers support neither grammars" in refused[-2].error
 
     in_virtual_time(main())

@@ -238,7 +238,7 @@ def test_head_is_never_in_int4() -> None:
 def test_unknown_or_unsupported_formats_are_rejected() -> None:
     with pytest.raises(Invalid, match="'int3', and must be one of none, int8, int4, fp8"):
         check_format("int3", torch.device("cpu"))
-    message = "quantization is int4, which only CPUs support, and the device is cuda:0"
+    message = "quantization is int4, which only CPUs support, but the device is cuda:0"
     with pytest.raises(Invalid, match=re.escape(message)):
         check_format("int4", torch.device("cuda:0"))
     check_format("none", torch.device("cuda:0"))

@@ -13,12 +13,12 @@ from baton.engine.plan import Row
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """The packed rows of one step: row i owns tokens [offsets[i], offsets[i + 1]).
+    """The packed rows of one step. Row i consists of tokens [offsets[i], offsets[i + 1]).
 
     ``starts[i]`` tokens of row i are in the cache before this step and ``context_lengths[i]`` after
-    it. The first ``num_decodes`` rows have one token each. ``slots`` [num_tokens] are the places
-    of the tokens' KV: block id * block_tokens + offset. ``block_tables`` [num_rows,
-    max_blocks] int64, padded with 0. ``positions`` [num_tokens].
+    it. The first ``num_decodes`` rows have one token each. ``slots`` [num_tokens] say where each
+    token's KV is stored: block id * block_tokens + offset. ``block_tables`` [num_rows, max_blocks]
+    int64, padded with 0. ``positions`` [num_tokens].
     """
 
     starts: tuple[int, ...]
@@ -54,8 +54,9 @@ def pack_batch(
     device: torch.device,
     tables: BlockTableCache | None = None,
 ) -> PackedBatch:
-    """Pack a plan's rows into tensors. They are built on the host, without loops over tokens, and
-    then moved to ``device``. ``tables`` is the cache of block tables from earlier steps."""
+    """Pack a plan's rows into tensors. The tensors are built on the host, without loops over
+    tokens, and then copied to ``device``. ``tables`` is the cache of block tables from earlier
+    steps."""
     tables = tables or BlockTableCache()
     if all(len(row.token_ids) == 1 for row in rows):
         return _decode_batch(rows, block_tokens, device, tables)
@@ -81,9 +82,9 @@ def pack_batch(
 def _decode_batch(
     rows: Sequence[Row], block_tokens: int, device: torch.device, tables: BlockTableCache
 ) -> PackedBatch:
-    """Pack a batch that has only decodes, as most do. The model's weights have evicted this code
-    from the CPU's caches, so each NumPy or torch function avoided saves 10 µs, more than a Python
-    loop over the rows costs."""
+    """Pack a batch that has only decodes, as most batches do. By the time this runs, the model's
+    weights have evicted its code from the CPU's caches, so each NumPy or torch call that is avoided
+    saves 10 µs, which is more than a Python loop over the rows costs."""
     starts = tuple(row.start for row in rows)
     slots = [
         row.block_ids[start // block_tokens] * block_tokens + start % block_tokens

@@ -12,13 +12,14 @@ BlockIdArray = NDArray[np.int64]
 
 
 class BlockTableCache:
-    """Caches the last step's block tables as arrays: converting a tuple costs 50 ns per block, and
-    4,096 tokens have 256 blocks. A sequence whose blocks change gets a new tuple."""
+    """Caches the last step's block tables as arrays, because converting a tuple costs 50 ns per
+    block, and a context of 4,096 tokens has 256 blocks. A table is recognized by the identity of
+    its tuple: a sequence whose blocks change gets a new one."""
 
     def __init__(self) -> None:
         self._arrays: dict[int, tuple[tuple[BlockId, ...], BlockIdArray]] = {}
-        """The array of each block table, by the table's ``id()``. The table is kept, too, so that
-        no other object gets its id."""
+        """The array of each block table, by the table's ``id()``. The table itself is kept, too, so
+        that no other object can get its id."""
 
     def pack(self, rows: Sequence[Row], used: Sequence[int]) -> BlockIdArray:
         """Return the block tables [num_rows, max(used)]: the first ``used[i]`` blocks of row i,

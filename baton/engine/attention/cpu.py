@@ -1,8 +1,8 @@
 """Attention on the CPU with torch's own kernels, over contexts gathered from the pool.
 
-Decodes are computed as one batch, padded to the longest context; prefill rows one by one, since
-their lengths differ too much to pad. Padding is zeroed: a weight of zero would not cancel a NaN
-that another request has left there.
+Decodes are computed as one batch, padded to the longest context. Prefill rows are computed one by
+one, since their lengths differ too much for padding. Padding is zeroed: otherwise a NaN that
+another request has left there would remain a NaN even with an attention weight of zero.
 """
 
 import torch
@@ -99,8 +99,8 @@ class CpuAttention:
 
 
 def _causal(num_tokens: int, start: int) -> torch.Tensor | None:
-    """Return the mask [num_tokens, start + num_tokens], true where a query may attend. None if
-    ``start`` is 0: the mask is a plain triangle then."""
+    """Return the mask [num_tokens, start + num_tokens], true where a query may attend. Return None
+    if ``start`` is 0: the mask is then a plain triangle, which torch applies by itself."""
     if start == 0:
         return None
     queries = torch.arange(start, start + num_tokens).view(-1, 1)

@@ -1,4 +1,4 @@
-"""Attention computed literally by its formula; the reference that other backends are tested
+"""Computes attention literally by its formula, as the reference that other backends are tested
 against."""
 
 import torch
@@ -38,8 +38,9 @@ class ReferenceAttention:
 
 
 def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int) -> torch.Tensor:
-    """Compute attention of ``q`` [tokens, heads, dim] at positions from ``start``; keys, values
-    [context, kv_heads, dim]. Query head h reads KV head h // (heads / kv_heads)."""
+    """Compute attention of ``q`` [tokens, heads, dim], whose first token is at position ``start``,
+    over ``keys`` and ``values`` [context, kv_heads, dim]. Query head h reads KV head h // (heads /
+    kv_heads)."""
     group = q.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
     scores = torch.einsum("thd,chd->htc", q, keys) / q.shape[-1] ** 0.5

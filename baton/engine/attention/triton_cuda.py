@@ -12,18 +12,18 @@ from baton.engine.quantization import E4M3
 
 LOG2_E = 1.4426950408889634
 SPLIT_TOKENS = 256
-"""Number of tokens in a split of a decode's context. It never depends on the batch; otherwise the
-last bits of results would. A split's result has 3 % of the bytes of its keys and values (in groups
-of four query heads, 16-bit formats). Shorter splits cost more; longer ones leave multiprocessors
-idle."""
+"""Number of tokens in a split of a decode's context. It never depends on the batch: otherwise the
+last bits of a result would depend on it, too. A split's result has 3 % of the bytes of its keys and
+values (in groups of four query heads, 16-bit formats). Shorter splits cost more memory traffic;
+longer ones leave multiprocessors idle."""
 
 PROGRAMS_PER_PROCESSOR = 16
-"""Target number of decode programs per streaming multiprocessor. A few run there at the same time,
-so that one computes while others wait for memory; the many more even out contexts of different
-lengths."""
+"""Target number of decode programs per streaming multiprocessor. A few of them run at the same
+time, so that one computes while others wait for memory. The rest wait their turn, which evens out
+contexts of different lengths."""
 
 SPLITS_PER_ITERATION = 16
-"""Splits combined by one iteration of ``combine``: 8 KiB, with heads of 128."""
+"""Number of splits that one iteration of ``combine`` reads: 8 KiB, if a head has 128 dimensions."""
 
 MIN_DOT_SIZE = 16
 """Minimum number of rows and columns of ``tl.dot``."""
@@ -40,7 +40,8 @@ class AttentionTiling:
 
 @dataclass(frozen=True, slots=True)
 class DeviceBatch:
-    """A batch as the kernels read it; all tensors are on the device, integers of 32 or 64 bits.
+    """A batch as the kernels read it. All tensors are on the device and have integers of 32 or 64
+    bits.
 
     ``positions`` and ``slots`` [num_tokens] (slot -1: not written), ``block_tables`` [num_rows,
     max_blocks], ``context_lengths`` [num_rows] (0: a padding row, which reads nothing).
@@ -58,9 +59,9 @@ class DeviceBatch:
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunks:
-    """The prefill rows of a batch. ``spans`` has for each: its row, its number of tokens, and the
-    number of tokens in the cache before this step. ``offsets`` [num_rows + 1] and ``starts``
-    [num_rows] are the whole batch's (:class:`PackedBatch`)."""
+    """The prefill rows of a batch. ``spans`` has for each of them: the index of the row, its number
+    of tokens, and the number of its tokens in the cache before this step. ``offsets`` [num_rows +
+    1] and ``starts`` [num_rows] are those of the whole batch (:class:`PackedBatch`)."""
 
     spans: tuple[tuple[int, int, int], ...]
     offsets: torch.Tensor
@@ -68,7 +69,8 @@ class PrefillChunks:
 
 
 class TritonAttention:
-    """Attention on a GPU. All decodes of a batch are one kernel launch, as are all prefill rows.
+    """Attention on a GPU. One kernel launch computes all decodes of a batch, and another all
+    prefill rows.
 
     ``prepare`` copies the batch to the device; ``attend`` never waits for the device.
     """
@@ -89,7 +91,7 @@ class TritonAttention:
         self.set_batch(self._to_device(batch))
 
     def set_batch(self, batch: DeviceBatch) -> None:
-        """As :meth:`prepare`, for a batch that is on the device already."""
+        """Like :meth:`prepare`, but for a batch that is already on the device."""
         self.batch = batch
         self._tiles: torch.Tensor | None = None
 
@@ -98,7 +100,7 @@ class TritonAttention:
         return self.attend_cached(layer, q.contiguous())
 
     def attend_cached(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """As :meth:`attend`, when the keys and values are in the pool already."""
+        """Like :meth:`attend`, but for keys and values that are already in the pool."""
         output = torch.empty_like(q)
         if self.batch.num_decodes:
             self._decode(layer, q, output)
@@ -107,7 +109,8 @@ class TritonAttention:
         return output
 
     def split_bytes(self, num_heads: int) -> int:
-        """Return the size of one split's result for one decode, all heads, before combining."""
+        """Return the size in bytes of one split's result for one decode, for all heads together,
+        before splits are combined."""
         return num_heads * (int(self._dim) + 1) * torch.float32.itemsize
 
     def _to_device(self, batch: PackedBatch) -> DeviceBatch:
@@ -212,7 +215,7 @@ class TritonAttention:
 
     def _make_tiles(self, chunks: PrefillChunks, tokens_per_tile: int) -> torch.Tensor:
         """Cut the prefill rows into tiles, [num_tiles, 2] int32: row and first token. Tiles with
-        most keys come first, so that no long tile begins when the others are done."""
+        the most keys come first, so that no long tile starts when the others are nearly done."""
         tiles = [
             (start + first, row, first)
             for row, num_tokens, start in chunks.spans
@@ -223,8 +226,8 @@ class TritonAttention:
         return torch.tensor(rows_and_firsts, dtype=torch.int32, device=self._pool.device)
 
     def _num_programs(self, rows: int, splits: int) -> int:
-        """Return the number of programs among which the splits of each row and KV head are
-        divided: enough to keep the device busy."""
+        """Return the number of programs among which the splits of each row and KV head are divided,
+        enough of them to keep the device busy."""
         wanted = PROGRAMS_PER_PROCESSOR * self.num_processors // (rows * int(self._kv_heads))
         return max(1, min(wanted, splits))
 
@@ -233,7 +236,7 @@ class TritonAttention:
         return max(MIN_DOT_SIZE, int(triton.next_power_of_2(self._dim)))
 
     def _scales_of(self, layer: int) -> tuple[float, float]:
-        """Return the factor of the scores and the factor of the values."""
+        """Return the factors by which the scores and the values are multiplied."""
         scale = self._kv_scales[layer]
         return float(LOG2_E / self._dim**0.5) * scale.key, scale.value
 
@@ -261,7 +264,7 @@ def prefill_tiling(dtype: torch.dtype, padded_dim: int, group: int) -> Attention
 
 
 def decode_tiling(dtype: torch.dtype, padded_dim: int, group: int) -> AttentionTiling:
-    """Return the decode kernel's tile sizes. With few queries, many keys in flight are needed to
-    hide the memory's latency."""
+    """Return the decode kernel's tile sizes. A decode has few queries, so many keys must be in
+    flight to hide the memory's latency."""
     m = max(MIN_DOT_SIZE, triton.next_power_of_2(group))
     return AttentionTiling(m, 32 if dtype is torch.float32 or padded_dim > 128 else 64, 4)

@@ -1,12 +1,12 @@
 """Triton kernels over the paged pool ``[num_blocks, layers, 2, block_tokens, kv_heads, dim]``.
 
-All take the pool as a flat pointer to one layer's part, and find token ``p`` of a row in block
-``table[p // block_tokens]`` at ``p % block_tokens``. The query heads that share a KV head are
-computed together, so that each key and value is read once (a group of G heads makes G queries per
-token). Softmax runs online in FP32 (Milakov and Gimelshein 2018; Dao et al. 2022, algorithm 1);
-decodes split long contexts over programs and combine the parts afterwards (Dao et al. 2023,
-"Flash-Decoding"). Exponentials are of base 2, which the hardware has. A pool in FP8 (E4M3) is
-converted in registers, and multiplied in the queries' dtype.
+All kernels take the pool as a flat pointer to one layer's part, and find token ``p`` of a row in
+block ``table[p // block_tokens]`` at offset ``p % block_tokens``. The query heads that share a KV
+head are computed together, so that each key and value is read once (a group of G heads makes G
+queries per token). Softmax runs online in FP32 (Milakov and Gimelshein 2018; Dao et al. 2022,
+algorithm 1); decodes split long contexts over programs and combine the parts afterwards (Dao et al.
+2023, "Flash-Decoding"). Exponentials have base 2, because the hardware has an instruction for that.
+A pool in FP8 (E4M3) is converted in registers and multiplied in the queries' dtype.
 """
 
 import triton
@@ -15,7 +15,8 @@ import triton.language as tl
 
 @triton.jit
 def to_pool_dtype(x, factor, FP8: tl.constexpr):
-    """Convert to the pool's format: ``x`` itself, or with FP8 ``x`` * ``factor`` in E4M3."""
+    """Return ``x`` in the pool's format: unchanged, or, if the pool is in FP8, ``x`` * ``factor``
+    in E4M3."""
     if FP8:
         x = to_e4m3(x.to(tl.float32) * factor)
     return x
@@ -23,7 +24,8 @@ def to_pool_dtype(x, factor, FP8: tl.constexpr):
 
 @triton.jit
 def to_e4m3(x):
-    """Round FP32 to the nearest E4M3, ties to even. Numbers that are too large are clamped."""
+    """Round FP32 to the nearest E4M3 number, ties to even. Numbers that are too large are
+    clamped."""
     return tl.clamp(x, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
 
 
@@ -77,8 +79,8 @@ def _attend_range(
     PRECISION: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Attend to keys [begin, end), N at a time. Without MASKED every query may see all of them,
-    and N must divide their number."""
+    """Attend to keys [begin, end), N at a time. If MASKED is false, every query sees all of these
+    keys, and their number must be a multiple of N."""
     columns = tl.arange(0, DIM_PADDED)
     for first in range(begin, end, N):
         keys = first + tl.arange(0, N)
@@ -127,8 +129,8 @@ def prefill(
     N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Prefill attention. One program per KV head and tile of a row's tokens: M // GROUP tokens,
-    GROUP query heads each."""
+    """Compute prefill attention. There is one program per KV head and tile of a row's tokens. A
+    tile has M // GROUP tokens with GROUP query heads each."""
     tile, kv_head = tl.program_id(0), tl.program_id(1)
     row = tl.load(tiles_ptr + 2 * tile)
     first = tl.load(tiles_ptr + 2 * tile + 1)
@@ -186,8 +188,8 @@ def decode(
     SPLIT: tl.constexpr,  # keys per split; a multiple of N
     PRECISION: tl.constexpr,
 ):
-    """Decode attention of one row and KV head, over this program's splits of the context. A split
-    has the same keys in any batch; only the assignment of splits to programs depends on the
+    """Compute decode attention of one row and KV head, over this program's splits of the context. A
+    split has the same keys in any batch; only the assignment of splits to programs depends on the
     batch."""
     row, kv_head = tl.program_id(0), tl.program_id(1)
     context = tl.load(contexts_ptr + row)
@@ -227,8 +229,8 @@ def combine(
     SPLIT: tl.constexpr,
     AT_ONCE: tl.constexpr,  # splits per iteration; a power of two
 ):
-    """Combine the splits of a row and head: their means weighted by their sums, in order. One
-    program per row and head. A padding row without context gets zeros."""
+    """Combine the splits of a row and head: add their means, weighted by their sums, in order.
+    There is one program per row and head. A padding row, which has no context, gets zeros."""
     line = tl.program_id(0).to(tl.int64)
     splits = tl.cdiv(tl.load(contexts_ptr + line // heads), SPLIT)
     columns = tl.arange(0, DIM_PADDED)

@@ -1,4 +1,4 @@
-"""The cases that are measured: prefills of whole prompts, and single decode steps."""
+"""Defines the cases that are measured: prefills of whole prompts, and single decode steps."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class BenchCase:
 
     @property
     def kv_tokens(self) -> int:
-        """Number of tokens whose KV is in the pool when the case has run."""
+        """Number of tokens whose KV is in the pool after the case has run."""
         return self.batch * self.context
 
     @property

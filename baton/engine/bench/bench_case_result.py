@@ -10,7 +10,8 @@ from baton.engine.bench.stopwatch import ElapsedTime
 
 @dataclass(frozen=True, slots=True)
 class BenchCaseResult:
-    """The measured time ``elapsed`` of a whole case, its ``demand``, and the machine's ceilings."""
+    """The measured time ``elapsed`` of a whole case, its ``demand``, and the machine's
+    ``ceilings``."""
 
     case: BenchCase
     elapsed: ElapsedTime

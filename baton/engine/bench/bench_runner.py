@@ -1,4 +1,5 @@
-"""Runs benchmark cases: a runner with a pool full of noise, and plans as a scheduler makes them."""
+"""Runs benchmark cases on a runner whose pool is full of noise, with plans like those of a
+scheduler."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,13 +15,13 @@ from baton.engine.runner import ModelRunner
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 NOISE_ELEMENTS = 2**22
-"""Number of random elements; the rest of the pool repeats them. The values of KV don't affect the
-speed, unless they are zero or NaN."""
+"""Number of random elements; the rest of the pool repeats them. The values in the pool don't affect
+the speed, unless they are zero or NaN."""
 
 
 class BenchRunner:
     """Makes and runs the steps of benchmark cases. A prefill step computes ``chunk_tokens`` tokens.
-    Blocks are allocated in random order, as in a pool that was used for long."""
+    Blocks are allocated in random order, as in a pool that has been in use for a long time."""
 
     def __init__(self, runner: ModelRunner, chunk_tokens: int, seed: int) -> None:
         self._runner = runner
@@ -47,7 +48,8 @@ class BenchRunner:
         yield Plan(0, tuple(rows))
 
     def _prefill(self, work: BenchCase) -> Iterator[Plan]:
-        """Yield prefill plans: prompt after prompt, with as many tokens per step as fit."""
+        """Yield prefill plans that compute prompt after prompt, with as many tokens per step as a
+        step may have."""
         rows: list[Row] = []
         room = self._chunk_tokens
         for n in range(work.batch):

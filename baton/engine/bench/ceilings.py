@@ -1,8 +1,9 @@
-"""Measures the machine's limits in a benchmark's run: peak arithmetic rate and memory bandwidth.
+"""Measures the machine's limits during a benchmark run: peak arithmetic rate and memory bandwidth.
 
-On a CPU both are measured with Baton's C++ kernels, on as many threads as the model uses: products
-of numbers that stay in registers, and sequential reads of memory. Where these kernels can't run,
-and on a GPU, torch is used: a product of large matrices, and a sum or a copy.
+On a CPU, both limits are measured with Baton's C++ kernels, on as many threads as the model uses:
+the arithmetic rate with products of numbers that stay in registers, the bandwidth with sequential
+reads of memory. Where these kernels can't run, and on a GPU, torch is used: a product of large
+matrices for the arithmetic rate, and a sum (CPU) or a copy (GPU) for the bandwidth.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +21,11 @@ PRODUCT_ITERATIONS = 500_000
 """Iterations of products in registers, which take some 0.1 s."""
 
 READ_BYTES = 256 * 2**20
-"""Bytes read by each thread: far more than fits in caches."""
+"""Number of bytes that each thread reads: far more than fit into its caches."""
 
 CPU_MATRIX, GPU_MATRIX = 768, 8192
-"""Rows and columns of the matrices: so many that memory bandwidth does not matter."""
+"""Number of rows and columns of the matrices, large enough that memory bandwidth does not
+matter."""
 
 COPY_BYTES = 2**30
 
@@ -32,7 +34,8 @@ MAX_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Peak rates, per second of wall-clock time by all threads, or of CPU time by one thread."""
+    """Peak rates: those of all threads per second of wall-clock time, or those of one thread per
+    second of CPU time."""
 
     flops_per_second: float
     bytes_per_second: float
@@ -49,7 +52,7 @@ class MeasuredCeilings:
 
 
 def highest_ceilings(found: Sequence[MeasuredCeilings]) -> MeasuredCeilings:
-    """Return the highest of several measurements of one machine and dtype."""
+    """Return the highest rates of several measurements on one machine in one dtype."""
     return MeasuredCeilings(
         _highest([each.wall for each in found]),
         _highest([each.cpu for each in found]),
@@ -76,7 +79,7 @@ class _Probe:
 def measure_ceilings(
     device: torch.device, dtype: torch.dtype, threads: int, rounds: int = 5
 ) -> MeasuredCeilings:
-    """Measure both ceilings. ``threads`` is the number of CPU threads; not used for a GPU."""
+    """Measure both ceilings. ``threads`` is the number of CPU threads; it is ignored on a GPU."""
     products, reads, method = _probes(device, dtype, threads)
     flops, num_bytes = (_rate(probe, rounds) for probe in (products, reads))
     return MeasuredCeilings(
@@ -87,7 +90,8 @@ def measure_ceilings(
 
 
 def _rate(probe: _Probe, rounds: int) -> ElapsedTime:
-    """Return the best time of all rounds: the one that other load has disturbed least."""
+    """Return the shortest time of all rounds, which is the one that other load has disturbed
+    least."""
     return min_time(time_repeatedly(probe.action, rounds, MAX_SECONDS))
 
 

@@ -24,14 +24,14 @@ def split_by_memory(
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
 ) -> tuple[list[BenchCase], list[str]]:
-    """Return the cases whose KV fits into memory beside the weights, and a message for each other
-    case. Raises Invalid when none fits."""
+    """Return the cases whose KV fits into memory beside the weights, and a message for each case
+    that doesn't fit. Raises Invalid if none fits."""
     free = _free_bytes(device) - num_weights(config) * dtype.itemsize
     room = max(0, int(USABLE_MEMORY_SHARE * free))
     fitting = [work for work in all_works if kv_bytes(work, config, kv_dtype) <= room]
     others = [work for work in all_works if work not in fitting]
     messages = [
-        f"{work}: its KV takes {kv_bytes(work, config, kv_dtype) / GIB:.1f} GiB, and "
+        f"{work}: its KV takes {kv_bytes(work, config, kv_dtype) / GIB:.1f} GiB, but only "
         f"{room / GIB:.1f} GiB are free beside the weights"
         for work in others
     ]

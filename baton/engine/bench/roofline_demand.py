@@ -1,4 +1,5 @@
-"""The least work that a case needs on any hardware: arithmetic operations, and bytes read."""
+"""Computes the least work that a case needs on any hardware: arithmetic operations, and bytes
+read."""
 
 from dataclasses import dataclass
 
@@ -48,7 +49,8 @@ class RooflineDemand:
         return self.flops / self.num_bytes
 
     def seconds_at(self, ceilings: Ceilings) -> float:
-        """Return the least time: that of computing or of reading, whichever takes longer."""
+        """Return the least possible time: that of the computation or that of reading, whichever is
+        longer."""
         return max(
             self.flops / ceilings.flops_per_second, self.num_bytes / ceilings.bytes_per_second
         )
@@ -91,8 +93,8 @@ def _weights_per_token(config: ModelConfig) -> float:
 
 
 def _weights_read(config: ModelConfig, num_tokens: int) -> float:
-    """Return the expected number of distinct weights that ``num_tokens`` tokens need, as if each
-    token chose its experts at random."""
+    """Return the expected number of distinct weights that ``num_tokens`` tokens need, assuming that
+    each token chooses its experts at random."""
     dense = config.num_layers - len(config.moe.layers if config.moe else ())
     common = _common(config) + dense * _feed_forward(config)
     if config.moe is None:

@@ -44,8 +44,8 @@ def min_time(times: Sequence[ElapsedTime]) -> ElapsedTime:
 
 
 def time_repeatedly(action: Action, rounds: int, max_seconds: float) -> list[ElapsedTime]:
-    """Measure ``rounds`` runs after a warm-up; fewer if they take more than ``max_seconds`` in
-    total."""
+    """Measure ``rounds`` runs after a warm-up run, or fewer if they take more than ``max_seconds``
+    in total."""
     action()
     times = [time_once(action)]
     while len(times) < rounds and sum(each.wall for each in times) < max_seconds:

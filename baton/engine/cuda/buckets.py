@@ -1,13 +1,15 @@
-"""The batch sizes that have a CUDA graph (buckets); other batches are padded to the next one."""
+"""Defines the batch sizes that have a CUDA graph (buckets). Other batches are padded to the next
+bucket."""
 
 from bisect import bisect_left
 
 BUCKETS = (1, 2, 4, *range(8, 257, 8))
-"""Padding costs little: weights are read once for all rows, and a row without context reads nothing
-from the pool."""
+"""The batch sizes. Padding costs little: weights are read once for all rows, and a padding row,
+which has no context, reads nothing from the pool."""
 
 MAX_SPLITS_BYTES = 512 * 1024 * 1024
-"""Maximum size of one layer's split results: a graph has a buffer for the longest contexts."""
+"""Maximum size of one layer's split results, for which a graph has a buffer that is large enough
+for its longest contexts."""
 
 
 def bucket_for(num_rows: int) -> int | None:
@@ -18,8 +20,8 @@ def bucket_for(num_rows: int) -> int | None:
 
 
 def context_limit(num_rows: int, max_tokens: int, split_tokens: int, split_bytes: int) -> int:
-    """Return the maximum context of each row of a bucket: ``max_tokens`` of the model, or what
-    fits into ``MAX_SPLITS_BYTES``. ``split_bytes`` is the size of one row's split result, all
-    heads."""
+    """Return the maximum context of each row of a bucket: the model's ``max_tokens``, or fewer
+    tokens if their split results would exceed ``MAX_SPLITS_BYTES``. ``split_bytes`` is the size of
+    one split's result for one row and all heads."""
     splits = MAX_SPLITS_BYTES // (num_rows * split_bytes)
     return min(max_tokens, splits * split_tokens)

@@ -1,10 +1,10 @@
-"""Matrix products with weights in FP8 (E4M3). The method depends on the number of rows.
+"""Computes matrix products with weights in FP8 (E4M3). The method depends on the number of rows.
 
 - Few rows (decodes): memory-bound, so our own product reads the codes and converts them in
   registers. Activations are not quantized.
-- Many rows (prefill): compute-bound, so activations are quantized as well, each row by its largest
-  number, and FP8 is multiplied by FP8 (``torch._scaled_mm``), in BF16 models whose weights have a
-  scale for each output. That costs accuracy (docs/cuda.md).
+- Many rows (prefill) in BF16 models whose weights have a scale for each output: compute-bound, so
+  activations are quantized as well, each row by its largest number, and FP8 is multiplied by FP8
+  (``torch._scaled_mm``). That costs accuracy (docs/cuda.md).
 - Many rows of other models: weights are decoded first, and multiplied by torch.
 """
 
@@ -18,20 +18,20 @@ from baton.engine.cuda.gemm import GemmTiling
 from baton.engine.quantization import E4M3, QuantizedCodes
 
 MAX_WEIGHT_ONLY_ROWS = 128
-"""Maximum number of rows that are not quantized. Reading a weight's byte takes as long as some 200
-BF16 operations on an H200 (300 on an H100), and each row needs two operations per weight: reading
-and computing take equally long at 100 to 150 rows."""
+"""Maximum number of rows whose activations are not quantized. Reading a weight's byte takes as long
+as some 200 BF16 operations on an H200 (300 on an H100), and each row needs two operations per
+weight, so reading and computing take equally long at 100 to 150 rows."""
 
 MIN_TILE = 16
 """Matrix sizes must be multiples of this for ``torch._scaled_mm``."""
 
 PROGRAMS_PER_PROCESSOR = 2
-"""Target number of programs per multiprocessor with few rows, so that one reads memory while
-another computes."""
+"""Target number of programs per multiprocessor if there are few rows, so that one program reads
+memory while another computes."""
 
 STAGES_BYTES, MAX_STAGES = 96 * 1024, 8
-"""Shared memory for the tiles of all pipeline stages: two programs share a multiprocessor's 228
-KiB."""
+"""Limits on a program's pipeline: the shared memory for the tiles of all stages, of which a
+multiprocessor has 228 KiB for two programs, and the number of stages."""
 
 DEQUANTIZE_COLUMNS = 1024
 """Columns per program of ``dequantize``."""
@@ -54,8 +54,8 @@ def fp8_linear(
 def weight_only_tiling(dtype: torch.dtype, rows: int, outs: int, processors: int) -> GemmTiling:
     """Return the tile sizes for few rows. All rows are in one tile, so that weights are read once.
     A tile has so few outputs that every multiprocessor gets some, but not so few that reading the
-    rows again for each tile takes longer. It has as many stages as fit, to hide the memory's
-    latency."""
+    rows again for each tile would take longer than that saves. There are as many pipeline stages as
+    fit into shared memory, to hide the memory's latency."""
     m, n = max(MIN_TILE, triton.next_power_of_2(rows)), 64
     least = MIN_TILE if rows <= MIN_TILE // 2 else 2 * MIN_TILE
     while n > least and triton.cdiv(outs, n) < PROGRAMS_PER_PROCESSOR * processors:
@@ -74,7 +74,7 @@ def supports_scaled_mm(weight: QuantizedCodes) -> bool:
 def scaled_linear(
     x: torch.Tensor, weight: QuantizedCodes, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Multiply FP8 by FP8; sums in FP32."""
+    """Multiply FP8 by FP8; sums are accumulated in FP32."""
     codes, scales = quantize_rows(x)
     product: torch.Tensor = torch._scaled_mm(
         codes,

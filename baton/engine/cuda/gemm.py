@@ -1,6 +1,6 @@
 """Our own matrix product, for ``deterministic`` and for weights in FP8. A library chooses its
-tiles, and whether to split the depth (K), by the number of rows; so the order in which a row's
-products are summed would depend on the batch. :func:`fixed_tiling` is the same for all batches.
+tiles, and whether to split the depth (K), by the number of rows, so the order in which it sums a
+row's products depends on the batch. :func:`fixed_tiling` is the same for all batches.
 """
 
 from dataclasses import dataclass
@@ -38,8 +38,8 @@ def gemm_linear(
     tile: GemmTiling,
     programs: int,
 ) -> torch.Tensor:
-    """Compute ``x`` [rows, depth] @ ``weight`` [outs, depth].T + ``bias``, in FP32 until it is
-    stored. At most ``programs`` programs are launched, which divide the tiles among them."""
+    """Compute ``x`` [rows, depth] @ ``weight`` [outs, depth].T + ``bias``, in FP32 until the result
+    is stored. At most ``programs`` programs are launched, which divide the tiles among them."""
     codes = weight if isinstance(weight, QuantizedCodes) else None
     values = codes.values if codes else weight
     assert isinstance(values, torch.Tensor)
@@ -75,6 +75,6 @@ def gemm_linear(
 
 
 def depth_step(most: int, group: int) -> int:
-    """Return the number of inputs that are summed at once: ``most``, or a power of two that
-    divides ``group``, so that all have the same scale."""
+    """Return the number of inputs that are summed at once: ``most``, or fewer, namely a power of
+    two that divides ``group``, so that all of these inputs have the same scale."""
     return min(most, group & -group) if group else most

@@ -25,8 +25,9 @@ def product(
     TALL: tl.constexpr,  # outputs that share a scale
     GROUP: tl.constexpr,  # inputs that share a scale, a multiple of K; 0: all of them
 ):
-    """Compute x @ weight.T (+ bias). As many programs as multiprocessors go through the tiles. A
-    tile is always M by N, however few of its rows exist, and its depth is never split."""
+    """Compute x @ weight.T (+ bias). The programs, about as many as the GPU has multiprocessors,
+    take turns at the tiles. A tile is always M by N, however few of its rows exist, and its depth
+    is never split."""
     row_tiles, out_tiles = tl.cdiv(rows, M), tl.cdiv(outs, N)
     for tile in range(tl.program_id(0), row_tiles * out_tiles, tl.num_programs(0)):
         band = tile // (BAND * out_tiles)

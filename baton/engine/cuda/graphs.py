@@ -15,8 +15,8 @@ from baton.engine.kv_pool import KvPool
 from baton.engine.model import Model
 
 WARM_UPS = 2
-"""Runs before a capture. The first run compiles kernels and allocates persistent memory, which
-can't be done during a capture."""
+"""Number of runs before a capture. The first run compiles kernels and allocates persistent memory,
+which is not possible during a capture."""
 
 
 class Graph(Protocol):
@@ -26,15 +26,15 @@ class Graph(Protocol):
 
 
 CaptureGraph = Callable[[Callable[[], None]], Graph]
-"""Runs and captures some work, and returns its graph."""
+"""Runs and captures a function's work on the device, and returns its graph."""
 
 
 class DecodeCudaGraphs:
     """The CUDA graphs of a model on TritonOps: one per bucket, captured when first needed, or by
     :meth:`warm_up`.
 
-    All write their logits to the same tensor and share their scratch memory, so only one may run at
-    a time.
+    All graphs write their logits to the same tensor and share their scratch memory, so only one may
+    run at a time.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class DecodeCudaGraphs:
         self._logits = torch.empty((BUCKETS[-1], config.vocab_size), device=self._device)
 
     def logits(self, token_ids: Sequence[int], batch: PackedBatch) -> torch.Tensor | None:
-        """Implement :class:`baton.engine.model.StepGraphs`. Return None when the batch is not
-        decode-only, is too large, or has too long contexts. The device must have finished the
-        previous call."""
+        """Implement :class:`baton.engine.model.StepGraphs`. Return None if the batch is not
+        decode-only, is too large, or has contexts that are too long. The device must have finished
+        the work of the previous call."""
         rows = bucket_for(batch.num_rows)
         if rows is None or batch.num_decodes < batch.num_rows:
             return None
@@ -66,8 +66,8 @@ class DecodeCudaGraphs:
 
     @torch.inference_mode()
     def warm_up(self, num_rows: int) -> None:
-        """Capture the graphs of all buckets that batches of up to ``num_rows`` need, the largest
-        first, so that the others fit into its scratch memory."""
+        """Capture the graphs of all buckets that batches of up to ``num_rows`` rows need. The
+        largest graph is captured first, so that the smaller ones fit into its scratch memory."""
         last = bucket_for(num_rows) or BUCKETS[-1]
         for rows in reversed(BUCKETS):
             if rows <= last:
@@ -105,7 +105,7 @@ class CudaCapture:
                 work()
         torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile, for the store or a KV transfer.
+        # Other threads may use the device during the capture, for the store or a KV transfer.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             work()
         self._pool = graph.pool()

@@ -9,8 +9,8 @@ from baton.engine.kv_scale import KvScale
 from baton.engine.quantization import E4M3
 
 HEADS_PER_PROGRAM = 8
-"""Heads per program of ``norm_rope_write_kv``: 16 bytes per thread, with heads of 128 and four
-warps."""
+"""Heads per program of ``norm_rope_write_kv``: 16 bytes per thread, if heads have 128 dimensions
+and a program has four warps."""
 
 COLUMNS_PER_PROGRAM = 1024
 """Columns per program of ``silu_and_mul``."""
@@ -22,8 +22,8 @@ MAX_COLUMNS_PER_WARP = 512
 def norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, update: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return RMSNorm of ``x`` [num_tokens, size], after ``x`` += ``update`` in place, if it is
-    given."""
+    """Return RMSNorm of ``x`` [num_tokens, size]. If ``update`` is given, it is first added to
+    ``x`` in place."""
     assert x.is_contiguous() and (update is None or update.is_contiguous())
     num_tokens, size = x.shape
     out = torch.empty_like(x)

@@ -1,5 +1,5 @@
-"""Fused Triton kernels for the operations between a layer's matrix products, with one pass over
-memory.
+"""Fused Triton kernels for the operations between a layer's matrix products. Each makes one pass
+over memory.
 
 Arithmetic is in FP32; ``.to(x.dtype)`` rounds wherever transformers does, so that results equal
 those of torch's separate kernels. Rows are tokens; no row depends on the rest of the batch.
@@ -63,9 +63,9 @@ def _normed_and_rotated(
     DIM_PADDED: tl.constexpr,
     NORMED: tl.constexpr,
 ):
-    """Return heads of one token [HEADS, DIM_PADDED], normalized and rotated by its position. Each
-    head is read twice, as it is and with its halves swapped; the second read hits the L1/L2
-    cache."""
+    """Return heads of one token [HEADS, DIM_PADDED], normalized and rotated by the token's
+    position. Each head is read twice, as it is and with its halves swapped; the second read hits
+    the L1/L2 cache."""
     columns = tl.arange(0, DIM_PADDED)
     inside = columns < DIM
     swapped = tl.where(columns < DIM // 2, columns + DIM // 2, columns - DIM // 2)

@@ -19,8 +19,8 @@ from baton.engine.rope import RotaryTable
 class TritonOps:
     """Implements :class:`baton.engine.ops.LayerOps`.
 
-    After :meth:`prepare` or :meth:`set_batch`, nothing waits for the device or copies to it, so a
-    whole forward pass can be captured in a graph, except for mixtures of experts."""
+    After :meth:`prepare` or :meth:`set_batch`, no operation waits for the device or copies to it,
+    so a whole forward pass can be captured in a graph, unless the model has mixtures of experts."""
 
     def __init__(self, config: ModelConfig, pool: KvPool, rotary: RotaryTable) -> None:
         self._config = config
@@ -32,7 +32,7 @@ class TritonOps:
         self.attention.prepare(batch)
 
     def set_batch(self, batch: DeviceBatch) -> None:
-        """As :meth:`prepare`, for a batch that is on the device already."""
+        """Like :meth:`prepare`, but for a batch that is already on the device."""
         self.attention.set_batch(batch)
 
     def linear(
@@ -58,7 +58,7 @@ class TritonOps:
     def norm_rope_write_kv(
         self, index: int, qkv: torch.Tensor, weights: LayerWeights
     ) -> torch.Tensor:
-        """Do all steps of :meth:`attend` that precede attention itself. Return the queries
+        """Do everything that :meth:`attend` does before attention itself. Return the queries
         [num_tokens, heads, head_dim]."""
         q_norm, k_norm = weights.q_norm, weights.k_norm
         batch = self.attention.batch
@@ -83,7 +83,7 @@ class BatchInvariantOps(TritonOps):
     chunking. All products use one tiling, and attention treats a decode as a prefill chunk of one
     token, so that its keys are summed in the same order as in a longer chunk.
 
-    Verified in Triton's interpreter, and not yet on a GPU; callers must say so to the user.
+    This was verified in Triton's interpreter, but not yet on a GPU; callers must tell the user.
     """
 
     def prepare(self, batch: PackedBatch) -> None:

@@ -1,9 +1,9 @@
-"""Sampling on the GPU: a batch at a time, with one transfer of the tokens to the host.
+"""Samples tokens on the GPU, a batch at a time, with one transfer of the tokens to the host.
 
 It samples the same tokens as :func:`baton.engine.sampler.sample`, which documents the parameters.
-Here top-k and top-p look at the likeliest ``TOP_WINDOW_TOKENS`` tokens only, so that no vocabulary
-is sorted; a row whose choice may lie outside of them is sampled again, alone and from the whole
-vocabulary.
+Here, top-k and top-p consider only the likeliest ``TOP_WINDOW_TOKENS`` tokens (the window), so that
+the whole vocabulary need not be sorted. A row whose token may lie outside of the window is sampled
+again, by itself and from the whole vocabulary.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from baton.engine.plan import Row, SampledToken
 from baton.engine.sampler import choose_token, is_plain_greedy, mask_early_ends
 
 TOP_WINDOW_TOKENS = 1024
-"""Number of the likeliest tokens that are looked at: more than most top-k need. A row that needs
-more is sampled correctly, too, but slower."""
+"""Number of the likeliest tokens that are considered, which is more than most values of top-k. A
+row that needs more of them is also sampled correctly, but more slowly."""
 
 
 def sample_batch(logits: torch.Tensor, rows: Sequence[Row]) -> list[SampledToken | None]:
@@ -58,8 +58,8 @@ def _tokens(scores: torch.Tensor, rows: Sequence[Row]) -> list[int]:
 @dataclass(frozen=True, slots=True)
 class SamplingMetadata:
     """The rows' sampling parameters and random draws, [num_rows, 1] each in FP64, copied to the
-    device in one transfer. Without top-k, ``top_k`` is the size of the vocabulary, and
-    ``has_top_k`` 0."""
+    device in one transfer. In a row without top-k, ``top_k`` is the size of the vocabulary, and
+    ``has_top_k`` is 0."""
 
     greedy: torch.Tensor
     temperature: torch.Tensor
@@ -89,8 +89,8 @@ class SamplingMetadata:
 
 
 def _choose(scores: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tokens [num_rows], and whether each is certain (see :func:`_pick_filtered`).
-    ``scores`` [num_rows, vocab] in FP64 are overwritten."""
+    """Return tokens [num_rows], and whether each is certain (see :func:`_pick_filtered`). This
+    overwrites ``scores`` [num_rows, vocab] in FP64."""
     metadata = SamplingMetadata.from_rows(rows, scores)
     _penalise(scores, rows)
     _add_biases(scores, [row.sampling for row in rows])
@@ -122,8 +122,8 @@ def _penalise(scores: torch.Tensor, rows: Sequence[Row]) -> None:
 
 
 def _counted(histories: Sequence[Sequence[int]], size: int, like: torch.Tensor) -> torch.Tensor:
-    """Count how often each row has each token, [num_rows, size] in FP32, the dtype in which the CPU
-    multiplies penalties, too."""
+    """Count how often each row has each token, [num_rows, size] in FP32, which is also the dtype in
+    which penalties are multiplied on the CPU."""
     places = [line * size + token for line, tokens in enumerate(histories) for token in tokens]
     flat = torch.zeros(len(histories) * size, dtype=torch.float32, device=like.device)
     index = torch.tensor(places, dtype=torch.int64, device=like.device)
@@ -161,9 +161,9 @@ def _pick(
 def _pick_filtered(
     probs: torch.Tensor, metadata: SamplingMetadata
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample from what top-k and top-p keep, in the order of token ids. A token is certain if
-    nothing outside of the window could be kept: of the tokens as likely as the window's last one,
-    some may be outside."""
+    """Sample from what top-k and top-p keep, in the order of token ids. A row's token is certain if
+    no token outside of the window could have been kept. If a token as likely as the window's last
+    one is kept, it is not certain: others that are equally likely may be outside."""
     vocab_size = probs.shape[1]
     window = min(TOP_WINDOW_TOKENS, vocab_size)
     values, token_ids = probs.topk(window, dim=-1)
@@ -181,7 +181,8 @@ def _pick_filtered(
 
 def _filter(ordered: torch.Tensor, total: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
     """Set to zero what top-k excludes, then what top-p does. ``ordered`` is in descending order;
-    ``total`` [num_rows, 1] is the sum of all probabilities, also those outside of the window."""
+    ``total`` [num_rows, 1] is the sum of all probabilities, including those outside of the
+    window."""
     ranks = torch.arange(ordered.shape[1], device=ordered.device)
     kept = torch.where(ranks < metadata.top_k, ordered, 0.0)
     total = torch.where(metadata.has_top_k > 0, kept.sum(dim=-1, keepdim=True), total)

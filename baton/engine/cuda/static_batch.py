@@ -1,4 +1,4 @@
-"""A decode batch at fixed addresses, which a CUDA graph reads."""
+"""A decode batch at fixed addresses, for a CUDA graph to read."""
 
 from collections.abc import Sequence
 
@@ -15,8 +15,8 @@ NO_SLOT = -1
 class StaticBatch:
     """A batch of ``rows`` decodes with contexts of up to ``max_context`` tokens.
 
-    After :meth:`fill` with fewer rows, the others are padding: they have no context and no slot, so
-    that they touch no block. The graph reads ``token_ids`` [rows] and ``device_batch``.
+    If :meth:`fill` gets fewer rows, the remaining ones are padding: they have no context and no
+    slot, so they touch no block. The graph reads ``token_ids`` [rows] and ``device_batch``.
     """
 
     def __init__(

@@ -16,8 +16,9 @@ CPU_KERNEL_MODES = ("auto", "on", "off")
 
 @dataclass(frozen=True, slots=True)
 class BackendChoice:
-    """The backend of a model. ``description`` is a human-readable text that says which it is and
-    why it was chosen. ``is_fallback`` is set if a better backend was wanted but not available."""
+    """The backend of a model. ``description`` is a human-readable text that says which backend it
+    is and why it was chosen. ``is_fallback`` is set if the kernels would have been preferred but
+    can't be used."""
 
     is_native: bool
     description: str
@@ -68,7 +69,7 @@ def unsupported_reason(
     quantization: str = "none",
     kv_dtype: torch.dtype | None = None,
 ) -> str | None:
-    """Return why the kernels can't run a model; None if they can."""
+    """Return why the kernels can't run a model, or None if they can."""
     if device.type != "cpu":
         return f"the device is {device}"
     if dtype not in library.DTYPE_CODES:
@@ -81,12 +82,12 @@ def unsupported_reason(
         can_pack(dtype, size, quantization) for size in _depths(config)
     ):
         wanted = _name(dtype) if quantization == "none" else quantization
-        return f"the model has odd sizes, but numbers in {wanted} are multiplied in pairs"
+        return f"the model has odd sizes, but {wanted} needs even ones: it is multiplied in pairs"
     return unavailable_reason()
 
 
 def unavailable_reason() -> str | None:
-    """Return why the kernels can't run on this machine; None if they can. Compiles them if
+    """Return why the kernels can't run on this machine, or None if they can. Compile them if
     needed."""
     best = best_instruction_set()
     return (

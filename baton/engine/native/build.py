@@ -2,12 +2,12 @@
 
     python -m baton.engine.native.build [--all]
 
-compiles them ahead of time: for this machine's processor (as ``make setup`` does), or for all
-instruction sets (as the build of an image does). Otherwise the first process that needs them
-compiles them. A library is stored beside its source, or in the user's cache if that folder is not
-writable. Its name contains a digest of the source and flags, so a library with the right name is
-valid whichever compiler built it, and a machine without a compiler can use a library built
-elsewhere.
+compiles them ahead of time, either for this machine's processor (``make setup`` does this) or for
+all instruction sets (the build of a container image does this). Otherwise the first process that
+needs them compiles them. A library is stored beside its source, or in the user's cache if that
+folder is not writable. Its name contains a digest of the source and flags, so a library with the
+right name is valid whichever compiler built it, and a machine without a compiler can use a library
+built elsewhere.
 """
 
 import argparse
@@ -46,12 +46,13 @@ FLAGS = (
     "-mprefer-vector-width=512",
 )
 COMPILE_SECONDS = 300.0
-"""Time limit. Compiling takes about 5 s, but much longer on an overloaded machine."""
+"""Time limit for the compiler. Compiling takes about 5 s, but much longer on an overloaded
+machine."""
 
 
 def build_library(wanted: str) -> Path:
-    """Return the library for a name in ``INSTRUCTION_SETS``, after compiling it if needed. Raises
-    Unavailable with the reason and a remedy if that fails."""
+    """Return the library for the instruction set ``wanted``, a name in ``INSTRUCTION_SETS``;
+    compile it if needed. Raises Unavailable with the reason if that fails."""
     name = f"kernels-{wanted}-{source_digest(wanted)}.so"
     for folder in library_folders():
         if os.access(folder / name, os.R_OK) and _is_ours(folder):
@@ -79,8 +80,8 @@ def source_digest(wanted: str) -> str:
 
 
 def find_compiler() -> str:
-    """Return a C++ compiler. Raises Unavailable when there is none, or when this is not an x86
-    machine."""
+    """Return the name of a C++ compiler. Raises Unavailable if none is installed, or if this is not
+    an x86 machine."""
     if platform.machine() not in MACHINES:
         raise Unavailable(
             f"the kernels are for {MACHINES[0]}, but this machine is {platform.machine()}"
@@ -92,7 +93,7 @@ def find_compiler() -> str:
 
 
 def _compile(wanted: str, target: Path) -> Path:
-    """Compile a library. If several processes need the same one, one compiles it and the others
+    """Compile a library. If several processes need the same library, one compiles it and the others
     wait."""
     with _lock(target.with_suffix(".lock")):
         if target.is_file():
@@ -134,11 +135,14 @@ def _writable(places: list[Path]) -> Path:
         if os.access(folder, os.W_OK) and _is_ours(folder):
             return folder
     names = " or ".join(str(folder) for folder in places)
-    raise Unavailable(f"the kernels can't be compiled: {names} must be writable by this user only")
+    raise Unavailable(
+        f"the kernels can't be compiled: {names} must be writable, and by this user only"
+    )
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether only this user or root can write to a folder. Libraries from it run as this user."""
+    """Whether only this user or root can write to a folder. This matters because code from the
+    folder runs as this user."""
     status = folder.stat()
     others = stat.S_IWGRP | stat.S_IWOTH
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & others
@@ -152,8 +156,8 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compile the kernels and print the result. Always returns 0: Baton also works without them,
-    and the machine they are built on need not be the one they run on."""
+    """Compile the kernels and print the result. Always return 0: Baton also works without the
+    kernels, and the machine on which they are built need not be the one on which they run."""
     parser = argparse.ArgumentParser(description="compiles the kernels ahead of time")
     parser.add_argument(
         "--all", action="store_true", help="for all instruction sets, not only this machine's"

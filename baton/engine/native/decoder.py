@@ -1,4 +1,5 @@
-"""The model on our CPU kernels, as :class:`baton.engine.model.Model` is the model on torch."""
+"""The model on our CPU kernels, the counterpart of :class:`baton.engine.model.Model`, which runs on
+torch."""
 
 import weakref
 from ctypes import byref
@@ -27,11 +28,11 @@ from baton.engine.shards import StoredTensor
 
 
 class NativeModel:
-    """Implements :class:`baton.engine.model.DecoderModel`. All layers of a step are one call,
-    except for mixtures of experts, whose routing is done by torch.
+    """Implements :class:`baton.engine.model.DecoderModel`. One call into the kernels computes all
+    layers of a step, except in models with mixtures of experts, whose routing is done by torch.
 
-    Weights are packed from the mapped checkpoint; of ``weights`` itself, only an embedding that is
-    not tied to the head is kept.
+    Weights are packed from the mapped checkpoint. Of ``weights``, only an embedding that is not
+    tied to the head is kept as it is.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class NativeModel:
     def hidden(
         self, token_ids: torch.Tensor, batch: PackedBatch, on_start: OnStart = no_op
     ) -> torch.Tensor:
-        """As :meth:`baton.engine.model.DecoderModel.hidden`."""
+        """Implement :meth:`baton.engine.model.DecoderModel.hidden`."""
         assert token_ids.shape == (batch.offsets[-1],), token_ids.shape
         x = self._embed(token_ids)
         first = 0
@@ -82,8 +83,8 @@ class NativeModel:
         return self._core.weight_bytes + experts + embedding
 
     def logits(self, hidden: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """Return logits [num_wanted, vocab] in FP32 of the tokens with the indices ``wanted``, in
-        increasing order."""
+        """Return logits [num_wanted, vocab] in FP32 of the tokens with the indices ``wanted``,
+        which must be in increasing order."""
         return self._core.logits(hidden if len(wanted) == len(hidden) else hidden[wanted])
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -112,10 +113,11 @@ class NativeAttention:
 
 
 class NativeDecoder:
-    """Wraps the C++ decoder, and keeps the memory alive that it points to.
+    """Wraps the C++ decoder, and keeps alive the memory to which the decoder points.
 
-    Checks shapes and dtypes that do not change; the kernels check lengths, tables and tokens at
-    each step. ``rotary`` are the cosines and sines [positions, head_dim / 2] in FP32.
+    This class checks shapes and dtypes, which do not change; the kernels check lengths, block
+    tables and tokens in each step. ``rotary`` has the cosines and sines [positions, head_dim / 2]
+    in FP32.
     """
 
     def __init__(
@@ -145,8 +147,8 @@ class NativeDecoder:
         end.atexit = False
 
     def set_layer(self, index: int, weights: LayerOf[StoredTensor]) -> None:
-        """Pack and set the weights of a layer, except those of experts, which the decoder does not
-        compute."""
+        """Pack and set the weights of a layer, except those of its experts, which the C++ decoder
+        does not compute."""
         layer = LayerPointers(coding=QUANTIZATION_CODES[self._quantization])
         for name in LAYER_FIELDS:
             stack: StoredTensor | None = getattr(weights, name)
@@ -171,8 +173,8 @@ class NativeDecoder:
         return packed
 
     def _store_vector(self, stack: StoredTensor) -> int:
-        """Keep a copy of a vector and return its address. It must be a copy: a view would keep the
-        whole file mapped."""
+        """Keep a copy of a vector and return the address of the copy. A view instead of a copy
+        would keep the whole file mapped."""
         vector = stack.join(torch.device("cpu"), self._dtype).clone()
         self._kept_alive.append(vector)
         return vector.data_ptr()
@@ -191,8 +193,8 @@ class NativeDecoder:
         return sum(each.size_bytes for each in self._kept_alive if isinstance(each, PackedMatrix))
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return embeddings [num_tokens, hidden] from the head's weights, to which they are
-        tied."""
+        """Return the tokens' embeddings [num_tokens, hidden]. The embedding must be tied to the
+        head, whose weights are used."""
         assert token_ids.dtype is torch.int64
         token_ids = token_ids.contiguous()
         x = torch.empty(len(token_ids), self._shape.hidden, dtype=self._dtype)
@@ -211,8 +213,8 @@ class NativeDecoder:
         normed: torch.Tensor,
         on_start: OnStart = no_op,
     ) -> None:
-        """Compute layers [first, last) over ``x`` [num_tokens, hidden], in place. If the last layer
-        has experts, stop before them and write their input to ``normed``."""
+        """Compute layers [first, last) on ``x`` [num_tokens, hidden], in place. If the last of
+        these layers has experts, stop before them and write their input to ``normed``."""
         for tensor in (x, normed):
             self._check(tensor, batch.offsets[-1], self._shape.hidden)
         rows, keep_alive = _rows(batch)
@@ -224,7 +226,7 @@ class NativeDecoder:
     def attend(
         self, batch: PackedBatch, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        """As :meth:`baton.engine.attention.base.Attention.attend`."""
+        """Compute :meth:`baton.engine.attention.base.Attention.attend`."""
         qkv = torch.cat((q, k, v), dim=1)
         heads = self._shape.heads + 2 * self._shape.kv_heads
         self._check(qkv, batch.offsets[-1], heads, self._shape.head_dim)
@@ -333,8 +335,8 @@ def _attention_shape(pool: torch.Tensor, heads: int) -> DecoderShape:
 
 
 def _rotary(config: ModelConfig, pool: KvPool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the cosines and sines of :class:`RotaryTable` in FP32, for one half of a head: those
-    of the other half are equal."""
+    """Return the cosines and sines of :class:`RotaryTable` in FP32, for one half of a head; those
+    of the other half are the same."""
     length, tensor = config.max_position_embeddings, pool.tensor
     table = RotaryTable(config.rope, config.head_dim, length, tensor.device, tensor.dtype)
     halves = [part[:, 0, : config.head_dim // 2] for part in table.at(torch.arange(length))]

@@ -1,7 +1,8 @@
-"""The ctypes interface of the compiled kernels: every function with its types and parameters.
+"""The ctypes interface of the compiled kernels. It lists every function with its types and
+parameters.
 
-The GIL is released during a call. Nothing here checks what an address points to: that is done by
-the callers, :mod:`baton.engine.native.decoder`, :mod:`baton.engine.native.matrix` and
+The GIL is released during a call. Nothing here checks what an address points to; the callers do
+that, namely :mod:`baton.engine.native.decoder`, :mod:`baton.engine.native.matrix` and
 :mod:`baton.engine.native.sampler`.
 """
 
@@ -22,8 +23,8 @@ SOURCE_DTYPE_CODES = {**DTYPE_CODES, torch.float16: 2}
 """The dtypes that weights may have in a checkpoint."""
 
 QUANTIZATION_CODES = {"none": 0, "int8": 1, "int4": 2}
-"""The formats that weights are stored in (kernels/quantized.h), by their names in
-:mod:`baton.engine.quantization`."""
+"""The kernels' codes for the formats in which weights are stored (kernels/quantized.h), by the
+formats' names in :mod:`baton.engine.quantization`."""
 
 LAYER_FIELDS = (
     "input_norm", "post_norm", "qkv", "qkv_bias", "output", "q_norm", "k_norm", "gate_up", "down",
@@ -70,12 +71,12 @@ SAMPLING_ROW_DTYPE = np.dtype(
         ],
     ]
 )  # fmt: skip
-"""A row's sampling parameters, as ``SamplingRow`` in kernels/sampler.h."""
+"""A row's sampling parameters; the same layout as ``SamplingRow`` in kernels/sampler.h."""
 
 
 class PackedRows(Structure):
-    """The packed rows of a step, as ``Batch`` in kernels/paged_kv.h: int64 arrays and their
-    sizes."""
+    """The packed rows of a step, as int64 arrays and their sizes; the same layout as ``Batch`` in
+    kernels/paged_kv.h."""
 
     _fields_ = [
         ("num_rows", c_int64),
@@ -141,7 +142,7 @@ def load() -> ctypes.CDLL:
 
 @functools.cache
 def load_for(wanted: str) -> ctypes.CDLL:
-    """Load the library for an instruction set, after compiling it if needed. Raises Unavailable
+    """Load the library for the instruction set ``wanted``; compile it if needed. Raises Unavailable
     with the reason if it can't be compiled."""
     library = ctypes.CDLL(str(build.build_library(wanted)))
     for name, (result, arguments) in _FUNCTIONS.items():
@@ -154,7 +155,7 @@ def load_for(wanted: str) -> ctypes.CDLL:
 
 
 def call_checked(function: "ctypes._NamedFuncPointer", *arguments: object) -> None:
-    """Call a function that returns an error message or null. Only a bug in our code can cause an
-    error here."""
+    """Call a function of the library that returns an error message or null. Only a bug in our code
+    can cause such an error."""
     error = function(*arguments)
     assert error is None, error.decode()

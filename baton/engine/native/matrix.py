@@ -22,8 +22,9 @@ HUGE_BYTES = 2 * 2**20
 
 
 class KernelThreadPool:
-    """A pool of ``size`` threads, including the caller's. It serves one caller at a time; others
-    wait. ``library`` is the compiled library, whose functions take this pool's ``handle``."""
+    """A pool of ``size`` threads, including the caller's. It serves one caller at a time; other
+    callers wait. ``library`` is the compiled library, whose functions take this pool's
+    ``handle``."""
 
     def __init__(self, size: int) -> None:
         assert size >= 1, f"a thread pool of {size}"
@@ -32,7 +33,8 @@ class KernelThreadPool:
         self.handle = self.library.baton_thread_pool(size)
         assert self.handle, "threads could not be started"
         end = weakref.finalize(self, self.library.baton_thread_pool_free, self.handle)
-        # At exit the engine's thread may be using the pool; the threads end with the process.
+        # When the process exits, the engine's thread may still be using the pool, so it is not
+        # freed then: its threads end with the process.
         end.atexit = False
 
 
@@ -40,9 +42,9 @@ class PackedMatrix:
     """A linear layer's weight [outs, ins], without bias, in panels of 64 outputs.
 
     All threads pack it, usually straight from the mapped file, for products in ``dtype`` (default:
-    the weight's). ``gated``: the weight is a joined [2 * outs, ins], gate above up, whose product
-    is SiLU(gate) * up. ``quantization`` is the format it is stored in. Raises Invalid when it is
-    quantized and a weight is not finite.
+    the weight's). If ``gated`` is set, the weight is [2 * outs, ins], the matrix of gate above that
+    of up, and the product is SiLU(gate) * up. ``quantization`` is the format in which the weight is
+    stored. Raises Invalid if it is to be quantized and has a number that is not finite.
     """
 
     def __init__(
@@ -111,13 +113,14 @@ class PackedMatrix:
 
 def can_pack(dtype: torch.dtype, ins: int, quantization: str = "none") -> bool:
     """Whether a matrix with ``ins`` inputs can be packed. BF16 numbers are multiplied in pairs, and
-    quantized codes are stored in pairs, so both need an even number."""
+    quantized codes are stored in pairs, so both need an even number of inputs."""
     return (dtype is not torch.bfloat16 and quantization == "none") or ins % 2 == 0
 
 
 def _memory(size_bytes: int) -> torch.Tensor:
-    """Allocate memory, in huge pages if Linux has any: there are fewer page faults while it is
-    filled, and reading it in order, which dominates a decode step, is faster."""
+    """Allocate memory, in huge pages if Linux has any. With huge pages, there are fewer page faults
+    while the memory is filled, and reading it in order, which dominates a decode step, is
+    faster."""
     if size_bytes < HUGE_BYTES:
         return torch.empty(size_bytes, dtype=torch.uint8)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS

@@ -1,4 +1,4 @@
-"""The features of this machine's processor, from /proc/cpuinfo."""
+"""Determines the features of this machine's processor from /proc/cpuinfo."""
 
 import functools
 import platform
@@ -10,8 +10,8 @@ _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 
 INSTRUCTION_SETS = {"avx512_bf16": (*_AVX512, "avx512_bf16"), "avx512": _AVX512, "avx2": _AVX2}
-"""The instruction sets that the kernels are compiled for, the best first, and the CPU features that
-each needs."""
+"""The instruction sets for which the kernels are compiled, the best first, and the CPU features
+that each of them needs."""
 
 CPUINFO = Path("/proc/cpuinfo")
 
@@ -20,8 +20,8 @@ _most = next(iter(INSTRUCTION_SETS))
 
 @functools.cache
 def features(cpuinfo: Path = CPUINFO) -> frozenset[str]:
-    """Return the CPU flags of the first core; empty if Linux lists none, or lists them under
-    another name (Arm)."""
+    """Return the CPU flags of the first core. The result is empty if Linux lists no flags, or lists
+    them under another name (as on Arm)."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
@@ -31,7 +31,7 @@ def features(cpuinfo: Path = CPUINFO) -> frozenset[str]:
 
 
 def model_name(cpuinfo: Path = CPUINFO) -> str:
-    """Return the processor's name; its architecture if Linux does not list one."""
+    """Return the processor's name, or its architecture if Linux does not list a name."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
@@ -48,19 +48,21 @@ def supported_instruction_sets() -> list[str]:
 
 
 def best_instruction_set() -> str | None:
-    """Return the best instruction set that this processor supports; None if it supports none."""
+    """Return the best instruction set that this processor supports, or None if it supports none."""
     return next(iter(supported_instruction_sets()), None)
 
 
 def missing_features() -> list[str]:
-    """Return the features that the kernels need at least and this processor lacks."""
+    """Return the features that this processor lacks for even the least demanding instruction
+    set."""
     return [name for name in _AVX2 if name not in features()]
 
 
 @contextmanager
 def limit_instruction_set(most: str) -> Iterator[None]:
-    """Make what is built within the block compute as on a processor that supports at most the
-    instruction set ``most``, for tests and comparisons. Not thread-safe."""
+    """Within the ``with`` block, treat the processor as one that supports at most the instruction
+    set ``most``, for tests and comparisons. Models that are built there keep computing with it. Not
+    thread-safe."""
     global _most
     assert most in INSTRUCTION_SETS, most
     before, _most = _most, most

@@ -12,14 +12,14 @@ from baton.engine.plan import Row
 from baton.engine.sampler import is_plain_greedy
 
 NUM_SEEDS = 2**64
-"""Seeds are taken modulo this: only their last 64 bits are used."""
+"""Seeds are taken modulo this number: only their lowest 64 bits are used."""
 
 
 class NativeTokenChooser:
     """Implements :class:`baton.engine.sampler.TokenChooser`. Rows are divided among the threads of
     ``thread_pool``, and no vocabulary is sorted. It chooses the same tokens as the torch
-    implementation, except where a draw is within FP64's rounding error of the boundary between two
-    tokens."""
+    implementation, except when a random draw is within FP64's rounding error of the boundary
+    between two tokens."""
 
     def __init__(self, thread_pool: KernelThreadPool, vocab_size: int) -> None:
         self._library, self._vocab_size = thread_pool.library, vocab_size

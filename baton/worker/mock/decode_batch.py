@@ -1,4 +1,4 @@
-"""The decode batch of a mock worker: a step generates one token per running request, and sends one
+"""The decode batch of a mock worker. A step generates one token per running request, and sends one
 message to each router's stream."""
 
 import asyncio
@@ -13,9 +13,9 @@ OnEnd = Callable[[MockJob, FinishReason], None]
 
 
 class MockDecodeBatch:
-    """Steps every ``step_seconds``, by one timer. With 0, a stream's next step runs on demand, when
-    its router has read the previous step's outputs (:meth:`next_step`). ``on_end`` is called after
-    an answer's last token."""
+    """Runs a step every ``step_seconds``, with a single timer. If ``step_seconds`` is 0, a stream's
+    next step runs on demand, when its router has read the previous step's outputs
+    (:meth:`next_step`). ``on_end`` is called after an answer's last token."""
 
     def __init__(self, model: MockModel, step_seconds: float, on_end: OnEnd) -> None:
         self._model = model
@@ -25,7 +25,7 @@ class MockDecodeBatch:
         self._timer: asyncio.TimerHandle | None = None
         self._due_at = 0.0
         self.num_late_steps = 0
-        """Steps that were skipped because the process was too slow."""
+        """Number of steps that were skipped because the process was too slow."""
 
     @property
     def is_on_demand(self) -> bool:
@@ -51,7 +51,8 @@ class MockDecodeBatch:
         return [job for jobs in self._running.values() for job in jobs]
 
     def next_step(self, stream: MockStream) -> bytes:
-        """Run a step of the stream's answers and return the message; empty if there are none."""
+        """Run a step of the stream's answers and return the message, which is empty if there are no
+        answers."""
         messages, ended = [], []
         for job in self._running.get(stream, ()):
             message, reason = job.encode_next_token(self._model)

@@ -11,14 +11,15 @@ from baton.worker.mock.model import MockModel
 from baton.worker.mock.output_stream import MockStream
 
 EncodedToken = tuple[bytes, FinishReason | None]
-"""An encoded output, and the finish reason if it was the last one."""
+"""An encoded output, and the finish reason if it is the answer's last output."""
 
 
 @dataclass(slots=True, eq=False)
 class MockJob:
-    """``source`` is the worker that prefills the prompt, if it is another one. ``answer_key``
-    identifies the answer in the mock model. ``next_index`` is the position of the next answer
-    token. ``block_hashes`` are those of the prompt's full blocks. Times are the event loop's."""
+    """A job's state. ``source`` is the worker that prefills the prompt, or None if this worker
+    does. ``answer_key`` identifies the answer in the mock model. ``next_index`` is the position of
+    the next answer token. ``block_hashes`` are those of the prompt's full blocks. Times are the
+    event loop's."""
 
     spec: RequestSpec
     task: Task
@@ -47,7 +48,7 @@ class MockJob:
         return self.spec.num_prompt_tokens + self.next_index
 
     def encode_first_token(self, lexicon: MockModel) -> EncodedToken:
-        """Encode the first token, with the fields that only the first output has."""
+        """Encode the first token's output, with the fields that only the first output has."""
         index, token_id, reason = self._advance(lexicon)
         return self._encode_full(lexicon, index, token_id, reason), reason
 

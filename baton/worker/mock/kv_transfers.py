@@ -1,5 +1,6 @@
-"""KV transfers between the mock workers of one process: which decode workers wait for which prompt,
-and which prompts were prefilled before. No data is transferred."""
+"""Simulates KV transfers between the mock workers of one process. It keeps track of which decode
+job waits for which prompt, and which prompts were prefilled before anyone waited. No data is
+transferred."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -7,13 +8,15 @@ from collections.abc import Callable
 from baton.core.ids import RequestId, WorkerId
 
 MAX_UNCLAIMED_PROMPTS = 4096
-"""Prefilled prompts that no decode worker waits for; the oldest are dropped first."""
+"""Maximum number of prefilled prompts that no decode worker waits for; the oldest ones are dropped
+first."""
 
 PlacementKey = tuple[WorkerId, RequestId]
 """The prefill worker and the placement id."""
 
 OnComputed = Callable[[bool], None]
-"""Called with whether the answer ended with its first token."""
+"""Called when a prompt is prefilled. The argument says whether the answer ended with its first
+token."""
 
 
 class MockKvTransfers:

@@ -12,11 +12,11 @@ from baton.errors import Invalid
 from baton.text.tokenizer import Tokenizer
 
 MAX_DISTINCT_TOKENS = 4096
-"""Distinct tokens that are generated. Each is also cached in its encoded form."""
+"""Maximum number of distinct tokens that are generated. Each is also cached in its encoded form."""
 
 STRIDE = 7919
-"""A prime, so that an answer contains all tokens before it repeats one, and a lost, repeated or
-misplaced token is detected."""
+"""Distance between successive tokens of an answer. It is a prime, so that an answer contains all
+tokens before it repeats one. A lost, repeated or misplaced token is therefore detected."""
 
 
 class MockModel:
@@ -40,7 +40,8 @@ class MockModel:
         return ids[(key + index * STRIDE) % len(ids)]
 
     def expected_answer(self, spec: RequestSpec) -> list[TokenId]:
-        """Return the whole answer, assuming no stop token; tests compare answers with it."""
+        """Return the whole answer, assuming that no stop token ends it early. Tests compare answers
+        with it."""
         key = self.answer_key(spec)
         return [self.token_at(key, index) for index in range(spec.sampling.max_tokens)]
 
@@ -55,7 +56,7 @@ class MockModel:
 
 
 def build_mock_model(tokenizer: Tokenizer, vocab_size: int) -> MockModel:
-    """Build a model of tokens that are printable ASCII each, so that every token yields text."""
+    """Build a model whose tokens are all printable ASCII, so that every token yields text."""
     size = min(tokenizer.vocab_size, vocab_size)
     plain = (TokenId(i) for i in range(size) if _is_plain(tokenizer, i))
     return MockModel(tuple(islice(plain, MAX_DISTINCT_TOKENS)))

@@ -1,4 +1,4 @@
-"""A router's stream on the side of a mock worker; outputs are queued in encoded form."""
+"""A router's stream on the mock worker's side. Outputs are queued in encoded form."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,7 +12,8 @@ from baton.rpc.frames import MAX_MESSAGE_BYTES
 from baton.rpc.output_encoder import encode_output
 
 MAX_UNREAD_BYTES = MAX_MESSAGE_BYTES // 4
-"""Some 80,000 tokens; a router with so many unread is gone or hopelessly behind."""
+"""Limit of unread output: some 80,000 tokens. A router with so much unread output is gone or
+hopelessly behind."""
 
 Submit = Callable[["MockStream", RequestSpec, Task, WorkerRef | None], None]
 CancelRequest = Callable[[RequestId, Epoch], None]
@@ -21,8 +22,8 @@ NextStep = Callable[["MockStream"], bytes]
 
 
 class MockStream:
-    """With ``next_step``, the next step runs whenever the router has read the previous step's
-    outputs."""
+    """If ``next_step`` is given, it is called for the next step whenever the router has read the
+    previous step's outputs."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class MockStream:
         self.put(encode_output(output))
 
     def put(self, message: bytes) -> None:
-        """Queue a message; dropped if the stream is closed. Closes the stream if too much is
+        """Queue a message, or drop it if the stream is closed. Close the stream if too much is
         unread."""
         if self.closed:
             return

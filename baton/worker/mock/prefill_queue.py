@@ -1,5 +1,5 @@
-"""The prefill queue of a mock worker: prompts are computed one after the other, by deadline, at a
-configured speed."""
+"""The prefill queue of a mock worker. Prompts are computed one after the other, in the order of
+their deadlines, at a configured speed."""
 
 import asyncio
 import heapq
@@ -15,13 +15,13 @@ PATIENCE_SECONDS = 60.0
 """A prompt is never overtaken by one that arrived this much later, as in a real worker."""
 
 TIMER_SECONDS = 0.001
-"""How early a timer may fire."""
+"""How early a timer may fire: prompts that are done within this time count as done."""
 
 
 class MockPrefillQueue:
     """Calls ``on_done`` for each prompt when it is computed. ``count_cached`` returns how many of a
-    prompt's tokens are cached, when it is added and again when it starts. There is one timer for
-    all prompts."""
+    prompt's tokens are cached; it is called when the prompt is added and again when the prompt
+    starts. There is one timer for all prompts."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class MockPrefillQueue:
 
     @property
     def waiting(self) -> list[MockJob]:
-        """Prompts that have not started."""
+        """The prompts whose computation has not started."""
         return list(self._waiting)
 
     @property
@@ -72,7 +72,8 @@ class MockPrefillQueue:
         return sum(len(job.spec.token_ids) - job.cached_tokens for job in self._unfinished)
 
     def queue(self, now: float) -> tuple[QueuedWork, ...]:
-        """Return the remaining work by deadline, as workers report it."""
+        """Return the remaining work in the order of deadlines, in the form in which workers report
+        it."""
         queue = []
         for job in sorted(self._unfinished, key=lambda job: job.deadline):
             remaining = self._done_at - now if job is self._current else self._work_seconds(job)
@@ -98,7 +99,7 @@ class MockPrefillQueue:
         return self.cost.seconds(len(job.spec.token_ids) - job.cached_tokens, job.cached_tokens)
 
     def _start_next(self, at: float) -> None:
-        """Start the next prompt as of time ``at``, so that delays of timers do not add up."""
+        """Start the next prompt as if the time were ``at``, so that timer delays do not add up."""
         self._current = None
         while self._heap and self._current is None:
             _, _, job = heapq.heappop(self._heap)

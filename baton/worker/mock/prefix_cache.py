@@ -42,7 +42,8 @@ class MockPrefixCache:
         return count
 
     def add(self, hashes: tuple[int, ...]) -> None:
-        """Add or renew a prefix's blocks; its first block is evicted last."""
+        """Add a prefix's blocks, or mark them as used. The first block of the prefix is evicted
+        last."""
         for block_hash in reversed(hashes[: self._capacity]):
             self._hashes.pop(block_hash, None)
             self._hashes[block_hash] = None

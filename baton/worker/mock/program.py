@@ -1,4 +1,4 @@
-"""The program of ``baton serve mock``, which runs many mock workers in one process."""
+"""Implements ``baton serve mock``, which runs many mock workers in one process."""
 
 import asyncio
 import hashlib
@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 SWEEP_SECONDS = 0.25
 KV_DTYPE, KV_ELEMENT_BYTES = "bfloat16", 2
-"""The KV format that mock workers report, as of workers on GPUs."""
+"""The KV format that mock workers report: the one that is typical of workers on GPUs."""
 
 
 class MockProgram:
@@ -149,7 +149,8 @@ class MockProgram:
         )
 
     async def _run_heartbeat(self, heartbeat: Heartbeat, number: int) -> None:
-        """Run a heartbeat, staggered: hundreds of reports at once would delay all tokens."""
+        """Run a heartbeat, staggered, because hundreds of reports at the same time would delay all
+        tokens."""
         offset = number / len(self._heartbeats)
         await self._clock.sleep(offset * self._settings.heartbeat_interval_seconds)
         await heartbeat.run()

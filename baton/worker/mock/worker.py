@@ -1,4 +1,5 @@
-"""A mock worker: the protocol, states and reports of a real one, without a model or KV."""
+"""A mock worker. It has the protocol, states and reports of a real worker, but no model and no
+KV."""
 
 import asyncio
 from collections.abc import Callable
@@ -31,8 +32,8 @@ from baton.worker.role_state import RoleState
 @dataclass(frozen=True, slots=True)
 class MockConfig:
     """``max_jobs`` bounds the requests in any phase. ``drain_grace_seconds`` is how long answers
-    may continue while the worker drains. ``kv_tokens`` is the reported capacity; it limits
-    nothing."""
+    may continue while the worker drains. ``kv_tokens`` is the capacity that is reported, but it is
+    not enforced."""
 
     prefill_cost: PrefillCost
     step_seconds: float
@@ -146,8 +147,8 @@ class MockWorker:
         )
 
     def sweep(self) -> None:
-        """Called regularly. While draining, reroute or migrate jobs; once idle, finish a role
-        change."""
+        """Reroute or migrate jobs while the worker drains, and finish a role change once it is
+        idle. Called regularly."""
         since = self._role_state.draining_since_seconds
         if since is not None and self._shared.has_other_ready_workers(self):
             for job in self._prefill_queue.waiting:
@@ -190,18 +191,23 @@ class MockWorker:
             self._prefill_queue.add(job)
 
     def _admit(self, spec: RequestSpec) -> None:
-        """Raise an error if the request can't be accepted; end its older placement, if any."""
+        """Raise an error if the request can't be accepted. End its older placement, if there is
+        one."""
         if self.state is not WorkerState.READY:
             raise Unavailable(f"worker {self.id} is {self.state.value}")
         if spec.sampling.grammar is not None or spec.sampling.prompt_logprobs is not None:
             raise Invalid("mock workers support neither grammars nor prompt logprobs")
         older = self._jobs.get(spec.request_id)
         if older is not None and older.spec.epoch >= spec.epoch:
-            raise Invalid(f"request {spec.request_id} is already here in epoch {older.spec.epoch}")
+            raise Invalid(
+                f"request {spec.request_id} is already on this worker in epoch {older.spec.epoch}"
+            )
         if older is not None:
             self._end_job(older)
         if len(self._jobs) >= self._config.max_jobs:
-            raise Overloaded(f"worker {self.id} has {len(self._jobs)} requests, the maximum")
+            raise Overloaded(
+                f"worker {self.id} already has {len(self._jobs)} requests, the maximum"
+            )
 
     def _check_source(self, source: WorkerRef | None) -> None:
         if source is None:
@@ -213,7 +219,8 @@ class MockWorker:
     def _new_job(
         self, stream: MockStream, spec: RequestSpec, task: Task, source: WorkerRef | None
     ) -> MockJob:
-        """Create a job. A decode task starts after the first token, which its source generates."""
+        """Create a job. A decode task starts with the answer's second token, because its source
+        generates the first one."""
         is_decode = task is Task.DECODE
         return MockJob(
             spec=spec,
@@ -228,7 +235,7 @@ class MockWorker:
 
     def _wait_for_source(self, job: MockJob, source: WorkerId) -> None:
         """Wait until the source has prefilled the prompt. A source in another process can't notify
-        this one, so assume the time that this worker would take."""
+        this process, so for such a source, wait as long as this worker would take."""
         if source in self._shared.workers:
             on_prefilled = partial(self._on_kv_ready, job)
             self._shared.kv_transfers.wait_for(source, placement_id(job.spec), on_prefilled)
@@ -246,7 +253,8 @@ class MockWorker:
         self._decode_batch.add(job)
 
     def _count_cached_tokens(self, job: MockJob) -> int:
-        """Return how many of the prompt's tokens are cached; one is always computed."""
+        """Return how many of the prompt's tokens are cached, excluding at least one, which is
+        always computed."""
         cached = self._prefix_cache.num_leading_cached(job.block_hashes) * self._config.block_tokens
         return min(cached, len(job.spec.token_ids) - 1)
 
@@ -284,7 +292,7 @@ class MockWorker:
             self._end_job(job)
 
     def _end_job(self, job: MockJob, message: bytes = b"") -> None:
-        """End the job in any phase; send ``message`` to its router, if any."""
+        """End the job in any phase. Send ``message`` to its router unless it is empty."""
         if message:
             job.stream.put(message)
         self._prefill_queue.remove(job)
