@@ -1,2 +1,2 @@
-"""The generation of one answer: placement, attempts on workers, failovers, the stream of
-outputs."""
+"""Generates one answer: places the request, submits it to workers, fails over if they fail, and
+streams their outputs."""

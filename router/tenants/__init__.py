@@ -1,1 +1,1 @@
-"""Tenants: authentication, quotas, admission, usage."""
+"""Authenticates tenants, admits their requests within their limits, and records their usage."""
