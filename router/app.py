@@ -1,4 +1,5 @@
-"""The HTTP routes. Nothing below this module depends on FastAPI."""
+"""The router's HTTP routes. Only this module, the admin routes and the batch routes depend on
+FastAPI."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial

@@ -87,7 +87,7 @@ def to_api_error(error: BaseException) -> ApiError:
 
 
 def _retry_after(seconds: float) -> str:
-    """Format as whole seconds. A value from a peer may be NaN or out of range: then ``1``."""
+    """Format as whole seconds. Returns ``1`` if a peer sent NaN or a value out of range."""
     return str(max(1, round(seconds))) if 0 <= seconds <= MAX_RETRY_AFTER_SECONDS else "1"
 
 

@@ -1,4 +1,4 @@
-"""The router program: join the cluster, listen, serve requests, drain."""
+"""The router process: it joins the cluster, listens, serves requests, and drains."""
 
 import asyncio
 import gc
@@ -128,8 +128,8 @@ class RouterProgram:
 
     async def drain(self) -> None:
         """Return when no request is in flight. New requests go to the other routers that share the
-        port, or to those that the load balancer picks once it has noticed; if there are no other
-        routers, they are refused."""
+        port, or to those that the load balancer picks once it has noticed that this router is
+        draining; if there are no other routers, new requests are refused."""
         self._context.draining = True
         self._state = WorkerState.DRAINING
         self._heartbeat.announce_now()
@@ -163,8 +163,8 @@ class RouterProgram:
         return self._metrics.registry
 
     async def _wait_for_worker(self) -> None:
-        """Wait until a worker is ready, but at most ``worker_wait_seconds``: the router starts
-        without one, and ``/ready`` reports it."""
+        """Wait until a worker is ready, but at most ``worker_wait_seconds``. The router also starts
+        without a worker, and ``/ready`` then reports that none is ready."""
         give_up_at = self._clock.monotonic() + self._settings.worker_wait_seconds
         while not self._cluster.is_ready and self._clock.monotonic() < give_up_at:
             await self._clock.sleep(WORKER_POLL_SECONDS)
@@ -254,7 +254,7 @@ class RouterProgram:
         )
 
     def _build_usage_flusher(self) -> UsageFlusher:
-        """Read the tenants file, if there is one. Raises Invalid."""
+        """Build the usage flusher, and read the tenants file if there is one. Raises Invalid."""
         context, path = self._context, self._settings.tenants_file
         watcher = None
         if path is not None:
@@ -316,7 +316,7 @@ class RouterProgram:
 
 
 def tune_garbage_collector() -> None:
-    """Exempt everything allocated so far from garbage collection, and collect seldom.
+    """Exempt everything allocated so far from garbage collection, and collect rarely.
 
     Objects created at start live as long as the process, and reference counting frees those of
     requests. A full collection over thousands of idle streams blocks the event loop for a tenth of

@@ -1,1 +1,1 @@
-"""HTTP routes for operators: pools, draining, request records, usage."""
+"""Admin HTTP routes: worker pools, draining and usage."""

@@ -16,13 +16,13 @@ from router.openai.context import RouterContext
 MAX_BODY_BYTES = 4096
 
 PROXY_HEADERS = frozenset({"forwarded", "via", "x-forwarded-for", "x-real-ip"})
-"""Headers that proxies add. A request with one of them may come from a remote client, although the
-proxy is on this machine."""
+"""Headers that proxies add. A request with one of them may come from a remote client, even if the
+address that it arrives from (the proxy's) is local."""
 
 
 def add_admin_routes(app: FastAPI, context: RouterContext) -> None:
-    """Add the routes. Each responds with the pools as they are now, since a change takes a
-    while."""
+    """Add the routes. Each responds with the current state of the pools; a change that it requests
+    completes later."""
 
     @app.get("/admin/pools")
     async def pools(request: Request) -> Response:
@@ -72,7 +72,7 @@ async def _call_supervisor(context: RouterContext, command: dict[str, Any]) -> R
     if socket is None:
         raise ApiError(
             501,
-            "this router was not started by `baton up`, and knows no pools; on Kubernetes, use "
+            "this router was not started by `baton up`, so it manages no pools; on Kubernetes, use "
             "`baton scale --on kubernetes`",
         )
     answer = await asyncio.to_thread(send_control_command, Path(socket), command)
@@ -80,8 +80,8 @@ async def _call_supervisor(context: RouterContext, command: dict[str, Any]) -> R
 
 
 async def _read_json_object(request: Request) -> dict[str, Any]:
-    """Read the body, a JSON object. Its content type must be JSON, since a web page can't send that
-    here without a preflight. Raises ApiError."""
+    """Read the body, a JSON object. Its content type must be JSON: a web page of another origin
+    can't send that without a CORS preflight. Raises ApiError."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise ApiError(415, "the body must have content-type application/json")
     body = b""

@@ -1,4 +1,4 @@
-"""``GET /admin/usage``: the tenants' usage, over all routers."""
+"""``GET /admin/usage``: the tenants' usage, summed over all routers."""
 
 from datetime import date, timedelta
 from typing import Any
@@ -60,6 +60,7 @@ def _date(since: str | None, today: str) -> date:
 
 def _invalid_since(since: str) -> ApiError:
     message = (
-        f"since is {since[:40]!r}, but must be a day (UTC) of the last {MAX_DAYS}, like 2030-12-31"
+        f"since is {since[:40]!r}; it must be a day (UTC) within the last {MAX_DAYS} days, "
+        "like 2030-12-31"
     )
     return ApiError(400, message, param="since", code="invalid_value")

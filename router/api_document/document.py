@@ -18,9 +18,10 @@ ADMIN_SECURITY: list[dict[str, list[str]]] = [{"admin_key": []}]
 NO_SECURITY: list[dict[str, list[str]]] = []
 
 DESCRIPTION = (
-    "OpenAI's API for text, in front of separate prefill and decode workers. Every answer carries "
-    "`x-request-id` (yours, if you sent one), answers of the model `x-baton-request-id`, by which "
-    "`baton explain` and `/admin/requests/{request_id}` know them. Unknown fields are errors."
+    "OpenAI's API for text, in front of separate prefill and decode workers. Every response has an "
+    "`x-request-id` header (with your id, if you sent one). Responses of the model also have "
+    "`x-baton-request-id`: pass that id to `baton explain` or `/admin/requests/{request_id}`. "
+    "Requests with unknown fields are rejected."
 )
 
 
@@ -36,7 +37,7 @@ def build_document(version: str) -> dict[str, Any]:
                 **BATCH_RESPONSE_SCHEMAS,
             },
             "securitySchemes": {
-                "key": _bearer("An API key. If none is configured, none is needed."),
+                "key": _bearer("An API key. Needed only if API keys are configured."),
                 "admin_key": _bearer(
                     "`admin_key`. If none is set, only local clients are allowed."
                 ),
@@ -162,8 +163,8 @@ def _post_operation(
 def _streaming_operation(summary: str, body: str, answer: str) -> Operation:
     operation = _post_operation(summary, body, answer, USER_SECURITY)
     operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": ref("Events")}
-    refused = json_response("Error", "Too many requests or tokens, of one tenant or all")
-    seconds = {"description": "Seconds to wait", "schema": {"type": "string"}}
+    refused = json_response("Error", "Too many requests or tokens, from one tenant or in total")
+    seconds = {"description": "Seconds to wait before a retry", "schema": {"type": "string"}}
     operation["responses"]["429"] = {**refused, "headers": {"retry-after": seconds}}
     return operation
 

@@ -1,7 +1,7 @@
 """OpenAPI schemas of request bodies, made from the pydantic classes that parse them.
 
-Where a class validates a field by code, pydantic can't derive the field's schema; it is in
-:data:`FIELD_SCHEMAS`, and a test reports missing ones.
+If a class validates a field with code, pydantic can't derive the field's schema. Such schemas are
+in :data:`FIELD_SCHEMAS`, and a test reports missing ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -120,7 +120,7 @@ UNSUPPORTED_FIELDS = (
 """OpenAI's fields for which only null is accepted."""
 
 FIELD_SCHEMAS: Mapping[str, Schema] = {
-    **{name: {**NULL, "description": "Not supported: only null."} for name in UNSUPPORTED_FIELDS},
+    **{name: {**NULL, "description": "Not supported; only null."} for name in UNSUPPORTED_FIELDS},
     "annotations": _any(_list_of({}, maxItems=0), NULL),
     "cache_control": _any(CACHE_CONTROL, NULL),
     "content": CONTENT,
@@ -146,7 +146,7 @@ PROMPTS = _any(
     _list_of(TOKEN_IDS, minItems=1, maxItems=MAX_PROMPTS),
 )
 CLASS_FIELD_SCHEMAS: Mapping[tuple[str, str], Schema] = {("CompletionBody", "prompt"): PROMPTS}
-"""Schemas by class and field, where the field name is ambiguous."""
+"""Schemas by class and field name, for field names that have another schema in another class."""
 
 
 def request_schemas(classes: Sequence[type[BaseModel]]) -> dict[str, Schema]:

@@ -21,7 +21,7 @@ def _or_null(form: Schema) -> Schema:
 
 
 def _extensible_object(**required: Schema) -> Schema:
-    """An object that may have further properties, which clients ignore."""
+    """Return the schema of an object that may have further properties, which clients ignore."""
     return {"type": "object", "properties": required, "required": list(required)}
 
 
@@ -86,9 +86,9 @@ RESPONSE_SCHEMAS: dict[str, Schema] = {
         "type": "string",
         "description": (
             "Server-sent events: lines `data: {…}` with an empty line after each. They are chunks "
-            "in OpenAI's form (`chat.completion.chunk` or `text_completion`), with "
-            "`stream_options.include_usage` one with the usage, and `data: [DONE]` at the end. A "
-            "stream that fails ends with an Error as its last event."
+            "in OpenAI's format (`chat.completion.chunk` or `text_completion`), then, if "
+            "`stream_options.include_usage` is true, a chunk with the usage, and `data: [DONE]` at "
+            "the end. A stream that fails ends with an Error as its last event."
         ),
     },
     "Tokens": _extensible_object(count=INTEGER, max_model_len=INTEGER, tokens=_list_of(INTEGER)),

@@ -37,14 +37,15 @@ TRANSITIONS: Mapping[BatchStatus, frozenset[BatchStatus]] = {
         {BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.FAILED}
     ),
 }
-"""Allowed transitions. A batch that is running fails if its files can't be read or written."""
+"""Allowed transitions. An unfinished batch fails if its files can't be read or written."""
 
 TERMINAL_STATUSES = frozenset(BatchStatus) - TRANSITIONS.keys()
 
 
 @dataclass(slots=True)
 class Batch:
-    """A batch. ``times`` has for each status the time when it began, in seconds since 1970."""
+    """A batch. ``times`` maps each status that the batch has had, except the first, to the time
+    when it was set, in seconds since 1970."""
 
     id: str
     tenant: str
@@ -53,7 +54,7 @@ class Batch:
     created_at: int
     metadata: dict[str, str] | None = None
     output_seconds: int | None = None
-    """How many seconds the output files are kept; None: until they are deleted."""
+    """How many seconds the output files are kept. If None, they are kept until they are deleted."""
     status: BatchStatus = BatchStatus.VALIDATING
     times: dict[str, int] = field(default_factory=dict)
     errors: list[dict[str, Any]] = field(default_factory=list)

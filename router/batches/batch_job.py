@@ -1,4 +1,4 @@
-"""A batch that is being run: which requests come next, and which results were written."""
+"""Runs one batch: picks the next requests, and writes the results."""
 
 import os
 from collections import Counter, deque
@@ -29,10 +29,10 @@ OUTPUT, ERROR = "output", "error"
 class BatchJob:
     """Runs one batch. All methods access the disk, so call them off the event loop.
 
-    Written results are kept: a job that is opened again continues with the other requests. A
-    request whose result was lost is run again, unless it may have killed routers: a request that
-    was in flight when a router died is a suspect. The runner runs one suspect at a time, and a
-    suspect that is in flight when a second router dies is recorded as failed.
+    Written results are kept: a job that is opened again continues with the requests that have no
+    result. A request whose result was lost is run again, unless it may have killed routers: a
+    request that was in flight when a router died is a suspect. The runner runs one suspect at a
+    time, and a suspect that is in flight when a second router dies is recorded as failed.
     """
 
     def __init__(self, store: BatchStore, batch: Batch, max_line_bytes: int) -> None:
@@ -63,7 +63,7 @@ class BatchJob:
             total = _count_lines(path, self._max_line_bytes)
             if not 0 < total <= MAX_BATCH_REQUESTS:
                 raise ApiError(
-                    400, f"a batch has 1 to {MAX_BATCH_REQUESTS} lines, and the file has {total}"
+                    400, f"the file has {total} lines; it must have 1 to {MAX_BATCH_REQUESTS}"
                 )
             self._input = path.open("rb")
         except (ApiError, OSError) as error:
@@ -81,8 +81,8 @@ class BatchJob:
         self.save()
 
     def next_request(self, now: float, *, suspects: bool = True) -> BatchRequest | None:
-        """Return the next request to run, None if there is none. Without ``suspects``, skip those.
-        Invalid requests are recorded as failed."""
+        """Return the next request to run, or None if there is none. If ``suspects`` is False,
+        suspects are left for later. Invalid requests are recorded as failed."""
         self._check_cancelled_or_expired(now)
         while self.batch.status is BatchStatus.IN_PROGRESS:
             request = self._take_next(suspects)
@@ -115,7 +115,7 @@ class BatchJob:
         self._record(request, response)
 
     def record_crash(self, request: BatchRequest, why: str) -> None:
-        """Record that the request raised an unexpected exception, which ends only this request."""
+        """Record that the request raised an unexpected exception, which fails only this request."""
         self._record(request, None, "internal_error", why)
 
     def finish_if_done(self, now: float) -> bool:
@@ -251,8 +251,8 @@ class BatchJob:
         return self._parts[kind]
 
     def _recover(self) -> list[tuple[str, int]]:
-        """Return the kind (output or error) and the request number of each result that was written
-        before. Cut off an incomplete last line."""
+        """Return the kind (output or error) and the request number of each result that an earlier
+        run has written. Cut off an incomplete last line."""
         recovered: list[tuple[str, int]] = []
         for kind in (OUTPUT, ERROR):
             path = self._store.path(self.batch, kind)

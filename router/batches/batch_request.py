@@ -56,30 +56,30 @@ def parse_batch_request(number: int, data: bytes, endpoint: str) -> BatchRequest
 def _find_error(request: dict[str, Any], endpoint: str) -> str:
     unknown = request.keys() - {"custom_id", "method", "url", "body"}
     if unknown:
-        return f"unknown field {min(unknown)!r}: a line has custom_id, method, url and body"
+        return f"unknown field {min(unknown)!r}; a line must have custom_id, method, url and body"
     if request.get("method") != "POST":
-        return f"method is {request.get('method')!r}, and must be 'POST'"
+        return f"method is {request.get('method')!r}; it must be 'POST'"
     if request.get("url") != endpoint:
         assert endpoint in ENDPOINTS
-        return f"url is {request.get('url')!r}, and the batch's endpoint is {endpoint!r}"
+        return f"url is {request.get('url')!r}; it must be the batch's endpoint, {endpoint!r}"
     body = request.get("body")
     if not isinstance(body, dict):
         return "body must be an object"
     if is_nested_deeper(body):
         return f"body is nested deeper than {MAX_NESTING} levels"
-    return "an answer in a batch can't be streamed" if body.get("stream") else ""
+    return "stream must be false in a batch" if body.get("stream") else ""
 
 
 def encode_request_body(request: BatchRequest) -> bytes:
-    """Encode the body to run, with the lowest priority."""
+    """Encode the request's body, with the lowest priority added."""
     return orjson.dumps({**request.body, "priority": int(Priority.BATCH) - int(Priority.HIGH)})
 
 
 def encode_output_line(
     batch_id: str, request: BatchRequest, reply: BatchResponse | None, code: str = "", why: str = ""
 ) -> bytes:
-    """Encode a result line: of the output file if the response has status 200, else of the error
-    file."""
+    """Encode a result as a line for the output file (if the response has status 200) or for the
+    error file."""
     response = None
     if reply is not None:
         response = {

@@ -36,7 +36,8 @@ twice as long."""
 HOST_WIDE_ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 )
-"""Errors of the disk or the process. All batches wait until the cause is gone; none fails."""
+"""Errors that concern the whole disk or process, not one batch. All batches wait until the cause is
+gone; none fails."""
 
 Result = TypeVar("Result")
 
@@ -47,11 +48,12 @@ SendRequest = Callable[[TenantId, str, bytes], Awaitable[BatchResponse]]
 
 
 class BatchRunner:
-    """Runs batches: :meth:`run` until cancelled. If several routers share a folder, one runs the
-    batches, and another takes over when that router ends. ``max_running`` takes the number of
-    running batch requests and returns how many may run.
+    """Runs batches while :meth:`run` runs. If several routers share a folder, one of them runs the
+    batches, and another takes over when that one exits. ``max_running`` takes the number of running
+    batch requests and returns how many may run.
 
-    An error of a request ends that request only, and an error of a batch's files that batch only.
+    An error in a request fails only that request; an error in a batch's files fails only that
+    batch.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class BatchRunner:
         self.num_running = 0
         self._is_suspect_running = False
         """Whether a suspect (see :class:`BatchJob`) is running. Only one runs at a time, so that no
-        other is blamed for its crash."""
+        other suspect is blamed if it kills the router."""
 
     def check_now(self) -> None:
         """Check for new requests to run now, rather than after ``POLL_SECONDS``."""
@@ -111,13 +113,13 @@ class BatchRunner:
                 self._lock.close()
 
     def _log_error_once(self, error: str) -> None:
-        """Log an error once, however often it is retried."""
+        """Log an error, unless it is the same as that of the previous attempt."""
         if error != self._last_error:
             log.error("batches_stand_still", error=error)
         self._last_error = error
 
     async def _start_requests(self, tasks: asyncio.TaskGroup) -> None:
-        """Start all requests that may begin now. Raises OSError."""
+        """Start all requests that may run now. Raises OSError."""
         if not await self._in_thread(self._take_lock):
             return
         await self._in_thread(self._check_folder)
@@ -166,7 +168,7 @@ class BatchRunner:
     # -- disk access, in the thread ----------------------------------------------------------------
 
     def _take_lock(self) -> bool:
-        """Take the lock, which is held until the process ends. Returns False if another router has
+        """Take the lock, which is held until the process exits. Returns False if another router has
         it."""
         if self._lock is not None:
             return True
@@ -205,8 +207,8 @@ class BatchRunner:
             self._store.delete_expired(now)
 
     def _next_request(self) -> tuple[BatchJob, BatchRequest] | None:
-        """Return the next request to run, with its job; batches take turns. None if there is no
-        request."""
+        """Return the next request to run, with its job, or None if there is none. Batches take
+        turns."""
         for _ in range(len(self._job_order)):
             self._job_order.append(self._job_order.pop(0))
             job = self._jobs[self._job_order[-1]]
@@ -246,8 +248,8 @@ class BatchRunner:
             self._fail_batch(job, error)
 
     def _call_or_fail_batch(self, job: BatchJob, call: Callable[[], Result]) -> Result | None:
-        """Return what ``call`` returns, or None if it failed the batch. Raises OSError for an error
-        that concerns all batches."""
+        """Return what ``call`` returns. If it raises an error, fail the batch and return None; but
+        an OSError that concerns all batches is raised again."""
         try:
             return call()
         except Exception as error:
@@ -263,7 +265,7 @@ class BatchRunner:
         if job.batch.is_finished:
             return
         try:
-            job.fail(f"the batch can't go on: {error or type(error).__name__}", self._now())
+            job.fail(f"the batch can't continue: {error or type(error).__name__}", self._now())
         except Exception:
             log.exception("batch_not_failed", batch=job.batch.id)
             job.paused_until = math.inf

@@ -54,7 +54,7 @@ class BatchStore:
         """Save a new batch. Raises ApiError (429) when the tenant has too many unfinished ones."""
         folder = make_folder(self._tenant_folder(TenantId(batch.tenant)) / "batches")
         if len(list(folder.glob("*.open"))) >= MAX_UNFINISHED_BATCHES:
-            message = f"{MAX_UNFINISHED_BATCHES} batches are unfinished, and that is the limit"
+            message = f"there are already {MAX_UNFINISHED_BATCHES} unfinished batches, the limit"
             raise ApiError(429, message, code="rate_limit_exceeded")
         self._forget_oldest(folder)
         self.save(batch)
@@ -100,9 +100,9 @@ class BatchStore:
         return self.path(batch, "cancel").exists()
 
     def path(self, batch: Batch, kind: str) -> Path:
-        """Return the path of one of a batch's files. ``json``: its record; ``open``, ``cancel``:
-        markers that it is unfinished, or to be cancelled; ``output``, ``error``: its results so
-        far; ``attempts``: the journal of requests in flight."""
+        """Return the path of the batch's file of a ``kind``: ``json`` is its record; ``open`` and
+        ``cancel`` mark it as unfinished or to be cancelled; ``output`` and ``error`` hold its
+        results so far; ``attempts`` is the journal of requests in flight."""
         return self._tenant_folder(TenantId(batch.tenant)) / "batches" / f"{batch.id}.{kind}"
 
     def _with_cancellation(self, batch: Batch) -> Batch:
@@ -115,7 +115,7 @@ class BatchStore:
         return batch
 
     def _forget_oldest(self, folder: Path) -> None:
-        """Delete the oldest finished batches when there are too many."""
+        """Delete the records of the oldest finished batches if there are too many."""
         paths = list(folder.glob("batch_*.json"))
         surplus = len(paths) - MAX_BATCHES + 1
         if surplus <= 0:
@@ -134,4 +134,4 @@ def _read(path: Path) -> Batch | None:
         fields = read_json(path) or {}
         return Batch(**{**fields, "status": BatchStatus(fields["status"])})
     except (TypeError, ValueError, KeyError):
-        return None  # another version wrote it
+        return None  # written by another version of the router

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from baton.core.member import Member
 
 BUSY_FRACTION = 0.5
-"""From this load of the router on (as a fraction of its limit), no batch request is started."""
+"""While the router's load is at least this fraction of its limit, no batch request is started."""
 
 MIN_FREE_BLOCK_FRACTION = 0.1
 """While a decode worker has less than this fraction of its blocks free, no batch request is
-started: its running requests may need them."""
+started: the worker's running requests may need the free blocks."""
 
 MAX_CONCURRENT_BATCH_REQUESTS = 256
 """The most batch requests at once: each holds a body and a response in memory."""
@@ -18,8 +18,8 @@ MAX_CONCURRENT_BATCH_REQUESTS = 256
 
 @dataclass(frozen=True, slots=True)
 class RouterLoad:
-    """The load as this router sees it. ``num_requests`` is the number of its requests without those
-    of batches, ``limit`` the most that it accepts."""
+    """The load as this router sees it. ``num_requests`` counts its requests except those from
+    batches; ``limit`` is the most requests that it accepts."""
 
     num_requests: int
     limit: int

@@ -1,4 +1,4 @@
-"""Reserves disk space in the folder of files before data is written. All routers that share the
+"""Reserves disk space for uploaded files before their data is written. All routers that share the
 folder respect the reservations."""
 
 import fcntl
@@ -15,8 +15,8 @@ from router.errors import ApiError
 
 
 class DiskQuota:
-    """Reserves space by setting a file's size: the unwritten part is a hole. So every router sees
-    the reservation, and it ends when the file is deleted."""
+    """Reserves space by setting a file's size: the unwritten part is a hole. Every router sees the
+    reservation this way, and it ends when the file is deleted."""
 
     def __init__(self, store: BatchStore, folder_bytes: int) -> None:
         self._store = store
@@ -30,7 +30,7 @@ class DiskQuota:
         tenant has too many files."""
         with self.lock():
             if self._store.num_files(tenant) > limits.files:
-                message = f"there are {limits.files} files already, the limit: delete some"
+                message = f"there are already {limits.files} files, the limit; delete some"
                 raise ApiError(413, message, code="too_many_files")
             own_bytes = size_bytes(path)
             tenant_room = limits.file_bytes - (self._store.used_bytes(tenant) - own_bytes)
@@ -44,7 +44,7 @@ class DiskQuota:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock among all routers and threads. Raises OSError."""
+        """Hold the lock, which excludes all other routers and threads. Raises OSError."""
         path = make_folder(self._store.root) / "space.lock"
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         with os.fdopen(os.open(path, flags, 0o600), "r+b") as lock:
@@ -55,9 +55,9 @@ class DiskQuota:
 def _no_space_error(room: int, limits: FileLimits, *, is_own: bool) -> ApiError:
     if is_own:
         message = (
-            f"the files of a tenant may have {limits.file_bytes} bytes together, and there is room "
-            f"for {room}: delete some"
+            f"a tenant's files may have {limits.file_bytes} bytes in total, of which {room} are "
+            "free; delete some files"
         )
     else:
-        message = f"there is room for {room} bytes, but the file is larger: delete some files"
+        message = f"only {room} bytes are free, but the file is larger; delete some files"
     return ApiError(413, message, param="file", code="no_space")

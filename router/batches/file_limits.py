@@ -14,13 +14,14 @@ from router.tenants.rate_limit_errors import RateLimited, format_duration
 from router.tenants.tenant import Tenant
 
 MAX_TRACKED_TENANTS = 65_536
-"""The most tenants whose upload rate is tracked, of a hundred bytes each; idle ones are dropped
-first."""
+"""At this many tracked tenants (about a hundred bytes each), the upload rates of idle ones are
+forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """The limits of one tenant: number and bytes of files kept, rate and concurrency of uploads."""
+    """The limits of one tenant: how many files it keeps and their total size, and how many uploads
+    it may send per minute and at the same time."""
 
     files: int = 10_000
     file_bytes: int = 2**30
@@ -39,7 +40,8 @@ class FileLimits:
 
 
 class UploadAdmission:
-    """Admits uploads. For one event loop. Each router has an equal part of a limit, at least 1."""
+    """Admits uploads on one event loop. Each router allows an equal part of each limit, at least
+    1."""
 
     def __init__(self, clock: Clock, num_routers: Callable[[], int], usage_sink: UsageSink) -> None:
         self._clock = clock
@@ -50,8 +52,8 @@ class UploadAdmission:
 
     @contextmanager
     def admit(self, tenant: TenantId, limits: FileLimits) -> Iterator[None]:
-        """Admit one upload, for a ``with`` block. Raises RateLimited. Call before the body is
-        read."""
+        """Admit one upload for the duration of a ``with`` block. Call before the body is read.
+        Raises RateLimited."""
         try:
             self._check_number(tenant, limits.concurrent_uploads)
             self._begin(tenant, limits.uploads_per_minute)

@@ -37,13 +37,13 @@ class StoredFile:
 
 
 Reserve = Callable[[Path, int, int], int]
-"""Takes a file's path, the bytes that it needs, and the bytes that it should have. Reserves space,
-and returns the file's size. Raises ApiError."""
+"""Takes a file's path, the bytes that it needs at least, and the bytes that it should get if
+possible. Reserves space, and returns how many bytes. Raises ApiError."""
 
 
 class FileUpload:
     """An upload in progress, which is not visible before :meth:`FileStore.add`. Space is reserved
-    for ``expected`` bytes at once, and for more before they are written."""
+    for ``expected`` bytes at the start, and for further bytes before they are written."""
 
     def __init__(self, path: Path, max_bytes: int, expected: int, reserve: Reserve) -> None:
         """Create the file and reserve its space. Raises ApiError (413), and then leaves nothing on
@@ -65,7 +65,7 @@ class FileUpload:
         """Append data. Raises ApiError (413)."""
         self.size_bytes += len(data)
         if self.size_bytes > self._max_bytes:
-            message = f"a file has at most {self._max_bytes} bytes, and this one is larger"
+            message = f"the file is too large; it may have at most {self._max_bytes} bytes"
             raise ApiError(413, message, param="file", code="file_too_large")
         self._reserve_space(self.size_bytes)
         self._file.write(data)
@@ -83,8 +83,8 @@ class FileUpload:
             self.path.unlink(missing_ok=True)
 
     def _reserve_space(self, least: int) -> None:
-        """Reserve at least ``least`` bytes. Doubles the reservation, so that this happens seldom:
-        checking the space takes a while."""
+        """Reserve at least ``least`` bytes. The reservation doubles each time, because checking the
+        free space takes a while."""
         if least <= self._reserved and self._reserved:
             return
         num_ahead = min(2 * self._reserved, self._reserved + MAX_EXTRA_RESERVED_BYTES)
@@ -106,7 +106,7 @@ class FileStore:
 
     def add(self, record: StoredFile, data: Path) -> None:
         """Move the file at ``data`` into the store and save its record. Idempotent: the file may
-        have been moved before."""
+        already have been moved."""
         make_folder(self._folder)
         if data.exists():
             data.replace(self.data_path(record.id))
@@ -157,7 +157,7 @@ class FileStore:
         try:
             return StoredFile(**(read_json(path) or {}))
         except TypeError:
-            return None  # another version wrote it
+            return None  # written by another version of the router
 
 
 def _file_not_found(file_id: str) -> ApiError:

@@ -1,4 +1,5 @@
-"""A journal of a batch's requests in flight, to know which of them were when a router died."""
+"""A journal of a batch's requests in flight, which shows the requests that were running when a
+router died."""
 
 import os
 from collections import Counter
@@ -6,13 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 
 MAX_ROUTER_DEATHS = 2
-"""A request that was in flight at this many deaths of routers is not retried."""
+"""A request is not retried once this many routers have died while it was in flight."""
 
 
 class InflightJournal:
-    """A journal on disk: ``+N`` before request N is run, ``-N`` once it has ended in any way. A
-    request that began and never ended was in flight when its router died. Records are short and are
-    appended in one write, from any thread."""
+    """A journal on disk. ``+N`` is written before request N runs, ``-N`` once it has ended in any
+    way. A request that began and never ended was in flight when its router died. Records are short
+    and are appended in one write, from any thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -33,8 +34,8 @@ class InflightJournal:
         self._write(f"+{number}\n")
 
     def end(self, number: int) -> None:
-        """Record that a request has ended. If that can't be written, the request counts as in
-        flight when the router died."""
+        """Record that a request has ended. If that can't be written, the request is later taken for
+        one that was in flight when the router died."""
         with suppress(OSError):
             self._write(f"-{number}\n")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write atomically: a reader sees the old value or the new one."""
+    """Write a value atomically: a reader sees either the old value or the new one."""
     new = path.with_suffix(".new")
     file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(file, "w", encoding="utf-8") as text:

@@ -132,7 +132,8 @@ async def _upload(
     boundary = parse_boundary(request.headers.get("content-type"))
     content_bytes = content_length(request.scope)
     if content_bytes > service.max_file_bytes + MAX_BATCH_BODY_BYTES:
-        raise ApiError(413, f"a file has at most {service.max_file_bytes} bytes", param="file")
+        message = f"the file is too large; it may have at most {service.max_file_bytes} bytes"
+        raise ApiError(413, message, param="file")
     expected = max(content_bytes - MAX_BATCH_BODY_BYTES, 0)
     upload = await service.run_in_thread(tenant, service.open_upload, tenant, expected)
     try:
@@ -184,7 +185,7 @@ def _check_form(form: MultipartParser, upload: FileUpload) -> ExpiresAfter | Non
         raise ApiError(400, message, param=name, code="unknown_parameter")
     if form.fields.get("purpose") != "batch":
         given = form.fields.get("purpose")
-        raise ApiError(400, f"purpose is {given!r}, and must be 'batch'", param="purpose")
+        raise ApiError(400, f"purpose is {given!r}; it must be 'batch'", param="purpose")
     if form.filename is None:
         raise ApiError(400, "Missing required parameter: file", param="file")
     if upload.size_bytes == 0:
@@ -193,7 +194,7 @@ def _check_form(form: MultipartParser, upload: FileUpload) -> ExpiresAfter | Non
 
 
 async def _chunks(file: BinaryIO) -> AsyncIterator[bytes]:
-    """Read a file in chunks, and close it, also when the client disconnects."""
+    """Read a file in chunks. Closes it at the end, or when the client disconnects."""
     with file:
         while data := await asyncio.to_thread(file.read, CHUNK_BYTES):
             yield data

@@ -1,4 +1,4 @@
-"""The service behind the routes of files and batches, and the runner of the batches."""
+"""The service behind the routes for files and batches; it also runs the batches."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -35,8 +35,8 @@ Result = TypeVar("Result")
 
 
 class BatchService:
-    """Serves files and batches of all tenants. All methods access the disk and must be called by
-    :meth:`run_in_thread`, unless they say otherwise."""
+    """Serves files and batches of all tenants. Methods access the disk and must be called through
+    :meth:`run_in_thread`, unless their docstring says otherwise."""
 
     def __init__(
         self,
@@ -73,7 +73,8 @@ class BatchService:
             await self._runner.run()
 
     def admit_upload(self, tenant: TenantId) -> AbstractContextManager[None]:
-        """Admit an upload, for a ``with`` block; call on the event loop. Raises RateLimited."""
+        """Admit an upload for the duration of a ``with`` block; call on the event loop. Raises
+        RateLimited."""
         return self._uploads.admit(tenant, self.file_limits(tenant))
 
     def file_limits(self, tenant: TenantId) -> FileLimits:
@@ -84,8 +85,8 @@ class BatchService:
     async def run_in_thread(
         self, tenant: TenantId, call: Callable[..., Result], *arguments: Any
     ) -> Result:
-        """Run ``call`` in a thread, fairly between tenants. Raises ApiError (503) if the operator's
-        folder is full or missing."""
+        """Run ``call`` in a thread; tenants share the threads fairly. Raises ApiError (503) if the
+        folder for files and batches is full or missing."""
         try:
             return await self._threads.run(tenant, partial(call, *arguments))
         except OSError as error:
@@ -101,7 +102,7 @@ class BatchService:
 
     def open_upload(self, tenant: TenantId, expected: int) -> FileUpload:
         """Begin an upload, and reserve space for ``expected`` bytes. Raises ApiError (413) if there
-        is not enough."""
+        is not enough space."""
         limits, name = self.file_limits(tenant), self._context.ids.new_id()
 
         def reserve(path: Path, least: int, wanted: int) -> int:
@@ -139,7 +140,7 @@ class BatchService:
         """Create a batch. Raises ApiError (400, 404, 429)."""
         record = self.file_store(tenant).get(input_file_id)
         if record.purpose != "batch":
-            message = f"{input_file_id} has purpose {record.purpose!r}, and must have 'batch'"
+            message = f"{input_file_id} has purpose {record.purpose!r}; it must be 'batch'"
             raise ApiError(400, message, param="input_file_id", code="invalid_value")
         batch = Batch(
             f"batch_{self._context.ids.new_id()}", tenant, endpoint, input_file_id, self.now,

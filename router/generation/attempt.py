@@ -1,4 +1,4 @@
-"""One attempt to run a request on one placement: up to two submissions, one stream of outputs."""
+"""One attempt to run a request on the workers of one placement, as one stream of outputs."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -85,10 +85,10 @@ class Attempt:
     Call :meth:`submit`, then :meth:`next_outputs` until an output has a finish reason or the call
     raises, then always :meth:`close`.
 
-    With ``is_continuation``, the attempt continues an answer that a draining worker had begun: the
-    prefill worker of ``placement`` is that worker. It holds the KV of the tokens of ``spec``, and
-    the client already has the token after them. While :meth:`next_outputs` waits, each output that
-    only adds the next token is first offered to ``inline_delivery``."""
+    If ``is_continuation`` is True, the attempt continues an answer that a draining worker had
+    begun. That worker is then the prefill worker of ``placement``: it holds the KV of the tokens in
+    ``spec``, and the client already has the token after them. While :meth:`next_outputs` waits,
+    each output that only adds the next token is first offered to ``inline_delivery``."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class Attempt:
             self._output_queue.put(worker_id, item)
 
     def _is_next_token(self, worker_id: WorkerId, output: RequestOutput) -> bool:
-        """Whether an output is exactly the decode worker's next token, and valid. The others are
+        """Whether an output is exactly the decode worker's next token, and valid. Other outputs are
         validated, merged and reported by :meth:`_process`."""
         tokens, index = output.token_ids, self._merger.next_index
         return (
@@ -206,7 +206,7 @@ class Attempt:
         except TimeoutError:
             if self._now() < self._deadline:
                 return ()  # the inline consumer has delivered tokens, which moved the deadline
-            error = DeadlineExceeded(f"the {self._awaited} did not come in time")
+            error = DeadlineExceeded(f"the {self._awaited} did not arrive in time")
             self._failure = AttemptFailed(error, self._suspects())
             return ()
 
@@ -257,16 +257,16 @@ class Attempt:
             return []
         self.error_output = output
         status = output.details.get("error_status", "")
-        message = output.error[:MAX_ERROR_CHARACTERS] or f"worker {worker_id} gave up"
+        message = output.error[:MAX_ERROR_CHARACTERS] or f"worker {worker_id} failed"
         error = error_from_grpc_status(status, message)
         if output.finish_reason is FinishReason.CANCELLED:
-            error, status = Unavailable(f"worker {worker_id} cancelled"), "UNAVAILABLE"
+            error, status = Unavailable(f"worker {worker_id} cancelled the request"), "UNAVAILABLE"
         if isinstance(error, Overloaded):
             error.retry_after_seconds = _parse_retry_after(output)
             if self._merger.next_index:
                 raise AttemptFailed(error, [self._worker(worker_id)])
         if status == "NOT_FOUND" and self._prefill is not None:
-            # The prefill worker restarted since the placement, or never got the request.
+            # The prefill worker has restarted since the placement, or never got the request.
             raise AttemptFailed(error, [self._prefill])
         if status in RETRYABLE_STATUSES:
             raise AttemptFailed(error, self._suspects())
@@ -275,8 +275,8 @@ class Attempt:
     def _record_progress(self, last_output: RequestOutput) -> None:
         """Record progress: decide what to wait for next, and until when."""
         if last_output.finish_reason is not None:
-            # If the answer ends with the prefill worker's token, the decode worker still waits:
-            # cancel there.
+            # If the answer ends with the prefill worker's token, the decode worker is still
+            # waiting, so the request must be cancelled there.
             self._is_finished = self._is_decoding
         elif self._is_decoding:
             self._set_deadline("next token", self._timeouts.next_token_timeout_seconds)
@@ -303,8 +303,8 @@ class Attempt:
         return self._prefill is not None and worker_id == self._prefill.id and has_first
 
     def _suspects(self) -> list[WorkerRef]:
-        """The workers to blame for a failure. During the KV transfer, either may report a failure
-        of the other."""
+        """The workers to blame for a failure. During the KV transfer, each worker may report a
+        failure of the other."""
         if self._prefill is None or self._is_decoding:
             return [self._decode]
         return [self._prefill, self._decode]

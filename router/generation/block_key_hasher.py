@@ -8,7 +8,7 @@ from baton.core.block_key import block_keys
 from baton.core.ids import BlockKey, TokenId
 
 MIN_OFFLOAD_TOKENS = 8192
-"""Hashing at least so many tokens takes a millisecond or more, so a thread does it."""
+"""From this many tokens on, hashing takes a millisecond or more, so it runs in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class BlockKeyHasher:
 async def compute_block_keys(
     hasher: BlockKeyHasher | None, tokens: Sequence[TokenId]
 ) -> tuple[BlockKey, ...]:
-    """Return the keys of all full blocks of ``tokens``. Without a hasher (no worker is known) there
-    are none, and the request is placed by its length only."""
+    """Return the keys of all full blocks of ``tokens``. If ``hasher`` is None, as while no worker
+    is known, there are none, and the request is placed by its length only."""
     if hasher is None:
         return ()
     if len(tokens) < MIN_OFFLOAD_TOKENS:

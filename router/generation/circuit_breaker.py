@@ -24,8 +24,8 @@ MAX_WORKERS = 4096
 
 @dataclass(slots=True)
 class _BreakerState:
-    """One worker's breaker. It is closed while ``open_until`` is 0, and otherwise open until then
-    (a time of the clock). ``next_open_seconds`` is how many seconds it opens for next time."""
+    """One worker's breaker. It is closed while ``open_until`` is 0, and otherwise open until that
+    time of the clock. ``next_open_seconds`` is how many seconds it opens for next time."""
 
     num_failures: int = 0
     open_until: float = 0.0
@@ -37,7 +37,7 @@ class WorkerCircuitBreakers:
 
     Closed: all requests pass. Open: none pass until the pause is over; then one passes as a probe.
     The first success of any request closes the breaker. Failures while it is open belong to
-    requests that began before, and don't extend it."""
+    requests that began earlier, and don't extend the pause."""
 
     def __init__(self) -> None:
         self._breakers: dict[WorkerId, _BreakerState] = {}

@@ -52,13 +52,13 @@ class Cluster:
 
     @property
     def max_model_tokens(self) -> int:
-        """The most tokens of prompt and answer together that the model and every ready worker
+        """The most tokens, of prompt and answer in total, that the model and every ready worker
         accept."""
         return self._common_capabilities().max_model_tokens
 
     @property
     def any_worker(self) -> Member | None:
-        """Any ready worker, None if there is none; they all serve the same model."""
+        """Any ready worker, or None if there is none. All workers serve the same model."""
         return self._common_capabilities().worker
 
     def block_key_hasher(self, tenant_salt: bytes) -> BlockKeyHasher | None:

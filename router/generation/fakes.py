@@ -14,7 +14,7 @@ from router.generation.output_queue import OutputReceiver
 from router.generation.worker_connection import NotConnected, WorkerLost
 
 NextToken = Callable[[Sequence[TokenId], RequestSpec], TokenId]
-"""Stands for the model: takes all tokens so far and returns the next one."""
+"""Stands in for the model: takes all tokens so far and returns the next one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -113,7 +113,7 @@ class FakeWorker:
         self.jobs = []
 
     def kill(self) -> None:
-        """Simulate the death of the process: every job gets the error that the connection broke."""
+        """Simulate the death of the process: every job gets the error for a broken connection."""
         self.is_alive = False
         for job in self.jobs:
             job.is_ended = True
@@ -177,8 +177,8 @@ class MemoryWorkerConnections:
 
 
 class MemoryPlacer:
-    """Places on the first worker of each pool that is not excluded. It may be dead: a real registry
-    also lists dead workers for a while. Records the queries."""
+    """Places requests on the first worker of each pool that is not excluded. That worker may be
+    dead: a real registry also lists dead workers for a while. Records the queries."""
 
     def __init__(self, prefill: Sequence[FakeWorker], decode: Sequence[FakeWorker]) -> None:
         self.prefill = list(prefill)

@@ -1,4 +1,4 @@
-"""A worker connection over our framed protocol instead of gRPC, for workers that offer it."""
+"""A worker connection over Baton's framed protocol instead of gRPC, for workers that offer it."""
 
 from baton.core.credentials import ClusterCredentials
 from baton.core.kv_transfer import WorkerRef

@@ -36,7 +36,7 @@ MAX_MIGRATIONS = 64
 failure."""
 
 RETRY_BACKOFF_FACTOR = 4
-"""The pause before a retry grows by this factor after each failure, so that all retries together
+"""The pause before a retry grows by this factor after each failure, so that all retries in total
 take longer than a refresh from the registry. Until that refresh, attempts fail on a worker that has
 restarted at its old address."""
 
@@ -135,8 +135,9 @@ class Generation:
 
     def _counts_as_failure(self, failure: AttemptFailed) -> bool:
         """Whether a failure counts against ``max_retries``. A worker that was not even reached may
-        be starting, or may have restarted since the placement. Such failures don't count for
-        ``max_worker_wait_seconds``, however many there are: a request may outlive all workers."""
+        be starting, or may have restarted since the placement. Such failures are not counted for
+        the first ``max_worker_wait_seconds``, so that a request survives a restart of all
+        workers."""
         now = self._context.clock.monotonic()
         if self._failing_since is None:
             self._failing_since = now
@@ -155,8 +156,8 @@ class Generation:
         self.record.record_output(output, self._context.clock.monotonic())
 
     def _record_success(self) -> None:
-        """Report a success to the circuit breakers: of the prefill worker after the first token, of
-        both workers after the last one."""
+        """Report a success to the circuit breakers: for the prefill worker after the first token,
+        for both workers after the last one."""
         placement = self.record.placements[-1].placement
         first = placement.prefill if placement.prefill is not None else placement.decode
         workers = (first,) if not self._emitted else placement.workers
@@ -172,8 +173,8 @@ class Generation:
             self._context.breakers.record_failure(suspects * times, now)
 
     async def _prepare_migration(self, drained: AttemptDrained) -> None:
-        """Prepare to continue on another worker. It imports the KV from the draining worker if that
-        still has it."""
+        """Prepare to continue on another worker, which imports the KV from the draining worker if
+        that one still has it."""
         self._num_migrations += 1
         self._search.exclude_drained(drained.worker)
         self._kv_source = drained.kv_source if self._emitted else None

@@ -28,8 +28,8 @@ class FailoverConfig:
 
 @dataclass(frozen=True, slots=True)
 class GenerationContext:
-    """The parts and settings that all generations share. ``vocab_size`` is the model's: a worker
-    that sends a token id beyond it is faulty."""
+    """The parts and settings that all generations share. A worker that sends a token id outside the
+    model's vocabulary (``vocab_size``) is faulty."""
 
     placer: Placer
     connections: WorkerConnections

@@ -11,10 +11,10 @@ from baton.errors import Corrupt
 class OutputMerger:
     """Yields the tokens of one placement from ``next_index`` on, each once and in order.
 
-    With ``is_split``, the first token comes from the prefill worker and the others from the decode
-    worker, which may deliver earlier; its outputs are held back until the first token comes. Any
-    other missing token is a gap, and a gap is a failure. The number of outputs held back is bounded
-    by the :class:`OutputQueue` that they come from.
+    If ``is_split`` is True, the first token comes from the prefill worker and the other tokens from
+    the decode worker. If the decode worker is faster, its outputs are held back until the first
+    token arrives. Any other missing token is an error. The :class:`OutputQueue` that the outputs
+    come from bounds how many are held back.
     """
 
     def __init__(self, epoch: Epoch, next_index: int, *, is_split: bool) -> None:
@@ -25,7 +25,7 @@ class OutputMerger:
 
     def add(self, output: RequestOutput) -> Iterator[RequestOutput]:
         """Yield the outputs that can be delivered now that ``output`` has arrived, without tokens
-        that were delivered before.
+        that were already delivered.
 
         Raises Corrupt for a gap. Outputs of other epochs are dropped.
         """

@@ -9,14 +9,14 @@ from baton.core.request import RequestOutput
 from baton.errors import BatonError, Overloaded
 
 QueuedOutput = tuple[WorkerId, RequestOutput | BatonError]
-"""An output of a worker, or the error that ended its outputs."""
+"""An output from a worker, or the error that ended the worker's outputs."""
 
 OutputReceiver = Callable[[WorkerId, RequestOutput | BatonError], None]
-"""Takes an output of a worker, or the error that ended its outputs. Does not wait."""
+"""Takes an output from a worker, or the error that ended the worker's outputs. Does not wait."""
 
 MAX_QUEUED_OUTPUTS = 8192
 """The most queued outputs, of one token and some hundred bytes each. The reader waits for nothing
-but its client, so a client that leaves this many unread does not read at all."""
+but its client, so a client that leaves this many unread has stopped reading."""
 
 
 class OutputDeliveryError(BatonError):
@@ -24,7 +24,7 @@ class OutputDeliveryError(BatonError):
 
 
 class OutputQueue:
-    """A queue with one reader, and writers that never wait. Not thread-safe: for one event
+    """A queue with one reader, and writers that never wait. Not thread-safe: use it on one event
     loop."""
 
     def __init__(self, max_unread: int = MAX_QUEUED_OUTPUTS) -> None:
@@ -36,7 +36,7 @@ class OutputQueue:
 
     @property
     def has_waiting_reader(self) -> bool:
-        """Whether the reader waits and was not woken yet; then the queue is empty."""
+        """Whether the reader is waiting and has not been woken; if so, the queue is empty."""
         return self._waiter is not None and not self._waiter.done()
 
     def put(self, worker_id: WorkerId, item: RequestOutput | BatonError) -> None:

@@ -1,4 +1,4 @@
-"""Validate outputs of workers. A broken or compromised worker may send anything, which must not
+"""Validate outputs from workers. A broken or compromised worker may send anything, which must not
 reach clients or harm other requests."""
 
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from baton.core.request import FinishReason, RequestOutput, RequestSpec, TokenLo
 from baton.errors import Corrupt
 
 MAX_DETAIL_CHARACTERS = 16_384
-"""The most characters in all of an output's ``details`` together; valid outputs have some
+"""The most characters in all of an output's ``details`` in total; valid outputs have a few
 hundred."""
 
 MAX_ERROR_CHARACTERS = 4096

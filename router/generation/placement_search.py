@@ -1,4 +1,4 @@
-"""Finds placements for one request, on workers that have not failed it as long as there are any."""
+"""Finds placements for one request, as long as possible on workers where it has not failed."""
 
 import zlib
 from collections.abc import Iterable
@@ -16,17 +16,17 @@ INITIAL_WAIT_BACKOFFS = 4
 WAIT_BACKOFF_FACTOR = 1.5
 MAX_WAIT_BACKOFF_SECONDS = 1.0
 """The longest pause between two attempts to place a request while no worker is ready: long enough
-that a thousand waiting requests don't overload the conductors, and short enough that they notice
-within about a second that a worker is back."""
+that a thousand waiting requests don't overload the conductors, and short enough that the requests
+notice within about a second that a worker is back."""
 
 PRESUMED_DEAD_SECONDS = 5.0
-"""After its connection broke, a dead worker leaves the registry within this time."""
+"""A dead worker leaves the registry within this time after its connection broke."""
 
 
 class PlacementSearch:
-    """Asks the placer for placements of one request, and knows the workers to avoid: those that
-    failed it (``excluded``), those of them that are presumed dead, and prefill workers whose KV a
-    decode worker may not reach."""
+    """Queries the placer for placements of one request, and tracks the workers to avoid: those on
+    which the request failed (``excluded``), those of them that are presumed dead, and prefill
+    workers whose KV a decode worker may be unable to fetch."""
 
     def __init__(
         self,
@@ -42,19 +42,19 @@ class PlacementSearch:
         self._model = model
         self._session = session
         self._record = record
-        self._dead_since: dict[WorkerRef, float] = {}  # when it was lost
+        self._dead_since: dict[WorkerRef, float] = {}  # when the worker was lost
         self._unreachable_sources: set[WorkerId] = set()
         self.excluded: set[WorkerId] = set()
 
     def exclude_drained(self, worker: WorkerRef) -> None:
-        """Exclude a worker that drains: it will leave."""
+        """Exclude a draining worker, which will soon leave the cluster."""
         self.excluded.add(worker.id)
         self._dead_since[worker] = self._context.clock.monotonic()
 
     def exclude_failed(self, suspects: Iterable[WorkerRef], *, have_restarted: bool) -> None:
-        """Exclude the dead among the workers that may have caused a failure; if none is dead, all
-        of them. With ``have_restarted`` their former incarnations are dead, although connections to
-        them may live."""
+        """Exclude the dead workers among those that may have caused a failure, or all of them if
+        none is dead. If ``have_restarted`` is True, the suspects' former incarnations are dead,
+        even if connections to them are still alive."""
         workers, connections = tuple(suspects), self._context.connections
         lost = [each for each in workers if have_restarted or not connections.is_alive(each)]
         self._dead_since.update(dict.fromkeys(lost, self._context.clock.monotonic()))
@@ -77,10 +77,10 @@ class PlacementSearch:
         """Place the request again, excluding fewer and fewer workers until a placement exists.
 
         First exclude the workers that failed this request or others; then only those that failed
-        this one; then the dead ones and the sources whose KV transfer may have failed (local
-        prefill avoids them); then only the dead ones; then none. A placement on a dead worker is
-        not accepted, but one on its restarted process is. Repeat these steps until
-        ``max_worker_wait_seconds`` are over."""
+        this one; then the dead ones and the prefill workers from which a KV transfer may have
+        failed (prefill on the decode worker needs no transfer); then only the dead ones; then none.
+        A placement on a dead worker is not accepted, but one on its restarted process is. Repeat
+        these steps until ``max_worker_wait_seconds`` have passed."""
         clock = self._context.clock
         give_up_at = clock.monotonic() + self._config.max_worker_wait_seconds
         excluded_so_far, nobody = frozenset(self.excluded), frozenset[WorkerId]()

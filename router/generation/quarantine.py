@@ -1,8 +1,8 @@
 """Quarantine for requests that kill their workers.
 
-A request that was running on two workers when they died is run once more in isolation. If that
-worker dies as well, the request is refused, and for a while so is every request with the same
-content.
+A request that was running on two workers when they died is run once more in isolation. If the
+worker of that run dies as well, the request is refused, and for a while so is every request with
+the same content.
 
 A single death does not show which of the worker's requests caused it. So deaths only count while a
 request makes no progress: an innocent request gets a few tokens between two deaths that others
@@ -56,8 +56,8 @@ log = structlog.get_logger(__name__)
 
 
 def digest_request(spec: RequestSpec, tenant: TenantId) -> RequestDigest:
-    """Digest a request's content without its seed: a client that gives none gets another one each
-    time."""
+    """Digest a request's content without its seed, since a request without a seed gets a random
+    one."""
     prompt = array("q", spec.token_ids[: spec.num_prompt_tokens]).tobytes()
     parameters = repr((tenant, spec.tenant_salt, replace(spec.sampling, seed=0))).encode()
     return RequestDigest(blake2b(prompt + parameters, digest_size=16).digest())
@@ -74,8 +74,8 @@ class _DeathRecord:
 
 @dataclass(slots=True, eq=False)
 class IsolatedRun:
-    """A request that runs in isolation. ``workers`` are set once it is placed. With
-    ``is_exclusive``, there is no other isolated run at the same time."""
+    """A request that runs in isolation. ``workers`` are set once it is placed. If ``is_exclusive``
+    is True, no other isolated run takes place at the same time."""
 
     is_exclusive: bool
     started: asyncio.Future[None]
@@ -83,8 +83,8 @@ class IsolatedRun:
 
 
 class Quarantine:
-    """One router's records of requests that kill workers. Nearly always empty, and then without
-    cost."""
+    """One router's records of requests that kill workers. It is nearly always empty, and then costs
+    nothing."""
 
     def __init__(self) -> None:
         self._death_records: OrderedDict[RequestDigest, _DeathRecord] = OrderedDict()

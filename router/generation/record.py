@@ -29,8 +29,8 @@ _TRANSPORT = re.compile(r"[a-z0-9_-]{1,32}")
 
 @dataclass(slots=True)
 class PlacementRecord:
-    """One placement of a request, in one epoch. ``error`` says why it ended early, else it is
-    empty. Times are the clock's; ``ended_at`` is None unless it ended early."""
+    """One placement of a request, in one epoch. ``error`` says why the placement ended early; if it
+    did not, ``error`` is empty and ``ended_at`` None. Times are the clock's monotonic time."""
 
     epoch: Epoch
     placement: Placement
@@ -62,8 +62,8 @@ class PlacementRecord:
 
 @dataclass(slots=True)
 class PinRecord:
-    """A prefix to be pinned (``cache_control``). ``error`` says why it is not pinned completely;
-    empty if it is."""
+    """A prefix to be pinned (``cache_control``). ``error`` says why it is not pinned completely,
+    and is empty if it is."""
 
     num_tokens: int
     seconds: float
@@ -86,9 +86,9 @@ class GenerationRecord:
     """The record of what happened to one answer.
 
     Durations count from the request's arrival; ``queue_seconds`` is the time until the first
-    placement. ``cached_tokens`` is None until the prompt was computed. ``has_slo``: the SLO applies
-    to the request. ``pending_query`` is the epoch and the time of a placement query that is not
-    answered yet. ``trace`` is the request's span, None if it is not traced."""
+    placement. ``cached_tokens`` is None until the prompt was computed. ``has_slo`` says whether the
+    SLO applies to the request. ``pending_query`` is the epoch and the time of a placement query
+    that is not answered yet. ``trace`` is the request's span, or None if it is not traced."""
 
     request_id: RequestId
     arrived_at: float
@@ -172,7 +172,7 @@ class GenerationRecord:
     @property
     def store_wait_seconds(self) -> float:
         """Seconds that the request waited for the KV store; 0 if the worker did not report it. A
-        worker of the version before reports them as ``store_seconds``."""
+        worker of the previous version reports them as ``store_seconds``."""
         reported = self.details.get("store_wait_seconds", self.details.get("store_seconds", "0"))
         try:
             seconds = float(reported)
@@ -197,7 +197,7 @@ class GenerationRecord:
 
     def headers(self) -> dict[str, str]:
         """Return the debug headers that are known now. ``x-baton-bytes-shipped`` is the old name of
-        ``x-baton-kv-transfer-bytes``, for one version."""
+        ``x-baton-kv-transfer-bytes``, kept for one version."""
         headers: dict[str, str] = {}
         if self.prefill is not None:
             headers["x-baton-prefill"] = self.prefill.id
@@ -212,8 +212,8 @@ class GenerationRecord:
 
     def explain(self) -> dict[str, Any]:
         """Return the record as JSON. ``tbt_seconds`` and ``bytes_shipped`` are the old names of
-        ``itl_seconds`` and ``kv_transfer_bytes``, for one version. Predictions are those of the
-        first placement, since they are compared with the client's time to first token."""
+        ``itl_seconds`` and ``kv_transfer_bytes``, kept for one version. Predictions are those of
+        the first placement, since they are compared with the client's time to first token."""
         placements = [each.explain() for each in self.placements]
         first = placements[0] if placements else {}
         last = placements[-1] if placements else {}
@@ -248,7 +248,8 @@ class GenerationRecord:
         }
 
     def _record_details(self, details: Mapping[str, str]) -> None:
-        """Workers of the version before call the KV transfer's size ``bytes_shipped``."""
+        """Record a worker's details. Workers of the previous version call the KV transfer's size
+        ``bytes_shipped``."""
         size = details.get("kv_transfer_bytes", details.get("bytes_shipped", ""))
         if size.isdecimal() and len(size) < MAX_DIGITS:
             self.kv_bytes_transferred += int(size)

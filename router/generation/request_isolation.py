@@ -1,4 +1,5 @@
-"""How one request is quarantined: its runs in isolation, and the deaths of its workers."""
+"""Applies the quarantine to one request: runs it in isolation, and records deaths of its
+workers."""
 
 import structlog
 
@@ -57,7 +58,7 @@ class RequestIsolation:
         log.warning("request_tried_alone", num_deaths=num_deaths, **self._record.log_fields)
         self.run = await quarantine.begin_isolated_run(num_deaths, clock)
         try:
-            quarantine.check_and_count_deaths(self._digest, clock.monotonic())  # again
+            quarantine.check_and_count_deaths(self._digest, clock.monotonic())  # may have changed
         except BaseException:
             self.end()
             raise
@@ -100,7 +101,7 @@ class RequestIsolation:
 
     @property
     def _digest(self) -> RequestDigest:
-        """The request's digest. It takes long for a long prompt, and is rarely needed."""
+        """The request's digest. Computing it takes long for a long prompt, and is rarely needed."""
         if self._known_digest is None:
             self._known_digest = digest_request(self._spec, self._tenant)
         return self._known_digest

@@ -8,8 +8,8 @@ from baton.errors import BatonError
 from baton.rpc.framed.client import open_framed_connection
 
 INITIAL_PROBE_SECONDS, MAX_PROBE_INTERVAL_SECONDS = 1.0, 60.0
-"""The first and the longest pause between two probes of an unreachable address. It doubles each
-time; no request waits for a probe."""
+"""The first and the longest pause between two probes of an unreachable address. The pause doubles
+each time; no request waits for a probe."""
 
 MAX_PROBE_SECONDS = 600.0
 """How long an address is probed. If it is still unreachable then, its worker is most likely

@@ -27,7 +27,8 @@ SUBMIT_ENCODER = SubmitEncoder()
 
 
 class NotConnected(Unavailable):
-    """The connection was never established: nothing was sent, and no request can have harmed it."""
+    """The connection was never established: no request was sent that could have harmed the
+    worker."""
 
 
 class WorkerLost(Unavailable):

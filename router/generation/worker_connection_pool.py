@@ -27,8 +27,8 @@ KV."""
 
 
 class WorkerConnection(Protocol):
-    """A connection to one incarnation of one worker. No method waits or raises: all requests
-    without :meth:`stop_delivery` receive an error, Unavailable."""
+    """A connection to one incarnation of one worker. No method waits or raises: if the connection
+    breaks, the receivers of its requests get Unavailable, except after :meth:`stop_delivery`."""
 
     @property
     def is_alive(self) -> bool: ...
@@ -66,7 +66,7 @@ class WorkerConnections(Protocol):
 
 class WorkerConnectionPool:
     """Connections by worker address and incarnation: over the framed protocol where the worker
-    offers it and it can be opened, else over gRPC. They live while :meth:`run` runs."""
+    offers it and it can be opened, else over gRPC. They stay open while :meth:`run` runs."""
 
     def __init__(self, credentials: ClusterCredentials | str | None = None) -> None:
         self._credentials = to_credentials(credentials)

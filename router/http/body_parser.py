@@ -33,7 +33,7 @@ def parse_body(schema: type[Body], data: bytes, max_values: int = MAX_VALUES) ->
 def _first_error(error: ValidationError) -> ApiError:
     count = error.error_count()
     if count > MAX_ERRORS:
-        message = f"the body has {count} fields that are unknown or wrong, too many to name one"
+        message = f"the body has {count} unknown or invalid fields, too many to name one"
         return ApiError(400, message, code="invalid_value")
     return _to_api_error(error.errors(include_url=False, include_input=False)[0])
 

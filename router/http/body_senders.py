@@ -1,4 +1,4 @@
-"""How the body of a response is written to a connection of uvicorn."""
+"""Writes the bodies of responses to uvicorn's connections."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,8 +31,8 @@ class UvicornBodyWriter:
 
 
 class Http10BodySender:
-    """Wraps the ``send`` of a uvicorn cycle for HTTP/1.0, which has no chunks: the end of a body of
-    unknown length is the end of the connection."""
+    """Wraps the ``send`` of a uvicorn cycle for HTTP/1.0, which has no chunks: a body of unknown
+    length ends when the connection is closed."""
 
     def __init__(self, cycle: Any) -> None:
         self._cycle = cycle
@@ -45,7 +45,7 @@ class Http10BodySender:
             self._is_open_ended = b"content-length" not in names
             if self._is_open_ended:
                 self._cycle.chunked_encoding = False
-        elif self._is_open_ended:  # uvicorn checks the length
+        elif self._is_open_ended:  # uvicorn compares the body with this length
             is_last = not message.get("more_body", False)
             size = len(message.get("body", b""))
             self._cycle.expected_content_length = size if is_last else size + 1

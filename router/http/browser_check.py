@@ -1,4 +1,4 @@
-"""Where no key is needed, rejects requests that browsers send on behalf of untrusted web pages."""
+"""Rejects requests to keyless paths that browsers send on behalf of untrusted web pages."""
 
 from collections.abc import Mapping
 

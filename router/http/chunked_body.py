@@ -4,8 +4,8 @@ trailers (RFC 9112, 7.1)."""
 from router.errors import ApiError
 
 MAX_FRAMING_BYTES = 4096
-"""The most bytes of chunk extensions and trailers together in one body. Their contents are ignored.
-Clients send none, and proxies a few dozen bytes."""
+"""The most bytes of chunk extensions and trailers in one body, in total. Their contents are
+ignored. Clients send none, and proxies a few dozen bytes."""
 
 PLAIN_LINE_BYTES = 10
 """The longest size line of a chunk without extensions: 8 digits and the line break."""
@@ -17,8 +17,8 @@ SMALL_CHUNK_BYTES = 64
 
 
 class ChunkedBodyScanner:
-    """Finds the end of one body, so that the bytes after it are not parsed as its part. It does not
-    check the syntax: the HTTP parser does, which gets the data up to that end."""
+    """Finds the end of one body, so that the bytes after it are not parsed as part of it. Does not
+    check the syntax: the HTTP parser, which gets the data up to that end, does."""
 
     def __init__(self) -> None:
         self._remaining_bytes = 0  # bytes to come of the current chunk's data and its line break
@@ -29,7 +29,7 @@ class ChunkedBodyScanner:
         self._framing_bytes = 0
 
     def scan(self, data: bytes, start: int) -> int:
-        """Return the position in ``data`` where the body ends, or ``len(data)`` if it goes on.
+        """Return the position in ``data`` where the body ends, or ``len(data)`` if it continues.
         Raises ApiError: 413 for too many small chunks, 431 for too long extensions and trailers."""
         position, size = start, len(data)
         while position < size:
@@ -65,7 +65,7 @@ class ChunkedBodyScanner:
         surplus = self._num_chunks - MAX_SMALL_CHUNKS
         if surplus > 0 and surplus > self._data_bytes // SMALL_CHUNK_BYTES:
             message = f"the body is sent in chunks of less than {SMALL_CHUNK_BYTES} bytes"
-            raise ApiError(413, f"{message}; send larger ones", code="too_many_chunks")
+            raise ApiError(413, f"{message}; send larger chunks", code="too_many_chunks")
 
     def _count_framing(self, num_bytes: int) -> None:
         self._framing_bytes += num_bytes
@@ -74,5 +74,5 @@ class ChunkedBodyScanner:
     @staticmethod
     def _check_framing(num_bytes: int) -> None:
         if num_bytes > MAX_FRAMING_BYTES:
-            what = f"chunk extensions and trailers together exceed {MAX_FRAMING_BYTES} bytes"
+            what = f"chunk extensions and trailers exceed {MAX_FRAMING_BYTES} bytes in total"
             raise ApiError(431, what, code="headers_too_large")

@@ -1,18 +1,18 @@
 """One HTTP connection: uvicorn's, with a bound on everything that a client can send or leave
 unread.
 
-uvicorn does not bound the following, so this does: the size of a request's head and the time until
-it is complete, pipelined requests, bodies that are still arriving after the response was sent, and
-the time for which a client does not read.
+uvicorn does not bound the following, so this module does: the size of a request's head and the time
+until it is complete, pipelined requests, bodies that are still arriving after the response was
+sent, and the time for which a client does not read.
 
 llhttp is fed one request at a time, cut where the head or the body ends. So the raw head is
 available for checks (:mod:`router.http.request_head`), chunk framing is counted, and pipelined
-requests wait as bytes.
+requests are kept as unparsed bytes.
 
-It is our own because uvicorn lacks these bounds, and another server was not worth a change: granian
-took as much CPU per request, and a bare protocol a sixth less (docs/LOG.md). Without the bounds,
-one client can stop the others: docs/results/security.md has the attacks before and after, and
-docs/results/router.md what a request costs beside other routers.
+Without these bounds, one client can block all others: docs/results/security.md shows the attacks
+with and without them. Replacing uvicorn instead was not worthwhile: granian took as much CPU per
+request, and a bare protocol of our own a sixth less (docs/LOG.md). docs/results/router.md compares
+the cost of a request with other routers.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from router.http.request_head import INVALID_HTTP, RequestHead, parse_request_he
 from router.http.response_writer import INLINE_WRITER_KEY
 
 MAX_TARGET_BYTES = 8192
-"""The longest request target. Those of the API's routes have less than a hundred bytes."""
+"""The longest request target. The targets of the API's routes have less than a hundred bytes."""
 
 MAX_PIPELINED_BYTES = 64 * 1024
 """The most bytes of pipelined requests that are kept until the current request is answered."""
@@ -81,7 +81,7 @@ class HttpConnection(HttpToolsProtocol):
     """A connection with bounds. ``on_refusal`` is called with one word for the bound that a client
     exceeded, like ``body``.
 
-    A message is idle (none is coming), in its head, in its body, or complete. uvicorn's ``cycle``
+    A message is idle (none is arriving), in its head, in its body, or complete. uvicorn's ``cycle``
     is the newest request with a complete head, and its response. While that is in progress, the
     following bytes are kept unparsed, so uvicorn's ``pipeline`` stays empty.
     """
@@ -211,7 +211,7 @@ class HttpConnection(HttpToolsProtocol):
             )
 
     def renew_parser(self) -> None:
-        """Replace the parser by a new one without state."""
+        """Replace the parser with a new one that has no state."""
         self.parser = httptools.HttpRequestParser(self)
 
     # -- called by uvicorn ----------------------------------------------------------------
@@ -359,8 +359,8 @@ class HttpConnection(HttpToolsProtocol):
 
     def _too_large(self) -> ApiError:
         limits = self._limits
-        bound = f"{limits.max_headers} headers and {limits.max_header_bytes} bytes of them"
-        return ApiError(431, f"a request has at most {bound}", code="headers_too_large")
+        bound = f"{limits.max_headers} headers, of {limits.max_header_bytes} bytes in total"
+        return ApiError(431, f"a request may have at most {bound}", code="headers_too_large")
 
     def _fail(self, problem: ApiError) -> NoReturn:
         """Stop parsing with an error; uvicorn then calls :meth:`send_400_response`."""

@@ -28,7 +28,7 @@ class Cors:
         return bool(self._origins)
 
     def headers(self, path: str, origin: bytes | None) -> Headers:
-        """The headers of a response to a page of ``origin``."""
+        """Return the headers to add to a response to a page of ``origin``."""
         if not self.is_enabled or path.startswith(EXCLUDED_PATH_PREFIX):
             return []
         vary: Headers = [] if self._allows_any_origin else [(b"vary", b"origin")]
@@ -41,8 +41,8 @@ class Cors:
     def preflight(
         self, path: str, origin: bytes | None, requested_headers: bytes | None
     ) -> Headers | None:
-        """The headers of the response to a preflight; None if the page is not allowed.
-        ``requested_headers`` are the headers that the browser wants to send."""
+        """Return the headers of the response to a preflight, or None if the page is not allowed.
+        ``requested_headers`` are the headers that the browser asks to send."""
         allowed = self._allowed(origin)
         if allowed is None or path.startswith(EXCLUDED_PATH_PREFIX):
             return None

@@ -50,5 +50,5 @@ def _num_values(data: bytes) -> int:
 
 
 def _too_many(found: str, bound: int) -> ApiError:
-    message = f"the body has {found}, and may have at most {bound}: send it in several requests"
+    message = f"the body has {found}; it may have at most {bound}: split it into several requests"
     return ApiError(400, message, code="too_many_values")

@@ -1,4 +1,4 @@
-"""The addresses that a router listens at: the port for clients, and, if several routers share that
+"""The addresses that a router listens on: the port for clients, and, if several routers share that
 port, an address of its own."""
 
 import asyncio
@@ -25,8 +25,8 @@ workers and conductors, and for logs."""
 
 
 class HttpListeners:
-    """Opens and serves the listeners: :meth:`open`, then :meth:`run`; :meth:`stop_listening` when
-    other routers take over, and :meth:`close` at the end."""
+    """Opens and serves the listeners. Call :meth:`open`, then :meth:`run`; :meth:`stop_listening`
+    when other routers take over, and :meth:`close` at the end."""
 
     def __init__(
         self, settings: Settings, app: ASGIApp, clock: Clock, on_refusal: Callable[[str], None]
@@ -72,7 +72,7 @@ class HttpListeners:
                 tasks.create_task(self._certificate.run())
 
     async def stop_listening(self) -> None:
-        """Stop listening at the shared port, and return when no request is in progress."""
+        """Stop listening on the shared port, and return when no request is in progress."""
         if self._shared_listener is not None:
             await self._server.stop_accepting(self._shared_listener)
             self._shared_listener = None
@@ -90,7 +90,7 @@ class HttpListeners:
 
     @property
     def address(self) -> str:
-        """The host:port that only this router listens at; empty before :meth:`open`."""
+        """The host:port that only this router listens on; empty before :meth:`open`."""
         listener = self._own_listener or self._shared_listener
         if listener is None:
             return ""

@@ -1,13 +1,14 @@
 """Parses multipart/form-data (RFC 7578) as it arrives: collects the text fields, and passes the
 file's data on.
 
-This is our own parser and not python-multipart (0.0.34 was tried), because three of our rules would
-be lost: text before the first boundary is skipped (RFC 2046, 5.1.1), where it raises; a boundary
-that is followed by other characters is an error, where it takes the line for the part's data, so
-that the next part vanishes in this one; and all headers of a part are bounded together, where it
-bounds their number and the length of each. It also logs a warning for every malformed form, and its
-errors name byte offsets instead of what is wrong. Both parse more than 1 GB/s. The bounds on parts
-and fields, the names and the file would have stayed here: more than half of this file.
+python-multipart (0.0.34 was tried) is not used because it breaks three rules that this parser
+keeps. It raises an error for text before the first boundary, which is allowed (RFC 2046, 5.1.1) and
+skipped here. It takes a boundary that is followed by other characters as the part's data, so that
+the next part is lost in this one; here that is an error. And it bounds the number of a part's
+headers and the length of each, but not their total size. It also logs a warning for every malformed
+form, and its errors name byte offsets instead of what is wrong. Both parse more than 1 GB/s. More
+than half of this file would still be needed: the bounds on parts and fields, the names, and the
+file.
 """
 
 import re
@@ -42,7 +43,7 @@ def parse_boundary(content_type: str | None) -> bytes:
     if kind != "multipart/form-data" or found is None:
         raise ApiError(415, "the body must have content-type multipart/form-data, with a boundary")
     if len(found[1]) > MAX_BOUNDARY_CHARACTERS:
-        raise ApiError(415, f"a boundary has at most {MAX_BOUNDARY_CHARACTERS} characters")
+        raise ApiError(415, f"the boundary must have at most {MAX_BOUNDARY_CHARACTERS} characters")
     return found[1].encode("latin-1", "replace")
 
 

@@ -16,7 +16,7 @@ from router.generation.cluster import Cluster
 from router.tenants.authentication import unauthorized_error
 
 PEER_HEADER = "x-baton-peer"
-"""The header of a query that another router sends: it is not forwarded again."""
+"""A query with this header comes from another router, and is not forwarded again."""
 
 PEER_TIMEOUT_SECONDS = 2.0
 MAX_PEERS = 64
@@ -25,7 +25,7 @@ MAX_ANSWER_BYTES = 4 * 2**20
 
 PURPOSE = "peer"
 WRONG_KEY_MESSAGE = (
-    "the admin key is missing or wrong: all routers have the same (setting admin_key)"
+    "the admin key is missing or wrong; all routers must have the same one (setting admin_key)"
 )
 
 
@@ -52,7 +52,7 @@ class PeerRouters:
     def check(self, path: str, proof: str) -> None:
         """Raises ApiError (401) unless the query for ``path`` is signed by another router."""
         if self._verifier is None:
-            raise unauthorized_error("this router has no admin key, but the querying router has")
+            raise unauthorized_error("this router lacks the admin key that the querying router has")
         self._verifier.own_addresses = {self._own_address()}
         reason = self._verifier.refusal(path, [(PROOF_HEADER, proof)])
         if reason:
@@ -61,7 +61,7 @@ class PeerRouters:
             )
 
     async def explain(self, request_id: str) -> dict[str, Any] | None:
-        """Return the record of a request from the first router that has one, None if none has.
+        """Return the record of a request from the first router that has one, or None if none has.
         Routers that don't answer are skipped."""
         routers = (each for each in self._cluster.members if each.role is Role.ROUTER)
         addresses = [each.address for each in routers if each.id != self._own_id][:MAX_PEERS]

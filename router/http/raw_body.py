@@ -23,7 +23,7 @@ class BodyBudget:
         return self._limiter.num_in_use
 
     def new_body(self, tenant: TenantId, weight: float, *, shared: bool) -> "RawBody":
-        """Return an empty body. ``shared``: there are other tenants."""
+        """Return an empty body. ``shared`` says whether there are other tenants."""
         return RawBody(self._limiter, tenant, weight, shared)
 
 

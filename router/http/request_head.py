@@ -79,7 +79,7 @@ def _check_repeated(names: Sequence[bytes]) -> None:
 def _check_host(host: bytes | None, is_http10: bool) -> None:
     if host is None:
         if not is_http10:
-            raise _invalid_http("the header host is missing; HTTP/1.1 needs one")
+            raise _invalid_http("the header host is missing; HTTP/1.1 requires one")
     elif _HOST.fullmatch(host) is None:
         raise _invalid_http("the header host must be a name or an address, with or without a port")
 
@@ -88,7 +88,7 @@ def _origin_form(method: bytes, target: bytes) -> tuple[bytes, bytes]:
     """Return the path with its query, and the host and port if the target is absolute (else
     empty)."""
     if method == b"CONNECT":
-        raise ApiError(501, "CONNECT is not supported: this is no proxy", code=INVALID_HTTP)
+        raise ApiError(501, "CONNECT is not supported: this is not a proxy", code=INVALID_HTTP)
     if target == b"*" and method == b"OPTIONS":
         return target, b""
     absolute = _ABSOLUTE.fullmatch(target)

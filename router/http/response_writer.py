@@ -1,4 +1,5 @@
-"""Raw ASGI: a bounded body in, a response out, for clients that may disconnect at any time."""
+"""Reads bounded bodies and writes responses through raw ASGI; clients may disconnect at any
+time."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
@@ -151,7 +152,7 @@ async def cancel_on_disconnect(push: InlineBodyWriter, work: Coroutine[Any, Any,
 def _check_headers(scope: Scope, max_bytes: int) -> None:
     kind = get_header(scope, b"content-type")
     if kind is not None and kind.split(";")[0].strip().lower() != "application/json":
-        raise ApiError(415, f"content-type is {kind!r}, and must be application/json")
+        raise ApiError(415, f"content-type is {kind!r}; it must be application/json")
     encoding = get_header(scope, b"content-encoding")
     if encoding is not None and encoding.strip().lower() != "identity":
         raise ApiError(415, f"content-encoding {encoding!r} is not supported")

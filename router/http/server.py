@@ -59,7 +59,7 @@ class HttpServer:
         return len(self._state.connections)
 
     async def listen(self, listener: socket.socket) -> None:
-        """Accept connections, also those already queued. The server closes the socket when it
+        """Accept connections, including those already queued. The server closes the socket when it
         stops."""
         loop = asyncio.get_running_loop()
         self._servers[listener] = await loop.create_server(
@@ -73,9 +73,9 @@ class HttpServer:
             await self._clock.sleep(DATE_REFRESH_SECONDS)
 
     async def stop_accepting(self, listener: socket.socket) -> None:
-        """Stop accepting from ``listener``, after all connections in its queue were accepted: those
-        left in the queue of a closed socket would be reset, although other routers listen at the
-        port."""
+        """Stop accepting from ``listener``, after all connections in its queue were accepted:
+        connections left in the queue of a closed socket would be reset, although other routers
+        listen on the port."""
         accepted = _accept_pending(listener)
         self._close(listener)
         for each in accepted:
@@ -185,6 +185,6 @@ def _uvicorn_config(app: ASGIApp, limits: ConnectionLimits) -> Config:
         timeout_keep_alive=limits.keep_alive_timeout_seconds,  # type: ignore[arg-type]
     )
     config.load()
-    # Clients' errors are counted and answered; a log line for each would let them flood the log.
+    # Clients' errors are counted and answered; a log line for each would let clients flood the log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     return config

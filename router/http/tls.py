@@ -1,7 +1,7 @@
 """The router's TLS certificate, which is reloaded whenever its file changes.
 
-A thread polls the files, so that no client's handshake waits for the disk. Connections between
-members are few, and their certificates are looked up at each handshake
+A thread polls the files, so that no client's handshake waits for the disk. The cluster's members
+open few connections to each other, so there each handshake checks for new certificates
 (:mod:`baton.network.tls`)."""
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Usage over all answers of a request, and selection of the best answers (``best_of``)."""
+"""Adds up the usage of a request's answers, and selects the best answers (``best_of``)."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -54,7 +54,7 @@ def _prefixes(
     if not ttls:
         return []
     if len(ttls) > MAX_BREAKPOINTS:
-        message = f"a request may have at most {MAX_BREAKPOINTS} cache_control, not {len(ttls)}"
+        message = f"a request may have at most {MAX_BREAKPOINTS} cache breakpoints, not {len(ttls)}"
         raise ApiError(400, message, param="messages", code="invalid_value")
     marker = make_unique_marker(message.content for message in body.messages)
     marked = [_with_marker(message, marker) for message in body.messages]

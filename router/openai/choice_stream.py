@@ -54,12 +54,12 @@ FINISH_REASON_TOOL_CALLS = "tool_calls"
 class ChoiceStream:
     """:meth:`run` follows a generation and emits deltas; the last one has a finish reason.
 
-    With ``emit_every_step``, a delta is emitted for each step, even while its text is held back (an
-    incomplete character, a possible stop string); otherwise such steps are merged into the next.
-    Without a ``parser`` the answer is not parsed and is all text. With ``include_stop`` the stop
-    string, or the token that ends the answer, is included. ``offset`` is the number of characters
-    shown before the answer (of an echoed prompt). With ``prompt_only`` no tokens of the answer are
-    shown: only the prompt or its logprobs are wanted."""
+    If ``emit_every_step`` is True, a delta is emitted for each step, even while its text is held
+    back (an incomplete character, a possible stop string); otherwise such a step is merged into the
+    next one. If ``parser`` is None, the whole answer is text. If ``include_stop`` is True, the
+    answer includes the stop string or the token that ends it. ``offset`` is the number of
+    characters of an echoed prompt, which precede the answer. If ``prompt_only`` is True, the client
+    wants only the prompt or its logprobs, and no tokens of the answer are shown."""
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ log = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
     """The router's settings. ``aliases`` are other names that clients may use for ``model``.
-    ``control_socket`` is the path of the supervisor's socket, None without a supervisor."""
+    ``control_socket`` is the path of the supervisor's socket, or None if there is no supervisor."""
 
     model: str
     vocab_size: int
@@ -101,8 +101,8 @@ def _random_seed() -> int:
 
 @dataclass(frozen=True, slots=True)
 class RouterIds:
-    """Where ids of requests and seeds come from. ``instance_id`` is a part of this router's request
-    ids, different from other routers'."""
+    """Generates ids for requests, and seeds. ``instance_id`` is a part of this router's request ids
+    that is different in each router."""
 
     new_id: Callable[[], str] = _random_id
     new_seed: Callable[[], int] = _random_seed

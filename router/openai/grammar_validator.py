@@ -1,4 +1,4 @@
-"""Validates each grammar that clients send once, and caches the verdict."""
+"""Validates each grammar from clients only once, and caches the verdict."""
 
 import asyncio
 from collections import OrderedDict
@@ -32,7 +32,7 @@ class _PendingCheck:
 
 class GrammarValidator:
     """Caches verdicts per tenant, so that response times don't reveal what other tenants have sent.
-    Not thread-safe: for one event loop."""
+    Not thread-safe: use it on one event loop."""
 
     def __init__(self, check: Check | None = None) -> None:
         self._check_grammar = check or GrammarChecker().check

@@ -1,4 +1,4 @@
-"""The conversion between a request's text and the model's tokens, and the checks on the way."""
+"""Groups the parts that convert between text and the model's tokens, and that check the text."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ from router.openai.special_tokens import SpecialTokenFilter
 
 @dataclass(slots=True)
 class ModelText:
-    """The served model's tokenizer and markup, and the validator of its grammars."""
+    """The served model's tokenizer and markup, and the validator of clients' grammars."""
 
     tokenizer: Tokenizer
     output_format: ModelOutputFormat

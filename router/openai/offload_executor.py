@@ -27,8 +27,8 @@ Result = TypeVar("Result")
 
 
 class OffloadExecutor:
-    """Runs calls in the event loop if they are short, else in a thread. For one event loop. The
-    number and the bytes of waiting bodies are bounded elsewhere, by the request limiter and the
+    """Runs calls in the event loop if they are short, else in a thread. Use it on one event loop.
+    The number and the bytes of waiting bodies are bounded elsewhere, by the request limiter and the
     body budget."""
 
     def __init__(self, num_threads: int = NUM_THREADS) -> None:

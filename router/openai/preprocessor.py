@@ -35,10 +35,10 @@ DEFAULT_COMPLETION_TOKENS = 16
 class Prompt:
     """A prompt that is ready for generation.
 
-    ``echo_text`` is the prompt to echo, else empty. ``sampling.seed`` is the first answer's seed;
-    each further answer's is one higher. ``starts_in_reasoning``: the prompt ends inside a reasoning
-    section. ``prompt_only``: the client wants only the prompt or its logprobs; one token is
-    generated and not shown."""
+    ``echo_text`` is the prompt if it is echoed, else empty. ``sampling.seed`` is the first answer's
+    seed; the seed of each further answer is one higher. ``starts_in_reasoning`` is True if the
+    prompt ends inside a reasoning section. ``prompt_only`` is True if the client wants only the
+    prompt or its logprobs: one token is generated and not shown."""
 
     token_ids: tuple[TokenId, ...]
     block_keys: tuple[BlockKey, ...]
@@ -51,7 +51,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """The model's limits. ``context_tokens`` is the most tokens of prompt and answer together."""
+    """The model's limits. ``context_tokens`` is the most tokens of prompt and answer in total."""
 
     context_tokens: int
     vocab_size: int
@@ -81,7 +81,7 @@ class Preprocessor:
         self._seed = seed
 
     def prepare_chat(self, body: ChatBody) -> list[Prompt]:
-        """Build the prompt of a chat. Raises ApiError or Invalid, with the invalid field."""
+        """Build the prompt of a chat. Raises ApiError or Invalid, which name the invalid field."""
         tools = body.offered_tools
         if tools and not (self._output_format.supports_tools or body.forces_tool_call):
             message = (
@@ -122,7 +122,8 @@ class Preprocessor:
         )
 
     def prepare_completion(self, body: CompletionBody) -> list[Prompt]:
-        """Build the prompts of a completion. Raises ApiError or Invalid, with the invalid field."""
+        """Build the prompts of a completion. Raises ApiError or Invalid, which name the invalid
+        field."""
         wanted = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
         add_special_tokens = body.add_special_tokens is not False
         prompts: list[Prompt] = []
@@ -161,7 +162,7 @@ class Preprocessor:
     ) -> Prompt:
         self._check_length(len(ids), param, max_tokens)
         if (body.min_tokens or 0) > max_tokens:
-            message = f"min_tokens is {body.min_tokens}, and max_tokens {max_tokens}"
+            message = f"min_tokens is {body.min_tokens}, above max_tokens, which is {max_tokens}"
             raise ApiError(400, message, param="min_tokens", code="invalid_value")
         token_ids = cast(tuple[TokenId, ...], tuple(ids))
         is_cacheable = self._hasher is not None and body.num_prompt_logprobs is None
@@ -278,32 +279,32 @@ def _too_many_tokens(param: str, limit: int) -> ApiError:
 def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
     """Raises ApiError (400) for ids outside the vocabulary."""
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-        message = f"{param}: token ids are between 0 and {vocab_size - 1}"
+        message = f"{param}: token ids must be between 0 and {vocab_size - 1}"
         raise ApiError(400, message, param=param, code="invalid_value")
 
 
 def count_prompt_logprobs(num_tokens: Sequence[int], body: GenerationBody) -> int:
-    """Return the number of logprobs of all prompts together, alternatives included."""
+    """Return the number of logprobs of all prompts in total, alternatives included."""
     if body.num_prompt_logprobs is None:
         return 0
     return sum(num_tokens) * (1 + body.num_prompt_logprobs) * body.num_candidates
 
 
 def check_num_prompt_logprobs(num_tokens: Sequence[int], body: GenerationBody) -> None:
-    """Raises ApiError (400) for more prompt logprobs than one worker message should have."""
+    """Raises ApiError (400) for more prompt logprobs than one message from a worker may have."""
     count = count_prompt_logprobs(num_tokens, body)
     if count > MAX_PROMPT_LOGPROBS:
         field = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
         message = (
             f"{field}: {count} logprobs of prompts, alternatives included, are more than the "
-            f"{MAX_PROMPT_LOGPROBS} that one request may ask for"
+            f"{MAX_PROMPT_LOGPROBS} that one request may have"
         )
         raise ApiError(400, message, param=field, code="invalid_value")
 
 
 def _num_output_logprobs(body: GenerationBody) -> int | None:
     """Return the number of logprobs per token to request from workers. ``best_of`` ranks answers by
-    them, so it needs them even if the client did not ask."""
+    their logprobs, so it needs them even if the client did not request any."""
     is_ranked = body.num_candidates > body.num_choices
     return 0 if is_ranked and body.num_logprobs is None else body.num_logprobs
 

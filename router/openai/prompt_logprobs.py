@@ -1,4 +1,4 @@
-"""Logprobs of a prompt's own tokens, in the forms that clients expect."""
+"""Logprobs of a prompt's own tokens, in the formats that clients expect."""
 
 import math
 from collections.abc import Sequence

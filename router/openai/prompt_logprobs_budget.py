@@ -11,7 +11,8 @@ MAX_INFLIGHT_PROMPT_LOGPROBS = 8 * MAX_PROMPT_LOGPROBS
 
 
 class PromptLogprobsBudget:
-    """Counts the prompt logprobs of requests in flight. Not thread-safe: for one event loop."""
+    """Counts the prompt logprobs of requests in flight. Not thread-safe: use it on one event
+    loop."""
 
     def __init__(self, limit: int = MAX_INFLIGHT_PROMPT_LOGPROBS) -> None:
         self._limit = limit

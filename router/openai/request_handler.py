@@ -1,5 +1,5 @@
-"""Handlers of the HTTP requests with a body: they authenticate, admit, answer and account for
-them."""
+"""Handlers for HTTP requests with a body: they authenticate, admit and answer the requests, and
+account for their usage."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -220,7 +220,7 @@ class GenerationHandler(RequestHandler):
     async def _reserve_tokens(
         self, prompts: Sequence[Prompt], body: ChatBody | CompletionBody
     ) -> None:
-        """Reserve tokens of the tenant's limits. Raises RateLimited or Overloaded."""
+        """Reserve tokens from the tenant's limits. Raises RateLimited or Overloaded."""
         asked = body.requested_tokens or DEFAULT_RESERVED_OUTPUT_TOKENS
         answer = min(asked, max(prompt.sampling.max_tokens for prompt in prompts))
         sizes = [len(prompt.token_ids) for prompt in prompts]
@@ -268,7 +268,7 @@ class GenerationHandler(RequestHandler):
         body: ChatBody | CompletionBody,
     ) -> None:
         """Stream the answer. The response begins with the first output, so that an earlier failure
-        has its own HTTP status."""
+        still gets an HTTP error status."""
         unopened = {answer.index: answer for answer in answers}
         write_lock = asyncio.Lock()
 

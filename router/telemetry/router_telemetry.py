@@ -1,4 +1,4 @@
-"""What a router measures and remembers of its requests."""
+"""What a router measures and records about its requests."""
 
 from dataclasses import dataclass, field
 

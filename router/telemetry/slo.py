@@ -8,7 +8,7 @@ from router.generation.record import GenerationRecord
 
 class SloOutcome(StrEnum):
     """LATE: the time to first token was too long. SLOW: the inter-token latency was too long; an
-    answer with both is LATE. FAILED: there was no answer, or it was incomplete."""
+    answer that is both is LATE. FAILED: there was no answer, or it was incomplete."""
 
     MET = "met"
     LATE = "late"
@@ -19,15 +19,15 @@ class SloOutcome(StrEnum):
 @dataclass(frozen=True, slots=True)
 class SloTargets:
     """The SLO, the same as the conductor's. The time to first token may be ``ttft_seconds`` plus
-    the predicted time to compute the prompt; 0: no target. ``itl_seconds`` bounds the mean
-    inter-token latency of an answer."""
+    the predicted time to compute the prompt; if ``ttft_seconds`` is 0, it is not limited.
+    ``itl_seconds`` bounds the mean inter-token latency of an answer."""
 
     ttft_seconds: float = 2.0
     itl_seconds: float = 0.05
 
     def judge(self, record: GenerationRecord) -> SloOutcome | None:
-        """Judge a finished answer. None if the SLO does not apply to it (for example in a batch),
-        or if the client disconnected."""
+        """Judge a finished answer. Returns None if the SLO does not apply to it (for example in a
+        batch), or if the client disconnected."""
         if not record.has_slo or record.finish_reason == "cancelled":
             return None
         if record.finish_reason == "error":

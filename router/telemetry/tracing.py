@@ -1,4 +1,4 @@
-"""Decides which requests are traced, and emits their spans once they are over: docs/tracing.md.
+"""Decides which requests are traced, and emits their spans once they have ended (docs/tracing.md).
 
 While a request runs, only its trace context is passed on with it. When it has ended, the spans are
 made from the times in its records.
@@ -21,8 +21,8 @@ the router makes, these digits are random, too."""
 
 @dataclass(slots=True)
 class RequestTrace:
-    """A traced request that is in progress. Times are the clock's. ``parent_id`` is the client's
-    span, empty if there is none."""
+    """A traced request that is in progress. Times are the clock's monotonic time. ``parent_id`` is
+    the client's span, empty if there is none."""
 
     root: TraceContext
     parent_id: str
@@ -40,8 +40,8 @@ class RequestTrace:
 
 
 class RequestTracer:
-    """Traces requests. ``sample`` is the fraction (0 to 1) that is traced of requests whose client
-    has not decided it."""
+    """Traces requests. If the client has not decided whether its request is traced, it is traced
+    with probability ``sample`` (0 to 1)."""
 
     def __init__(self, spans: SpanSink, sample: float, clock: Clock) -> None:
         self._spans = spans
@@ -49,8 +49,8 @@ class RequestTracer:
         self._clock = clock
 
     def begin(self, request_id: str, traceparent: str | None) -> RequestTrace | None:
-        """Begin a trace; None if the request is not traced. If the client sent no trace id, it is
-        made from the hex digits of ``request_id``."""
+        """Begin a trace, or return None if the request is not traced. If the client sent no trace
+        id, it is made from the hex digits of ``request_id``."""
         client_context = parse_traceparent(traceparent) if traceparent else None
         if client_context is None:
             trace_id = _trace_id(request_id)

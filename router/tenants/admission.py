@@ -1,9 +1,9 @@
 """Admission of tenants' HTTP requests: each is charged to its tenant's quota from the arrival of
 its headers to its end.
 
-It is our own because rate limiters for web frameworks count requests when they arrive; here tokens
-are reserved before an answer is generated and settled by its end, for all routers together. The
-figures are in docs/results/tenants.md."""
+Rate limiters for web frameworks are not used because they count requests when they arrive. Here,
+tokens are reserved before an answer is generated and settled when it ends, across all routers. The
+measurements are in docs/results/tenants.md."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -43,14 +43,14 @@ class UsageSink(Protocol):
 
 
 class RequestAdmission:
-    """One admitted request. Made by :class:`AdmissionController`. Enter it by ``with``, which
-    settles the quota however the request ends.
+    """One admitted request, created by :class:`AdmissionController`. Use it as a context manager,
+    which settles the quota however the request ends.
 
     Call :meth:`reserve_tokens` before the answers are generated, and :meth:`set_records` when their
-    generation begins. Where several routers share the tenant's limits, call
-    :meth:`draw_request_quota` before entering and :meth:`draw_token_quota` before
-    :meth:`reserve_tokens`: they draw from the shared quota what this router lacks. Between a
-    ``draw_…`` and the call that needs it, nothing may be awaited."""
+    generation begins. If several routers share the tenant's limits, call :meth:`draw_request_quota`
+    before entering and :meth:`draw_token_quota` before :meth:`reserve_tokens`: they draw from the
+    shared quota what this router lacks. Between a ``draw_…`` and the call that needs it, nothing
+    may be awaited."""
 
     __slots__ = (
         "_answers_per_prompt",
@@ -131,7 +131,7 @@ class RequestAdmission:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Settle the quota: replace what was reserved by what was used."""
+        """Settle the quota: replace the reserved tokens with the tokens used."""
         self._release_slots()
         spent = (
             usage_of_generations(self._records, self._answers_per_prompt)
@@ -193,7 +193,7 @@ class RequestAdmission:
 
 
 def num_reserved_tokens(prompt_tokens: Sequence[int], per_prompt: int, answer_tokens: int) -> int:
-    """Return the number of tokens to reserve for all prompts and answers of a request together."""
+    """Return the number of tokens to reserve for all prompts and answers of a request."""
     return sum(prompt_tokens) + len(prompt_tokens) * per_prompt * answer_tokens
 
 
@@ -222,7 +222,7 @@ class AdmissionController:
         self, tenant_id: TenantId, size_bytes: int = 0, *, idle: bool = False
     ) -> RequestAdmission:
         """Create the admission of a request, before its body (of ``size_bytes`` if known) is read.
-        With ``idle`` (a batch request), the request only uses capacity that is idle otherwise: it
+        If ``idle`` is True, this is a batch request, which only uses otherwise idle capacity: it
         does not count against the tenant's limits, but its usage is recorded."""
         tenant = self._directory().tenant(tenant_id)
         if idle:

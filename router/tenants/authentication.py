@@ -57,7 +57,7 @@ class Authenticator:
         return self._admin_key is not None
 
     def allows_without_key(self, path: str) -> bool:
-        """Whether a request to ``path`` needs no key (``PUBLIC_PATHS`` don't count). If so, anyone
+        """Whether ``path``, if not one of ``PUBLIC_PATHS``, is served without a key. If so, anyone
         who can reach this router is trusted, even a web page in a local browser:
         :mod:`router.http.browser_check` rejects such pages."""
         if path in PUBLIC_PATHS:
@@ -66,7 +66,7 @@ class Authenticator:
         return not (self.has_admin_key if is_operators else self.directory.needs_keys)
 
     def check_metrics(self, authorization: str | None) -> None:
-        """Raises ApiError (401, 403) unless the admin's key is given, where keys are required."""
+        """If API keys are required, raises ApiError (401, 403) unless the admin key is given."""
         if not self.directory.needs_keys:
             return
         if not self.has_admin_key:

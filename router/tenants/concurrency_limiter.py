@@ -1,15 +1,15 @@
 """Limits how many requests of one tenant run at once at this router.
 
-It is our own because the usual ones either limit one process (``asyncio.Semaphore``, which also
-queues where a client should get a 429) or ask Redis for every request; here a router leases slots
-ahead and decides without waiting. With limits shared by two routers, a request costs 36 us, and
-20,000 requests take 47 exchanges with Redis (docs/results/tenants.md)."""
+Existing limiters either limit one process (``asyncio.Semaphore``, which also makes requests wait
+that should get a 429) or query Redis for every request. Here, a router leases slots ahead and
+decides without waiting. With limits shared by two routers, a request costs 36 us, and 20,000
+requests take 47 exchanges with Redis (docs/results/tenants.md)."""
 
 from router.tenants.quota_share import QuotaShare
 from router.tenants.quota_store import LEASE_SECONDS, SlotRequest
 
 SLOT_PREFETCH_DIVISOR = 4
-"""All routers together hold at most a limit divided by this as unused slots."""
+"""In total, the routers hold at most a limit divided by this as unused slots."""
 
 SLOT_REJECTION_TTL_SECONDS = 0.1
 """After the quota store had no free slot, it is not queried again for this long."""
@@ -60,8 +60,8 @@ class ConcurrencyLimiter:
     def should_request_slot(
         self, limit: int, share: QuotaShare, now: float, *, again: bool
     ) -> bool:
-        """Whether to request one more slot from the quota store. ``again``: even if the store has
-        just refused one."""
+        """Whether to request one more slot from the quota store. If ``again`` is True, request one
+        even if the store has just refused one."""
         trusted = not again and now < self._refused_at + SLOT_REJECTION_TTL_SECONDS
         return not trusted and not self.can_begin(limit, share, now)
 
@@ -75,8 +75,8 @@ class ConcurrencyLimiter:
         self, limit: int, share: QuotaShare, now: float, *, is_turn: bool
     ) -> SlotRequest | None:
         """Build the request, sent in the background, that returns unused slots and renews the
-        lease; None if there is nothing to do. ``is_turn``: this is the regular exchange, not an
-        early one."""
+        lease; None if there is nothing to do. ``is_turn`` is True for the regular exchange, and
+        False for an early one."""
         if is_turn:
             self._num_prefetch = (
                 self._num_prefetch if self._has_used_prefetch else self._num_prefetch // 2

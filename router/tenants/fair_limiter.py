@@ -21,8 +21,8 @@ class _TenantShare:
 
 
 class FairLimiter:
-    """Limits a sum over all requests: of their answers (so that ``n`` and lists of prompts count
-    for what they cost), or of bytes. ``counted`` names the unit in errors.
+    """Limits a total over all requests: the number of their answers (so that ``n`` and lists of
+    prompts count for what they cost), or their bytes. ``counted`` names the unit in errors.
 
     Weighted max-min fairness among the tenants that use anything: a tenant below its fair share is
     admitted up to the limit, a tenant at or above it up to the limit without ``RESERVED_FRACTION``.
@@ -32,13 +32,14 @@ class FairLimiter:
         self._limit = limit
         self._counted = counted
         self._usage_by_tenant: dict[TenantId, _TenantShare] = {}
-        """Only tenants that use anything now."""
+        """Contains only tenants that use anything now."""
         self._weights = 0.0
         self.num_in_use = 0
 
     def acquire(self, count: int, tenant: TenantId, weight: float, shared: bool) -> None:
         """Add ``count`` to what the tenant uses, until :meth:`release` with the same count. Raises
-        Overloaded if that exceeds a limit. ``shared``: more than one tenant is configured."""
+        Overloaded if that exceeds a limit. ``shared`` says whether more than one tenant is
+        configured."""
         if not count:
             return
         self._check(count, tenant, weight, shared)
@@ -100,7 +101,7 @@ class FairLimiter:
 
     def _fair_share(self, tenant: TenantId, weight: float) -> float:
         """Return the tenant's fair share of the limit. It is 0 while only this tenant uses
-        anything, so that the reserve stays free for others."""
+        anything, so that the reserve stays free for other tenants."""
         usage = self._usage_by_tenant.get(tenant)
         if usage is not None and len(self._usage_by_tenant) == 1:
             return 0.0

@@ -13,9 +13,9 @@ Result = TypeVar("Result")
 
 
 class FairThreadPool:
-    """Runs calls in threads; tenants take turns. For one event loop. A tenant may use all threads
-    but one, so that another tenant's call soon gets a thread. The number of waiting calls is
-    bounded elsewhere: each belongs to a request in progress."""
+    """Runs calls in threads; tenants take turns. Use it on one event loop. A tenant may use all
+    threads but one, so that another tenant's call soon gets a thread. The number of waiting calls
+    is bounded elsewhere: each belongs to a request in progress."""
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._num_threads = num_threads
@@ -30,9 +30,9 @@ class FairThreadPool:
         call: Callable[[], Result],
         on_end: Callable[[], None] | None = None,
     ) -> Result:
-        """Run ``call`` in a thread. If the caller is cancelled, a call that has begun goes on, and
-        its thread is free only when it ends. ``on_end`` is called in the event loop once ``call``
-        has ended."""
+        """Run ``call`` in a thread. If the caller is cancelled, a call that has begun continues,
+        and its thread becomes free only when the call ends. ``on_end`` is called in the event loop
+        once ``call`` has ended."""
         await self._wait_for_thread(tenant)
         try:
             work = asyncio.get_running_loop().run_in_executor(self._threads, call)
@@ -90,8 +90,8 @@ class FairThreadPool:
                 return
 
     def _grant(self, tenant: TenantId) -> bool:
-        """Give the free thread to the tenant's oldest call; its other calls queue up behind all
-        tenants. Return False if no call of the tenant waits any more."""
+        """Give the free thread to the tenant's oldest call; the tenant's other calls queue up
+        behind all tenants. Returns False if no call of the tenant is waiting any more."""
         turns = self._waiting.pop(tenant)
         while turns:
             turn = turns.popleft()

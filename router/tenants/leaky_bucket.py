@@ -33,7 +33,7 @@ class LeakyBucket:
         return self._drain(per_minute, now) * 60 / per_minute
 
     def spend(self, amount: float) -> None:
-        """Spend an amount without a check (call :meth:`wait_seconds` before). A negative amount
+        """Spend an amount without a check (call :meth:`wait_seconds` first). A negative amount
         gives unused quota back."""
         self._spent = max(self._spent + amount, 0.0)
 

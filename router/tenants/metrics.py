@@ -9,7 +9,8 @@ from router.tenants.request_usage import RequestUsage
 from router.tenants.usage_store import OTHER_TENANTS
 
 MAX_TENANT_LABELS = 100
-"""The most tenants with a label of their own, of ten series each. Further tenants are ``other``."""
+"""The most tenants with a label of their own, of ten series each. Further tenants share
+``other``."""
 
 
 class TenantMetrics:

@@ -19,9 +19,9 @@ from router.tenants.tenant import Tenant
 
 class Quota:
     """Counts one tenant's use of its limits. Every :meth:`begin` that does not raise is followed by
-    one :meth:`end`, and every :meth:`reserve` by one :meth:`settle`. No method waits: where routers
-    share the tenant's limits, quota that this router lacks must be drawn from the quota store
-    before (:meth:`build_begin_request`, :meth:`build_token_request`)."""
+    one :meth:`end`, and every :meth:`reserve` by one :meth:`settle`. No method waits: if routers
+    share the tenant's limits, quota that this router lacks must first be drawn from the quota store
+    (:meth:`build_begin_request`, :meth:`build_token_request`)."""
 
     __slots__ = ("_refused_bytes", "_refused_tokens", "_requests", "_slots", "_tokens",
                  "exchange_lock", "is_retrying_slot", "reserved_tokens")  # fmt: skip
@@ -82,7 +82,7 @@ class Quota:
     def settle(
         self, tenant: Tenant, share: QuotaShare, reserved: int, used: int, now: float
     ) -> None:
-        """Replace a reservation by the tokens used: fewer, or more if the client set no
+        """Replace a reservation with the tokens used: fewer, or more if the client set no
         ``max_tokens``."""
         self.reserved_tokens -= reserved
         assert self.reserved_tokens >= 0, "reserve() comes first"
@@ -91,7 +91,7 @@ class Quota:
             self._tokens.spend(used - reserved, limit, share, now)
 
     def headers(self, tenant: Tenant, share: QuotaShare, now: float) -> dict[str, str]:
-        """Return the rate limit headers in OpenAI's form; empty for a tenant without limits."""
+        """Return the rate limit headers in OpenAI's format; empty for a tenant without limits."""
         limits = tenant.limits
         headers: dict[str, str] = {}
         if limits.requests_per_minute is not None:
@@ -132,8 +132,8 @@ class Quota:
         self, tenant: Tenant, share: QuotaShare, size_bytes: int, now: float, *, again: bool = False
     ) -> QuotaRequest | None:
         """Build the request to the quota store for one more client request. None if this router has
-        the quota, if the store has just refused it, or if the limits are not shared. ``again``:
-        even if the store has just refused a slot."""
+        the quota, if the store has just refused it, or if the limits are not shared. If ``again``
+        is True, build it even if the store has just refused a slot."""
         limits, requests, tokens, slots = tenant.limits, None, None, None
         if not share.is_shared:
             return None
@@ -153,8 +153,8 @@ class Quota:
     def build_token_request(
         self, tenant: Tenant, share: QuotaShare, tokens: int, now: float
     ) -> QuotaRequest | None:
-        """Build the request to the quota store for so many tokens. None if this router has them, if
-        the store has just refused them, or if the limits are not shared."""
+        """Build the request to the quota store for ``tokens`` tokens. None if this router has them,
+        if the store has just refused them, or if the limits are not shared."""
         limit = tenant.limits.tokens_per_minute
         if limit is None or tokens > limit or not share.is_shared:
             return None
@@ -167,7 +167,8 @@ class Quota:
         self, tenant: Tenant, share: QuotaShare, now: float, *, is_turn: bool
     ) -> QuotaRequest | None:
         """Build the request, sent in the background, that settles and refills the quota; None if
-        there is nothing to do. ``is_turn``: this is the regular exchange, not an early one."""
+        there is nothing to do. ``is_turn`` is True for the regular exchange, and False for an early
+        one."""
         limits = tenant.limits
         requests = tokens = slots = None
         if limits.requests_per_minute is not None:

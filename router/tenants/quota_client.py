@@ -26,7 +26,7 @@ SLOT_RETRY_SECONDS = (0.02, 0.05, 0.1)
 """Pauses before a slot is requested again: another router may be returning one right now."""
 
 MAX_REQUESTS_PER_SYNC = 200
-"""The most tenants in one exchange, which keeps Redis busy for some milliseconds."""
+"""The most tenants in one exchange, which keeps Redis busy for a few milliseconds."""
 
 QuotaRequestBuilder = Callable[[], QuotaRequest | None]
 
@@ -65,8 +65,8 @@ class QuotaClient:
             return request.slots is not None and not quota.has_free_slot
 
     async def retry_slot(self, quota: Quota, build_request: QuotaRequestBuilder) -> None:
-        """Try a few more times to draw a slot. Only one request per tenant does so at a time;
-        others are refused at once."""
+        """Try a few more times to draw a slot. Only one request per tenant does so at a time; other
+        requests are refused at once."""
         if quota.is_retrying_slot:
             return
         quota.is_retrying_slot = True
@@ -79,7 +79,8 @@ class QuotaClient:
             quota.is_retrying_slot = False
 
     def notify_change(self, tenant: TenantId, quota: Quota, *, is_due: bool) -> None:
-        """Record that a quota was used or given back. ``is_due``: exchange it early."""
+        """Record that a quota was used or given back. If ``is_due`` is True, it is exchanged
+        early."""
         self._quotas[tenant] = quota
         if is_due:
             self._schedule_early(tenant)
@@ -144,7 +145,7 @@ class QuotaClient:
                 asks = []
                 for name in chunk:
                     quota = self._quotas[name]
-                    if quota.exchange_lock.locked():  # a request is exchanging
+                    if quota.exchange_lock.locked():  # a client request is exchanging this quota
                         self._schedule_early(name)
                         continue
                     await quota.exchange_lock.acquire()

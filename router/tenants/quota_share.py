@@ -10,8 +10,8 @@ from router.tenants.quota_store import QuotaRequest
 
 class QuotaExchange(Protocol):
     """The methods of :class:`router.tenants.quota_client.QuotaClient` that admissions use. It is
-    here because the client imports quotas, which import their share. ``is_open`` is False while the
-    quota store can't be reached."""
+    here to avoid an import cycle: the client imports quotas, which import this module. ``is_open``
+    is False while the quota store can't be reached."""
 
     is_open: bool
 
@@ -44,7 +44,7 @@ class QuotaShare:
         return max(limit / self.num_routers, 1.0)
 
     def reported_limit(self, limit: int) -> float:
-        """The limit that is reported to clients."""
+        """Return the limit that is reported to clients."""
         return limit if self.is_shared else self.equal_part(limit)
 
 

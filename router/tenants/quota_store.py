@@ -28,8 +28,8 @@ ROUNDING = 1e-6
 class RateRequest:
     """A request for a limit per minute. First, ``settled`` is charged: the amount that was used
     without having been drawn, less the amount that was drawn and not used. Then at least
-    ``min_amount`` is drawn, and up to ``max_amount`` if there is plenty; nothing if ``min_amount``
-    is not available."""
+    ``min_amount`` is drawn, and up to ``max_amount`` if enough is left; nothing is drawn if
+    ``min_amount`` is not available."""
 
     per_minute: int
     settled: int = 0
@@ -69,7 +69,7 @@ class QuotaRequest:
 
     @property
     def requests_more(self) -> bool:
-        """Whether it requests further quota, rather than only settling or returning some."""
+        """Whether this asks for further quota, rather than only settling or returning some."""
         rates = (self.requests, self.tokens)
         wants_rate = any(rate is not None and rate.max_amount > 0 for rate in rates)
         return wants_rate or (
@@ -115,8 +115,8 @@ class _TenantState:
 
 
 class MemoryQuotaStore:
-    """An in-memory quota store for tests. ``is_reachable`` False: requests don't arrive;
-    ``drops_replies``: requests are processed, but not confirmed."""
+    """An in-memory quota store for tests. If ``is_reachable`` is False, requests don't arrive. If
+    ``drops_replies`` is True, requests are processed, but not confirmed."""
 
     def __init__(self, clock: Clock) -> None:
         self.is_reachable = True

@@ -1,4 +1,4 @@
-"""Rate limit errors, in the form that OpenAI's clients expect."""
+"""Rate limit errors, in the format that OpenAI's clients expect."""
 
 import math
 
@@ -34,7 +34,8 @@ def request_rate_exceeded(tenant: Tenant, limit: float, used: float, wait: float
 def token_rate_exceeded(
     tenant: Tenant, limit: float, used: float, requested: int | None, wait: float
 ) -> RateLimited:
-    """``requested`` is None if the request was refused before its body was read."""
+    """Return the error. ``requested`` is None if the request was refused before its body was
+    read."""
     wanted = "" if requested is None else f", requested {requested}"
     message = (
         f"Rate limit reached for tenant {tenant.id} on tokens per minute: limit {limit:.0f}, "
@@ -69,7 +70,8 @@ def format_duration(seconds: float) -> str:
 
 
 def _retry_headers(wait_seconds: float | None) -> dict[str, str]:
-    """``retry-after-ms`` is understood by OpenAI's clients, which would otherwise retry at once."""
+    """Return the headers. OpenAI's clients obey ``retry-after-ms``; without it, they would retry at
+    once."""
     if wait_seconds is None:
         return {"x-should-retry": "false"}
     return {

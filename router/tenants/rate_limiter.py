@@ -5,8 +5,8 @@ from router.tenants.quota_share import QuotaShare
 from router.tenants.quota_store import ROUNDING, RateGrant, RateRequest
 
 PREFETCH_DIVISOR = 10
-"""All routers together hold at most a limit divided by this as unspent credits. They can exceed the
-limit by that much within a minute, since the store refills meanwhile."""
+"""In total, the routers hold at most a limit divided by this as unspent credits. They can exceed
+the limit by that much within a minute, since the store refills meanwhile."""
 
 REJECTION_TTL_SECONDS = 0.25
 """After the store has refused credits, it is not queried again for this long, so that a flood does
@@ -19,10 +19,10 @@ class RateLimiter:
     """One limit per minute of one tenant. Not thread-safe; no method waits; ``now`` is in monotonic
     seconds.
 
-    If routers share the limit, it holds credits (requests or tokens that may be spent) drawn ahead
-    from the quota store: twice as many when they run out too soon, half as many when they are not
-    used. Otherwise it has this router's equal part of the limit, and later reports to the store
-    what was spent.
+    If routers share the limit, the limiter holds credits (requests or tokens that may be spent),
+    drawn ahead from the quota store: it draws twice as many when they run out too soon, and half as
+    many when they are not used. Otherwise it uses this router's equal part of the limit, and later
+    reports to the store what was spent.
     """
 
     __slots__ = (
@@ -40,13 +40,14 @@ class RateLimiter:
 
     def __init__(self) -> None:
         self._bucket = LeakyBucket()
-        """Everything that was spent at this router. Decides while limits are not shared."""
+        """Everything that was spent at this router. It decides while limits are not shared."""
         self._unsettled = LeakyBucket()
         """The amount that was spent and is not charged in the quota store yet."""
         self._settling = 0
         """The part of ``_unsettled`` that the exchange in progress settles."""
         self._credits = 0
-        """Drawn from the store and not spent yet. Below zero if more was used than reserved."""
+        """Credits drawn from the store and not spent yet. Below zero if more was used than
+        reserved."""
         self._returning = 0
         self._prefetch = 0
         """The number of credits to hold beyond those that a request needs."""
@@ -70,7 +71,7 @@ class RateLimiter:
         return missing * 60 / limit if missing > ROUNDING else 0.0
 
     def remaining(self, limit: int, share: QuotaShare, now: float) -> float:
-        """Return how much is left of the limit that clients are told, as far as this router
+        """Return how much is left of the limit that is reported to clients, as far as this router
         knows."""
         if not share.is_shared:
             return self._bucket.remaining(share.equal_part(limit), now)
@@ -102,8 +103,8 @@ class RateLimiter:
         return not (is_fresh and self.wait_seconds(amount, limit, share, now) > 0)
 
     def build_request(self, amount: int, limit: int, share: QuotaShare, now: float) -> RateRequest:
-        """Build a request for so many credits that ``amount`` can be spent and some are left for
-        the next requests."""
+        """Build a request for enough credits to spend ``amount`` and have some left for the next
+        requests."""
         self._prefetch = min(max(2 * self._prefetch, amount), max_prefetched(limit, share))
         settled = self._take_settlement(limit, now)
         least = max(amount - self._credits, 0)
@@ -117,7 +118,7 @@ class RateLimiter:
         self, limit: int, share: QuotaShare, now: float, *, is_turn: bool
     ) -> RateRequest | None:
         """Build the request, sent in the background, that refills and settles; None if there is
-        nothing to do. ``is_turn``: this is the regular exchange, which also returns unused
+        nothing to do. ``is_turn`` is True for the regular exchange, which also returns unused
         credits."""
         low = self.needs_refill(limit, share, now)
         if is_turn:

@@ -31,7 +31,7 @@ leases have ended. If more was used than allowed, it is kept longer."""
 # KEYS: the tenant's hash. ARGV: the router, the number of routers, then for requests and for tokens
 # the limit per minute ('' for none), settled, least and most; then the limit of slots ('' for
 # none), running and wanted; then 1 if more is requested. Times are Redis's own, in milliseconds.
-# A bucket is stored as "spent at".
+# A bucket is stored as "SPENT AT": the amount spent, and the time as of which it was spent.
 _EXCHANGE = f"""
 local key, me, routers = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local time = redis.call('TIME')
@@ -168,7 +168,7 @@ def _parse_grant(request: QuotaRequest, reply: Sequence[Any]) -> QuotaGrant:
             raise ValueError(f"{seats} of {wanted} slots")
     except (ValueError, TypeError, OverflowError) as error:
         raise Unavailable(
-            f"Redis holds invalid quota data of tenant {request.tenant}: {error}"
+            f"Redis holds invalid quota data for tenant {request.tenant}: {error}"
         ) from error
     return QuotaGrant(grants[0], grants[1], int(seats))
 

@@ -1,4 +1,4 @@
-"""A tenant, as the operator describes it in the tenants file."""
+"""A tenant, as the tenants file describes it."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,8 +12,8 @@ DEFAULT_TENANT = TenantId("default")
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """The limits of a tenant over all routers. None means no limit; for files, the limit of the
-    settings."""
+    """The limits of a tenant across all routers. None means no limit, except for files and uploads:
+    there, the limit in the settings applies."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -26,7 +26,7 @@ class TenantLimits:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrices:
-    """Prices per million tokens, in the operator's currency. If ``cached`` is None, cached tokens
+    """Prices per million tokens, in a currency of your choice. If ``cached`` is None, cached tokens
     cost as much as other input tokens."""
 
     input: float = 0.0
@@ -78,7 +78,7 @@ class Tenant:
 
     def block_salt(self, secret: str | None, cache_salt: str | None = None) -> bytes:
         """Return the salt of the tenant's block keys. It is derived from ``secret``: a client can
-        change it by ``cache_salt``, but not choose its value."""
+        change it with ``cache_salt``, but not choose its value."""
         salt = _salt_and_tag(secret, self.id)[0]
         if self.salt is not None:
             salt = shared_salt(secret, self.salt)

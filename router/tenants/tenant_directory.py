@@ -12,8 +12,8 @@ from router.tenants.tenant import Tenant
 @dataclass(frozen=True, slots=True)
 class TenantDirectory:
     """The tenants as of one reading of the tenants file. If ``needs_keys`` is False, no keys are
-    configured, and every client is the tenant ``default``. ``is_shared``: there is more than one
-    tenant."""
+    configured, and every client is the tenant ``default``. ``is_shared`` says whether there is more
+    than one tenant."""
 
     tenants: Mapping[TenantId, Tenant] = field(default_factory=dict)
     keys: Mapping[KeyDigest, TenantId] = field(default_factory=dict, repr=False)

@@ -1,4 +1,4 @@
-"""Who the tenants are, what they may use, and what they have used."""
+"""Groups the services for tenants: authentication, admission and usage."""
 
 from collections.abc import Callable
 

@@ -107,7 +107,7 @@ def parse_tenants_file(data: bytes) -> TenantDirectory:
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise Invalid(f"not YAML: {_truncated_message(error)}") from error
     if not isinstance(values, dict) or "tenants" not in values:
-        raise Invalid("must be a mapping with `tenants`: a mapping of names to what each gets")
+        raise Invalid("must be a mapping with `tenants`, which maps each name to its settings")
     try:
         return _build_directory(_TenantsFileSchema.model_validate(_with_defaults(values)))
     except ValidationError as error:

@@ -54,7 +54,7 @@ class TenantsFileWatcher:
         signature = await asyncio.to_thread(_file_signature, self._path)
         if signature == self._signature:
             return
-        # This signature is older than the reading, so a change meanwhile is noticed next time.
+        # The signature was taken before the file is read, so a change in between is noticed later.
         self._signature = signature
         try:
             directory = await asyncio.to_thread(load_tenants_file, self._path)

@@ -1,4 +1,4 @@
-"""Background work for tenants: watching the tenants file, and sending usage to the store."""
+"""Watches the tenants file and sends usage to the usage store, in the background."""
 
 import asyncio
 from contextlib import suppress
@@ -12,10 +12,10 @@ from router.tenants.usage_recorder import UsageRecorder
 from router.tenants.usage_store import UsageStore
 
 FLUSH_SECONDS = 2.0
-"""The interval between flushes, and so the most usage that is lost when a router is killed."""
+"""The interval between flushes. A router that is killed loses the usage of at most this time."""
 
 FINAL_FLUSH_TIMEOUT_SECONDS = 2.0
-"""The timeout of the last flush, when the router stops; Redis may be gone already."""
+"""The timeout of the last flush, when the router stops; Redis may already be gone."""
 
 log = structlog.get_logger(__name__)
 

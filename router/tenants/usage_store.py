@@ -1,4 +1,4 @@
-"""Usage per tenant and day: the counters, the store, and the report."""
+"""Defines the counters of usage per tenant and day, the store that keeps them, and the report."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -34,15 +34,15 @@ class UsageStore(Protocol):
     """Stores usage counters. Methods raise Unavailable."""
 
     async def add(self, writer: str, number: int, counts: Mapping[Any, int]) -> None:
-        """Add the counts, once for each ``number`` of a ``writer``; numbers increase."""
+        """Add the counts, only once for each ``number`` of a ``writer``; numbers increase."""
         ...
 
     async def read(self, days: Iterable[str]) -> UsageCounts: ...
 
 
 class MemoryUsageStore:
-    """An in-memory usage store for tests. ``is_reachable`` False: messages don't arrive;
-    ``drops_replies``: messages are counted, but not confirmed."""
+    """An in-memory usage store for tests. If ``is_reachable`` is False, messages don't arrive. If
+    ``drops_replies`` is True, messages are counted, but not confirmed."""
 
     def __init__(self) -> None:
         self.is_reachable = True

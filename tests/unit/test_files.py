@@ -119,10 +119,10 @@ def test_upload_space_is_reserved_before_it_is_used(tokenizer: Tokenizer, tmp_pa
     batch_router = BatchRouter(tokenizer, tmp_path, folder_bytes=20_000, max_file_bytes=15_000)
     first = batch_router.service.open_upload(TENANT, 8000)
     second = batch_router.service.open_upload(TenantId("bob"), 8000)
-    with pytest.raises(ApiError, match="there is room for 4000 bytes"):
+    with pytest.raises(ApiError, match="only 4000 bytes are free"):
         batch_router.service.open_upload(TENANT, 8000)
     first.write(b"x" * 9000)
-    with pytest.raises(ApiError, match="there is room for 8000 bytes"):
+    with pytest.raises(ApiError, match="only 8000 bytes are free"):
         second.write(b"x" * 10_000)
     first.close()
     assert batch_router.store.used_bytes() == 17_000
@@ -140,7 +140,7 @@ async def test_tenants_number_and_total_size_of_files_are_limited(
         client.headers["authorization"] = "Bearer sk-a"
         first = (await upload(client, b"x" * 3000)).json()
         error = wrong_error(await upload(client, b"x" * 6000), 413)
-        assert error["code"] == "no_space" and "may have 8000 bytes together" in error["message"]
+        assert error["code"] == "no_space" and "may have 8000 bytes in total" in error["message"]
         for _ in range(2):
             assert (await upload(client, b"x")).status_code == 200
         error = wrong_error(await upload(client, b"x"), 413)

@@ -100,7 +100,7 @@ async def test_every_phase_has_a_deadline(steps: int, what: str) -> None:
         scene.p0.step()
     for _ in range(steps - 1):
         scene.d0.step()
-    with pytest.raises(DeadlineExceeded, match=f"the {what} did not come in time"):
+    with pytest.raises(DeadlineExceeded, match=f"the {what} did not arrive in time"):
         await task
     assert ("r", 1) in scene.d0.cancelled
 

@@ -104,7 +104,7 @@ def test_only_one_of_many_errors_is_reported() -> None:
     unknown = {f"k{number}": 0 for number in range(MAX_ERRORS + 1)}
     with pytest.raises(ApiError) as refusal:
         parse_body(ChatBody, json.dumps(chat() | unknown).encode())
-    assert f"{MAX_ERRORS + 1} fields that are unknown or wrong" in str(refusal.value)
+    assert f"{MAX_ERRORS + 1} unknown or invalid fields" in str(refusal.value)
 
 
 async def test_tool_call_arguments_are_checked_too(tokenizer: Tokenizer) -> None:

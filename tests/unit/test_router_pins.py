@@ -106,7 +106,7 @@ async def test_invalid_breakpoints_are_rejected(
 
 
 def test_too_many_breakpoints_are_rejected(tokenizer: Tokenizer) -> None:
-    with pytest.raises(ApiError, match="at most 4 cache_control, not 5"):
+    with pytest.raises(ApiError, match="at most 4 cache breakpoints, not 5"):
         pins(tokenizer, {"role": "user", "content": [part("a", SHORT)] * 5})
 
 

@@ -23,7 +23,8 @@ from router.openai.token_entry import MIN_LOGPROB, TokenEntry
 
 
 class ChatEncoder(OpenAIEncoder):
-    """``call_id`` makes a tool call's id from the indexes of its choice and of the call."""
+    """Encodes chat completions. ``call_id`` makes a tool call's id from the index of its choice and
+    the index of the call."""
 
     response_object = "chat.completion"
     chunk_object = "chat.completion.chunk"

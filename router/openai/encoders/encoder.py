@@ -18,17 +18,17 @@ from router.openai.encoders.usage import Usage
 from router.openai.token_entry import TokenEntry
 
 OBFUSCATION_BLOCK_BYTES = 256
-"""With obfuscation, chunks are padded to multiples of this size. The chunk of most tokens fits into
-one block, unless it has logprobs."""
+"""With obfuscation, chunks are padded to multiples of this size. Most chunks of one token fit into
+one block, unless they have logprobs."""
 
 DONE_EVENT = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseMetadata:
-    """The fields that all chunks of a response share. With ``is_obfuscated``, chunks are padded, so
-    that their sizes don't reveal their contents. With ``has_running_usage``, each chunk has its
-    answer's usage so far."""
+    """The fields that all chunks of a response share. If ``is_obfuscated`` is True, chunks are
+    padded, so that their sizes don't reveal their contents. If ``has_running_usage`` is True, each
+    chunk has its answer's usage so far."""
 
     id: str
     created: int
@@ -44,7 +44,8 @@ class ResponseMetadata:
 
 
 class OpenAIEncoder(ABC):
-    """Encodes responses and stream chunks. ``with_logprobs``: the client requested logprobs."""
+    """Encodes responses and stream chunks. ``with_logprobs`` says whether the client requested
+    logprobs."""
 
     response_object: str
     chunk_object: str
@@ -117,7 +118,7 @@ class OpenAIEncoder(ABC):
         return self._chunk_prefix + data + end
 
     def _suffix_with_usage(self, index: int) -> bytes:
-        """Return the end of a chunk with usage, in vLLM's form: counts without details."""
+        """Return the end of a chunk with usage, in vLLM's format: counts without details."""
         prompt, completion = self._token_counts[index]
         usage = {
             "prompt_tokens": prompt,

@@ -1,1 +1,2 @@
-"""Parsers of tool calls and reasoning in the answers of models, for each family's markup."""
+"""Parsers of tool calls and reasoning in the answers of models, for the markup of each model
+family."""

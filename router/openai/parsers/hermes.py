@@ -16,7 +16,7 @@ TOOL_CALL_END = "</tool_call>"
 
 class HermesToolParser(ToolCallParser):
     """Parses calls in ``<tool_call>`` tags. ``schemas`` are the tools' schemas by name: only they
-    tell whether an XML argument is a number or a string."""
+    show whether an XML argument is a number or a string."""
 
     marker = "<tool_call>"
     is_special = False

@@ -63,10 +63,10 @@ class JsonCallReader:
     """Reads ``{"name": …, "arguments": {…}}``, with the keys in any order; ``arguments`` may be
     called ``parameters``.
 
-    With ``names`` (of the tools), no marker precedes the object: it is a call only if it names one
-    of them, has arguments, and has no other keys. Call :meth:`push` until ``is_done``. Once the
-    call has ``has_begun`` it can't become text again, and :meth:`take_arguments` returns the new
-    part of its arguments."""
+    If ``names`` (of the tools) are given, no marker precedes the object, and it is a call only if
+    it names one of the tools, has arguments, and has no other keys. Call :meth:`push` until
+    ``is_done``. Once ``has_begun`` is True, the call can't become text again, and
+    :meth:`take_arguments` returns the new part of its arguments."""
 
     def __init__(self, names: Set[str] | None = None) -> None:
         self._names = names

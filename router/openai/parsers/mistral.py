@@ -13,7 +13,7 @@ from router.openai.parsers.tool_call_parser import ToolCallParser
 _HEAD = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
 
 MAX_HEAD_CHARACTERS = 256
-"""The most characters of a call's name and id together, which precede its arguments."""
+"""The most characters of a call's name and id in total, which precede its arguments."""
 
 
 class MistralToolParser(ToolCallParser):

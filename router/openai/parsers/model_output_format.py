@@ -33,9 +33,9 @@ Tool = Mapping[str, Any]
 @dataclass(frozen=True, slots=True)
 class ModelOutputFormat:
     """A model's output format. ``tool_call_format`` is None if only forced tool calls are parsed.
-    ``starts_with_reasoning`` is for models that start with reasoning although the prompt does not
-    open it. ``visible_special_ids`` are special tokens that must stay visible in the text, for the
-    parsers."""
+    ``starts_with_reasoning`` is True for models that start with reasoning although the prompt does
+    not open it. ``visible_special_ids`` are special tokens that must stay visible in the text, for
+    the parsers."""
 
     tool_call_format: ToolCallFormat | None = None
     supports_tools: bool = False
@@ -87,7 +87,7 @@ class ModelOutputFormat:
     def create_parser(
         self, tools: Sequence[Tool], *, forced: bool, in_reasoning: bool, max_calls: int | None
     ) -> OutputParser | None:
-        """Create a parser for the answer; None if the answer is text only."""
+        """Create a parser for the answer, or return None if the answer is only text."""
         thinking = ReasoningParser(in_reasoning=in_reasoning) if self.has_reasoning else None
         grammar = (
             self._parser(tools) if tools and (forced or self.tool_call_format is not None) else None

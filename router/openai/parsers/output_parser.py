@@ -6,10 +6,10 @@ from router.openai.parsers.tool_call_parser import ToolCallParser
 
 
 class OutputParser:
-    """Parses reasoning first, then text and calls. Without ``tool_call_parser``, all that follows
-    the reasoning is text. ``max_calls`` is 1 for a client that can't handle parallel calls;
-    ``has_enough_calls`` is set when a further call begins; the rest of the answer can be
-    skipped."""
+    """Parses reasoning first, then text and calls. If ``tool_call_parser`` is None, everything
+    after the reasoning is text. ``max_calls`` is 1 for a client that can't handle parallel calls.
+    When a call beyond ``max_calls`` begins, ``has_enough_calls`` is set, and the rest of the answer
+    can be skipped."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ class ReasoningPart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """``index`` counts the calls of one answer from 0."""
+    """The start of a tool call. ``index`` counts the calls of one answer from 0."""
 
     index: int
     name: str
@@ -25,7 +25,8 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """A piece of a call's arguments. All pieces together are JSON if the model wrote valid JSON."""
+    """A piece of a call's arguments. The concatenated pieces are JSON if the model wrote valid
+    JSON."""
 
     index: int
     arguments: str

@@ -14,7 +14,7 @@ from router.openai.parsers.json_call_reader import MAX_HELD_CHARACTERS
 from router.openai.parsers.tool_call_parser import ToolCallParser
 
 MAX_DEPTH = 60
-"""The deepest nesting of values; Python's parser accepts no more than some hundreds."""
+"""The deepest nesting of values; Python's parser accepts no more than a few hundred levels."""
 
 _HEAD = re.compile(r"\s*([\w.-]+)\s*\(")
 _MAY_BE_HEAD = re.compile(r"\s*[\w.-]{0,64}\s*")
@@ -125,7 +125,7 @@ class PythonicToolParser(ToolCallParser):
 
 
 def _parse_python_call(text: str, names: Set[str]) -> tuple[str, str] | None:
-    """Return the call's name, and its arguments as JSON; None if the text is no call of one of
+    """Return the call's name, and its arguments as JSON; None if the text does not call one of
     ``names``."""
     head = _HEAD.match(text)
     if head is None or head[1] not in names:

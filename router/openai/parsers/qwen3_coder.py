@@ -24,7 +24,7 @@ _PARAMETER = re.compile(
 
 
 def parse_xml_call(raw: str, schemas: Schemas) -> tuple[str, str] | None:
-    """Return the call's name, and its arguments as JSON; None if the text is no call."""
+    """Return the call's name, and its arguments as JSON; None if the text is not a call."""
     call = _CALL.match(raw)
     if call is None:
         return None

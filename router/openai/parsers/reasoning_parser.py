@@ -9,8 +9,8 @@ THINK_START, THINK_END = "<think>", "</think>"
 
 
 class ReasoningParser:
-    """Splits reasoning from the answer. With ``in_reasoning``, the prompt has opened the reasoning
-    already. White space next to the tags is dropped."""
+    """Splits reasoning from the answer. If ``in_reasoning`` is True, the prompt has already opened
+    the reasoning. White space next to the tags is dropped."""
 
     def __init__(self, *, in_reasoning: bool) -> None:
         self._held = ""

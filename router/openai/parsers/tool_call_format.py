@@ -16,8 +16,8 @@ Function = Mapping[str, Any]
 
 
 class ToolCallFormat(StrEnum):
-    """JSON is used for models without a format of their own: like LLAMA3, with ``arguments``
-    instead of ``parameters``."""
+    """The formats of tool calls. JSON is used for models without a format of their own: it is like
+    LLAMA3, but with ``arguments`` instead of ``parameters``."""
 
     HERMES = "hermes"
     LLAMA3 = "llama3"

@@ -1,5 +1,5 @@
-"""Grammars of answers with tool calls, in each format: either calls only, or free text and
-calls."""
+"""Builds grammars of answers with tool calls, in each format: of answers that are only calls, and
+of answers with text and calls."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,8 +22,9 @@ ANY_ARGUMENTS = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class ToolCallGrammar:
-    """Builds grammars for one format. With ``in_reasoning`` the prompt has opened a reasoning
-    section; a model that ``has_reasoning`` may open one. ``single_call``: at most one call."""
+    """Builds grammars for one format. If ``in_reasoning`` is True, the prompt has opened a
+    reasoning section; a model that ``has_reasoning`` may open one. If ``single_call`` is True, the
+    answer may have at most one call."""
 
     call_format: ToolCallFormat
     markup_tokens: MarkupTokens = NO_MARKUP_TOKENS

@@ -114,7 +114,7 @@ class ToolCallParser(ABC):
         return True
 
     def _emit_as_text(self, raw: str, rest: str) -> None:
-        """Treat ``raw``, which followed the marker, as text: it is no call."""
+        """Treat ``raw``, which followed the marker, as text: it is not a call."""
         self._emit_text(self._opening + raw)
         self._call_reader, self._held_text = None, rest
         self._state = self._outside

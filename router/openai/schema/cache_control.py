@@ -1,5 +1,5 @@
-"""Cache breakpoints (``cache_control``): where the prefix of a prompt ends that is to be kept
-cached. In the form of Anthropic's API, which many other clients can send, too."""
+"""Cache breakpoints (``cache_control``). Each marks the end of a prefix of the prompt that is to be
+kept cached. The format is that of Anthropic's API, which many other clients can send, too."""
 
 from collections.abc import Mapping
 from typing import Any

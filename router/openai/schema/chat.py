@@ -115,8 +115,8 @@ class ChatBody(GenerationBody, ChatHints):
 
     @property
     def has_strict_tools(self) -> bool:
-        """Whether calls may occur, are not forced, and must follow strict schemas; a response
-        format allows no calls."""
+        """Whether the answer may contain calls of strict tools; with a response format, it contains
+        no calls."""
         strict = any(tool["function"].get("strict") for tool in self.offered_tools)
         return strict and self.format is None
 

@@ -29,8 +29,8 @@ def _check_modalities(value: Any) -> Any:
 
 
 def _check_prediction(value: Any) -> Any:
-    """Check and drop the field. At OpenAI, a good prediction makes the answer faster and does not
-    change it."""
+    """Check and drop the field. In OpenAI's API, a good prediction makes the answer faster and does
+    not change it."""
     if value is not None and (
         not isinstance(value, dict)
         or value.get("type") != "content"
@@ -57,7 +57,7 @@ class ChatHints(StrictModel):
     prompt_cache_options: Annotated[
         Any, unsupported_field("prefixes are cached automatically and stay while in use")
     ] = None
-    audio: Annotated[Any, unsupported_field("the model neither hears nor speaks")] = None
+    audio: Annotated[Any, unsupported_field("the model supports only text")] = None
     web_search_options: Annotated[
         Any, unsupported_field("there is no search; offer one as a tool")
     ] = None
@@ -66,5 +66,5 @@ class ChatHints(StrictModel):
     function_call: Annotated[Any, unsupported_field("deprecated by OpenAI; use tool_choice")] = None
     chat_template: Annotated[
         Any,
-        unsupported_field("a template is a program: it comes with the model, never with a request"),
+        unsupported_field("a template is code, so only the model's own template is used"),
     ] = None

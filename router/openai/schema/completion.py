@@ -37,7 +37,7 @@ def _to_prompts(value: Any) -> list[str] | list[TokenIds]:
 class CompletionBody(GenerationBody):
     prompt: Annotated[Any, AfterValidator(_to_prompts)]
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    """0: only compute the prompt, for ``echo`` or ``prompt_logprobs``."""
+    """If 0, only the prompt is computed, for ``echo`` or ``prompt_logprobs``."""
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None

@@ -31,8 +31,8 @@ def _to_stops(value: Any) -> Any:
 
 class StreamOptions(StrictModel):
     """Options of streams. ``include_obfuscation`` hides the lengths of tokens from observers of the
-    encrypted traffic; unlike at OpenAI, it is off by default. ``continuous_usage_stats`` is vLLM's,
-    and, as in vLLM, needs ``include_usage``."""
+    encrypted traffic; unlike in OpenAI's API, it is off by default. ``continuous_usage_stats`` is
+    vLLM's, and, as in vLLM, needs ``include_usage``."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -75,7 +75,7 @@ class GenerationBody(ResponseFormatFields, ABC):
     priority: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """By how many steps the request's priority is below the tenant's; it can't be above it."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """Separates the request's cached prefixes from the tenant's others."""
+    """Separates the request's cached prefixes from the tenant's other cached prefixes."""
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> Self:
@@ -105,7 +105,7 @@ class GenerationBody(ResponseFormatFields, ABC):
 
     @property
     def requested_tokens(self) -> int | None:
-        """The client's limit on the answer's tokens; None if it set none."""
+        """The client's limit on the answer's tokens, or None if it set no limit."""
         return self.max_tokens
 
     @property

@@ -86,10 +86,11 @@ def _checked_cache_control(value: Any) -> Any:
 
 
 class Message(StrictModel):
-    """One message. ``tool_calls`` are an assistant's earlier calls, in OpenAI's form, and
+    """One message. ``tool_calls`` are an assistant's earlier calls, in OpenAI's format, and
     ``reasoning_content`` its earlier reasoning, for chat templates that render it.
 
-    Unknown fields are ignored, since clients also send back answers of other providers, unchanged.
+    Unknown fields are ignored, since clients also send back answers from other providers,
+    unchanged.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -104,7 +105,7 @@ class Message(StrictModel):
     cache_control: Annotated[Any, AfterValidator(_checked_cache_control)] = None
     # Fields of answers, so that clients can send them back unchanged
     annotations: Annotated[Any, AfterValidator(_check_annotations)] = None
-    audio: Annotated[Any, unsupported_field("the model neither hears nor speaks")] = None
+    audio: Annotated[Any, unsupported_field("the model supports only text")] = None
     function_call: Annotated[Any, unsupported_field("deprecated by OpenAI; use tool_calls")] = None
 
     _breakpoints: tuple[Breakpoint, ...] = PrivateAttr(())

@@ -28,7 +28,7 @@ class ResponseFormat(StrictModel):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            message = "response_format must have json_schema exactly if that is its type"
+            message = "response_format must have json_schema if and only if that is its type"
             raise field_validation_error("response_format", message)
         return self
 
@@ -52,7 +52,9 @@ class StructuredOutputs(StrictModel):
     @model_validator(mode="after")
     def _one(self) -> Self:
         if len(self.grammars) != 1:
-            message = "structured_outputs needs one of json, regex, choice, grammar and json_object"
+            message = (
+                "structured_outputs needs exactly one of json, regex, choice, grammar, json_object"
+            )
             raise field_validation_error("structured_outputs", message)
         return self
 

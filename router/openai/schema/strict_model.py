@@ -11,12 +11,12 @@ class StrictModel(BaseModel):
 
 
 def validation_error(message: str) -> PydanticCustomError:
-    """Return an error of the field that is being validated."""
+    """Return an error for the field that is being validated."""
     return PydanticCustomError("wrong", "{message}", {"message": message})
 
 
 def field_validation_error(field: str, message: str) -> PydanticCustomError:
-    """Return an error of ``field``, to raise while the whole request body is validated."""
+    """Return an error for ``field``, to raise while the whole request body is validated."""
     return PydanticCustomError(f"field:{field}", "{message}", {"message": message})
 
 

@@ -1,4 +1,4 @@
-"""The tools that a model may call, and whether it must."""
+"""The tools that a model may call, and whether it must call one."""
 
 import re
 from collections.abc import Sequence
@@ -87,7 +87,7 @@ def resolve_tool_choice(choice: Any, tools: Sequence[Tool]) -> tuple[str, list[T
     offered = {tool["function"]["name"]: tool for tool in tools}
     missing = [name for name in names if name not in offered]
     if missing:
-        raise ValueError(f"tool_choice names {missing[0]!r}, which is none of the tools")
+        raise ValueError(f"tool_choice names {missing[0]!r}, which is not one of the tools")
     return mode, [offered[name] for name in dict.fromkeys(names)]
 
 
