@@ -1,4 +1,4 @@
-"""Compare autoscaled pools with the best fixed ones, in simulation.
+"""Compare autoscaled pools with the best fixed pools, in simulation.
 
     python -m benchmarks.autoscale [--trace FILE] [--only NAME …] [--processes 2] [--seed 1]
 
@@ -8,9 +8,9 @@ take a minute to start. ``day`` is two synthetic days of chat of an hour each, f
 and ``tide`` the same requests in the same order, with the times of a synthetic day. SLO: a TTFT of
 2 s plus the prompt's own prefill time, and a mean inter-token latency of 50 ms.
 
-Each run begins with the pools that the first minutes need. Autoscaled pools are compared with fixed
-ones: with the best of those that cost no more, and with the cheapest that attain as much. A
-worker's hours count from when it is requested until it is gone. All figures but the measured run
+Each run begins with the pools that the first minutes need. Autoscaled pools are compared with the
+best fixed pools that cost no more, and with the cheapest fixed pools that attain as much. A
+worker's hours count from when it is requested until it is gone. All figures except the measured run
 time are the same in every run. Prints a table, and JSON as the last line.
 """
 
@@ -52,8 +52,8 @@ MAX_WORKERS = 16
 
 @dataclass(frozen=True, slots=True)
 class AutoscaleScenario:
-    """A load. With ``tide`` None, it has the trace's own times, ``factor`` times as fast. ``start``
-    are the pools at the beginning."""
+    """A load. If ``tide`` is None, it has the trace's own arrival times, ``factor`` times as fast.
+    ``start`` has the pool sizes at the beginning."""
 
     name: str
     num_requests: int
@@ -195,8 +195,8 @@ def compared(
     config: SimulatedAutoscalingConfig,
     processes: int,
 ) -> Iterator[AutoscaleRow]:
-    """Return the autoscaled pools, then the best fixed ones that cost no more, then the cheapest
-    fixed ones that attain as much."""
+    """Yield the autoscaled pools, then the best fixed pools that cost no more, then the cheapest
+    fixed pools that attain as much."""
     follows = elastic(scenario, file, seed, config)
     yield follows
     num_requests = len(_traffic(scenario, file, seed).requests)
@@ -219,8 +219,8 @@ def compared(
 
 
 def _cheapest(good_enough: Callable[[int], AutoscaleRow | None], total: int) -> AutoscaleRow | None:
-    """Search the smallest size that is good enough: from ``total`` downwards while that is good
-    enough, else upwards until one is."""
+    """Find the smallest size that is good enough: from ``total`` downwards as long as sizes are
+    good enough, or if ``total`` is not, upwards until a size is."""
     found = good_enough(total)
     if found is None:
         totals = range(total + 1, 2 * MAX_WORKERS + 1)

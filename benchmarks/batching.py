@@ -4,13 +4,13 @@
                                   [--threads N] [--requests N] [--without one|padded|…]
 
 All contenders have the same random weights and threads, answer the same requests greedily, and get
-all of them at once, but for ``one``, which is Baton again with a request at a time. ``continuous``
-is transformers' continuous batching, with paged attention by SDPA, which is what it has for a CPU:
-each step attends from all its tokens to all that its requests have in the cache, under a mask, so
-``--rows`` limits the number of requests. ``padded`` is its ``generate`` on batches of ``--rows``
-prompts of similar length, each batch until its longest answer has ended. Counts the requested
-tokens by wall time and by CPU seconds, including the prefill. Answers are compared with Baton's: in
-FP32 they should be equal. Prints a table, and JSON as the last line.
+all requests at once, except ``one``, which is Baton with one request at a time. ``continuous`` is
+transformers' continuous batching with paged attention by SDPA, its only method for a CPU: in each
+step, all tokens of the step attend, under a mask, to all cached tokens of its requests, so
+``--rows`` limits the number of requests. ``padded`` is transformers' ``generate`` on batches of
+``--rows`` prompts of similar length, each batch until its longest answer has ended. The requested
+tokens are divided by the wall time and by the CPU seconds, including the prefill. Answers are
+compared with Baton's: in FP32 they should be equal. Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -43,7 +43,7 @@ PROMPTS, ANSWERS = (16, 2048), (16, 256)
 """The ranges of lengths in tokens: log-uniform for prompts, uniform for answers."""
 
 KV_TOKENS = 2**16
-"""The capacity of each contender's KV cache: more than all requests need together."""
+"""The capacity of each contender's KV cache: more than all requests need in total."""
 PAGE_TOKENS = 256
 STEP_TOKENS = 512
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.cluster [--model DIR] [--rounds N]
 
-Both sides take turns in one run, with prompts that are not cached. Prints a table, and JSON as the
-last line.
+The cluster and the engine take turns in one run, with prompts that are not cached. Prints a table,
+and JSON as the last line.
 """
 
 import argparse
@@ -127,8 +127,8 @@ def time_to_first_token(
 
 
 def memory_by_role(cluster: LocalCluster) -> dict[str, tuple[float, float]]:
-    """Return resident megabytes by role: private memory, and touched shared memory, which is the
-    store's arena and the KV pools."""
+    """Return resident megabytes by role: private memory, and touched shared memory, which consists
+    of the store's arena and the KV pools."""
     found = {}
     for entry in cluster.status()["processes"]:
         lines = Path(f"/proc/{entry['pid']}/status").read_text().splitlines()

@@ -29,17 +29,18 @@ PEER = Path(__file__).parent / "peers" / "llama.py"
 
 
 class EngineContender(Protocol):
-    """An implementation of the model. ``shares_pool``: its KV is in the pool that exists anyway."""
+    """An implementation of the model. ``shares_pool`` is whether its KV is in the pool that all of
+    Baton's variants share."""
 
     shares_pool: bool
 
     def prepare(self, work: BenchCase) -> str:
         """Prepare a case, of which any number of steps can then be run. Return the method of
-        computation, if there are several."""
+        computation, if the contender has several."""
         ...
 
     def run_steps(self, count: int) -> ElapsedTime:
-        """Run ``count`` steps; return the mean time of one."""
+        """Run ``count`` steps; return the mean time per step."""
         ...
 
     def free(self) -> None:
@@ -52,7 +53,8 @@ class EngineContender(Protocol):
 
 
 class BatonEngine:
-    """Baton's engine. ``quantization`` is that of the weights, as in the setting."""
+    """Baton's engine. ``quantization`` is the format of the weights, as in the setting of that
+    name."""
 
     shares_pool = True
 
@@ -138,7 +140,7 @@ class TransformersEngine:
 
 
 class Llama:
-    """llama.cpp in the interpreter of another environment (benchmarks/peers/llama.py), which
+    """llama.cpp, run by the interpreter of another environment (benchmarks/peers/llama.py), which
     measures its own times."""
 
     shares_pool = False
@@ -164,7 +166,7 @@ class Llama:
         return torch.tensor(self._ask(logits=tokens))
 
     def close(self) -> None:
-        """Close its input, upon which the process removes its files and ends."""
+        """Close the process's input, upon which it removes its files and exits."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -179,7 +181,7 @@ class Llama:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"llama.cpp's process ended with exit code {self._process.wait()}")
+            raise SystemExit(f"llama.cpp's process exited with code {self._process.wait()}")
         return json.loads(line)
 
 
@@ -187,8 +189,8 @@ class Llama:
 def contenders(
     path: Path, options: argparse.Namespace, num_blocks: int
 ) -> Iterator[dict[str, EngineContender]]:
-    """Return the contenders by name. Baton is the first; all of Baton's variants share one pool of
-    ``num_blocks``."""
+    """Yield the contenders by name. Baton is the first; all of Baton's variants share one pool of
+    ``num_blocks`` blocks."""
     dtype = getattr(torch, options.dtype)
     pool = _pool(load_model_config(path), dtype, num_blocks)
     found: dict[str, EngineContender] = {

@@ -7,8 +7,8 @@ Runs a worker's own code from the engine's ``step()`` to the bytes of the messag
 one thread, so that each part can be timed alone: ``schedule`` (makes the plan), ``tensors`` (of the
 plan), ``model``, ``sample`` (logits to tokens), ``run else`` (the rest of the runner), ``apply``
 (updates the requests), ``deliver`` (from the engine's result to the router's stream) and
-``encode``. Medians over the steps, in microseconds of that thread's CPU time. Prints a table, and
-JSON as the last line.
+``encode``. The figures are medians over the steps, in microseconds of that thread's CPU time.
+Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -220,7 +220,7 @@ async def _steps(
     watch: StepProfiler,
     options: argparse.Namespace,
 ) -> list[dict[str, float]]:
-    """Yield the parts' times of each step, once all prompts are prefilled."""
+    """Return the parts' times of each step, once all prompts are prefilled."""
     while engine.stats().queued_tokens or engine.stats().waiting:
         worker.on_step(engine.step())
     await stream.next_outputs()
@@ -272,7 +272,8 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def make_parser(description: str | None, steps: int) -> argparse.ArgumentParser:
-    """Return a parser with the options for the model; ``told`` is the benchmark's docstring."""
+    """Return a parser with the options for the model; ``description`` is the benchmark's
+    docstring."""
     parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
     parser.add_argument("--model", type=Path, default=DEMO_MODEL)
     parser.add_argument("--shape", choices=SHAPES, help="random weights instead of --model")

@@ -5,18 +5,18 @@
                                 [--llama PYTHON] [--without torch transformers] [--most-gib G]
                                 [--quantized int8 int4] [--instructions avx512|avx2]
 
-All have the same random weights, which their logits confirm, and take turns in each round; the
-figures are medians. Two times are reported: the wall-clock time, which is what a user waits, and
-CPU seconds of all threads, which other load on the machine distorts less. The KV of a decode's
-context is noise in ours and transformers', and that of one prompt in llama.cpp's: its values do not
-affect the time. The ceilings of the same run are printed too: products that stay in registers, and
-sequential memory reads, by the same number of threads.
+All contenders have the same random weights, which their logits confirm, and take turns in each
+round; the figures are medians. Two times are reported: the wall-clock time, for which a user waits,
+and the CPU seconds of all threads, which other load on the machine distorts less. The KV of a
+decode's context is random in our kernels and in transformers, and that of one prompt in llama.cpp;
+its values do not affect the time. The ceilings, measured in the same run with the same number of
+threads, are printed too: products that stay in registers, and sequential memory reads.
 
 ``--llama`` is the interpreter of another environment that has llama-cpp-python and gguf
-(benchmarks/peers/llama.py). All KV and weights together take ``--most-gib`` at most: contenders
-that don't fit are left out of a case, the later ones in the list first; a case that fits for none
-is left out. ``--instructions`` limits our kernels to the instruction set of a smaller processor.
-Prints a table, and JSON as the last line.
+(benchmarks/peers/llama.py). All KV and weights take ``--most-gib`` in total at most: contenders
+that don't fit are left out of a case, beginning with the last in the list; a case that fits for no
+contender is left out. ``--instructions`` limits our kernels to the instruction set of a smaller
+processor. Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -46,26 +46,26 @@ SHAPES = {
     "50m": (8, 512, 1536, 8, 4, 64, 32_000),
     "0.6b": (28, 1024, 3072, 16, 8, 128, 151_936),
 }
-"""Layers, hidden and intermediate size, heads, KV heads, head size, vocabulary."""
+"""Each shape: layers, hidden and intermediate size, heads, KV heads, head size, vocabulary."""
 
 MAX_LOGITS_DIFFERENCE = {"bfloat16": 0.03, "float32": 1e-4}
 """The largest allowed difference of logits: the norm of the difference relative to our logits'
-norm. llama.cpp keeps KV in FP16, and rounds at other places."""
+norm. llama.cpp keeps KV in FP16, and rounds in other places."""
 
 MAX_QUANTIZED_DIFFERENCE = {"int8": 0.1, "int4": 0.5}
-"""The same for our quantized weights: random weights lose more by quantization than trained
-ones."""
+"""The largest allowed difference for our quantized weights. Random weights lose more by
+quantization than trained weights."""
 
 TURN_SECONDS = 0.2
-"""The time of one turn of our kernels, in which short steps are repeated, since the first one finds
-cold caches."""
+"""The time of one turn of our kernels, in which short steps are repeated, since the first step
+finds cold caches."""
 
 PROMPT = [1 + 37 * n % 1000 for n in range(48)]
 
 
 @dataclass(frozen=True)
 class EngineComparison:
-    """The results of one case. ``ways``: each contender's method of computation."""
+    """The results of one case. ``ways`` has each contender's method of computation."""
 
     figures: dict[str, BenchCaseResult]
     ways: dict[str, str]
@@ -127,7 +127,8 @@ def run(path: Path, options: argparse.Namespace) -> Iterator[EngineComparison]:
 def contenders_that_fit(
     everybody: dict[str, EngineContender], kv: int, room: float
 ) -> dict[str, EngineContender]:
-    """Select, in their order, the contenders that fit into memory; the pool exists anyway."""
+    """Select, in their order, the contenders that fit into memory. Those that share Baton's pool
+    take no more."""
     found, used = {}, kv
     for name, each in everybody.items():
         needed = 0 if each.shares_pool else kv
@@ -170,7 +171,7 @@ def measure_line(
 
 
 def check_logits(everybody: dict[str, EngineContender], dtype: str) -> None:
-    """Check that all compute the same model. Ends the run if one does not."""
+    """Check that all contenders compute the same model. Exits if one does not."""
     found = {name: each.logits(PROMPT) for name, each in everybody.items()}
     ours = found.pop("kernels")
     for name, theirs in found.items():

@@ -2,11 +2,11 @@
 
     python -m benchmarks.eviction [--trace FILE] [--json]
 
-Measures the share of prompt tokens whose prefill is saved. The trace has a request per line, its
-blocks of 512 tokens by ``hash_ids``; the last one is partial if ``input_length`` is no multiple of
-512. Baton stores full blocks only, since a partial one has no key; plain LRU, the reference, stores
-all. A block counts only when all blocks before it in its request are stored, too. Prints a table
-and JSON as the last line; with ``--json`` that line only.
+Measures the share of prompt tokens whose prefill is saved. The trace has a request per line. Its
+``hash_ids`` identify blocks of 512 tokens; the last block is partial if ``input_length`` is not a
+multiple of 512. Baton stores full blocks only, since a partial block has no key; plain LRU, the
+reference, stores all blocks. A block counts as a hit only if all blocks before it in its request
+are stored, too. Prints a table, and JSON as the last line; with ``--json``, only the JSON line.
 """
 
 import argparse
@@ -70,8 +70,8 @@ def read_trace(path: Path) -> list[TracePrompt]:
 def replay(
     prompts: Sequence[TracePrompt], policy: EvictionPolicy, capacity: int | None
 ) -> CacheHits:
-    """Replay as the store does: a request's blocks are pinned while others are evicted to store its
-    missing ones."""
+    """Replay as the store does: a request's blocks are pinned while other blocks are evicted to
+    store its missing blocks."""
     saved, stored = CacheHits(), set[BlockKey]()
     for prompt in prompts:
         policy.tick()
@@ -148,7 +148,7 @@ def optimum(prompts: Sequence[TracePrompt], capacity: int | None) -> CacheHits:
 
 
 Rows = dict[str, dict[str, float]]
-"""By row and capacity: the share of all tokens or, if the row's name says so, of all blocks."""
+"""The share of all tokens (or of all blocks, if the row's name says so), by row and capacity."""
 
 
 def measure(prompts: Sequence[TracePrompt]) -> Rows:

@@ -1,14 +1,15 @@
-"""Compare admission by the predicted KV memory of answers with admission by their prompts alone.
+"""Compare admission by the predicted KV memory of answers with admission by the prompts alone.
 
     python -m benchmarks.forecast [--seeds N] [--json]
 
-In virtual time: the production engine with a runner that computes nothing and takes as long as a
-GPU would. Requests are prefilled and decoded in one worker, and all of the same tenant; prompts and
-answers are log-normal (medians 600 and 250 tokens), and ``max_tokens`` is 4096, so that lengths can
-only be predicted from earlier answers. The pool is too small for all requests: one that runs out of
-memory is preempted and recomputed. ``computed`` is the ratio of computed to needed tokens.
+Runs the production engine in virtual time, with a runner that computes nothing and takes as long as
+a GPU would. All requests are prefilled and decoded in one worker, and belong to one tenant. The
+lengths of prompts and answers are log-normal (medians 600 and 250 tokens), and ``max_tokens`` is
+4096, so that answer lengths can only be predicted from earlier answers. The pool is too small for
+all requests: a request that runs out of memory is preempted and recomputed. ``computed`` is the
+ratio of computed to needed tokens.
 
-Prints a table, and JSON as the last line; with ``--json`` that line only.
+Prints a table, and JSON as the last line; with ``--json``, only the JSON line.
 """
 
 import argparse
@@ -53,7 +54,8 @@ class ScriptedRequest:
 
 @dataclass(frozen=True, slots=True)
 class MemoryAdmissionRow:
-    """One row of the table: means over seeds, in seconds; ``gap`` is the inter-token latency."""
+    """One row of the table, with means over the seeds, in seconds; ``gap`` is the inter-token
+    latency."""
 
     num_blocks: int
     forecast: bool

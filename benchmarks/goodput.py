@@ -5,12 +5,13 @@
 H100 workers with Qwen3-8B (prefill at half of the peak, decode at 0.7 of the bandwidth), 0.35
 million tokens of KV on each device and 3 million in each host's DRAM. SLO: a TTFT of 2 s plus the
 prompt's prefill time with an empty cache, and a mean inter-token latency of 50 ms. Goodput is the
-highest rate at which 90 % of the requests meet both. One seed tries every rate of a grid, then of a
-finer one; around its result, four other seeds are tried, in a wider range for synthetic traffic,
-since each seed generates another; figures are medians. Prints tables, and JSON as the last line.
+highest rate at which 90 % of the requests meet both. The first seed tries every rate of a coarse
+grid, then of a finer grid. Around its result, four other seeds are tried, in a wider range for
+synthetic traffic, since each seed generates different traffic. Figures are medians over the seeds.
+Prints tables, and JSON as the last line.
 
 ``as deployed`` simulates the other policies as published: prompts first come first served, and no
-prefix from a peer's store (except Mooncake's). Otherwise all have Baton's workers.
+prefix from a peer's store (except Mooncake's). Otherwise all policies run with Baton's workers.
 """
 
 import argparse
@@ -46,7 +47,8 @@ NEARBY_RATES = (0.95, 0.97, 0.99, 1.01, 1.03, 1.05)
 
 WIDE = tuple(1.1**power for power in range(-4, 5))
 FINER_RATES = (1.03, 1.06)
-"""The same for synthetic traffic, and between the best of these and the next."""
+"""The relative rates for synthetic traffic, and the finer rates, relative to the best of them, that
+are tried next."""
 
 OVERLOAD = 1.5
 REPORT_SECONDS = (0.0, 0.1, 1.0, 5.0)
@@ -55,7 +57,7 @@ REPORT_SECONDS = (0.0, 0.1, 1.0, 5.0)
 @dataclass(frozen=True, slots=True)
 class GoodputCase:
     """A load. ``low`` and ``high`` limit the rates to try, per second. ``kind`` names synthetic
-    traffic; empty: the trace."""
+    traffic; if it is empty, the trace is used."""
 
     name: str
     pool: int
@@ -194,7 +196,7 @@ def _attained(
 
 
 def run_overloaded(setting: GoodputCase, trace: Path, capacity: float) -> list[dict[str, Any]]:
-    """Measure 1.5 times the capacity, with early rejection and without."""
+    """Measure a load of 1.5 times the capacity, with and without early rejection."""
     rows = []
     for admission in (True, False):
         found = [
@@ -208,7 +210,8 @@ def run_overloaded(setting: GoodputCase, trace: Path, capacity: float) -> list[d
 
 
 def run_with_stale_reports(setting: GoodputCase, trace: Path, rate: float) -> list[dict[str, Any]]:
-    """Measure nine tenths of the capacity with stale reports, with one conductor and with three."""
+    """Measure a load of nine tenths of the capacity with stale reports, with one conductor and with
+    three."""
     rows = []
     for conductors in (1, 3):
         for seconds in REPORT_SECONDS:

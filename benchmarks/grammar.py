@@ -2,9 +2,10 @@
 
     python -m benchmarks.grammar [--model DIR] [--vocabulary DIR] [--batch N] [--steps N]
 
-Masks are of the model's vocabulary, or of another one (a directory with a tokenizer.json). Steps of
-the model alternate between with and without a grammar, so that both see the same machine. Answers
-are sampled at temperature 1 with a fixed seed. Prints a table, and JSON as the last line.
+Masks are over the model's vocabulary, or over that of ``--vocabulary`` (a directory with a
+tokenizer.json). Steps of the model with and without a grammar alternate, so that both run under the
+same conditions. Answers are sampled at temperature 1 with a fixed seed. Prints a table, and JSON as
+the last line.
 """
 
 import argparse
@@ -54,8 +55,8 @@ LONG = ("json_schema", "regex")
 
 
 def mask_microseconds(grammars: GrammarCompiler, grammar: Grammar, num_tokens: int) -> list[float]:
-    """Time the masks of a few answers of random allowed tokens; for the first answer, nothing of
-    the grammar is cached."""
+    """Time the masks of a few answers that consist of random allowed tokens. For the first answer,
+    nothing of the grammar is cached."""
     chance, shared = np.random.default_rng(SEED), grammars.compile(grammar)
     taken = []
     for _ in range(5):

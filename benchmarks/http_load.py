@@ -1,7 +1,7 @@
 """Sends streaming requests over HTTP with as little client CPU as possible.
 
-It parses just enough of HTTP/1.1 to find the begin and end of a response, so that it costs little
-compared with the server that is measured.
+It parses just enough of HTTP/1.1 to find the beginning and end of a response, so that it costs
+little compared with the measured server.
 """
 
 import asyncio
@@ -16,7 +16,8 @@ END = b"\r\n0\r\n\r\n"
 
 @dataclass
 class StreamLoadResult:
-    """The seconds from sending each request to the first bytes of the body, and to its end."""
+    """The seconds from sending each request to the first bytes of the response body, and to the
+    body's end."""
 
     first_seconds: list[float] = field(default_factory=list)
     whole_seconds: list[float] = field(default_factory=list)

@@ -4,10 +4,10 @@
 
 There are three processes: the router (from its HTTP server to the generations, with in-memory
 workers), the client of the idle connections, and the client of one busy stream, which gets a token
-every ``gap`` seconds. An idle stream has got its first token and waits for the next one. Memory is
-the router process's resident memory, including the in-memory workers, without the kernel's socket
-buffers. The busy stream is measured alone, with idle connections, with idle streams, and alone
-again.
+every ``gap`` seconds. An idle stream has received its first token and waits for the next one.
+Memory is the router process's resident memory, including the in-memory workers, without the
+kernel's socket buffers. The busy stream is measured alone, with idle connections, with idle
+streams, and alone again.
 """
 
 import argparse
@@ -99,8 +99,8 @@ def report_memory(worker: FakeWorker, pauses: list[float]) -> None:
 
 
 async def step(worker: FakeWorker, gap: float) -> None:
-    """Send a token every ``gap`` seconds of the clock to the streams that BUSY requested, and a
-    single one to all others."""
+    """Send a token every ``gap`` seconds of the clock to the streams that the busy client
+    requested, and a single token to each of the others."""
     loop = asyncio.get_running_loop()
     at = loop.time()
     while True:

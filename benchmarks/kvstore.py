@@ -2,11 +2,11 @@
 
     python -m benchmarks.kvstore [--rounds N] [--peer-python PATH]
 
-A value is a run of blocks of up to 2 MiB, put and got whole, including checksums, leases and
-verification. All pages are touched before, and values are copied between memory that is not in any
-cache, also for the ceilings. With ``--peer-python`` (an interpreter that has the package
-mooncake-transfer-engine-non-cuda) Mooncake's store is measured in the same run. Prints tables, and
-JSON as the last line.
+A value is a run of blocks of up to 2 MiB each, put and got as a whole, including checksums, leases
+and verification. All pages are touched beforehand, and values are copied between memory that is not
+in any cache. The same holds for the ceilings. If ``--peer-python`` is given (an interpreter that
+has the package mooncake-transfer-engine-non-cuda), Mooncake's store is measured in the same run.
+Prints tables, and JSON as the last line.
 """
 
 import argparse
@@ -80,7 +80,7 @@ class StoreBenchClient:
     numbers: "count[int]"
 
     def layout(self, size: int) -> KvLayout:
-        """Return the layout of a worker whose blocks have that size."""
+        """Return the layout of a worker whose blocks have ``size`` bytes."""
         block, view = min(size, BLOCK), self.memory.view
 
         def checksums(block_ids: Sequence[BlockId]) -> list[int]:
@@ -140,7 +140,7 @@ async def client(name: str, address: str, socket_path: str) -> AsyncIterator[Sto
 
 
 async def put_and_get(who: StoreBenchClient, size: int, rounds: int) -> dict[str, list[float]]:
-    """Time puts and gets, each of another value and at other memory addresses."""
+    """Time puts and gets, each of a different value and at different memory addresses."""
     times: dict[str, list[float]] = {"put": [], "get": []}
     places = POOL // size
     for turn in range(rounds + 2):
@@ -201,7 +201,7 @@ def bare_nixl(size: int, rounds: int) -> float:
 
 def disk_ceiling(folder: Path, size: int) -> dict[str, float]:
     """Time writing and reading ``size`` bytes as ``dd`` does, a MiB at a time, through the page
-    cache; and reading again after the file's pages were dropped."""
+    cache, and reading them again after the file's pages were dropped."""
     path, block = folder / "ceiling", bytes(1 << 20)
     file = os.open(path, os.O_RDWR | os.O_CREAT)
     os.posix_fallocate(file, 0, size)
@@ -226,8 +226,8 @@ def disk_ceiling(folder: Path, size: int) -> dict[str, float]:
 
 
 async def through_disk(size: int) -> dict[str, float]:
-    """Time demoting a prefix of ``size`` bytes, and leasing it again: the node's own work, which is
-    run in this process to be timed alone."""
+    """Time demoting a prefix of ``size`` bytes, and leasing it again. This work of the node is run
+    in this process, so that it can be timed alone."""
     from baton.core.ids import Incarnation
     from kvstore.disk_tier import DiskTier
     from kvstore.dram_tier import DramTier

@@ -1,4 +1,5 @@
-"""The machine, the commit and ceilings, which benchmarks print with their figures."""
+"""Describes the machine and the commit, which benchmarks print with their figures, and measures
+times."""
 
 import platform
 import statistics
@@ -41,5 +42,5 @@ def median_seconds(action: Callable[[], object], rounds: int) -> float:
 
 
 def pause(seconds: float) -> None:
-    """Sleep, between two polls of something that gives no notification."""
+    """Sleep between two polls of a state that gives no notification."""
     threading.Event().wait(seconds)

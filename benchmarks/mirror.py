@@ -24,7 +24,7 @@ CHAIN = 8192
 PAGE = 8192
 LOOK_UPS = 1000
 KEPT = 64
-"""The number of chains that are looked up in turn, so that not all reads hit a CPU cache."""
+"""The number of chains that are looked up in turn: so many that not all reads hit a CPU cache."""
 
 
 def chains(first: int, count: int) -> list[BlockKey]:

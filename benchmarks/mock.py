@@ -2,7 +2,7 @@
 
     python -m benchmarks.mock [--workers 64] [--streams 32] [--seconds 5]
 
-Readers read whole messages without parsing them, so that the mock process is what is measured.
+The readers of the streams do not parse the messages, so that the mock process is the bottleneck.
 """
 
 import argparse

@@ -2,10 +2,11 @@
 
     python -m benchmarks.observability
 
-Runs in one process with a fake model, and measures CPU seconds of the thread, so that other load
-changes little. First a worker's telemetry of a step, compared with the step itself (most of which
-is the fake model's arithmetic). Then what a request's spans cost the event loops of a router and of
-a worker: when it is traced, when it was not sampled, and when tracing is off.
+Runs in one process with a fake model, and measures CPU seconds of the thread, on which other load
+has little effect. First measures a worker's telemetry of a step, compared with the step itself
+(most of which is the fake model's arithmetic). Then measures how much a request's spans cost the
+event loops of a router and of a worker when the request is traced, when it was not sampled, and
+when tracing is off.
 """
 
 import asyncio

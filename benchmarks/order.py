@@ -4,13 +4,13 @@
 
 The engine is the production one, with a runner that computes nothing and takes as long as a GPU
 would: 20,000 tokens a second, and 1.5 times as long at 70,000 tokens of context. Arrivals are
-Poisson; one prompt in twenty has 30,000 to 100,000 tokens, which makes two thirds of the work. A
-request meets the SLO when its TTFT is within 2 s plus the prompt's own prefill time. Two tenants
-send the same mix, one of them four times as often. ``fair`` is Jain's index of each tenant's
-computed tokens relative to its max-min share, while requests arrived: 1 is fair.
+Poisson; one prompt in twenty has 30,000 to 100,000 tokens, and these prompts are two thirds of the
+work. A request meets the SLO when its TTFT is within 2 s plus the prompt's own prefill time. Two
+tenants send the same mix, one of them four times as often. ``fair`` is Jain's index of each
+tenant's computed tokens relative to its max-min share, while requests arrived: 1 is fair.
 
-Prints a table per load, and JSON as the last line; with ``--json`` that line only. All figures but
-the measured run time are the same in every run.
+Prints a table per load, and JSON as the last line; with ``--json``, only the JSON line. All figures
+except the measured run time are the same in every run.
 """
 
 import argparse
@@ -88,7 +88,8 @@ def prefill_seconds(start: int, end: int) -> float:
 
 
 class IdleRunner(FakeRunner):
-    """Checks every plan, computes nothing, and advances the clock by the time of computing."""
+    """Checks every plan, computes nothing, and advances the clock by the time that computing would
+    take."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(NUM_BLOCKS, BLOCK_TOKENS)
@@ -106,7 +107,7 @@ class IdleRunner(FakeRunner):
 
 
 def workload(seed: int, load: float) -> list[PrefillRequest]:
-    """Make requests until the horizon, whose work takes the share ``load`` of the time."""
+    """Make requests, up to the horizon, whose work takes the share ``load`` of the time."""
     chance = np.random.default_rng(seed)
     lengths = np.exp(chance.normal(math.log(1200), 0.8, 100_000)).clip(64, 8000).astype(int)
     is_long = chance.random(100_000) < LONG_SHARE
@@ -168,7 +169,7 @@ def replay(asks: Sequence[PrefillRequest], order: str, fairness: bool) -> Replay
     )  # fmt: skip
     done = Replay(asks, clock, engine)
     done.run()
-    assert len(done.ttft) == len(asks), "every request is served by the end"
+    assert len(done.ttft) == len(asks), "a request was not served"
     return done
 
 

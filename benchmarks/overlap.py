@@ -3,11 +3,11 @@
     python -m benchmarks.overlap [--model DIR | --shape 50m|0.6b] [--dtype float32|bfloat16]
                                  [--threads N] [--batches N …] [--context N] [--rounds N]
 
-Runs a worker's own code and threads: the engine steps in one, the event loop delivers and encodes
-in another, and with async scheduling (``async_scheduling``) the model has a third. Both ways take
-turns, ``--steps`` at a time, with the same requests. Measures the wall-clock time of a step and the
-process's CPU time for it: medians over the rounds, and the median ratio over pairs of neighbouring
-rounds. Prints a table, and JSON as the last line.
+Runs a worker's own code and threads: the engine steps in one thread, the event loop delivers and
+encodes in another, and with async scheduling (``async_scheduling``) the model has a third. The two
+modes take turns, ``--steps`` at a time, with the same requests. Measures the wall-clock time of a
+step and the process's CPU time for it. Reports medians over the rounds, and the median ratio over
+pairs of neighbouring rounds. Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -43,7 +43,7 @@ computed when the turn begins."""
 
 
 class SchedulingMode:
-    """One of the two ways, with its own model and requests, which only progress in
+    """One of the two modes, with its own model and requests, which only progress in
     :meth:`steps`."""
 
     def __init__(self, runner: ModelRunner, overlaps: bool) -> None:
@@ -68,7 +68,7 @@ class SchedulingMode:
         self._pause()
 
     async def steps(self, count: int) -> tuple[float, float]:
-        """Run steps; return the seconds of one by wall clock, and by the process's CPU time."""
+        """Run steps; return the seconds per step by wall clock, and by the process's CPU time."""
         first = self._num_steps + WARM_STEPS
         marks = [self._mark(first), self._mark(first + count)]
         self._gate.set()
@@ -117,7 +117,7 @@ async def encode(stream: OutputStream) -> None:
 async def measure(
     runners: Sequence[ModelRunner], batch: int, options: argparse.Namespace
 ) -> dict[str, float]:
-    """Measure both ways; returns microseconds per step."""
+    """Measure both modes; return microseconds per step."""
     off, on = sides = SchedulingMode(runners[0], False), SchedulingMode(runners[1], True)
     for side in sides:
         await side.open(batch, runners[0].model_config.vocab_size, options)

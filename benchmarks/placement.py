@@ -2,9 +2,9 @@
 
     python -m benchmarks.placement [--blocks 1000000] [--rounds 500]
 
-Half of the workers are prefill and half decode workers, eight per host, each host with a store; a
-million blocks are known. Prompts begin with a stored prefix, or with none. Prints a table, and JSON
-as the last line.
+Half of the workers are prefill and half decode workers, eight per host, and each host has a store;
+the conductor knows of ``--blocks`` stored blocks. Prompts begin with a stored prefix, or have none.
+Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -74,7 +74,8 @@ def member(number: int, role: Role, host: str, generator: np.random.Generator) -
 async def conductor_with(
     num_workers: int, num_blocks: int
 ) -> tuple[Conductor, list[tuple[BlockKey, ...]]]:
-    """Set up a conductor's view of a cluster, with some chains that stores have."""
+    """Set up a conductor's view of a cluster. Return the conductor, and some chains that stores
+    have."""
     generator = np.random.default_rng(1)
     registry, mirror = MemoryRegistry(CLOCK), StoreMirror()
     membership = Membership(registry, CLOCK)

@@ -1,12 +1,12 @@
-"""Measure quantized weights: their loss of quality, their size, and their time to load.
+"""Measure the loss of quality, the size and the loading time of quantized weights.
 
     python -m benchmarks.quantization [--model DIR] [--dtype bfloat16|float32] [--rows N]
 
 Quality is the mean loss (nats per token) over text that the demo model was not trained on: held-out
 files of Python's standard library, in rows of 512 tokens; other models get the same text. Also
-measures how often the likeliest token equals that of the original weights, and the
-Kullback-Leibler divergence from them. All formats see the same rows. For speed, see ``python -m
-benchmarks.engine --quantized int8 int4``. Prints a table, and JSON as the last line.
+measures how often the likeliest token equals that of the original weights, and the Kullback-Leibler
+divergence from the original weights' distribution. All formats see the same rows. For speed, see
+``python -m benchmarks.engine --quantized int8 int4``. Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -41,8 +41,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Quality:
-    """``loss`` in nats per token; ``divergence`` from the original weights, also in nats per
-    token."""
+    """``loss`` and ``divergence`` (from the original weights) are in nats per token."""
 
     name: str
     loss: float
@@ -88,7 +87,7 @@ class LogprobReader:
 
 
 def held_out(model: Path, most: int) -> list[list[int]]:
-    """Return rows of the held-out files, one token longer than what is computed."""
+    """Return rows of the held-out files. They are one token longer than the computed rows."""
     tokenizer = Tokenizer.load(model, uses_fast_encoder=False)
     tokens: list[int] = []
     for is_held_out, text in library():

@@ -2,11 +2,11 @@
 
     python -m benchmarks.reuse [--tokens N] [--rounds N]
 
-A worker's engine and store client with the demo model in this process, a store node in another.
-Device: the prefix is in the worker's own pool. DRAM: in the store of the host, over shared memory.
-SSD: the same, after a restart of the node. Peer: as if on another host, over NIXL and gRPC. The
-ideal is the uncached share of the cold time plus a plain copy of the cached bytes. Prints JSON as
-the last line.
+Runs a worker's engine and store client with the demo model in this process, and a store node in
+another. The prefix is in the worker's own pool (device), in the store of the host, read over shared
+memory (DRAM), in the same store after a restart of the node (SSD), or in a store that is reached
+over NIXL or gRPC as if it were on another host (peer). The ideal is the uncached share of the cold
+time plus a plain copy of the cached bytes. Prints JSON as the last line.
 """
 
 import argparse

@@ -42,7 +42,8 @@ def firsts(ids: tuple[str, ...], num_keys: int) -> list[str]:
 
 
 def evenness(num_keys: int) -> dict[str, Any]:
-    """Measure the load of each of 16 workers, and how many keys move when one leaves or joins."""
+    """Measure the load of each of 16 workers, and how many keys move when a worker leaves or
+    joins."""
     before = firsts(WORKERS, num_keys)
     loads = Counter(before)
     fewer = firsts(WORKERS[:-1], num_keys)
@@ -87,8 +88,8 @@ def decode_pool() -> WorkerPool[DecodeView]:
 
 
 def shared_heads(path: Path) -> dict[str, Any]:
-    """Count requests per worker of a real trace, by the ring's key, against hashing the first
-    block."""
+    """Count a real trace's requests per worker, placed by the ring's key and, for comparison, by
+    the hash of the first block."""
     trace = read_trace(path)
     views = [PrefillView(WorkerId(worker), COST, worker) for worker in WORKERS]
     pool = WorkerPool(views)

@@ -1,12 +1,13 @@
-"""Measure a router's CPU, added latency and memory, against other routers with the same load.
+"""Measure a router's CPU time, added latency and memory, compared with other routers under the same
+load.
 
     python -m benchmarks.router [--peers PYTHON] [--gap-seconds G] [--rounds N]
 
-Chats of 512 uncached tokens, with 16 streamed tokens each, at concurrency 1, 32 and 128, through
-each router in turn, round by round, with mock workers that send a token every ``gap-seconds`` (0:
-all at once). The routers' CPU time is read from the kernel; ``+ beside`` adds other processes that
-take part in routing (Baton's conductor). Baton and Dynamo apply the chat template and tokenise;
-sglang-router forwards bytes. Prints a table, and JSON as the last line.
+Sends chats of 512 uncached tokens, with 16 streamed tokens each, at concurrency 1, 32 and 128,
+through each router in turn, round by round. Mock workers send a token every ``gap-seconds`` (0: all
+tokens at once). The routers' CPU time is read from the kernel; ``+ beside`` adds other processes
+that take part in routing (Baton's conductor). Baton and Dynamo apply the chat template and
+tokenise; sglang-router forwards bytes. Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -48,7 +49,8 @@ class Figures:
 
 
 class ChatPrompts:
-    """Makes requests whose prompts have about ``PROMPT_TOKENS`` tokens, and no common prefix."""
+    """Makes requests whose prompts have about ``PROMPT_TOKENS`` tokens each, and no common
+    prefix."""
 
     def __init__(self, seed: int, answer_tokens: int = ANSWER_TOKENS) -> None:
         self._answer_tokens = answer_tokens

@@ -2,10 +2,10 @@
 
     python -m benchmarks.router_streams [--routers N] [--streams 64,128,…] [--answer-tokens N]
 
-A closed loop with more streams in each step, each with one answer after the other. A step is
-sustained when the clients get at least 95 % of the tokens that the workers would send, and nine of
-ten inter-token latencies are at most 1.5 times the workers'. Client, routers and mock workers share
-this machine. Prints a table, and JSON as the last line.
+Runs a closed loop with more streams in each step; each stream requests one answer after the other.
+A step is sustained if the clients get at least 95 % of the tokens that the workers would send, and
+nine of ten inter-token latencies are at most 1.5 times the workers'. Client, routers and mock
+workers share this machine. Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -23,12 +23,12 @@ from tools.local_cluster import LocalCluster, local_cluster
 STEP_SECONDS = 0.02
 NUM_WORKERS = 64
 SUSTAINED_SHARE, SUSTAINED_GAPS = 0.95, 1.5
-"""The least share of the tokens, and the largest multiple of the workers' inter-token latency."""
+"""The minimum share of the tokens, and the maximum multiple of the workers' inter-token latency."""
 
 
 @dataclass(frozen=True)
 class SustainedStep:
-    """One step. ``router_cores`` is the CPU seconds per second of all routers, ``mock_cores`` that
+    """One step. ``router_cores`` is the CPU seconds per second of all routers, ``mock_cores`` those
     of the mock workers."""
 
     streams: int

@@ -3,8 +3,8 @@
     python -m benchmarks.sim_life --trace FILE [--requests N] [--rate R]
 
 Starts a 2+2 cluster with the demo model, measures its costs, replays the first requests of the
-trace (lengths divided by 32, so that its blocks of 512 are 16 tokens), and simulates the same.
-Prints both, and JSON as the last line.
+trace (lengths divided by 32, so that its blocks of 512 are 16 tokens), and simulates the same
+requests. Prints both results, and JSON as the last line.
 """
 
 import argparse
@@ -43,7 +43,8 @@ SETTINGS: dict[str, object] = {"threads": 1, "admission": False, "store_reload":
 
 
 def shrunk(trace: Trace, num_requests: int, rate: float) -> Trace:
-    """Return the first requests at that rate, with lengths divided by ``SHRINK``."""
+    """Return the first ``num_requests`` requests at ``rate``, with lengths divided by
+    ``SHRINK``."""
     jittered_trace = add_jitter(trace, SEED)
     arrivals = jittered_trace.requests[:num_requests]
     factor = rate / (num_requests / arrivals[-1].arrival_seconds)

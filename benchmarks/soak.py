@@ -2,12 +2,12 @@
 
     python -m benchmarks.soak [--seconds 600] [--share 0.8] [--logs FOLDER]
 
-The users are of every kind but reasoning (``loadtest/locustfile.py``), with prompts and answers a
-seventh as long, to fit the demo model's context. Each step of a ramp has twice the users of the one
-before, until the rate of answers hardly grows; capacity is the highest rate of answers. Between two
-steps, the rate is interpolated linearly by users. Prints a table, each kind of failure as locust
-counts it, and JSON as the last line; exit code 1 when a request failed. ``--logs``: the folder for
-all processes' logs if a request failed.
+The users are of all kinds in ``loadtest/locustfile.py`` except reasoning, with prompts and answers
+a seventh as long, to fit the demo model's context. Each step of a ramp has twice the users of the
+previous step, until the rate of answers hardly grows; capacity is the highest rate of answers.
+Between two steps, the rate is interpolated linearly by users. Prints a table, each kind of failure
+as locust counts it, and JSON as the last line; exits with 1 if a request failed. In that case, the
+logs of all processes are copied to the folder ``--logs``.
 """
 
 import argparse
@@ -36,11 +36,11 @@ SHAPE = [
 RAMP_USERS = (8, 16, 32, 64, 128, 256)
 RAMP_SECONDS = 30
 MIN_RATE_GROWTH = 1.1
-"""When twice the users raise the rate by less than this factor, the capacity is reached."""
+"""If doubling the users raises the rate by less than this factor, the capacity is reached."""
 
 SAMPLE_SECONDS = 6.0
 SETTLE_SHARE = 0.2
-"""The first share of the run that memory growth ignores, while caches fill."""
+"""The share of the run, from its start, that is ignored in the memory growth, since caches fill."""
 
 
 @dataclass
@@ -93,7 +93,7 @@ def run(cluster: LocalCluster, users: int, seconds: int, watch: bool = False) ->
 
 
 def sample_memory(cluster: LocalCluster, locust: subprocess.Popen[bytes]) -> dict[str, list[float]]:
-    """Sample the resident MiB of each role's processes together, until ``locust`` has ended."""
+    """Sample the resident MiB of each role's processes in total, until ``locust`` has exited."""
     sizes: dict[str, list[float]] = defaultdict(list)
     processes = [(entry["role"], entry["pid"]) for entry in cluster.status()["processes"]]
     while locust.poll() is None:
@@ -162,7 +162,7 @@ def _growth(sizes: Sequence[float]) -> float:
 
 
 def run_ramp(cluster: LocalCluster) -> list[SoakRun]:
-    """Run the ramp, until more users bring no more answers."""
+    """Run the ramp until more users no longer raise the rate of answers."""
     ramp: list[SoakRun] = []
     for users in RAMP_USERS:
         ramp.append(run(cluster, users, RAMP_SECONDS))

@@ -1,4 +1,4 @@
-"""Measure how long a worker takes to start, against reading its checkpoint's bytes.
+"""Measure how long a worker takes to start, compared with reading its checkpoint's bytes.
 
     python -m benchmarks.startup [--shape 0.6b|50m] [--shards 1 4] [--dtypes bfloat16 float32]
                                  [--threads N] [--rounds N] [--folder DIR]
@@ -6,10 +6,10 @@
 A BF16 checkpoint with random weights is written once for each number of shards. Then, in turn and
 each in its own process: its bytes are read in order, one thread touches as much memory as the
 weights need, the digest is computed, the model is loaded (without the imports), and a whole worker
-is started, from the command to the report that it serves. Cold: the files' pages were dropped from
-the page cache just before. ``beside`` is a worker that starts while another one on this host serves
-the same model: its reads from the disk are counted. Prints each median with the CPU seconds and the
-ratio to reading the files equally cold or warm, and JSON as the last line.
+is started, from the command to the report that it serves. In a cold start, the files' pages were
+dropped from the page cache just before. ``beside`` is a worker that starts while another worker on
+this host serves the same model; its reads from the disk are counted. Prints each median with the
+CPU seconds and the ratio to reading the files equally cold or warm, and JSON as the last line.
 """
 
 import argparse
@@ -33,7 +33,7 @@ SHAPES = {
     "50m": (8, 512, 1536, 8, 4, 64, 32_000),
     "0.6b": (28, 1024, 3072, 16, 8, 128, 151_936),
 }
-"""Layers, hidden and intermediate size, heads, KV heads, head size, vocabulary."""
+"""Each shape: layers, hidden and intermediate size, heads, KV heads, head size, vocabulary."""
 
 CHILDREN = ("write", "read", "memory", "digest", "load")
 PIECE_BYTES = 4 * 2**20
@@ -43,8 +43,8 @@ NUM_BLOCKS = "256"
 
 @dataclass(frozen=True)
 class StartupCost:
-    """The cost of one start. ``disk_bytes``: the bytes that the process read from the disk, as
-    counted by Linux."""
+    """The cost of one start. ``disk_bytes`` is the number of bytes that the process read from the
+    disk, as counted by Linux."""
 
     seconds: float
     cpu_seconds: float
@@ -54,7 +54,8 @@ class StartupCost:
 
 @dataclass(frozen=True)
 class StartupRow:
-    """One row of the table. ``ratio``: relative to reading the files, equally cold or warm."""
+    """One row of the table. ``ratio`` is the time relative to reading the files, equally cold or
+    warm."""
 
     what: str
     shards: int
@@ -237,8 +238,8 @@ def redis(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def worker(path: Path, dtype: str, url: str, options: argparse.Namespace) -> Iterator[StartupCost]:
-    """Start a worker, measured from the command to its report that it serves; it goes on serving
-    during the block."""
+    """Start a worker, and yield the cost from the command to its report that it serves. The worker
+    continues to serve while the block lasts."""
     settings = {
         "model": str(path), "dtype": dtype, "device": "cpu", "num_blocks": NUM_BLOCKS,
         "threads": str(options.threads), "redis_url": url, "log_level": "error",
@@ -266,7 +267,7 @@ def await_serving(status: Iterator[str]) -> None:
             return
         if report["state"] == "failed":
             raise RuntimeError(report["message"])
-    raise RuntimeError("the worker ended before it served")
+    raise RuntimeError("the worker exited before it served")
 
 
 def used_by(process: int) -> tuple[float, int, int]:
@@ -283,7 +284,7 @@ def used_by(process: int) -> tuple[float, int, int]:
 def measure(
     path: Path, dtype: str, cold: bool, url: str, options: argparse.Namespace
 ) -> dict[str, list[StartupCost]]:
-    """Measure all starts, round by round, so that those compared take turns."""
+    """Measure all starts, round by round, so that the compared starts take turns."""
     took: dict[str, list[StartupCost]] = {what: [] for what in (*CHILDREN[1:], "worker")}
     read_in_order(path)  # warms the page cache
     for _ in range(options.rounds):

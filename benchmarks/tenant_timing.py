@@ -1,11 +1,12 @@
-"""Measure whether a tenant can learn from response times which prompts another one has sent.
+"""Measure whether a tenant can learn from response times which prompts another tenant has sent.
 
     python -m benchmarks.tenant_timing [--trials N]
 
-Runs a real cluster. In each trial the victim sends a prompt; the attacker then sends the same one
-and a new one, in random order, and measures the TTFT. The area under the curve (AUC) is how often
-the same one is answered sooner: 0.5 is chance, 1 is certainty. For contrast, the same with a prompt
-that the attacker has sent before. Prints a table, and JSON as the last line.
+Runs a real cluster. In each trial the victim sends a prompt; the attacker then sends the same
+prompt and a new one, in random order, and measures the TTFT. The area under the curve (AUC) is how
+often the same prompt is answered sooner: 0.5 is chance, 1 is certainty. For contrast, the AUC is
+also measured for a prompt that the attacker itself has sent before. Prints a table, and JSON as the
+last line.
 """
 
 import argparse
@@ -92,8 +93,8 @@ def summary(known: Sequence[float], new: Sequence[float]) -> dict[str, float]:
 
 
 def auc(known: Sequence[float], new: Sequence[float]) -> float:
-    """Return how often one of ``known`` is less than one of ``new``; a tie counts half
-    (Mann-Whitney U)."""
+    """Return the share of pairs in which the value from ``known`` is less than the value from
+    ``new``; a tie counts half (Mann-Whitney U)."""
     one, other = np.asarray(known)[:, None], np.asarray(new)[None, :]
     return float(np.mean((one < other) + 0.5 * (one == other)))
 

@@ -3,9 +3,10 @@
     python -m benchmarks.tenants [--prefill N] [--decode M] [--rounds R] [--seconds S]
 
 Runs a real cluster. The flooder sends ten times its limit of requests, from its own process, so
-that the two share only the cluster. The quiet tenant is measured in turn alone, with a tenant
-within its limit, and with the flood. The requests within the flooder's limit cost time like any
-others; the rest of the flood should cost nothing. Prints a table, and JSON as the last line.
+that the two tenants share only the cluster. The quiet tenant is measured, in turn, alone, beside a
+tenant that stays within its limit, and during the flood. The requests within the flooder's limit
+cost as much time as any others; the rest of the flood should cost none. Prints a table, and JSON as
+the last line.
 """
 
 import argparse
@@ -74,7 +75,7 @@ async def _measure(cluster: LocalCluster, options: argparse.Namespace) -> dict[s
     await _quiet(cluster.url, WARM_UP_SECONDS, options.quiet_rps, options.prompt_tokens, 0)
     for number, arm in enumerate(_order(options.rounds), start=1):
         rate = ARMS[arm] * options.limit / 60
-        # A seed of its own for each: a prompt that was sent before would be cached.
+        # Each arm has its own seed, since a prompt that was sent before would be cached.
         with _other(cluster.url, rate, options.flood_tokens, number) as counted:
             await asyncio.sleep(FIRST_MINUTE if arm == "flood" else WARM_UP_SECONDS)
             seconds[arm].append(
@@ -88,7 +89,8 @@ async def _measure(cluster: LocalCluster, options: argparse.Namespace) -> dict[s
 
 
 def _order(rounds: int) -> list[str]:
-    """Return the order of the arms: each once per round, with a rotating first one."""
+    """Return the order of the arms. Each runs once per round, and the first arm of the round
+    rotates."""
     arms = list(ARMS)
     return [
         arms[(first + step) % len(arms)] for first in range(rounds) for step in range(len(arms))
@@ -106,7 +108,7 @@ async def _quiet(url: str, seconds: float, rate: float, num_tokens: int, seed: i
             prompt = generator.integers(10, VOCABULARY, num_tokens).tolist()
             requests.append(tasks.create_task(time_request(url, QUIET, prompt, 4)))
     times = [task.result().ttft_seconds for task in requests]
-    assert None not in times, "the quiet tenant is never refused"
+    assert None not in times, "the quiet tenant was refused"
     return [each for each in times if each is not None]
 
 
@@ -156,7 +158,7 @@ def _summary(
     seconds: dict[str, list[list[float]]], statuses: dict[str, dict[str, int]]
 ) -> dict[str, Any]:
     """Summarize the arms. ``p99_ratio`` is over all samples of an arm, ``median_p99_ratio`` the
-    median over rounds. If they differ much, a few moments made the difference: see
+    median over rounds. If the two differ much, the cause is a few short disturbances: see
     ``p99_by_round``."""
     figures: dict[str, Any] = {}
     for arm, rounds in seconds.items():

@@ -5,13 +5,13 @@
                                     [--prompts N] [--tokens N]
 
 Eight answers are streamed over HTTP from a real cluster: first alone, then while prompts of 4,096
-tokens arrive one after the other. ``same worker``: one worker with two threads decodes the answers
-and prefills the prompts, in chunks that share a step's budget (``max_batched_tokens``) with the
-answers: a fixed number of tokens (``--budgets``), or as many as fit into an inter-token latency
-(``--gaps``, which set ``slo_itl_seconds``; the default is 0.05). ``disaggregated``: a prefill
-worker and a decode worker, with one thread and one core each. So both use the same two cores, which
-router and client share. A gap is the time that a client sees between two events of one stream.
-Prints a table, and JSON as the last line.
+tokens arrive one after the other. In ``same worker``, one worker with two threads decodes the
+answers and prefills the prompts, in chunks that share a step's budget (``max_batched_tokens``) with
+the answers. The budget is a fixed number of tokens (``--budgets``), or as many as fit into an
+inter-token latency (``--gaps``, which set ``slo_itl_seconds``; the default is 0.05). In
+``disaggregated``, there are a prefill worker and a decode worker, with one thread and one core
+each. So both cases use the same two cores, which router and client share. A gap is the time that a
+client sees between two events of one stream. Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -48,7 +48,7 @@ WARM_TOKENS = 64
 TIMEOUT_SECONDS = 240.0
 UNLIMITED_SECONDS = 1000.0
 SETTLE_SECONDS = 2.0
-"""The time until all members know of a change."""
+"""The time until all members of the cluster know of a change."""
 EVENT = b"data: {"
 
 
@@ -181,7 +181,7 @@ def pin(pid: int, core: int) -> None:
 
 @contextmanager
 def same_worker(model: Path, settings: dict[str, object]) -> Iterator[LocalCluster]:
-    """Run a cluster in which one worker does everything: the other one is kept draining."""
+    """Run a cluster in which one worker does everything, since the other one is kept draining."""
     with local_cluster(model, settings=settings | {"threads": 2}) as cluster:
         for entry in cluster.processes("prefill"):
             asyncio.run(drain_worker(entry["address"]))

@@ -1,4 +1,5 @@
-"""Measure KV transfers between two processes: GB/s per transport, against memcpy and bare NIXL.
+"""Measure KV transfers between two processes, in GB/s per transport, compared with memcpy and bare
+NIXL.
 
     python -m benchmarks.transport [--rounds N]
 

@@ -41,7 +41,7 @@ Form = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """The server, and how it is connected to."""
+    """The server, and how to connect to it."""
 
     url: Url = None
     model: Annotated[
@@ -157,8 +157,8 @@ class LoadOptions:
     jitter_seconds: Annotated[
         float,
         typer.Option(
-            help="Spread a trace's arrivals over so many seconds; Mooncake's have a granularity "
-            "of 3 s."
+            help="Delay each arrival of a trace by a random time of up to this many seconds; "
+            "Mooncake's have a granularity of 3 s."
         ),
     ] = 0.0
     think_seconds: Annotated[
@@ -238,7 +238,7 @@ def bench(
     report: OutputOptions = OutputOptions(),
 ) -> None:
     """Send load to a server and report the latencies that its users see; exit code 1 if no request
-    is answered. The subcommand measures the engine alone."""
+    is answered. The subcommand `engine` measures the engine alone."""
     if context.invoked_subcommand is not None:
         _refuse_options(context, context.invoked_subcommand)
         return

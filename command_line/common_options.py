@@ -1,4 +1,4 @@
-"""Options that several commands share, and the settings that they make."""
+"""Options that several commands share, and how they become settings."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +47,7 @@ class ComputeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SettingSources:
-    """Where settings come from beside a command's own flags."""
+    """The sources of settings other than a command's own flags."""
 
     config: Config = None
     set_: Annotated[
@@ -69,7 +69,7 @@ class SettingSources:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetCluster:
-    """The cluster that a command is for: one that ``baton up`` started, or one in Kubernetes."""
+    """The cluster that a command applies to: one started by ``baton up``, or one in Kubernetes."""
 
     on: Annotated[
         str,
@@ -85,7 +85,7 @@ class TargetCluster:
 
     @property
     def is_kubernetes(self) -> bool:
-        """Whether the cluster is in Kubernetes. Raises Invalid for an unknown place."""
+        """Whether the cluster is in Kubernetes. Raises Invalid for an unknown ``--on``."""
         if self.on not in ("cluster", "local", "ray", "kubernetes"):
             raise Invalid(
                 f"--on {self.on}: it must be cluster (started by `baton up`) or kubernetes"
@@ -100,7 +100,7 @@ class TargetCluster:
 
 
 def cluster_name(name: str | None) -> str:
-    """Return the name of the cluster: the given one, or the setting."""
+    """Return the given name of the cluster, or if it is None, the one in the settings."""
     from baton.config import load_settings
 
     return load_settings(cluster=name).cluster

@@ -1,4 +1,4 @@
-"""``baton doctor``: check what this installation can do, and what it lacks."""
+"""``baton doctor`` checks what this installation can do, and what it lacks."""
 
 import importlib
 import importlib.metadata
@@ -45,7 +45,7 @@ def run_doctor() -> None:
 
 def show_sockets(name: str, as_json: bool) -> None:
     """Print the listening sockets of a cluster on this machine, as a table or a JSON list. Raises
-    NotFound when it doesn't run, Unavailable when docs/network.md doesn't list one of them."""
+    NotFound if the cluster isn't running, Unavailable if a socket is missing in docs/network.md."""
     folder = ClusterFolder(baton_home(), name)
     found = listening_sockets(folder.read_running(), folder)
     if as_json:
@@ -53,7 +53,7 @@ def show_sockets(name: str, as_json: bool) -> None:
     else:
         _print_sockets(found)
     if unknown := [f"{each.process} at {each.address}" for each in found if not each.is_documented]:
-        raise Unavailable(f"not documented: {', '.join(unknown)}")
+        raise Unavailable(f"sockets that are not documented: {', '.join(unknown)}")
 
 
 def _print_sockets(found: list[SocketReport]) -> None:

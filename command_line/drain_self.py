@@ -15,11 +15,12 @@ LOOPBACK_BY_ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def run_drain_self(settings: Settings, timeout_seconds: float | None) -> None:
-    """Drain the program at ``ops_port``; return when it has no work left. Raises Invalid without
-    such a port, Unavailable when nothing answers, DeadlineExceeded when work is left."""
+    """Drain the process at ``ops_port``; return when it has no work left. Raises Invalid if the
+    port is not set, Unavailable if nothing responds, DeadlineExceeded if work is left after the
+    timeout."""
     if not settings.ops_port:
         raise Invalid(
-            f"ops_port is {settings.ops_port}: --self needs the port of the program's ops server"
+            f"ops_port is {settings.ops_port}: --self needs the port of the process's ops server"
         )
     if timeout_seconds is None:
         timeout_seconds = settings.endpoint_grace_seconds + settings.drain_timeout_seconds
@@ -47,6 +48,6 @@ def _request_drain(host: str, port: int) -> tuple[int, str]:
         response = connection.getresponse()
         return response.status, response.read(1024).decode(errors="replace").strip()
     except (OSError, HTTPException) as error:
-        raise Unavailable(f"nothing answers at {host}:{port}: {error or type(error)}") from error
+        raise Unavailable(f"nothing responds at {host}:{port}: {error or type(error)}") from error
     finally:
         connection.close()

@@ -1,4 +1,4 @@
-"""A readable explanation of where a request was placed, why, and how it went."""
+"""Renders a human-readable explanation of where a request was placed, why, and how it went."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,8 +13,8 @@ NOT_FLAT_FIELDS = ("predicted", "actual", "alternatives", "placements", "choices
 
 
 def render_explanation(explanation: dict[str, Any]) -> Iterator[RenderableType]:
-    """Render a router's ``explanation``: its facts line by line, then predicted and actual
-    latencies, then the workers that were considered, with a star at the chosen one."""
+    """Render a router's ``explanation``: first the facts line by line, then predicted and actual
+    latencies, then the workers that were considered, with a star at the chosen worker."""
     facts = {key: value for key, value in explanation.items() if key not in NOT_FLAT_FIELDS}
     yield "\n".join(flat_lines(facts))
     yield _latency_table(explanation["predicted"], explanation["actual"])

@@ -1,4 +1,4 @@
-"""``baton generate``: the engine alone, in one process, without a cluster."""
+"""``baton generate`` runs the engine alone, in one process, without a cluster."""
 
 import json
 from collections.abc import Sequence
@@ -54,7 +54,8 @@ def generate(
     sampling: SamplingParams,
     grammars: GrammarCompiler | None = None,
 ) -> list[GeneratedAnswer]:
-    """Generate the answers to all prompts in one batch; each is the same as if it ran alone."""
+    """Generate the answers to all prompts in one batch; each answer is the same as if its prompt
+    ran alone."""
     engine = Engine(
         runner,
         engine_config(settings, runner, len(prompts)),

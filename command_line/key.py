@@ -21,12 +21,12 @@ def new(
 ) -> None:
     """Print a new key, which is not stored, and its entry for the tenants file."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", tenant):
-        raise Invalid(f"a tenant's name has up to 64 letters, digits or ._@-, unlike {tenant!r}")
+        raise Invalid(f"the tenant is {tenant!r}; it must be up to 64 letters, digits or ._@-")
     key = new_api_key(secrets.token_bytes(API_KEY_BYTES))
     if as_json:
         print(json.dumps({"tenant": tenant, "key": key, "hash": hash_api_key(key)}))
         return
-    print(f"the key, shown this once: {key}")
+    print(f"the key, shown only once: {key}")
     print(f"for the tenants file:\n\ntenants:\n  {tenant}:\n    keys:\n      - {hash_api_key(key)}")
 
 
@@ -36,7 +36,7 @@ def hash_() -> None:
     key = sys.stdin.readline().strip()
     if len(key) < MIN_KEY_CHARACTERS:
         raise Invalid(
-            f"a key has at least {MIN_KEY_CHARACTERS} characters, and they should be random: "
-            "a shorter one can be guessed from its hash. `baton key new TENANT` makes one"
+            f"the key is too short; it must have at least {MIN_KEY_CHARACTERS} characters, which "
+            "should be random, or it can be guessed from its hash. `baton key new TENANT` makes one"
         )
     print(hash_api_key(key))

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 def scale(settings: Settings, sizes: list[str]) -> None:
-    """Resize pools. ``sizes`` are like decode-big=2. Raises what :class:`KubernetesPools` does."""
+    """Resize pools. ``sizes`` are like decode-big=2. Raises the errors of
+    :class:`KubernetesPools`."""
     wanted = parse_named_pool_sizes(sizes)
 
     async def run() -> None:
@@ -45,7 +46,7 @@ def drain(settings: Settings, worker: str) -> None:
 
 
 def status(settings: Settings, as_json: bool) -> None:
-    """Print the pools and their pods, as Kubernetes reports them."""
+    """Print the pools and their pods, as reported by Kubernetes."""
 
     async def run() -> None:
         async with open_kubernetes_pools(settings, SystemClock(), _print_note) as opened:

@@ -36,7 +36,7 @@ def parse_age(text: str) -> float:
     """Return an age like ``90``, ``15m``, ``2h`` or ``3d`` in seconds. Raises Invalid."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
     if match is None:
-        raise Invalid(f"an age looks like 90, 15m, 2h or 3d, not {text!r}")
+        raise Invalid(f"the age is {text!r}; it must be like 90, 15m, 2h or 3d")
     return float(match[1]) * _AGES[match[2] or "s"]
 
 
@@ -124,7 +124,8 @@ def run_warm(name: str, prompts: Sequence[str], api_key: str | None, chat: bool)
 def block_filter(
     name: str, tenant: str | None, model: str | None, older_than: str | None
 ) -> BlockFilter:
-    """Return the filter for a tenant's name, a model's directory, hub id or digest, and an age."""
+    """Return the filter for a tenant's name, a model (its directory, hub id or digest), and an
+    age."""
     state = ClusterFolder(baton_home(), name).read_running()
     tag = tenant_tag(_salt(state, tenant)) if tenant else b""
     before = None
@@ -135,8 +136,8 @@ def block_filter(
 
 
 def read_prompts(texts: Sequence[str], path: Path | None) -> list[str]:
-    """Return ``texts`` and the prompts in the file: one per line, each a JSON string or plain
-    text."""
+    """Return ``texts`` and the prompts in the file, which has one prompt per line, as a JSON string
+    or plain text."""
     prompts = list(texts)
     if path is not None:
         try:
@@ -183,7 +184,7 @@ async def _call_each_node(
         finally:
             await client.close()
     if not responses:
-        raise NotFound("there is no store node")
+        raise NotFound("no store node is ready")
     return responses
 
 
@@ -200,7 +201,7 @@ async def _ready_members(state: ClusterState, roles: tuple[Role, ...]) -> list[M
 async def _any_ready_worker(state: ClusterState) -> Member:
     workers = await _ready_members(state, WORKER_ROLES)
     if not workers:
-        raise Unavailable("no worker is ready; block keys depend on a worker's model")
+        raise Unavailable("no worker is ready, and block keys depend on a worker's model")
     return workers[0]
 
 
@@ -210,7 +211,7 @@ async def _model_tag(state: ClusterState, model: str) -> bytes:
     for member in await _ready_members(state, WORKER_ROLES):
         if model in (member.model, Path(member.model).name):
             return bytes.fromhex(member.model_digest)[:16]
-    raise NotFound(f"no worker serves {model!r}; a model that is no longer served needs its digest")
+    raise NotFound(f"no worker serves {model!r}; give the digest of a model that is not served")
 
 
 async def _keys_of(state: ClusterState, wanted: str, tenant: str) -> list[BlockKey]:
@@ -227,7 +228,8 @@ async def _keys_of(state: ClusterState, wanted: str, tenant: str) -> list[BlockK
     keys = block_keys(root.key(), tokens, worker.block_tokens)
     if not keys:
         raise Invalid(
-            f"the prompt has {len(tokens)} tokens: less than one block of {worker.block_tokens}"
+            f"the prompt has {len(tokens)} tokens; it must have at least {worker.block_tokens}, "
+            "the size of a block"
         )
     return keys
 

@@ -1,4 +1,4 @@
-"""Commands that start, resize and stop a cluster, or one of its programs."""
+"""Commands that start, resize and stop a cluster, or one of its processes."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -103,7 +103,7 @@ def drain(
     ] = None,
     own: Annotated[
         bool,
-        typer.Option("--self", help="Drain the program in this container, through its ops_port."),
+        typer.Option("--self", help="Drain the process in this container, through its ops_port."),
     ] = False,
     timeout: Annotated[
         float | None,
@@ -117,7 +117,7 @@ def drain(
     no_wait: NoWait = False,
 ) -> None:
     """Let one worker finish its requests, then remove it. With --self (a container's preStop hook),
-    make this container's program stop accepting work, and return when it has none left."""
+    make this container's process stop accepting work, and return when it has no work left."""
     from baton.config import load_settings
     from command_line import scale
     from command_line.drain_self import run_drain_self

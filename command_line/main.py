@@ -1,6 +1,7 @@
 """The ``baton`` command. Exit codes: 0 success, 1 failure, 2 wrong usage.
 
-Each command imports its dependencies only when it runs: ``baton status`` must not wait for torch.
+Each command imports its dependencies only when it runs, so that ``baton status``, for example, does
+not wait for torch.
 """
 
 import sys
@@ -37,7 +38,7 @@ COMMANDS = (
     simulate_options.plan,
     inspect.doctor,
 )
-"""In the order in which ``baton --help`` lists them."""
+"""The commands, in the order in which ``baton --help`` lists them."""
 
 for command in COMMANDS:
     app.command()(command)

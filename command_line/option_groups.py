@@ -1,4 +1,5 @@
-"""Options of commands as dataclasses: a command takes a few groups instead of many parameters."""
+"""Defines the options of commands as dataclasses, so that a command takes a few groups of options
+instead of many parameters."""
 
 import inspect
 from collections.abc import Callable
@@ -11,9 +12,10 @@ Command = Callable[..., None]
 
 
 def with_option_groups(command: Command) -> Command:
-    """Return ``command`` as typer expects it: each parameter whose type is a dataclass is replaced
-    by one parameter per field, in their order, and the command gets the dataclass. A field's type
-    is ``Annotated[…, typer.Option(…)]``, its default the option's."""
+    """Return ``command`` in the form that typer expects: each parameter whose type is a dataclass
+    is replaced by one parameter per field, in the fields' order, and ``command`` is called with the
+    dataclass. A field's type is ``Annotated[…, typer.Option(…)]``; its default is the option's
+    default."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, tuple[type[Any], list[str]]] = {}
     parameters: list[Parameter] = []

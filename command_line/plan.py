@@ -1,4 +1,4 @@
-"""``baton plan``: find the best split of GPUs into prefill and decode workers, by simulation."""
+"""``baton plan`` finds the best split of GPUs into prefill and decode workers, by simulation."""
 
 import json
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from simulator.result import Percentiles, summarize
 from simulator.scenario import Scenario, SimulatedHardware, Traffic
 
 MAX_PLANNED_WORKERS = 256
-"""The maximum number of workers, since each split of them takes a simulation."""
+"""The maximum number of workers. It is limited because each possible split takes a simulation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSplit:
     """The simulated performance of one split. ``dollars_per_million_tokens`` is the price of all
-    GPUs divided by the tokens of answers within their SLO (None when there are none);
+    GPUs divided by the tokens of answers within their SLO (None if there are no such tokens);
     ``tokens_per_second_per_user`` is the median over requests."""
 
     prefill: int
@@ -51,8 +51,8 @@ def run_plan(
     plots: Path | None,
     as_json: bool,
 ) -> None:
-    """Simulate every split and print them, best first. Raises Invalid before anything runs, and
-    BatonError when no split meets the target."""
+    """Simulate every split and print the results, best first. Raises Invalid before anything runs,
+    and BatonError if no split meets the target."""
     prepare_plots(plots)
     num_workers = _num_workers(num_gpus, hardware.gpus_per_worker)
     if not 0 < target <= 1:
@@ -96,7 +96,7 @@ def _num_workers(num_gpus: int, gpus_per_worker: int) -> int:
     if not 2 <= num_workers <= MAX_PLANNED_WORKERS:
         raise Invalid(
             f"--gpus {num_gpus} makes {max(num_workers, 0)} workers of {gpus_per_worker}; "
-            f"there must be from 2 to {MAX_PLANNED_WORKERS}"
+            f"there must be from 2 to {MAX_PLANNED_WORKERS} workers"
         )
     return num_workers
 
@@ -158,7 +158,7 @@ def _format_or_dash(value: float | None, format_spec: str) -> str:
 
 
 def _plot(folder: Path, splits: Sequence[PoolSplit]) -> None:
-    """Plot the splits that have any answer within its SLO."""
+    """Plot the splits that have at least one answer within its SLO."""
     points = []
     for split in splits:
         speed, dollars = split.tokens_per_second_per_user, split.dollars_per_million_tokens

@@ -1,4 +1,5 @@
-"""``baton scale`` and ``baton drain``: send the command, and follow its progress."""
+"""``baton scale`` and ``baton drain`` send their command to the supervisor, and show its
+progress."""
 
 import asyncio
 import sys
@@ -21,12 +22,13 @@ from orchestrator.cluster_state import ClusterFolder, ClusterState
 
 POLL_SECONDS = 0.25
 MAX_PENDING_SECONDS = 60.0
-"""How long a worker may be pending, with no other worker starting or stopping, before the command
-stops watching."""
+"""How long a worker may be pending, while no other worker starts or stops, before the command gives
+up waiting."""
 
 
 def run_scale(name: str, sizes: list[str], wait: bool) -> None:
-    """Resize a local cluster's pools. Raises Invalid; Unavailable when a worker fails to start."""
+    """Resize a local cluster's pools. Raises Invalid, and Unavailable if a worker fails to
+    start."""
     wanted = parse_role_pool_sizes(sizes)
     folder = ClusterFolder(baton_home(), name)
     state = folder.read_running()
@@ -46,7 +48,7 @@ def run_scale(name: str, sizes: list[str], wait: bool) -> None:
 
 def run_drain(name: str, worker: str, wait: bool) -> None:
     """Drain and remove a worker of a local cluster. Raises Invalid for an unknown worker, or for
-    the last one of its pool."""
+    the last worker of a pool."""
     folder = ClusterFolder(baton_home(), name)
     state = folder.read_running()
     try:
@@ -94,7 +96,7 @@ class ScaleProgress:
 
     def describe_progress(self, workers: list[PoolWorker], members: dict[str, Member]) -> str:
         """Return the progress as text; empty once every worker has started or left. Raises
-        Unavailable when a worker fails to start, or stays pending for too long."""
+        Unavailable if a worker fails to start, or stays pending for too long."""
         concerned = [worker for worker in workers if worker.role in self._wanted]
         self._check_progress(concerned)
         parts = [self._describe_conversions(concerned)]
@@ -132,7 +134,8 @@ class ScaleProgress:
         if self._num_stuck_polls * POLL_SECONDS > MAX_PENDING_SECONDS:
             worker = next(worker for worker in workers if worker.state == "pending")
             raise Unavailable(
-                f"{worker.id} {worker.message}; it starts once there is one, unless you scale back"
+                f"{worker.id} {worker.message}; it will start when there is one, unless you scale "
+                "back"
             )
 
 
@@ -156,8 +159,8 @@ DescribeProgress = Callable[[list[PoolWorker], dict[str, Member]], str]
 
 
 def _watch_until_done(socket: Path, state: ClusterState, look: DescribeProgress) -> bool:
-    """Show progress until ``look`` returns an empty text. Return False when
-    interrupted by Ctrl-C, which does not stop the change itself."""
+    """Show progress until ``look`` returns an empty text. Return False if interrupted by Ctrl-C,
+    which does not stop the change itself."""
     try:
         asyncio.run(_show_progress(socket, state, look))
     except KeyboardInterrupt:
@@ -187,7 +190,7 @@ def _parse_worker(entry: dict[str, Any]) -> PoolWorker:
 
 
 class _StatusLine:
-    """On a terminal, one line that is updated in place; elsewhere, a new line per new text."""
+    """On a terminal, a line that is updated in place; otherwise, a new line per new text."""
 
     def __init__(self) -> None:
         self._console = Console()

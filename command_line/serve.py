@@ -1,4 +1,4 @@
-"""``baton serve ROLE``: one program in the foreground, as a container runs it."""
+"""``baton serve ROLE`` runs one role in the foreground, as in a container."""
 
 import importlib
 import traceback
@@ -29,13 +29,13 @@ PROGRAM_BUILDERS = {
     Role.KVSTORE: "kvstore.program:build",
     Role.MOCK: "baton.worker.mock.program:build",
 }
-"""The function that builds each role's program. Its module is imported only when the role runs: a
-worker's imports torch."""
+"""The function that builds each role's program. Its module is imported only when the role runs,
+since a worker's module imports torch."""
 
 
 def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, Any]) -> None:
-    """Run the program of ``role`` until it ends. Raises Invalid for an unknown role or setting, and
-    otherwise the error that ended the program."""
+    """Run the program of ``role`` until it ends. Raises Invalid for an unknown role or setting, or
+    the error that ended the program."""
     if role not in [known.value for known in PROGRAM_BUILDERS]:
         raise Invalid(f"there is no role {role!r}; there are {', '.join(PROGRAM_BUILDERS)}")
     open_status_pipe(status_fd)
@@ -77,7 +77,8 @@ def _build_program(role: Role, settings: Settings) -> Program:
 
 
 def drain_timeout_of(settings: Settings, role: Role) -> float:
-    """Return the seconds to drain in; a router first serves on for ``endpoint_grace_seconds``."""
+    """Return the maximum duration of a drain, in seconds. A router first continues to serve for
+    ``endpoint_grace_seconds``."""
     grace = settings.endpoint_grace_seconds if role is Role.ROUTER else 0.0
     return grace + settings.drain_timeout_seconds
 

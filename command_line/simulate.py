@@ -1,4 +1,4 @@
-"""``baton simulate``: compare placement policies on a simulated cluster, in virtual time."""
+"""``baton simulate`` compares placement policies on a simulated cluster, in virtual time."""
 
 import json
 import sys
@@ -70,7 +70,7 @@ def _search_goodput(
     show: Callable[[str], None],
 ) -> Goodput:
     """Find the highest rate within the SLO: double (or halve) the rate until the SLO is missed (or
-    met), then try all rates between half and twice the highest that met it."""
+    met), then try all rates between half and twice the highest rate that met it."""
 
     def run(rate: float, seed: int) -> SimulatedCluster:
         show(f"{label}: {rate:.2f} requests per second")
@@ -93,8 +93,8 @@ def _search_goodput(
 
 
 def _object(outcomes: dict[str, SimulationResult], found: dict[str, Goodput]) -> dict[str, Any]:
-    """Return the JSON output: the first policy's fields, and with several policies also the fields
-    of each in ``policies``."""
+    """Return the JSON output: the fields of the first policy and, if there are several policies,
+    also the fields of each policy in ``policies``."""
     by_policy = {policy: outcome.as_dict() for policy, outcome in outcomes.items()}
     for policy, best in found.items():
         by_policy[policy]["highest"] = asdict(best)
@@ -104,7 +104,8 @@ def _object(outcomes: dict[str, SimulationResult], found: dict[str, Goodput]) ->
 
 
 def _table(outcomes: dict[str, SimulationResult], found: dict[str, Goodput]) -> Table:
-    """One policy gets a row per figure; several get a row each, with the main figures only."""
+    """A single policy gets a row per figure; several policies get a row each, with the main figures
+    only."""
     highest = {policy: _format_goodput(best) for policy, best in found.items()}
     label = "highest rate within SLO"
     if len(outcomes) == 1:
@@ -152,7 +153,7 @@ _ROWS: tuple[tuple[str, Callable[[SimulationResult], str], bool], ...] = (
     ("restarts", lambda o: f"{o.restarts:,}", False),
     ("preemptions", lambda o: f"{o.preemptions:,}", False),
 )
-"""Label, value, and whether the row is part of the table of several policies."""
+"""Label, value, and whether the figure is also shown in the table of several policies."""
 
 
 # -- figures -------------------------------------------------------------------------------

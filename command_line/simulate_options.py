@@ -28,7 +28,8 @@ RateFactor = Annotated[float, typer.Option(help="Speed up arrivals by this facto
 JitterSeconds = Annotated[
     float,
     typer.Option(
-        help="Spread a trace's arrivals over so many seconds; Mooncake's have a granularity of 3 s."
+        help="Delay each arrival of a trace by a random time of up to this many seconds; "
+        "Mooncake's have a granularity of 3 s."
     ),
 ]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same run.")]
@@ -88,7 +89,7 @@ class TrafficOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareOptions:
-    """The workers, the links and memory of their hosts, and the SLO that they shall meet."""
+    """The workers, the links and memory of their hosts, and the SLO to meet."""
 
     model: SimulatedModel = "qwen3-8b"
     gpu: Gpu = "H100"
@@ -130,7 +131,7 @@ class ScenarioOptions:
         list[str] | None,
         typer.Option(
             metavar="WORKER@SECOND:SECONDS",
-            help="Kill a worker at this second, for so many seconds. Repeatable.",
+            help="Kill a worker at this second, for this many seconds. Repeatable.",
         ),
     ] = None
     slow: Annotated[
@@ -172,7 +173,7 @@ def simulate(
 @with_option_groups
 def plan(
     rate: Annotated[float, typer.Option(help="Requests per second to serve.")],
-    gpus: Annotated[int, typer.Option(help="Number of GPUs in both pools together.")],
+    gpus: Annotated[int, typer.Option(help="Number of GPUs in both pools in total.")],
     load: TrafficOptions,
     machines: HardwareOptions,
     target: Annotated[

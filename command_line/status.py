@@ -25,8 +25,8 @@ PLAN_TIMEOUT_SECONDS = 2.0
 
 
 def show_status(name: str, as_json: bool) -> None:
-    """Print the cluster's state. Raises NotFound when it doesn't run, except with ``as_json``:
-    then it is printed as not ready."""
+    """Print the cluster's state. If the cluster isn't running, raises NotFound, or with ``as_json``
+    prints that it is not ready."""
     try:
         state: ClusterState | None = ClusterFolder(baton_home(), name).read_running()
     except NotFound:
@@ -54,7 +54,7 @@ def status_object(state: ClusterState | None) -> dict[str, Any]:
 
 
 def _process_object(process: ProcessState) -> dict[str, Any]:
-    """Leave out the sockets: ``baton doctor --sockets`` shows those."""
+    """Return a process's fields without the sockets, which ``baton doctor --sockets`` shows."""
     fields = asdict(process)
     del fields["sockets"]
     return fields
@@ -84,8 +84,8 @@ def show_log(name: str, process: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RouterAdminAddress:
-    """A router's URL and admin key. ``certificate`` is the file of a certificate to trust when no
-    known authority has signed the router's own."""
+    """A router's URL and admin key. ``certificate`` is the path of a certificate to trust if the
+    router's certificate is not signed by a known authority."""
 
     url: str
     admin_key: str | None
@@ -111,7 +111,7 @@ def show_explanation(address: RouterAdminAddress, request_id: str, as_json: bool
     if response.status_code == 404:
         raise NotFound(f"the router does not remember request {request_id!r}")
     if response.status_code != 200:
-        raise Unavailable(f"the router says {response.status_code}: {response.text}")
+        raise Unavailable(f"the router returned {response.status_code}: {response.text}")
     explanation = response.json()
     if as_json:
         print(json.dumps(explanation))
@@ -122,7 +122,8 @@ def show_explanation(address: RouterAdminAddress, request_id: str, as_json: bool
 
 
 def show_check(name: str, as_json: bool) -> None:
-    """Print each member's integrity check. Raises BatonError when one fails or doesn't answer."""
+    """Print each member's integrity check. Raises BatonError if a check fails or a member doesn't
+    respond."""
     state = ClusterFolder(baton_home(), name).read_running()
     report = asyncio.run(_inspect_members(state))
     if as_json:
@@ -132,7 +133,7 @@ def show_check(name: str, as_json: bool) -> None:
             print(f"{entry['worker_id']:12} {entry['violation'] or 'sound'}")
     bad = [e for e in [*report["workers"], *report["stores"]] if e["violation"]]
     if bad:
-        raise BatonError(f"{len(bad)} members fail their integrity check")
+        raise BatonError(f"{len(bad)} members failed their integrity check")
 
 
 async def _inspect_members(state: ClusterState) -> dict[str, Any]:
@@ -156,8 +157,8 @@ async def _inspect_members(state: ClusterState) -> dict[str, Any]:
 
 
 async def _pool_plan_lines(state: ClusterState) -> list[str]:
-    """Describe the conductor's plan for the pools' sizes; empty while there is none, or when the
-    conductor does not answer."""
+    """Describe the conductor's plan for the pools' sizes; empty while there is no plan, or if the
+    conductor does not respond."""
     from baton.rpc.conductor_client import fetch_pool_plan
 
     addresses = [each.address for each in state.processes if each.role == Role.CONDUCTOR]

@@ -22,8 +22,8 @@ POLL_SECONDS = 0.05
 
 
 def run_up(settings: Settings, detach: bool) -> None:
-    """Start a cluster and supervise it until it is stopped; with ``detach``, in the background.
-    Raises the error that keeps it from starting."""
+    """Start a cluster and supervise it until it is stopped; if ``detach``, do so in the background.
+    Raises the error that prevents the cluster from starting."""
     from baton.checkpoint import load_model_config, resolve_model
 
     folder = ClusterFolder(baton_home(), settings.cluster)
@@ -52,7 +52,7 @@ async def _supervise(settings: Settings, folder: ClusterFolder) -> None:
     try:
         with StartupView() as view:
             async with open_supervisor(settings, folder, SystemClock(), view.show) as supervisor:
-                _install_signal_handlers(stop, stop_now)  # again: Ray has replaced ours
+                _install_signal_handlers(stop, stop_now)  # again, since Ray has replaced them
                 control = await start_control_server(folder.control_socket, supervisor.pools)
                 try:
                     await supervisor.run(stop, stop_now)
@@ -69,7 +69,7 @@ def _install_signal_handlers(stop: asyncio.Event, stop_now: asyncio.Event) -> No
 
 
 def _detach(settings: Settings, folder: ClusterFolder) -> None:
-    """Start the supervisor in its own session; return when the cluster is ready."""
+    """Start the supervisor in a session of its own; return when the cluster is ready."""
     folder.create()
     log_path = folder.logs / SUPERVISOR_LOG
     with log_path.open("wb") as log_file:
@@ -111,7 +111,7 @@ def _startup_error(code: int, log_path: Path) -> BatonError:
 
 
 def run_down(name: str) -> None:
-    """Stop a cluster; return when every process has ended."""
+    """Stop a cluster; return when every process has exited."""
     folder = ClusterFolder(baton_home(), name)
     try:
         folder.signal_supervisor(signal.SIGTERM)

@@ -26,7 +26,7 @@ _FIELDS = (
 
 
 def run_usage(name: str, since: str | None, as_json: bool) -> None:
-    """Print each tenant's usage. Raises Unavailable when the router does not answer."""
+    """Print each tenant's usage. Raises Unavailable if the router does not respond."""
     report = _fetch_usage(name, since)
     if as_json:
         print(json.dumps(report))
@@ -40,7 +40,7 @@ def run_usage(name: str, since: str | None, as_json: bool) -> None:
     open_console().print(table)
     print(f"{report['since']} to {report['until']} (UTC); prompt tokens are computed or cached")
     if not report["complete"]:
-        print("Redis can't be reached: this is only what one router has not yet written there")
+        print("Redis can't be reached: this is only the usage that one router has not yet saved")
 
 
 def parse_since(since: str, today: date) -> date:
@@ -52,7 +52,7 @@ def parse_since(since: str, today: date) -> date:
     try:
         return date.fromisoformat(since)
     except ValueError as error:
-        raise Invalid(f"--since is a day like 2030-12-31, today, or 7d, not {since!r}") from error
+        raise Invalid(f"--since is {since!r}; it must be like 2030-12-31, today, or 7d") from error
 
 
 def _fetch_usage(name: str, since: str | None) -> dict[str, Any]:
@@ -75,6 +75,6 @@ def _fetch_usage(name: str, since: str | None) -> dict[str, Any]:
     if response.status_code == 400:
         raise Invalid(response.json()["error"]["message"])
     if response.status_code != 200:
-        raise Unavailable(f"the router says {response.status_code}: {response.text}")
+        raise Unavailable(f"the router returned {response.status_code}: {response.text}")
     report: dict[str, Any] = response.json()
     return report

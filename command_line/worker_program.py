@@ -1,7 +1,7 @@
 """The programs of prefill and decode workers.
 
-Both mount both sides, ``prefill_worker`` and ``decode_worker``: a worker's role is only what it
-announces, and it can change while the worker runs.
+Both programs include both sides, ``prefill_worker`` and ``decode_worker``, so that a worker's role
+can change while the worker runs.
 """
 
 from baton.config import Settings

@@ -20,7 +20,8 @@ DENSE_BLOCKS, SPARSE_STRIDE_BLOCKS = 64, 16
 prefix is underestimated by less than one stride."""
 
 MAX_INDEXED_KEYS = 262_144
-"""Maximum number of keys in an index (about 40 MB); then the least recently sent are dropped."""
+"""Maximum number of keys in an index (about 40 MB); beyond it, the least recently sent keys are
+dropped."""
 
 MAX_EVICTED_PER_CALL = 1024
 """Maximum number of keys dropped per recorded request, so that no decision takes long after a pool
@@ -52,8 +53,8 @@ class PrefixPopularity:
 
 
 class ApproxPrefixIndex:
-    """Which workers were sent which blocks: an estimate of their caches' contents. It has no more
-    keys than the workers have blocks (see :meth:`set_capacity`).
+    """Records which workers were sent which blocks, as an estimate of their caches' contents. It
+    has no more keys than the workers have blocks (see :meth:`set_capacity`).
 
     A worker gets a new incarnation number each time it is added, so that it can be removed in O(1),
     without searching all keys."""
@@ -89,8 +90,8 @@ class ApproxPrefixIndex:
             del self._worker_of[life]
 
     def num_cached_blocks(self, worker: WorkerId, keys: Sequence[AnyBlockKey]) -> int:
-        """Return how many leading blocks were sent to the worker. A key is only present with all
-        keys before it."""
+        """Return how many leading blocks were sent to the worker. A key is present only if all keys
+        before it are."""
         life = self._incarnation_of.get(worker)
         if life is None:
             return 0
@@ -114,8 +115,8 @@ class ApproxPrefixIndex:
         return _deepest_indexed(keys, lambda key: len(self._incarnations_with(key)) > num_lives)
 
     def _incarnations_with(self, key: AnyBlockKey) -> Collection[int]:
-        """Return the incarnations that were sent a key, in the order in which they first were; some
-        may have been removed."""
+        """Return the incarnations that were sent a key, in the order in which they first received
+        it. Some of them may have been removed since."""
         lives = self._incarnations_by_key.get(key, ())
         return (lives,) if isinstance(lives, int) else lives
 

@@ -1,5 +1,5 @@
-"""An estimate of where blocks are cached: on workers from the requests sent to them, in store nodes
-from the changes that they report."""
+"""Estimates where blocks are cached: on which workers, from the requests sent to them, and in which
+store nodes, from the changes that the nodes report."""
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -38,12 +38,12 @@ class CacheIndex:
         self.decode_index.set_capacity(decode_blocks)
 
     def set_workers_by_node(self, workers_by_node: Mapping[str, Sequence[WorkerId]]) -> None:
-        """Set which prefill workers are on the same host as which store node."""
+        """Set, for each store node, which prefill workers are on its host."""
         self._workers_by_node = workers_by_node
 
     def store_hint(self, node: str, keys: Sequence[BlockKey]) -> StoreHint | None:
-        """Return the store node from which a worker should fetch its prefix: ``node``, which is on
-        its own host, unless another node has more blocks."""
+        """Return the store node from which a worker should fetch its prefix: ``node``, the one on
+        the worker's host, unless another node has more blocks."""
         own, best = self._mirror.num_leading_blocks(WorkerId(node), keys), self._best_node(keys)
         if own and best is not None and best.num_blocks <= own:
             return StoreHint(WorkerId(node), own)
@@ -57,8 +57,8 @@ class CacheIndex:
         return max(device, self._mirror.num_leading_blocks(WorkerId(view.node), _block_keys(keys)))
 
     def workers_with_prefix(self, keys: Sequence[AnyBlockKey], count: int) -> list[WorkerId]:
-        """Among workers with equally many blocks, those that were sent them precede those whose
-        host's store has them."""
+        """Among workers with equally many blocks, those that were sent the blocks precede those
+        whose host's store node has them."""
         names = self.prefill_index.workers_with_prefix(keys, count)
         depths = {name: self.prefill_index.num_cached_blocks(name, keys) for name in names}
         best = self._best_node(keys)

@@ -29,9 +29,9 @@ MAX_REGISTRY_AGE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ConductorConfig:
-    """``admission`` None: on, unless a worker runs on a CPU. ``local_prefill``: whether decode
-    workers may prefill a prompt themselves; None: unless they run on a CPU. ``ttft_slo_seconds`` 0:
-    there is no TTFT SLO."""
+    """``admission`` enables rejecting requests; if None, it is on unless a worker runs on a CPU.
+    ``local_prefill`` is whether decode workers may prefill prompts themselves; if None, those that
+    do not run on a CPU may. If ``ttft_slo_seconds`` is 0, there is no TTFT SLO."""
 
     policy: str = DEFAULT_POLICY
     admission: bool | None = None
@@ -117,7 +117,7 @@ class Conductor:
         self._directory.set_leaving_workers(leaving)
 
     def plan_pools(self) -> PoolPlan | None:
-        """Make a new plan from the requests since the last one."""
+        """Make a new plan from the requests since the last plan."""
         return self._planner.plan(self.snapshot(), self._load_tracker.num_conductors)
 
     def pool_plan(self) -> PoolPlan | None:

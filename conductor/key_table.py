@@ -40,8 +40,8 @@ class KeyTable:
 
     Slots are ordered by fingerprint except for local displacement, so a table grows (by a factor of
     1.27) in one pass over memory: about 0.05 s per million keys, in one blocking call, while both
-    the old and the new slots are in memory. ``capacity`` keys fit before it first grows, and it
-    never shrinks below that.
+    the old and the new slots are in memory. The table holds ``capacity`` keys before it first
+    grows, and never shrinks below that size.
     """
 
     def __init__(self, capacity: int = 1024) -> None:
@@ -81,8 +81,8 @@ class KeyTable:
         return self._tier_at[self._find(_fingerprint(key))]
 
     def longest_prefix(self, keys: Sequence[BlockKey]) -> int:
-        """Return how many leading keys are present, as :func:`count_leading` finds it. Stores keep
-        prefixes, but evict blocks at their own times: the result is only a hint."""
+        """Return how many leading keys are present, according to :func:`count_leading`. That is
+        only a hint: a store may have evicted blocks within a prefix."""
         tier_at, find = self._tier_at, self._find
         return count_leading(keys, lambda key: not tier_at[find(_fingerprint(key))])
 
@@ -100,8 +100,8 @@ class KeyTable:
             assert self._find(self._fingerprint_at[place]) == place, place
 
     def _find(self, wanted: int) -> int:
-        """Return the fingerprint's slot, or the free slot where it would be inserted. There is
-        always a free one."""
+        """Return the fingerprint's slot, or the free slot where it would be inserted. A free slot
+        always exists."""
         prints, tiers, places = self._fingerprint_at, self._tier_at, self._num_slots
         place = (wanted >> 32) * places >> 32
         while tiers[place] and prints[place] != wanted:
@@ -125,8 +125,9 @@ class KeyTable:
                 self._insert(_fingerprint(key), tier)
 
     def _insert_many(self, prints: Fingerprints, tier: int) -> None:
-        """Insert distinct fingerprints. All of them advance one slot at a time, so each passes only
-        used slots. If several claim the same free slot, exactly one of them is stored there."""
+        """Insert distinct fingerprints. All of them advance one slot at a time, so each passes over
+        used slots only. If several claim the same free slot, exactly one of them is stored
+        there."""
         places = _homes(prints, self._num_slots)
         while len(places):
             free = self._tiers[places] == 0

@@ -55,7 +55,7 @@ class LeaderAutoscaler:
 
     def check(self) -> None:
         """Raise Invalid if no API server is configured, or if a role has several pools and the
-        settings do not name the one to scale."""
+        settings do not name the pool to scale."""
         settings = self._settings
         kubernetes_client_for(settings).close()
         chosen = (
@@ -97,8 +97,8 @@ class LeaderAutoscaler:
                 await election.resign()
 
     async def _repair_pools(self, pools: "KubernetesPools", election: LeaderElection) -> None:
-        """Each time this instance becomes the leader, let workers serve again that the last leader
-        may have left drained."""
+        """Each time this instance becomes the leader, return workers to service that the previous
+        leader may have left drained."""
         while self._settings.autoscale == "on":
             await self._became_leader.wait()
             try:

@@ -42,7 +42,7 @@ def _weight(passed_seconds: float, memory_seconds: float) -> float:
 @dataclass(frozen=True, slots=True)
 class LoadForecast:
     """An observed or expected load. ``prompt_tokens`` and ``answer_tokens`` are means per request.
-    ``cached_share`` of the prompts' tokens need no computing."""
+    ``cached_share`` is the share of prompt tokens that need not be computed."""
 
     requests_per_second: float
     prompt_tokens: float
@@ -78,8 +78,8 @@ class LoadTrend:
         )
 
     def forecast(self, seconds: float) -> LoadForecast:
-        """Return the higher of the loads now and ``seconds`` later, per component. So a pool that
-        will be needed soon is not shrunk, nor one that is needed now."""
+        """Return the higher of the loads now and ``seconds`` later, per component, so that a pool
+        is not shrunk if its workers are needed now or will be needed soon."""
         cached = min(self.cached_share.forecast(0.0), self.cached_share.forecast(seconds), 1.0)
         return LoadForecast(
             max(self.requests_per_second.forecast(0.0), self.requests_per_second.forecast(seconds)),

@@ -1,4 +1,5 @@
-"""The conductor's estimate of each worker's load: its last report, and the requests sent since."""
+"""The conductor's estimate of each worker's load, from the worker's last report and the requests
+sent since then."""
 
 from bisect import insort
 from collections import deque
@@ -17,8 +18,8 @@ from conductor.policy.snapshot import (
 )
 
 MAX_UNREPORTED = 4096
-"""Maximum number of requests kept per worker, to be added again to its next report, which does not
-contain them yet. If more are sent before it, the oldest are not added."""
+"""Maximum number of requests kept per worker. They are added again to its next report, which may
+not contain them yet. If more are sent before that report, the oldest are not added."""
 
 MIN_ADVANCE_SECONDS = 0.1
 
@@ -128,9 +129,9 @@ class LoadTracker:
         self.decodes.put(view)
 
     def advance(self, now_seconds: float, answer_tokens: float) -> None:
-        """Assume that since its last report each decode worker has finished answers at an even rate
-        which ends all of them within one answer's duration. Updates every worker, but at most ten
-        times a second."""
+        """Update every decode worker's load, at most ten times a second. Assumes that since its
+        last report a worker has finished answers at an even rate, at which all of them end within
+        the duration of one answer."""
         if now_seconds - self._advanced_seconds < MIN_ADVANCE_SECONDS:
             return
         self._advanced_seconds = now_seconds
@@ -192,8 +193,8 @@ def _add_prompt(view: PrefillView, prompt: _DispatchedPrompt) -> None:
 
 
 def _advance_queue(view: PrefillView, now_seconds: float) -> None:
-    """Remove the work that must have been computed by now from the queue; of the prompt that is
-    being computed, subtract the part that is done."""
+    """Remove from the queue the work that must have been computed by now, including the finished
+    part of the prompt that is being computed."""
     num_done = 0
     for queued in view.queue:
         if view.busy_until_seconds + queued.work_seconds > now_seconds:

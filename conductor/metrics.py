@@ -145,12 +145,12 @@ class ClusterGauges(Collector):
     def _plan_metrics(self) -> Iterator[Metric]:
         wanted = GaugeMetricFamily(
             "baton_conductor_planned_workers",
-            "Number of workers that a pool should have by the last plan.",
+            "Number of workers that a pool should have according to the last plan.",
             labels=["pool"],
         )
         rate = GaugeMetricFamily(
             "baton_conductor_forecast_requests_per_second",
-            "Forecast load of the last plan.",
+            "Load that was forecast for the last plan.",
         )
         plan = self._plan()
         if plan is not None:

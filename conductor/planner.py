@@ -1,4 +1,5 @@
-"""Periodically plans how many workers each pool should have, from the load that a conductor sees.
+"""Periodically plans how many workers each pool should have, from the load that a conductor
+observes.
 
 Nothing here reads a clock: times come with the snapshots. The live conductor and the simulated
 cluster use the same planner.
@@ -28,7 +29,7 @@ MAX_MEASURED_TOKENS = 1 << 39
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerConfig:
-    """``start_seconds`` is the time that a worker takes to start; the load is forecast this far
+    """``start_seconds`` is the time that a worker takes to start; the load is forecast that far
     ahead. ``max_batch`` bounds a decode worker's batch."""
 
     sizing: SizingConfig = field(default_factory=SizingConfig)
@@ -85,7 +86,8 @@ class Planner:
     # -- requests --------------------------------------------------------------------------
 
     def record_placed(self, snapshot: Snapshot, num_tokens: int, decision: Decision) -> None:
-        """Record a request that was placed for the first time; a replacement is no new load."""
+        """Record a request that was placed for the first time; placing a request again adds no new
+        load."""
         cached = min(_cached_blocks(decision) * snapshot.block_tokens, num_tokens - 1)
         self._count_request(num_tokens)
         self._window.placed_tokens += num_tokens

@@ -1,4 +1,5 @@
-"""The prefill cost of each worker: the pool's, unless the worker is significantly different."""
+"""Estimates the prefill cost of each worker: the pool's cost, unless the worker's differs
+significantly from it."""
 
 import math
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ this many standard errors."""
 
 MAX_ERROR_RATIO = 2.0
 """The pool's cost is determined by the workers whose measurement error is at most this multiple of
-the lowest one."""
+the lowest error."""
 
 MAX_MEASUREMENT_AGE_SECONDS = 60.0
 """A worker without a newer measurement gets the pool's cost, so that it gets prompts again:

@@ -1,4 +1,4 @@
-"""A mirror of every store node's contents, kept up to date by its events and used for placement."""
+"""Mirrors the contents of every store node, from the node's events, for use in placement."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,8 +19,8 @@ POLL_SECONDS = 0.2
 """Interval between checks for new nodes; also the delay before a broken watch is restarted."""
 
 MAX_NODE_BLOCKS = 1 << 26
-"""Blocks mirrored per node, which take a gigabyte of the conductor's memory; more are ignored. No
-node has so many, but a broken one may report them."""
+"""Maximum number of blocks mirrored per node, which take a gigabyte of the conductor's memory;
+further blocks are ignored. No node has so many, but a broken one may report them."""
 
 log = structlog.get_logger(__name__)
 
@@ -42,7 +42,8 @@ class _NodeContents:
 
 
 class StoreMirror:
-    """The known contents of all store nodes. They are only hints: the node's own answer decides."""
+    """The known contents of all store nodes. They are only hints: what counts is the node's own
+    response to a lookup."""
 
     def __init__(self) -> None:
         self._contents: dict[WorkerId, _NodeContents] = {}
@@ -83,9 +84,9 @@ class StoreMirror:
         self.num_changes += 1
 
     def best_node(self, keys: Sequence[BlockKey]) -> StoreHint | None:
-        """Return the node that stores the longest prefix of ``keys``, among equals the first by id.
-        Each node takes one lookup; a search follows only if the node has the next block after the
-        longest prefix found so far."""
+        """Return the node that stores the longest prefix of ``keys``; of several such nodes, the
+        first by id. Each node takes one lookup; a search follows only if the node has the next
+        block after the longest prefix found so far."""
         best: StoreHint | None = None
         num_blocks = 0
         for node, view in self._contents.items():

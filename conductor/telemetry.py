@@ -1,4 +1,5 @@
-"""The conductor's telemetry: metrics, a trace span for each decision, log lines for failed ones."""
+"""The conductor's telemetry: metrics, a trace span for each decision, and a log line for each
+failed decision."""
 
 from collections.abc import Sequence
 
@@ -18,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 class ConductorTelemetry:
     """Wraps another :class:`baton.rpc.conductor_service.ConductorCore` and records its decisions.
-    ``name`` is the conductor's id; without ``spans`` nothing is traced."""
+    ``name`` is the conductor's id. If ``spans`` is None, nothing is traced."""
 
     def __init__(
         self,
@@ -74,8 +75,8 @@ class ConductorTelemetry:
         attributes: dict[str, Value],
         error: str = "",
     ) -> None:
-        """Emit a span. A router may ask several times about one request, here and at other
-        conductors, so each call gets its own span."""
+        """Emit a span. Each call gets its own span, since a router may request several placements
+        of one request, from this conductor and from others."""
         assert self._spans is not None
         self._num_traced += 1
         context = parent.child(self._name, self._num_traced)

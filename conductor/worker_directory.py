@@ -26,7 +26,7 @@ UNKNOWN_CAPACITY_TOKENS = 1 << 40
 """Assumed capacity of a worker that has not reported it: such a worker is never full."""
 
 MAX_REPORT_AGE_SECONDS = 10.0
-"""Assumed maximum age of a report: a worker with an older one would have lost its lease."""
+"""Assumed maximum age of a report: a worker with an older report would have lost its lease."""
 
 
 class WorkerDirectory:
@@ -61,7 +61,7 @@ class WorkerDirectory:
         self._prefill_costs, self._decode_cost = PrefillCosts(), PRIOR_DECODE_COST
 
     def set_leaving_workers(self, leaving: frozenset[WorkerId]) -> None:
-        """Set the workers that are about to terminate; Kubernetes announces it before they do."""
+        """Set the workers that are about to terminate, as announced by Kubernetes."""
         if leaving != self._leaving:
             self._leaving, self._seen_members = leaving, None
 
@@ -104,8 +104,8 @@ class WorkerDirectory:
     # -- joining and leaving workers -------------------------------------------------------
 
     def _remove_gone_workers(self, workers: Iterable[Member], known: Iterable[WorkerId]) -> None:
-        """Remove workers that left the registry, or restarted and so have an empty cache; remove
-        those that are no longer ready from the load tracker only."""
+        """Remove workers that left the registry, or that restarted and so have an empty cache.
+        Workers that are no longer ready are removed from the load tracker only."""
         generations = {member.id: member.generation for member in workers}
         for worker, generation in self._generations.items():
             if generations.get(worker) != generation:
@@ -117,8 +117,9 @@ class WorkerDirectory:
         self._generations = generations
 
     def _apply_member(self, member: Member, before: Member | None, looked_at: float) -> None:
-        """Add a worker or apply its new report; each report is applied once. A report that was not
-        there at the last refresh was made after it, whatever the worker's clock says."""
+        """Add a worker or apply its new report; each report is applied once. A report that was
+        missing at the last refresh was made after that refresh, whatever the worker's clock
+        says."""
         tracker, node = self._load_tracker, self._nodes.get(member.host, "")
         pool = tracker.prefills if member.role is Role.PREFILL else tracker.decodes
         if member.id not in pool:
@@ -146,7 +147,7 @@ class WorkerDirectory:
             self._report(member, looked_at)
 
     def _index_workers_by_node(self, ready: Iterable[Member]) -> None:
-        """Tell the cache index which prefill workers share a host with which store node."""
+        """Set in the cache index which prefill workers share a host with each store node."""
         workers_by_node: dict[str, list[WorkerId]] = {}
         for member in ready:
             if member.role is Role.PREFILL and member.host in self._nodes:
@@ -242,12 +243,12 @@ class WorkerDirectory:
 
 
 def _num_blocks(loads: Collection[WorkerLoad]) -> int:
-    """Return the total number of blocks; 0 if a worker has not reported its own."""
+    """Return the total number of blocks; 0 if a worker has not reported its number of blocks."""
     return sum(load.num_blocks for load in loads) if all(load.num_blocks for load in loads) else 0
 
 
 def _nodes(members: Iterable[Member]) -> dict[str, WorkerId]:
-    """Return the ready store node of each host; the first by id if there are several."""
+    """Return the ready store node of each host; if a host has several, the first by id."""
     nodes: dict[str, WorkerId] = {}
     for member in members:
         if member.role is Role.KVSTORE and member.state is WorkerState.READY and member.host:

@@ -1,1 +1,2 @@
-"""``baton bench``: load for any server with OpenAI's API, and the latencies that users see."""
+"""``baton bench`` sends load to any server with OpenAI's API, and measures the latencies that users
+see."""

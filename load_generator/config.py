@@ -22,8 +22,8 @@ ENDPOINTS = ("chat", "completions")
 
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig:
-    """``chat``: use chat completions, else completions. ``as_tokens``: send prompts as token ids.
-    ``salt``: the text that every prompt begins with."""
+    """If ``chat``, chat completions are requested, else completions. If ``as_tokens``, prompts are
+    sent as token ids. ``salt`` is the text that every prompt begins with."""
 
     target: BenchTarget
     model: str | None
@@ -53,7 +53,7 @@ def parse_prompt_format(endpoint: str | None, prompts: str) -> tuple[bool, bool]
 
 
 def parse_extra(text: str, ignore_eos: bool) -> dict[str, Any]:
-    """Parse the additional body fields. Raises Invalid when they are no JSON object, or contain
+    """Parse the additional body fields. Raises Invalid if they are not a JSON object, or contain
     reserved fields."""
     try:
         extra = orjson.loads(text)
@@ -68,6 +68,6 @@ def parse_extra(text: str, ignore_eos: bool) -> dict[str, Any]:
 
 
 def prompt_salt(given: str | None) -> str:
-    """Return the given salt, or else one from the current time, so that no server has cached the
-    prompts of this run."""
+    """Return the given salt, or else one made from the current time, so that no server has cached
+    the prompts of this run."""
     return f"{SystemClock().wall_nanoseconds():x}-" if given is None else given

@@ -1,6 +1,7 @@
 """A small HTTP/1.1 client: one request at a time per connection, with streamed responses.
 
-A load generator must use much less CPU than the server that it measures, hence no general client.
+It is used instead of a general client, since a load generator must use much less CPU than the
+server that it measures.
 """
 
 import asyncio
@@ -24,8 +25,8 @@ CONNECT_SECONDS = 10.0
 
 class ClientConnection(asyncio.Protocol):
     """One connection. ``on_free`` is called when it can send the next request. ``on_retry`` is
-    called with a request that a reused connection lost before any data was received: then the
-    server had closed the connection."""
+    called with a request that was lost on a reused connection before any data was received, because
+    the server had closed the connection."""
 
     def __init__(
         self,
@@ -170,7 +171,7 @@ class ConnectionPool:
             fault = RequestError(0, UNREACHABLE, _reason(error))
             call.fail(fault, self._clock.monotonic())
             return
-        if call.has_ended:  # it timed out while connecting
+        if call.has_ended:  # the request timed out while connecting
             self._release(connection)
         else:
             self._send_on(connection, call, data)
@@ -187,7 +188,8 @@ class ConnectionPool:
 
 
 def _reason(error: BaseException) -> str:
-    """Describe why a connection failed; after several addresses, why the first one did."""
+    """Describe why a connection failed. If several addresses were tried, describe the first
+    failure."""
     if isinstance(error, TimeoutError) and not str(error):
         return f"no connection within {CONNECT_SECONDS:g} s"
     return str(getattr(error, "strerror", None) or error)

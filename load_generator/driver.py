@@ -1,4 +1,5 @@
-"""Sends a load: in an open loop at given times, in a closed loop after the previous answer."""
+"""Sends a load. In an open loop, requests are sent at given times; in a closed loop, each is sent
+after the user's previous answer."""
 
 import asyncio
 from collections import deque
@@ -59,8 +60,8 @@ class LoadDriver:
         self.interrupted = False
 
     async def run(self, trace: Trace, begin_at: float, on_sweep: Callable[[], None]) -> None:
-        """Send the trace from ``begin_at`` (by the clock) on; return when every request has ended,
-        or on ``stop``."""
+        """Send the trace, starting at the clock time ``begin_at``; return when every request has
+        ended, or when ``stop`` is called."""
         self._began_at = begin_at
         issue = (
             self._send_closed_loop(trace)
@@ -104,8 +105,8 @@ class LoadDriver:
             self._send(arrival, due, number >= warm_up)
 
     async def _wait_until_due(self, due: float, number: int) -> None:
-        """Wait until ``due``, and until fewer requests than the limit are in flight. A request that
-        waits because of the limit is sent late, which its record shows."""
+        """Wait until ``due``, and until fewer requests than the limit are in flight. If a request
+        is sent late because of the limit, its record shows that."""
         seconds = due - self._clock.monotonic()
         if seconds > 0:
             await self._clock.sleep(seconds)

@@ -1,4 +1,4 @@
-"""The specification of a load: which requests to send, and when; from a trace or synthetic."""
+"""Specifies a load: which requests to send, and when. They come from a trace or are synthetic."""
 
 import math
 from dataclasses import dataclass, replace
@@ -24,15 +24,15 @@ OVERSAMPLING = 1.5
 random."""
 
 CLOSED_REQUESTS = 4096
-"""The number of requests generated for a closed loop with a duration; after these it starts again
-from the first one, with other prompts."""
+"""The number of requests generated for a closed loop with a duration. After the last request, the
+loop starts again from the first, with different prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestLengths:
     """The lengths of requests of kind ``plain``, in tokens. A spread is the sigma of a log-normal
-    distribution with that mean; 0: all have the same length. The first ``shared_tokens`` are the
-    same in all prompts."""
+    distribution with that mean; if it is 0, all have the same length. The first ``shared_tokens``
+    are the same in all prompts."""
 
     input_tokens: int
     output_tokens: int
@@ -82,7 +82,7 @@ class LoadSpec:
             raise Invalid(f"there is no kind {self.kind!r}; there are {known}")
         if self.concurrency is not None and self.rate is not None:
             raise Invalid(
-                "--rate (an open loop) and --concurrency (a closed one) can't be combined"
+                "--rate (an open loop) and --concurrency (a closed loop) can't be combined"
             )
         for flag, value in (("--rate", self.rate), ("--duration", self.duration)):
             if value is not None:
@@ -99,9 +99,9 @@ class LoadSpec:
             if seconds is not None and not 0 <= seconds < math.inf:
                 raise Invalid(f"{flag} is {seconds:g}; it must not be negative")
         if self.think_seconds and not self.is_closed_loop:
-            raise Invalid("--think-seconds is for users that wait for answers: --concurrency N")
+            raise Invalid("--think-seconds needs --concurrency N (a closed loop)")
         if self.jitter_seconds and self.trace is None:
-            raise Invalid("--jitter-seconds is for a trace's arrivals: --trace FILE")
+            raise Invalid("--jitter-seconds needs --trace FILE")
         if self.trace is None and self.concurrency is None and self.rate is None:
             raise Invalid("bench needs --rate R, --concurrency N, or --trace FILE")
 
@@ -115,7 +115,8 @@ class LoadSpec:
 
     @property
     def warm_up_seconds(self) -> float:
-        """The given warm-up, else a tenth of the duration, else 0."""
+        """The given warm-up time; by default a tenth of the duration, or 0 if there is no
+        duration."""
         if self.warm_up is not None:
             return self.warm_up
         return 0.1 * self.duration if self.duration is not None else 0.0

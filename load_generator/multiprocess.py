@@ -37,8 +37,8 @@ RunPart = Callable[[LoadSpec, Trace], DriverResult]
 
 
 def split_load(load: LoadSpec, trace: Trace, processes: int) -> list[LoadPart]:
-    """Split a load into ``processes`` parts: an open loop by requests, a closed one by
-    conversations, dealt out in turn. Raises Invalid when a part would be empty."""
+    """Split a load into ``processes`` parts by dealing out, in turn, the requests of an open loop
+    or the conversations of a closed loop. Raises Invalid if a part would be empty."""
     if not 1 <= processes <= MAX_PROCESSES:
         raise Invalid(f"--processes is {processes}; it must be from 1 to {MAX_PROCESSES}")
     if processes == 1:
@@ -77,7 +77,8 @@ def run_processes(parts: Sequence[LoadPart], drive: RunPart) -> DriverResult:
 
 def _fork(part: LoadPart, drive: RunPart) -> tuple[int, int]:
     """Run ``drive`` in a child; return its process id and the pipe with its result. A fork is safe
-    here, since no event loop and no thread runs yet, and the child shares what was prepared."""
+    here, since no event loop and no thread runs yet, and it lets the child share the prepared
+    trace."""
     reading, writing = os.pipe()
     process_id = os.fork()
     if process_id:
@@ -98,7 +99,7 @@ def _wait_for_result(process_id: int, pipe: int) -> DriverResult:
         data = stream.read()
     _, status = os.waitpid(process_id, 0)
     if status:
-        raise BatonError(f"a process that sent the load ended with status {status}")
+        raise BatonError(f"a process that sent the load exited with status {status}")
     rows, counts, effort, interrupted = orjson.loads(data)
     return DriverResult(
         [RequestRecord(*row) for row in rows],

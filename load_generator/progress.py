@@ -13,8 +13,8 @@ from load_generator.load_spec import LoadSpec
 
 
 class BenchProgress:
-    """Shows progress by time if the load has a duration, else by requests. Shows nothing for a load
-    of several processes."""
+    """Shows progress by time if the load has a duration, else by requests. Shows nothing if several
+    processes send the load."""
 
     def __init__(self, driver: LoadDriver, load: LoadSpec, trace: Trace, processes: int) -> None:
         self._driver = driver

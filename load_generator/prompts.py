@@ -1,7 +1,9 @@
-"""Generates prompts of a given length that share prefixes as the blocks of the trace do.
+"""Generates prompts of a given length that share prefixes wherever the trace's requests share
+blocks.
 
 Each block is a unique marker followed by words cut from one text. So equal blocks have equal text,
-different ones differ in their first word, and a prompt of any length costs only a few slices.
+different blocks differ in their first word, and making a prompt of any length takes only a few
+slices.
 """
 
 from collections.abc import Sequence
@@ -27,15 +29,16 @@ NUM_TEXT_WORDS = 1 << 14
 """The length in words of the text that blocks are cut from; longer blocks take several pieces."""
 
 FIRST_ID, NUM_IDS = 300, 1024
-"""The range of token ids used: every vocabulary has them, and in none are they special."""
+"""The range of token ids used: every vocabulary has these ids, and none uses them for special
+tokens."""
 
 _IDS = [FIRST_ID + number * 389 % NUM_IDS for number in range(NUM_TEXT_WORDS)]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCalibration:
-    """How the server counts tokens: per word, and those that it adds around a prompt (such as its
-    chat template)."""
+    """How the server counts tokens: the number per word, and the number that it adds to each prompt
+    (for example by its chat template)."""
 
     tokens_per_word: float = 1.0
     overhead_tokens: float = 0.0
@@ -56,7 +59,7 @@ class PromptText:
 
     def make_prompt(self, arrival: TraceRequest, block_tokens: int, repetition: int = 0) -> str:
         """Return the prompt of a request. ``repetition`` counts the repetitions of the trace; each
-        has other prompts."""
+        repetition has different prompts."""
         around, per_word = self._calibration.overhead_tokens, self._calibration.tokens_per_word
         words = max(round((arrival.num_prompt_tokens - around) / per_word), 1)
         per_block = max(round(block_tokens / per_word), 1)
@@ -100,8 +103,8 @@ def token_ids(
 
 @dataclass(frozen=True, slots=True)
 class RequestBodyEncoder:
-    """Encodes request bodies. With ``as_tokens``, prompts are token ids, else text; with ``chat``,
-    the text is a user message. ``extra`` holds additional fields of every body."""
+    """Encodes request bodies. If ``as_tokens``, prompts are token ids, else text. If ``chat``, the
+    text is a user message. ``extra`` holds additional fields for every body."""
 
     model: str
     chat: bool

@@ -11,7 +11,7 @@ from load_generator.request import BenchRequest
 
 MIN_SECONDS = 1e-6
 BINS_PER_FACTOR_E = 200
-"""Bins of the histogram per factor of e: values are accurate to half a percent."""
+"""Number of histogram bins per factor of e, which makes values accurate to half a percent."""
 
 NUM_BINS = 24 * BINS_PER_FACTOR_E
 """The last bin holds all values above seven hours."""

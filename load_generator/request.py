@@ -1,4 +1,4 @@
-"""One request as its user sees it: what was received, and when."""
+"""A request as its user sees it: what was received, and when."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ import orjson
 from baton.traces.trace import TraceRequest
 
 MAX_ERROR_BYTES = 64 * 1024
-"""The most bytes that are kept of an error response."""
+"""The maximum number of bytes that are kept of an error response."""
 
 MAX_EVENT_BYTES = 16 * 2**20
-"""The most bytes without a line break in a stream of events."""
+"""The maximum number of bytes without a line break in a stream of events."""
 
 TIMEOUT, CONNECTION_LOST, UNREACHABLE, MALFORMED = (
     "timeout",
@@ -35,8 +35,9 @@ class RequestError:
 @dataclass(slots=True, eq=False)
 class BenchRequest:
     """One request and its timestamps, in seconds of the monotonic clock. ``scheduled_at`` is when
-    the user wanted to send it; latencies count from then. ``inter_token_seconds`` are the seconds
-    between events with a piece of the answer. ``on_end`` is called once, when the request ends."""
+    the request was to be sent; latencies count from then. ``inter_token_seconds`` are the seconds
+    between the events that have a piece of the answer. ``on_end`` is called once, when the request
+    ends."""
 
     arrival: TraceRequest
     is_measured: bool

@@ -1,4 +1,4 @@
-"""The result of a load in the usual figures: throughput, goodput, latency percentiles, errors."""
+"""Summarizes the result of a load: throughput, goodput, latency percentiles and errors."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ PERCENTILES = (50, 90, 95, 99)
 QUARTILES = 4
 
 MAX_LAG_SECONDS = 0.01
-"""The 99th percentile of lateness up to which the load generator has kept up. Timers are accurate
-to a millisecond."""
+"""The load generator has kept up if the 99th percentile of its lateness is at most this. Timers are
+accurate to a millisecond."""
 
 MAX_CPU_SHARE = 0.9
-"""The share of a core per process up to which the load generator has kept up."""
+"""The load generator has kept up if each process uses at most this share of a core."""
 
 Summary = dict[str, float | None]
 """``mean``, ``p50``, ``p90``, ``p95``, ``p99``, ``max``; None when there are no values."""
@@ -26,8 +26,8 @@ Summary = dict[str, float | None]
 
 @dataclass(frozen=True, slots=True)
 class LatencyTargets:
-    """Latency targets in seconds, for the TTFT and for an answer's mean inter-token latency; None:
-    no target."""
+    """Latency targets in seconds, for the TTFT and for an answer's mean inter-token latency; None
+    if there is no target."""
 
     ttft_seconds: float | None
     mean_itl_seconds: float | None
@@ -52,8 +52,8 @@ class GeneratorUsage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
     """The result over all measured requests. ``tbt_seconds`` summarizes each answer's mean
-    inter-token latency, ``itl_seconds`` the single times between two events. ``goodput_rps`` is the
-    rate of requests within the SLO. ``lag_seconds`` is how late the generator sent requests."""
+    inter-token latency, ``itl_seconds`` the individual times between two events. ``goodput_rps`` is
+    the rate of requests within the SLO. ``lag_seconds`` is how late the generator sent requests."""
 
     num_requests: int
     completed: int
@@ -141,7 +141,7 @@ def _summary_of(gaps: LatencyHistogram) -> Summary:
 
 
 def _by_length(records: Sequence[RequestRecord], slo: LatencyTargets) -> list[float | None]:
-    """Return the attainment of each quartile of prompt lengths, shortest first. Of equally long
+    """Return the attainment of each quartile of prompt lengths, shortest first. Among equally long
     prompts, earlier ones count as shorter."""
     ordered = sorted(records, key=lambda record: record.prompt_tokens)
     edges = [len(records) * quarter // QUARTILES for quarter in range(QUARTILES + 1)]
@@ -167,7 +167,7 @@ def _hit_ratio(good: Sequence[RequestRecord]) -> float | None:
 
 
 def _errors(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
-    """Return the kinds of errors, most frequent first, each with the message of its first one."""
+    """Return the kinds of errors, most frequent first, each with the message of its first error."""
     counts: Counter[tuple[int, str]] = Counter()
     messages: dict[tuple[int, str], str] = {}
     for record in records:

@@ -39,8 +39,8 @@ EXTRA_FILES = 64
 
 
 def run_bench(config: BenchConfig) -> None:
-    """Run the benchmark and report its result. Raises Invalid before anything is sent, if an option
-    is wrong; BatonError when the server can't be queried, or answers no request."""
+    """Run the benchmark and report its result. Raises Invalid, before anything is sent, if an
+    option is wrong; BatonError if the server can't be queried, or answers no request."""
     prepare_plots(config.plots)
     _check_output(config.output)
     trace = config.load.make_trace()
@@ -119,7 +119,7 @@ async def _drive(
 
 @contextmanager
 def _stop_on_sigint(driver: LoadDriver) -> Iterator[None]:
-    """Make Ctrl-C end the load; what was measured until then is still reported."""
+    """Make Ctrl-C end the load; the measurements up to then are still reported."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, driver.stop)
     try:
@@ -140,8 +140,8 @@ def _outcome(config: BenchConfig, measured: DriverResult) -> BenchResult:
 
 def _measured_seconds(load: LoadSpec, measured: DriverResult) -> float:
     """Return the time from the end of the warm-up to the last answer. For a closed loop with a
-    duration, it ends with the duration: answers that end later make up for those that began during
-    the warm-up."""
+    duration, the time ends with the duration: answers that end later make up for answers that began
+    during the warm-up."""
     if not measured.records:
         return 0.0
     last = max(record.ended_at for record in measured.records)
@@ -224,7 +224,7 @@ def _allow_files(connections: int) -> None:
     needed = connections + EXTRA_FILES
     if hard not in (resource.RLIM_INFINITY,) and hard < needed:
         raise Invalid(
-            f"--at-once is {connections:,}: the system limits a process to {hard:,} open files"
+            f"--at-once is {connections:,}, but the system limits a process to {hard:,} open files"
         )
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:

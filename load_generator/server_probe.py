@@ -1,4 +1,5 @@
-"""Queries before the load: the server's model and context length, and how it counts tokens."""
+"""Queries the server, before the load, for its model, its context length, and how it counts
+tokens."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,19 +16,20 @@ PROBE_TIMEOUT_SECONDS = 60.0
 """The timeout of one short request; a cold server may still load or compile its model."""
 
 PROBE_WORDS = (16, 144)
-"""The lengths of two prompts, in words: the difference gives the tokens per word, the rest is the
-template's."""
+"""The lengths of two prompts, in words. Their difference in tokens gives the tokens per word; the
+remaining tokens come from the chat template."""
 
 PROBE_BLOCK_TOKENS = 64
 
 CONTEXT_MARGIN = 0.9
-"""The share of the context that text prompts may use, since their length is not exact."""
+"""The share of the context that prompts of text may use, since their length in tokens is not
+exact."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """``max_context_tokens`` is the maximum number of tokens of prompt and answer together; None
-    when the server does not report it."""
+    """``max_context_tokens`` is the maximum number of tokens of prompt and answer in total; None if
+    the server does not report it."""
 
     model: str
     max_context_tokens: int | None
@@ -115,16 +117,16 @@ async def _request_json(
     try:
         fields = response.json()
     except ValueError as error:
-        raise Unavailable(f"{url} does not answer in JSON: is it OpenAI's API?") from error
+        raise Unavailable(f"{url} did not return JSON: is it OpenAI's API?") from error
     if not isinstance(fields, dict):
-        raise Unavailable(f"{url} does not answer as OpenAI's API does")
+        raise Unavailable(f"{url} did not return a JSON object, as OpenAI's API does")
     return fields
 
 
 def _response_error(url: str, response: httpx.Response) -> BatonError:
     text = " ".join(response.text[:300].split())
     if response.status_code in (401, 403):
-        return Unauthorized(f"{url} says {response.status_code}: use --api-key KEY ({text})")
+        return Unauthorized(f"{url} returned {response.status_code}: use --api-key KEY ({text})")
     if response.status_code == 404:
-        return NotFound(f"{url} says 404: is --url right? ({text})")
-    return Unavailable(f"{url} says {response.status_code}: {text}")
+        return NotFound(f"{url} returned 404: is --url right? ({text})")
+    return Unavailable(f"{url} returned {response.status_code}: {text}")

@@ -36,7 +36,7 @@ def warnings(outcome: BenchResult) -> list[str]:
         if outcome.cpu_share > MAX_CPU_SHARE:
             found.append(f"{lag}, and it took {outcome.cpu_share:.0%} of a core: use --processes N")
         else:
-            found.append(f"{lag}, although it did not fill its core: is this machine too busy?")
+            found.append(f"{lag}, although it used less than a core: is this machine too busy?")
     if not outcome.num_requests:
         found.append("nothing was measured: the load ended during the warm-up")
     elif not outcome.completed:

@@ -1,4 +1,4 @@
-"""Simulated users of a language model, for locust: chat, code completion, RAG, agents, reasoning.
+"""Simulates users of a language model with locust: chat, code completion, RAG, agents, reasoning.
 
     locust -f loadtest/locustfile.py --host http://127.0.0.1:8000
     locust -f loadtest/locustfile.py --host URL --headless -u 100 -r 10 -t 5m
@@ -77,7 +77,7 @@ def _weight(pair: str) -> tuple[str, int]:
 
 
 class Ramp(LoadTestShape):
-    """With ``--step-users N``: adds N users every ``--step-seconds``, ``--steps`` times."""
+    """If ``--step-users N`` is given, adds N users every ``--step-seconds``, ``--steps`` times."""
 
     abstract = True
 
@@ -106,7 +106,7 @@ def words(count: int, start: int = 0) -> str:
 
 
 class Failed(Exception):
-    """A failed request. The message is what locust groups failures by: OpenAI's status and
+    """A failed request. The message, by which locust groups failures, has OpenAI's status and
     code."""
 
 
@@ -219,7 +219,7 @@ class StreamReading:
         self._ended = False
 
     def read(self, lines: Iterator[bytes]) -> None:
-        """Read the stream. Raises Failed for an error in it, and when it ends prematurely."""
+        """Read the stream. Raises Failed if it has an error, or ends prematurely."""
         for line in lines:
             payload = line.removeprefix(b"data:").strip()
             if not line.startswith(b"data:") or payload == b"[DONE]":
@@ -258,7 +258,7 @@ class StreamReading:
 
 
 def _lines(response: Any) -> Iterator[bytes]:
-    """Yield lines as they arrive; locust's own method waits for a kilobyte."""
+    """Yield lines as they arrive; locust's own method waits until a kilobyte has arrived."""
     try:
         while line := response.stream.readline(b"\n"):
             yield bytes(line)
@@ -317,7 +317,7 @@ class Completion(ModelUser):
 
 
 class Rag(ModelUser):
-    """A question after one of a few hundred documents, some of which are popular."""
+    """Questions about one of a few hundred documents, some of which are popular."""
 
     kind = "rag"
     weight = 2
@@ -336,7 +336,7 @@ class Rag(ModelUser):
 
 
 class Agent(ModelUser):
-    """Tool calls, one after the other: each prompt is the previous one and its result."""
+    """Consecutive tool calls: each prompt is the previous prompt plus the result of the call."""
 
     kind = "agent"
     weight = 2

@@ -20,7 +20,7 @@ OnState = Callable[[ClusterState], None]
 
 
 def check_backend(settings: Settings) -> None:
-    """Raise Invalid for a backend that is not installed, or does not fit the other settings."""
+    """Raise Invalid for a backend that is not installed, or that conflicts with other settings."""
     if settings.on == "ray" and importlib.util.find_spec("ray") is None:
         raise Invalid("on is 'ray': Ray is not installed: pip install 'baton[ray]'")
     if settings.on != "ray" and settings.ray_address is not None:
@@ -69,7 +69,7 @@ async def _open_on_ray(
 
 
 def _for_network(settings: Settings, host: str) -> Settings:
-    """Return settings with which programs on several machines reach each other: a non-loopback
-    address, and a cluster secret."""
+    """Return settings with which processes on several machines can reach each other: with a
+    non-loopback address and a cluster secret."""
     secret = settings.cluster_secret or secrets.token_urlsafe(24)
     return settings.model_copy(update={"grpc_host": host, "cluster_secret": secret})

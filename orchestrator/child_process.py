@@ -1,4 +1,5 @@
-"""Supervision of one process of a local cluster: start, status reports, restarts, stop."""
+"""Supervises one process of a local cluster: starts it, reads its status reports, restarts and
+stops it."""
 
 import asyncio
 import contextlib
@@ -24,7 +25,8 @@ from baton.serve.status_pipe import (
 from orchestrator.cluster_state import ProcessState
 
 BACKOFF_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)
-"""The delays before the first restart, the second, …; the last one applies to all later ones."""
+"""The delays before the first restart, the second, …; the last delay applies to all later
+restarts."""
 
 HEALTHY_SECONDS = 60.0
 """After a process has run for longer than this, the back-off starts again with its first delay."""
@@ -33,27 +35,29 @@ START_ATTEMPTS = 3
 """The maximum number of attempts to start a process that has never served."""
 
 USAGE_EXIT_CODE = 2
-"""The exit code after which another attempt would end the same way."""
+"""The exit code of a usage error, after which another attempt would fail in the same way."""
 
 STOP_SECONDS = 15.0
-"""How long after its drain time a child is killed. Longer than its own limit for stopping."""
+"""A child that is still running this long after its drain timeout is killed. This is longer than
+the time that the child allows itself for stopping."""
 
 MAX_SOCKETS = 4096
-"""The most listening sockets that a process may report: a thousand mock workers have two each."""
+"""Maximum number of listening sockets that a process may report: a thousand mock workers have two
+each."""
 
 FINAL_REPORTS_SECONDS = 1.0
 PROBE_SECONDS = 0.02
 MIN_MISSED_HEARTBEATS = 3
-"""A process is killed only after at least so many missed heartbeats."""
+"""A process is killed only after at least this many missed heartbeats."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ChildProcessSpec:
-    """How to start a process. Without a ``probe``, ``--status-fd N`` is appended to ``command``,
-    and the process reports its state there. With one, the process is serving at ``address`` as soon
-    as ``probe``, which may block for seconds, returns True."""
+    """How to start a process. If ``probe`` is None, ``--status-fd N`` is appended to ``command``,
+    and the process reports its state on that descriptor. Otherwise, the process is serving at
+    ``address`` as soon as ``probe``, which may block for seconds, returns True."""
 
     id: str
     role: str
@@ -66,7 +70,7 @@ class ChildProcessSpec:
 
 class ChildProcess:
     """Keeps one process alive until it is stopped. A process that has served and then sends no
-    heartbeat for ``hang_timeout_seconds`` is killed and restarted; 0 disables this."""
+    heartbeat for ``hang_timeout_seconds`` is killed and restarted; a timeout of 0 disables this."""
 
     def __init__(
         self,
@@ -121,7 +125,8 @@ class ChildProcess:
             self._set_state("stopped" if self.is_stopping else "failed")
 
     async def stop(self) -> None:
-        """Ask the process to drain; kill it when that takes too long. Return when it has ended."""
+        """Make the process drain, and kill it if that takes too long. Returns when it has
+        exited."""
         self._stop_requested.set()
         if not self._ended.is_set():
             self._set_state("draining")
@@ -139,7 +144,8 @@ class ChildProcess:
 
     def change_role(self, spec: ChildProcessSpec) -> None:
         """Use ``spec`` for the next start, and mark the running process as converting until it
-        reports that it serves in that role. The caller must tell the process its new role."""
+        reports that it serves in the new role. The caller must notify the process of its new
+        role."""
         self.spec = spec
         self.state.role = spec.role
         if self.is_serving:
@@ -210,7 +216,7 @@ class ChildProcess:
                 stdout=log_file,
                 stderr=log_file,
                 pass_fds=(write_end,),
-                # Ctrl-C then reaches the supervisor only, which drains the processes in order.
+                # So Ctrl-C reaches the supervisor only, which drains the processes in order.
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
@@ -242,9 +248,9 @@ class ChildProcess:
             await self._clock.sleep(HEARTBEAT_SECONDS)
 
     async def _kill_if_hung(self) -> None:
-        """Kill the process when it has missed too many heartbeats. Count missed heartbeats rather
-        than time, so that a pause of the supervisor itself does not count. The time to start is not
-        limited."""
+        """Kill the process when it has missed too many heartbeats. Missed heartbeats are counted
+        rather than time measured, so that a pause of the supervisor itself has no effect. The
+        start-up time is not limited."""
         num_missed = 0
         max_missed = max(self._hang_timeout_seconds / HEARTBEAT_SECONDS, MIN_MISSED_HEARTBEATS)
         while self._hang_timeout_seconds and num_missed < max_missed:
@@ -254,7 +260,7 @@ class ChildProcess:
                 0 if self._has_heartbeat or not self._expects_heartbeats else num_missed + 1
             )
         if self._hang_timeout_seconds:
-            log.warning("killed", id=self.spec.id, reason="it sends no heartbeats")
+            log.warning("killed", id=self.spec.id, reason="it sent no heartbeats")
             self.kill()
 
     def _apply_report(self, report: StatusReport) -> None:
@@ -286,7 +292,7 @@ class ChildProcess:
 
 
 def last_log_line(log_file: Path) -> str:
-    """Return the last line of a process's log, or a text that says where the log is."""
+    """Return the last line of a process's log, or if the log is empty, a text with its path."""
     try:
         lines = log_file.read_text(errors="replace").strip().splitlines()
     except OSError:

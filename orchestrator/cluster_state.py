@@ -12,17 +12,17 @@ from baton.core.credentials import ClusterCredentials
 from baton.errors import Invalid, NotFound
 
 _WHOLE_FILE = "hhqqi4x"
-"""The layout of ``struct flock`` on 64-bit Linux: type, whence, start, length, process."""
+"""The layout of ``struct flock`` on 64-bit Linux: type, whence, start, length, pid."""
 
 
 @dataclass(slots=True)
 class ProcessState:
-    """The state of one process. ``state`` is the program's own (starting, serving, draining,
-    stopped, failed), or restarting, or converting (to ``role`` from the other one), or pending
-    (while no machine has room for it). The id is only a name, and may contain another role than
-    ``role``. While the process is starting, ``loaded_bytes`` of the ``total_bytes`` of weights are
-    loaded. ``node`` is the machine, empty for this one. ``ops`` is host:port of the ops server, if
-    there is one."""
+    """The state of one process. ``state`` is the one that the process reports (starting, serving,
+    draining, stopped, failed), or restarting, or converting (to ``role`` from the other worker
+    role), or pending (while no machine has the resources for it). After a conversion, the id still
+    contains the previous role. While the process is starting, ``loaded_bytes`` of the
+    ``total_bytes`` of weights are loaded. ``node`` is the machine; empty for the supervisor's
+    machine. ``ops`` is host:port of the ops server, if there is one."""
 
     id: str
     role: str
@@ -36,15 +36,15 @@ class ProcessState:
     node: str = ""
     ops: str = ""
     sockets: list[dict[str, str]] = field(default_factory=list)
-    """Its listening sockets, each as the fields of a
+    """The process's listening sockets, each as the fields of a
     :class:`baton.network.listeners.OpenListener`."""
 
 
 @dataclass(slots=True)
 class ClusterState:
     """The cluster's state as the supervisor last wrote it, with the addresses and secrets that a
-    command needs; only the user's own account may read it. ``failure`` says why the supervisor gave
-    up."""
+    command needs; only the user's own account may read it. ``failure`` is the reason why the
+    supervisor gave up."""
 
     supervisor_pid: int
     url: str
@@ -107,7 +107,7 @@ class ClusterFolder:
     def already_running_error(self) -> Invalid:
         name = self.path.name
         return Invalid(
-            f"a cluster named {name!r} is running already: `baton down --name {name}`, or "
+            f"a cluster named {name!r} is already running: run `baton down --name {name}`, or "
             "choose another --name"
         )
 
@@ -138,7 +138,8 @@ class ClusterFolder:
         new.replace(self._state)
 
     def read_state(self) -> ClusterState | None:
-        """Return the last state; None when there is none, or another version of Baton wrote it."""
+        """Return the last state; None if there is none, or if it was written by another version of
+        Baton."""
         try:
             raw = json.loads(self._state.read_text())
         except (FileNotFoundError, ValueError):
@@ -150,17 +151,19 @@ class ClusterFolder:
             return None  # another version wrote it
 
     def read_running(self) -> ClusterState:
-        """Return the state of the running cluster. Raises NotFound when it doesn't run."""
+        """Return the state of the running cluster. Raises NotFound if it is not running."""
         state = self.read_state() if self.is_locked() else None
         if state is None:
-            raise NotFound(f"no cluster named {self.path.name!r} is running here: `baton up`")
+            raise NotFound(
+                f"no cluster named {self.path.name!r} is running here: start it with `baton up`"
+            )
         return state
 
     def signal_supervisor(self, number: signal.Signals) -> None:
         try:
             os.kill(self.read_running().supervisor_pid, number)
         except ProcessLookupError as error:
-            raise NotFound(f"the cluster named {self.path.name!r} has just ended") from error
+            raise NotFound(f"the cluster named {self.path.name!r} has just stopped") from error
 
 
 def _lock_record() -> bytes:

@@ -55,7 +55,7 @@ async def _respond(pools: Pools, line: bytes) -> dict[str, Any]:
 
 
 async def _execute(pools: Pools, request: dict[str, Any]) -> dict[str, Any]:
-    """Execute one command, and return the sizes and workers of the pools after it."""
+    """Execute one command, and return the pools' sizes and workers after the command."""
     if request["command"] == "scale":
         await pools.scale(parse_pool_sizes({str(k): int(v) for k, v in request["pools"].items()}))
     elif request["command"] == "drain":

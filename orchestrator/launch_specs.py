@@ -20,7 +20,7 @@ from orchestrator.cluster_state import ClusterFolder
 from orchestrator.preflight import free_port, is_redis_reachable
 
 NO_MODEL_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
-"""The environment of roles that run no model."""
+"""Environment variables for roles that run no model."""
 
 REDIS_CONFIG = """\
 bind {host}
@@ -33,8 +33,8 @@ dir {folder}
 maxmemory 256mb
 maxmemory-policy allkeys-lru
 """
-"""The registry and the KV index are hints that are rewritten all the time: nothing is kept on
-disk, and the least recently used keys may be evicted."""
+"""The configuration of the embedded Redis. The registry and the KV index are rewritten all the
+time, so nothing is saved to disk, and the least recently used keys may be evicted."""
 
 
 def serve_command(role: Role) -> tuple[str, ...]:
@@ -43,9 +43,10 @@ def serve_command(role: Role) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RemoteWorkerSpec:
-    """How to start a worker on another machine, in plain values. ``command`` holds the arguments of
-    that machine's Python; ``settings`` are all settings except the machine's own; ``log`` is a path
-    below ``home`` if that folder exists there, else below that machine's own Baton home."""
+    """How to start a worker on another machine, in plain values. ``command`` holds the arguments
+    for the remote machine's Python; ``settings`` are all settings except those specific to a
+    machine. ``log`` is a path below ``home`` if that folder exists on the remote machine, else
+    below the remote machine's own Baton home."""
 
     id: str
     role: str
@@ -141,8 +142,8 @@ class LaunchSpecs:
         return self._program_spec(role, self._next_id(role), threads)
 
     def with_role(self, spec: ChildProcessSpec, role: Role) -> ChildProcessSpec:
-        """Return the spec of the same worker in another role. It keeps its id, which is only a
-        name."""
+        """Return the spec of the same worker in another role. The worker keeps its id, even though
+        the id contains its first role."""
         return replace(spec, role=role.value, command=self._command(role))
 
     def remote_worker(self, role: Role) -> RemoteWorkerSpec:
@@ -196,7 +197,8 @@ class LaunchSpecs:
         }
 
     def _without_demo_model(self, settings: dict[str, str]) -> dict[str, str]:
-        """Leave out the demo model's path: each machine's installation has its own copy."""
+        """Remove the demo model's path from the settings: each machine's installation has its own
+        copy."""
         is_demo = self._settings.model == str(DEMO_MODEL)
         return {name: value for name, value in settings.items() if name != "model" or not is_demo}
 

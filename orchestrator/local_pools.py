@@ -10,7 +10,7 @@ from orchestrator.launch_specs import LaunchSpecs
 from orchestrator.supervised_pools import OnChange, SupervisedPools, SupervisedProcess
 
 ConvertWorker = Callable[[str, Role], Awaitable[None]]
-"""Tells the worker at an address to change its role. Raises BatonError."""
+"""Makes the worker at an address change its role. Raises BatonError."""
 
 
 class LocalPools(SupervisedPools):

@@ -1,4 +1,5 @@
-"""Checks before anything is started, so that a wrong setup fails at once with a one-line error."""
+"""Checks that run before anything is started, so that a wrong setup fails at once with a one-line
+error."""
 
 import http.client
 import socket
@@ -11,7 +12,7 @@ PROBE_TIMEOUT_SECONDS = 3.0
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise Unavailable when ``host:port`` can't be listened on."""
+    """Raise Unavailable if it is not possible to listen on ``host:port``."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family) as listener:
@@ -19,8 +20,8 @@ def check_port(host: str, port: int) -> None:
             listener.bind((host, port))
     except OSError as error:
         raise Unavailable(
-            f"port {port} on {host} can't be used: {error.strerror}; stop what listens there, "
-            "or choose another with --port"
+            f"port {port} on {host} can't be used: {error.strerror}; stop the process that "
+            "listens on it, or choose another port with --port"
         ) from error
 
 
@@ -32,7 +33,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def check_redis(url: str) -> None:
-    """Raise Invalid when ``url`` is no Redis URL, Unavailable when nothing answers there."""
+    """Raise Invalid if ``url`` is not a Redis URL, Unavailable if no Redis responds at this URL."""
     import redis
 
     shown = without_password(url)
@@ -56,7 +57,7 @@ def is_redis_reachable(url: str) -> bool:
 
 
 def is_router_ready(host: str, port: int, certificate: str | None = None) -> bool:
-    """Whether a router accepts requests: its ``/ready`` responds 200. Uses no proxy."""
+    """Whether a router accepts requests, that is, returns 200 for ``/ready``. Uses no proxy."""
     tls = pinned_tls_context(certificate)
     connection = (
         http.client.HTTPConnection(host, port, timeout=PROBE_TIMEOUT_SECONDS)
@@ -73,7 +74,8 @@ def is_router_ready(host: str, port: int, certificate: str | None = None) -> boo
 
 
 def reachable_host(host: str) -> str:
-    """Return the address with which a client on this machine reaches a server on ``host``."""
+    """Return the address at which a client on this machine reaches a server that listens on
+    ``host``."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 

@@ -1,8 +1,8 @@
-"""An audit of a running cluster's listening sockets: those in the kernel against those documented.
+"""Compares a running cluster's listening sockets, as seen in the kernel, with the documented ones.
 
 A socket is documented if its process has announced it, or if it is one of those that Redis, Ray,
-UCX or the supervisor open, which announce nothing. Any other socket is reported as undocumented,
-and so is one that is less protected than announced.
+UCX or the supervisor open without announcing them. Any other socket is reported as undocumented,
+and so is a socket that is less protected than announced.
 """
 
 import contextlib
@@ -50,8 +50,9 @@ class OpenSocket:
 
 @dataclass(frozen=True, slots=True)
 class SocketReport:
-    """One listening socket. ``name`` is its name in ``LISTENERS``, empty if it is not documented;
-    ``process`` is the id of one of Baton's programs, or the name of a process that it started."""
+    """One listening socket. ``name`` is its name in ``LISTENERS``, empty if it is not documented.
+    ``process`` is the id of one of Baton's processes, or the name of a process that Baton
+    started."""
 
     address: str
     protocol: str
@@ -62,7 +63,7 @@ class SocketReport:
 
 
 def listening_sockets(state: ClusterState, folder: ClusterFolder) -> list[SocketReport]:
-    """Return the sockets of the supervisor and of all processes below it, each once."""
+    """Return the sockets of the supervisor and of all its descendant processes, each once."""
     owners = {process.pid: process for process in state.processes if process.pid}
     found: dict[tuple[str, str, str], SocketReport] = {}
     for process, owner in _processes(state.supervisor_pid, owners):
@@ -77,8 +78,8 @@ def listening_sockets(state: ClusterState, folder: ClusterFolder) -> list[Socket
 
 
 def open_sockets(process: psutil.Process) -> list[OpenSocket]:
-    """Return the sockets that others can connect or send to. Raises psutil.Error and OSError when
-    the process has ended."""
+    """Return the sockets to which other processes can connect or send. Raises psutil.Error or
+    OSError if the process has exited."""
     inet = [
         OpenSocket(family, _plain(host_port(each.laddr.ip, each.laddr.port)))
         for family, kind in (("tcp", "tcp"), ("udp", "udp"))
@@ -104,7 +105,7 @@ def _unix_sockets(pid: int) -> Iterator[OpenSocket]:
 
 def _with_full_path(sockets: list[OpenSocket], folder: ClusterFolder) -> Iterator[OpenSocket]:
     """Replace the short path of the supervisor's own socket by its full path. The supervisor binds
-    the short one, since addresses of Unix sockets are limited to 107 bytes."""
+    the short path, since addresses of Unix sockets are limited to 107 bytes."""
     short = re.compile(rf"/proc/self/fd/\d+/{re.escape(folder.control_socket.name)}")
     for each in sockets:
         is_short = each.family == "unix" and short.fullmatch(each.address)
@@ -114,8 +115,8 @@ def _with_full_path(sockets: list[OpenSocket], folder: ClusterFolder) -> Iterato
 def _processes(
     supervisor_pid: int, owners: dict[int, ProcessState]
 ) -> Iterator[tuple[psutil.Process, ProcessState | None]]:
-    """Yield the supervisor and all processes below it, each with the Baton program that it belongs
-    to, if any."""
+    """Yield the supervisor and all its descendant processes, each with the state of the Baton
+    process that it belongs to, if any."""
     try:
         top = psutil.Process(supervisor_pid)
         below = top.children(recursive=True)
@@ -149,8 +150,8 @@ def _identity(
 
 
 def _match_announced(each: OpenSocket, owner: ProcessState) -> tuple[str, str] | None:
-    """Find a socket among those that its program announced. TCP sockets are matched by port, since
-    the kernel shows a wildcard address in another form than announced."""
+    """Find a socket among those that its process announced. TCP sockets are matched by port, since
+    the kernel shows a wildcard address in a different form."""
     for announced in owner.sockets:
         if each.family == "unix" and announced["address"] == each.address:
             return announced["name"], announced["authentication"]
@@ -175,7 +176,8 @@ def _match_library(
 def _match_ray(
     each: OpenSocket, process: psutil.Process, state: ClusterState
 ) -> tuple[str, str] | None:
-    """Find a socket of Ray: of its own programs, or of its driver, which is the supervisor."""
+    """Identify a socket that belongs to one of Ray's own processes, or to Ray's driver, which is
+    the supervisor."""
     if each.family == "unix":
         return ("ray_local", FILE_PERMISSIONS) if RAY_SOCKETS.fullmatch(each.address) else None
     command = process.cmdline() or [""]
@@ -193,8 +195,8 @@ def _has_loaded(process: psutil.Process, library: str) -> bool:
 
 
 def _has_token(process: psutil.Process) -> bool:
-    """Whether Ray uses token authentication. A driver shows this only in the environment of the
-    processes that it starts."""
+    """Whether Ray uses token authentication. For a driver, this is visible only in the environment
+    of the processes that it starts."""
     for each in (process, *process.children()):
         with contextlib.suppress(psutil.Error):
             if each.environ().get("RAY_AUTH_MODE") == "token":

@@ -1,4 +1,4 @@
-"""Pools whose workers the supervisor runs itself: starting, removing and converting workers.
+"""Starts, removes and converts the workers of pools that the supervisor runs itself.
 
 A :class:`SupervisedProcess` keeps one worker alive; backends differ only in its implementation.
 """
@@ -42,11 +42,11 @@ class SupervisedProcess(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Drain the worker; return when it has ended."""
+        """Drain the worker; return when it has exited."""
         ...
 
     def kill(self) -> None:
-        """End the worker without draining it. ``run`` returns soon after."""
+        """Kill the worker without draining it. ``run`` returns soon after."""
         ...
 
 
@@ -56,7 +56,7 @@ OnChange = Callable[[SupervisedProcess], None]
 class SupervisedPools(ABC):
     """A :class:`~baton.pools.base.Pools` over supervised processes. Nothing can be changed before
     ``open`` and after ``close``. If ``can_convert``, a worker that one pool gives up while the
-    other grows changes its role; otherwise it stops, and another one starts."""
+    other pool grows changes its role; otherwise it stops, and a new worker starts."""
 
     can_convert: ClassVar[bool] = False
 
@@ -64,7 +64,7 @@ class SupervisedPools(ABC):
         self._processes: dict[WorkerId, SupervisedProcess] = {}
         self._removing: set[WorkerId] = set()
         self._converting: set[WorkerId] = set()
-        """Workers that are being told their new role."""
+        """Workers that are being notified of their new role."""
         self._sizes: dict[Role, int] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._on_change: OnChange = lambda keeper: None
@@ -74,14 +74,14 @@ class SupervisedPools(ABC):
         """Create the process, not yet started, of a new worker."""
 
     async def check_capacity(self, sizes: Mapping[Role, int]) -> None:  # noqa: B027
-        """Raise Unavailable when ``sizes`` are more workers than can ever run here."""
+        """Raise Unavailable if ``sizes`` has more workers than this backend can ever run."""
 
     def _change_role(self, process: SupervisedProcess, role: Role) -> None:
         """Set the role in the process's state; if the worker restarts, it starts in that role."""
         raise NotImplementedError
 
     async def _convert(self, process: SupervisedProcess) -> None:
-        """Tell the worker to change to the role in ``process.state``. Raises BatonError."""
+        """Make the worker change to the role in ``process.state``. Raises BatonError."""
         raise NotImplementedError
 
     def open(self, tasks: asyncio.TaskGroup, on_change: OnChange) -> None:
@@ -139,7 +139,7 @@ class SupervisedPools(ABC):
     # -- starting, converting, removing -----------------------------------------------------
 
     async def stop(self) -> None:
-        """Drain all workers; return when the last one has ended."""
+        """Drain all workers; return when the last worker has exited."""
         await asyncio.gather(*(keeper.stop() for keeper in self.processes))
 
     def _check_open(self) -> asyncio.TaskGroup:
@@ -155,7 +155,7 @@ class SupervisedPools(ABC):
 
     def _convert_surplus(self, tasks: asyncio.TaskGroup, sizes: Mapping[Role, int]) -> None:
         """Convert workers that one pool gives up, as many as the other pool lacks. A worker that
-        does not serve yet is replaced instead, since that loses nothing."""
+        does not serve yet is replaced instead, since it has no state to lose."""
         surplus = {
             role: len(self._remaining_processes(role)) - count for role, count in sizes.items()
         }
@@ -169,8 +169,8 @@ class SupervisedPools(ABC):
                 tasks.create_task(self._convert_to_current_role(keeper))
 
     async def _convert_to_current_role(self, process: SupervisedProcess) -> None:
-        """Tell a worker its new role, and again if the role changes meanwhile. Replace the worker
-        if it can't be told."""
+        """Notify a worker of its new role, and again if the role changes meanwhile. If that fails,
+        replace the worker."""
         worker_id, sent_role = WorkerId(process.state.id), ""
         try:
             while sent_role != process.state.role:
@@ -183,8 +183,9 @@ class SupervisedPools(ABC):
             self._converting.discard(worker_id)
 
     async def _replace(self, process: SupervisedProcess) -> None:
-        """Remove a worker, then start another, so that the two never need resources at once. Do
-        nothing if it has died meanwhile: then it restarts in its new role anyway."""
+        """Remove a worker, then start a new one, so that the two never need resources at the same
+        time. Do nothing if the worker has died meanwhile: it then restarts in its new role
+        anyway."""
         if process.state.id in self._removing or process.state.state != "converting":
             return
         self._removing.add(WorkerId(process.state.id))
@@ -220,7 +221,7 @@ class SupervisedPools(ABC):
 
 
 def removal_order(processes: list[SupervisedProcess]) -> list[SupervisedProcess]:
-    """Return the processes in the order of removal: those that don't serve yet, then newest
-    first."""
+    """Return the processes in the order of removal: first those that don't serve yet, then from the
+    newest to the oldest."""
     newest_first = processes[::-1]
     return sorted(newest_first, key=lambda keeper: keeper.is_serving)

@@ -1,4 +1,5 @@
-"""The supervisor of ``baton up``: starts every process, keeps it alive, stops all in order."""
+"""The supervisor of ``baton up``, which starts all processes, keeps them alive, and stops them in
+order."""
 
 import asyncio
 import os
@@ -36,8 +37,8 @@ class Supervisor:
     """Owns the processes of one cluster, except for the workers, which ``pools`` owns.
     ``on_change`` is called with every new state of the cluster.
 
-    Before it starts anything it checks what it can: that the port is free, and that a given Redis
-    answers.
+    Before it starts anything, it checks that the port is free, and that Redis responds if its URL
+    is given.
     """
 
     def __init__(
@@ -77,8 +78,9 @@ class Supervisor:
         return self._routers_ready and self._all_serve()
 
     async def run(self, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
-        """Start everything and keep it running until ``stop``; then drain, unless ``stop_now`` is
-        set. Raises Invalid or Unavailable when the cluster can't start; then no process is left."""
+        """Start all processes and keep them running until ``stop`` is set; then drain them, unless
+        ``stop_now`` is set. Raises Invalid or Unavailable if the cluster can't start; in this case
+        no process is left running."""
         check_port(self._settings.host, self._settings.port)
         if not self._launch_specs.has_embedded_redis:
             await asyncio.to_thread(check_redis, self._launch_specs.redis_url)
@@ -101,7 +103,8 @@ class Supervisor:
     # -- starting and stopping --------------------------------------------------------------
 
     async def _start_all(self, stop: asyncio.Event) -> None:
-        """Start Redis first, then all others at the same time: each waits for those it needs."""
+        """Start Redis first, then all other processes at the same time: each waits for those that
+        it needs."""
         if self._launch_specs.has_embedded_redis:
             self._start(self._launch_specs.redis())
             await self._wait_until(self._all_serve, stop)
@@ -121,7 +124,8 @@ class Supervisor:
         await self._wait_for_routers(stop)
 
     async def _run_until(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop``; meanwhile run the autoscaler, unless it runs in a conductor."""
+        """Serve until ``stop`` is set. Run the autoscaler meanwhile, unless it runs in a
+        conductor."""
         assert self._tasks is not None
         following = self._tasks.create_task(self._autoscale())
         try:
@@ -144,8 +148,8 @@ class Supervisor:
         return await fetch_pool_plan(address, self._settings.trust) if address else None
 
     async def _wait_for_routers(self, stop: asyncio.Event) -> None:
-        """Wait until every router is ready: that is when it knows the workers, not when it starts
-        to serve."""
+        """Wait until every router is ready. A router is ready when it knows the workers, which is
+        later than when it starts to serve."""
         while not (stop.is_set() or self._failure):
             if await asyncio.to_thread(self._are_routers_ready):
                 self._routers_ready = True
@@ -154,8 +158,8 @@ class Supervisor:
             await self._clock.sleep(READY_POLL_SECONDS)
 
     def _are_routers_ready(self) -> bool:
-        """Whether every router is ready. Each is asked at its own port: at the shared port, any of
-        them may answer."""
+        """Whether every router is ready. Each router is queried on its own port, since on the
+        shared port any router may respond."""
         host, certificate = reachable_host(self._settings.host), self._settings.tls_certificate
         ports = [int(each.state.address.rpartition(":")[2] or 0) for each in self._routers()]
         return all(is_router_ready(host, port, certificate) for port in ports)
@@ -184,7 +188,8 @@ class Supervisor:
             keeper.kill()
 
     async def _wait_until(self, condition: Callable[[], bool], stop: asyncio.Event) -> None:
-        """Wait for ``condition``. Return early on ``stop``, or when the cluster can't start."""
+        """Wait for ``condition``. Return early if ``stop`` is set, or if the cluster can't
+        start."""
         while not (condition() or stop.is_set() or self._failure):
             self._changed.clear()
             waits = [asyncio.ensure_future(event.wait()) for event in (self._changed, stop)]

@@ -1,12 +1,13 @@
-"""What the simulated conductors know of the lengths of answers."""
+"""What the simulated conductors know about the lengths of answers."""
 
 from baton.worker.answer_lengths import AnswerLengthStats
 
 WINDOW_ANSWERS = 1024
-"""More than a worker's window: these are the answers of all workers."""
+"""Larger than the window of one worker, since it covers the answers of all workers."""
 
 REFRESH_ANSWERS = 16
-"""The statistics are computed again after so many answers, since each computation reads all."""
+"""The statistics are recomputed after this many answers, since each computation reads the whole
+window."""
 
 
 class ClusterAnswerLengths:
@@ -25,5 +26,5 @@ class ClusterAnswerLengths:
         if self._num_recorded % REFRESH_ANSWERS:
             return
         mean, short = self._stats.mean, self._stats.short
-        assert mean is not None and short is not None, "there are enough answers"
+        assert mean is not None and short is not None, "too few answers were recorded"
         self.mean, self.short = mean, short

@@ -16,7 +16,7 @@ class AttentionShape(Protocol):
 
     @property
     def prefill_pair_flops(self) -> int:
-        """FLOPs per pair of query and key over all heads: the products with key and value."""
+        """FLOPs per pair of query and key, over all heads, of the products with key and value."""
         ...
 
     @property
@@ -51,9 +51,9 @@ class GroupedQueryAttention:
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, section 2.1): the cache has one latent vector for
-    the keys and values of all heads, and one RoPE key. A prefill expands it to keys and values
-    (un-absorbed); a decode step instead projects the queries into the latent space (absorbed),
-    which reads less and computes more."""
+    the keys and values of all heads, and one RoPE key. A prefill expands the latent vector to keys
+    and values (un-absorbed); a decode step instead projects the queries into the latent space
+    (absorbed), which reads less and computes more."""
 
     query_heads: int
     query_lora_rank: int

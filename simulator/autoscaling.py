@@ -1,5 +1,5 @@
-"""Autoscaling of a simulated cluster: the production planner and autoscaler decide, workers take
-time to start, and a removed worker finishes its requests before it stops."""
+"""Simulates autoscaling. The production planner and autoscaler decide, workers take time to start,
+and a removed worker finishes its requests before it stops."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -53,8 +53,8 @@ class Resizable(Protocol):
 @dataclass(slots=True, eq=False)
 class WorkerLifetime:
     """A worker's lifetime, in seconds of virtual time; -1 for events that have not happened. The
-    worker is paid for from when it was requested until it has stopped. ``id`` is None while it
-    starts."""
+    worker is paid for from the time of its request until it has stopped. ``id`` is None while the
+    worker starts."""
 
     role: Role
     requested_at_seconds: float
@@ -100,7 +100,8 @@ class SimulatedAutoscaler:
     def record_request(
         self, snapshot: Snapshot, num_tokens: int, decision: Decision | None
     ) -> None:
-        """Record a request at the planning conductor; ``decision`` None: it was rejected."""
+        """Record a request at the planning conductor. If ``decision`` is None, the request was
+        rejected."""
         if decision is None:
             self._planner.record_rejected(num_tokens)
         else:

@@ -10,7 +10,7 @@ from simulator.lru import HolderIndex, LruTier
 
 class SimulatedCaches:
     """The blocks on each worker's device and in each host's store. Also implements the policies'
-    :class:`CacheView`; here it is exact, since a live conductor's is only milliseconds old."""
+    :class:`CacheView`, exactly: a live conductor's view is only milliseconds old."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class SimulatedCaches:
         self._popularity = PrefixPopularity()
 
     def add_worker(self, worker: WorkerId, host: str, is_prefill: bool) -> None:
-        """Add a worker, and its host's store if that is new."""
+        """Add a worker, and its host's store if the host is new."""
         self._host_of[worker] = host
         self._devices[worker] = LruTier(self._device_blocks)
         self._nodes.setdefault(host, LruTier(self._node_blocks))

@@ -27,12 +27,13 @@ DETECT_SECONDS = 1.0
 """Time from a worker's crash until it is detected and its requests are placed again."""
 
 RETRY_SECONDS = 1.0
-"""While a pool is empty, the interval between two placement attempts of a request that was admitted
-before."""
+"""While a pool is empty, the interval between two attempts to place a request that has already been
+admitted."""
 
 
 class SimulatedCluster:
-    """Runs one trace, once. ``stopped_early``: the run stopped before all requests had ended."""
+    """Runs one trace, once. ``stopped_early`` is whether the run stopped before all requests had
+    ended."""
 
     def __init__(
         self, config: ClusterConfig, trace: Trace, place: PlacementPolicy, faults: Faults = Faults()
@@ -76,9 +77,9 @@ class SimulatedCluster:
     def run(
         self, give_up_misses: int | None = None, check_always: bool = False
     ) -> list[SimulatedRequest]:
-        """Run the trace. With ``give_up_misses``, stop as soon as this many requests have certainly
-        missed their SLO; other requests are then unfinished. With ``check_always``, check the
-        workers' integrity after every event."""
+        """Run the trace. If ``give_up_misses`` is given, stop as soon as this many requests have
+        certainly missed their SLO, and leave other requests unfinished. If ``check_always``, check
+        the workers' integrity after every event."""
         for number, arrival in enumerate(self._trace.requests):
             own = self.config.prefill_cost.seconds(arrival.num_prompt_tokens)
             deadline = arrival.arrival_seconds + self.config.ttft_slo_seconds + own
@@ -109,9 +110,11 @@ class SimulatedCluster:
             self._fleet.check_integrity()
             self._fleet.check_idle()
         ended = [job for job in self.jobs if job.rejected or job.finished_at_seconds >= 0]
-        assert len(self.jobs) - len(ended) == self._num_unfinished, "open requests"
-        assert self.stopped_early or self._num_unfinished == 0, "a request without an end"
-        assert not any(job.rejected and job.finished_at_seconds >= 0 for job in ended), "two ends"
+        assert len(self.jobs) - len(ended) == self._num_unfinished, "miscounted"
+        assert self.stopped_early or self._num_unfinished == 0, "a request did not end"
+        assert not any(job.rejected and job.finished_at_seconds >= 0 for job in ended), (
+            "ended twice"
+        )
         assert all(job.cached_tokens < job.num_prompt_tokens for job in self.jobs), "cached"
         assert all(job.is_answer_complete for job in ended if not job.rejected), (
             "an answer is too short"
@@ -166,8 +169,8 @@ class SimulatedCluster:
         self._record_slo_miss(job)
 
     def _handle_empty_pool(self, job: SimulatedRequest) -> None:
-        """Handle a request while a pool is empty: retry it if it was admitted before, else reject
-        it."""
+        """Handle a request while a pool is empty: retry it if it has already been admitted, else
+        reject it."""
         if job.num_restarts:
             again = self._events.now_seconds + RETRY_SECONDS
             self._events.schedule(again, partial(self._on_arrival, job))
@@ -208,8 +211,8 @@ class SimulatedCluster:
             self._transfer_kv(job, min(job.num_prompt_tokens, self.config.step_tokens))
 
     def _on_room(self, job: SimulatedRequest) -> None:
-        """Continue when the decode worker has reserved memory. Usually only the last chunk is left
-        to transfer then; a prompt that had to wait for memory is transferred as a whole."""
+        """Continue when the decode worker has reserved memory. Usually only the last chunk is still
+        to be transferred; a prompt that had to wait for memory is transferred as a whole."""
         if job.has_room:
             self._wait_for_kv(job, self._kv_traffic.reload(job))
             return
@@ -261,7 +264,7 @@ class SimulatedCluster:
     # -- faults ----------------------------------------------------------------------------
 
     def _crash_worker(self, death: WorkerCrash) -> None:
-        """Crash a worker, unless it is down already. Its requests restart elsewhere once the crash
+        """Crash a worker, unless it is already down. Its requests restart elsewhere once the crash
         is detected, and the worker recovers after a while."""
         if death.worker in self._fleet.crashed:
             return
@@ -290,7 +293,7 @@ class SimulatedCluster:
             self._events.schedule(self._fleet.crashed[dead], partial(self._on_arrival, job))
 
     def _retry_after_detection(self, job: SimulatedRequest, workers: Sequence[WorkerId]) -> None:
-        """Place a request again after it was sent to a worker whose crash is not detected yet."""
+        """Place a request again that was sent to a worker whose crash had not been detected yet."""
         job.num_restarts += 1
         detected = max(self._fleet.crashed.get(worker, 0.0) for worker in workers)
         self._conductors.expect_report(workers[0])  # its load lacks this request
@@ -326,7 +329,7 @@ class SimulatedCluster:
         return worker
 
     def retire_worker(self, worker: WorkerId) -> None:
-        """Send no more requests to a worker; it finishes those that it has."""
+        """Send no more requests to a worker; it finishes its current requests."""
         self._fleet.retired.add(worker)
         self._fleet.caches.clear_worker(worker)
         self._conductors.remove_worker(worker)

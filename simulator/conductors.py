@@ -1,4 +1,4 @@
-"""The conductors of a simulated cluster: what each knows of the workers, and its snapshots."""
+"""The conductors of a simulated cluster, what each knows about the workers, and its snapshots."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class SimulatedConductor:
 
 class SimulatedConductors:
     """Each conductor places an equal part of the requests. They all get the workers' reports, and
-    know of each other's placements only from those."""
+    know of each other's placements only from these reports."""
 
     def __init__(
         self, config: ClusterConfig, block_tokens: int, events: EventQueue, fleet: SimulatedFleet
@@ -60,7 +60,7 @@ class SimulatedConductors:
             conductor.load_tracker.remove(worker)
 
     def expect_report(self, worker: WorkerId) -> None:
-        """Let a worker report its load again, even if it has not changed."""
+        """Make a worker report its load again, even if it has not changed."""
         self._reported.pop(worker, None)
 
     def report_workers(self) -> None:
@@ -82,7 +82,7 @@ class SimulatedConductors:
                 conductor.load_tracker.apply_decode_report(decode.id, report)
 
     def snapshot(self, conductor: SimulatedConductor) -> Snapshot:
-        """Return what a conductor knows now."""
+        """Return a conductor's current knowledge as a snapshot."""
         return Snapshot(
             self._events.now_seconds,
             conductor.num_placed,

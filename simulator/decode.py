@@ -14,10 +14,10 @@ from simulator.request import SimulatedRequest
 
 class SimulatedDecodeWorker:
     """Memory for a request's prompt and expected answer is reserved before its KV is transferred,
-    first come first served. ``on_room`` is called when it is reserved, ``on_done`` after the last
-    token. When answers get longer than expected and memory is full, the request that joined the
-    batch last is preempted; it is the first to get memory again, and its KV is kept in the host's
-    store meanwhile."""
+    first come first served. ``on_room`` is called when the memory is reserved, ``on_done`` after
+    the last token. When answers get longer than expected and memory is full, the request that
+    joined the batch last is preempted; it is the first to get memory again, and its KV is kept in
+    the host's store meanwhile."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class SimulatedDecodeWorker:
         self._reserve_rooms()
 
     def join(self, job: SimulatedRequest) -> None:
-        """Add a request whose KV is here to the batch, from the next step on."""
+        """Add a request whose KV has arrived to the batch, from the next step on."""
         self._joining.append(job)
         self._account_until_now()
 
@@ -98,7 +98,7 @@ class SimulatedDecodeWorker:
         self._reserve_rooms()
 
     def crash(self) -> list[SimulatedRequest]:
-        """Crash: lose all state. Returns the requests that were here or announced."""
+        """Crash: lose all state. Returns the requests that were on this worker or announced."""
         if self._batch:
             self._advance(self._steps_until(self._events.now_seconds))
         for _, _, job in self._ends:
@@ -135,7 +135,7 @@ class SimulatedDecodeWorker:
         assert grown == self._context_tokens, "context"
         arriving = sum(job.context_tokens for job in self._with_room.keys() - answering)
         assert arriving == self._arriving_tokens, "arriving tokens"
-        assert all(end > self._step for end, _, _ in self._ends), "an answer that has ended"
+        assert all(end > self._step for end, _, _ in self._ends), "an ended answer in the batch"
 
     @property
     def is_idle(self) -> bool:
@@ -147,7 +147,7 @@ class SimulatedDecodeWorker:
 
     @property
     def _used_tokens(self) -> int:
-        """Tokens of KV in use, or of KV that is being transferred here."""
+        """Tokens of KV that is in use or is being transferred to this worker."""
         return self._context_tokens + self._arriving_tokens
 
     def _count_incoming(self, job: SimulatedRequest, sign: int) -> None:
@@ -178,8 +178,8 @@ class SimulatedDecodeWorker:
     # -- steps -----------------------------------------------------------------------------
 
     def _account_until_now(self) -> None:
-        """Account for the steps that are over, and plan a single step, since a request waits to
-        join."""
+        """Account for the finished steps, and schedule the next event anew, since a request waits
+        to join the batch."""
         now = self._events.now_seconds
         if not self._batch:
             self._accounted_until_seconds = now
@@ -219,8 +219,8 @@ class SimulatedDecodeWorker:
         self.max_context_tokens = max(self.max_context_tokens, self._context_tokens)
 
     def _schedule_next_event(self) -> None:
-        """Schedule the next event: a request finishes, or the step ends after which requests
-        join."""
+        """Schedule the next event: either a request finishes, or the step ends after which waiting
+        requests join the batch."""
         self._plan_number += 1
         if not self._batch:
             return

@@ -6,8 +6,8 @@ from itertools import count
 
 
 class EventQueue:
-    """Runs callbacks in the order of their times; those of the same time in the order in which they
-    were scheduled."""
+    """Runs callbacks in the order of their times; callbacks with the same time run in the order in
+    which they were scheduled."""
 
     def __init__(self) -> None:
         self.now_seconds = 0.0

@@ -19,8 +19,9 @@ RequestCallback = Callable[[SimulatedRequest], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCallbacks:
-    """What workers call: a prefill worker when it begins a prompt's last chunk and when the prompt
-    is computed, a decode worker when it has reserved memory and when the answer is complete."""
+    """The functions that workers call: a prefill worker when it starts a prompt's last chunk and
+    when the prompt has been computed; a decode worker when it has reserved memory and when the
+    answer is complete."""
 
     on_last_chunk: RequestCallback
     on_prefilled: RequestCallback
@@ -29,8 +30,8 @@ class WorkerCallbacks:
 
 
 class SimulatedFleet:
-    """All workers that were ever started. ``crashed`` has the workers that are down, and when each
-    crash is detected; ``retired`` those that get no more requests."""
+    """All workers that were ever started. ``crashed`` maps the workers that are down to the time at
+    which the crash is detected; ``retired`` has the workers that get no more requests."""
 
     def __init__(
         self,

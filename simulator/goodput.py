@@ -42,7 +42,7 @@ class Goodput:
 
 
 def min_hopeless_misses(num_requests: int, target: float = TARGET_ATTAINMENT) -> int:
-    """Return the smallest number of SLO misses with which the target can't be reached any more."""
+    """Return the smallest number of SLO misses with which the target can no longer be reached."""
     return num_requests - math.ceil(num_requests * target - 1e-9) + 1
 
 
@@ -58,8 +58,8 @@ def find_goodput(
 ) -> Goodput:
     """For each seed, find the highest of ``rates`` at which at least the share ``target`` of the
     requests meets the SLO; then refine up to the next of ``rates`` in steps of one percent. All
-    rates are tried, since attainment is not monotonic in the rate (at another rate, other requests
-    coincide)."""
+    rates are tried, since attainment is not monotonic in the rate: at each rate, different requests
+    coincide."""
     found = tuple(_seed_goodput(run, sorted(rates), seed, target) for seed in seeds)
     return Goodput(
         median(each.rate_rps for each in found),
@@ -82,7 +82,7 @@ def _seed_goodput(run: RunAtRate, rates: Sequence[float], seed: int, target: flo
 
 
 def _run_at_rate(run: RunAtRate, rate: float, seed: int) -> SeedGoodput:
-    """Run at one rate. A run that stopped early gets an attainment below 0, to tell it apart."""
+    """Run at one rate. A run that stopped early is marked by an attainment below 0."""
     cluster = run(rate, seed)
     if cluster.stopped_early:
         return SeedGoodput(seed, rate, 0.0, -1.0)

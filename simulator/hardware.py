@@ -1,4 +1,4 @@
-"""GPUs by their datasheets."""
+"""The GPUs that can be simulated, with values from their datasheets."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ GIB = 1 << 30
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """``flops_per_second`` is the dense peak of BF16 matrix products with FP32 accumulation
-    (datasheets print twice that, with sparsity). A datasheet's "GB" of memory are GiB, as drivers
-    report them, except for a percent or two that the GPU reserves. ``dollars_per_hour`` is an
+    (datasheets print twice that, with sparsity). A datasheet's "GB" of memory are in fact GiB;
+    drivers report a percent or two less, which the GPU reserves. ``dollars_per_hour`` is an
     assumption: a typical on-demand price per GPU at hourly clouds in 2025."""
 
     name: str

@@ -1,4 +1,4 @@
-"""The KV that moves in a simulated cluster, and how long that takes."""
+"""The movement of KV in a simulated cluster, and how long it takes."""
 
 from baton.core.ids import WorkerId
 from conductor.policy.decision import Decision
@@ -21,9 +21,9 @@ class KvTraffic:
         self._fleet = fleet
 
     def fetch_prefix(self, job: SimulatedRequest, reader: WorkerId, decision: Decision) -> None:
-        """Fetch the cached prefix: blocks on the device are used as they are, blocks in the host's
-        store are loaded from it, and a peer's are fetched over the network unless computing them
-        is faster. The last token is always computed."""
+        """Fetch the cached prefix: blocks on the device are used in place, blocks in the host's
+        store are loaded, and blocks in a peer's store are fetched over the network unless computing
+        them is faster. The last token is always computed."""
         now, block = self._events.now_seconds, self._block_tokens
         max_cached = job.num_prompt_tokens - 1
         size, caches = self._config.kv_bytes_per_token, self._fleet.caches
@@ -48,13 +48,14 @@ class KvTraffic:
         job.num_computed = cached
 
     def reload(self, job: SimulatedRequest) -> float:
-        """Reload a preempted request's KV from the host's store; return when that is done."""
+        """Reload a preempted request's KV from the host's store. Returns the time at which the KV
+        is loaded."""
         size = job.context_tokens * self._config.kv_bytes_per_token
         return self._events.now_seconds + size / self._config.link.host_bytes_per_second
 
     def transfer(self, job: SimulatedRequest, num_tokens: int) -> float:
-        """Transfer the last ``num_tokens`` of a prompt's KV to the decode worker, except those that
-        it has; return when that is done."""
+        """Transfer the KV of the last ``num_tokens`` tokens of a prompt to the decode worker,
+        except tokens that it already has. Returns the time at which the transfer is complete."""
         assert job.prefill is not None and job.decode is not None
         caches, host_of = self._fleet.caches, self._fleet.host_of
         cached = caches.num_device_blocks(job.decode, job.keys) * self._block_tokens

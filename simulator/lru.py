@@ -16,8 +16,8 @@ class LruTier:
         self.blocks: OrderedDict[AnyBlockKey, None] = OrderedDict()
 
     def num_leading(self, keys: Sequence[AnyBlockKey]) -> int:
-        """Return how many leading blocks are here. A block is only here with all blocks before it,
-        which are always renewed after it."""
+        """Return how many leading blocks this tier has. It has a block only together with all
+        blocks before it, since they are always renewed after it."""
         blocks = self.blocks
         return count_leading(keys, lambda key: key not in blocks)
 
@@ -37,7 +37,7 @@ class LruTier:
 
 
 class HolderIndex:
-    """Which store nodes have a block: an index of all hosts' stores."""
+    """An index of all hosts' stores: which store nodes have a block."""
 
     def __init__(self) -> None:
         self._nodes: dict[AnyBlockKey, list[str]] = {}

@@ -1,4 +1,5 @@
-"""Model shapes from their published config.json, and the parameter counts that follow."""
+"""The shapes of models, from their published config.json, and the parameter counts that follow from
+them."""
 
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ class ExpertShape:
 class ModelShape:
     """``intermediate_size`` is the width of the gated feed-forward part of a layer without experts
     (0 if all layers have experts). Parameter counts cover matrices only; norms and biases are less
-    than a thousandth."""
+    than a thousandth of the total."""
 
     name: str
     layers: int

@@ -1,4 +1,5 @@
-"""A simulated prefill worker: one step at a time, whose token budget goes to prompts by rank."""
+"""A simulated prefill worker. It runs one step at a time, and assigns the step's token budget to
+prompts by rank."""
 
 import math
 from collections.abc import Callable
@@ -14,10 +15,11 @@ from simulator.event_queue import EventQueue
 from simulator.request import SimulatedRequest
 
 RANKED_JOBS = 512
-"""The number of oldest prompts that are considered for a step."""
+"""The number of prompts, from the oldest on, that are considered for a step."""
 
 REPORTED_JOBS = 128
-"""The number of oldest prompts that a report lists; it sums up the work of all others."""
+"""The number of prompts, from the oldest on, that a report lists; it has only the total work of all
+others."""
 
 _DEADLINE = attrgetter("deadline_seconds", "work_seconds")
 _WORK = attrgetter("work_seconds")
@@ -27,7 +29,7 @@ _RANK = attrgetter("rank")
 class SimulatedPrefillWorker:
     """A prompt's KV occupies memory from its first chunk until :meth:`release`. ``on_last_chunk``
     is called when a prompt's last chunk starts (it is time to reserve memory on the decode worker),
-    ``on_done`` when it has ended."""
+    ``on_done`` when that chunk has ended."""
 
     def __init__(
         self,
@@ -85,7 +87,7 @@ class SimulatedPrefillWorker:
         self._events.schedule(self._events.now_seconds, self._step)
 
     def crash(self) -> list[SimulatedRequest]:
-        """Crash: lose all state. Returns the requests that were here."""
+        """Crash: lose all state. Returns the requests that were on this worker."""
         lost = list({**self._jobs, **self._kv_tokens})
         self._incarnation += 1
         self.num_changes += 1
@@ -169,8 +171,8 @@ class SimulatedPrefillWorker:
         return ready
 
     def _rank(self, job: SimulatedRequest, now: float) -> None:
-        """Update a request's rank. It is valid until more of the prompt is computed, or until the
-        deadline can no longer be met: time affects no order in any other way."""
+        """Update a request's rank. The rank is valid until more of the prompt is computed, or until
+        the deadline can no longer be met; time changes the rank in no other way."""
         waiting = job.waiting
         waiting.remaining_seconds = self._cost.seconds(job.num_remaining, job.num_computed)
         waiting.cached_tokens = job.num_computed

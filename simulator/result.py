@@ -23,15 +23,15 @@ class SimulationResult:
     """A request meets its SLO when its first token comes before the deadline and its mean
     inter-token latency is within the limit; a rejected request never does.
 
-    ``goodput_rps`` is the number of requests that met it, per second between the first arrival and
-    the last; 0 if all came at once. ``attainment`` is their share, in total and by quartile of
-    prompt length, shortest first (None with fewer than four requests). ``hit_ratio_tokens`` is over
-    the prompts of accepted requests. ``ttft_seconds`` is over the requests with a first token,
-    ``tbt_seconds`` over the mean inter-token latencies of requests with two tokens or more.
-    ``load_imbalance`` is the busiest prefill worker's time divided by the mean,
-    ``decode_imbalance`` the same for generated tokens. ``prefill_utilisation`` is the mean busy
-    share of the time until the last first token. ``worst_slo_ratio`` is the highest ratio of an
-    accepted request's TTFT to the allowed TTFT."""
+    ``goodput_rps`` is the number of requests that met their SLO, per second between the first and
+    the last arrival; 0 if all came at once. ``attainment`` is the share of these requests, in total
+    and by quartile of prompt length, shortest first (None with fewer than four requests).
+    ``hit_ratio_tokens`` is over the prompts of accepted requests. ``ttft_seconds`` is over the
+    requests with a first token, ``tbt_seconds`` over the mean inter-token latencies of requests
+    with two tokens or more. ``load_imbalance`` is the busiest prefill worker's time divided by the
+    mean, ``decode_imbalance`` the same for generated tokens. ``prefill_utilisation`` is the mean
+    share of time for which prefill workers are busy, until the last request's first token.
+    ``worst_slo_ratio`` is the highest ratio of an accepted request's TTFT to the allowed TTFT."""
 
     num_requests: int
     rate_rps: float

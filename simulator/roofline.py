@@ -1,7 +1,7 @@
-"""Costs of prefill and decode, from a GPU's datasheet or from a table of measurements.
+"""Computes the costs of prefill and decode, from a GPU's datasheet or from a table of measurements.
 
-The roofline model (Williams et al., CACM 2009): the slower of computing and reading memory counts.
-A prefill is compute-bound; a decode step is memory-bound.
+In the roofline model (Williams et al., CACM 2009), the slower of computing and reading memory
+determines the time. A prefill is compute-bound; a decode step is memory-bound.
 """
 
 import math
@@ -20,7 +20,8 @@ from simulator.hardware import GIB, Gpu
 from simulator.model_shapes import ModelShape
 
 RESERVED_MEMORY_SHARE = 0.1
-"""Share of the memory for neither weights nor KV: activations, buffers, the runtime."""
+"""Share of the memory that is available for neither weights nor KV, but for activations, buffers
+and the runtime."""
 
 MAX_COUNT = 1 << 50
 """Maximum of any count in a table."""
@@ -62,7 +63,7 @@ def roofline(
 
 def _check(num_gpus: int, prefill_efficiency: float, decode_efficiency: float) -> None:
     if num_gpus < 1:
-        raise Invalid(f"{num_gpus} GPUs; a worker has at least one", param="num_gpus")
+        raise Invalid(f"a worker has {num_gpus} GPUs; it must have at least one", param="num_gpus")
     shares = {"prefill_efficiency": prefill_efficiency, "decode_efficiency": decode_efficiency}
     for name, share in shares.items():
         if not 0 < share <= 1:
@@ -70,10 +71,10 @@ def _check(num_gpus: int, prefill_efficiency: float, decode_efficiency: float) -
 
 
 def _prefill_cost(shape: ModelShape, flops: float, bandwidth: float) -> PrefillCost:
-    """Two operations per parameter and token, plus attention's per pair of query and key. The fixed
-    part is reading the weights, including all experts', since a few hundred tokens select all of
-    them. Reading and computing overlap in reality, so their sum is too high: by at most half, and
-    by little for a long prompt."""
+    """A token takes two operations per parameter, plus those of attention per pair of query and
+    key. The fixed part is reading the weights, including those of all experts, since a few hundred
+    tokens select all experts. Reading and computing overlap in reality, so their sum is too high:
+    by at most half, and by little for a long prompt."""
     return PrefillCost(
         fixed_seconds=_read_bytes(shape, shape.common_parameters + shape.expert_parameters)
         / bandwidth,
@@ -109,7 +110,7 @@ def _kv_capacity_tokens(gpu: Gpu, shape: ModelShape, num_gpus: int) -> int:
     raise Invalid(
         f"{shape.name} needs {shape.weight_bytes / GIB:.1f} GiB for its weights; {num_gpus} × "
         f"{gpu.name} has {gpu.memory_bytes * num_gpus / GIB:.0f} GiB, {RESERVED_MEMORY_SHARE:.0%} "
-        f"of it in reserve. {enough} × {gpu.name} would be enough",
+        f"of which is reserved. {enough} × {gpu.name} would be enough",
         param="gpu",
     )
 
@@ -117,8 +118,8 @@ def _kv_capacity_tokens(gpu: Gpu, shape: ModelShape, num_gpus: int) -> int:
 def costs_from_table(path: Path) -> WorkerCosts:
     """Fit the costs to measurements. The file is a JSON object with ``prefill``, a list of
     ``{"new_tokens", "cached_tokens", "seconds"}``; ``decode``, a list of ``{"batch",
-    "context_tokens", "seconds"}``, the context being that of all requests together;
-    ``kv_bytes_per_token`` and ``kv_capacity_tokens``.
+    "context_tokens", "seconds"}``, where the context is the total of all requests;
+    ``kv_bytes_per_token``; and ``kv_capacity_tokens``.
 
     Costs are not negative, and relative errors are minimized, so that short runs matter as much as
     long ones. Raises Invalid for a table that is not of this form, or that does not determine the
@@ -155,8 +156,8 @@ def _fit(table: JsonFields, name: str, terms: Callable[[JsonFields], _Terms]) ->
     scale = columns.max(axis=0, initial=1.0)
     if np.linalg.matrix_rank(columns / scale) < 3:
         raise Invalid(
-            f"{table.where}: the {len(rows)} rows of {name} do not determine its three costs; it "
-            "needs three or more rows, with small and large values of both numbers"
+            f"{table.where}: the {len(rows)} rows of {name} do not determine its three costs; "
+            "there must be at least three rows, with small and large values of both numbers"
         )
     costs = _least_squares(columns / scale / seconds[:, None]) / scale
     return float(costs[0]), float(costs[1]), float(costs[2])
@@ -181,4 +182,4 @@ def _read_text(path: Path) -> str:
     except OSError as error:
         raise Invalid(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise Invalid(f"{path}: not UTF-8 text ({error.reason}); a table is JSON") from error
+        raise Invalid(f"{path}: not UTF-8 text ({error.reason}); it must be JSON") from error

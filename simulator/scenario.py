@@ -24,13 +24,14 @@ from simulator.model_shapes import get_model_shape
 from simulator.roofline import WorkerCosts, costs_from_table, roofline
 
 STORE_BYTES_PER_GPU = 256 * GIB
-"""Host memory for the KV store per GPU: as on hosts with eight GPUs and 2 TB."""
+"""Host memory for the KV store per GPU, as on hosts with eight GPUs and 2 TB of memory."""
 
 MAX_WORKERS_PER_POOL = 4096
-"""Maximum number of workers per pool; every worker's caches are in memory."""
+"""Maximum number of workers per pool. It is bounded since the simulator keeps every worker's caches
+in memory."""
 
 PEER_FETCH_POLICIES = ("min_ttft", "min_ttft_no_reject")
-"""Baselines that fetch from peers' stores according to their publication."""
+"""Baselines that, according to their publication, fetch from peers' stores."""
 
 NO_FAULTS = Faults()
 
@@ -39,8 +40,8 @@ DEFAULT_KIND, DEFAULT_RATE = "chat", 8.0
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """A trace from a file, or a synthetic one. ``rate`` None: the file's own rate, or the default
-    rate of a synthetic trace."""
+    """A trace from a file, or a synthetic one. If ``rate`` is None, it is the file's own rate, or
+    the default rate of a synthetic trace."""
 
     trace: Path | None
     kind: str | None
@@ -106,7 +107,8 @@ class Traffic:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedHardware:
-    """The workers' hardware, and the links between them; None: derived from model and GPU."""
+    """The workers' hardware, and the links between them. Values that are None are derived from
+    model and GPU."""
 
     model: str
     gpu: str
@@ -178,8 +180,8 @@ class SimulatedHardware:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A cluster and faults, ready to run under any policy. With ``as_deployed``, baselines run only
-    with the features of their publication, without Baton's additions."""
+    """A cluster and faults, ready to run under any policy. If ``as_deployed``, baselines run only
+    with the features in their publication, without Baton's additions."""
 
     config: ClusterConfig
     faults: Faults = NO_FAULTS
@@ -221,14 +223,14 @@ _SLOW = re.compile(rf"([pd]\d+)x{_NUMBER}")
 def _parse_crash(text: str, config: ClusterConfig) -> WorkerCrash:
     match = _CRASH.fullmatch(text)
     if match is None:
-        raise Invalid(f"--kill takes WORKER@SECOND:SECONDS, like p3@120:30, not {text!r}")
+        raise Invalid(f"--kill is {text!r}; it must be WORKER@SECOND:SECONDS, like p3@120:30")
     return WorkerCrash(_worker(match[1], config), float(match[2]), float(match[3]))
 
 
 def _parse_slowdown(text: str, config: ClusterConfig) -> WorkerSlowdown:
     match = _SLOW.fullmatch(text)
     if match is None:
-        raise Invalid(f"--slow takes WORKERxFACTOR, like p1x2.0, not {text!r}")
+        raise Invalid(f"--slow is {text!r}; it must be WORKERxFACTOR, like p1x2.0")
     check_positive(f"--slow {match[1]}", float(match[2]))
     return WorkerSlowdown(_worker(match[1], config), float(match[2]))
 
@@ -244,7 +246,7 @@ def mean_rate(trace: Trace) -> float:
     """Return a trace's requests per second. Raises Invalid if all requests come at once."""
     last = trace.requests[-1].arrival_seconds
     if last <= 0:
-        raise Invalid(f"{trace.name}: all requests come at once, so no rate can be set")
+        raise Invalid(f"{trace.name}: all requests arrive at once, so no rate can be set")
     return len(trace.requests) / last
 
 

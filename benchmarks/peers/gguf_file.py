@@ -28,7 +28,7 @@ NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-"""The names in GGUF by those in safetensors, without the number of the layer."""
+"""Maps tensor names in safetensors files, without the layer's number, to their names in GGUF."""
 
 
 def write(model: Path, to: Path) -> None:
@@ -62,7 +62,7 @@ def _describe(writer: Any, config: dict[str, Any]) -> None:
 
 
 def _theta(config: dict[str, Any]) -> float:
-    """Return the RoPE theta, which different versions of transformers keep at different places."""
+    """Return the RoPE theta, which different versions of transformers store in different places."""
     rope = config.get("rope_parameters") or config
     return float(rope["rope_theta"])
 

@@ -1,4 +1,5 @@
-"""llama.cpp as a peer of the engine: the same weights and the same work, in its own process.
+"""Runs llama.cpp, to be compared with the engine, on the same weights and the same work, in its own
+process.
 
     python benchmarks/peers/llama.py MODEL_DIR --threads N
 
@@ -7,11 +8,11 @@ Runs in its own environment and needs nothing of Baton's:
     python3 -m venv peer
     CMAKE_ARGS=-DGGML_NATIVE=ON peer/bin/pip install llama-cpp-python gguf numpy
 
-Requests are lines of JSON on stdin, responses lines of JSON on stdout; the first line describes the
-program. Requests: ``{"logits": [token, …]}`` returns those of the last token; ``{"prepare":
-{"kind", "batch", "context"}}`` prepares a case, runs it once with each of llama.cpp's methods, and
-keeps the fastest; ``{"step": N}`` runs it N times and returns the wall-clock and CPU seconds of
-one; ``{"drop": true}`` frees it.
+Requests are lines of JSON on stdin, responses lines of JSON on stdout; the first line on stdout
+describes llama.cpp. Requests: ``{"logits": [token, …]}`` returns the logits of the last token;
+``{"prepare": {"kind", "batch", "context"}}`` prepares a case, runs it once with each of llama.cpp's
+methods, and keeps the fastest; ``{"step": N}`` runs the case N times and returns the wall-clock and
+CPU seconds per run; ``{"drop": true}`` frees the case.
 
 A decode's KV is that of one prompt, computed once and copied to every sequence, each with its own
 memory. A step decodes one token of each sequence; the KV it wrote is removed outside of the
@@ -57,7 +58,7 @@ FILL = AttentionConfig(flash=True, ubatch=512, kv="f16")
 """The method by which a decode's KV is filled: all methods use the same KV format afterwards."""
 
 BF16 = 30
-"""ggml's number of the BF16 format, for which its Python binding has no name."""
+"""The number of the BF16 format in ggml, for which its Python binding has no name."""
 
 KV_TYPES = {"f16": llama_cpp.GGML_TYPE_F16, "bf16": BF16}
 
@@ -108,7 +109,7 @@ class Session:
         status = llama_cpp.llama_decode(self._context, batch)
         llama_cpp.llama_batch_free(batch)
         if status:
-            raise RuntimeError(f"llama_decode says {status}")
+            raise RuntimeError(f"llama_decode returned {status}")
 
     def logits(self, rows: int) -> Any:
         """Return the logits [rows, vocabulary], in the order of the tokens."""

@@ -1,4 +1,4 @@
-"""Mooncake's store as a peer: put and get of one value with its Python API, over TCP on loopback.
+"""Measures Mooncake's store: put and get of one value with its Python API, over TCP on loopback.
 
     python benchmarks/peers/mooncake_store.py [--rounds N] [--sizes 4096,1048576,16777216]
 
@@ -8,14 +8,14 @@ Runs in its own environment and needs nothing of Baton's:
 
 which needs the system's libibverbs.so.1, libnuma.so.1 and libcurl.so.4, although it uses only TCP.
 
-``across``: one process owns the memory, and another one, which provides none, puts and gets.
-``embedded``: one process does both, and Mooncake copies locally instead of sending. ``bytes`` is
-put() and get(), ``zero_copy`` is put_from() and get_into() with registered buffers. Every value has
-its own key, is copied between addresses that are not in a cache, is got right after it was put, and
-is then compared. Pages are touched before. Mooncake's settings are its defaults; its
-environment variables (MC_TCP_SLICE_SIZE and the like) pass through. Its data ports listen on all
-interfaces while this runs, whatever MC_TCP_BIND_ADDRESS says. Prints a table, and JSON as the
-last line.
+In mode ``across``, one process owns the memory, and another process, which provides no memory, puts
+and gets. In mode ``embedded``, one process does both, and Mooncake copies locally instead of
+sending. ``bytes`` is put() and get(), ``zero_copy`` is put_from() and get_into() with registered
+buffers. Every value has its own key, is copied between addresses that are not in a cache, is got
+right after it was put, and is then compared. Pages are touched beforehand. Mooncake runs with its
+default settings; its environment variables (MC_TCP_SLICE_SIZE and the like) are passed through. Its
+data ports listen on all interfaces while this runs, whatever MC_TCP_BIND_ADDRESS says. Prints a
+table, and JSON as the last line.
 """
 
 import argparse
@@ -51,8 +51,8 @@ PR_SET_PDEATHSIG = 1
 Row = dict[str, Any]
 
 
-# The parent: starts the others and never loads Mooncake, whose signal handlers would interfere with
-# ending them.
+# The parent process starts the others and never loads Mooncake, whose signal handlers would
+# interfere with terminating them.
 
 
 def die_with_parent() -> None:
@@ -61,7 +61,7 @@ def die_with_parent() -> None:
 
 @contextlib.contextmanager
 def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run a process that does not outlive this one; its errors are in the log."""
+    """Run a process that does not outlive this process; its stderr goes to ``log``."""
     environment = {"GLOG_minloglevel": "1", **os.environ}
     with (
         log.open("w") as file,
@@ -159,7 +159,7 @@ def shown(row: Row) -> str:
     )
 
 
-# The children: each opens one store.
+# The child processes, each of which opens one store.
 
 
 def open_store(address: str, segment: int) -> Any:
@@ -173,7 +173,7 @@ def open_store(address: str, segment: int) -> Any:
 
 def check(code: int, what: str) -> None:
     if code:
-        raise RuntimeError(f"{what} says {code}")
+        raise RuntimeError(f"{what} returned {code}")
 
 
 def remove(store: Any, keys: list[str]) -> None:
@@ -184,7 +184,7 @@ def remove(store: Any, keys: list[str]) -> None:
 
 
 def touch(store: Any) -> None:
-    """Fill the segment up to where eviction would begin, and empty it again."""
+    """Fill the segment up to the level at which eviction would begin, and empty it again."""
     value, keys = os.urandom(16 << 20), []
     for number in range(SEGMENT * 7 // 8 // len(value)):
         keys.append(f"touch-{number}")
@@ -280,7 +280,7 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     sizes = [int(size) for size in options.sizes.split(",")]
     if not all(0 < size <= LARGEST for size in sizes) or options.rounds < 2:
-        parser.error(f"sizes are from 1 to {LARGEST}, rounds are 2 or more")
+        parser.error(f"sizes must be from 1 to {LARGEST}, and rounds at least 2")
     if options.role:
         act(options.role, options.master, sizes, options.rounds)
     signal.signal(signal.SIGINT, end)

@@ -1,7 +1,8 @@
-"""Starts the routers to compare, with mock workers: Baton's, and others as they are released.
+"""Starts the routers to compare, with mock workers: Baton's router, and released versions of
+others.
 
-The others are in a separate virtual environment (``pip install sglang-router`` and
-``pip install ai-dynamo-runtime==1.6.1 packaging pyyaml filelock msgspec && pip install --no-deps
+The other routers are in a separate virtual environment (``pip install sglang-router`` and ``pip
+install ai-dynamo-runtime==1.6.1 packaging pyyaml filelock msgspec && pip install --no-deps
 ai-dynamo==1.6.1``), whose interpreter is an option of the benchmark.
 """
 
@@ -39,7 +40,7 @@ class Running:
 
 @contextmanager
 def direct(gap_seconds: float) -> Iterator[Running]:
-    """Run a worker without a router, to measure what the client and a worker cost alone."""
+    """Run a worker without a router, to measure the cost of the client and a worker alone."""
     port = free_port()
     with _process(_sse_worker(port, gap_seconds)) as pid:
         _wait_for(port, "/health")
@@ -132,7 +133,7 @@ def _process(command: Sequence[str], environment: dict[str, str] | None = None) 
 
 
 def _wait_for(port: int, path: str, expected: bytes = b"") -> None:
-    """Wait until the server answers. Raises RuntimeError."""
+    """Wait until the server responds. Raises RuntimeError if it does not."""
     deadline = SYSTEM_CLOCK() + START_SECONDS
     while SYSTEM_CLOCK() < deadline:
         try:
@@ -142,4 +143,4 @@ def _wait_for(port: int, path: str, expected: bytes = b"") -> None:
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             pass
         pause(0.2)
-    raise RuntimeError(f"nothing answers at port {port}")
+    raise RuntimeError(f"nothing responds on port {port}")

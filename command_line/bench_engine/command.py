@@ -32,7 +32,7 @@ class MeasurementOptions:
         int, typer.Option(min=1, help="Rounds per figure; the median is reported.")
     ] = 5
     seconds: Annotated[
-        float, typer.Option(min=0.0, help="After so many seconds, no new round of a figure starts.")
+        float, typer.Option(min=0.0, help="Seconds after which no new round of a figure starts.")
     ] = 10.0
     seed: Annotated[int, typer.Option(help="Seed of the order of KV blocks in memory.")] = 0
     json_file: Annotated[
@@ -64,7 +64,7 @@ def bench_engine(
     sources: SettingSources = SettingSources(),
 ) -> None:
     """Measure prefill and decode of the engine alone, in this process, by batch and context, and
-    compare with the most that this machine could do."""
+    compare them with the maximum that this machine could reach."""
     from baton.config import set_thread_environment
     from command_line.bench_engine.config import EngineBenchConfig, parse_counts
 

@@ -7,15 +7,16 @@ from baton.config import Settings
 from baton.errors import Invalid
 
 MAX_COUNTS = 32
-"""The most counts in one list: a longer one is taken for a mistake, since it would run too long."""
+"""The maximum number of counts in one list: a longer list is treated as a mistake, since it would
+take too long to run."""
 
 MAX_BATCH = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class EngineBenchConfig:
-    """``contexts``: None for the default lengths that the model supports. ``seconds``: the time
-    after which no new round of a figure starts."""
+    """If ``contexts`` is None, those of the default lengths are used that the model supports.
+    ``seconds`` is the time after which no new round of a figure starts."""
 
     settings: Settings
     prefill_batches: tuple[int, ...]
@@ -37,7 +38,7 @@ def parse_counts(flag: str, text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     for part in parts:
         if not (part.isascii() and part.isdigit() and int(part) > 0):
-            raise Invalid(f"{flag} takes counts separated by commas, as in 1,8,32, not {text!r}")
+            raise Invalid(f"{flag} is {text!r}; it must be counts separated by commas, as 1,8,32")
     if len(parts) > MAX_COUNTS:
-        raise Invalid(f"{flag} has {len(parts)} counts; {MAX_COUNTS} at most")
+        raise Invalid(f"{flag} has {len(parts)} counts; it must have at most {MAX_COUNTS}")
     return tuple(dict.fromkeys(int(part) for part in parts))

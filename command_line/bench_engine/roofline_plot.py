@@ -18,7 +18,8 @@ AXIS_MARGIN = 2.0
 
 
 def check_plot_path(path: Path | None) -> None:
-    """Raise Invalid if the plot can't be written: before minutes of measuring, not after."""
+    """Raise Invalid if the plot can't be written. To be called before the measurement, which takes
+    minutes."""
     if path is None:
         return
     if find_spec("matplotlib") is None:
@@ -45,7 +46,7 @@ def draw_roofline(path: Path, figures: Sequence[BenchCaseResult], title: str) ->
 
 
 def attainable_flops_per_second(intensity: float, ceilings: Ceilings) -> float:
-    """Return the most FLOP/s that are possible at an operational ``intensity`` in FLOP/byte."""
+    """Return the maximum FLOP/s at an operational ``intensity`` in FLOP/byte."""
     return min(ceilings.flops_per_second, intensity * ceilings.bytes_per_second)
 
 

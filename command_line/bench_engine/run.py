@@ -35,8 +35,8 @@ ShowProgress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class EngineBenchResult:
-    """The results of a run: at least one figure. ``left_out``: descriptions of the cases whose KV
-    does not fit into memory, and what they need."""
+    """The results of a run, with at least one figure. ``left_out`` describes the cases whose KV
+    does not fit into memory, and the memory that they need."""
 
     model: str
     dtype: str
@@ -143,7 +143,7 @@ def _cases(options: EngineBenchConfig, config: ModelConfig) -> Sequence[BenchCas
     most = config.max_position_embeddings
     contexts = options.contexts or [each for each in CONTEXTS if each <= most] or [most]
     if too_long := [context for context in contexts if context > most]:
-        raise Invalid(f"--contexts {too_long[0]}: the model has {most:,} positions")
+        raise Invalid(f"--contexts has {too_long[0]}; the model has only {most:,} positions")
     return list(bench_cases(options.prefill_batches, options.decode_batches, contexts))
 
 
@@ -167,7 +167,8 @@ def _check_writable(path: Path | None) -> None:
 
 @contextmanager
 def _progress() -> Iterator[ShowProgress]:
-    """Report progress on stderr: on a terminal in one updated line, else in a line per case."""
+    """Report progress on stderr: on a terminal in a line that is updated in place, otherwise in a
+    line per case."""
     if not sys.stderr.isatty():
         yield lambda text: print(text, file=sys.stderr, flush=True)
         return

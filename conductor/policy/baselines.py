@@ -1,4 +1,5 @@
-"""Placement rules of other systems, faithful to their publications, for comparison.
+"""Reimplements the placement rules of other systems, faithfully to their publications, for
+comparison.
 
 Each is a pure function, like Baton's own policy. State that a rule needs (the round-robin turn, a
 tree of placed prompts) is in the snapshot. Only Mooncake's ``min_ttft`` fetches from a peer store.

@@ -9,8 +9,9 @@ make queued requests miss theirs, rank after all others.
 The decode worker is the one with the lowest projected KV usage. A request that does not fit there,
 or that no candidate can serve in time, is rejected at once: a request that would miss its SLO
 anyway must not make others miss theirs. Under memory pressure, only long prompts do not fit, so
-only they would be rejected. To be fair, shorter prompts must then leave memory for a long one until
-both are admitted equally often (trunk reservation: Kelly, "Loss Networks", 1991).
+only they would be rejected. To be fair, shorter prompts must then leave memory for a long prompt
+until short and long prompts are admitted equally often (trunk reservation: Kelly, "Loss Networks",
+1991).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,15 +44,15 @@ IDLE_QUEUE_SECONDS = 1e-3
 worker, so admission does not reject on its predicted TTFT."""
 
 MAX_MARGIN_SHARE = 0.25
-"""Maximum of the TTFT margin, as a share of the TTFT SLO."""
+"""Maximum TTFT margin, as a share of the TTFT SLO."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatonPolicyConfig:
     """``service_weight`` is the cost of a second of prefill in seconds of queueing.
     ``max_short_prompt_advantage`` is how much higher the admission rate of short prompts may be
-    than that of long ones. ``ttft_margin_seconds`` is how long before its deadline a first token is
-    planned."""
+    than that of long ones. ``ttft_margin_seconds`` is how long before the deadline the first token
+    must be predicted to come."""
 
     ring_candidates: int = 3
     prefix_candidates: int = 2
@@ -274,9 +275,9 @@ def _check_admission(
 
 
 def _wait_seconds(snapshot: Snapshot, query: PolicyQuery, decode: DecodeView, needed: int) -> float:
-    """Return how many seconds the KV would wait for free memory, minus what even a short answer can
-    make up by decoding faster than the ITL SLO. Assumes that the projected tokens are freed evenly,
-    all of them within the duration of one answer."""
+    """Return how many seconds the KV would wait for free memory, minus the delay that even a short
+    answer can make up by decoding faster than the ITL SLO. Assumes that the projected tokens are
+    freed evenly, all of them within the duration of one answer."""
     deficit = needed - decode.free_tokens
     if deficit <= 0 or not decode.num_requests:
         return 0.0

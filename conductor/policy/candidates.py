@@ -1,4 +1,4 @@
-"""Choose the few prefill workers that are worth scoring."""
+"""Chooses the few prefill workers that are worth scoring."""
 
 import hashlib
 from itertools import islice
@@ -26,9 +26,9 @@ def candidates(
     snapshot: Snapshot, query: PolicyQuery, num_ring: int, num_holders: int, num_least: int
 ) -> list[PrefillView]:
     """Return the next workers on the ring, those with most of the prompt cached, and one of the
-    least loaded, without excluded workers. Among equal scores the first in this order wins. The
-    request's hash selects one of the least loaded workers, so that several conductors with the same
-    stale reports do not all choose the same one."""
+    least loaded, without excluded workers. Among candidates with equal scores the first in this
+    order wins. The request's hash selects one of the least loaded workers, so that several
+    conductors with the same stale reports do not all choose the same one."""
     pool = snapshot.prefills
     ring = ring_successors(pool.ids, ring_key(snapshot, query))
     eligible = (view.id for view in pool.by_load() if view.id not in query.excluded)

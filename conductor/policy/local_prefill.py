@@ -1,4 +1,4 @@
-"""Conditional disaggregation: when a decode worker should prefill a prompt itself."""
+"""Decides when a decode worker should prefill a prompt itself (conditional disaggregation)."""
 
 from baton.core.placement import ScoredWorker
 from conductor.policy.decision import Decision
@@ -6,8 +6,8 @@ from conductor.policy.prefill_work import prefill_work
 from conductor.policy.snapshot import PolicyQuery, PrefillView, Snapshot, StoredPrefix
 
 MAX_LOCAL_PREFILL_SHARE = 0.6
-"""Maximum share of a decode worker's time for local prefill. Its decode batch waits meanwhile,
-which delays short answers most."""
+"""Maximum share of a decode worker's time for local prefill. The decode batch waits during a local
+prefill, which delays short answers most."""
 
 
 def local_prefill_decision(
@@ -38,8 +38,8 @@ def local_prefill_decision(
     return Decision(
         None,
         view.id,
-        f"local prefill of {work.compute_seconds:.3f} s, delaying {view.num_requests} requests, "
-        f"rather than {remote:.3f} s for a remote prefill and the KV transfer",
+        f"local prefill takes {work.compute_seconds:.3f} s and delays {view.num_requests} "
+        f"requests; a remote prefill and the KV transfer would take {remote:.3f} s",
         stored if work.fetched_blocks else None,
         work.compute_seconds,
         work.fetch_seconds + work.compute_seconds,

@@ -1,4 +1,5 @@
-"""How much of a prompt a worker would have to compute: what is neither cached nor fetched."""
+"""Estimates how much of a prompt a worker would have to compute, because it is neither cached nor
+worth fetching."""
 
 from dataclasses import dataclass
 
@@ -7,8 +8,9 @@ from conductor.policy.snapshot import PolicyQuery, PrefillView, Snapshot, Stored
 
 @dataclass(frozen=True, slots=True)
 class PrefillWork:
-    """The work for a prompt on one worker: fetching ``fetched_blocks`` from a peer's store takes
-    ``fetch_seconds``, the prefill after it ``compute_seconds``; ``local_blocks`` are cached."""
+    """The work for a prompt on one worker. Fetching ``fetched_blocks`` from a peer's store takes
+    ``fetch_seconds``, and the prefill after it takes ``compute_seconds``. ``local_blocks`` are
+    already cached."""
 
     compute_seconds: float
     local_blocks: int

@@ -1,8 +1,8 @@
-"""Forecast a prefill worker's queue if one more prompt joins it.
+"""Forecasts a prefill worker's queue if one more prompt joins it.
 
-The prompt with the earliest deadline is computed first; prompts that can no longer meet theirs come
-after all others (``baton.core.prefill_order``). So the queue determines both when the new prompt's
-first token comes and which queued prompts it makes late.
+The prompt with the earliest deadline is computed first; prompts that can no longer meet their
+deadline come after all others (``baton.core.prefill_order``). So the queue determines both when the
+new prompt's first token comes and which queued prompts it makes late.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from conductor.policy.snapshot import PrefillView
 
 @dataclass(frozen=True, slots=True)
 class QueueForecast:
-    """``done_seconds`` is when the new prompt has been computed. ``num_made_late`` queued prompts
-    would miss their deadline only because of it."""
+    """``done_seconds`` is the time at which the new prompt has been computed. ``num_made_late``
+    queued prompts would miss their deadline only because of it."""
 
     done_seconds: float
     num_made_late: int

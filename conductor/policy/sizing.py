@@ -1,10 +1,11 @@
-"""Compute how many workers each pool should have, from the load and the throughput of one worker.
+"""Computes how many workers each pool should have, from the load and the throughput of one worker.
 
-A pool grows at once, by as much as the load needs. It shrinks to the most workers that were needed
-in the last ``shrink_seconds`` at a utilisation of ``shrink_utilisation``: so the load must grow by
-the ratio of ``utilisation`` to it before a removed worker is needed again. No pool becomes too
-small for the requests that were already admitted. A queue makes a pool grow only by what it adds to
-the work of the next minute: a worker that starts now is too late for the requests queued now.
+A pool grows at once, by as much as the load needs. It shrinks to the largest number of workers that
+was needed in the last ``shrink_seconds`` at a utilisation of ``shrink_utilisation``. So the load
+must grow by a factor of ``utilisation / shrink_utilisation`` before a removed worker is needed
+again. No pool becomes too small for the requests that were already admitted. A queue makes a pool
+grow only by what the queue adds to the work of the next minute, since a worker that starts now
+comes too late for the requests that are queued now.
 """
 
 import math
@@ -58,11 +59,11 @@ class DemandPeaks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolCapacity:
-    """The current pool sizes, and what one worker of each pool was measured to do: prompt tokens
-    computed per second, answer tokens per second within the SLO, tokens of KV (0: not measured
-    yet). ``queued_prompt_tokens``, and ``projected_tokens`` of KV, are the demand of requests that
-    were already admitted. ``prefill_demand`` and ``decode_demand`` are those of the last
-    :class:`PoolSizes`."""
+    """The current pool sizes, and the measured capacity of one worker of each pool: prompt tokens
+    computed per second, answer tokens per second within the SLO, and tokens of KV (each 0 if not
+    measured yet). ``queued_prompt_tokens`` and ``projected_tokens`` (of KV) are the demand of
+    requests that were already admitted. ``prefill_demand`` and ``decode_demand`` are the demand
+    peaks from the last :class:`PoolSizes`."""
 
     now_seconds: float
     num_prefill: int
@@ -106,7 +107,8 @@ class _PoolDemand:
 
     @property
     def kept(self) -> int:
-        """Existing workers that admitted requests need; they stay even beyond the bounds."""
+        """The number of existing workers that admitted requests need; they stay even beyond the
+        bounds."""
         return min(self.committed, self.num_workers)
 
     def utilisation(self, num_workers: int) -> float:
@@ -199,7 +201,7 @@ def _size_pool(
 
 
 def _reason(pool: _PoolDemand, num_workers: int, utilisation: float) -> str:
-    """Say which limit decided on this number."""
+    """Return a text that names the limit which determined this number."""
     if num_workers == pool.max_workers:
         return f"load of {pool.load:.2f} workers, and {pool.max_workers} is the maximum"
     if num_workers == pool.committed > pool.needed(utilisation):

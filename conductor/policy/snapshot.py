@@ -9,8 +9,8 @@ from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import WorkerId
 
 AnyBlockKey = Hashable
-"""A block's key: a chained hash, or a block id from a trace. Either also identifies all blocks
-before it."""
+"""A block's key: a chained hash, or a block id from a trace. Both also identify all blocks before
+it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -26,7 +26,7 @@ class PrefillView:
     """A prefill worker as the policies see it. Its current step ends at ``busy_until_seconds``;
     then it computes ``queue``, ordered by deadline, of ``queued_tokens`` in total. ``node`` is its
     host's store node. Unless ``is_measured``, its cost is a guess, which affects the choice of a
-    worker but never rejects a request."""
+    worker but is no reason to reject a request."""
 
     id: WorkerId
     cost: PrefillCost
@@ -51,7 +51,7 @@ class PrefillView:
 class DecodeView:
     """A decode worker as the policies see it. As of ``as_of_seconds``, the requests that it has or
     will get have ``context_tokens`` of KV once all have arrived, and are expected to grow to
-    ``projected_tokens`` in total. ``is_measured``: as in :class:`PrefillView`."""
+    ``projected_tokens`` in total. ``is_measured`` is as in :class:`PrefillView`."""
 
     id: WorkerId
     cost: DecodeCost
@@ -61,12 +61,12 @@ class DecodeView:
     context_tokens: int = 0
     projected_tokens: int = 0
     local_prefill_until_seconds: float = 0.0
-    """The time before which it should prefill no further prompt: see
+    """The worker should prefill no further prompt before this time: see
     ``conductor/policy/local_prefill.py``."""
     as_of_seconds: float = 0.0
     is_measured: bool = True
     prefill_cost: PrefillCost | None = None
-    """None: it must not prefill prompts while prefill workers are available."""
+    """If None, the worker must not prefill prompts while prefill workers are available."""
 
     @property
     def load(self) -> float:
@@ -77,7 +77,8 @@ class DecodeView:
         return self.capacity_tokens - self.projected_tokens
 
     def step_seconds(self, more_requests: int = 0, more_tokens: int = 0) -> float:
-        """Predict the inter-token latency if so many requests and tokens of context are added."""
+        """Predict the inter-token latency after adding ``more_requests`` requests with
+        ``more_tokens`` tokens of context in total."""
         return self.cost.seconds(
             self.num_requests + more_requests, self.context_tokens + more_tokens
         )
@@ -140,7 +141,7 @@ class WorkerPool(Generic[WorkerViewT]):
 
 @dataclass(frozen=True, slots=True)
 class StoredPrefix:
-    """The store node that has most of a prompt's leading blocks, and how many."""
+    """The store node that has the most leading blocks of a prompt, and their number."""
 
     node: str
     num_blocks: int
@@ -154,12 +155,12 @@ class CacheView(Protocol):
         ...
 
     def workers_with_prefix(self, keys: Sequence[AnyBlockKey], count: int) -> list[WorkerId]:
-        """Return prefill workers with most of the leading blocks on the device or host, best
-        first."""
+        """Return up to ``count`` prefill workers, those with the most leading blocks on the device
+        or host first."""
         ...
 
     def longest_stored_prefix(self, keys: Sequence[AnyBlockKey]) -> StoredPrefix | None:
-        """Return the store node with most of the leading blocks; None if no node has any."""
+        """Return the store node with the most leading blocks; None if no node has any of them."""
         ...
 
     def request_share(self, key: AnyBlockKey) -> float:

@@ -1,8 +1,8 @@
 """The Ray actor that keeps one worker's process alive on a Ray node.
 
-The worker is the ordinary program (``baton serve ROLE``) in its own process: a crash of it does not
-end the actor, its threads and environment are the same as with other backends, and the kernel ends
-it together with the actor.
+The worker is the usual ``baton serve ROLE`` in its own process: if it crashes, the actor lives on;
+its threads and environment are the same as with other backends; and the kernel kills it when the
+actor dies.
 """
 
 import asyncio
@@ -39,8 +39,8 @@ class WorkerActor:
         self._changed = asyncio.Event()
 
     async def follow(self, seen: int) -> dict[str, Any]:
-        """Wait for a newer state of the worker than number ``seen``, and return it. The first call
-        starts the worker. Only one caller at a time."""
+        """Wait for a state of the worker that is newer than number ``seen``, and return it. The
+        first call starts the worker. There must be only one caller at a time."""
         if self._run_task is None:
             self._run_task = asyncio.create_task(self._run_child())
         while self._state_number == seen:
@@ -56,7 +56,7 @@ class WorkerActor:
         }
 
     async def stop(self) -> None:
-        """Drain the worker; return when it has ended."""
+        """Drain the worker; return when it has exited."""
         await self._child.stop()
 
     async def _run_child(self) -> None:
@@ -76,7 +76,8 @@ class WorkerActor:
         return ChildProcessSpec(spec.id, spec.role, command, environment, self._log())
 
     def _log(self) -> Path:
-        """Return the log's path; on the supervisor's machine, it is where ``baton logs`` looks."""
+        """Return the log's path. On the supervisor's machine, ``baton logs`` finds the log
+        there."""
         home = Path(self._spec.home)
         path = (home if home.is_dir() else baton_home()) / self._spec.log
         path.parent.mkdir(parents=True, exist_ok=True)

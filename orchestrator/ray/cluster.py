@@ -1,8 +1,8 @@
 """A connection to a Ray cluster: a private one started for this Baton cluster, or an existing one.
 
 Ray is inside the trust boundary: any client that reaches its ports can run code on its nodes, and
-its own calls serialise with cloudpickle. We send only plain values through it. A private Ray
-listens on loopback, and requires a token that only this process knows.
+Ray's own calls use cloudpickle. Baton sends only plain values through Ray. A private Ray listens on
+loopback, and requires a token that only this process knows.
 """
 
 import asyncio
@@ -34,11 +34,13 @@ from orchestrator.launch_specs import RemoteWorkerSpec
 from orchestrator.ray.actor import WorkerActor
 
 MAX_RESTARTS = 3
-"""How often Ray restarts an actor, on whatever node has room; after that we create a new one."""
+"""How often Ray restarts an actor, on any node with enough resources; after that, a new actor is
+created."""
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 OBJECT_STORE_BYTES = 80 * 2**20
-"""Size of Ray's object store: nearly the smallest that Ray allows, since nothing is put there."""
+"""Size of Ray's object store: close to the minimum that Ray allows, since nothing is stored in
+it."""
 
 NODE_AFFINITY = 0.001
 """The amount of a node's own resource (``node:ADDRESS``) that a worker requests to run there."""
@@ -47,7 +49,7 @@ Result = TypeVar("Result")
 
 
 class ActorLost(Exception):
-    """An actor does not answer. Ray will restart it, unless ``is_permanent``."""
+    """An actor does not respond. Ray will restart it, unless ``is_permanent``."""
 
     def __init__(self, reason: str, is_permanent: bool) -> None:
         super().__init__(reason)
@@ -72,13 +74,14 @@ class RayCluster:
         self._settings = settings
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
         self.private_folder = ""
-        """The folder with the files and sockets of a private Ray, accessible only to our user."""
+        """The folder with the files and sockets of a private Ray, accessible only to the current
+        user."""
         self._node_by_worker: dict[str, tuple[str, str]] = {}
         self._worker_resources: dict[str, float] = {}
         self.supervisor_host = LOOPBACK[0]
         """The address on which the supervisor's own programs listen."""
         self.spans_machines = False
-        """Whether workers may run on other machines than this one."""
+        """Whether workers may run on machines other than this one."""
 
     # -- connection -------------------------------------------------------------------------
 
@@ -101,7 +104,7 @@ class RayCluster:
         address = self._settings.ray_address
         quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL}
         if address is None:
-            # Ray makes its folder accessible to everybody (0777): put it into one that is not.
+            # Ray makes its folder accessible to everybody (0777): create it in a private one.
             self.private_folder = tempfile.mkdtemp(prefix="baton-ray-")
             ray.init(
                 "local",
@@ -138,12 +141,12 @@ class RayCluster:
     # -- workers ----------------------------------------------------------------------------
 
     async def check_capacity(self, count: int) -> None:
-        """Raise Unavailable when ``count`` workers could not run even if Ray ran nothing else."""
+        """Raise Unavailable if ``count`` workers could not run even if Ray ran nothing else."""
         total = await self._in_thread(ray.cluster_resources)
         for name, each in self._requested_resources().items():
             if each * count > total.get(name, 0.0):
                 raise Unavailable(
-                    f"{count} workers need {each * count:g} {name}, and Ray has "
+                    f"{count} workers need {each * count:g} {name}, but Ray has "
                     f"{total.get(name, 0.0):g}: start fewer, add nodes, or lower "
                     f"ray_worker_{name.lower()}s ({each:g})"
                 )
@@ -167,8 +170,8 @@ class RayCluster:
             raise ActorLost(_first_line(error), is_permanent=True) from error
 
     async def describe_missing_resources(self, placed: PlacedActor) -> str:
-        """Describe the resources that a worker waits for; empty when it has them, or when Ray does
-        not say."""
+        """Describe the resources that a worker is waiting for. Returns an empty text if the worker
+        has them, or if Ray does not report them."""
         try:
             return await self._in_thread(lambda: self._describe_missing_resources(placed))
         except (RayError, ConnectionError):
@@ -180,13 +183,14 @@ class RayCluster:
         self._node_by_worker[placed.worker_id] = (role, node_id)
 
     async def release_actor(self, placed: PlacedActor) -> None:
-        """Kill the actor, which ends its worker, too, and free its resources."""
+        """Kill the actor, and thereby its worker, and free its resources."""
         self._node_by_worker.pop(placed.worker_id, None)
         await self._in_thread(lambda: _release(placed))
 
     def _create_actor(self, order: RemoteWorkerSpec) -> PlacedActor:
         # Prefer the node with the fewest workers; Ray itself would fill one node after the other.
-        # Only this strategy accepts a preferred node; a single bundle is never split anyway.
+        # Only the strategy STRICT_PACK accepts a preferred node; a single bundle is never split
+        # anyway.
         node = self._least_used_node(order.role)
         group = placement_group(
             [self._worker_resources], strategy="STRICT_PACK", _soft_target_node_id=node or None
@@ -201,8 +205,8 @@ class RayCluster:
         return PlacedActor(order.id, actor.remote(asdict(order), self.spans_machines), group)
 
     def _least_used_node(self, role: str) -> str:
-        """Return the node with the fewest workers of this role, among equals with the fewest of
-        both roles, and then the first by id."""
+        """Return the node with the fewest workers of this role; of several such nodes, the one with
+        the fewest workers of both roles, and then the first by id."""
         same_role = Counter(node for other, node in self._node_by_worker.values() if other == role)
         both_roles = Counter(node for _, node in self._node_by_worker.values())
         ids = [str(node["NodeID"]) for node in _nodes()]
@@ -241,7 +245,7 @@ def _release(placed: PlacedActor) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise OSError when nothing listens at ``address``; Ray itself would retry for minutes."""
+    """Raise OSError if nothing listens on ``address``; Ray itself would retry for minutes."""
     host, _, port = address.rpartition(":")
     if host:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_SECONDS).close()

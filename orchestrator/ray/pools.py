@@ -1,7 +1,8 @@
-"""Pools of workers that are Ray actors, each with its own resources, on any node that has them.
+"""Pools of workers that are Ray actors. Each actor has its own resources, on any node that has
+them.
 
-Ray restarts an actor when it or its node dies; the actor restarts its worker when that dies
-(:mod:`orchestrator.ray.actor`). The actors end with the supervisor.
+Ray restarts an actor when the actor or its node dies; the actor restarts its worker when the worker
+dies (:mod:`orchestrator.ray.actor`). When the supervisor exits, so do the actors.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from orchestrator.ray.cluster import ActorLost, PlacedActor, RayCluster
 from orchestrator.supervised_pools import OnChange, SupervisedPools, SupervisedProcess
 
 POLL_SECONDS = 1.0
-"""The interval between two checks of what a worker waits for."""
+"""The interval between two checks of which resources a worker is waiting for."""
 
 STOP_REPORT_SECONDS = 5.0
 """The time that an actor has to report that its worker has stopped."""
@@ -45,7 +46,8 @@ class RayPools(SupervisedPools):
 
 
 class RayWorkerProcess:
-    """Keeps one worker alive on Ray until it is stopped; creates a new actor when one is lost."""
+    """Keeps one worker alive on Ray until it is stopped. Creates a new actor when the actor is
+    lost."""
 
     def __init__(
         self, spec: RemoteWorkerSpec, cluster: RayCluster, clock: Clock, on_change: OnChange
@@ -93,7 +95,7 @@ class RayWorkerProcess:
             self._set_state("stopped" if self.is_stopping else "failed")
 
     async def stop(self) -> None:
-        """Ask the actor to drain its worker; kill the actor when that takes too long."""
+        """Make the actor drain its worker; kill the actor if that takes too long."""
         self._stop_requested.set()
         if self._ended.is_set():
             return
@@ -128,7 +130,7 @@ class RayWorkerProcess:
                 await self._prepare_new_actor(str(lost))
 
     async def _run_actor(self) -> None:
-        """Run one actor until its worker has ended for good. Raises ActorLost when Ray no longer
+        """Run one actor until its worker has exited for good. Raises ActorLost when Ray no longer
         restarts the actor."""
         self._placing = asyncio.ensure_future(self._cluster.create_actor(self._spec))
         placed, seen = await asyncio.shield(self._placing), -1
@@ -152,8 +154,8 @@ class RayWorkerProcess:
                 return
 
     async def _wait_for_state(self, placed: PlacedActor, seen: int) -> dict[str, Any]:
-        """Return the actor's next state; until its first answer, report which resources it waits
-        for."""
+        """Return the actor's next state. Until the actor's first response, report which resources
+        it is waiting for."""
         asking = asyncio.ensure_future(self._cluster.call_actor(placed, "follow", seen))
         try:
             while not (await asyncio.wait([asking], timeout=POLL_SECONDS))[0]:
@@ -165,8 +167,8 @@ class RayWorkerProcess:
             asking.cancel()
 
     async def _prepare_new_actor(self, why: str) -> None:
-        """Prepare a new actor after a lost one. A worker that has never served fails after
-        ``START_ATTEMPTS`` actors."""
+        """Prepare a new actor after one was lost. A worker that has never served is marked as
+        failed after ``START_ATTEMPTS`` actors."""
         self._report_restart(why)
         await self._release_actor()
         self._num_lost += 1

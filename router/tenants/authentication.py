@@ -62,8 +62,8 @@ class Authenticator:
         :mod:`router.http.browser_check` rejects such pages."""
         if path in PUBLIC_PATHS:
             return False
-        is_operators = path.startswith(ADMIN_PATH_PREFIX)
-        return not (self.has_admin_key if is_operators else self.directory.needs_keys)
+        is_admin_path = path.startswith(ADMIN_PATH_PREFIX)
+        return not (self.has_admin_key if is_admin_path else self.directory.needs_keys)
 
     def check_metrics(self, authorization: str | None) -> None:
         """If API keys are required, raises ApiError (401, 403) unless the admin key is given."""

@@ -313,6 +313,6 @@ async def test_a_ray_actor_that_dies_is_restarted_with_its_worker(
 
 
 async def test_more_workers_than_ray_has_resources_for_are_refused(ray_cluster: Any) -> None:
-    with pytest.raises(Unavailable, match=r"5 workers need .* CPU, and Ray has"):
+    with pytest.raises(Unavailable, match=r"5 workers need .* CPU, but Ray has"):
         await ray_cluster.check_capacity(5)
     await ray_cluster.check_capacity(4)

@@ -72,9 +72,13 @@ def test_the_operator_can_find_warm_list_and_purge_blocks(warm: LocalCluster) ->
     ("arguments", "code", "message"),
     [
         (["purge"], 2, "purge needs --tenant, --model, --older-than, or --all"),
-        (["purge", "--older-than", "soon"], 2, "an age looks like 90, 15m, 2h or 3d, not 'soon'"),
+        (
+            ["purge", "--older-than", "soon"],
+            2,
+            "age is 'soon'; it must be like 90, 15m, 2h or 3d",
+        ),
         (["ls", "--model", "nobody"], 1, "no worker serves 'nobody'"),
-        (["find", "short"], 2, "less than one block of 16"),
+        (["find", "short"], 2, "it must have at least 16, the size of a block"),
         (["warm"], 2, "warm needs --prompt TEXT or --prompt-file FILE"),
     ],
 )

@@ -461,7 +461,7 @@ def test_api_key_is_sent(ask: Ask) -> None:
     with fake_server(needs_key=True) as server:
         run = ("--url", server.url, "--concurrency", "1", "--requests", "2", "--warm-up", "0")
         code, _, err = ask(*run)
-        assert code == 1 and "says 401: use --api-key KEY (" in err and "no such key" in err
+        assert code == 1 and "returned 401: use --api-key KEY (" in err and "no such key" in err
         code, _, _ = ask(*run, "--api-key", KEY)
         assert code == 0
 
@@ -487,8 +487,8 @@ def test_api_key_is_sent(ask: Ask) -> None:
         (("--rate", "1", "--shared-tokens", "512"), 2, "--shared-tokens is 512"),
         (("--rate", "1", "--burstiness", "-1"), 2, "--burstiness is -1"),
         (("--rate", "1", "--burstiness", "0", "--kind", "rag"), 2, "it must be above 0"),
-        (("--rate", "1", "--think-seconds", "1"), 2, "--think-seconds is for users that wait"),
-        (("--rate", "1", "--jitter-seconds", "1"), 2, "--jitter-seconds is for a trace"),
+        (("--rate", "1", "--think-seconds", "1"), 2, "--think-seconds needs --concurrency N"),
+        (("--rate", "1", "--jitter-seconds", "1"), 2, "--jitter-seconds needs --trace FILE"),
         (("--rate", "1", "--warm-up", "-1"), 2, "--warm-up is -1"),
         (("--rate", "1", "--slo-tbt", "0"), 2, "--slo-tbt is 0"),
         (("--rate", "1", "--processes", "0"), 2, "--processes is 0"),

@@ -35,7 +35,7 @@ def baton(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["status"], 1, "no cluster named 'default' is running here: `baton up`"),
+        (["status"], 1, "no cluster named 'default' is running here: start it with `baton up`"),
         (["scale", "prefill=2"], 1, "no cluster named 'default'"),
         (["scale", "prefill"], 2, "scale takes prefill=N and decode=N, not 'prefill'"),
         (["scale", "decode=-1"], 2, "not 'decode=-1'"),

@@ -170,11 +170,11 @@ def test_measured_cost_table_is_used(ask: Ask, tmp_path: Path) -> None:
         ("--hosts -1", "--hosts is -1"),
         ("--report-seconds inf", "--report-seconds is inf"),
         ("--jitter-seconds -1 --trace TRACE", "--jitter-seconds is -1; it must not be negative"),
-        ("--kill p0", "--kill takes WORKER@SECOND:SECONDS, like p3@120:30, not 'p0'"),
+        ("--kill p0", "--kill is 'p0'; it must be WORKER@SECOND:SECONDS, like p3@120:30"),
         ("--kill p9@1:1", "there is no worker 'p9'; there are p0 to p1"),
         ("--kill d01@1:1", "there is no worker 'd01'"),
         ("--slow d0x0", "--slow d0 is 0; it must be above 0"),
-        ("--slow x", "--slow takes WORKERxFACTOR, like p1x2.0, not 'x'"),
+        ("--slow x", "--slow is 'x'; it must be WORKERxFACTOR, like p1x2.0"),
         ("--trace /nowhere", "/nowhere: cannot be read"),
         ("--trace TRACE --kind chat", "--trace and --kind can't be combined"),
         ("--trace BROKEN", "broken.jsonl:2: input_length is -5; it must be a whole number from 1"),
@@ -203,7 +203,10 @@ def test_trace_whose_requests_all_arrive_at_once_cannot_be_rescaled(
     path.write_text(line * 2)
     assert parsed(ask("simulate", "--json", "--trace", str(path)))["rate_rps"] == 0
     code, _, err = ask("simulate", "--trace", str(path), "--rate", "2")
-    assert (code, err) == (2, "baton: once: all requests come at once, so no rate can be set\n")
+    assert (code, err) == (
+        2,
+        "baton: once: all requests arrive at once, so no rate can be set\n",
+    )
 
 
 def test_plots_are_written_or_matplotlib_is_named(ask: Ask, tmp_path: Path) -> None:

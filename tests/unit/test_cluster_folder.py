@@ -37,7 +37,7 @@ def test_one_owner_at_a_time(tmp_path: Path) -> None:
     assert not folder.is_locked()
     other = owner_elsewhere(tmp_path)
     assert folder.is_locked()
-    with pytest.raises(Invalid, match="a cluster named 'c' is running already: `baton down"):
+    with pytest.raises(Invalid, match="a cluster named 'c' is already running: run `baton down"):
         folder.acquire()
     other.kill()
     other.communicate()
@@ -70,7 +70,9 @@ def test_state_without_an_owner_is_not_a_running_cluster(tmp_path: Path) -> None
     folder = ClusterFolder(tmp_path, "c")
     folder.create()
     folder.write_state(state())
-    with pytest.raises(NotFound, match="no cluster named 'c' is running here: `baton up`"):
+    with pytest.raises(
+        NotFound, match="no cluster named 'c' is running here: start it with `baton up`"
+    ):
         folder.read_running()
 
 
@@ -91,7 +93,7 @@ def test_signalling_an_owner_that_has_just_ended_raises_not_found(tmp_path: Path
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     folder.write_state(state(supervisor_pid=gone.pid))
-    with pytest.raises(NotFound, match="has just ended"):
+    with pytest.raises(NotFound, match="has just stopped"):
         folder.signal_supervisor(signal.SIGTERM)
     other.kill()
     other.communicate()

@@ -62,7 +62,7 @@ async def test_drain_gives_up_after_its_timeout(ops: tuple[OpsServer, int]) -> N
 
 
 def test_unreachable_ops_port_is_reported() -> None:
-    with pytest.raises(Unavailable, match=r"nothing answers at 127\.0\.0\.1:9: "):
+    with pytest.raises(Unavailable, match=r"nothing responds at 127\.0\.0\.1:9: "):
         run_drain_self(load_settings(ops_port=9), 1.0)
 
 

@@ -317,9 +317,12 @@ def test_command_measures_and_writes_json(ask: Ask, path: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--contexts", "99999999"], "--contexts 99999999: the model has "),
-        (["--contexts", "0"], "--contexts takes counts separated by commas, as in 1,8,32, not '0'"),
-        (["--batches", "1,x"], "--batches takes counts"),
+        (["--contexts", "99999999"], "--contexts has 99999999; the model has only "),
+        (
+            ["--contexts", "0"],
+            "--contexts is '0'; it must be counts separated by commas, as 1,8,32",
+        ),
+        (["--batches", "1,x"], "--batches is '1,x'; it must be counts"),
         (["--model", "nowhere"], "model is 'nowhere'; it must be a directory"),
         (["--json", "/nowhere/at/all"], "--json /nowhere/at/all: No such file"),
         (["--device", "tpu"], "device"),
@@ -355,5 +358,5 @@ def test_plot_is_written(ask: Ask, path: Path, tmp_path: Path) -> None:
 
 def test_counts_are_parsed_and_bounded() -> None:
     assert parse_counts("--batches", "1, 8,8,32") == (1, 8, 32)
-    with pytest.raises(Invalid, match="33 counts; 32 at most"):
+    with pytest.raises(Invalid, match="33 counts; it must have at most 32"):
         parse_counts("--batches", ",".join(["1"] * 33))

@@ -162,7 +162,7 @@ def test_model_that_does_not_fit_reports_the_gpus_it_needs() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0, 0.5, 0.7), "0 GPUs; a worker has at least one"),
+        ((0, 0.5, 0.7), "a worker has 0 GPUs; it must have at least one"),
         ((1, 0.0, 0.7), "prefill_efficiency is 0.0; it must be above 0 and at most 1"),
         ((1, 0.5, 1.1), "decode_efficiency is 1.1; it must be above 0 and at most 1"),
         ((1, 0.5, float("nan")), "decode_efficiency is nan; it must be above 0 and at most 1"),
@@ -245,7 +245,7 @@ ROW = {"new_tokens": 1, "cached_tokens": 0, "seconds": 1.0}
         (table(kv_capacity_tokens=1.5), ": kv_capacity_tokens is 1.5; it must be a whole number"),
         (table(prefill={}), ": prefill is {}; it must be a list of objects"),
         (table(prefill=[1]), ": prefill is [1]; it must be a list of objects"),
-        (table(prefill=[]), ": the 0 rows of prefill do not determine its three costs; it needs"),
+        (table(prefill=[]), ": the 0 rows of prefill do not determine its three costs; there"),
         (table(prefill=[ROW] * 9), ": the 9 rows of prefill do not determine its three costs"),
         (
             table(prefill=[ROW, {"seconds": 1}]),

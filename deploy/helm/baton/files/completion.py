@@ -1,6 +1,6 @@
-"""One completion, asked as a client asks it. Arguments: the router's URL, seconds. An API key, if
-one is needed, in the environment (API_KEY): arguments can be read by whoever sees the process.
-Ends with code 1, and why, unless an answer comes."""
+"""Requests one completion, as a client would. The arguments are the router's URL and a timeout in
+seconds. If an API key is required, it is in the environment variable API_KEY, since arguments are
+visible in the process list. Exits with 1 and the reason if there is no answer."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import urllib.request
 
 url, seconds, key = sys.argv[1], float(sys.argv[2]), os.environ.get("API_KEY")
 
-# A certificate of the router is for its names outside, so here only the answer counts.
+# The router's certificate is for its external names, so it is not verified here.
 unverified = ssl.create_default_context()
 unverified.check_hostname = False
 unverified.verify_mode = ssl.CERT_NONE
