@@ -55,7 +55,8 @@ def choice(*texts: str) -> Grammar:
 def grammar_request(
     name: str, grammar: Grammar | None, seed: int, max_tokens: int = 200, generated: bytes = b""
 ) -> RequestSpec:
-    """Return a request. ``generated`` are tokens that another engine has generated before."""
+    """Return a request. ``generated`` are answer tokens that another engine has already
+    generated."""
     sampling = SamplingParams(max_tokens, seed=seed, grammar=grammar)
     tokens = PROMPT + tuple(map(TokenId, generated))
     return RequestSpec(RequestId(name), Epoch(1), tokens, len(PROMPT), sampling)
@@ -64,8 +65,8 @@ def grammar_request(
 def generate_all(
     grammars: GrammarCompiler, specs: Sequence[RequestSpec], num_blocks: int = 512
 ) -> dict[str, tuple[bytes, FinishReason]]:
-    """Run ``specs`` as one batch on a fresh engine; return text (without EOS) and finish reason of
-    each."""
+    """Run ``specs`` as one batch on a fresh engine; return each request's text (without EOS) and
+    finish reason."""
     engine = Engine(
         FakeRunner(num_blocks, CONFIG.block_tokens, VOCAB),
         CONFIG,

@@ -32,8 +32,8 @@ LINK = LinkSpeed(1e6, 1e6, 0.0)
 
 @dataclass
 class FakeCache:
-    """A fake prefix index: ``cached`` blocks by worker, the prefix that a store holds, and the
-    shares of the chain's keys."""
+    """A fake prefix index. ``cached`` is the number of cached blocks by worker; ``shares`` are the
+    shares of recent requests whose chains contain each of BLOCK_KEYS."""
 
     cached: dict[str, int] = field(default_factory=dict)
     stored_prefix: StoredPrefix | None = None
@@ -54,8 +54,8 @@ class FakeCache:
 
 
 def prefill(name: str, *queue: tuple[float, float], **fields: object) -> PrefillView:
-    """Return a prefill worker. Each item of ``queue`` is (seconds until the deadline, seconds of
-    work)."""
+    """Return a prefill worker. Each item of ``queue`` is a queued prompt: (seconds until its
+    deadline, seconds of prefill work)."""
     queued = sorted(QueuedPrefill(NOW + deadline, work) for deadline, work in queue)
     busy = NOW if queued else 0.0
     free = busy + sum(item.work_seconds for item in queued)

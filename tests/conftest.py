@@ -7,10 +7,11 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 PROCESSES = ("tests/e2e/", "tests/kube/")
-"""Folders whose tests start processes. They run one after the other, in parallel with all
-others."""
+"""Folders whose tests start processes. These tests run one after the other, in parallel with the
+tests in all other folders."""
 
-# A slow machine is no reason to fail. A failure can be replayed from the blob that it prints.
+# There are no deadlines, so that no test fails because a machine is slow. A failure can be replayed
+# from the blob that Hypothesis prints.
 hypothesis.settings.register_profile(
     "baton",
     deadline=None,
@@ -32,8 +33,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 class ByFile(LoadScopeScheduling):
-    """Give each pytest-xdist process (``make test`` has two) whole files, so that fixtures that
-    a file's tests share are created once."""
+    """Give each pytest-xdist process (``make test`` starts two) whole files, so that fixtures
+    shared by a file's tests are created once."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]

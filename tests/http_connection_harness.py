@@ -32,7 +32,8 @@ class ReceivedRequest:
 
 @dataclass(slots=True)
 class ConnectionResult:
-    """The result of one connection. ``statuses`` are of its responses in order, without 100."""
+    """The result of one connection. ``statuses`` are the status codes of its responses in order,
+    without 100 (Continue)."""
 
     requests: list[ReceivedRequest]
     statuses: list[int]
@@ -86,8 +87,8 @@ class ConnectionHarness:
         self._received: list[ReceivedRequest] = []
 
     async def send(self, pieces: Sequence[bytes]) -> ConnectionResult:
-        """Send ``pieces`` over one new connection; the app runs after each of them. Raises
-        TimeoutError when the connection stops reading before all of them were sent."""
+        """Send ``pieces`` over one new connection; the app runs after each piece. Raises
+        TimeoutError if the connection stops reading before all pieces were sent."""
         loop = asyncio.get_running_loop()
         state, transport = ServerState(), MemoryTransport()
         self._received, refusals, errors = [], [], []
@@ -114,7 +115,7 @@ class ConnectionHarness:
 
     @staticmethod
     async def _wait_until_idle(transport: MemoryTransport, state: ServerState) -> None:
-        """Return once nothing has changed for QUIET_TURNS iterations of the event loop."""
+        """Return once nothing has changed for NUM_IDLE_ITERATIONS iterations of the event loop."""
         before, num_quiet = (-1, False, False, 0), 0
         while num_quiet < NUM_IDLE_ITERATIONS:
             await asyncio.sleep(0)
@@ -139,7 +140,7 @@ class ConnectionHarness:
 
 
 def _split_responses(written: bytes) -> tuple[list[bytes], str]:
-    """Return the complete responses, and a description of what is wrong after them, or ""."""
+    """Return the complete responses, and a description of the first invalid one, or ""."""
     answers: list[bytes] = []
     start = 0
     while start < len(written):

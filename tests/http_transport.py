@@ -1,7 +1,7 @@
 """An httpx transport to an application behind production's HTTP server, over socket pairs.
 
-Tests that ask the router through it run the code that a client's bytes run through:
-:class:`router.http.connection.HttpConnection` and all that lies behind it, without a port.
+Tests that send requests to the router through it run production's code path, from
+:class:`router.http.connection.HttpConnection` on, but need no port.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class HttpServerTransport(httpx.AsyncHTTPTransport):
 
 
 class SocketPairBackend(httpcore.AsyncNetworkBackend):
-    """Connects to the server through one end of a socket pair, whatever address is asked for."""
+    """Connects to the server through one end of a socket pair, whatever address is requested."""
 
     def __init__(self, server: HttpServer, client: Address) -> None:
         self._server = server
@@ -62,7 +62,8 @@ class SocketPairBackend(httpcore.AsyncNetworkBackend):
 
 class SocketStream(httpcore.AsyncNetworkStream):
     """A connected socket. A server that refuses a request may close the connection before it has
-    read all of it; its response is still there to read, which asyncio's streams would lose."""
+    read the whole request. Its response can then still be read here; asyncio's streams would lose
+    it."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -83,14 +84,15 @@ class SocketStream(httpcore.AsyncNetworkStream):
         self._socket.close()
 
     def get_extra_info(self, info: str) -> Any:
-        """Say whether there is something to read: on an idle connection, that it was closed."""
+        """Return whether the socket is readable. An idle connection is readable once it was
+        closed."""
         if info == "is_readable":
             return bool(select.select([self._socket], [], [], 0)[0])
         return None
 
 
 class _SocketFrom(socket.socket):
-    """A socket whose peer has the address ``peer``: a pair's has none."""
+    """A socket that reports ``peer`` as its peer's address; a socket pair has no addresses."""
 
     def __init__(self, end: socket.socket, peer: Address) -> None:
         super().__init__(fileno=end.detach())

@@ -39,7 +39,7 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 EOS = 257
-VOCAB = 300  # more than the tokenizer has, as in real models
+VOCAB = 300  # larger than the tokenizer's vocabulary, as in real models
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ async def open_harness(
 
 
 FINGERPRINT = "fp_f5b4f999fe"
-"""The fingerprint of these workers, as a constant, so that a change of it is noticed."""
+"""The ``system_fingerprint`` of these workers, as a constant, so that a change is noticed."""
 
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
@@ -213,8 +213,8 @@ async def step_until_done(router: RouterHarness, *tasks: "asyncio.Task[Any]") ->
 
 
 async def post_raw(url: str, head: str, chunks: list[bytes], end: bytes = b"}}") -> bytes:
-    """Send raw bytes, and read to ``end`` of the first response, or to the end of the
-    connection."""
+    """Send raw bytes. Return the response up to ``end``, or if ``end`` is empty, all that is
+    received until the connection is closed."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:

@@ -84,7 +84,8 @@ class StoreHarness:
         return PutRequest(self.source, CHECKSUM_XXH3, blocks, tenant=tenant, model=model)
 
     async def put(self, *numbers: int, **options: bytes) -> tuple[int, int]:
-        """Put these blocks; return how many were stored and how many were already present."""
+        """Put the blocks ``numbers``; return how many were stored and how many were already
+        present."""
         result = await self.node.put(self.request(numbers, **options))  # type: ignore[arg-type]
         return result.num_stored, result.num_already_present
 
@@ -95,7 +96,8 @@ class StoreHarness:
         return await self.node.lease(LeaseRequest(keys, seconds, max_bytes))
 
     async def read(self, *numbers: int) -> list[bytes]:
-        """Return what a reader of these blocks gets without verifying checksums."""
+        """Return the bytes that a reader of the blocks ``numbers`` gets; checksums are not
+        verified."""
         leased = await self.lease(*numbers)
         self.node.release(leased.lease_id)
         return [
@@ -104,7 +106,7 @@ class StoreHarness:
         ]
 
     async def stored_numbers(self, *numbers: int) -> list[int]:
-        """Return those of these blocks that the node has in any tier."""
+        """Return those of the block ``numbers`` that the node has in any tier."""
         return [n for n in numbers if (await self.lease(n, max_bytes=0)).num_stored]
 
     def flip_bit(self, offset: int) -> None:

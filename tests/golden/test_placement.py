@@ -1,8 +1,8 @@
-"""Placement decisions as a script: scenarios described in prose, each with the decision.
+"""Tests that each placement scenario, described in prose, gets the decision in ``placement.txt``.
 
     pytest tests/golden --rewrite
 
-rewrites ``placement.txt``, for review by diff.
+rewrites the file, so that changed decisions can be reviewed as a diff.
 """
 
 from collections.abc import Iterator

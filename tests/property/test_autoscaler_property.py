@@ -100,8 +100,8 @@ class PoolsModel:
             )
 
     def resize(self, step: ScalingStep) -> None:
-        """Apply a step. Workers that are starting are removed first and at once; serving ones
-        drain."""
+        """Apply a step. When a pool shrinks, starting workers are removed first and immediately,
+        and serving workers drain."""
         self.sizes[step.role] = step.new_size
         states = self.states[step.role]
         states += ["starting"] * (step.new_size - step.old_size)
@@ -154,7 +154,7 @@ def test_every_step_respects_bounds_budget_and_cooldown(
 def test_a_constant_plan_is_reached_and_then_nothing_changes(
     plan: PoolPlan, ahead: int, can_convert: bool
 ) -> None:
-    """This holds for any plan, as long as workers start and stop as they are told."""
+    """This holds for any plan if workers start and stop when the autoscaler requests it."""
     pools = PoolsModel(can_convert)
     for _ in range(100):
         pools.observe(plan)

@@ -23,8 +23,8 @@ from tests.store_harness import reserve
 
 SEGMENT = 64 * 1024
 SIZES = (100, 16_000, 5000, 16_000)
-"""A segment has 14, 3, 7 and 3 slots of these sizes, none of which is a multiple of a page. Most
-evictions hit the large ones."""
+"""Sizes of blocks, in bytes. A segment has 14, 3, 7 and 3 slots for them. No size is a multiple of
+a page. Most evictions hit the large blocks."""
 
 NUM_KEYS = 16
 NUMBERS = st.integers(0, NUM_KEYS - 1)
@@ -36,7 +36,7 @@ def key_of(number: int) -> BlockKey:
 
 
 def bytes_of(key: BlockKey) -> bytes:
-    """Return the content of a block, which its key determines, size included."""
+    """Return the content of a block. Its key determines the size and the bytes."""
     seed = key[0]
     return (bytes((seed * 31 + i) % 251 for i in range(97)) * 200)[: SIZES[seed % len(SIZES)]]
 
@@ -46,9 +46,10 @@ def no_space(*args: object) -> int:
 
 
 class DiskMachine(RuleBasedStateMachine):
-    """The model. ``order`` holds the sealed keys, the next eviction victim first. ``readers`` holds
-    our references, including those to dropped blocks. Reading a ``damaged`` block may succeed or
-    raise Corrupt, and it may be gone after a restart, as may all blocks of ``spoiled`` segments."""
+    """Runs the tier and its model. ``order`` holds the sealed keys, the next eviction victim first.
+    ``readers`` holds our references, including those to dropped blocks. Reading a ``damaged`` block
+    may succeed or raise Corrupt, and it may be gone after a restart, as may all blocks of
+    ``spoiled`` segments."""
 
     @initialize(num_segments=st.integers(1, 3))
     def start(self, num_segments: int) -> None:
@@ -65,11 +66,12 @@ class DiskMachine(RuleBasedStateMachine):
         self.evictions = 0
         self.filling: dict[BlockKey, DiskBlock] = {}
         self.written: set[BlockKey] = set()
-        self.readers: list[tuple[DiskBlock, bool]] = []  # (block, its bytes may be wrong)
+        self.readers: list[tuple[DiskBlock, bool]] = []  # (block, whether its bytes may be wrong)
         self.spoiled: set[Path] = set()
 
     def held(self) -> set[BlockKey]:
-        """Return the referenced keys, without dropped blocks, whose keys may be stored again."""
+        """Return the keys of the referenced blocks, except for dropped blocks, whose keys may be
+        stored again."""
         return {block.key for block, _ in self.readers if not block.doomed}
 
     def block(self, key: BlockKey) -> DiskBlock:
@@ -105,7 +107,8 @@ class DiskMachine(RuleBasedStateMachine):
         self.filling[key] = block
 
     def victims(self, slot_bytes: int) -> list[set[BlockKey]]:
-        """Return a list with the next eviction victim of that slot size; empty if there is none."""
+        """Return a list with the next eviction victim among slots of ``slot_bytes``; empty if there
+        is none."""
         self.segment_of = {key: self.block(key).segment for key in self.order}
         idle = [key for key in self.order if key not in self.held()]
         same = [key for key in idle if self.segment_of[key].slot_bytes == slot_bytes]

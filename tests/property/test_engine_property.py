@@ -1,7 +1,8 @@
 """A request's tokens do not depend on batching, preemption, caching, KV transfers or aborts.
 
-Two engines over fake runners: requests run entirely on either, or are prefilled on the first
-(``left``), transferred block by block, and decoded on the second (``right``).
+The tests run two engines over fake runners. A request runs entirely on either engine, or is
+prefilled on the first (``left``), transferred block by block, and decoded on the second
+(``right``).
 """
 
 from dataclasses import dataclass, field
@@ -41,8 +42,8 @@ class Job:
     finish_reason: FinishReason | None = None
     aborted: bool = False
     refused: bool = False
-    # For a disaggregated job: the prompt's block table on the left, then the reservation on the
-    # right.
+    # Only for a job that is transferred: ``progress`` is the prompt's on the left engine, and
+    # ``reservation`` is its blocks on the right engine.
     progress: list[PrefillProgress] = field(default_factory=list)
     reservation: Reservation | None = None
     started: bool = False
@@ -128,7 +129,7 @@ class EnginePair:
             side.engine.check_integrity()
         for job in self.jobs.values():
             progressed = self.advance_transfer(job) or progressed
-        if self.quarantined:  # the unfinished transfer writes and then ends
+        if self.quarantined:  # the aborted transfer writes once more and then ends
             for block_id in self.quarantined:
                 size = self.right.runner.block_size_bytes
                 self.right.runner.import_block(block_id, b"\xff" * size)
@@ -150,8 +151,8 @@ class EnginePair:
             self.jobs[job.spec.request_id] = job
 
     def import_prefix(self, side: EngineUnderTest, spec: RequestSpec) -> None:
-        """Import the blocks that the store has and the pool lacks; the second half of them turns
-        out to be corrupt."""
+        """Import the blocks that the store has and the pool lacks. The second half of the imported
+        blocks is treated as corrupt."""
         root = side.engine.key_root(spec.tenant_salt)
         keys = block_keys(root, spec.token_ids, self.block_tokens)
         have = cached_tokens(side.engine, spec) // self.block_tokens
@@ -259,7 +260,7 @@ def check_no_pinned_blocks(side: EngineUnderTest) -> None:
 
 
 def prompt(family: int, shared: int, length: int, number: int) -> tuple[TokenId, ...]:
-    """Return a prompt. Requests of a family share their first ``shared`` tokens."""
+    """Return a prompt. Prompts with the same ``family`` share their first ``shared`` tokens."""
     return tuple(
         TokenId((family * 7 + i) % VOCAB_SIZE if i < shared else (number * 11 + i) % VOCAB_SIZE)
         for i in range(length)
@@ -360,7 +361,7 @@ def growing_jobs(draw: st.DrawFn) -> list[Job]:
 
 @st.composite
 def tight_pairs(draw: st.DrawFn) -> EnginePair:
-    """Draw engines whose pools hold the largest request and little more."""
+    """Draw engines whose pools are little larger than the largest request."""
     block_tokens = draw(st.integers(1, 6))
     config = EngineConfig(
         block_tokens=block_tokens,

@@ -1,5 +1,4 @@
-"""Random JSON schemas: complete outputs are valid, and the same on whichever engine they are
-generated."""
+"""For random JSON schemas, complete outputs are valid, and they are the same on every engine."""
 
 import json
 from typing import Any

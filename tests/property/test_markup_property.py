@@ -1,4 +1,4 @@
-"""Parsers of tool calls and reasoning, for any model output and any split of it into pieces."""
+"""Tests the parsers of tool calls and reasoning with any model output, split anywhere."""
 
 import json
 from collections.abc import Callable
@@ -104,7 +104,7 @@ def test_an_output_without_markup_is_text(text: str) -> None:
 
 
 def render(family: str, tool_calls: list[tuple[str, dict[str, Any]]], indent: int | None) -> str:
-    """Write tool calls as models of the family do."""
+    """Write tool calls as models of the model family ``family`` do."""
     key = "parameters" if family in ("llama3", "tagged") else "arguments"
     objects = [
         json.dumps({"name": name, key: arguments}, ensure_ascii=False, indent=indent)

@@ -2,9 +2,9 @@
 change any output.
 
 The workloads are those of ``test_engine_property``: two engines, KV transfers, imports and aborts.
-A planned step is computed as early as possible, as late as possible, or in a thread. The later it
-writes its KV, the more of its blocks have been freed and reused meanwhile, because their requests
-have ended.
+A planned step is computed as early as possible, as late as possible, or in a thread. The later a
+step writes its KV, the more of its blocks have already been freed and reused, because their
+requests have ended.
 """
 
 from collections.abc import Callable
@@ -116,7 +116,7 @@ def roomy(draw: st.DrawFn) -> tuple[EngineConfig, EngineConfig, Blocks]:
 
 @st.composite
 def tight(draw: st.DrawFn) -> tuple[EngineConfig, EngineConfig, Blocks]:
-    """Draw pools that hold the largest request and little more."""
+    """Draw configurations and pool sizes little larger than the largest request."""
     block_tokens = draw(st.integers(1, 6))
     config = EngineConfig(
         block_tokens=block_tokens,
@@ -203,7 +203,7 @@ class Arrival:
     spec: RequestSpec
     arrives: int
     aborts_after: int | None
-    """Abort after this many outputs of the request."""
+    """If not None, the request is aborted after this many outputs."""
 
 
 @st.composite
@@ -283,7 +283,8 @@ def test_outputs_and_cache_are_those_of_synchronous_scheduling(
 def test_outputs_are_those_of_synchronous_scheduling_under_memory_pressure(
     executor: str, engines: tuple[EngineConfig, EngineConfig, Blocks], arrivals: list[Arrival]
 ) -> None:
-    """A request that has to wait may wait one step longer, and then find more in the cache."""
+    """The numbers of cached tokens are not compared: a request that waits may wait one step longer
+    than with synchronous scheduling, and then find more tokens cached."""
     config, _, (num_blocks, _) = engines
     found = outcome(EXECUTORS[executor], config, num_blocks, arrivals)
     expected = outcome(no_executor, config, num_blocks, arrivals)

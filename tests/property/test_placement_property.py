@@ -1,4 +1,4 @@
-"""Placement policies for any cluster: they are pure, choose existing workers, bound the loads."""
+"""For any cluster, placement policies are pure, choose existing workers, and bound the loads."""
 
 import math
 
@@ -72,8 +72,8 @@ def test_only_existing_workers_are_chosen(cluster: Snapshot, policy: str) -> Non
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(0, 10**6))
 def test_chwbl_bounds_the_load_of_the_chosen_worker(loads: list[int], number: int) -> None:
-    """After the placement, the chosen worker has at most 1.25 times the mean load, rounded up; so
-    loads that were within the bound stay within it."""
+    """After the placement, the chosen worker's load is at most 1.25 times the mean load, rounded
+    up. Loads that were within this bound therefore stay within it."""
     prefills = [prefill(f"p{n:02}", num_requests=load) for n, load in enumerate(loads)]
     decision = chwbl(snapshot(prefills, [decode("d")]), query(f"r{number}"))
     bound = math.ceil(CHWBL_LOAD_FACTOR * (sum(loads) + 1) / len(loads))
@@ -83,7 +83,8 @@ def test_chwbl_bounds_the_load_of_the_chosen_worker(loads: list[int], number: in
 
 @given(st.integers(1, 12), st.lists(st.integers(0, 3), min_size=1, max_size=150))
 def test_chwbl_keeps_all_loads_bounded_over_a_sequence(num_workers: int, heads: list[int]) -> None:
-    """Starting from idle workers, no worker ever exceeds the bound."""
+    """If all workers are idle at first, no worker ever exceeds 1.25 times the mean load, rounded
+    up."""
     tracker = LoadTracker()
     for number in range(num_workers):
         tracker.add_prefill(prefill(f"p{number:02}"))

@@ -82,8 +82,8 @@ class Bench:
 
 @pytest.mark.parametrize("order", PREFILL_ORDERS)
 def test_a_long_prompt_is_served_despite_a_steady_load_of_short_ones(order: str) -> None:
-    """Every step could be filled with other requests. Those that may overtake the long prompt
-    arrive within the starvation limit, and are done within the same time again."""
+    """Every step could be filled with short prompts. Only those that arrive within the starvation
+    limit may overtake the long prompt, and they are done within the same time again."""
     bench = Bench(order=order)
     for _ in range(8):  # lets the engine measure its speed
         bench.add(STEP_TOKENS)
@@ -153,7 +153,7 @@ def test_no_request_is_preempted_when_the_forecast_is_right(
 
 
 def test_without_the_forecast_requests_are_preempted() -> None:
-    """This proves that the test before can fail."""
+    """This proves that ``test_no_request_is_preempted_when_the_forecast_is_right`` can fail."""
     bench = Bench(16, forecasts_memory=False, max_batched_tokens=4096, watermark_blocks=0)
     for _ in range(4):
         bench.add(12, Task.PREFILL_AND_DECODE, max_tokens=20)

@@ -2,7 +2,7 @@
 leaks a request.
 
 schemathesis generates requests that the OpenAPI document allows and ones that it forbids;
-Hypothesis generates requests that are hardly HTTP at all. The examples are the same in every run.
+Hypothesis generates malformed HTTP. The examples are the same in every run.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ from tests.router_harness import (
 
 PATHS = (CHAT, COMPLETE, "/tokenize", "/detokenize")
 WITHOUT_SUPERVISOR = {501, 503}
-"""Statuses that only the pool endpoints may return, because there is no supervisor here."""
+"""Statuses that only the pool endpoints may return, because the tests run no supervisor."""
 
 FEW = hypothesis.settings(derandomize=True, max_examples=8, deadline=None)
 SEVERAL = hypothesis.settings(derandomize=True, max_examples=30, deadline=None)
@@ -52,7 +52,7 @@ SOME = hypothesis.settings(derandomize=True, max_examples=50, deadline=None)
 
 
 class Fuzzed:
-    """A router over in-memory workers, and an event loop to send requests in."""
+    """A router over in-memory workers, with an event loop and a client to send requests."""
 
     def __init__(self, folder: Path, automatic: bool = True) -> None:
         tokenizer = Tokenizer.load(write_tokenizer(folder))
@@ -84,8 +84,8 @@ class Fuzzed:
 
 
 class PatientClient:
-    """Stands in for the connection, which schemathesis goes past: it never disconnects, and takes
-    no inline writes."""
+    """Replaces the connection's inline writer, since schemathesis calls the app without a
+    connection. The client never disconnects, and accepts no inline writes."""
 
     on_disconnect: Callable[[], None] | None = None
     is_disconnected = False
@@ -93,7 +93,7 @@ class PatientClient:
 
 
 def is_no_server_error(path: str, status: int) -> bool:
-    """Return whether the status is not a 5xx, apart from those of the pool endpoints."""
+    """Return whether ``status`` is below 500, or one of WITHOUT_SUPERVISOR from a pool endpoint."""
     pools = path in ("/admin/pools", "/admin/scale", "/admin/drain")
     return status < 500 or (pools and status in WITHOUT_SUPERVISOR)
 
@@ -136,7 +136,7 @@ def test_requests_by_the_openapi_document_get_documented_responses(
         fuzzed.check_no_request_is_left()
 
     for mode in MODES:
-        with contextlib.suppress(hypothesis.errors.Unsatisfiable):  # where every request is valid
+        with contextlib.suppress(hypothesis.errors.Unsatisfiable):  # if every request is valid
             FEW(hypothesis.given(operation.as_strategy(generation_mode=mode))(check))()
 
 
@@ -390,7 +390,7 @@ def test_a_client_that_disconnects_at_any_token_cancels_its_request(
 
 
 def test_messages_are_never_rendered_as_templates(fuzzed: Fuzzed) -> None:
-    """A message's text is not interpreted, and costs only what its length does."""
+    """A message's text is not interpreted as a template: it is rendered as it is."""
     bombs = [
         "{% for a in range(10**9) %}{% for b in range(10**9) %}x{% endfor %}{% endfor %}",
         "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ 7 * 7 }}", "{% raw %}", "{#", "{{",

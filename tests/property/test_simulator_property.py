@@ -62,8 +62,8 @@ def test_each_request_ends_exactly_once(
     device_tokens: int,
     **more: float,
 ) -> None:
-    """The workers' accounting is checked after every event: no memory is reserved twice, unless one
-    request is larger than all of it."""
+    """The workers' accounting is checked after every event: reservations never exceed a worker's
+    memory, unless a single request is larger than all of it."""
     config = replace(
         CONFIG,
         num_prefill=2,

@@ -1,6 +1,7 @@
-"""A store node with all its tiers against plain dicts. Whatever is put, read, demoted, corrupted,
-killed and restarted, no reader gets a wrong block, the accounting balances after every step, and a
-subscriber to the events knows exactly which blocks are stored."""
+"""Tests a store node with all its tiers against plain dicts. Whatever is put, read, demoted or
+corrupted, and even if the node is killed and restarted, no reader gets a wrong block, the
+accounting balances after every step, and a subscriber to the events knows exactly which blocks are
+stored."""
 
 import asyncio
 import shutil
@@ -26,7 +27,8 @@ TENANTS = st.sampled_from([b"a", b"b"])
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """The model. ``mirror`` follows the node's event log; ``leases`` are those that we hold."""
+    """Runs the node and its model. ``mirror`` follows the node's event log; ``leases`` are the
+    leases that we hold, each with its expiry time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +111,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
     def read_late(self, data: st.DataObject) -> None:
-        """Read blocks of a lease again: it protects them as long as it lasts."""
+        """Read the blocks of a lease again: until the lease expires, its blocks are protected."""
         leased, until = self.leases[data.draw(st.sampled_from(sorted(self.leases)))]
         if until > self.clock.monotonic():
             self.read(leased)

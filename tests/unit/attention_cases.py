@@ -26,15 +26,15 @@ LAYERS = 2
 SCALES = (KvScale(0.37, 1.7), KvScale(1.2, 0.06))
 SAMPLING = SamplingParams(max_tokens=1)
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-"""Absolute tolerances, for values of about 1: sums are computed in another order, and in the
-16-bit formats the operands of products (the softmax weights) are rounded once more than the
-reference's."""
+"""Absolute tolerances, for values of about 1: backends add in another order than the reference, and
+in the 16-bit formats they round the operands of products (the softmax weights) once more."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """``rows``: tokens in the cache before the step, and tokens of the step; decodes first.
-    ``kv``: the pool's format, if it is not ``dtype``; ``scales``: each layer's KV scales."""
+    """A batch to attend. ``rows`` are (tokens in the cache before the step, tokens of the step),
+    decodes first. ``kv`` is the pool's format; if it is None, the format is ``dtype``. ``scales``
+    are each layer's KV scales."""
 
     name: str
     rows: Sequence[tuple[int, int]]
@@ -72,9 +72,9 @@ CASES = [
 
 
 def check_case(case: Case, backend: type[Any], seed: int, *, poisoned: bool = False) -> float:
-    """Return the largest difference from the reference. Raise AssertionError when it is too
-    large, or when the backend wrote to slots other than its own. ``poisoned``: slots that no row
-    may read are NaN."""
+    """Return the largest difference from the reference. Raises AssertionError if it is too large,
+    or if the backend wrote to slots other than its own. If ``poisoned``, slots that no row may read
+    contain NaN."""
     chance = torch.Generator().manual_seed(seed)
     pool, rows = random_pool(case, chance), make_rows(case, seed)
     if poisoned:
@@ -103,8 +103,9 @@ def check_case(case: Case, backend: type[Any], seed: int, *, poisoned: bool = Fa
 
 
 def poison(pool: torch.Tensor, rows: Sequence[Row]) -> None:
-    """Write NaN to every slot that holds no token of a row's earlier context. A weight of zero
-    does not hide a NaN, so that a read beyond a context, a head or the table shows."""
+    """Write NaN to every slot that holds no token of a row's earlier context. Even a weight of zero
+    does not hide a NaN, so that any read beyond a context, a head or the block table changes the
+    result."""
     block_tokens = pool.shape[3]
     known = torch.zeros(pool.shape[0], block_tokens, dtype=torch.bool)
     for row in rows:
@@ -135,7 +136,7 @@ def random_pool(case: Case, chance: torch.Generator) -> torch.Tensor:
 
 
 def make_rows(case: Case, seed: int) -> list[Row]:
-    """Return rows that each have blocks of their own, in random order."""
+    """Return the case's rows. Each row has its own blocks, with random ids."""
     total = sum(num_blocks_of(case)) + 3
     ids = iter(np.random.default_rng(seed).permutation(total).tolist())
     return [
@@ -154,8 +155,8 @@ def make_rows(case: Case, seed: int) -> list[Row]:
 
 
 def with_num_programs(backend: type[Any], programs: int) -> type[Any]:
-    """Split rows over ``programs`` programs: the interpreter has one processor, so that a single
-    program would otherwise take all splits."""
+    """Return ``backend`` with its splits shared by ``programs`` programs. The interpreter has one
+    processor, so that otherwise a single program would compute all splits."""
 
     class Shared(backend):  # type: ignore[misc]
         def _num_programs(self, rows: int, splits: int) -> int:

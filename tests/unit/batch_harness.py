@@ -1,5 +1,5 @@
-"""A router with files and batches over in-memory implementations, its client, and helpers that
-create files and batches without HTTP."""
+"""A router with the files and batch APIs over in-memory implementations, its client, and helpers
+that create files and batches without HTTP."""
 
 import asyncio
 import json

@@ -43,8 +43,8 @@ KV_SCALES = (KvScale(0.37, 1.7), KvScale(1.2, 0.06))
 """KV scales of the two layers."""
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-6, torch.float16: 2**-9}
-"""Relative to the largest value: sums are computed in another order, which in 16 bits may change
-a rounding."""
+"""Tolerances relative to the largest value: kernels add in another order than torch, so that in 16
+bits a result may be rounded differently."""
 
 
 def make_config(heads: int, kv_heads: int, dim: int, qk_norm: bool) -> ModelConfig:
@@ -84,8 +84,8 @@ def make_rotary_table(config: ModelConfig, dtype: torch.dtype, device: torch.dev
 
 
 def quantize_layers_to_fp8(weights: Weights, block: int | None) -> Weights:
-    """Quantize the layers' matrices to FP8. ``block``: how many outputs, and inputs, share a
-    scale."""
+    """Quantize the layers' matrices to FP8. Blocks of ``block`` outputs and ``block`` inputs share
+    a scale; if ``block`` is None, each output has its own."""
     for layer in weights.layers:
         for name in ("qkv", "output", "gate_up", "down"):
             weight = getattr(layer, name)
@@ -123,7 +123,8 @@ def make_pool(
 
 
 def make_rows(spans: list[tuple[int, int]]) -> list[Row]:
-    """(tokens in the cache, tokens of the step), decodes first; every row has its own blocks."""
+    """Return a row for each of ``spans``: (tokens in the cache, tokens of the step), decodes first.
+    Every row has its own blocks."""
     rows, first = [], 0
     for number, (start, count) in enumerate(spans):
         blocks = -(-(start + count) // BLOCK_TOKENS)
@@ -141,7 +142,8 @@ SPANS = [(40, 1), (0, 1), (300, 1), (0, 6), (16, 3)]
 def assert_near(
     got: torch.Tensor, wanted: torch.Tensor, times: int = 1, dtype: torch.dtype | None = None
 ) -> float:
-    """Return the largest difference as a share of the largest value. Raise when it is too large."""
+    """Return the largest difference as a share of the largest value. Raises AssertionError if it is
+    too large."""
     assert got.dtype is wanted.dtype and got.shape == wanted.shape
     got, wanted = got.cpu(), wanted.cpu()
     assert got.isfinite().all()
@@ -195,7 +197,7 @@ def operations_agree(place: DeviceUnderTest) -> Iterator[str]:
 
 
 class _Spy:
-    """Torch's attention, which records the queries that it is given."""
+    """Torch's attention, which records the queries that it receives."""
 
     def __init__(self, pool: KvPool) -> None:
         self._attention = CpuAttention(pool)
@@ -218,7 +220,7 @@ def rope_and_kv_write_agree(place: DeviceUnderTest) -> Iterator[str]:
 def _rope_and_kv_write_agree(
     place: DeviceUnderTest, dtype: torch.dtype, shape: tuple[int, int, int, bool], kept: torch.dtype
 ) -> str:
-    """``kept``: the pool's format."""
+    """``kept`` is the pool's format."""
     config = make_config(*shape)
     weights = make_weights(config, dtype, CPU).layers[1]
     batch = pack_batch(make_rows(SPANS), BLOCK_TOKENS, CPU)
@@ -255,15 +257,15 @@ def _bytes(pool: torch.Tensor) -> torch.Tensor:
 
 
 def assert_neighbouring_codes(got: torch.Tensor, wanted: torch.Tensor) -> None:
-    """One FP8 code in a hundred may be the neighbouring code, since its value was summed in
-    another order."""
+    """Assert that at most one FP8 code in a hundred differs, and only by being the neighbouring
+    code: values are added in another order."""
     got, wanted = got.float(), wanted.float()
     off = (got - wanted).abs()
     assert (off <= wanted.abs() / 8 + 2.0**-9).all() and (off > 0).double().mean() <= 0.01
 
 
 def models_agree(place: DeviceUnderTest) -> Iterator[str]:
-    """A whole model, in a step of decodes and chunks."""
+    """Compare a whole model with torch's, in a step of decodes and chunks."""
     for dtype in place.dtypes:
         config = make_config(*SHAPES[0])
         mine, torchs = (make_weights(config, dtype, at) for at in (place.device, CPU))
@@ -271,7 +273,7 @@ def models_agree(place: DeviceUnderTest) -> Iterator[str]:
 
 
 def models_in_fp8_agree(place: DeviceUnderTest) -> Iterator[str]:
-    """FP8 weights with scales per output and per block, and FP8 KV."""
+    """Compare models with FP8 weights, with scales per output and per block, and with FP8 KV."""
     config = make_config(*SHAPES[0])
     for dtype in place.dtypes:
         for block in (None, 32):
@@ -323,8 +325,7 @@ def _without(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 
 class FakeGraph:
-    """A fake CUDA graph that recomputes on the same memory: as a GPU's graph, except for its
-    speed."""
+    """A fake CUDA graph. Replaying it calls ``work`` again, on the same memory."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self.replay = work
@@ -333,7 +334,8 @@ class FakeGraph:
 def graphs_equal_eager(
     place: DeviceUnderTest, graph_of: Callable[[Callable[[], None]], Any]
 ) -> Iterator[str]:
-    """Graphs equal eager execution whatever pads the batch, and write only to the rows' slots."""
+    """Graphs equal eager execution however the batch is padded, and write only to the rows'
+    slots."""
     from baton.engine.cuda.graphs import DecodeCudaGraphs
 
     config, dtype = make_config(*SHAPES[0]), torch.float32
@@ -363,9 +365,9 @@ def graphs_equal_eager(
         worst = max(assert_near(got, expected), assert_near(pool.tensor, eager_pool.tensor))
         assert torch.equal(_without(pool.tensor.cpu(), batch.slots), untouched), span
         yield f"graph of {len(rows)} decodes: within {worst:.1e} of eager"
-    assert len(captured) == 4, "for buckets of 4, 1, 2 and 8"
+    assert len(captured) == 4, "there must be graphs for 4, 1, 2 and 8 rows"
     graphs.warm_up(9)
-    assert len(captured) == 5, "and for 16"
+    assert len(captured) == 5, "there must be another graph, for 16 rows"
     mixed = pack_batch(make_rows([(4, 1), (0, 5)]), BLOCK_TOKENS, CPU)
     assert graphs.logits([1] * 6, mixed) is None
     assert graphs.logits([1], pack_batch(make_rows([(512, 1)]), BLOCK_TOKENS, CPU)) is None
@@ -409,8 +411,8 @@ def products_keep_their_bits(place: DeviceUnderTest) -> Iterator[str]:
 
 
 def fp8_products_agree(place: DeviceUnderTest) -> Iterator[str]:
-    """FP8 weights with few rows (codes used as they are) and with many (decoded first), each
-    against the decoded weights' product."""
+    """Products with FP8 weights equal products with the decoded weights, for few rows (whose kernel
+    reads the codes) and for many (whose weights are decoded first)."""
     from baton.engine.cuda import fp8
 
     chance = torch.Generator().manual_seed(SEED)
@@ -450,7 +452,7 @@ def fp8_row_quantization_agrees(place: DeviceUnderTest) -> Iterator[str]:
 
 
 def fp8_by_fp8_products_agree(place: DeviceUnderTest) -> Iterator[str]:
-    """Check what torch is given for rows and weights, and on a GPU also the result."""
+    """Check the operands that torch receives, and on a GPU also the result."""
     from baton.engine.cuda import fp8
 
     chance = torch.Generator().manual_seed(SEED)
@@ -467,12 +469,12 @@ def fp8_by_fp8_products_agree(place: DeviceUnderTest) -> Iterator[str]:
     wanted = functional.linear(kept, codes.decode(), bias.to(dtype).float())
     assert fp8.supports_scaled_mm(there)
     got = fp8.scaled_linear(x.to(place.device, dtype), there, bias.to(place.device, dtype))
-    # A code is off by an eighth if it is the neighbouring code, because its value was divided in
-    # another order.
+    # The division is computed in another order, so that a code may be the neighbouring code, which
+    # differs by an eighth.
     worst = assert_near(got.cpu().float(), wanted, dtype=torch.bfloat16)
     exact = functional.linear(rounded, codes.decode(), bias.to(dtype).float())
     lost = float((wanted - exact).norm() / exact.norm())
-    assert lost <= 0.04, "of the products, by rows in FP8"
+    assert lost <= 0.04, "quantizing the rows to FP8 must change the products by at most 4 %"
     yield f"FP8 by FP8: within {worst:.1e}; rows in FP8 lose {lost:.1%}"
 
 
@@ -518,7 +520,7 @@ def _batch_invariant_ops_keep_their_bits(
 
 
 def determinism_probe_passes(place: DeviceUnderTest) -> Iterator[str]:
-    """The check that a worker with ``deterministic`` runs at its start."""
+    """The check that a worker with the setting ``deterministic`` runs at startup passes."""
     from baton.engine.cuda.ops import BatchInvariantOps
 
     config, dtype = make_config(4, 2, 16, True), place.dtypes[-1]

@@ -1,11 +1,12 @@
-"""A program that only reports its status: the supervisor tests start it.
+"""A program that only reports its status, for the tests of the supervisor.
 
     python -m tests.unit.fake_program FOLDER ROLE [--status-fd N]
 
-It serves until SIGTERM, and appends its id to FOLDER/stopped as it ends. FOLDER/misbehave, a JSON
-object, maps an id to ``fail`` (exit 1), ``wrongly`` (exit 2, as after a wrong command line),
-``slow`` (it never serves), or ``deaf`` (it ignores SIGTERM). It sends a heartbeat twenty times a
-second. SIGUSR1 makes it report that it serves the other pool.
+It serves until SIGTERM, and appends its id to FOLDER/stopped before it exits. FOLDER/misbehave, a
+JSON object, maps the id of a process to ``fail`` (it exits with 1), ``wrongly`` (it exits with 2,
+as for an invalid command line), ``slow`` (it never serves), or ``deaf`` (it ignores SIGTERM). The
+process sends a heartbeat twenty times a second. SIGUSR1 makes it report that it has changed to the
+other pool.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Grammars made to exhaust memory or time: each is compiled and followed for some tokens."""
+"""Grammars designed to exhaust memory or time. Each is compiled and followed for some tokens."""
 
 import resource
 from typing import Any

@@ -1,10 +1,10 @@
 """Triton's interpreter (3.7 to 3.9) with the arithmetic of GPUs.
 
-By itself it multiplies the bit patterns of BF16, truncates where GPUs round to BF16, loses carries
-when it rounds to FP8, and leaves products to a library whose sums depend on where a row lies. Here
-rounding is to nearest, ties to even, and values too large for FP8 become its largest value.
-Products are summed in FP64, so that they have the same bits wherever a row lies. FP8 by FP8
-products, which torch has on GPUs only, multiply the decoded values.
+Without these replacements, the interpreter multiplies the bit patterns of BF16, truncates where
+GPUs round to BF16, loses carries when it rounds to FP8, and computes products with a library whose
+sums depend on a row's position. Here rounding is to nearest, ties to even, and values too large for
+FP8 become its largest value. Products are summed in FP64, so that they have the same bits at any
+position. FP8 by FP8 products, which torch supports on GPUs only, multiply the decoded values.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ TORCH_TYPES = {
     tl.float32: torch.float32,
 }
 BIT_PATTERN_TYPES = {tl.float8e4nv: torch.uint8, tl.bfloat16: torch.uint16}
-"""The integer types in which the interpreter holds formats that numpy does not know."""
+"""The integer types in which the interpreter stores formats that numpy does not support."""
 
 
 def to_torch(values: Any, kind: Any) -> torch.Tensor:
@@ -52,8 +52,8 @@ def scaled_mm(
     out_dtype: torch.dtype,
     use_fast_accum: bool,
 ) -> torch.Tensor:
-    """Replace ``torch._scaled_mm``: ``one`` [rows, depth], ``other`` [depth, outs]. Assert what
-    torch requires of them on a GPU."""
+    """Replace ``torch._scaled_mm``: ``one`` [rows, depth], ``other`` [depth, outs]. Assert the
+    conditions that torch requires on a GPU."""
     (rows, depth), outs = one.shape, other.shape[1]
     assert one.dtype is E4M3 and other.dtype is E4M3
     assert one.is_contiguous() and other.t().is_contiguous() and not use_fast_accum

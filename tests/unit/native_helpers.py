@@ -1,4 +1,4 @@
-"""Shared helpers of the native kernels' tests."""
+"""Helpers shared by the tests of the native kernels."""
 
 from collections.abc import Iterator
 
@@ -23,11 +23,12 @@ UNAVAILABLE_REASON = unavailable_reason()
 needs_kernels = pytest.mark.skipif(UNAVAILABLE_REASON is not None, reason=str(UNAVAILABLE_REASON))
 FORMATS = [torch.float32, torch.bfloat16]
 LOCAL_INSTRUCTION_SETS = supported_instruction_sets()
-"""Instruction sets that this machine has, the best first."""
+"""Instruction sets that this machine supports, the best first."""
 
 
 @pytest.fixture(params=LOCAL_INSTRUCTION_SETS)
 def each_instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Make everything built within the test compute as on a processor with these instructions."""
+    """Run the test with each instruction set: everything created in the test computes as on a
+    processor that supports no better one."""
     with limit_instruction_set(request.param):
         yield request.param

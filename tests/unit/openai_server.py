@@ -1,4 +1,4 @@
-"""A server that speaks just enough of OpenAI's API to be loaded, and misbehaves on request."""
+"""A server with just enough of OpenAI's API to be benchmarked, which misbehaves on request."""
 
 import json
 import threading
@@ -11,8 +11,8 @@ KEY = "secret"
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Counts a word as a token and adds three tokens for a chat. The model's name chooses the
-    misbehaviour."""
+    """Counts each word as a token, and three more tokens for a chat. The model's name determines
+    how it misbehaves."""
 
     protocol_version = "HTTP/1.1"
     server: "FakeServer"
@@ -96,7 +96,7 @@ class FakeServer(ThreadingHTTPServer):
         self.released = threading.Event()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that disconnect early: they are no error."""
+        """Ignore exceptions: clients may disconnect early."""
 
     @property
     def url(self) -> str:
@@ -104,7 +104,7 @@ class FakeServer(ThreadingHTTPServer):
 
     @property
     def load_requests(self) -> list[dict[str, Any]]:
-        """Streaming requests: without the ones that bench sends before its load."""
+        """The streaming requests, which exclude those that the benchmark sends before its load."""
         return [body for body in self.bodies if body.get("stream")]
 
 

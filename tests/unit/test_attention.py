@@ -37,7 +37,8 @@ def test_native_attention_agrees_with_the_reference(seed: int) -> None:
 
 @pytest.mark.timeout(300)
 def test_triton_attention_agrees_with_the_reference_when_interpreted() -> None:
-    """Runs in its own process: the interpreter is chosen when Triton is imported."""
+    """The cases run in their own process, since the interpreter is selected when Triton is
+    imported."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.unit.attention_cases"],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},

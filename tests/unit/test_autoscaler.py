@@ -1,4 +1,4 @@
-"""The autoscaler: its exact steps, and how it handles pools that fail."""
+"""Tests the autoscaler's exact steps, and how it handles pools that fail."""
 
 import asyncio
 from collections.abc import Mapping
@@ -40,8 +40,8 @@ def plan(prefill: int, decode: int) -> PoolPlan:
 
 
 class SimulatedPools:
-    """Pools whose workers start, serve and drain as the test says; the autoscaler is called by
-    hand."""
+    """Pools whose workers start, serve and drain when the test says so. ``step_after`` calls the
+    autoscaler."""
 
     def __init__(self, prefill: int, decode: int, config: ScalingConfig = CONFIG) -> None:
         self.config = config
@@ -86,7 +86,7 @@ class SimulatedPools:
         return found
 
     def settle(self, role: Role) -> None:
-        """Starting workers of ``role`` serve; draining workers are gone."""
+        """Let all starting workers of ``role`` serve, and remove its draining workers."""
         staying = [state for state in self.states[role] if state != "draining"]
         self.states[role] = ["serving"] * len(staying)
 
@@ -98,7 +98,7 @@ def test_pools_of_the_planned_sizes_are_left_alone() -> None:
 def test_change_is_made_only_after_the_plan_is_stable() -> None:
     pools = SimulatedPools(2, 2)
     pools.plan = plan(3, 2)
-    assert pools.steps_of(2) == []  # at 5 and 10: wanted since 5
+    assert pools.steps_of(2) == []  # at 5 s and 10 s: planned only since 5 s
     pools.plan = plan(2, 2)
     assert pools.steps_of(1) == []
     pools.plan = plan(3, 2)
@@ -161,7 +161,8 @@ def test_restarting_worker_does_not_block_other_changes() -> None:
 
 
 def test_pool_that_is_down_is_not_shrunk() -> None:
-    """Its workers crash and restart. A conductor that sees none of them plans for one worker."""
+    """The pool's workers crash and restart. A conductor that sees none of them plans for one
+    worker."""
     pools = SimulatedPools(4, 2)
     pools.states[PREFILL] = ["restarting"] * 4
     pools.plan = plan(1, 2)
@@ -175,7 +176,7 @@ def test_at_the_budget_a_pool_grows_only_after_the_other_has_drained() -> None:
     pools = SimulatedPools(5, 3)
     pools.plan = plan(4, 4)
     assert pools.steps_of(3) == [(15.0, PREFILL, 4)]
-    assert pools.steps_of(20) == []  # it drains
+    assert pools.steps_of(20) == []  # the removed worker still drains
     pools.settle(PREFILL)
     assert pools.steps_of(1) == [(120.0, DECODE, 4)]
 
@@ -254,8 +255,8 @@ def test_budget_is_divided_in_proportion_to_the_plan(
 
 
 def test_growth_that_never_serves_is_taken_back_and_retried_later() -> None:
-    """Requested at 15 s, taken back 100 s later, and although it is still wanted, not retried
-    for 100 s."""
+    """The growth is requested at 15 s and taken back 100 s later. Although the plan still requires
+    it, it is not retried for another 100 s."""
     pools = SimulatedPools(2, 2)
     pools.plan = plan(3, 2)
     assert pools.steps_of(24) == [(15.0, PREFILL, 3), (115.0, PREFILL, 2)]
@@ -276,7 +277,7 @@ def test_taken_back_growth_gives_the_reason_of_the_pending_worker() -> None:
 
 
 def test_workers_of_a_partial_growth_that_serve_are_kept() -> None:
-    """One of the two requested workers serves."""
+    """One of the two requested workers serves; only the other one is taken back."""
     pools = SimulatedPools(2, 2, replace(CONFIG, max_step_workers=2))
     pools.plan = plan(4, 2)
     assert pools.steps_of(3) == [(15.0, PREFILL, 4)]
@@ -364,7 +365,7 @@ async def test_step_is_carried_out_and_logged() -> None:
 
 
 async def test_autoscaler_that_does_not_lead_does_nothing_and_forgets_its_history() -> None:
-    """A growth that it requested before is for the next leader to take back."""
+    """It does not take back a growth that it requested as the leader: the next leader does."""
     loop = Loop()
     await loop.tick(3)
     assert loop.pools.resizes == [{PREFILL: 2}]
@@ -377,7 +378,7 @@ async def test_autoscaler_that_does_not_lead_does_nothing_and_forgets_its_histor
 
 
 async def test_dry_run_only_logs_its_steps() -> None:
-    """It logs a step as often as it would take it."""
+    """A step is logged again whenever it would be carried out again."""
     loop = Loop(dry_run=True)
     await loop.tick(14)
     assert loop.pools.resizes == []

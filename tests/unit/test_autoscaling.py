@@ -1,4 +1,4 @@
-"""Autoscaling: the supervisor resizes its own pools, and a leading conductor those on
+"""Autoscaling: the supervisor resizes local pools, and the leading conductor resizes pools on
 Kubernetes."""
 
 import asyncio
@@ -134,7 +134,7 @@ async def test_only_the_leading_conductor_resizes(kubernetes: Kubernetes) -> Non
     assert kubernetes.pools.resizes == [{Role.DECODE: 2}]
     one.cancel()
     await asyncio.wait([one])
-    # Released, so that the next leader need not wait until it expires.
+    # The lease was released, so that the next leader does not have to wait until it expires.
     assert kubernetes.record.holder == ""
     await kubernetes.wait(5)
     assert (kubernetes.record.holder, kubernetes.pools.num_repairs) == ("two", 2)

@@ -1,5 +1,5 @@
-"""Which worker backend the settings choose, and the launch spec that a worker on another machine
-gets."""
+"""Tests which worker backend the settings select, and the launch spec of a worker on another
+machine."""
 
 import importlib.util
 import json

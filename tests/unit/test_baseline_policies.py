@@ -1,4 +1,4 @@
-"""Baseline placement policies that others deploy, each on a hand-made snapshot."""
+"""Tests each baseline placement policy, as used by other systems, on a hand-made snapshot."""
 
 from dataclasses import replace
 
@@ -16,7 +16,8 @@ DECODES = ("d0", "d1", "d2")
 
 
 def make_snapshot(cache: FakeCache | None = None, *, turn: int = 0) -> Snapshot:
-    """A snapshot: p0 has the most work in the fewest requests, p2 the least work in the most."""
+    """Return a snapshot in which p0 has the most work in the fewest requests, and p2 the least work
+    in the most requests. Decode workers are loaded likewise."""
     workers = [
         prefill("p0", (9.0, 3.0), queued_tokens=300, num_requests=1),
         prefill("p1", (9.0, 2.0), queued_tokens=200, num_requests=2),
@@ -56,7 +57,7 @@ def test_least_work_compares_queue_seconds_and_tokens() -> None:
 
 def test_power_of_two_takes_the_better_of_two() -> None:
     pairs = {chosen(baselines.power_of_two, make_snapshot(turn=turn)) for turn in range(60)}
-    # The worst of three never wins against another.
+    # The worst of the three workers is never better than the other one of a pair.
     assert {pair[0] for pair in pairs} == {"p1", "p2"}
     assert {pair[1] for pair in pairs} == {"d0", "d1"}
 
@@ -79,7 +80,7 @@ def test_consistent_hash_uses_the_ring_of_the_first_block() -> None:
 
 
 def test_bounded_load_hashing_skips_overloaded_workers() -> None:
-    # With the new one there are seven requests: a worker may have three.
+    # There are seven requests, including the new one: a worker may have at most three.
     ring = [name for name in ring_successors(PREFILLS, BLOCK_KEYS[0]) if name != "p2"]
     assert chosen(baselines.chwbl, make_snapshot()) == (ring[0], "d2")
 
@@ -95,15 +96,15 @@ def test_cache_aware_needs_a_long_match_and_even_loads() -> None:
 
 def test_kv_overlap_compares_queued_and_new_tokens() -> None:
     assert chosen(baselines.kv_overlap, make_snapshot()) == ("p2", "d2")
-    # 300 and 5 tokens against 100 and 133.
+    # Queued and new tokens: 300 + 5 on p0, 100 + 133 on p2.
     assert chosen(baselines.kv_overlap, make_snapshot(FakeCache({"p0": 8}))) == ("p2", "d2")
     assert chosen(baselines.kv_overlap, make_snapshot(FakeCache({"p1": 8}))) == ("p1", "d2")
 
 
 def test_new_tokens_times_batch_compares_that_product() -> None:
-    # 433 * 2, 333 * 3, 233 * 4.
+    # The products are 433 * 2, 333 * 3 and 233 * 4.
     assert chosen(baselines.new_tokens_times_batch, make_snapshot()) == ("p0", "d0")
-    # 333 * 3 falls to 205 * 3.
+    # The second product is 205 * 3 rather than 333 * 3.
     assert chosen(baselines.new_tokens_times_batch, make_snapshot(FakeCache({"p1": 8}))) == (
         "p1",
         "d0",
@@ -112,11 +113,11 @@ def test_new_tokens_times_batch_compares_that_product() -> None:
 
 def test_min_ttft_adds_queue_transfer_and_compute() -> None:
     assert chosen(baselines.min_ttft, make_snapshot()) == ("p2", "d2")
-    # 2 s and 0.05 s against 1 s and 1.33 s.
+    # Queue and compute time: 2 s + 0.05 s on p1, 1 s + 1.33 s on p2.
     decision = baselines.min_ttft(make_snapshot(FakeCache({"p1": 8})), query())
     assert (decision.prefill, decision.fetch_source) == ("p1", None)
     assert decision.ttft_seconds == pytest.approx(2.05)
-    # p2 fetches the stored prefix and computes the rest: 0.128 s.
+    # p2 fetches the stored prefix, which takes 0.128 s, and computes the rest.
     fetched = baselines.min_ttft(make_snapshot(FakeCache({"p1": 2}, StoredPrefix("s", 8))), query())
     assert (fetched.prefill, fetched.fetch_source) == ("p2", StoredPrefix("s", 8))
     near = baselines.min_ttft(make_snapshot(FakeCache({"p2": 7}, StoredPrefix("s", 8))), query())

@@ -1,4 +1,4 @@
-"""An error in one line, or in one batch's files, ends only that line or batch."""
+"""An error in one line, or in one batch's files, fails only that line or batch."""
 
 import asyncio
 from pathlib import Path
@@ -42,7 +42,7 @@ def nested(depth: int) -> Any:
 async def test_too_deeply_nested_line_fails_and_the_batch_continues(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """JSON encoders give up at 254 levels, parsers at 1024."""
+    """JSON encoders fail at 254 levels, and parsers at 1024."""
     async with BatchRouter(tokenizer, tmp_path).open() as client:
         lines = [
             batch_line("deep", prompt="x", logit_bias=nested(260)),
@@ -137,7 +137,8 @@ async def test_batch_with_unreadable_files_fails_alone(tmp_path: Path, spoilt: s
 
 
 def crash_router(store: BatchStore, num_lines: int) -> list[BatchRequest]:
-    """Begin ``num_lines`` lines as a router would, and end without recording replies."""
+    """Start ``num_lines`` lines like a router that then crashes: no response is recorded. Return
+    them."""
     job = BatchJob(store, store.list_unfinished()[0], 1000)
     job.open(0.0)
     found = [job.next_request(0.0) for _ in range(num_lines)]
@@ -160,7 +161,7 @@ async def test_line_that_killed_two_routers_is_not_retried(tmp_path: Path) -> No
 
 
 async def test_suspect_lines_are_retried_one_at_a_time(tmp_path: Path) -> None:
-    """A line that kills routers then has no other line with it at its second crash."""
+    """So no other line is in flight when a line that kills routers crashes a second router."""
     store, backend = BatchStore(tmp_path), FakeBackend()
     make_batch(store, 1, *(batch_line(str(number), prompt="slow") for number in range(3)))
     assert len(crash_router(store, 3)) == 3
@@ -179,10 +180,11 @@ async def test_orderly_router_stops_do_not_count_against_lines(tmp_path: Path) -
     job.open(0.0)
     found = job.next_request(0.0)
     assert found is not None and not job.is_suspect(found)
-    job.put_back(found)  # refused for now
+    job.put_back(found)  # a router does this if the request is refused because of overload
     assert job.next_request(0.0) == found
     job.close()
-    assert [each.number for each in crash_router(store, 2)] == [0]  # it has one crash on record
+    # Closing the job above counts as one crash.
+    assert [each.number for each in crash_router(store, 2)] == [0]
 
 
 def test_finished_lines_of_a_failed_batch_are_published(tmp_path: Path) -> None:
@@ -194,7 +196,8 @@ def test_finished_lines_of_a_failed_batch_are_published(tmp_path: Path) -> None:
     assert found is not None and other is not None
     job.record_response(found, BatchResponse(200, "r", {}))
     job.fail("the disk is gone", 1.0)
-    job.record_response(other, BatchResponse(200, "r", {}))  # it was in flight, and changes nothing
+    # This line was still in flight. Its response changes nothing any more.
+    job.record_response(other, BatchResponse(200, "r", {}))
     batch_after = store.get(TENANT, batch.id)
     assert batch_after.status is BatchStatus.FAILED and batch_after.endpoint == COMPLETIONS
     assert store.file_store(TENANT).get(batch_after.output_file_id or "").bytes > 0

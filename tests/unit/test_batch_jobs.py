@@ -1,4 +1,4 @@
-"""A batch's job resumes where it stopped, at whatever point its router ended."""
+"""A batch's job resumes where it stopped, whenever its router was killed."""
 
 import json
 from pathlib import Path
@@ -86,7 +86,7 @@ def test_unanswered_lines_expire_with_the_completion_window(tmp_path: Path) -> N
     found = job.next_request(0.0)
     assert found is not None
     job.record_response(found, BatchResponse(200, "r", {}))
-    assert job.next_request(batch.expires_at - 1.0) is not None  # and is never answered
+    assert job.next_request(batch.expires_at - 1.0) is not None  # this request is never answered
     assert job.next_request(float(batch.expires_at)) is None
     assert job.finish_if_done(float(batch.expires_at))
     assert batch.status is BatchStatus.EXPIRED and batch.times["expired"] == batch.expires_at

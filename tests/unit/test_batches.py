@@ -42,7 +42,8 @@ tokenizer = router_harness.tokenizer
 
 
 async def test_batch_separates_answers_and_errors(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """Valid lines and every kind of invalid line, which go to the error file."""
+    """Responses to valid lines are in the output file; every kind of invalid line is in the error
+    file."""
     batch_router = BatchRouter(tokenizer, tmp_path)
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
     data = (

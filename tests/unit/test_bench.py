@@ -1,4 +1,4 @@
-"""``baton bench``: the requests it sends, the figures it computes, and its errors."""
+"""Tests ``baton bench``: the requests it sends, the figures it computes, and its errors."""
 
 import json
 import os
@@ -307,8 +307,8 @@ def test_overloaded_load_generator_is_reported() -> None:
 
 
 def test_closed_loop_run(ask: Ask) -> None:
-    """Each user waits for its answer. The first tenth of the requests is warm-up and does not
-    count."""
+    """Each user waits for an answer before it sends the next request. The first tenth of the
+    requests is warm-up and does not count."""
     with fake_server() as server:
         found = json_result(ask(
                          "--url", server.url + "/v1/", "--concurrency", "3", "--requests", "40",
@@ -348,7 +348,7 @@ def test_trace_replay_writes_its_output_file(ask: Ask, tmp_path: Path) -> None:
 
 
 def test_plots_get_latencies_and_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check which values are plotted; the plotting itself is the simulator's."""
+    """Check which values are plotted; the plotting itself is tested with the simulator."""
     drawn: dict[str, Any] = {}
     monkeypatch.setattr(plots, "plot_cdfs", lambda path, lines: drawn.update({path.name: lines}))
     monkeypatch.setattr(plots, "plot_load", lambda path, lines: drawn.update({path.name: lines}))
@@ -448,7 +448,7 @@ def test_interrupted_run_reports_what_it_has(ask: Ask) -> None:
 
 
 def test_requests_in_flight_are_bounded(ask: Ask) -> None:
-    """Requests that had to wait start late, and the delay is counted."""
+    """Requests that had to wait start late, and their delay is reported."""
     with fake_server() as server:
         found = json_result(ask("--url", server.url, "--rate", "5000", "--requests", "20", "--json",
                          "--warm-up", "0", "--at-once", "1", "--output-tokens", "2"))  # fmt: skip

@@ -1,5 +1,5 @@
-"""Committed test vectors of block keys, which are shared between processes, machines and
-versions. If one of them changes, every stored block becomes unreachable, and the format version
+"""Checks block keys, which are shared between processes, machines and versions, against committed
+test vectors. If a key changes, every stored block becomes unreachable, so that the format version
 must change."""
 
 import pytest

@@ -1,4 +1,5 @@
-"""The block pool, with exact block ids: allocation order, what stays findable, eviction order."""
+"""Tests the block pool with exact block ids: allocation order, which blocks can still be found, and
+eviction order."""
 
 import pytest
 
@@ -64,7 +65,7 @@ def test_can_extend_does_not_count_the_prefix_itself() -> None:
     blocks = cached(pool, A, B)
     assert pool.can_extend(blocks, 1)
     assert not pool.can_extend(blocks, 2)
-    pool.reference(blocks)  # now it is no longer among the allocatable
+    pool.reference(blocks)  # the prefix is no longer among the allocatable blocks
     assert pool.can_extend(blocks, 1)
     assert not pool.can_extend(blocks, 2)
 

@@ -1,5 +1,5 @@
-"""Web pages, and requests without a key: host names that resolve to this machine, foreign
-origins, metrics."""
+"""Tests which requests from web pages, and which requests without a key, the router rejects:
+foreign host names that resolve to this machine, foreign origins, and metrics."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,7 +25,8 @@ KEYS = {"key": "tenant"}
 async def open_here(
     tokenizer: Tokenizer, folder: Path, host: str = "127.0.0.1", **settings: Any
 ) -> AsyncIterator[tuple[RouterHarness, httpx.AsyncClient]]:
-    """A router that listens at ``host``, with a client that uses its own address."""
+    """Open a router that listens at ``host``, and a client that uses the router's address as the
+    host name."""
     names = load_settings(host=host, allow_open_http=True).accepted_hosts(host)
     router = RouterHarness(tokenizer, "Hi", True, **{"known_hosts": names, **settings})
     router.make_batch_service(folder)
@@ -36,7 +37,7 @@ async def open_here(
 
 REQUESTS = [
     ("POST", CHAT, {"json": chat()}, 200),
-    # What a page may send without a CORS preflight: no content type, or a form
+    # Requests that a page may send without a CORS preflight: without a content type, or as a form
     ("POST", CHAT, {"content": b'{"model": "demo", "messages": []}'}, 400),
     ("POST", "/v1/files", {"files": {"file": b"{}"}, "data": {"purpose": "batch"}}, 200),
     ("POST", "/v1/batches", {"content": b"{}"}, 400),
@@ -117,7 +118,7 @@ async def test_configured_origins_and_hosts_are_allowed(
 async def test_router_open_to_a_network_accepts_any_host_name(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """Only its operator could know the names by which it is reached there."""
+    """Only the person who runs the router could know the names by which it is reached there."""
     async with open_here(tokenizer, tmp_path, host="0.0.0.0") as (_, client):
         named = {"host": "baton.lan:8000"}
         assert (await client.post(CHAT, json=chat(), headers=named)).status_code == 200

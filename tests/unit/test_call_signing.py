@@ -40,7 +40,8 @@ def test_signature_can_be_used_once() -> None:
 
 
 def test_used_signature_is_remembered_while_it_is_valid() -> None:
-    """If the caller's clock is ahead, that is twice the window."""
+    """If the caller's clock is ahead, its signature is valid for up to twice the allowed clock
+    skew."""
     behind, ahead = ManualClock(1e6), ManualClock(1e6 + MAX_CLOCK_SKEW_SECONDS)
     gate, metadata = checker(behind), CallSigner(SECRET, HERE, ahead).metadata(METHOD)
     refusals = []
@@ -51,7 +52,8 @@ def test_used_signature_is_remembered_while_it_is_valid() -> None:
 
 
 def test_signature_for_another_member_is_rejected() -> None:
-    """A member that lures another into calling it can't use that call's signature elsewhere."""
+    """A member that is called by another member can't use the call's signature to call a third
+    one."""
     clock = ManualClock(1e6)
     stolen = CallSigner(SECRET, "6.6.6.6:666", clock).metadata(METHOD)
     why = checker(clock).refusal(METHOD, stolen)
@@ -98,8 +100,8 @@ def test_malformed_signatures_of_a_known_secret_are_rejected() -> None:
 
 
 def test_remembered_nonces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the bound, the older half is forgotten, and signatures of that time are no longer
-    valid."""
+    """Beyond the bound, the older half of the nonces is forgotten, and signatures from their time
+    are rejected."""
     monkeypatch.setattr(call_signing, "MAX_NONCES", 4)
     clock = ManualClock(1e6)
     gate, signer = checker(clock), CallSigner(SECRET, HERE, clock)

@@ -1,4 +1,5 @@
-"""The command line: exit codes, errors in one line, and no torch import where none is needed."""
+"""Tests the command line: exit codes, one-line errors, and that commands import torch only if they
+need it."""
 
 import json
 import os

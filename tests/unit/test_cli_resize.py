@@ -76,7 +76,7 @@ def test_watch_gives_up_when_workers_only_wait_for_a_machine() -> None:
     looks = int(scale.MAX_PENDING_SECONDS / scale.POLL_SECONDS)
     for _ in range(looks):
         scaling.describe_progress(workers, NOBODY)
-    # While other workers are changing, there is still something to wait for.
+    # While another worker changes its state, the watch does not give up.
     scaling.describe_progress([*workers, worker("decode-1", "draining")], NOBODY)
     for _ in range(looks):
         scaling.describe_progress(workers, NOBODY)

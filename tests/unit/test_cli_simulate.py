@@ -73,7 +73,7 @@ def test_all_policies_are_printed_as_a_table(ask: Ask) -> None:
 
 
 def test_trace_file_can_be_rescaled_to_a_rate(ask: Ask, tmp_path: Path) -> None:
-    """A trace runs at its own rate, or at a given rate or factor."""
+    """A trace runs at its own rate, at a given rate, or at a multiple of its own rate."""
     path = tmp_path / "rag.jsonl"
     write_trace(TRACE_GENERATORS["rag"](50, 2.0, 1), path)
     run = ("simulate", "--json", "--trace", str(path))
@@ -102,8 +102,8 @@ def test_killed_and_slow_workers_affect_the_result(ask: Ask) -> None:
 
 
 def test_as_deployed_removes_batons_prefill_order_from_other_policies(ask: Ask) -> None:
-    """``--as-deployed`` takes the order by deadlines from the other policies; Baton has it
-    either way."""
+    """With ``--as-deployed``, policies other than Baton's do not order prefills by deadline;
+    Baton's always does."""
     run = ("simulate", "--requests", "200", "--json", "--kind", "rag", "--rate", "40")
     for policy, same in (("baton", True), ("least_work", False)):
         given = parsed(ask(*run, "--policy", policy))
@@ -210,7 +210,7 @@ def test_trace_whose_requests_all_arrive_at_once_cannot_be_rescaled(
 
 
 def test_plots_are_written_or_matplotlib_is_named(ask: Ask, tmp_path: Path) -> None:
-    """Without matplotlib, one line says which package is missing."""
+    """If matplotlib is not installed, a one-line error names it."""
     folder = tmp_path / "figures"
     code, _, err = ask("simulate", *SMALL, "--plots", str(folder))
     try:

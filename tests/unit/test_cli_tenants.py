@@ -1,4 +1,4 @@
-"""``baton key``, and the days that ``baton usage`` accepts."""
+"""Tests ``baton key``, and which days ``baton usage`` accepts."""
 
 import json
 from datetime import date

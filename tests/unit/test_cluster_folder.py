@@ -1,4 +1,5 @@
-"""A cluster's folder: one owner at a time, private state, and no partly written reads."""
+"""A cluster's folder has one owner at a time, keeps state private, and is never read while partly
+written."""
 
 import json
 import os

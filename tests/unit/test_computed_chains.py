@@ -6,7 +6,8 @@ from prefill_worker.computed_chains import ComputedChains
 
 
 def run(text: str, first: int = 0) -> SealedRun:
-    """Each letter is a block of the chain; two chains with the same beginning share its keys."""
+    """Return a chain with a block for each letter of ``text``. Chains with a common prefix share
+    its keys."""
     keys = tuple(BlockKey(text[: end + 1].encode()) for end in range(len(text)))
     return SealedRun(keys, first, b"t")
 

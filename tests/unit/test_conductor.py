@@ -1,5 +1,5 @@
-"""The live conductor: how it turns the registry, workers' reports and its own placements into
-views, and what it decides."""
+"""Tests how the live conductor derives its views from the registry, workers' reports and its own
+placements, and what it decides."""
 
 import math
 from dataclasses import replace
@@ -77,7 +77,8 @@ class ConductorHarness:
         self.conductor = Conductor(self.membership, self.mirror, self.clock, settings)
 
     async def announce(self, *members: Member) -> None:
-        """Announce the members. Reports get the current time unless a test sets another one."""
+        """Announce ``members``. Each load report gets the current time unless the test has set its
+        time."""
         for one in members:
             if one.load.at_seconds == 1e9:
                 wall = self.clock.wall_nanoseconds() / 1e9
@@ -178,7 +179,8 @@ async def test_snapshot_holds_only_ready_workers() -> None:
 
 
 async def test_worker_that_is_about_to_leave_gets_no_more_requests() -> None:
-    """This holds before the registry knows, and until the hint is withdrawn."""
+    """This holds before the registry shows that the worker leaves, and until the hint is
+    withdrawn."""
     cluster = ConductorHarness()
     await cluster.announce(prefill_member("p"), decode_member("d"), decode_member("e"))
     cluster.conductor.snapshot()

@@ -14,7 +14,7 @@ OVERLONG_QUEUE = (QueuedWork(1.0, 0.9), QueuedWork(1.7, 0.8), QueuedWork(1.75, 0
 
 
 async def overloaded_cluster(**config: object) -> ConductorHarness:
-    """A cluster whose only prefill worker has more to do than it can finish in time."""
+    """Return a cluster whose only prefill worker has more work than it can finish in time."""
     cluster = ConductorHarness(**config)
     await cluster.announce(prefill_member("p", queue=OVERLONG_QUEUE), decode_member("d"))
     return cluster

@@ -1,4 +1,4 @@
-"""Baton's placement policy: a pure function, with exact scores."""
+"""Tests Baton's placement policy, which is a pure function, with exact scores."""
 
 import math
 from dataclasses import replace
@@ -28,7 +28,7 @@ from tests.cluster_snapshots import (
 CONFIG = BatonPolicyConfig()
 W = CONFIG.service_weight
 OWN = 1.33
-"""Prefill seconds of the request on an idle worker with an empty cache."""
+"""Seconds to prefill the request on an idle worker with an empty cache."""
 
 
 def excluding(*names: str) -> dict[str, object]:
@@ -135,7 +135,8 @@ def test_stored_prefix_is_fetched_when_that_is_faster_than_computing() -> None:
 
 
 def test_worker_that_would_be_late_ranks_after_one_in_time() -> None:
-    # Due in 2 s + 1.33 s, and planned 0.3 s earlier: behind 2 s of work the request is 0.3 s late.
+    # The request is due in 2 s + 1.33 s, and planned to be done 0.3 s earlier: behind 2 s of work
+    # it is 0.3 s late.
     workers = [prefill("p0", (2.5, 2.0)), prefill("p1", (9.0, 3.0))]
     decision = place(snapshot(workers, [decode("d")], FakeCache({"p1": 1})), query(), CONFIG)
     first, second = decision.prefill_scores
@@ -310,7 +311,8 @@ def test_queue_forecast_is_ordered_by_deadline() -> None:
     view = prefill("p", (1.0, 0.5), (3.0, 1.0), (5.0, 1.0))
     assert forecast_queue(view, NOW, NOW, NOW + 2.0, 0.5) == QueueForecast(NOW + 1.0, 0)
     assert forecast_queue(view, NOW, NOW, NOW + 9.0, 0.5) == QueueForecast(NOW + 3.0, 0)
-    # The new work goes before the second entry, which then ends at 4.0 s, and the third, at 5.0 s.
+    # The new work is inserted before the second entry, which then ends at 4.0 s; the third ends at
+    # 5.0 s.
     assert forecast_queue(view, NOW, NOW, NOW + 2.0, 2.0) == QueueForecast(NOW + 2.5, 1)
     assert forecast_queue(view, NOW, NOW, NOW + 2.0, 3.0) == QueueForecast(NOW + 3.5, 2)
     assert forecast_queue(view, NOW, NOW + 4.0, NOW + 9.0, 0.5) == QueueForecast(NOW + 4.5, 0)

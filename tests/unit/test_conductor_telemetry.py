@@ -1,4 +1,5 @@
-"""Telemetry of a conductor's decisions: counts, durations, spans, and few labels."""
+"""Tests the telemetry of a conductor's decisions: counts, durations, spans, and a bounded number of
+labels."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -207,7 +207,7 @@ def test_contradicting_pool_bounds_are_rejected(given: dict[str, float], message
 def test_yaml_on_and_off_are_accepted_for_autoscale(
     tmp_path: Path, written: str, meant: str
 ) -> None:
-    """YAML reads on and off as true and false."""
+    """YAML parses ``on`` and ``off`` as true and false."""
     file = tmp_path / "baton.yaml"
     file.write_text(f"autoscale: {written}\n")
     assert load_settings(file).autoscale == meant

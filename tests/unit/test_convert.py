@@ -106,14 +106,14 @@ def make_output(**fields: Any) -> common_pb2.RequestOutput:
     ],
 )
 def test_invalid_output_is_rejected(message: common_pb2.RequestOutput, why: str) -> None:
-    """The error is our own ``Invalid``, so that only this request ends:
+    """The error is ``Invalid``, so that only this request fails: see
     :mod:`baton.rpc.convert.outputs`."""
     with pytest.raises(Invalid, match=why):
         output_from_proto(message)
 
 
 def test_unknown_enum_values_reject_only_their_message() -> None:
-    """Try every message that has an enum or an optional part, with an unknown value."""
+    """Every message with an enum or an optional part is tried with an unknown or missing value."""
     odd: list[tuple[Callable[[Any], Any], Any]] = [
         (grammar_from_proto, common_pb2.Grammar(kind=99, text="a")),  # type: ignore[arg-type]
         (stored_from_proto, kvstore_pb2.StoredBlock(key=bytes(16), tier=99)),  # type: ignore[arg-type]

@@ -26,7 +26,8 @@ NUM_CHECKS = 2 + 6 + 2 + 4 + 4 + 3 + 3 + 6 + 2 + 1 + 2 + 1
 
 @pytest.mark.timeout(300)
 def test_all_gpu_checks_pass_in_tritons_interpreter() -> None:
-    """Runs in its own process: the interpreter is chosen when Triton is imported."""
+    """The checks run in their own process, since the interpreter is selected when Triton is
+    imported."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.unit.cuda_cases"],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
@@ -108,7 +109,7 @@ def test_batch_that_does_not_fit_is_rejected() -> None:
 
 
 class Replayed:
-    """Stands for the CUDA graphs: runs the model itself, and records the batches."""
+    """Replaces the CUDA graphs: runs the model eagerly, and records the batch sizes."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -140,7 +141,7 @@ def test_runner_replays_decode_steps_and_runs_all_others_eagerly() -> None:
         steps.append([replace(steps[1][0], sample=False), steps[1][1]])
         tokens.append([runner.run(Plan(n, tuple(rows))).sampled for n, rows in enumerate(steps)])
         assert graphs.batch_sizes == ([2, 2] if replays else []), (
-            "what samples nothing is not replayed"
+            "only steps in which every row is sampled are replayed"
         )
     assert tokens[0] == tokens[1]
     assert [[token is not None for token in step] for step in tokens[0]] == [

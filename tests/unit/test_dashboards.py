@@ -45,7 +45,7 @@ def test_panels_do_not_overlap_and_have_queries(dashboard: Dashboard) -> None:
         assert not cells & taken, panel["title"]
         taken |= cells
         assert panel["type"] == "row" or all(target["expr"] for target in panel["targets"])
-    # No fixed data source: every Grafana has its own.
+    # No data source may be fixed: every Grafana has its own.
     assert "${datasource}" in json.dumps(described)
 
 
@@ -78,7 +78,7 @@ def test_alert_has_severity_annotations_and_runbook_link(alert: dict[str, Any]) 
     assert notes["runbook"] == f"docs/runbook.md#{alert['alert'].lower()}"
     assert len(notes["summary"]) < 100 and notes["description"].endswith(".")
     assert uses(alert["expr"])
-    # Labels that the summary uses must survive the expression's groupings.
+    # The groupings in the expression must keep the labels that the summary uses.
     for label in re.findall(r"\$labels\.(\w+)", json.dumps(notes)):
         grouped = re.findall(r"by \(([^)]*)\)", alert["expr"])
         assert not grouped or any(label in each.split(", ") for each in grouped), label

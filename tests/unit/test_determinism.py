@@ -1,5 +1,5 @@
-"""``deterministic``: which workers keep the guarantee, which are refused at start, and which are
-left out of a cluster."""
+"""Tests the setting ``deterministic``: which workers keep its guarantee, which ones fail at
+startup, and which ones a cluster leaves out."""
 
 import json
 from dataclasses import replace
@@ -41,8 +41,8 @@ def load(path: Path, **given: object) -> ModelRunner:
 
 @needs_kernels
 def test_equal_workers_have_equal_numerics_fingerprints(tmp_path: Path) -> None:
-    """The number of threads and the block size do not matter. A worker that guarantees nothing
-    has no fingerprint."""
+    """The number of threads and the block size do not matter. A worker without the setting
+    ``deterministic`` has no fingerprint."""
     make_model(tmp_path / "one", "qwen3", seed=1)
     make_model(tmp_path / "two", "qwen3", seed=2)
     threads = torch.get_num_threads()
@@ -132,7 +132,8 @@ def test_probe_exceeds_a_block_and_a_tile() -> None:
 
 @needs_kernels
 def test_determinism_tool_finds_differences(tmp_path: Path) -> None:
-    """Once with torch, which guarantees nothing, and once against logits with one wrong bit."""
+    """It finds logits with one wrong bit, and differences of torch, whose results depend on the
+    batch."""
     make_model(tmp_path, "qwen3", seed=SEED)
     threads, chance = torch.get_num_threads(), np.random.default_rng(SEED)
     try:
@@ -192,12 +193,12 @@ def test_workers_that_differ_from_the_oldest_are_incompatible(
 
 
 def test_incompatible_worker_does_not_join() -> None:
-    """The error names the other worker, and says what would help."""
+    """The error names the other worker, and what to change."""
     promising, plain = [member("a", 1, ONE)], [member("a", 1, "")]
     check_same_numerics([], WorkerId("b"), ONE)
     check_same_numerics(promising, WorkerId("b"), ONE)
     check_same_numerics(plain, WorkerId("b"), "")
-    check_same_numerics(promising, WorkerId("a"), OTHER)  # itself, before its restart
+    check_same_numerics(promising, WorkerId("a"), OTHER)  # the same worker before its restart
     with pytest.raises(Invalid, match="has worker a, which is deterministic"):
         check_same_numerics(promising, WorkerId("b"), "")
     with pytest.raises(Invalid, match="a, which is not deterministic"):
@@ -209,7 +210,7 @@ def test_incompatible_worker_does_not_join() -> None:
 
 
 async def test_incompatible_worker_that_joined_concurrently_is_left_out() -> None:
-    """Two workers did not see each other when they joined: everybody uses the same one of them."""
+    """Two workers did not see each other when they joined: all members use the older one."""
     clock = ManualClock()
     registry = MemoryRegistry(clock)
     mirror = Membership(registry, clock)

@@ -1,4 +1,5 @@
-"""KV of a GPU over gRPC, with a fake driver that keeps the GPU's memory in host memory."""
+"""Tests transfers of a GPU's KV over gRPC, with a fake driver that keeps the GPU's memory in host
+memory."""
 
 import asyncio
 import ctypes
@@ -21,7 +22,8 @@ SIZE = 5 * 2**20 + 3
 
 
 class Driver:
-    """The part of CUDA's driver that is used. It rejects what would fail on a GPU."""
+    """A fake of the functions of CUDA's driver that the transport calls. It rejects calls that
+    would fail on a GPU."""
 
     def __init__(self) -> None:
         self.copied, self.broken, self.lock = 0, "", threading.Lock()

@@ -77,7 +77,7 @@ def test_written_blocks_are_read_back_also_after_a_restart(tmp_path: Path) -> No
     assert [load(disk, number) for number in (1, 2, 3, 4)] == [payload(n) for n in (1, 2, 3, 4)]
     block = disk.get(record(3).key)
     assert block is not None and block.record == record(3)
-    # The oldest is evicted first, also after the restart.
+    # The oldest block is evicted first, also after a restart.
     assert store(disk, 5) == [] and store(disk, 6) == []
     assert store(disk, 7) == [record(1).key]
 
@@ -541,7 +541,8 @@ def test_sealed_blocks_of_a_killed_process_are_found(tmp_path: Path) -> None:
 
 
 def test_folder_lock_is_released_on_close(tmp_path: Path) -> None:
-    """Even while a process that another thread starts still has our files."""
+    """This holds even if a process that another thread has just started still has the lock file
+    open."""
     disk = opened(tmp_path)
     inherited = os.dup(disk._lock)
     disk.close()

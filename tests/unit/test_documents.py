@@ -10,7 +10,7 @@ DOCUMENTS = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").rglob("README.md")]
 )
 HISTORY = {"LOG.md", "CHANGELOG.md"}
-"""They name what there was."""
+"""Documents that may name files and classes that no longer exist."""
 
 PACKAGES = (
     "baton", "router", "conductor", "prefill_worker", "decode_worker", "kvstore", "simulator",

@@ -16,7 +16,7 @@ def key(name: str) -> BlockKey:
 
 
 def filled(tier: DramTier, names: str, size: int = 4, tenant: bytes = b"") -> list[DramBlock]:
-    """Store and seal one prefix."""
+    """Store and seal a prefix with a block for each of ``names``; return its blocks."""
     tier.tick()
     slots = []
     for depth, name in enumerate(names):
@@ -97,10 +97,9 @@ def test_another_size_takes_the_least_recently_used_slab() -> None:
     for slot in tier.select_victims(16):
         tier.evict(slot)
     filled(tier, "L", size=16)
-    assert tier.select_victims(8) == [
-        tier.get(key("L"))
-    ]  # one block of the other slab is referenced
-    # A size that has blocks takes from other sizes only slabs that are older than its own.
+    assert tier.select_victims(8) == [tier.get(key("L"))]  # a block in the other slab is referenced
+    # A block size that already has blocks takes over only slabs of other sizes that are older than
+    # its own slabs.
     tier.release_references([first])
     assert names(tier.select_victims(16)) == "L"
     for _ in range(2):

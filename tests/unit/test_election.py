@@ -1,4 +1,4 @@
-"""Leader election: one of several conductors leads, and never two."""
+"""Leader election: of several conductors, at most one leads at any time."""
 
 from collections.abc import Callable
 
@@ -12,8 +12,8 @@ from baton.pools.leader_election import NO_HOLDER, LeaderElection, LeaseRecord
 
 
 class Store:
-    """A lease store. ``fails``: raised by the next calls. ``num_lost_answers``: how many writes
-    take effect but raise as if the answer was lost. ``on_write`` is called during each write."""
+    """A lease store. If ``fails`` is not None, calls raise it. The next ``num_lost_answers`` writes
+    take effect, but raise as if the response was lost. ``on_write`` is called during each write."""
 
     def __init__(self) -> None:
         self.record: LeaseRecord | None = None

@@ -60,7 +60,7 @@ class Bench:
         )
 
     def run(self) -> list[RequestOutput]:
-        """Run steps until there is no work, and check the engine's integrity after each."""
+        """Run steps until there is no work, and check the engine's integrity after each step."""
         outputs: list[RequestOutput] = []
         while self.engine.has_work():
             outputs += self.engine.step().outputs
@@ -156,8 +156,8 @@ def test_eos_ends_the_answer_and_is_part_of_it() -> None:
 
 
 def test_stop_tokens_are_masked_until_min_tokens() -> None:
-    """``min_tokens`` counts tokens of the answer on whichever worker they are generated: the
-    third token may be the last."""
+    """``min_tokens`` counts the answer's tokens on all workers: after two tokens, the third may be
+    a stop token."""
     left, right = Bench(eos=frozenset({TokenId(9)})), Bench(eos=frozenset({TokenId(9)}))
     masked: list[set[TokenId]] = []
     for bench in (left, right):
@@ -331,13 +331,13 @@ def test_partial_blocks_of_other_tenants_are_not_copied() -> None:
 
 
 def test_copied_partial_block_is_never_full() -> None:
-    """The request that fills a block seals it at the end of its step. Here two requests could
-    copy a whole block, since its key is forgotten, and only one of them is computed in that
-    step."""
+    """A block is sealed by the request that fills it, so that its last token is computed rather
+    than copied. Here c and d could copy a full block of b, whose key is not in the pool, and only
+    one of them computes in the next step: the other one waits for its block."""
     bench = Bench(num_blocks=12)
     bench.engine.add(spec("a", max_tokens=1), Task.PREFILL_AND_DECODE)
     bench.run()
-    # With prompt_logprobs, b reuses nothing.
+    # With ``prompt_logprobs``, b reuses no cached blocks.
     bench.engine.add(spec("b", max_tokens=8, prompt_logprobs=0), Task.PREFILL_AND_DECODE)
     bench.engine.step()
     keys = block_keys(BlockKey(b"k" * 32), [TokenId(1)] * 36, 4)

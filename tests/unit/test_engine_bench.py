@@ -1,4 +1,5 @@
-"""``baton bench engine``: its measurements, the roofline they are compared with, and its output."""
+"""Tests ``baton bench engine``: its measurements, the roofline to which they are compared, and its
+output."""
 
 import json
 import sys
@@ -52,7 +53,7 @@ ROOF = Ceilings(flops_per_second=100.0, bytes_per_second=10.0)
 
 @pytest.fixture(autouse=True)
 def short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the probes fast: the height of the ceilings does not matter here."""
+    """Make the ceiling probes fast: the ceilings' values do not matter in these tests."""
     monkeypatch.setattr(ceilings, "PRODUCT_ITERATIONS", 1000)
     monkeypatch.setattr(ceilings, "READ_BYTES", 2**20)
     monkeypatch.setattr(ceilings, "CPU_MATRIX", 64)

@@ -93,7 +93,7 @@ def test_second_kv_transfer_reuses_all_full_blocks() -> None:
 
 
 def test_lost_kv_changes_the_answer() -> None:
-    """The fake runner would be useless if lost KV went unnoticed."""
+    """The other tests rely on this: with the fake runner, lost KV must be visible in the answer."""
     bench = Bench()
     bench.engine.add(spec("a"), Task.PREFILL_AND_DECODE)
     first = bench.engine.step().outputs
@@ -136,7 +136,7 @@ def test_aborted_reservation_can_be_quarantined() -> None:
 
 
 def store_of(bench: Bench, request: RequestSpec) -> tuple[list[BlockKey], list[bytes]]:
-    """Return keys and content of the prompt's full blocks, as a store would have them."""
+    """Return the keys and the content of the prompt's full blocks, as a KV store holds them."""
     bench.engine.add(request, Task.PREFILL)
     (progress,) = bench.engine.step().progress
     data = [

@@ -1,4 +1,4 @@
-"""What an engine refuses, reports and checks about itself."""
+"""Tests which requests an engine refuses, what it reports, and how it checks its own integrity."""
 
 from dataclasses import replace
 

@@ -1,4 +1,5 @@
-"""Signed registry entries: by a holder of the secret, for this cluster, for a limited time."""
+"""A signed registry entry comes from a holder of the secret, and is valid for one cluster and for a
+limited time."""
 
 import pytest
 

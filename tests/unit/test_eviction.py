@@ -23,8 +23,8 @@ def key(name: str) -> BlockKey:
 
 
 def request(policy: EvictionPolicy, names: Sequence[str]) -> None:
-    """Simulate a request: new blocks are admitted, the others used, and all are released from
-    last to first."""
+    """Simulate a request: admit new blocks, use the stored ones, and release all of them from last
+    to first."""
     policy.tick()
     for depth, name in enumerate(names):
         try:
@@ -165,7 +165,8 @@ def test_deepest_block_is_evicted_first_at_any_depth() -> None:
 
 @pytest.mark.parametrize("name", EVICTION_POLICIES)
 def test_empty_buckets_do_not_accumulate(name: str) -> None:
-    """``first`` always has the lowest rank, so that no bucket behind it comes to the front."""
+    """``first`` always has the lowest rank, so that eviction never reaches the buckets behind it
+    and never removes empty ones there."""
     policy = new_eviction_policy(name)
     assert isinstance(policy, BucketPolicy)
     policy.admit(key("first"), 10_000)
@@ -187,7 +188,7 @@ def test_unknown_policy_is_rejected() -> None:
 
 
 class Naive:
-    """The same rules as a linear search."""
+    """A model of each policy that finds the victim by a linear search."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -255,7 +256,7 @@ def test_every_policy_equals_its_naive_model(name: str, actions: list[tuple[str,
             policy.remove(one)
             del naive.blocks[one]
         victim = policy.next_victim()
-        assert victim is None or not naive.blocks[victim][4], "held or forgotten"
+        assert victim is None or not naive.blocks[victim][4], "the victim is held"
         assert victim == naive.victim()
         assert len(policy) == sum(not each[4] for each in naive.blocks.values())
         assert all(policy.last_used(k) == each[2] for k, each in naive.blocks.items())
@@ -280,7 +281,8 @@ def test_replay_stores_only_full_blocks() -> None:
 
 @pytest.mark.parametrize("name", EVICTION_POLICIES)
 def test_replay_skips_blocks_that_find_no_room(name: str) -> None:
-    """A request's own blocks are referenced, so that its head stays and its end is not stored."""
+    """A request's own blocks are referenced and can't be evicted, so that its first blocks stay and
+    its last ones are not stored."""
     prompts = [prompt("abc"), prompt("abc"), prompt("x"), prompt("ab")]
     assert replay(prompts, new_eviction_policy(name), 2).blocks == 3
 

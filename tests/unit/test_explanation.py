@@ -1,4 +1,4 @@
-"""The output of ``baton explain`` for people."""
+"""The human-readable output of ``baton explain``."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from command_line.main import app
 
 
 def explanation(**fields: Any) -> dict[str, Any]:
-    """Return an explanation as a router sends it, with these fields changed."""
+    """Return an explanation as a router sends it, with ``fields`` changed."""
     placement = {"epoch": 1, "reason": "ring", "error": "lost worker d1"}
     reader = {
         "worker": "p0", "score": 1.5, "queue_seconds": 0.5, "service_seconds": 0.25,

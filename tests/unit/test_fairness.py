@@ -1,5 +1,5 @@
-"""Virtual token counters: exact values, and the bound on the difference of two backlogged
-tenants."""
+"""Tests exact values of virtual token counters, and the bound on the difference between two
+backlogged tenants."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +8,8 @@ from baton.core.fairness import VirtualTokenCounters
 
 
 def counters(**queued: int) -> VirtualTokenCounters:
-    """Create counters of queued tenants, each with the given number of served tokens."""
+    """Create counters for queued tenants; ``queued`` is the number of tokens served to each of
+    them."""
     token_counters = VirtualTokenCounters(slack_tokens=100)
     for tenant in queued:
         token_counters.join(tenant.encode())
@@ -88,7 +89,7 @@ def test_oldest_tenants_outside_the_queue_are_forgotten_first() -> None:
         token_counters.join(tenant)
         token_counters.charge(tenant, 7, 0)
         token_counters.leave(tenant)
-    token_counters.join(b"a")  # a joins again: b is now the older one
+    token_counters.join(b"a")  # a joins again, so that b has now been queued for longer
     token_counters.join(b"c")
     assert token_counters.counter(b"b") == 0
     token_counters.join(b"d")
@@ -103,8 +104,8 @@ def test_oldest_tenants_outside_the_queue_are_forgotten_first() -> None:
 def test_two_backlogged_tenants_get_about_the_same_service(
     shares: list[tuple[int, int]], prefers: bytes, slack: int
 ) -> None:
-    """Whichever tenant wins ties and however many tokens a turn has, the difference between the
-    tenants' counters stays below the slack plus the largest turn."""
+    """Whichever tenant wins ties, the difference between the tenants' counters stays below the
+    slack plus the largest charge."""
     token_counters = VirtualTokenCounters(slack)
     token_counters.join(b"a")
     token_counters.join(b"b")

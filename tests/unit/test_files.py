@@ -82,7 +82,7 @@ async def test_invalid_uploads_leave_no_files(tokenizer: Tokenizer, tmp_path: Pa
 async def test_unusable_folder_fails_only_the_files_api(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """The problem is logged once and batches are retried; the rest of the router keeps working."""
+    """The files API answers 503 or an empty list; the rest of the router keeps working."""
     root = tmp_path / "file"
     root.touch()
     async with BatchRouter(tokenizer, root).open() as client:

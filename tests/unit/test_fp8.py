@@ -58,8 +58,8 @@ def test_quantization_chooses_the_nearest_code() -> None:
 
 
 def test_quantization_error_is_at_most_a_sixteenth() -> None:
-    """Codes have three bits of mantissa. Below 2 ** -6 of a scale's unit, the error is half of
-    the smallest step."""
+    """Codes have three bits of mantissa. For values below 2 ** -6 times the scale, the error is at
+    most half of the smallest step."""
     chance = torch.Generator().manual_seed(SEED)
     weight = torch.randn(65, 300, generator=chance) * torch.logspace(-6, 3, 65)[:, None]
     codes = quantize(weight, "fp8")
@@ -69,7 +69,8 @@ def test_quantization_error_is_at_most_a_sixteenth() -> None:
 
 @pytest.mark.parametrize("sizes", [(64, 32, 40), (40, 33)], ids=str)
 def test_joined_matrices_decode_like_their_parts(sizes: tuple[int, ...]) -> None:
-    """Blocks are kept if they end with each part; otherwise each row gets its own scales."""
+    """Scales per block are kept if every part but the last has a whole number of blocks; otherwise
+    each row gets its own scales."""
     chance = torch.Generator().manual_seed(SEED)
     parts = [quantize_in_blocks(torch.randn(rows, 80, generator=chance), 32) for rows in sizes]
     joined = QuantizedCodes.join(parts)
@@ -97,7 +98,7 @@ ROWS = {
 
 
 def one_scale(weight: torch.Tensor) -> QuantizedCodes:
-    """Quantize with a single scale."""
+    """Quantize the matrix with a single scale."""
     codes = quantize(weight.view(1, -1), "fp8")
     scales = codes.scales.expand(len(weight), 1)
     return QuantizedCodes(codes.values.view(weight.shape), scales, weight.shape[1])
@@ -162,7 +163,8 @@ def test_fp8_checkpoint_is_loaded_as_it_is(
 def change(
     name: str, make: Callable[[torch.Tensor], torch.Tensor | None]
 ) -> Callable[[Path], None]:
-    """Change one tensor of the file; ``make`` returns None to remove it."""
+    """Return a function that replaces the tensor ``name`` of a checkpoint by the result of
+    ``make``, or removes it if ``make`` returns None."""
 
     def spoil(path: Path) -> None:
         file = path / "model.safetensors"

@@ -44,7 +44,7 @@ class Echo:
             self.line.send_message(payload)
 
     def on_lost(self) -> None:
-        assert not self.lost.is_set(), "a line is lost once"
+        assert not self.lost.is_set(), "on_lost must be called only once"
         self.lost.set()
 
 
@@ -89,7 +89,8 @@ def hello(service: str = "echo", version: int = VERSION, nonce: bytes = NONCE) -
 
 
 async def exchange(address: str, *parts: bytes) -> list[tuple[int, bytes]]:
-    """Send ``parts`` and return the frames received until the other side ends the connection."""
+    """Send ``parts``; return the (kind, payload) of each frame received until the server closes the
+    connection."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     answers = []
@@ -197,7 +198,7 @@ async def test_client_with_a_secret_rejects_a_server_without_one() -> None:
 
 
 async def test_replayed_proof_is_rejected() -> None:
-    """The server's half of the signed nonce is new for each connection."""
+    """A proof signs nonces of both sides, and the server's nonce is new for each connection."""
     received: list[bytes] = []
 
     class Listening(FramedClientConnection):
@@ -258,8 +259,8 @@ async def test_silent_client_is_disconnected_after_the_handshake_timeout(
 async def test_unauthenticated_connections_do_not_block_members(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Beyond the limit, the oldest unauthenticated connection is closed; a member has
-    authenticated itself by then."""
+    """Beyond the limit, the oldest unauthenticated connection is closed. By then, a member's
+    connection is authenticated."""
     monkeypatch.setattr(server, "MAX_UNAUTHENTICATED", 3)
     async with echo_server() as there:
         idle = []
@@ -313,7 +314,7 @@ def test_network_with_the_most_unauthenticated_connections_loses_its_oldest() ->
     flood = [FakeConnection(closed) for _ in range(10)]
     places.add(member, "10.0.0.1")
     for number, each in enumerate(flood):
-        places.add(each, f"2001:db8::{number}")  # all of one network
+        places.add(each, f"2001:db8::{number}")  # all in one network
     assert closed == flood[:7] and len(places) == 4
     places.discard(member)
     places.discard(member)
@@ -336,9 +337,9 @@ def test_network_with_the_most_unauthenticated_connections_loses_its_oldest() ->
 async def test_connection_is_closed_if_its_opener_is_cancelled_as_it_opens(
     monkeypatch: pytest.MonkeyPatch, is_complete: bool
 ) -> None:
-    """The opener is cancelled, by its timeout for example, just before or just after the last frame
-    of the handshake is read, and before its task runs again. A process that was frozen finds its
-    timeouts expired and its data arrived at once."""
+    """The opening task is cancelled, by a timeout for example, just before or just after the last
+    frame of the handshake is read, and before the task runs again. This happens when a process was
+    frozen: its timeouts have expired, and its data has arrived, at the same time."""
 
     class Interrupted(FramedClientConnection):
         def on_handshake(self, kind: int, payload: bytes) -> None:
@@ -517,8 +518,8 @@ async def test_frozen_router_is_disconnected_by_the_server(
 
 
 async def test_own_stall_is_not_mistaken_for_a_dead_peer() -> None:
-    """An event loop that was blocked for any time reads what has arrived before it counts silence
-    again."""
+    """An event loop that was blocked, for however long, first reads the data that has arrived; only
+    then may the peer count as silent."""
     pings: list[int] = []
     failures: list[BatonError] = []
 

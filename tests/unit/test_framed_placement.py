@@ -86,7 +86,7 @@ async def test_requests_of_one_event_loop_turn_share_a_message() -> None:
 
     async with listening({CONDUCTOR_SERVICE: serve}) as address, asking(address) as stream:
         names = [f"r{number}" for number in range(50)]
-        for _ in range(2):  # before the connection is open, and over it
+        for _ in range(2):  # first while the connection is being opened, then over the open one
             answers = await asyncio.gather(
                 *(stream.request_placement(question(n), 10.0) for n in names)
             )
@@ -215,7 +215,7 @@ async def test_placer_reconnects_when_its_framed_connection_breaks() -> None:
             line.close()
         while server.connections:
             await asyncio.sleep(0)
-        while True:  # until the router has noticed, too
+        while True:  # until the router has noticed, too, that the connection was closed
             try:
                 assert (await placer.place(query)).decode == DECODE
                 break

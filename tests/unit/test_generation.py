@@ -43,7 +43,7 @@ PROMPT = tuple(TokenId(token) for token in (5, 6, 7))
 
 def answer(tokens: Sequence[TokenId], spec: RequestSpec) -> TokenId:
     """Return a token that depends on every token before it, so that a lost or repeated token
-    changes all that follow."""
+    changes all later ones."""
     return TokenId((sum(tokens) * 31 + len(tokens) * 7) % 251)
 
 
@@ -182,7 +182,7 @@ async def test_killed_worker_loses_and_repeats_no_tokens(emitted: int, victim: s
 @pytest.mark.parametrize(
     ("status", "suspects"),
     [
-        # Either worker may have failed during the KV transfer; the connections to both work.
+        # Either worker may have failed during the KV transfer, since the connections to both work.
         ("UNAVAILABLE", {"p0", "d0"}),
         ("DEADLINE_EXCEEDED", {"p0", "d0"}),
         ("DATA_LOSS", {"p0", "d0"}),
@@ -315,7 +315,8 @@ async def test_restarted_source_is_dropped_from_the_placement() -> None:
 
 
 async def test_last_remaining_worker_is_retried() -> None:
-    """An error that may be the other worker's fault excludes none if there are no alternatives."""
+    """An error that may be the other worker's fault excludes no worker if there are no
+    alternatives."""
     scene = GenerationHarness(automatic=False)
     scene.placer.prefill, scene.placer.decode = [scene.p0], [scene.d0]
     task = asyncio.create_task(scene.collect())
@@ -377,7 +378,8 @@ async def test_workers_that_just_failed_others_are_used_last() -> None:
 async def test_last_worker_that_only_lost_its_connection_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is still registered, long after it would have expired if it was dead."""
+    """The worker is still registered after PRESUMED_DEAD_SECONDS, when a dead one would have
+    expired."""
     monkeypatch.setattr("router.generation.placement_search.PRESUMED_DEAD_SECONDS", 0.05)
     scene = GenerationHarness(automatic=False)
     scene.placer.prefill, scene.placer.decode = [], [scene.d0]

@@ -24,7 +24,7 @@ async def test_request_fails_in_time_if_no_worker_is_reachable() -> None:
 async def test_retry_pauses_grow_until_the_registry_was_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A restarted worker fails requests as long as routers know only its old incarnation."""
+    """Requests to a restarted worker fail as long as the router knows only its old incarnation."""
     pauses: list[float] = []
 
     async def sleep(self: SystemClock, seconds: float) -> None:

@@ -43,7 +43,7 @@ async def test_draining_worker_migrates_its_answer(emitted: int) -> None:
 
 
 async def test_migrations_do_not_count_as_failures() -> None:
-    """Their number may exceed the retries, although it is bounded."""
+    """The number of migrations is bounded, but may exceed that of retries."""
     scene = GenerationHarness(automatic=False)
     task = asyncio.create_task(scene.collect(replace(FAST, max_retries=0)))
     await settle()

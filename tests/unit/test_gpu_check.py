@@ -1,4 +1,4 @@
-"""The GPU check tool: the parts that can be tested without a GPU."""
+"""Tests the parts of the GPU check tool that can run without a GPU."""
 
 import subprocess
 import sys
@@ -60,7 +60,7 @@ def test_failing_part_is_a_row_and_the_others_continue() -> None:
         ("two", "10 GB/s", True),
     ]
     rows = [row for row in shown if not row.startswith("--")]
-    assert len(shown) - len(rows) == 3, "each part tells how long it took"
+    assert len(shown) - len(rows) == 3, "there must be a line with the duration of each part"
     assert rows[1].endswith("WRONG") and "WRONG" not in rows[0]
     assert rows[4].split() == [
         "two",

@@ -1,4 +1,5 @@
-"""Structured output: masks against a plain list of all texts, and grammars that are refused."""
+"""Tests structured output: masks equal those of a list of all allowed texts, and invalid grammars
+are refused."""
 
 import json
 import re
@@ -53,7 +54,7 @@ def allowed(bits: bytes) -> list[int]:
 
 
 def test_masks_equal_a_list_of_all_texts() -> None:
-    """With a real vocabulary, whose tokens are pieces of words and of characters."""
+    """The vocabulary is a real one, whose tokens are parts of words and of characters."""
     tokenizer = Tokenizer.load(DEMO_MODEL)
     eos = 0
     vocab_size = tokenizer.vocab_size + 5
@@ -231,7 +232,7 @@ def test_unusable_grammars_are_refused_at_once(
 
 
 def test_grammar_that_allows_nothing_fails_only_its_request(grammars: GrammarCompiler) -> None:
-    """The grammar compiles, but no text fits it."""
+    """The grammar compiles, but no text matches it."""
     specs = [
         grammar_request("barren", schema({"$ref": "#"}), 1),
         grammar_request("good", choice("yes"), 1),

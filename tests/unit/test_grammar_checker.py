@@ -1,4 +1,4 @@
-"""Hostile grammars: only the helper process that compiles them is killed."""
+"""A hostile grammar kills only the helper process that compiles it."""
 
 import asyncio
 import os
@@ -25,7 +25,8 @@ ORDINARY = schema({"type": "object", "properties": {"a": {"type": "integer"}}})
 CONJUNCTION = lark(
     "start: T\nT: " + " & ".join(f"/(.*{'abcdefghij'[i % 10]}.{{{i}}})?/" for i in range(20))
 )
-"""A third of a kilobyte that parses in a millisecond and compiles for minutes."""
+"""A grammar of a third of a kilobyte that is parsed in a millisecond, but takes minutes to
+compile."""
 
 
 def rules(number: int, first: str = "") -> Grammar:
@@ -71,7 +72,7 @@ async def test_helper_process_is_reused(checker: GrammarChecker) -> None:
     helper = checker._idle[0]
     for owner in ("alice", "bob", "alice"):
         await checker.check(ORDINARY, owner)
-    assert checker._idle == [helper] and helper._num_jobs == 2  # a grammar that passed is cached
+    assert checker._idle == [helper] and helper._num_jobs == 2  # alice's result was cached
 
 
 async def test_killed_helper_is_replaced(checker: GrammarChecker) -> None:
@@ -86,7 +87,7 @@ async def test_killed_helper_is_replaced(checker: GrammarChecker) -> None:
 async def test_stopped_helper_raises_unavailable(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A helper that is stopped from outside is not the grammar's fault."""
+    """If the helper is stopped by a signal, the grammar is not blamed."""
     await checker.check(ORDINARY, "alice")
     monkeypatch.setattr(grammar_checker, "VERDICT_TIMEOUT_SECONDS", 0.05)
     os.kill(checker._idle[0]._process.pid, signal.SIGSTOP)
@@ -120,8 +121,8 @@ async def test_tokenizer_without_bytes_is_rejected(tmp_path: Path) -> None:
 
 
 class Work:
-    """Jobs of several owners, each of which occupies its slot until it is ended; records their
-    order."""
+    """Jobs of several owners. A job occupies a slot until the test ends it; ``began`` is the order
+    in which jobs got their slots."""
 
     def __init__(self, slots: FairSlots) -> None:
         self._slots = slots

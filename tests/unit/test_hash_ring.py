@@ -108,7 +108,7 @@ async def test_router_without_a_conductor_places_like_an_idle_conductor() -> Non
 
 class Shared(FakeCache):
     """A cache whose statistics make the conductor hash ``RING_KEY_BLOCKS`` blocks, as routers do:
-    all requests share the blocks before the last of those, and none after."""
+    all requests share the first ``RING_KEY_BLOCKS - 1`` blocks, and no later ones."""
 
     def request_share(self, key: AnyBlockKey) -> float:
         assert isinstance(key, bytes)

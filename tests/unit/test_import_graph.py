@@ -1,4 +1,4 @@
-"""The command that draws the import graph finds imports from a higher layer, and cycles."""
+"""The tool that draws the import graph reports imports from a higher layer, and cycles."""
 
 from tools.import_graph import describe, find_faults, load_layers, room_of
 

@@ -1,4 +1,4 @@
-"""The fast path of a stream's tokens writes the same bytes as the general path."""
+"""The fast path for a stream's tokens writes the same bytes as the general path."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ class Counted:
 
 
 async def step_slowly(router: RouterHarness, task: asyncio.Task[Any]) -> None:
-    """Step the workers so slowly that every token is read before the next one comes."""
+    """Step the workers so slowly that every token is read before the next one is generated."""
     while not task.done():
         router.prefill.step()
         router.decode.step()
@@ -52,8 +52,8 @@ async def step_slowly(router: RouterHarness, task: asyncio.Task[Any]) -> None:
 async def stream(
     tokenizer: Tokenizer, path: str, body: dict[str, Any], *, short: bool
 ) -> list[Any]:
-    """Return the events of a stream, token by token, without fields that differ between
-    requests."""
+    """Return the events of a stream whose tokens are sent one by one, without fields that differ
+    between requests. Unless ``short``, the fast path is off."""
     router = RouterHarness(tokenizer, TEXT, automatic=False)
     router.decode.details = {}
     async with serve_over_tcp(router) as url, httpx.AsyncClient() as client:
@@ -77,7 +77,7 @@ BODIES = {
 
 
 def texts_of(events: list[Any]) -> dict[int, str]:
-    """Return the text of each choice."""
+    """Return the text of each choice, by index."""
     texts: dict[int, str] = {}
     for event in events:
         for choice in event["choices"]:

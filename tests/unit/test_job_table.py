@@ -1,4 +1,4 @@
-"""The jobs on a worker, by placement and by request."""
+"""Tests the table of a worker's jobs, which finds them by placement and by request."""
 
 from baton.core.ids import Epoch, RequestId, TokenId
 from baton.core.request import RequestSpec, SamplingParams

@@ -13,7 +13,7 @@ from conductor import key_table
 from conductor.key_table import MIN_SLOTS, KeyTable
 
 ALWAYS, NEVER = 1, 1 << 30
-"""Values of VECTORIZED_KEYS: all batches use numpy, or none."""
+"""Values of VECTORIZED_KEYS with which all batches use numpy, or no batch does."""
 
 
 def random_keys(count: int, seed: int = 1) -> list[BlockKey]:
@@ -26,12 +26,13 @@ def key_of(fingerprint: int, rest: int = 0) -> BlockKey:
 
 
 def crowded(number: int) -> BlockKey:
-    """Return keys that all hash to the last slot of a table of any size, so that they wrap
-    around."""
+    """Return a key that hashes to the last slot of a table of any size, so that several such keys
+    wrap around."""
     return key_of((0xFFFFFFFF << 32) + number)
 
 
-# Clusters at the last slot and at the first, into which the former wrap, and isolated keys.
+# Keys that collide at the last slot, keys that collide at the first slot, to which the former wrap
+# around, and isolated keys.
 KEYS = [
     *(crowded(number) for number in range(40)),
     *(key_of(number) for number in range(20)),
@@ -41,7 +42,8 @@ BATCHES = st.lists(st.sampled_from(KEYS), max_size=30)
 
 
 class Machine(RuleBasedStateMachine):
-    """Use tiny chunks, so that batches and tables of a few dozen keys have several."""
+    """Compares the table with a dict. BATCH_KEYS may be tiny, so that a few dozen keys are
+    processed in several chunks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -233,7 +235,7 @@ def naive_prefix(table: KeyTable, keys: list[BlockKey]) -> int:
     )
 )
 def test_longest_prefix_equals_that_of_a_scan(branches: list[tuple[int, int, int]]) -> None:
-    """Chains share a trunk for a while, and each is in the table up to some block."""
+    """Chains have a common prefix, and each chain is in the table up to some block."""
     trunk, table = random_keys(60), KeyTable()
     chains = []
     for number, (shared, own, held) in enumerate(branches):

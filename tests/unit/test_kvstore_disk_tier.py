@@ -20,7 +20,7 @@ def tiers(store: StoreHarness) -> list[int]:
 
 
 async def settle(store: StoreHarness) -> None:
-    """Let the background task free its slots."""
+    """Free slots like the background task that demotes blocks."""
     store.node.demoter.wake_if_low()
     for size in store.dram.sizes():
         await store.node.demoter._free_slots(size)
@@ -31,7 +31,7 @@ async def test_blocks_are_demoted_before_they_are_evicted(tmp_path: Path) -> Non
     await store.put(0, 1, 2, 3)
     await settle(store)
     assert tiers(store) == [Tier.DRAM, Tier.DRAM, Tier.DRAM, Tier.DISK, Tier.NONE, Tier.NONE]
-    assert await store.put(4) == (1, 0)  # without an eviction in its path
+    assert await store.put(4) == (1, 0)  # without waiting for an eviction
     stats = store.node.stats()
     assert (stats.evictions, stats.demotions, stats.dropped_blocks) == (1, 1, 0)
     assert (stats.disk_blocks, stats.violation) == (1, "")
@@ -99,7 +99,7 @@ async def test_pin_promotes_blocks_from_disk(tmp_path: Path) -> None:
     assert tiers(store)[2:4] == [Tier.DISK, Tier.DISK]
     assert await store.node.pin_with_promotion(KEYS[2:4], 60.0) == 2
     assert tiers(store)[2:4] == [Tier.DRAM, Tier.DRAM]
-    assert store.node.stats().pinned_bytes == 2 * SIZE  # half of the tier, which is the limit
+    assert store.node.stats().pinned_bytes == 2 * SIZE  # half of the DRAM tier, which is the limit
     with pytest.raises(Overloaded, match="at most 50% of the"):
         await store.node.pin_with_promotion(KEYS[1:2], 60.0)
     await store.put(0, 1, 4, 5)
@@ -181,7 +181,7 @@ async def test_full_disk_does_not_affect_the_dram_tier(
     assert (stats.disk_failures, stats.disk_blocks, stats.num_blocks) == (1, 0, 4)
     assert await store.put(4, 5) == (2, 0)
     monkeypatch.undo()
-    assert await store.node.demoter.demote_all() == 0  # it backs off
+    assert await store.node.demoter.demote_all() == 0  # the node pauses before it tries again
     store.clock.advance(10.0)
     assert await store.node.demoter.demote_all() == 4
     assert store.has_integrity()

@@ -36,7 +36,7 @@ async def test_lookup_without_bytes_leases_nothing() -> None:
 
 
 async def test_checking_every_key_before_a_put_never_makes_one_fail() -> None:
-    """With an arena that is four times too small."""
+    """The arena has space for only a quarter of the blocks."""
     store = StoreHarness(dram_blocks=4)
     for _ in range(10):
         for number in range(16):
@@ -235,7 +235,7 @@ async def test_flipped_bit_is_found_when_a_reader_reports_it() -> None:
     assert await store.node.report_damaged(KEYS[:3]) == 1
     stats = store.node.stats()
     assert (stats.checksum_failures, stats.used_bytes, stats.violation) == (1, 3 * SIZE, "")
-    # Block 1 is not found any more; its slot is freed with the lease.
+    # Block 1 is no longer found; its slot is freed when the lease is released.
     assert await store.stored_numbers(0, 1, 2) == [0, 2]
     store.node.release(leased.lease_id)
     assert store.node.stats().used_bytes == 2 * SIZE

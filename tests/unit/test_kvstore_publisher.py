@@ -1,5 +1,5 @@
-"""The node's publisher: it sends every change to the index, and everything when the index does
-not know the node."""
+"""The node's publisher sends every change to the index, and all blocks if the index does not know
+the node."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from tests.store_harness import KEYS, StoreHarness
 
 
 async def wait_for_tiers(store: StoreHarness, *tiers: Tier) -> None:
-    """Wait until the index reports these tiers for the first keys."""
+    """Wait until the index reports ``tiers`` for the first keys of KEYS."""
     while True:
         reported = [(await store.index.holders(key)).get(store.holder, Tier.NONE) for key in KEYS]
         if tuple(reported[: len(tiers)]) == tiers:

@@ -120,7 +120,7 @@ async def test_tool_call_arguments_are_checked_too(tokenizer: Tokenizer) -> None
 
 
 class Counted:
-    """Counts the characters that are encoded."""
+    """Counts the characters that ``tokenizer`` encodes."""
 
     def __init__(self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.characters = 0
@@ -252,7 +252,8 @@ async def test_body_is_freed_once_the_answer_begins(tokenizer: Tokenizer) -> Non
 
 @pytest.fixture
 def gates() -> Iterator[Callable[[], threading.Event]]:
-    """Create events that work waits for; all are set at the end of the test."""
+    """Return a function that creates events for work to wait for. All of them are set at the end of
+    the test."""
     made: list[threading.Event] = []
 
     def make() -> threading.Event:
@@ -292,7 +293,7 @@ async def test_tenant_gets_all_threads_but_one(gates: Callable[[], threading.Eve
 
 
 async def test_thread_stays_busy_until_its_work_ends(gates: Callable[[], threading.Event]) -> None:
-    """This holds also after the client has disconnected."""
+    """This also holds after the client has disconnected."""
     work, size, gate = OffloadExecutor(2), MIN_OFFLOAD_BYTES + 1, gates()
     left = asyncio.create_task(work.run(A, size, gate.wait))
     await asyncio.sleep(0)
@@ -308,8 +309,8 @@ async def test_thread_stays_busy_until_its_work_ends(gates: Callable[[], threadi
 async def test_call_that_is_cancelled_as_its_turn_comes_gets_no_thread(
     gates: Callable[[], threading.Event],
 ) -> None:
-    """Two calls are cancelled together, as the first one gets a thread. It frees the thread before
-    the second call's task runs again."""
+    """Two calls are cancelled at the same time, when the first one gets a thread. The first call
+    frees the thread before the second call's task runs again."""
     pool, gate = FairThreadPool(1, "test"), gates()
 
     def cancel_both() -> None:
@@ -356,7 +357,7 @@ async def test_error_of_abandoned_work_is_not_logged(
 async def test_free_memory_is_trimmed_once_the_work_has_ended(
     gates: Callable[[], threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trimming when the client disconnects is not enough: by then the thread still uses the
+    """Trimming when the client disconnects is not enough, since the thread may still use the
     memory."""
     work, gate, ended_before = OffloadExecutor(1), gates(), list[bool]()
     monkeypatch.setattr(offload_executor, "TRIM_DELAY_SECONDS", 0.0)
@@ -371,8 +372,8 @@ async def test_free_memory_is_trimmed_once_the_work_has_ended(
 
 
 async def test_failed_work_keeps_no_body_alive() -> None:
-    """An exception referenced by its own traceback would keep the body alive until the garbage
-    collector runs, which is seldom."""
+    """If an exception was referenced by its own traceback, it would keep the body alive until the
+    garbage collector runs, which it seldom does."""
 
     class Body:
         alive = 0

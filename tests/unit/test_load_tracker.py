@@ -1,4 +1,5 @@
-"""The load tracker: workers' last reports, plus what was dispatched since."""
+"""Tests the load tracker, which adds the requests dispatched since a worker's last report to that
+report."""
 
 import math
 from dataclasses import replace
@@ -38,7 +39,7 @@ def test_dispatched_request_is_added() -> None:
     tracker = new_tracker()
     tracker.record_dispatch(10.0, query(), PAIR, 100.0)
     view, other = tracker.prefills[P], tracker.decodes[D]
-    # Due in 2 s plus the prompt's own service time.
+    # The prompt is due in 2 s plus its own service time.
     assert view.queue == [QueuedPrefill(pytest.approx(13.33), 0.5)]
     assert (view.busy_until_seconds, view.free_at_seconds) == (10.0, 10.5)
     assert (view.num_requests, view.queued_tokens) == (1, 133)
@@ -54,7 +55,7 @@ def test_finished_work_leaves_the_queue() -> None:
     tracker.record_dispatch(10.1, query(), PAIR, 100.0)
     tracker.record_dispatch(10.6, query(), PAIR, 100.0)
     view = tracker.prefills[P]
-    # The first is done, and so is a tenth of a second of the next.
+    # The first prompt is done, and so is a tenth of a second of the second one.
     assert [due.work_seconds for due in view.queue] == pytest.approx([0.4, 0.5])
     assert (view.busy_until_seconds, view.free_at_seconds) == (10.6, 11.5)
     tracker.record_dispatch(30.0, query(), PAIR, 100.0)
@@ -110,7 +111,7 @@ def test_answers_are_assumed_to_end_between_reports() -> None:
     tracker.apply_decode_report(D, DecodeLoadReport(0.0, 10, 500, 1000))
     tracker.advance(MIN_ADVANCE_SECONDS / 2, 100.0)
     assert tracker.decodes[D].projected_tokens == 1000
-    # Ten requests take 20 ms per step and a hundred steps: a quarter of them ends within 0.5 s.
+    # Ten requests take a hundred steps of 20 ms: a quarter of them ends within 0.5 s.
     tracker.advance(0.5, 100.0)
     assert (tracker.decodes[D].projected_tokens, tracker.decodes[D].context_tokens) == (750, 375)
     tracker.advance(1000.0, 100.0)

@@ -1,4 +1,4 @@
-"""A process's log lines, as a log collector receives them."""
+"""Tests a process's log lines as a log collector receives them."""
 
 import json
 import subprocess

@@ -1,5 +1,5 @@
-"""Tool calls and reasoning in a model's text: each family's markup, and text that only resembles
-it."""
+"""Tests how tool calls and reasoning are found in a model's text: each model family's markup, and
+text that only resembles markup."""
 
 import json
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def pythonic() -> ToolCallParser:
 
 
 TextAndCalls = tuple[str, list[tuple[str, str]]]
-"""All text, and all tool calls by name and arguments."""
+"""The text, and all tool calls as (name, arguments)."""
 
 
 def text_and_calls(pieces: list[OutputPart]) -> TextAndCalls:
@@ -240,7 +240,8 @@ def test_deeply_nested_arguments_are_no_error() -> None:
 
 
 def test_many_unclosed_tags_take_linear_time() -> None:
-    """If names could contain any character, each tag would be scanned to the end of the text."""
+    """If names could contain any character, the parser would scan from each tag to the end of the
+    text."""
     opened = "<parameter=" * 5900
     text = f"<tool_call><function=f>{opened}</function></tool_call>"
     assert read(hermes(), text) == ("", [("f", "{}")])

@@ -1,5 +1,5 @@
-"""Grammar masks that take too long: only the answer that needs them ends, and no other answer waits
-for their thread."""
+"""If a grammar's mask takes too long, only the answer that needs it fails, and no other answer
+waits for its thread."""
 
 import threading
 
@@ -14,7 +14,7 @@ from tests.byte_grammars import byte_grammars, choice, generate_all, grammar_req
 
 
 class Spinning:
-    """A mask computation that uses processor time until ``goes`` is false."""
+    """A mask computation that uses processor time until ``is_running`` is false."""
 
     def __init__(self) -> None:
         self.is_running = True
@@ -47,7 +47,8 @@ def test_spinning_thread_is_abandoned_and_replaced() -> None:
 def test_sleeping_thread_is_waited_for_up_to_the_wall_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another process may be using the processors, but the wait is bounded."""
+    """The thread may only be waiting for a processor that another process uses, but the wait is
+    bounded."""
     monkeypatch.setattr(mask_threads, "MASK_CPU_SECONDS", 0.01)
     threads, awake = MaskThreadPool(1), threading.Event()
     job = threads.submit(lambda: b"mask" if awake.wait(10) else b"")
@@ -95,7 +96,7 @@ def grammars() -> GrammarCompiler:
 def test_answer_with_a_slow_mask_fails_alone(
     grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From then on, its grammar is refused to the same owner."""
+    """From then on, requests by the same owner with this grammar are refused."""
     slow, spinning = regex("[ab]{100}"), Spinning()
     opened = grammars.create
 
@@ -117,7 +118,7 @@ def test_answer_with_a_slow_mask_fails_alone(
 
 
 def test_owners_share_no_grammar_states(grammars: GrammarCompiler) -> None:
-    """Otherwise an owner could see from response times what another has computed for the same
+    """Otherwise an owner could see from response times whether another owner has used the same
     grammar."""
     for owner in (b"alice", b"bob", b"alice"):
         grammars.create(choice("yes"), owner=owner)

@@ -1,4 +1,4 @@
-"""A member's heartbeat, and the view of the registry that others keep."""
+"""Tests a member's heartbeat, and the view of the registry that other members keep."""
 
 import asyncio
 from dataclasses import replace
@@ -63,8 +63,8 @@ async def test_membership_keeps_members_during_an_outage() -> None:
 
 
 async def test_registry_that_lost_all_members_is_not_believed_at_once() -> None:
-    """As after a registry restart: living members announce themselves again within a beat or
-    two."""
+    """The registry may have been restarted: living members announce themselves again within one or
+    two heartbeats."""
     clock = ManualClock()
     registry = MemoryRegistry(clock)
     mirror = Membership(registry, clock)
@@ -86,7 +86,7 @@ async def test_registry_that_lost_all_members_is_not_believed_at_once() -> None:
 
 @pytest.mark.parametrize("why", ["outage", "restart"])
 async def test_missing_members_are_kept_for_a_while_after_an_outage_or_restart(why: str) -> None:
-    """Most members are back, and the last one needs a moment."""
+    """Most members have announced themselves again, and the last one does so a little later."""
     clock = ManualClock()
     registry = MemoryRegistry(clock)
     mirror = Membership(registry, clock)
@@ -143,7 +143,7 @@ async def test_membership_polls_at_its_interval() -> None:
 
 
 async def settled() -> None:
-    """Run until nothing of the in-memory registry can still be waiting."""
+    """Let all tasks run until every call of the in-memory registry has returned or waits."""
     for _ in range(5):
         await asyncio.sleep(0)
 

@@ -7,7 +7,8 @@ from baton.core.memory_forecast import KvDemand, MemoryForecast, peak_tokens, se
 
 
 def peak_by_steps(demands: list[KvDemand]) -> int:
-    """Simulate: each demand grows by a token per step, and is freed after its last."""
+    """Return the peak of a simulation: each demand grows by a token per step, and is freed after
+    its last step."""
     last = max((each.remaining_tokens for each in demands), default=0)
     return max(
         sum(each.current_tokens + step for each in demands if each.remaining_tokens >= step)
@@ -24,7 +25,7 @@ def test_peaks_occur_where_a_request_ends() -> None:
 
 def test_short_request_fits_where_a_long_one_does_not() -> None:
     forecast = MemoryForecast([KvDemand(40, 20)], capacity_tokens=100)
-    assert forecast.fits(KvDemand(30, 10))  # 60 + 20 tokens until it ends, then 60 alone
+    assert forecast.fits(KvDemand(30, 10))  # 50 + 40 tokens when the candidate ends, then 60 alone
     assert forecast.fits(KvDemand(20, 20))
     assert not forecast.fits(KvDemand(21, 20))
     assert not forecast.fits(KvDemand(21, 21))  # 101 tokens just before the first ends
@@ -51,8 +52,8 @@ def test_peak_equals_that_of_a_simulation(demands: list[KvDemand]) -> None:
 def test_candidate_fits_iff_there_is_memory_until_its_end(
     running: list[KvDemand], candidate: KvDemand
 ) -> None:
-    """The candidate needs memory until its end; afterwards the others are as if it had never
-    run."""
+    """The candidate needs memory until its end. Afterwards, the running requests need as much
+    memory as if it had never run."""
     steps = range(candidate.remaining_tokens + 1)
     needed = max(
         candidate.current_tokens

@@ -1,5 +1,5 @@
-"""The conductor's mirror of the stores: events come in, the best node for a prefix comes out;
-gaps and node deaths are detected."""
+"""Tests the conductor's mirror of the KV stores: it applies their events, returns the best node for
+a prefix, and detects lost events and dead nodes."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -71,7 +71,8 @@ def test_number_of_mirrored_blocks_per_node_is_bounded(
 
 
 class Cluster:
-    """A node that can be watched, and that can die."""
+    """A store node and a watcher of its events. ``dead`` simulates the node's death; ``lose`` drops
+    an event."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -124,7 +125,7 @@ async def test_node_is_followed_lost_and_found_again() -> None:
     cluster.dead.set()
     for _ in range(10):
         await asyncio.sleep(0)
-    assert cluster.mirror.best_node(KEYS) is None  # at once: the clock has not advanced
+    assert cluster.mirror.best_node(KEYS) is None  # immediately: the clock has not advanced
     cluster.dead.clear()
     await cluster.until(StoreHint(A, 3))
     running.cancel()
@@ -155,7 +156,8 @@ async def test_node_that_left_the_registry_is_not_returned() -> None:
     await cluster.until(StoreHint(A, 1))
     await cluster.registry.withdraw(A, Incarnation(1))
     await cluster.membership.refresh()
-    # It was the only node: the registry might have lost its data.
+    # It was the only node, so that the registry might have lost its data: the node is kept for a
+    # while.
     cluster.clock.advance(REJOIN_SECONDS)
     await cluster.membership.refresh()
     await cluster.until(None)

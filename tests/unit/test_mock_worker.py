@@ -95,7 +95,7 @@ def test_mock_workers_of_a_process_come_from_the_settings() -> None:
 
 
 def test_encoded_outputs_are_messages() -> None:
-    """Several outputs may be concatenated; numbers are small and large."""
+    """Several encoded outputs, with small and large numbers, may be concatenated to a message."""
     answer = OutputEncoder(RequestId("r" * 200), Epoch(3))
     parts = [answer.encode_token(0, TokenId(0)), answer.encode_token(130, TokenId(151_000))]
     parts.append(answer.encode_last_token(131, TokenId(7), FinishReason.LENGTH))
@@ -128,7 +128,7 @@ def test_answer_depends_on_prompt_and_seed() -> None:
 
 
 def test_whole_request_takes_the_configured_time() -> None:
-    """20 tokens at 0.01 s each, then a token every half second."""
+    """The prompt takes 20 tokens at 0.01 s each; then a token is generated every half second."""
 
     async def main() -> None:
         one = worker(shared_state())
@@ -279,7 +279,8 @@ def test_invalid_submissions_are_refused() -> None:
 
 
 def test_cancelled_and_disconnected_requests_free_everything() -> None:
-    """Requests that wait, are being prefilled, are transferred, and are decoding."""
+    """Requests are cancelled or disconnected while they wait, are prefilled, are transferred, or
+    decode."""
 
     async def main() -> None:
         place = shared_state()
@@ -322,7 +323,7 @@ def test_stream_that_is_not_read_is_closed() -> None:
 
 
 def test_drain_migrates_answers_to_remaining_workers() -> None:
-    """Waiting requests are turned away at once; running ones migrate after two seconds."""
+    """Waiting requests are rerouted immediately; running ones migrate after two seconds."""
 
     async def main() -> None:
         place = shared_state()

@@ -1,4 +1,4 @@
-"""Where the native kernels come from, and what happens where they are not available."""
+"""Tests where the native kernels are loaded from, and what happens on machines without them."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ def config(model: Path) -> ModelConfig:
 
 @pytest.fixture
 def forgetful() -> Iterator[None]:
-    """Forget after the test what it found out about a faked machine."""
+    """Clear the cache of ``_not_loaded`` after the test, which fakes another machine."""
     backend_choice._not_loaded.cache_clear()
     yield
     backend_choice._not_loaded.cache_clear()
@@ -94,7 +94,7 @@ def test_old_processor_falls_back_to_torch(model: Path, old_processor: None) -> 
 def test_best_instruction_set_of_a_processor(
     added: tuple[str, ...], best: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of these processors has the added instructions, and all those before them."""
+    """Each processor supports the added instructions, and those of all cases before it."""
     sets = ["avx2 fma", "f16c", "avx512f avx512bw avx512dq", "avx512vl", "avx512_bf16"]
     upto = sets[: sets.index(" ".join(added)) + 1] if added else []
     monkeypatch.setattr(processor, "features", lambda: frozenset(" ".join(upto).split()))
@@ -162,8 +162,8 @@ def test_compiler_error_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_concurrent_processes_compile_the_library_once(tmp_path: Path) -> None:
-    """Processes want the library at the same time: one compiles, all find it, and no temporary
-    files remain."""
+    """Three processes request the library at the same time: one of them compiles it, all find it,
+    and no temporary files remain."""
     compiler = _script(tmp_path, "", 0, "echo once >> " + str(tmp_path / "runs"))
     code = (
         "import sys; from pathlib import Path; from baton.engine.native import build;"
@@ -184,7 +184,7 @@ def test_concurrent_processes_compile_the_library_once(tmp_path: Path) -> None:
 def test_library_in_a_world_writable_folder_is_not_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Anyone who can put a library there could make us execute it."""
+    """Anyone who can write to the folder could make the process execute their own library."""
     (tmp_path / "built").mkdir()
     (tmp_path / "built").chmod(0o777)
     (tmp_path / "built" / f"kernels-avx2-{build.source_digest('avx2')}.so").write_text("theirs")
@@ -194,7 +194,7 @@ def test_library_in_a_world_writable_folder_is_not_trusted(
 
 
 def test_unreadable_library_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with a library of root's, in a folder that is closed to others."""
+    """Such a library may have been built by root, in a folder that other users can't read."""
     monkeypatch.setattr(build, "library_folders", lambda: [tmp_path / "closed", tmp_path / "open"])
     monkeypatch.setattr(build, "find_compiler", lambda: str(_script(tmp_path, "", 0)))
     access = os.access
@@ -223,7 +223,7 @@ def test_libraries_can_be_built_ahead_of_time(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """For this processor, or with ``--all`` for all of them."""
+    """They are built for this processor, or with ``--all`` for all processors."""
     monkeypatch.setattr(build, "library_folders", lambda: [tmp_path / "built"])
     monkeypatch.setattr(build, "find_compiler", lambda: str(_script(tmp_path, "", 0)))
     monkeypatch.setattr(

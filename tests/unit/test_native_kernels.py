@@ -21,10 +21,10 @@ pytestmark = [needs_kernels, pytest.mark.usefixtures("each_instruction_set")]
 
 SEED = 20261121
 SHAPES = [(1, 2), (63, 30), (64, 16), (65, 18), (129, 256), (200, 700)]
-"""Outputs and inputs, around the sizes of a panel, a vector, and a block of depth."""
+"""Numbers of outputs and inputs, close to the sizes of a panel, a vector, and a block of depth."""
 
 ROWS = [1, 2, 5, 6, 7, 13, 193, 400]
-"""Row counts, around the number computed at once and around a block of rows."""
+"""Row counts, close to the number of rows computed at once and to a block of rows."""
 
 
 def whole(chance: np.random.Generator, *shape: int) -> torch.Tensor:
@@ -96,7 +96,7 @@ def test_exponential_of_special_values() -> None:
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_embedding_reads_rows_of_a_packed_matrix(dtype: torch.dtype) -> None:
-    """This includes models whose head is the embedding."""
+    """Models whose head is the embedding read it from the head's packed matrix."""
     table = torch.randn(130, 48).to(dtype)
     pool = torch.zeros(1, 1, 2, 4, 1, 4, dtype=dtype)
     shape = _attention_shape(pool, 1)
@@ -115,7 +115,7 @@ def test_embedding_reads_rows_of_a_packed_matrix(dtype: torch.dtype) -> None:
 def batch(
     starts: list[int], counts: list[int], tables: list[list[int]], offsets: list[int] | None = None
 ) -> PackedBatch:
-    """Return a batch with exactly these fields, valid or not; the kernels read no others."""
+    """Return a batch with exactly these fields, valid or not; the kernels read no other fields."""
     places = offsets or [0, *np.cumsum(counts).tolist()]
     unused = torch.empty(0, dtype=torch.int64)
     ends = tuple(s + c for s, c in zip(starts, counts, strict=True))
@@ -147,7 +147,8 @@ def test_invalid_batch_writes_nothing(wrong: PackedBatch, message: str) -> None:
 
 
 def test_later_keys_are_masked() -> None:
-    """The earlier of two queries in a tile must not be affected by the later key's huge score."""
+    """The earlier of two queries in a tile must not be affected by the huge score of the later
+    query's key."""
     pool = torch.full((4, 1, 2, 16, 1, 8), float("nan"))
     attention = NativeAttention(_pool(pool))
     attention.prepare(batch([0], [2], [[2]]))
@@ -164,7 +165,8 @@ def _pool(tensor: torch.Tensor) -> "object":
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 def test_thread_pool_serves_concurrent_callers(size: int) -> None:
-    """Pools larger than the machine, callers at the same time, and pools that end."""
+    """Pools may have more threads than the machine has processors, several callers, and may be
+    deleted."""
     chance = np.random.default_rng(SEED)
     team = KernelThreadPool(size)
     weight = whole(chance, 300, 64)
@@ -184,14 +186,15 @@ def test_thread_pool_serves_concurrent_callers(size: int) -> None:
 
 
 def test_ceiling_probes_are_not_optimized_away() -> None:
-    """The results are sums, so that a compiler cannot leave the work out."""
+    """The probes return sums of all that they compute or read, so that the compiler can't omit the
+    work."""
     assert load().baton_peak_products(1, 1000) == 24 * 16 * 2 * 1000
     numbers = torch.arange(64, dtype=torch.int32)
     assert load().baton_peak_reads(numbers.data_ptr(), 256) == 0 ^ _folded(numbers)
 
 
 def _folded(numbers: torch.Tensor) -> int:
-    """Fold four vectors of sixteen by exclusive or, and add the result up."""
+    """Combine four vectors of sixteen numbers by exclusive or, and return the sum of the result."""
     folded = np.bitwise_xor.reduce(numbers.numpy().reshape(4, 16), axis=0)
     return ctypes.c_int32(int(folded.sum())).value
 

@@ -30,7 +30,8 @@ pytestmark = needs_kernels
 
 SEED = 20261121
 NEAR = {torch.float32: 2e-5, torch.bfloat16: 5e-2}
-"""Relative to the largest logit. BF16 has eight bits, and every layer rounds a dozen times."""
+"""Tolerances relative to the largest logit. BF16 has eight bits, and every layer rounds a dozen
+times."""
 
 PLACEMENTS = {"qwen2": 50, "qwen3": 50, "llama3-rope": 50, "qwen3-moe": 15}
 """Random placements per format: 330 in all; ``tools.determinism`` tries a thousand. The MoE
@@ -41,8 +42,8 @@ model takes longer, since torch computes experts one by one."""
 @pytest.mark.parametrize("name", ZOO)
 @pytest.mark.usefixtures("each_instruction_set")
 def test_logits_are_close_to_torch(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Prompts, then chunks and decodes after them, so that each step reads what the one before
-    has written."""
+    """The steps compute prompts, then chunks and decodes that continue them, so that each step
+    reads the KV that the previous one has written."""
     if name == "qwen3-moe" and dtype is torch.bfloat16:
         pytest.skip("two experts that are nearly as likely may change places")
     make_model(tmp_path, name, seed=SEED)
@@ -70,7 +71,8 @@ def test_logits_are_close_to_torch(name: str, dtype: torch.dtype, tmp_path: Path
 def test_logits_have_the_same_bits_on_any_processor(
     name: str, quantization: str, dtype: str, tmp_path: Path
 ) -> None:
-    """Few rows and many, with head sizes and depths that are not multiples of a vector."""
+    """Batches have few rows and many; some head sizes and depths are not multiples of a vector's
+    size."""
     make_model(tmp_path, name, seed=SEED)
     prompt = np.random.default_rng(SEED).integers(500, size=150).tolist()
     results = []

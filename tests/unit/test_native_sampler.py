@@ -45,7 +45,7 @@ def mixed(trial: int) -> list[SamplingParams]:
 @pytest.mark.parametrize("vocab_size", [VOCAB, 1003, 32_000])
 @pytest.mark.usefixtures("some_instructions")
 def test_native_sampler_chooses_the_tokens_of_torch(vocab_size: int, threads: int) -> None:
-    """With logits that are all different, and with many equal ones."""
+    """Half of the trials have logits that are all different, half have many equal ones."""
     print(f"seed {SEED}")
     chance = np.random.default_rng(SEED)
     chooser = NativeTokenChooser(KernelThreadPool(threads), vocab_size)
@@ -79,8 +79,8 @@ def test_ties_go_to_lower_token_ids() -> None:
 
 
 def test_draws_depend_on_seed_and_position() -> None:
-    """With equally likely tokens, the chosen token shows the draw: each stands for its part of
-    [0, 1)."""
+    """All tokens are equally likely, so that the chosen token shows the number drawn: each token
+    stands for an equal part of [0, 1)."""
     print(f"seed {SEED}")
     chance, size = np.random.default_rng(SEED), 4096
     chooser = NativeTokenChooser(KernelThreadPool(1), size)
@@ -120,7 +120,7 @@ def test_invalid_logits_still_give_valid_tokens() -> None:
 
 
 def test_tokens_do_not_depend_on_the_batch() -> None:
-    """A row's token depends on no other row, and no state is left for the next."""
+    """A row's token does not depend on the other rows, and no state remains for the next call."""
     print(f"seed {SEED}")
     logits = torch.from_numpy(np.random.default_rng(SEED).normal(size=(99, 1003))).float()
     rows = [row(params) for trial in range(9) for params in mixed(trial)][:99]

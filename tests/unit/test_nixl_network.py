@@ -1,5 +1,5 @@
-"""By default, NIXL opens no network sockets: UCX would let anyone who reaches them write any
-memory."""
+"""By default, NIXL opens no network sockets, since UCX would let anyone who can connect to them
+write to any memory."""
 
 import os
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def network_sockets() -> set[Any]:
 def test_nixl_without_an_interface_opens_no_sockets(
     tls: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This holds whatever the environment asks UCX for."""
+    """This holds for any value of the environment variable UCX_TLS."""
     if tls:
         monkeypatch.setenv("UCX_TLS", tls)
     before = network_sockets()

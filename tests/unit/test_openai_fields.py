@@ -1,4 +1,4 @@
-"""docs/openai.md against the router's schema and the types of OpenAI's own client."""
+"""Compares docs/openai.md with the router's schema and the types of OpenAI's own client."""
 
 import re
 import typing
@@ -38,7 +38,7 @@ STATUSES = {"supported", "limited", "accepted", "rejected"}
 
 
 def tables() -> dict[str, dict[str, str]]:
-    """Read the statuses of all fields, by section."""
+    """Return the documented status of every field, by section."""
     found: dict[str, dict[str, str]] = {}
     section = ""
     for line in DOCUMENT.read_text().splitlines():
@@ -74,7 +74,7 @@ def test_chat_tables_have_all_of_openais_fields() -> None:
         chat_create_params.CompletionCreateParamsStreaming,
     )
     assert theirs <= TOP.keys()
-    options = below("stream_options.", CHATS) - {"continuous_usage_stats"}  # vLLM's
+    options = below("stream_options.", CHATS) - {"continuous_usage_stats"}  # fields of vLLM
     assert keys(chat.ChatCompletionStreamOptionsParam) == options
     assert below("stream_options.", CHATS) == StreamOptions.model_fields.keys()
     assert keys(FunctionDefinition) == below("tools.function.", CHATS)
@@ -141,7 +141,7 @@ ACCEPTED_VALUES: dict[str, Any] = {
     "prompt_cache_retention": "in_memory",
     "suffix": "",
 }
-"""Values that accepted or limited fields take."""
+"""Values that are accepted for fields with the status "accepted" or "limited"."""
 
 REJECTED_VALUES: dict[str, Any] = {
     "service_tier": "flex",
@@ -158,10 +158,10 @@ REJECTED_VALUES: dict[str, Any] = {
     "chat_template": "{{ messages }}",
     "suffix": "end",
 }
-"""Values that rejected or limited fields refuse."""
+"""Values that are refused for fields with the status "rejected" or "limited"."""
 
 ANY_OBJECT = {"guided_json"}
-"""Fields that take any object."""
+"""Fields that accept any object."""
 
 
 def of(table: dict[str, str], *statuses: str) -> list[str]:
@@ -202,7 +202,7 @@ def test_rejected_message_fields_are_refused() -> None:
 
 @pytest.mark.parametrize("field", sorted({*TOP, *COMPLETIONS} - ANY_OBJECT))
 async def test_values_of_a_wrong_type_are_refused(tokenizer: Tokenizer, field: str) -> None:
-    """Every supported field is validated: an object that no field takes is refused."""
+    """Every supported field is validated: an object that is no field's value is refused."""
     async with open_harness(tokenizer) as (_, client):
         for path, body, table in (
             (CHAT, chat_body(), CHATS), (COMPLETE, {"prompt": "x"}, COMPLETIONS),

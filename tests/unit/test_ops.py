@@ -1,4 +1,4 @@
-"""The ops server: probes, metrics, and draining, on threads of its own."""
+"""Tests the ops server, which serves probes, metrics and drain requests on its own threads."""
 
 import socket
 from collections.abc import Iterator
@@ -134,7 +134,8 @@ def test_unknown_path_lists_the_existing_ones(harness: OpsHarness, method: str, 
 
 
 def test_silent_connections_are_bounded(harness: OpsHarness) -> None:
-    """Connections beyond the bound are closed; once others have ended, the server answers again."""
+    """Connections beyond the bound are closed; after others have been closed, the server answers
+    again."""
     host, _, port = harness.address.rpartition(":")
     silent = [socket.create_connection((host, int(port)), 10) for _ in range(MAX_REQUESTS)]
     with pytest.raises(OSError):
@@ -161,7 +162,8 @@ def test_is_loopback() -> None:
 
 
 def test_requests_from_web_pages_are_rejected(harness: OpsHarness) -> None:
-    """A web page can send requests to loopback, and can make its own host name resolve to it."""
+    """A web page can send requests to loopback addresses, and can make its own host name resolve to
+    one."""
     harness.ops.attach_program(CollectorRegistry(), harness.drain)
     for page in ({"Origin": "http://evil.example"}, {"Host": "evil.example:9000"}):
         assert harness.request("/drain", "POST", **page)[0] == 403

@@ -1,4 +1,4 @@
-"""Options of commands in dataclasses."""
+"""Tests dataclasses that define a command's options."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Waiting outputs are coalesced, and those of two workers merged."""
+"""Outputs that wait are coalesced, and the outputs of two workers are merged."""
 
 from dataclasses import replace
 

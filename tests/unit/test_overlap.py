@@ -1,5 +1,5 @@
-"""Async scheduling: the rows of the step that is planned ahead, when outputs are reported, and
-which step owns which blocks."""
+"""Tests async scheduling: the rows of the step that is planned ahead, when outputs are reported,
+and how long a step keeps its blocks."""
 
 import asyncio
 from collections.abc import Callable
@@ -116,7 +116,7 @@ def test_min_tokens_counts_the_token_that_is_being_computed() -> None:
 
 
 def ending(name: str, num_tokens: int) -> Any:
-    """Return a request that stops at its ``num_tokens``-th token, which can't be known in
+    """Return a request that stops at its ``num_tokens``-th token, which the engine can't know in
     advance."""
     answer, _ = reference_answer(spec(name, max_tokens=num_tokens))
     return spec(name, max_tokens=20, stop_token_ids=(answer[-1],))
@@ -238,8 +238,8 @@ def test_grammar_gets_each_token_before_the_next_step() -> None:
 
 
 def test_request_without_a_free_block_waits_until_all_outputs_are_known() -> None:
-    """Twelve blocks are needed, and there are nine: two prompts of ten tokens have three each, and
-    need three more each by their end."""
+    """The two requests need twelve blocks, and there are nine: each has three blocks for its ten
+    prompt tokens, and needs six at its end."""
     bench = AsyncBench(num_blocks=9, config=replace(CONFIG, forecasts_memory=False))
     for name, tokens in (("a", PROMPT), ("b", OTHER)):
         bench.engine.add(spec(name, tokens, max_tokens=14), Task.PREFILL_AND_DECODE)
@@ -279,7 +279,7 @@ def test_step_time_begins_at_the_end_of_the_previous_step() -> None:
 
 
 class Gated:
-    """A runner whose model computes only when it may start."""
+    """A runner that computes a step only once the test has released ``may_start``."""
 
     def __init__(self) -> None:
         self.runner = FakeRunner(32, CONFIG.block_tokens)

@@ -66,10 +66,10 @@ def test_without_requests_there_is_no_plan() -> None:
 
 
 def test_plan_follows_the_observed_load() -> None:
-    """100 prompts of 1,000 tokens in 5 s, half of each cached, take 0.05 s each: 20 a second
-    keep one prefill worker busy. Answers are 4,000 tokens a second; a batch of 40 takes 50 ms,
-    which is 800 tokens a second: 5 decode workers. Their KV, 200 answers at a time with 1,100
-    tokens each, fills 2.2 decode workers."""
+    """In 5 s, 100 prompts of 1,000 tokens arrive, half of each cached. Each takes 0.05 s, so that
+    20 per second keep one prefill worker busy. Answers are 4,000 tokens per second; a batch of 40
+    takes 50 ms per step, which is 800 tokens per second: 5 decode workers. The KV of the answers,
+    200 at a time with 1,100 tokens each, fills 2.2 decode workers."""
     planner = Planner(CONFIG, 0.0)
     for _ in range(100):
         planner.record_placed(snapshot(1.0), 1000, decision(0.05, blocks=31))
@@ -96,11 +96,11 @@ def test_load_is_scaled_by_the_number_of_conductors() -> None:
     plan = planner.plan(snapshot(5.0), num_conductors=3)
     assert plan is not None
     assert plan.requests_per_second == 60.0
-    assert plan.prefill == 4  # three would be busy
+    assert plan.prefill == 4  # three would be fully busy
 
 
 def test_refused_requests_count_as_load() -> None:
-    """The same share of a refused prompt is assumed to be cached as of the others."""
+    """The cached share of refused prompts is assumed to equal that of the others."""
     planner = Planner(CONFIG, 0.0)
     for _ in range(50):
         planner.record_placed(snapshot(1.0), 1000, decision(0.05, blocks=31))
@@ -109,11 +109,11 @@ def test_refused_requests_count_as_load() -> None:
     assert plan is not None
     assert (plan.requests_per_second, plan.prompt_tokens) == (20.0, 2000.0)
     assert plan.cached_fraction == pytest.approx(0.496)
-    assert plan.prefill == 3  # two would be busy
+    assert plan.prefill == 3  # two would be fully busy
 
 
 def test_prompts_count_by_their_service_time() -> None:
-    """Nine short prompts, and one that takes as long as all of them: 2 s of work in 5 s."""
+    """Nine short prompts, and one that takes as long as all nine, are 2 s of work in 5 s."""
     planner = Planner(CONFIG, 0.0)
     for _ in range(9):
         planner.record_placed(snapshot(1.0), 1000, decision(1 / 9))
@@ -165,7 +165,8 @@ def test_pool_shrinks_only_after_a_while() -> None:
         plan = planner.plan(snapshot(5.0 * turn, 4, 4))
         assert plan is not None
         sizes.append((plan.prefill, plan.decode))
-    # Observed since the first plan, at 5 s; 300 s later it is 305 s.
+    # The load has been observed since the first plan, at 5 s. The pools shrink 300 s later, at 305
+    # s.
     assert sizes == [(4, 4)] * 60 + [(1, 1)] * 2
 
 
@@ -202,7 +203,7 @@ async def test_conductor_feeds_its_placements_to_the_planner() -> None:
     assert cluster.conductor.plan_pools() is None
     for number in range(10):
         cluster.place(f"r{number}", tokens=1000)
-    cluster.place("r0", tokens=1000, epoch=2)  # a replacement, which is already counted
+    cluster.place("r0", tokens=1000, epoch=2)  # placed again after a failure, and already counted
     cluster.clock.advance(5.0)
     plan = cluster.conductor.plan_pools()
     assert plan is not None and plan is cluster.conductor.pool_plan()

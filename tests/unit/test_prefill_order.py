@@ -1,4 +1,4 @@
-"""Prefill orders: exact ranks, and none of them starves a request."""
+"""Tests the exact ranks of prefill orders, and that no order starves a request."""
 
 import math
 

@@ -1,4 +1,5 @@
-"""Bisection over prefixes: exact counts, few probes, and the promise for sequences with holes."""
+"""Tests bisection over prefixes: exact counts, few probes, and the result for sequences with
+holes."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""Priorities and tenant weights in a worker: which requests wait behind which others, and for how
-long."""
+"""Tests priorities and tenant weights in a worker: which requests wait for which other requests,
+and for how long."""
 
 import asyncio
 from dataclasses import replace
@@ -33,7 +33,8 @@ class ClassBench(TimedBench):
 
 
 def bench_of(config: EngineConfig, **priorities: Priority) -> ClassBench:
-    """Create a bench with prompts of 8 tokens, in the order of their arrival."""
+    """Create a bench with a prompt of 8 tokens for each of ``priorities``, in the order of
+    arrival."""
     bench = ClassBench(64, config)
     for name, priority in priorities.items():
         bench.priority = priority

@@ -1,4 +1,4 @@
-"""Process health: loading a model that makes progress is no hang, however long it takes."""
+"""Loading a model does not count as a hang while it makes progress, however long it takes."""
 
 from baton.clock import ManualClock
 from baton.serve.process_health import MAX_ANSWER_SECONDS, MAX_LOAD_STALL_SECONDS, ProcessHealth
@@ -33,13 +33,13 @@ def test_blocked_event_loop_is_a_hang() -> None:
     assert health.describe_hang(20.0) == ""
     clock.advance(1.0)
     assert health.describe_hang(20.0) == "the event loop has stood still for 21 s"
-    assert health.describe_hang(0.0) == ""  # no bound is set
+    assert health.describe_hang(0.0) == ""  # 0 means that there is no bound
     health.record_heartbeat()
     assert health.describe_hang(20.0) == ""
 
 
 def test_thread_that_does_not_answer_is_a_hang() -> None:
-    """Its event loop keeps running meanwhile."""
+    """The process's event loop keeps running meanwhile."""
     health, clock = begun()
     health.set_state("serving")
     with health.waiting_for("the engine"):
@@ -85,7 +85,7 @@ def test_load_without_progress_is_a_hang() -> None:
 
 
 def test_time_after_a_load_is_not_bounded() -> None:
-    """Graph captures and grammar compilations, for example, report no progress."""
+    """What follows, such as graph captures and grammar compilations, reports no progress."""
     health, clock = begun()
     health.record_load_progress("weights", 16, 16)
     clock.advance(10 * MAX_LOAD_STALL_SECONDS)

@@ -100,8 +100,8 @@ def test_prompt_logprobs_equal_those_of_transformers(
 
 @pytest.mark.parametrize("chunk", [4, 16])
 def test_prompt_logprobs_do_not_depend_on_other_requests_or_preemption(chunk: int) -> None:
-    """Blocks of four tokens, prompts with common prefixes, and too few blocks for all: prompts
-    are preempted and start again."""
+    """Blocks have four tokens, prompts share prefixes, and there are too few blocks for all
+    requests, so that some are preempted and start again."""
     chance = np.random.default_rng(SEED)
     head = chance.integers(0, 256, size=24).tolist()
     prompts = [head[: 4 * n] + chance.integers(0, 256, size=9).tolist() for n in range(6)]

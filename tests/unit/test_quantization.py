@@ -1,4 +1,4 @@
-"""Quantized weights: their codes, products with them, and which workers may share KV."""
+"""Tests the codes of quantized weights, products with them, and which workers may share KV."""
 
 import re
 
@@ -25,10 +25,11 @@ from tests.unit.native_helpers import FORMATS, needs_kernels
 
 SEED = 20261121
 SHAPES = [(1, 2), (63, 30), (64, 32), (65, 60), (129, 256), (200, 700)]
-"""Outputs and inputs, around the sizes of a panel, a group, and a block of depth."""
+"""Numbers of outputs and inputs, close to the sizes of a panel, a group, and a block of depth."""
 
 ROWS = [1, 5, 6, 7, 47, 48, 193]
-"""Row counts, around the numbers computed at once and unpacked for, and around a block of rows."""
+"""Row counts, close to the number of rows computed at once, to the number from which codes are
+unpacked first, and to a block of rows."""
 
 QUANTIZED = ["int8", "int4"]
 ALL = [*QUANTIZED, "fp8"]
@@ -36,8 +37,8 @@ ALL = [*QUANTIZED, "fp8"]
 
 
 def weights(outs: int, ins: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return normal numbers, with outputs of very different magnitudes and one that is all
-    zeros."""
+    """Return normally distributed weights. The outputs' magnitudes differ widely, and one output's
+    weights are all zero."""
     chance = torch.Generator().manual_seed(SEED)
     weight = torch.randn(outs, ins, generator=chance) * torch.logspace(-6, 3, outs)[:, None]
     weight[outs // 2] = 0 if outs > 1 else 1
@@ -58,7 +59,8 @@ def test_int8_error_is_at_most_half_a_step() -> None:
 
 
 def test_int4_represents_values_of_its_grid_exactly() -> None:
-    """Groups of sixteen different values of both signs, and a shorter group at the end."""
+    """The weights have groups with sixteen different values of both signs, and a shorter group at
+    the end."""
     codes = torch.arange(-8, 8).repeat(2).repeat(2)[: INT4_GROUP_SIZE + 10]
     weight = torch.stack([codes * 0.5, codes * -3.0])
     assert torch.equal(quantize(weight, "int4").decode(), weight)
@@ -118,8 +120,8 @@ def test_kernels_compute_the_same_codes_as_torch(shape: tuple[int, int], name: s
 def test_quantized_products_are_close_to_fp64(
     shape: tuple[int, int], name: str, dtype: torch.dtype
 ) -> None:
-    """The bound is what adding these numbers and scaling each group in FP32 may lose, plus one
-    rounding to the format. A row's product has the same bits in any batch."""
+    """The bound is the error that adding the products and scaling each group in FP32 may cause,
+    plus one rounding to the format. A row's product has the same bits in any batch."""
     weight = torch.randn(*shape, generator=torch.Generator().manual_seed(SEED)).to(dtype)
     x = torch.randn(200, shape[1], generator=torch.Generator().manual_seed(SEED + 1)).to(dtype)
     packed = PackedMatrix(KernelThreadPool(2), weight, quantization=name)
@@ -136,8 +138,8 @@ def test_quantized_products_are_close_to_fp64(
 @pytest.mark.parametrize("name", QUANTIZED)
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 150])
 def test_gated_product_equals_silu_gate_times_up(size: int, name: str, dtype: torch.dtype) -> None:
-    """Codes times small whole numbers, whose sums are exact in every format before they are
-    scaled."""
+    """Codes are multiplied by small whole numbers, so that the sums are exact in every format
+    before they are scaled."""
     chance = np.random.default_rng(SEED)
     whole = torch.from_numpy(chance.integers(-7, 8, size=(2 * size, 32))).float()
     whole[:, 0] = -8 if name == "int4" else 127
@@ -168,8 +170,8 @@ def test_tied_embedding_is_kept_in_int8(dtype: torch.dtype) -> None:
 @needs_kernels
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_packed_matrix_sizes(dtype: torch.dtype) -> None:
-    """For [3072, 1024], int8 takes a byte per weight and four per output; int4 half a byte per
-    weight and two per group."""
+    """A matrix [3072, 1024] takes a byte per weight and four bytes per output in int8, and half a
+    byte per weight and two bytes per group in int4."""
     weight, team = torch.zeros(3072, 1024, dtype=dtype), KernelThreadPool(2)
     sizes = {
         name: PackedMatrix(team, weight, quantization=name).tensor.numel()

@@ -1,5 +1,5 @@
-"""Models with quantized weights: kernels agree with torch, logits have the same bits in any
-batch, and formats share no KV."""
+"""Tests models with quantized weights: kernels agree with torch, logits have the same bits in any
+batch, and workers with different formats share no KV."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def logits_of(runner: ModelRunner, prompt: list[int]) -> torch.Tensor:
     ],
 )
 def test_kernels_are_close_to_torch(model: str, name: str, tmp_path: Path) -> None:
-    """Models with untied and tied heads, odd sizes, and experts: both backends use the same
+    """The models have untied and tied heads, odd sizes, and experts. Both backends use the same
     decoded weights."""
     make_model(tmp_path, model, seed=SEED)
     prompt = np.random.default_rng(SEED).integers(500, size=150).tolist()
@@ -82,7 +82,7 @@ def test_all_matrices_are_quantized(tmp_path: Path) -> None:
 def test_logits_have_the_same_bits_in_any_batch(
     name: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    """For any chunking, batch, block size and number of threads."""
+    """This holds for any chunking, batch, block size and number of threads."""
     print(f"seed {SEED}")
     make_model(tmp_path, "qwen3", seed=SEED)
     chance, kind = np.random.default_rng(SEED), str(dtype).removeprefix("torch.")
@@ -105,7 +105,8 @@ def test_logits_have_the_same_bits_in_any_batch(
 def in_chunks(
     runner: ModelRunner, prompts: list[list[int]], chance: np.random.Generator
 ) -> list[torch.Tensor]:
-    """Compute the logits of all tokens in steps that take a random part of each prompt's rest."""
+    """Compute the logits of all tokens in steps. Each step computes a random part of every
+    unfinished prompt."""
     share = runner.num_blocks // len(prompts)
     parts_of: list[list[torch.Tensor]] = [[] for _ in prompts]
     done = [0] * len(prompts)
@@ -124,7 +125,8 @@ def in_chunks(
 
 @needs_kernels
 def test_model_weight_bytes(tmp_path: Path) -> None:
-    """Two layers (q, k, v and output, gate, up and down) and the head, in panels of 64."""
+    """The weights are two layers (qkv, output, gate and up, down) and the head, in panels of 64
+    outputs."""
     make_model(tmp_path, "qwen3")
     layer = 256 * 64 + 64 * 128 + 192 * 64 + 64 * 96
     head, outs = 512 * 64, 256 + 64 + 192 + 64

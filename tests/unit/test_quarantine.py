@@ -1,5 +1,5 @@
-"""A request that kills its workers is identified and refused; requests that ran beside it are
-not."""
+"""A request that kills its workers is identified and refused; requests that ran at the same time
+are answered."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -47,7 +47,7 @@ def expected(spec: RequestSpec) -> list[int]:
 
 
 class Mortal(FakeWorker):
-    """A worker that dies of a deadly prompt after it has generated ``deadly_after`` tokens of
+    """A worker that is killed by a request with a deadly prompt, after ``deadly_after`` tokens of
     its answer."""
 
     deadly_after = 0
@@ -85,7 +85,8 @@ class Cluster:
         return tokens
 
     def is_calm(self) -> bool:
-        """Whether no request is on trial any more."""
+        """Return whether no request runs or waits under suspicion, and no worker is in
+        isolation."""
         quarantine = self.context.quarantine
         return not (quarantine._running or quarantine._waiting or quarantine.workers_in_isolation())
 
@@ -124,7 +125,7 @@ async def test_refusal_applies_to_one_tenant_and_expires() -> None:
     with pytest.raises(RequestKilledWorkers):
         await cluster.ask(request("r", DEADLY, 1))
     for worker in cluster.workers:
-        worker.deadly_after = 100  # as if a fixed version was deployed
+        worker.deadly_after = 100  # as if a fixed version had been deployed
     harmless = request("s", DEADLY, 1)
     assert await cluster.ask(harmless, tenant="another") == expected(harmless)
     await asyncio.sleep(RECORD_TTL_SECONDS)
@@ -133,7 +134,8 @@ async def test_refusal_applies_to_one_tenant_and_expires() -> None:
 
 @simulated
 async def test_requests_beside_the_killer_are_answered() -> None:
-    """They are answered even if they lost as many workers as the killer did."""
+    """They are answered even if as many workers died while running them as died while running the
+    killer."""
     cluster = Cluster(num_workers=6)
     innocents = [request(f"r{number}", number + 20, 5, 6) for number in range(40)]
     async with asyncio.TaskGroup() as tasks:
@@ -179,7 +181,7 @@ async def test_innocent_request_that_lost_two_workers_is_answered_by_the_third()
 
 @simulated
 async def test_worker_deaths_with_progress_in_between_do_not_count() -> None:
-    """Three workers die while they run it, each some tokens later."""
+    """Three workers die while they run the request, each after some more tokens of its answer."""
     cluster = Cluster()
     spec = request("r", 1, 2)
     for number, worker in enumerate(cluster.workers[:3]):
@@ -193,7 +195,7 @@ async def test_worker_deaths_with_progress_in_between_do_not_count() -> None:
         worker._step = step  # type: ignore[method-assign]
     began = CLOCK.monotonic()
     assert await cluster.ask(spec) == expected(spec)
-    assert CLOCK.monotonic() - began < 2.0, "nobody was put on trial"
+    assert CLOCK.monotonic() - began < 2.0, "the request must not be run in isolation"
     assert PROGRESS_TOKENS == 4
 
 

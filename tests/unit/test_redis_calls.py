@@ -1,4 +1,4 @@
-"""Redis calls: a cancelled caller stays cancelled, and all failures become one error type."""
+"""A cancelled caller of Redis stays cancelled, and all failures of calls become one error type."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ URL = "redis://:password@127.0.0.1:1/0"
 
 
 async def test_cancellation_swallowed_by_the_client_still_cancels_the_caller() -> None:
-    """The call returned a result, but its caller must not continue."""
+    """Although the call returned a result, its caller must not continue."""
     began, continued = asyncio.Event(), []
 
     async def answer() -> int:

@@ -27,7 +27,8 @@ def test_qualified_names_in_docstrings_exist() -> None:
 
 @cache
 def exists(name: str) -> bool:
-    """Whether this is a module, a name in a module, or a member of a class in a module."""
+    """Return whether ``name`` is a module, a name in a module, or a member of a class in a
+    module."""
     parts = name.split(".")
     for num_parts in range(len(parts), 0, -1):
         names = names_of("/".join(parts[:num_parts]))
@@ -38,7 +39,8 @@ def exists(name: str) -> bool:
 
 @cache
 def names_of(module: str) -> frozenset[str] | None:
-    """Return what a module defines: functions, classes and their members, constants, imports."""
+    """Return the names that ``module`` defines: functions, classes and their members, constants,
+    imports. None if there is no such module."""
     for path in (ROOT / f"{module}.py", ROOT / module / "__init__.py"):
         if path.exists():
             return frozenset(defined(ast.parse(path.read_text()).body))

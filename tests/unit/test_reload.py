@@ -1,4 +1,4 @@
-"""The choice between fetching a prefix, recomputing it, or both."""
+"""Tests the choice between fetching a prefix, recomputing it, or doing both."""
 
 import pytest
 
@@ -14,7 +14,7 @@ CHUNK = 32
         (100, 0.041, 0.1, ReloadMode.SPLIT),
         (100, 0.249, 0.1, ReloadMode.SPLIT),
         (100, 0.251, 0.1, ReloadMode.RECOMPUTE),
-        # One chunk is computed at once, so that it can't be split.
+        # A single chunk is computed in one step, so that it can't be split.
         (CHUNK, 0.099, 0.1, ReloadMode.FETCH),
         (CHUNK, 0.101, 0.1, ReloadMode.RECOMPUTE),
         (CHUNK + 1, 0.101, 0.1, ReloadMode.SPLIT),

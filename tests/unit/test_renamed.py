@@ -1,5 +1,5 @@
-"""Old names of metrics, members' fields and settings: accepted for one version, and used by nothing
-of ours."""
+"""Old names of metrics, members' fields and settings are accepted for one version, and no document
+or chart of the project uses them."""
 
 import json
 import re
@@ -27,7 +27,7 @@ CODE_SPAN = re.compile(r"`+[^`]+`+")
 
 
 def samples(text: bytes) -> dict[str, list[tuple[str, dict[str, str], float]]]:
-    """Return the samples of each family: suffix of the name, labels, value."""
+    """Return the samples of each metric family as (suffix of the name, labels, value)."""
     return {
         family.name: [
             (sample.name.removeprefix(family.name), sample.labels, sample.value)
@@ -90,7 +90,7 @@ def test_new_name_of_a_members_field_counts_if_both_are_there() -> None:
 
 
 def pages() -> Iterator[Path]:
-    """Yield the documents, and the files of the chart that an operator reads or installs."""
+    """Yield the documents, and the files of the Helm chart that a user reads or installs."""
     yield from (ROOT / "docs").glob("*.md")
     for pattern in ("*.yaml", "*.tpl", "*.txt", "README.md", "dashboards/*.json"):
         yield from (ROOT / "deploy" / "helm" / "baton").rglob(pattern)

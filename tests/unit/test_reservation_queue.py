@@ -13,7 +13,7 @@ from decode_worker.reservation_queue import (
 
 
 class FakeSlots:
-    """A pool that grants free slots to requests, as long as there are some."""
+    """A pool that grants slots to requests while there are free ones."""
 
     def __init__(self) -> None:
         self.queue = ReservationQueue()

@@ -1,4 +1,5 @@
-"""A worker's role state: conversion from one role to the other and back, and leaving for good."""
+"""Tests a worker's role state: conversion from one role to the other and back, and leaving
+permanently."""
 
 import pytest
 
@@ -70,7 +71,7 @@ def test_leaving_worker_can_not_be_converted() -> None:
 def test_provisional_leave_can_be_revoked() -> None:
     recorder = RoleRecorder()
     recorder.role_state.convert(DECODE, 5.0)
-    assert not recorder.role_state.is_leaving  # it comes back in another role
+    assert not recorder.role_state.is_leaving  # it only changes its role
     recorder.role_state.start_drain(6.0, permanent=False)
     recorder.role_state.finish_role_change()
     state = recorder.role_state

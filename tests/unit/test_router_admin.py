@@ -1,4 +1,4 @@
-"""Resizing over HTTP, with a supervisor's control socket and without one."""
+"""Tests resizing over HTTP, with and without a supervisor's control socket."""
 
 import asyncio
 from collections.abc import Mapping

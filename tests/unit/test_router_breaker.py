@@ -1,5 +1,5 @@
-"""Circuit breakers of workers that fail repeatedly: how long they get no requests, and how many
-probes they get."""
+"""Tests the circuit breakers for workers that fail repeatedly: how long such workers get no
+requests, and how many probes they get."""
 
 import asyncio
 
@@ -41,7 +41,7 @@ def test_pause_doubles_with_each_failed_probe() -> None:
     for _ in range(FAILURES_TO_OPEN):
         breakers.record_failure([W], now)
     for _ in range(6):
-        breakers.record_failure([W], now)  # began before the breaker opened: it counts for nothing
+        breakers.record_failure([W], now)  # began before the breaker opened: does not count
         pause = 0.0
         while W in breakers.open_workers(now):
             now += 1.0
@@ -63,7 +63,7 @@ def test_probe_without_a_result_is_followed_by_another() -> None:
 
 
 class SkippingClock(ManualClock):
-    """A clock that a sleep advances at once."""
+    """A clock that a sleep advances immediately."""
 
     async def sleep(self, seconds: float) -> None:
         self._now += seconds
@@ -71,7 +71,7 @@ class SkippingClock(ManualClock):
 
 
 class Fleet(GenerationHarness):
-    """Sequential requests that share one context, and so its circuit breakers."""
+    """Sequential requests that share one context, and therefore its circuit breakers."""
 
     def __init__(self, config: FailoverConfig | None = None) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ async def test_worker_that_fails_every_request_gets_no_more() -> None:
         assert await fleet.ask() == expected_tokens(12)
     tries = len(fleet.d0.submitted)
     assert FAILURES_TO_OPEN <= tries <= FAILURES_TO_OPEN + 1, (
-        "a probe at most, in what the retries took"
+        "at most one probe may be sent during the retries"
     )
     fleet.clock.advance(60)
     fleet.d0.submit = submit  # type: ignore[method-assign]
@@ -111,7 +111,7 @@ async def test_worker_that_fails_every_request_gets_no_more() -> None:
 
 @pytest.mark.parametrize("alive", [False, True])
 async def test_failing_cluster_is_not_flooded_with_retries(alive: bool) -> None:
-    """Each request asks for few placements, and gives up within its time limit."""
+    """The request asks for few placements, and fails within its time limit."""
     fleet = Fleet()
     for worker in fleet.workers.values():
         if alive:

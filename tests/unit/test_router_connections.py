@@ -1,4 +1,4 @@
-"""Connections to workers and conductors, framed and over gRPC, with fake peers; and ring
+"""Tests connections to workers and conductors, framed and over gRPC, with fake peers, and ring
 placement."""
 
 import asyncio
@@ -49,7 +49,7 @@ Stop = Callable[[], Awaitable[None]]
 
 
 class FakeCore:
-    """A worker core that records requests, and answers with what the test puts into its streams."""
+    """A worker core that records requests. A test puts the outputs into its streams."""
 
     def __init__(self) -> None:
         self.streams: list[OutputStream] = []
@@ -213,7 +213,7 @@ async def test_failing_output_receiver_ends_only_its_request(worker: Worker) -> 
 async def test_unconvertible_output_ends_only_its_request(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As from a worker of another version, with a field value that this version does not know."""
+    """A worker of another version may send a field value that this version does not know."""
 
     def odd(message: Any) -> RequestOutput:
         if message.request_id == "r":
@@ -264,8 +264,8 @@ async def test_crashed_connection_fails_only_its_own_requests(
 async def test_connection_that_ends_otherwise_does_not_report_a_dead_worker(
     failure: BatonError,
 ) -> None:
-    """A silent worker may be alive, and its requests must not be suspected for what another did
-    to the connection."""
+    """A silent worker may be alive, and a request must not be suspected of killing it because
+    another request's error closed the connection."""
 
     class Ending(FramedWorkerConnection):
         async def serve(self) -> BatonError:
@@ -296,7 +296,8 @@ async def test_unreachable_worker_fails_the_request(line: str) -> None:
 async def test_framed_connection_is_used_again_once_it_opens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is retried without requests. Requests that were sent over gRPC meanwhile end there."""
+    """The connection is retried even without requests. Requests that were sent over gRPC meanwhile
+    are finished there."""
     monkeypatch.setattr(unreachable_addresses, "INITIAL_PROBE_SECONDS", 0.01)
     monkeypatch.setattr(links_module, "REPLACED_CONNECTION_GRACE_SECONDS", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -325,7 +326,7 @@ async def test_framed_connection_is_used_again_once_it_opens(
                 OutputQueue().put,
             )
             await core.wait(lambda: len(core.submitted) == 2)
-            assert over_grpc.is_alive, "a request is under way there"
+            assert over_grpc.is_alive, "a request is still running over gRPC"
             core.streams[0].put(output("r", 5))
             assert await inbox.get_all() == [("w", output("r", 5))]
             over_grpc.stop_delivery(RequestId("r"), Epoch(1))
@@ -356,7 +357,7 @@ async def test_wrong_secret_fails_the_request(worker: Worker) -> None:
 
 
 async def test_pool_can_stop_while_a_connection_is_being_opened() -> None:
-    """A stopping router starts nothing new, and logs no error."""
+    """A router that stops opens no new connections, and logs no error."""
     knocked = asyncio.Event()
 
     def knock() -> asyncio.Protocol:

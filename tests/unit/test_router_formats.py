@@ -1,5 +1,4 @@
-"""Structured output requested over HTTP: the grammar that reaches the workers, and rejected
-formats."""
+"""Tests structured output over HTTP: the grammars that reach the workers, and rejected formats."""
 
 import asyncio
 from typing import Any
@@ -110,7 +109,7 @@ async def test_forced_tool_call_excludes_another_grammar(tokenizer: Tokenizer) -
 
 
 class FakeChecker:
-    """A grammar checker that waits until it may continue, and refuses the grammar ``bad``."""
+    """A grammar checker that waits for ``going_on``, and refuses the grammar ``bad``."""
 
     def __init__(self, *, going_on: bool = True) -> None:
         self.checks: list[tuple[str, str]] = []
@@ -161,7 +160,7 @@ async def test_concurrent_requests_share_one_check() -> None:
 
 
 async def test_cancelled_check_is_repeated_by_a_waiting_request() -> None:
-    """The others that wait for the same grammar check it themselves."""
+    """The requests that wait for the result start a new check."""
     checked = FakeChecker(going_on=False)
     formats = GrammarValidator(checked)
     first, second = (asyncio.create_task(formats.check(GOOD_REGEX)) for _ in range(2))

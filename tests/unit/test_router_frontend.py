@@ -1,4 +1,4 @@
-"""Features of all requests: request ids, CORS, HEAD, the access log, and time limits."""
+"""Tests what applies to all requests: request ids, CORS, HEAD, the access log, and time limits."""
 
 import asyncio
 import io

@@ -1,8 +1,8 @@
 """How many functions a token and a request pass through in a router, over production's connections:
 a worker's and a conductor's framed connections, and a client's HTTP connection.
 
-A function counts if it has not returned when the bytes are written: functions that it called before
-do not. ``docs/router.md`` has the same lists."""
+A function counts if it is on the call stack when the bytes are written; functions that have already
+returned do not count. ``docs/router.md`` has the same lists."""
 
 import asyncio
 import traceback
@@ -91,7 +91,7 @@ SUBMISSION_PATH = [
 
 
 def production_stack() -> list[str]:
-    """Return the functions of production code that have not returned, from the outermost on."""
+    """Return the functions of production code on the call stack, the outermost first."""
     codes = [frame.f_code for frame, _ in traceback.walk_stack(None)]
     return [
         f"{Path(code.co_filename).relative_to(ROOT)} {code.co_qualname}"
@@ -101,8 +101,8 @@ def production_stack() -> list[str]:
 
 
 class Recorded:
-    """The functions that led to each write to a socket, and to each placement query. A query itself
-    is written later, together with others."""
+    """Records the call stack of each write to a socket and of each placement query. A query is
+    written to its socket later, together with other queries."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.writes: list[tuple[bytes, list[str]]] = []
@@ -126,7 +126,8 @@ class Recorded:
         self.queries.clear()
 
     def writers_of(self, content: bytes) -> list[str]:
-        """Return the functions that led to the one write with ``content``."""
+        """Return the call stack of the write that contains ``content``; there must be exactly
+        one."""
         [path] = [path for data, path in self.writes if content in data]
         return path
 
@@ -200,8 +201,8 @@ async def until_written(recorded: Recorded, content: bytes) -> None:
 async def stream_answers(
     core: FakeCore, client: httpx.AsyncClient, recorded: Recorded, count: int = 1
 ) -> list[httpx.Response]:
-    """Stream ``count`` answers at once. The next token of each comes when the client has been sent
-    the one before."""
+    """Stream ``count`` answers at the same time. The next token of every answer is generated once
+    the previous one has been written to the client."""
     recorded.clear()
     core.submitted.clear()
     asked = [
@@ -219,13 +220,13 @@ async def stream_answers(
 
 
 def put_all(core: FakeCore, outputs: Iterable[RequestOutput]) -> None:
-    """Send the outputs of a step; they share a message."""
+    """Send the outputs of a step in one message."""
     for output in outputs:
         core.streams[0].put(output)
 
 
 async def until_idle() -> None:
-    """Let tasks that a token has woken wait again."""
+    """Let all tasks that a token has woken run until they wait again."""
     for _ in range(20):
         await asyncio.sleep(0)
 

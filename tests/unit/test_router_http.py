@@ -1,5 +1,5 @@
-"""The HTTP API over in-memory workers: authentication, limits, failures, the endpoints of
-operations, clients that disconnect."""
+"""Tests the HTTP API over in-memory workers: authentication, limits, failures, the endpoints for
+operations, and clients that disconnect."""
 
 import asyncio
 from dataclasses import replace

@@ -1,5 +1,5 @@
-"""HTTP syntax to the letter (RFC 9110, RFC 9112): what is refused, and that no request can be
-smuggled in another."""
+"""Tests that HTTP syntax is enforced strictly (RFC 9110, RFC 9112), and that no request can be
+smuggled in another one."""
 
 import asyncio
 import json
@@ -153,8 +153,8 @@ VALID_REQUESTS = {
 
 
 def splits(data: bytes) -> Iterator[Sequence[bytes]]:
-    """Yield the data whole, byte by byte unless it is long, and in two pieces, split where
-    something may end."""
+    """Yield ``data`` as one piece, byte by byte unless it is long, and as two pieces, split where
+    the head or the body may end."""
     yield [data]
     if len(data) < 1000:
         yield [data[i : i + 1] for i in range(len(data))]
@@ -227,7 +227,8 @@ def test_http_1_0_needs_no_host_and_gets_no_100() -> None:
 
 
 def test_pipelined_requests_are_parsed_one_at_a_time() -> None:
-    """Of a read with thousands of requests, only one is parsed before it is answered."""
+    """If one read returns thousands of requests, the second is parsed only after the first was
+    answered."""
     many = MAX_PIPELINED_BYTES // len(NEXT)
     [result] = send(NEXT * many)
     assert result.statuses == [200] * many and result.refusals == []

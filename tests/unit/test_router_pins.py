@@ -114,7 +114,7 @@ def test_too_many_breakpoints_are_rejected(tokenizer: Tokenizer) -> None:
 
 
 class FakeStores:
-    """Stores that have some leading blocks each; stores in ``full`` refuse to pin."""
+    """Stores that each have some of the first blocks; stores in ``full`` refuse to pin blocks."""
 
     def __init__(self, **held: int) -> None:
         self.held = held

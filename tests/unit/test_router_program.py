@@ -1,4 +1,5 @@
-"""The router as a program: start, serving over real sockets, drain, stop; and tenant salts."""
+"""Tests the router as a process: startup, serving over real sockets, drain, stop, and tenant
+salts."""
 
 import asyncio
 import json
@@ -45,8 +46,8 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
-    """An in-memory registry, in place of the router's Redis. Also keeps the router from changing
-    the settings of the garbage collector, since other tests run in this process."""
+    """An in-memory registry, in place of the router's Redis. The fixture also keeps the router from
+    changing the garbage collector's settings, since other tests run in this process."""
     monkeypatch.setattr("router.program.tune_garbage_collector", lambda: None)
     fake = MemoryRegistry(SystemClock())
     monkeypatch.setattr("router.program.RedisRegistry", lambda *_: fake)
@@ -96,7 +97,8 @@ async def test_router_serves_and_drains(settings: Settings, registry: MemoryRegi
 
 
 async def test_new_router_waits_for_a_worker(settings: Settings, registry: MemoryRegistry) -> None:
-    """It waits for up to its limit: a registry may just have lost all its members."""
+    """The router waits for up to its limit, since the registry may just have lost all its
+    members."""
     clock = HeldClock(WORKER_POLL_SECONDS)
     lifecycle = Lifecycle(
         RouterProgram(settings.model_copy(update={"worker_wait_seconds": 3600.0}), clock), 5
@@ -125,7 +127,7 @@ async def test_new_router_starts_without_workers_after_its_wait(
 
 
 class HeldClock(SystemClock):
-    """A clock whose sleeps of ``held_seconds`` end when the test says so."""
+    """A clock whose sleeps of ``held_seconds`` last until the test sets ``over``."""
 
     def __init__(self, held_seconds: float) -> None:
         self._held_seconds = held_seconds
@@ -142,8 +144,9 @@ class HeldClock(SystemClock):
 async def test_draining_router_accepts_requests_during_the_grace_period(
     settings: Settings, registry: MemoryRegistry
 ) -> None:
-    """Until the grace period ends, new requests are answered over connections that are then
-    closed. Afterwards no new connection is accepted, and idle ones are closed without a refusal."""
+    """Until the grace period ends, new requests are answered, and their connections are then
+    closed. Afterwards no new connection is accepted, and idle connections are closed without a
+    refusal."""
     clock = HeldClock(77.0)
     program = RouterProgram(settings.model_copy(update={"endpoint_grace_seconds": 77.0}), clock)
     lifecycle = Lifecycle(program, 100)
@@ -190,8 +193,8 @@ async def test_port_in_use_is_reported(settings: Settings, registry: MemoryRegis
 
 
 async def test_two_routers_can_share_a_port(settings: Settings, registry: MemoryRegistry) -> None:
-    """Each router knows its own requests, and queries the other about those it does not know. A
-    draining router leaves the port to the other."""
+    """Each router has the records of its own requests, and queries the other router about all
+    others. While one drains, the other accepts all new connections."""
     port = free_port()
     shared = settings.model_copy(update={"port": port, "reuse_port": True, "admin_key": "root"})
     names = ("router-0", "router-1")
@@ -232,7 +235,7 @@ async def test_two_routers_can_share_a_port(settings: Settings, registry: Memory
 
 
 async def httpx_once(url: str) -> int:
-    """Send the request over a connection of its own."""
+    """Send a GET request over its own connection; return the status."""
     async with httpx.AsyncClient() as client:
         return (await client.get(url)).status_code
 
@@ -275,7 +278,8 @@ def test_open_file_limit_is_raised_to_its_maximum(settings: Settings) -> None:
 
 
 def test_tenant_salts_differ_and_are_stable() -> None:
-    """A committed vector: with another salt, no cached block would be found."""
+    """The salt is compared with a committed test vector: if it changed, no cached block would be
+    found."""
     salt = tenant_salt("secret", TenantId("alice"))
     assert salt.hex() == "ef017cbe9757c80cb5b7a26aba8848a4"
     assert salt != tenant_salt("secret", TenantId("bob"))

@@ -24,7 +24,7 @@ COMPLETION = "/v1/completions"
 PROMPT = "aé€"
 TOKENS = [*PROMPT.encode()]
 OFFSETS = [0, 1, 1, 2, 2, 2]
-"""A character's text offset is that of its first token; the character is complete with its last."""
+"""Text offsets of the tokens: all tokens of a character have the character's offset."""
 
 
 async def complete(tokenizer: Tokenizer, **fields: Any) -> dict[str, Any]:
@@ -64,8 +64,8 @@ async def test_max_tokens_zero_scores_only_the_prompt(tokenizer: Tokenizer, prom
 async def test_evaluation_harness_can_score_a_continuation(
     tokenizer: Tokenizer,
 ) -> None:
-    """As lm-evaluation-harness reads it: the tokens after the context, without the generated
-    one."""
+    """lm-evaluation-harness reads the logprobs of the tokens after the context, without the
+    generated token."""
     context = 2
     body = await complete(tokenizer, prompt=[TOKENS], echo=True, logprobs=1, max_tokens=1, seed=1)
     logprobs = body["choices"][0]["logprobs"]

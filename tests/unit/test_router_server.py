@@ -44,7 +44,7 @@ def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 
 class Bench:
-    """A server, and a record of what its app saw and did."""
+    """A server whose app records the requests that it received, and how many clients have left."""
 
     def __init__(self, limits: ConnectionLimits, tls: ssl.SSLContext | None = None) -> None:
         self.refusals: list[str] = []
@@ -237,7 +237,8 @@ async def test_too_many_pipelined_bytes_are_refused() -> None:
 
 @on_uvloop
 async def test_disconnect_ends_the_current_request_and_drops_pipelined_ones() -> None:
-    """The request that is being answered learns of it at once, and the others never begin."""
+    """The app learns immediately that the client of the current request has left, and never gets
+    the pipelined requests."""
     async with bench() as running:
         running.may_answer.clear()
         _, writer = await running.connect()
@@ -269,7 +270,7 @@ async def test_unread_body_is_drained_up_to_a_limit() -> None:
 
 @on_uvloop
 async def test_unread_upload_is_drained_to_its_end() -> None:
-    """An upload may be longer than other bodies, and is read to its end so that the client gets
+    """An upload may be longer than other bodies. The rest of it is read, so that the client gets
     the answer."""
     async with bench(replace(LIMITS, max_file_bytes=1_000_000)) as running:
         running.reads_body = False
@@ -335,7 +336,8 @@ async def test_client_that_does_not_read_is_disconnected_and_others_are_served()
 
 @on_uvloop
 async def test_unread_end_of_an_answer_times_out() -> None:
-    """The whole answer is in the write buffer, and the connection was to be closed after it."""
+    """The whole answer is in the write buffer, and the connection is to be closed once it has been
+    sent."""
     async with bench(replace(LIMITS, write_timeout_seconds=0.1)) as running:
         running.chunks = [b"x" * 5_000_000]
         lazy = socket.create_connection(("127.0.0.1", running.port))
@@ -472,7 +474,7 @@ async def test_replaced_certificate_is_reloaded(tmp_path: Path) -> None:
         with pytest.raises(ssl.SSLCertVerificationError):
             await ask(other)
         files[0].write_text(certificates.TWO_CERTIFICATE)
-        certificate.refresh()  # its key is still the old one: not reloaded yet
+        certificate.refresh()  # the key file is still the old one, so that nothing is reloaded yet
         with pytest.raises(ssl.SSLCertVerificationError):
             await ask(other)
         files[1].write_text(certificates.TWO_KEY)

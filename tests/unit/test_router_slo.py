@@ -1,4 +1,4 @@
-"""Whether an answer met the SLO, and how that is counted."""
+"""Tests how the router decides whether an answer met its SLO, and how it counts the outcomes."""
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -27,7 +27,8 @@ def answered(
     tenant: str = "blue",
     promised: bool = True,
 ) -> GenerationRecord:
-    """Record an answer of three tokens; ``own`` is its prompt's own service time."""
+    """Return the record of an answer of three tokens. ``own`` is the service time of its prompt;
+    ``first``, the TTFT; ``gap``, the ITL. All are in seconds."""
     record = GenerationRecord(RequestId("r"), 10.0, 5, TenantId(tenant), promised)
     scores = [ScoredWorker(WorkerId("p1"), 0.5, service_seconds=9.0)]
     if own is not None:

@@ -1,5 +1,5 @@
-"""Tenants over HTTP: limits and their headers, request fields that depend on the tenant, usage,
-changed keys."""
+"""Tests tenants over HTTP: limits and their headers, request fields that depend on the tenant,
+usage, and changed keys."""
 
 import asyncio
 import json
@@ -46,7 +46,8 @@ SECRET = "s"
 async def open_router(
     tokenizer: Tokenizer, *tenants: Tenant, **settings: Any
 ) -> AsyncIterator[tuple[RouterHarness, httpx.AsyncClient]]:
-    """A router with these tenants; a tenant's key is its name."""
+    """Open a router with ``tenants``; a tenant's API key is its name. At the end, all accounts must
+    be idle."""
     directory = build_tenant_directory(
         {tenant.id: tenant for tenant in tenants},
         [(api_key_digest(tenant.id), tenant.id) for tenant in tenants],
@@ -106,7 +107,7 @@ async def test_invalid_and_failed_requests_cost_no_tokens(tokenizer: Tokenizer) 
         ):
             response = await client.post(COMPLETE, json=body, headers=of("a"))
             assert response.status_code in (400, 404)
-        router.placer.decode.clear()  # no worker takes it
+        router.placer.decode.clear()  # no worker can be chosen
         body = {"prompt": "ab", "max_tokens": 40}
         failed = await client.post(COMPLETE, json=body, headers=of("a"))
         assert failed.status_code == 503
@@ -122,7 +123,8 @@ async def test_invalid_and_failed_requests_cost_no_tokens(tokenizer: Tokenizer) 
 async def test_computed_prompt_is_charged_even_without_an_answer(
     tokenizer: Tokenizer, details: dict[str, str], num_answers: int, paid: int
 ) -> None:
-    """As when a grammar allows no first token. Several choices share their prompt."""
+    """This happens, for example, when a grammar allows no first token. Several choices share their
+    prompt, which is charged once."""
     body: dict[str, Any] = {"prompt": "abcdefg", "max_tokens": 5, "n": num_answers}
     async with open_router(tokenizer, tenant("a", None, 50), automatic=False) as (router, client):
         task = asyncio.create_task(client.post(COMPLETE, json=body, headers=of("a")))

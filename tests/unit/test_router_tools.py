@@ -1,4 +1,4 @@
-"""Tool calls, reasoning and continued answers over HTTP: exact answers and chunks."""
+"""Tests tool calls, reasoning and continued answers over HTTP, with exact answers and chunks."""
 
 import json
 from pathlib import Path
@@ -49,7 +49,7 @@ TEMPLATE = (
     "{% endfor %}{% if m.tool_call_id %}#{{ m.tool_call_id }}{% endif %}|{% endfor %}"
     "{% if add_generation_prompt %}>{% endif %}"
 )
-"""Short, so that prompts can be read at a glance: each byte is a token."""
+"""A short chat template, so that prompts can be read at a glance. Each byte is a token."""
 
 
 def load_tokenizer(folder: Path, template: str, *special: str) -> Tokenizer:
@@ -91,7 +91,8 @@ def message_of(response: httpx.Response) -> dict[str, Any]:
 
 
 def checked(model: type[BaseModel], data: Any) -> None:
-    """Validate strictly, with OpenAI's client's types: right types, and no unknown field."""
+    """Validate ``data`` strictly by ``model``, a type of OpenAI's client: correct types, and no
+    unknown field apart from the listed extensions."""
     model.model_validate(data, strict=True)
     assert unknown(model.model_validate(data)) <= {
         "reasoning_content", "token_ids", "prompt_token_ids", "obfuscation",
@@ -247,7 +248,8 @@ async def test_template_without_tools_rejects_them_unless_forced(tmp_path: Path)
 
 
 async def test_special_token_can_begin_a_tool_call(tmp_path: Path) -> None:
-    """Special tokens are hidden in the answer, but the parser must see this one."""
+    """Special tokens are hidden in the answer, but the parser must see those that begin a tool
+    call."""
     tokenizer = load_tokenizer(tmp_path, TEMPLATE + "{# <|python_tag|> #}", "<|python_tag|>")
     async with open_harness(tokenizer) as (router, client):
         tokens = [258, *b'{"name": "f", "parameters": {"x": 2}}', EOS]
@@ -431,7 +433,8 @@ async def test_best_of_returns_the_best_choices(hermes: Tokenizer) -> None:
 
 
 async def test_litellms_extra_message_fields_are_accepted(hermes: Tokenizer) -> None:
-    """An answer is sent back with fields that litellm, and providers behind it, add to messages."""
+    """The client sends an answer back with the fields that litellm, and providers behind it, add to
+    messages."""
     async with open_harness(hermes, CALL) as (router, client):
         first = message_of(await client.post(CHAT, json=chat(tools=[TOOL])))
         assert "refusal" not in first
@@ -453,7 +456,7 @@ async def test_litellms_extra_message_fields_are_accepted(hermes: Tokenizer) -> 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETE])
 async def test_usage_in_every_chunk(hermes: Tokenizer, path: str) -> None:
-    """As in vLLM: each chunk has its choice's usage so far, and the last one the total."""
+    """As in vLLM, each chunk has its choice's usage so far, and the last chunk has the total."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = chat() if path == CHAT else {"prompt": "abc"}
     body |= {"n": 2, "stream": True, "stream_options": options}
@@ -492,7 +495,7 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type":
 async def test_grammar_applies_from_the_first_token_without_reasoning(
     thinker: Tokenizer, tmp_path: Path
 ) -> None:
-    """With thinking switched off, either by a template that then writes nothing, or by one that
+    """Thinking is switched off. One template then writes no ``<think>``; the other one opens and
     closes the reasoning."""
     folder = tmp_path / "qwen3"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""The spans of a traced request: a single tree, whatever the request's outcome."""
+"""The spans of a traced request form a single tree, whatever the request's outcome."""
 
 import asyncio
 from collections.abc import Iterable
@@ -28,7 +28,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def drawn(spans: Iterable[Span], above: str = "") -> list[str]:
-    """Return the span names, indented below their parents; all must belong to one tree."""
+    """Return the span names, indented below their parents. All spans must belong to one tree below
+    ``above``."""
     spans = list(spans)
     assert len({span.context.span_id for span in spans}) == len(spans)
     assert len({span.context.trace_id for span in spans}) == 1
@@ -42,7 +43,7 @@ def drawn(spans: Iterable[Span], above: str = "") -> list[str]:
         return lines
 
     lines = below(above, 0)
-    assert len(lines) == len(spans), "an orphan"
+    assert len(lines) == len(spans), "each span's parent must be in the tree"
     return lines
 
 
@@ -66,7 +67,7 @@ async def test_spans_of_an_answer_are_one_tree_below_the_clients_span(tokenizer:
     }
     assert named["attempt"].attributes["baton.prefill"] == "p0"
     assert named["attempt"].attributes["baton.decode"] == "d0"
-    # The workers got the attempt's span, the conductor the placement's.
+    # The workers received the attempt's span as the parent, and the conductor the placement's span.
     for worker in (router.prefill, router.decode):
         [job] = worker.submitted
         assert job.spec.trace == named["attempt"].context.traceparent
@@ -137,7 +138,7 @@ async def test_refused_request_ends_with_its_placement_span(tokenizer: Tokenizer
     assert drawn(spans.spans) == ["request", "  tokenise", "  place"]
     named = {span.name: span for span in spans.spans}
     assert named["place"].error == "all full"
-    assert named["request"].error == ""  # the server worked correctly
+    assert named["request"].error == ""  # a refusal is no error of the server
     assert named["request"].attributes["http.response.status_code"] == 429
 
 
@@ -159,7 +160,7 @@ def traced(scene: GenerationHarness) -> RequestTrace:
 
 @pytest.mark.parametrize("victim", ["p0", "d0"])
 async def test_failover_stays_in_the_tree(victim: str) -> None:
-    """The failed attempt's span has the error, and the next one continues the stream."""
+    """The failed attempt's span has the error, and the next attempt continues the stream."""
     scene = GenerationHarness(automatic=False)
     trace = traced(scene)
     collecting = asyncio.create_task(scene.collect())

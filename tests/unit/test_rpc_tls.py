@@ -1,5 +1,5 @@
-"""TLS between members, over gRPC and framed connections: both sides present a certificate of the
-cluster's authority."""
+"""Tests TLS between members, over gRPC and framed connections: both sides must present a
+certificate issued by the cluster's authority."""
 
 import asyncio
 import contextlib
@@ -54,7 +54,7 @@ def trust(
 
 
 class Core:
-    """A conductor with empty answers, and a framed service that ignores messages."""
+    """A conductor whose answers are empty; it is also a framed service that ignores messages."""
 
     def __init__(self, line: FramedConnection | None = None) -> None: ...
 
@@ -127,7 +127,8 @@ async def test_secret_is_required_in_addition_to_certificates(serve, ask, tmp_pa
 
 @both
 async def test_clients_without_a_certificate_are_rejected(serve, ask, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Clients with a foreign certificate, with none, and in plain text."""
+    """This includes clients with a certificate issued by another authority, and clients without
+    TLS."""
     members, strangers = trust(tmp_path / "m", MEMBER), trust(tmp_path / "s", STRANGER)
     async with serve(members) as address:
         for each in (
@@ -154,7 +155,7 @@ async def test_members_reject_other_servers(serve, ask, tmp_path: Path) -> None:
 
 @both
 async def test_replaced_certificates_apply_to_new_connections(serve, ask, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """A certificate and a key that don't match change nothing."""
+    """While the certificate and the key in the files don't match, the server keeps the old ones."""
     served, strangers = trust(tmp_path / "m", STRANGER), trust(tmp_path / "s", STRANGER)
     members = trust(tmp_path / "new", MEMBER)
     async with serve(served) as address:
@@ -219,7 +220,7 @@ def read_64_bytes(source: GrpcTransport, reader: GrpcTransport) -> TransferState
 async def test_incomplete_tls_handshakes_do_not_block_members(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Connections count from the moment they are opened, and the oldest beyond the limit is
+    """Connections count from the moment they are opened, and beyond the limit the oldest one is
     closed."""
     monkeypatch.setattr(framed_server, "MAX_UNAUTHENTICATED", 2)
     trusted = trust(tmp_path, MEMBER)

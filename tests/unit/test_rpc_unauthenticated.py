@@ -1,5 +1,5 @@
-"""gRPC servers and callers without the cluster secret: callers are refused before anything they
-send is read, and what they can make a server hold is bounded."""
+"""gRPC servers refuse callers without the cluster secret before they read anything that the callers
+send, and bound the memory that such callers can occupy."""
 
 import asyncio
 import struct
@@ -31,7 +31,7 @@ class Untouched:
     """A core that fails if a call reaches it."""
 
     def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"a stranger came as far as {name}")
+        raise AssertionError(f"a call without the secret reached {name}")
 
 
 @asynccontextmanager
@@ -72,8 +72,8 @@ SERVERS = {
 
 
 async def refusal(address: str, method: str, metadata: Metadata | None = None) -> tuple[str, str]:
-    """Return the status of a call that sends nothing and does not end: a server that reads first
-    would wait."""
+    """Return the status and the details of a call that sends nothing and does not end. A server
+    that first reads a message would never answer."""
     async with grpc.aio.insecure_channel(address) as channel:
         call = channel.stream_stream(method)(metadata=metadata)
         try:
@@ -96,7 +96,8 @@ async def test_calls_without_the_secret_are_refused_unread(method: str) -> None:
 
 @pytest.mark.parametrize("method", [PLACE, "/baton.KvData/Read"])
 async def test_signature_for_another_member_is_refused(method: str) -> None:
-    """An attacker that made a member call it can't use that signature elsewhere."""
+    """An attacker that is called by a member can't use the call's signature to call another
+    member."""
     async with asyncio.timeout(10), SERVERS[method]() as address:
         stolen = CallSigner(SECRET, "6.6.6.6:666").metadata(method)
         status, why = await refusal(address, method, stolen)
@@ -106,8 +107,8 @@ async def test_signature_for_another_member_is_refused(method: str) -> None:
 
 @pytest.mark.parametrize("method", [PLACE, "/baton.KvData/Read"])
 async def test_server_announces_http2_limits_before_authentication(method: str) -> None:
-    """The limits are concurrent calls per connection and unread bytes per call, in the first
-    HTTP/2 frame."""
+    """The first HTTP/2 frame contains the limits for concurrent calls per connection and unread
+    bytes per call."""
     initial_window, max_streams = 4, 3
     async with asyncio.timeout(10), SERVERS[method]() as address:
         settings = await settings_of(address)
@@ -122,7 +123,7 @@ async def settings_of(address: str) -> dict[int, int]:
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
         head = await reader.readexactly(9)
         body = await reader.readexactly(int.from_bytes(head[:3], "big"))
-        assert head[3] == 4, "a server begins with SETTINGS"
+        assert head[3] == 4, "a server's first frame must be SETTINGS"
         return dict(struct.iter_unpack(">HI", body))
     finally:
         writer.close()

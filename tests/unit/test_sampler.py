@@ -44,8 +44,8 @@ def row(params: SamplingParams, position: int = len(HISTORY)) -> Row:
 
 
 def rows_of_all_kinds() -> list[Row]:
-    """Return rows with a mask, a mask that allows nothing, tokens that are too early, logprobs,
-    and both a bias and logprobs."""
+    """Return five rows: with a mask, with a mask that allows nothing, with suppressed tokens, with
+    logprobs, and with both a bias and logprobs."""
     greedy = replace(PLAIN, temperature=0.0)
     return [
         replace(row(PLAIN), mask=lambda: bits_of([4, 9])),
@@ -57,7 +57,7 @@ def rows_of_all_kinds() -> list[Row]:
 
 
 def expected(logits: np.ndarray, params: SamplingParams, position: int) -> int:
-    """Sample by the same rules, in a second, slower implementation."""
+    """Sample a token by the same rules, with a slower, independent implementation."""
     scores = logits.astype(np.float64)
     for token in set(HISTORY) if params.repetition_penalty != 1 else ():
         factor = params.repetition_penalty
@@ -104,8 +104,8 @@ def test_every_sampling_parameter_equals_the_naive_model(name: str) -> None:
 
 
 def sorted_and_put_back(chances: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Apply the filters by a stable sort of all tokens, as first implemented. Results must be
-    equal to the last bit, since a seed must reproduce its answer."""
+    """Apply top-k and top-p after a stable sort of all tokens, as the first implementation did.
+    Results must still be equal to the last bit, so that a seed reproduces its answer."""
     ordered, order = chances.sort(descending=True, stable=True)
     if 0 < params.top_k < len(ordered):
         ordered[params.top_k :] = 0
@@ -118,7 +118,8 @@ def sorted_and_put_back(chances: torch.Tensor, params: SamplingParams) -> torch.
 @pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.9, 0.999, 1.0])
 @pytest.mark.parametrize("top_k", [0, 1, 17, 999, 1000, 5000])
 def test_filters_equal_a_full_sort_bit_by_bit(top_k: int, top_p: float) -> None:
-    """With probabilities of which many are equal, and with ones that are all different."""
+    """Half of the trials have many equal probabilities, half have probabilities that are all
+    different."""
     print(f"seed {SEED}")
     chance = torch.Generator().manual_seed(SEED)
     params = replace(PLAIN, top_k=top_k, top_p=top_p)
@@ -219,7 +220,8 @@ def test_tokens_beyond_the_mask_are_never_sampled() -> None:
 
 @pytest.mark.parametrize("params", [PLAIN, replace(PLAIN, temperature=0.0)])
 def test_tokens_that_are_too_early_are_not_chosen(params: SamplingParams) -> None:
-    """They are excluded despite their likelihood or a bias; other rows are not affected."""
+    """Suppressed tokens are excluded despite their likelihood or a bias; other rows are not
+    affected."""
     logits = torch.zeros(2, VOCAB)
     logits[:, 3], logits[:, 4], logits[:, 5] = 90.0, 80.0, 70.0
     biased = replace(params, logit_bias=((TokenId(3), 100.0),))

@@ -1,5 +1,5 @@
-"""Exact decisions of the scheduler: which requests are in a plan, with how many tokens, in which
-blocks."""
+"""Tests the scheduler's exact decisions: which requests are in a plan, with how many tokens, in
+which blocks."""
 
 from dataclasses import replace
 from itertools import count
@@ -91,7 +91,7 @@ class Bench:
 
 
 def unique_tokens(name: str, length: int) -> list[int]:
-    """Return tokens whose prefix differs from every other request's."""
+    """Return tokens that share no prefix with those of any other ``name``."""
     return [ord(name), *range(100, 99 + length)]
 
 
@@ -280,7 +280,7 @@ def test_prompt_that_is_being_exported_is_not_preempted() -> None:
     for sequence in (whole, prefill):
         bench.scheduler.seal_computed(sequence)
     whole.append_token(TokenId(7))
-    # The answer needs a block, and can only preempt itself.
+    # The answer needs another block, and the only request that may be preempted is its own.
     assert bench.step() == [("prefill", 4)]
     assert (whole.phase, prefill.phase) == (Phase.WAITING, Phase.RUNNING)
 
@@ -309,7 +309,7 @@ def test_request_that_preempts_itself_waits_until_blocks_are_free() -> None:
     bench.add("b", unique_tokens("b", 3))
     assert bench.step() == []  # a needs a third block, and there is none
     assert bench.scheduler.has_work
-    assert bench.step() == []  # a is first in the queue, and doesn't fit
+    assert bench.step() == []  # a is first in the queue, and does not fit
     assert not bench.scheduler.has_work
     bench.finish("a")
     assert bench.step() == [("b", 3)]
@@ -333,7 +333,7 @@ def test_blocked_queue_and_reservations_alternate() -> None:
     bench.add("long", unique_tokens("l", 16))
     assert bench.step() == [("a", 1)]  # long is blocked; 3 blocks are free
     assert bench.reserve("r1", unique_tokens("1", 4)) is not None
-    assert bench.reserve("r2", unique_tokens("2", 4)) is None  # it is the queue's turn
+    assert bench.reserve("r2", unique_tokens("2", 4)) is None  # the queue goes first
     bench.finish("a")
     bench.finish("r1")
     assert bench.reserve("r2", unique_tokens("2", 4)) is None

@@ -1,5 +1,5 @@
-"""Chunks in a plan under orders that pause one prompt for another, and the memory forecast that
-decides when an answer may start."""
+"""Tests the chunks in a plan under orders that pause one prompt for another, and the memory
+forecast that decides when an answer may start."""
 
 from dataclasses import replace
 
@@ -86,7 +86,7 @@ def test_paused_prompt_adopts_blocks_computed_meanwhile() -> None:
     tokens = unique_tokens("l", 60)
     long = bench.add("l", tokens)
     bench.step()
-    bench.add("s", tokens[:32])  # a shorter prefix of the prompt: its deadline is earlier
+    bench.add("s", tokens[:32])  # a prefix of l's prompt, with an earlier deadline
     assert bench.step() == [("s", 16)]
     assert bench.step() == [("s", 1), ("l", 15)]
     assert (long.num_adopted_tokens, long.num_computed_tokens, long.num_shared_blocks) == (
@@ -152,7 +152,8 @@ def test_answer_starts_when_memory_suffices_for_all_until_they_end() -> None:
     bench.scheduler.enqueue(
         expecting(bench, "b", 8, 30, Task.PREFILL_AND_DECODE)
     )  # 37 tokens at its end
-    # When a ends, they have 15 + 16 tokens and two blocks' rounding; after that b alone has 40.
+    # When a ends, a and b have 15 + 16 tokens, plus the rounding to blocks; after that, b has all
+    # 40 tokens.
     assert bench.step() == [("a", 1), ("b", 8)]
 
 

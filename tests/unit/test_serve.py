@@ -1,4 +1,4 @@
-"""The lifecycle of every program: STARTING → SERVING → DRAINING → STOPPED, or FAILED."""
+"""Tests the lifecycle of every process: STARTING → SERVING → DRAINING → STOPPED, or FAILED."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -34,8 +34,8 @@ def fails(error: BaseException) -> Act:
 
 
 class FakeProgram:
-    """A program whose phases run the given coroutines; ``calls`` lists the phases that were
-    begun."""
+    """A program whose phases run the functions in ``acts``; ``calls`` lists the phases that have
+    started."""
 
     address = "127.0.0.1:1"
     metrics = CollectorRegistry()
@@ -200,7 +200,8 @@ async def test_stop_request_during_a_drain_waits_for_the_drain() -> None:
 
 
 async def test_stop_request_during_a_drain_applies_the_time_limit() -> None:
-    """Here none of the limit is left. Without the stop request, the drain would have gone on."""
+    """The time limit is 0, so that the stop request ends the drain, which would otherwise
+    continue."""
     program = FakeProgram(drain=never)
     life, running = await living(program, 0.0)
     life.request_drain()
@@ -231,7 +232,8 @@ async def test_crash_after_the_drain_raises() -> None:
 
 
 async def test_drain_while_starting() -> None:
-    """No request was accepted, so that nothing is left to do, and none will be."""
+    """A process that is still starting is drained immediately, since it has accepted no request. It
+    accepts none later."""
     program = FakeProgram(start=never)
     life = Lifecycle(program, 5.0)
     running = asyncio.create_task(life.run())

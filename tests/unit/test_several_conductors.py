@@ -1,5 +1,5 @@
-"""Several conductors at once: each learns what the others placed only from workers' reports that
-are a second old."""
+"""Tests several conductors at once. Each one learns what the other ones have placed only from
+workers' reports, once a second."""
 
 from collections import Counter
 
@@ -56,14 +56,14 @@ def run(workload: Trace, num_conductors: int) -> tuple[float, Counter[str]]:
 def test_three_conductors_reach_nearly_the_goodput_of_one(
     seed: int, rate: float, least_share: float
 ) -> None:
-    """They keep 98 % of a single conductor's goodput, and 95 % under a load at which it also
-    misses SLOs."""
+    """Three conductors reach 98 % of a single conductor's goodput, and 95 % under a load at which
+    the single one also misses SLOs."""
     workload = trace(seed, rate)
     alone, _ = run(workload, 1)
     together, placed = run(workload, 3)
     assert alone > 0.94
     assert together >= least_share * alone
-    # No worker is flooded.
+    # No worker gets far more requests than the average.
     assert max(placed.values()) < 1.25 * REQUESTS / WORKERS
 
 

@@ -1,4 +1,4 @@
-"""Checkpoint shards: mapped, validated, and converted while they are packed."""
+"""Checkpoint shards are mapped, validated, and converted while they are packed."""
 
 import json
 import struct
@@ -31,7 +31,7 @@ def write(folder: Path, **tensors: torch.Tensor) -> Path:
 def test_stacked_tensors_are_packed_as_if_they_were_joined(
     kept: torch.dtype, to: torch.dtype, tmp_path: Path
 ) -> None:
-    """For several tensors in any format, with the same bits as torch's conversion."""
+    """The result has the same bits as torch's conversion of the joined tensors, for any format."""
     torch.manual_seed(SEED)
     parts = {
         name: torch.randn(rows, 48).to(kept) for name, rows in zip("abc", [70, 1, 33], strict=True)
@@ -73,7 +73,7 @@ def test_layers_are_loaded_in_file_order(tmp_path: Path) -> None:
 
 
 def test_progress_counts_each_tensor_once_and_pages_are_released(tmp_path: Path) -> None:
-    """A mapped page that was released is read again when needed."""
+    """A page of the mapping that was released is read again when it is needed."""
     reported: list[tuple[int, int]] = []
     tensors = {"a": torch.randn(64, 2048), "b": torch.randn(64, 2048), "c": torch.randn(5)}
     shards = CheckpointShards(write(tmp_path, **tensors), lambda *each: reported.append(each))
@@ -86,8 +86,8 @@ def test_progress_counts_each_tensor_once_and_pages_are_released(tmp_path: Path)
 
 
 def test_single_tensor_is_not_copied(tmp_path: Path) -> None:
-    """It is the mapped file itself, so that processes of a host share it; the mapping outlives
-    the shards."""
+    """The tensor is the mapped file itself, so that processes on the same host share its memory.
+    The mapping outlives the shards."""
     tensor = torch.randn(8, 16)
     joined = (
         CheckpointShards(write(tmp_path, a=tensor)).stack(["a"], [8], 16).join(CPU, torch.float32)
@@ -108,7 +108,7 @@ def test_stacked_experts_are_split() -> None:
 
 
 def change_header(path: Path, **changes: object) -> None:
-    """Change the header entry of tensor ``a``."""
+    """Change fields in the header entry of the tensor ``a``."""
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     entries = json.loads(data[8 : 8 + length])

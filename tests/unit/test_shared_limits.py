@@ -1,5 +1,5 @@
-"""A tenant's limits shared by several routers: all of a limit can be used at any router, and it
-is exceeded by no more than the documented slack."""
+"""Tests a tenant's limits that several routers share: a limit can be used up at any single router,
+and is exceeded by no more than the documented slack."""
 
 import asyncio
 import math
@@ -35,7 +35,7 @@ class FakeUsageSink:
 
 
 class EagerClock(ManualClock):
-    """A clock that a sleep advances at once."""
+    """A clock that a sleep advances immediately."""
 
     async def sleep(self, seconds: float) -> None:
         self.advance(seconds)
@@ -53,7 +53,7 @@ class Router:
             FakeUsageSink(), fleet.clock, self.quota_client,
         )  # fmt: skip
         self.num_begun = 0
-        """Requests that admission let in, whatever became of them."""
+        """The number of requests that were admitted, whatever their outcome."""
         self._fleet = fleet
 
     @asynccontextmanager
@@ -151,7 +151,7 @@ async def test_steady_stream_rarely_waits_for_the_quota_store() -> None:
         await router.hurry()
         if number % 50 == 49:
             await router.turn()
-    assert waited <= 15  # of the 2000 queries that asking for each request would take
+    assert waited <= 15  # of 2000, if every request needed a query for each limit
     assert fleet.quota_store.num_exchanges <= 100
 
 
@@ -172,7 +172,7 @@ async def test_unused_tokens_become_available_to_other_routers() -> None:
     async with first.admitted_request(900):
         assert not await second.admits(200)
     await first.turn()
-    fleet.clock.advance(0.3)  # until now, the second caches that none are left
+    fleet.clock.advance(0.3)  # until now, the second router has cached that no tokens are left
     assert await second.admits(900)
 
 
@@ -184,7 +184,7 @@ async def test_rate_limit_headers_count_all_routers() -> None:
         assert admission.headers()["x-ratelimit-remaining-requests"] == "59"
         assert admission.headers()["x-ratelimit-remaining-tokens"] == "900"
         async with second.admitted_request(100) as other:
-            # The first router took one.
+            # The first router has drawn one request in advance.
             assert other.headers()["x-ratelimit-remaining-requests"] == "57"
             assert other.headers()["x-ratelimit-remaining-tokens"] == "750"
 
@@ -198,7 +198,7 @@ async def test_concurrency_slots_are_shared_and_returned() -> None:
         assert not await first.admits()
         assert not await second.admits()
     await first.hurry()
-    fleet.clock.advance(0.1)  # until now, the second caches that no slot is free
+    fleet.clock.advance(0.1)  # until now, the second router has cached that no slot is free
     async with AsyncExitStack() as held:
         for _ in range(2):
             await held.enter_async_context(second.admitted_request())
@@ -247,7 +247,7 @@ async def test_routers_admit_their_own_share_while_the_quota_store_is_down() -> 
     fleet.quota_store.is_reachable = True
     await first.turn()  # reports what was spent
     assert first.quota_client.is_open
-    # Its own share: it does not yet know what the first spent.
+    # This is its own share: it does not yet know what the first router has spent.
     assert await admitted(second, 100) == 25
     await second.turn()
     assert second.quota_client.is_open
@@ -288,9 +288,9 @@ async def test_request_cancelled_during_a_quota_query_leaks_no_slot() -> None:
 
 
 class LimitsMachine(RuleBasedStateMachine):
-    """Requests at any router, token reservations, settlements, exchanges with the quota store,
-    and outages. A leaky bucket that drains at the limit's rate never holds more than 110% of the
-    limit, or 210% with outages."""
+    """Runs requests at any router, token reservations, settlements, exchanges with the quota store,
+    and outages of the store. A leaky bucket that drains at the limit's rate never holds more than
+    110% of the limit, or 210% after an outage."""
 
     @initialize(
         count=st.integers(2, 4),
@@ -318,8 +318,8 @@ class LimitsMachine(RuleBasedStateMachine):
             self.loop.run_until_complete(self._admit_request(router, tokens))
 
     async def _admit_request(self, router: Router, tokens: int) -> None:
-        """A request that is refused for its tokens after it was read counts as a request; one
-        refused earlier does not."""
+        """Admit a request if the limits allow it. A request that is refused because of its tokens,
+        after it was read, counts as a request; one that was refused earlier does not."""
         held, num_begun = AsyncExitStack(), router.num_begun
         try:
             admission = await held.enter_async_context(router.admitted_request(tokens))
@@ -339,7 +339,7 @@ class LimitsMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def end_request(self, data: st.DataObject) -> None:
-        """Nothing was used: all tokens are given back."""
+        """End a request that has used no tokens: all its tokens are given back."""
         entry = data.draw(st.sampled_from(self.open))
         self.open.remove(entry)
         held, _, tokens = entry

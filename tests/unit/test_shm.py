@@ -30,7 +30,8 @@ def endpoint_of(descriptor: int, size_bytes: int = SIZE, pid: int | None = None)
 
 
 def shrinking() -> int:
-    """A reader whose mapping extends beyond the end of the file is killed by SIGBUS."""
+    """Return a file that can shrink: a reader whose mapping extends beyond the file's end would be
+    killed by SIGBUS."""
     file = os.memfd_create("shrinks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(file, SIZE)
     return file

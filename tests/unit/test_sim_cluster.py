@@ -1,4 +1,4 @@
-"""The simulated cluster, with traces small enough to be computed by hand, and with failures.
+"""Tests the simulated cluster, with traces small enough to be computed by hand, and with failures.
 
 A prompt takes 0.1 s plus 1 ms per token; a decode step 10 ms plus 1 ms per request; a token of KV
 is a byte, and takes 1 µs to transfer.
@@ -103,7 +103,7 @@ def test_blocks_evicted_from_the_device_are_in_the_hosts_store() -> None:
     ("bytes_per_second", "peer_fetch", "tiers", "seconds"),
     [
         (1e6, True, {"device": 0, "peer": 990}, 990e-6 + 0.1 + 0.010),
-        (900.0, True, {"device": 0}, 0.1 + 1.0),  # 1.1 s to fetch, 1.09 s to compute
+        (900.0, True, {"device": 0}, 0.1 + 1.0),  # 990 tokens: 1.1 s to fetch, 1.09 s to compute
         (1e6, False, {"device": 0}, 0.1 + 1.0),
     ],
 )
@@ -111,8 +111,8 @@ def test_peers_store_is_read_when_faster_than_computing(
     bytes_per_second: float, peer_fetch: bool, tiers: dict[str, int], seconds: float
 ) -> None:
     def place(snapshot: Snapshot, query: PolicyQuery) -> Decision:
-        """Choose the first worker, then the second one with the prefix that the first one's host
-        has."""
+        """Choose the first worker for the first request. For the second request, choose the second
+        worker, and let it read the prefix stored on the first worker's host."""
         turn = snapshot.num_placed
         reuse = StoredPrefix("h0", 99) if turn else None
         return Decision(WorkerId(f"p{turn}"), WorkerId("d0"), "", reuse)
@@ -132,8 +132,8 @@ def test_prompts_can_share_a_step() -> None:
 
 
 def test_answers_can_share_a_step() -> None:
-    """The KV transfers are sequential; then come a step of one answer, nine of both, and one of
-    one again."""
+    """The KV transfers are sequential. So the first step has one answer, nine steps have both, and
+    the last step has one."""
     first, second = run_cluster(make_request(0.0, 100, 11), make_request(0.0, 100, 11, head=1)).jobs
     together = 0.3 + 100e-6 + 0.011 + 9 * 0.012
     assert first.finished_at_seconds == pytest.approx(together)
@@ -141,7 +141,8 @@ def test_answers_can_share_a_step() -> None:
 
 
 def test_memory_is_reserved_once() -> None:
-    """Each needs 100 tokens and an expected 256 more, so that 400 are enough for one."""
+    """Each request reserves its 100 prompt tokens and the expected 256 answer tokens, so that there
+    is memory for only one at a time."""
     arrivals = (make_request(0.0, 100, 50), make_request(0.0, 100, 50, head=1))
     first, second = run_cluster(*arrivals, device_tokens=400, step_tokens=100).jobs
     end = 0.2 + 100e-6 + 49 * 0.011
@@ -151,7 +152,8 @@ def test_memory_is_reserved_once() -> None:
 
 
 def test_preempted_request_resumes() -> None:
-    """Each reserves 356 of 720 tokens; together they outgrow the memory before they end."""
+    """Each request reserves 356 of the 720 tokens. Both exceed the memory before their answers
+    end."""
     arrivals = (make_request(0.0, 100, 400), make_request(0.0, 100, 400, head=1))
     cluster = run_cluster(*arrivals, device_tokens=720)
     assert cluster.decodes[0].num_preempted >= 1
@@ -238,8 +240,9 @@ def test_prefill_worker_crash_restarts_its_prompt() -> None:
 
 
 def test_decode_worker_crash_recomputes_its_answer() -> None:
-    """Nine steps are done at 0.3 s: the client has ten tokens, which are now prefilled with the
-    prompt once the only decode worker is back. The prefill worker still has the prompt's KV."""
+    """Nine steps are done at 0.3 s, so that the client has ten tokens. They are prefilled with the
+    prompt once the only decode worker has restarted. The prefill worker still has the prompt's
+    KV."""
     (job,) = run_cluster(make_request(0.0, 100, 50), faults=crash_of("d0", 0.3, 2.0)).jobs
     assert job.num_restarts == 1
     assert job.ttft_seconds == pytest.approx(0.2)

@@ -1,4 +1,5 @@
-"""A simulated cluster with autoscaling: which workers are added and removed, and their cost."""
+"""Tests a simulated cluster with autoscaling: which workers are added and removed, and what they
+cost."""
 
 from dataclasses import replace
 
@@ -47,7 +48,8 @@ def ran(
 
 
 def steady(gap: float, until: float, start: float = 0.0) -> list[TraceRequest]:
-    """Generate prompts of 400 tokens, half a second of work each, every ``gap`` seconds."""
+    """Return requests every ``gap`` seconds with prompts of 400 tokens, half a second of work
+    each."""
     count = round((until - start) / gap)
     return [
         make_request(start + gap * n, 400, 5, head=n + round(start) * 100) for n in range(count)
@@ -77,15 +79,16 @@ def test_worker_is_paid_from_its_request_on() -> None:
 
 
 LONG_ANSWERS = [make_request(1.0, 50, 4000, head=1), make_request(2.0, 100, 4000, head=2)]
-"""A step of one answer takes 11 ms, so that each takes 44 s."""
+"""Requests with long answers. A step with one answer takes 11 ms, so that each answer takes 44
+s."""
 
 LATER = [make_request(float(at), 10, 5, head=at) for at in (30, 60, 70)]
 
 
 def test_removed_worker_finishes_its_answers() -> None:
-    """Two decode workers have a long answer each and hardly any other work. After 20 s of
-    observation, the one with less to do gets no more requests. Its answer ends at 45 s, and its
-    cost with the next decision."""
+    """Two decode workers each have a long answer and hardly any other work. After 20 s of
+    observation, the less loaded one gets no more requests. Its answer ends at 45 s, and it is paid
+    until the next decision."""
     cluster = ran([*LONG_ANSWERS, *LATER], num_decode=2)
     assert steps(cluster) == [(25.0, "decode", 1)]
     assert [(job.decode, job.num_restarts) for job in cluster.jobs] == [
@@ -97,7 +100,7 @@ def test_removed_worker_finishes_its_answers() -> None:
 
 
 def test_draining_worker_that_crashes_is_not_restarted() -> None:
-    """Its answer continues on the other worker."""
+    """The draining worker's answer continues on the other worker."""
     faults = Faults(crashes=(WorkerCrash(WorkerId("d0"), 40.0, 2.0),))
     cluster = ran([*LONG_ANSWERS, *LATER], faults=faults, num_decode=2)
     assert steps(cluster) == [(25.0, "decode", 1)]
@@ -144,8 +147,8 @@ def test_simulated_days_lose_no_request_and_are_deterministic(seed: int) -> None
 
 
 def test_diurnal_trace_has_its_rates() -> None:
-    """The quarter of a period around midnight has a share of 0.25 - 0.5 / pi / sqrt(2) of its
-    requests, where the rate varies by half of its mean."""
+    """If the rate varies by half of its mean, the quarter of the period around midnight has 0.25 -
+    0.5 / pi / sqrt(2) of all requests, and the quarter around noon 0.25 + 0.5 / pi / sqrt(2)."""
     diurnal = DiurnalRate(0.5, 1.5, 3600.0)
     evenly = Trace("even", BLOCK, tuple(make_request(float(n), 10, 5) for n in range(3600)))
     times = [each.arrival_seconds for each in with_diurnal_rate(evenly, diurnal).requests]

@@ -1,4 +1,4 @@
-"""The search for the highest rate within the SLO, with faked clusters."""
+"""Tests the search for the highest rate within the SLO, with faked clusters."""
 
 from dataclasses import replace
 

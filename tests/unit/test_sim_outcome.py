@@ -1,4 +1,4 @@
-"""The summary of a simulation, with figures computed by hand."""
+"""Tests the summary of a simulation against figures computed by hand."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from tests.unit.test_sim_cluster import BLOCK, CONFIG, crash_of, make_request, r
 
 
 def placed(snapshot: Snapshot, query: PolicyQuery) -> Decision:
-    """Place requests on the first workers, and refuse the longest prompts."""
+    """Place requests on the first worker of each pool; refuse prompts of more than 500 tokens."""
     if query.num_tokens > 500:
         raise Overloaded("too long")
     return Decision(WorkerId("p0"), WorkerId("d0"), "")
@@ -83,8 +83,9 @@ def test_simultaneous_requests_have_no_rate() -> None:
 def test_ttft_and_itl_slo_count_separately(
     ttft_slo_seconds: float, itl_slo_seconds: float, met: int
 ) -> None:
-    """Two prompts share a step, which takes 0.4 s. Alone, they would take 0.3 s and 0.2 s, which
-    is added to their TTFT SLO. ITLs are longer than a step, since the KV transfer comes first."""
+    """Two prompts share a step, which takes 0.4 s. Alone, they would take 0.3 s and 0.2 s; these
+    times are added to their TTFT SLO. ITLs are longer than a step, since the first one includes the
+    KV transfer."""
     cluster = run_of(
         make_request(0.0, 200, 5),
         make_request(0.0, 100, 5, head=1),

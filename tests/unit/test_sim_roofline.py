@@ -1,4 +1,4 @@
-"""GPUs, models, and the costs that follow from both or from a measured table."""
+"""Tests GPUs, models, and the costs derived from both, or from a table of measurements."""
 
 import json
 import math
@@ -56,7 +56,7 @@ def test_kv_bytes_per_token(name: str, kv_bytes: int) -> None:
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
-        # As counted for the published weights, including norms.
+        # The numbers of parameters in the published weights, including norms.
         ("llama-3.1-8b", 8_030_261_248),
         ("llama-3.1-70b", 70_553_706_496),
         ("qwen3-8b", 8_190_735_360),
@@ -72,7 +72,7 @@ def test_parameter_counts_match_the_published_weights(name: str, parameters: int
 def test_active_parameters() -> None:
     qwen = SHAPES["qwen3-8b"]
     assert qwen.active_parameters == qwen.parameters - 151_936 * 4096
-    # Published are 3.3 and 37 billion, including the input embedding.
+    # The published numbers are 3.3 and 37 billion, including the input embedding.
     for name, billions in (("qwen3-30b-a3b", 3.3), ("deepseek-v3", 37.5)):
         shape = SHAPES[name]
         active = shape.active_parameters + shape.embedding_parameters
@@ -212,7 +212,7 @@ def test_costs_are_recovered_from_a_table(tmp_path: Path) -> None:
 
 
 def test_fitted_costs_are_nonnegative_and_optimal(tmp_path: Path) -> None:
-    # An unconstrained fit of these would have a fixed part below zero.
+    # An unconstrained fit of these times would have a fixed part below zero.
     measured = {10: 0.001, 100: 0.02, 1000: 0.2, 10_000: 2.0}
     prefill = [
         {"new_tokens": n, "cached_tokens": 0, "seconds": seconds} for n, seconds in measured.items()

@@ -1,5 +1,5 @@
-"""Synthetic traces: valid, reproducible, at their rate, and each kind with its intended prefix
-sharing."""
+"""Synthetic traces are valid, reproducible and have the requested rate; each kind shares prefixes
+as intended."""
 
 from collections import defaultdict
 from itertools import count, pairwise

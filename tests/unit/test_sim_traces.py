@@ -1,4 +1,4 @@
-"""Trace files of all three formats: parsing, errors of invalid ones, and rescaling."""
+"""Tests trace files in all three formats: parsing, errors in invalid files, and rescaling."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Pool sizing: exact forecasts and sizes, and a day without flapping."""
+"""Tests pool sizing: exact forecasts and sizes, and that sizes do not flap over a day."""
 
 import math
 from dataclasses import replace
@@ -18,8 +18,8 @@ from conductor.policy.sizing import (
 )
 
 LOAD = LoadForecast(requests_per_second=10.0, prompt_tokens=2000.0, answer_tokens=200.0)
-"""20,000 prompt tokens and 2,000 output tokens a second. An answer takes 10 s and has 2,100
-tokens of KV on average: 210,000 tokens of KV."""
+"""A load of 20,000 prompt tokens and 2,000 output tokens per second. An answer takes 10 s and has
+2,100 tokens of KV on average: 210,000 tokens of KV in total."""
 
 POOLS = PoolCapacity(
     now_seconds=1000.0,
@@ -84,9 +84,10 @@ def test_forecast_is_the_most_work_until_then() -> None:
 
 
 def test_pools_match_the_load() -> None:
-    """Prefill: 20,000 tokens at 5,000 per worker need 4 workers at full load, 5 at 80 %. Decode:
-    2,000 at 1,000 would need 2, but 210,000 tokens of KV at 100,000 need 2.1, which is 3 at 80
-    %. There are 4; at 50 %, 5 would be needed, so that none is removed."""
+    """Prefill: 20,000 tokens per second need 4 workers of 5,000 at full load, and 5 at 80 %.
+    Decode: 2,000 tokens per second need 2 workers of 1,000, but 210,000 tokens of KV need 2.1
+    workers of 100,000, which is 3 at 80 %. There are 4 decode workers, and none is removed, since 5
+    would be needed at 50 %."""
     sizing = size_pools(LOAD, POOLS, CONFIG)
     assert sizing == PoolSizes(
         5,
@@ -120,7 +121,7 @@ def test_cached_tokens_need_no_worker() -> None:
 
 
 def test_pool_shrinks_after_a_while_to_its_recent_peak() -> None:
-    """It shrinks further as earlier peaks expire."""
+    """The pool shrinks further as earlier peaks expire."""
     pools, sizes = POOLS, []
     for now, rate in ((0, 2.0), (100, 4.0), (200, 1.0), (299, 1.0), (300, 1.0), (400, 1.0)):
         load = replace(LOAD, requests_per_second=rate)
@@ -129,8 +130,8 @@ def test_pool_shrinks_after_a_while_to_its_recent_peak() -> None:
         pools = replace(
             pools, prefill_demand=sizing.prefill_demand, decode_demand=sizing.decode_demand
         )
-    # At 4 requests per second, 1.6 and 0.84 workers are busy, at 50 %; at 1 per second, 0.4 and
-    # 0.21.
+    # At 4 requests per second, 1.6 prefill and 0.84 decode workers are busy, for which 4 and 2 are
+    # needed at 50 %. At 1 per second, 0.4 and 0.21 are busy, for which 1 and 1 are needed.
     assert sizes == [(5, 4)] * 4 + [(4, 2)] + [(1, 1)]
     assert sizing.prefill_demand == DemandPeaks(0.0, ((400.0, 1),))
 
@@ -159,8 +160,8 @@ IDLE_FOR_LONG = DemandPeaks(0.0, ((900.0, 1),))
 
 
 def test_pools_stay_large_enough_for_admitted_requests() -> None:
-    """45,000 tokens wait, and a worker computes 10,000 in 2 s. 280,000 tokens of KV are
-    reserved."""
+    """45,000 prompt tokens wait, and a worker computes 10,000 tokens in 2 s: 5 are needed. 280,000
+    tokens of KV are reserved, which need 3 decode workers."""
     pools = replace(
         POOLS,
         queued_prompt_tokens=45_000,
@@ -178,8 +179,8 @@ def test_pools_stay_large_enough_for_admitted_requests() -> None:
 
 
 def test_queued_tokens_are_spread_over_the_next_minute() -> None:
-    """1,350,000 tokens in a minute are 22,500 a second, in addition to the 20,000 that arrive:
-    8.5 workers are busy."""
+    """1,350,000 queued tokens in a minute are 22,500 per second, in addition to the 20,000 that
+    arrive: 8.5 workers are busy."""
     sizing = size_pools(LOAD, replace(POOLS, queued_prompt_tokens=1_350_000), CONFIG)
     assert sizing.prefill == 11
     assert sizing.reason.startswith("prefill 5 to 11: load of 8.50 workers")
@@ -234,7 +235,7 @@ def test_sizes_do_not_flap_over_a_day(config: SizingConfig, seed: int) -> None:
             decode_demand=sizing.decode_demand,
         )
         sizes.append((sizing.prefill, sizing.decode))
-    assert short <= 1, "only the first half minute, with one worker"
+    assert short <= 1, "the pool may be too small only for the first half minute"
     for pool, busy in ((0, 14.0), (1, 7.35)):
         peak = math.ceil(busy / config.utilisation)
         counts = [each[pool] for each in sizes]

@@ -1,5 +1,5 @@
-"""``baton doctor --sockets``: sockets that the kernel knows compared with those that programs
-report, and the documented table."""
+"""``baton doctor --sockets`` compares the kernel's list of sockets with those that the processes
+report. The documented table of sockets is up to date."""
 
 import json
 import os
@@ -87,7 +87,7 @@ def test_unreported_sockets_are_listed_as_undocumented(
         address["reported"]: True,
         address["unreported"]: False,
         address["datagrams"]: False,
-        wide: False,  # announced as on loopback only, and it is not
+        wide: False,  # reported as listening on loopback only, which is wrong
         local: True,
         "@a1b2c": True,
         "@somebody": False,

@@ -1,4 +1,4 @@
-"""Peers that left the cluster: the mappings of their KV pools, and no others, are removed."""
+"""If a peer has left the cluster, the mapping of its KV pool is removed, and no other mapping."""
 
 import os
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ SIZE = 1 << 20
 
 
 class Members:
-    """A membership view that was refreshed just now, unless ``answers`` is false."""
+    """A membership view that is always fresh while ``answers`` is true."""
 
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
@@ -66,7 +66,7 @@ class Peers:
 
     @property
     def num_maps(self) -> int:
-        """How many mappings of the test's pools this process has."""
+        """The number of mappings of the test's KV pools in this process."""
         files = [memory.region.file_descriptor for memory in self.memories.values()]
         inodes = {os.fstat(file).st_ino for file in files}
         lines = Path("/proc/self/maps").read_text().splitlines()
@@ -125,7 +125,7 @@ def test_stale_registry_view_disconnects_nothing(peers: Peers) -> None:
     assert peers.connected == {"stays", "leaves"}
     peers.members.answers = True
     peers.sweeper.sweep()
-    assert peers.connected == {"stays", "leaves"}, "the time without an answer does not count"
+    assert peers.connected == {"stays", "leaves"}, "time without an answer must not count"
 
 
 def test_peer_is_kept_until_its_running_transfer_has_ended(peers: Peers) -> None:

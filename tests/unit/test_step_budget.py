@@ -1,5 +1,5 @@
-"""The prefill token budget of a step beside decodes, from measured step times, with exact
-values."""
+"""Tests exact values of a step's prefill token budget beside decodes, which is derived from
+measured step times."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from baton.engine.result import StepWork
 from baton.errors import Invalid
 
 FIXED, PER_TOKEN, PER_PAIR = 0.01, 1e-4, 1e-7
-"""Seconds of a step on the simulated machine: fixed, per token, and per attended pair."""
+"""Seconds that a step takes on the simulated machine: fixed, per token, and per attended pair."""
 
 
 def seconds(num_tokens: int, num_attended: int) -> float:

@@ -1,4 +1,4 @@
-"""A store node's answers are validated by the client."""
+"""The client validates a store node's answers."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,5 +1,4 @@
-"""Prefix fetches from the store, and requests that are cancelled meanwhile: nothing stays
-pinned."""
+"""If a request is cancelled during a prefix fetch from the store, no block stays pinned."""
 
 import asyncio
 from collections.abc import Callable
@@ -28,7 +27,8 @@ NODE = Member(WorkerId("store"), Role.KVSTORE, "store:1", Incarnation(1), Worker
 
 
 class BusyEngineHandle:
-    """An engine handle whose commands wait for :meth:`turn`, as for the end of a step."""
+    """An engine handle whose commands wait for :meth:`turn`, as they would for the end of a
+    step."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -120,8 +120,7 @@ def worker() -> tuple[Engine, BusyEngineHandle, ClusterPrefixStore]:
 
 
 async def cancel_after(num_turns: int) -> Engine:
-    """Return the engine after a request was cancelled ``num_turns`` steps after it requested its
-    prefix."""
+    """Cancel a request ``num_turns`` turns after it has requested its prefix; return the engine."""
     engine, handle, store = worker()
     spec = request("r", list(range(40)), 4)
     prefix_fetch = await store.find_prefix(spec, engine.key_hasher.make_chain(spec).keys)

@@ -1,5 +1,5 @@
-"""Strict tools: optional tool calls whose arguments must follow their schemas; each family's
-grammar against its parser."""
+"""Tests strict tools, whose calls are optional and whose arguments must follow their schemas, and
+each model family's grammar against its parser."""
 
 import json
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ TOOLS: list[dict[str, Any]] = [
 
 
 class Model:
-    """A byte vocabulary, optionally with the family's markup as single tokens."""
+    """A byte vocabulary, with ``marks``, strings of markup, as single tokens."""
 
     def __init__(self, folder: Path, marks: Sequence[str]) -> None:
         characters = {byte: character for character, byte in byte_level_alphabet().items()}
@@ -77,7 +77,8 @@ class Model:
         )
 
     def follows(self, grammar: Grammar, text: str) -> bool:
-        """Whether the text, as the tokenizer encodes it, is a complete answer."""
+        """Return whether ``text``, as the tokenizer encodes it, is a complete answer by
+        ``grammar``."""
         constraint = self.grammars.create(grammar)
         for token in self.tokenizer.encode(text):
             if not _allows(constraint.mask(), token):
@@ -134,8 +135,8 @@ def calls_in(dialect: ModelOutputFormat, text: str) -> tuple[str, list[tuple[str
 
 @pytest.fixture(params=["spelt", "tokens"])
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Model:
-    """A model with all markup encoded as bytes, and one with markup tokens (except for Mistral's
-    [ARGS])."""
+    """A model with all markup encoded as bytes, and one with markup as single tokens (except for
+    Mistral's [ARGS] and [CALL_ID])."""
     marks = [mark for mark in MARKUP_STRINGS if "ARGS" not in mark and "CALL_ID" not in mark]
     return Model(tmp_path, marks if request.param == "tokens" else [])
 
@@ -242,7 +243,7 @@ def test_reasoning_comes_before_tool_calls(model: Model, form: ToolCallFormat) -
 
 
 def test_name_before_arguments(tmp_path: Path) -> None:
-    """The form of Mistral's newer vocabularies."""
+    """Models with Mistral's newer vocabularies write calls in this form."""
     model = Model(tmp_path, ["[TOOL_CALLS]", "[ARGS]"])
     dialect = model.dialect(ToolCallFormat.MISTRAL)
     text = f"Hm.[TOOL_CALLS]weather[ARGS]{GOOD}[TOOL_CALLS]now[ARGS]{{}}"

@@ -16,7 +16,7 @@ PREFILL, DECODE = Role.PREFILL, Role.DECODE
 
 
 class FakeProcess:
-    """A process that serves as soon as the test says so, and ends when it is stopped."""
+    """A process whose state the test sets to "serving"; it exits when it is stopped."""
 
     def __init__(self, state: ProcessState) -> None:
         self.state = state
@@ -46,8 +46,8 @@ class FakeProcess:
 
 
 class FakePools(SupervisedPools):
-    """Pools that record role conversions in ``conversions``. Once ``answers`` is set, a
-    conversion returns, or raises ``error``."""
+    """Pools that record role conversions in ``conversions``. A conversion waits for ``answers``,
+    and then raises ``error`` if that is not None."""
 
     can_convert = True
 
@@ -92,7 +92,7 @@ async def settle() -> None:
 
 @asynccontextmanager
 async def open_pools(prefill: int, decode: int) -> AsyncIterator[FakePools]:
-    """Pools of workers w1, w2, …, the prefill workers first."""
+    """Open pools with the workers w1, w2, …, the prefill workers first."""
     pools = FakePools()
     async with asyncio.TaskGroup() as tasks:
         pools.open(tasks, lambda supervised: None)
@@ -158,7 +158,7 @@ async def test_no_worker_is_converted_when_both_pools_grow_or_shrink() -> None:
 
 
 async def test_reversed_resize_converts_the_same_worker_back() -> None:
-    """It is told its role once more after it has answered the first conversion."""
+    """The second conversion is sent after the worker has answered the first one."""
     async with open_pools(2, 1) as pools:
         pools.answers.clear()
         await pools.scale({PREFILL: 1, DECODE: 2})

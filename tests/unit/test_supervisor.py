@@ -1,4 +1,5 @@
-"""The local supervisor with real, tiny processes: start order, restarts, pools, and shutdown."""
+"""Tests the local supervisor with real, tiny processes: start order, restarts, pools, and
+shutdown."""
 
 import asyncio
 import json
@@ -233,7 +234,7 @@ async def test_added_worker_that_fails_to_start_reports_why(
         await cluster.wait_until(lambda: cluster.process("decode-1").state == "failed")
         assert cluster.process("decode-1").message == "decode-1 can't start"
         assert cluster.supervisor.is_ready
-        # Its successor has a new number.
+        # The worker that replaces it has a new number.
         await cluster.supervisor.pools.scale({Role.DECODE: 2})
         await cluster.wait_until(lambda: "decode-2" in cluster.ids() and cluster.state.ready)
         assert "decode-1" not in cluster.ids()

@@ -1,4 +1,4 @@
-"""The statistics of the tenant benchmarks."""
+"""Tests the statistics of the tenant benchmarks."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
-"""A tenant's limits: rate meters, refusals, the concurrency limiter; all accounts are zero at
-the end."""
+"""Tests a tenant's limits: rate meters, refusals, and the concurrency limiter. All accounts are
+zero at the end."""
 
 from contextlib import ExitStack
 
@@ -41,7 +41,7 @@ class FakeUsageSink:
 
 
 class Admission:
-    """An admission controller for tenants with these limits."""
+    """An admission controller for tenants with the given ``limits``, by tenant name."""
 
     def __init__(self, gate: int = 100, routers: int = 1, **limits: TenantLimits) -> None:
         self.clock = ManualClock(1000.0)
@@ -246,7 +246,7 @@ def test_usage_of_a_request(given: GenerationRecord, spent: RequestUsage) -> Non
 
 
 def fill(gate: FairLimiter, held: ExitStack, tenant: TenantId, weight: float = 1.0) -> int:
-    """Enter until a request is refused; return how many were admitted."""
+    """Send requests until one is refused; return how many were admitted."""
     count = 0
     while True:
         try:
@@ -319,7 +319,7 @@ def test_shares_follow_weights() -> None:
 
 
 class AdmissionMachine(RuleBasedStateMachine):
-    """Requests that arrive, reserve tokens, fail, are cancelled or end, under limits that
+    """Runs requests that arrive, reserve tokens, fail, are cancelled or end, while limits
     change."""
 
     @initialize()
@@ -355,7 +355,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             held.close()
             return
         promised.append(True)
-        tokens = data.draw(st.integers(0, 2 * answer))  # more tokens, where no bound was set
+        tokens = data.draw(st.integers(0, 2 * answer))  # an answer may be longer than reserved
         reason = data.draw(st.sampled_from(["stop", "error", "cancelled", ""]))
         records = [record(prompt, tokens, reason) for prompt in prompts for _ in range(n)]
         if data.draw(st.booleans()):

@@ -1,4 +1,4 @@
-"""The tenants file: valid and invalid contents, and reloading."""
+"""Tests the tenants file: valid and invalid contents, and reloading."""
 
 import os
 from pathlib import Path
@@ -22,7 +22,8 @@ ACME = TenantId("acme")
 
 
 def test_keys_are_stored_as_digests() -> None:
-    """Committed vectors: with another digest, every tenants file would have to be rewritten."""
+    """Keys and digests are compared with committed test vectors: with other digests, every tenants
+    file would have to be rewritten."""
     assert KEY == "sk-baton-AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
     text = "sha256:1a25f28a535bb1a75f5efba1d0bfddfa74f57044e89cf6e8f33ae38437b5c3ef"
     assert hash_api_key(KEY) == text
@@ -139,7 +140,7 @@ async def test_changed_file_is_reloaded(tmp_path: Path) -> None:
     path.write_text("tenants: {a: {}, b: {}}")
     await watch.file.reload_if_changed()
     assert watch.names() == ["a", "b"]
-    new = tmp_path / "new.yaml"  # as editors save files
+    new = tmp_path / "new.yaml"  # editors save files like this
     new.write_text("tenants: {a: {}, c: {}}")
     new.rename(path)
     await watch.file.reload_if_changed()
@@ -165,7 +166,8 @@ async def test_invalid_file_changes_nothing_until_it_is_fixed(tmp_path: Path) ->
 
 
 async def test_mounted_secret_is_reloaded_when_its_link_changes(tmp_path: Path) -> None:
-    """As in Kubernetes: NAME → ..data/NAME, and ..data → a folder for each version."""
+    """Kubernetes mounts a secret as a link NAME → ..data/NAME; ..data is a link to a new folder for
+    each version."""
     for version in ("one", "two"):
         (tmp_path / version).mkdir()
         (tmp_path / version / "tenants.yaml").write_text(f"tenants: {{{version}: {{}}}}")

@@ -1,4 +1,4 @@
-"""The fast encoder gives the reference's token ids, or is not used."""
+"""The fast encoder returns the reference tokenizer's token ids, or is not used."""
 
 import pytest
 import tokenizers
@@ -28,7 +28,8 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
 def trained(pattern: str, normalizer: normalizers.Normalizer | None) -> tokenizers.Tokenizer:
-    """Train a tokenizer that splits like Llama 3 and Qwen: by a pattern, then into bytes."""
+    """Train a tokenizer that, like Llama 3's and Qwen's, splits text by ``pattern``, and then into
+    bytes."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     if normalizer is not None:
         tokenizer.normalizer = normalizer
@@ -101,7 +102,8 @@ LONG = 2 * WINDOW_CHARACTERS + 1
     "word", ["a", " ", "\n", "7", ",_", "\x1c,", "漢", "é", "a-", "<|im_end|>"]
 )
 def test_long_words_use_the_reference(name: str, word: str) -> None:
-    """This holds wherever the word stands: the library would keep memory in proportion to it."""
+    """This holds wherever the long word is in the text: the fast encoder's library would keep
+    memory in proportion to its length."""
     encoder, words = ENCODERS[name], "some words. " * WINDOW_CHARACTERS
     assert encoder is not None
     long = word * LONG
@@ -120,7 +122,8 @@ def test_long_text_of_usual_words_uses_the_fast_encoder(name: str, word: str) ->
 
 
 def test_without_word_boundaries_long_texts_use_the_reference() -> None:
-    """As in Llama 2 and Gemma: spaces become an ordinary character, and nothing separates words."""
+    """As in Llama 2 and Gemma, spaces become an ordinary character, so that nothing separates
+    words."""
     tokenizer = trained(LLAMA3, normalizers.Replace(" ", "▁"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     assert word_end_pattern(tokenizer) is None
@@ -131,7 +134,7 @@ def test_without_word_boundaries_long_texts_use_the_reference() -> None:
 
 
 def test_word_end_pattern_follows_the_pre_tokenizer() -> None:
-    """As in Mistral's first models: words end only at spaces."""
+    """As in Mistral's first models, words end only at spaces."""
     tokenizer = trained(LLAMA3, None)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     end = word_end_pattern(tokenizer)

@@ -1,4 +1,5 @@
-"""Stop strings: the result equals a search in the whole text, wherever it is split."""
+"""The result for stop strings equals that of a search in the whole text, wherever the text is
+split."""
 
 import itertools
 
@@ -8,7 +9,8 @@ from baton.text.stop_strings import StopStrings
 
 
 def cut(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """Return the text before the match that ends first, or of several, the longest."""
+    """Return the text before the match that ends first, and the stop string. If several matches end
+    there, use the longest."""
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:

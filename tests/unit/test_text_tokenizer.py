@@ -1,4 +1,4 @@
-"""Tokenizer, chat template and incremental detokenizer, with small tokenizers made here."""
+"""Tests tokenizer, chat template and incremental detokenizer, with small tokenizers built here."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,8 @@ def byte_level() -> tokenizers.Tokenizer:
 
 
 def byte_fallback() -> tokenizers.Tokenizer:
-    """A tokenizer like SentencePiece models: ``▁`` for a space, byte tokens for rare characters."""
+    """Return a tokenizer like those of SentencePiece: ``▁`` for a space, byte tokens for rare
+    characters."""
     words = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     words += ["▁", "▁a", "a", "b", "▁the", "é", "▁▁", "x", "�"]
     vocab = {word: index for index, word in enumerate(words)}

@@ -1,4 +1,5 @@
-"""Trace contexts: the W3C's format, and span ids that every process derives alike."""
+"""Tests trace contexts: the W3C's format, and span ids that every process derives in the same
+way."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Reading ranges when transfers can't be ended, and when the caller is cancelled more than once."""
+"""Tests reading of ranges when transfers can't be aborted, and when the caller is cancelled more
+than once."""
 
 import asyncio
 

@@ -136,7 +136,8 @@ def test_silu_kernel_compiles() -> None:
 def product_bytes(
     dtype: torch.dtype, tile: GemmTiling, tall: int, group: int, *, scaled: bool
 ) -> int:
-    """Return the bytes of shared memory. ``group`` 0: a scale for each output."""
+    """Return the bytes of shared memory that the kernel uses. If ``group`` is 0, each output has
+    one scale."""
     name = "*bf16" if dtype is torch.bfloat16 else "*fp32"
     types = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "out_ptr"), name)
     types |= dict.fromkeys(("rows", "outs", "depth"), "i32") | {"scales_ptr": "*fp32"}
@@ -160,7 +161,7 @@ def test_fixed_product_kernel_compiles(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("tall", "group"), [(1, 0), (128, 128)])
 @pytest.mark.parametrize("rows", [16, 64, 128])
 def test_product_kernel_for_few_rows_compiles(rows: int, tall: int, group: int) -> None:
-    """With FP8 weights, and so many outputs that tiles have their largest size."""
+    """The weights are FP8, and there are so many outputs that tiles have their largest size."""
     tile = fp8.weight_only_tiling(torch.bfloat16, rows, 100_000, 132)
     used = product_bytes(torch.bfloat16, tile, tall, group, scaled=True)
     assert used <= MAX_SHARED_BYTES

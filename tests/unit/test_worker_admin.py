@@ -1,4 +1,4 @@
-"""How a backend reaches workers that are not its own processes, through the registry."""
+"""Tests how a backend reaches, through the registry, workers that are not its own processes."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,7 +72,7 @@ async def test_drain_is_sent_to_the_workers_address(
 async def test_inspection_and_stay_are_sent_to_the_workers_address(
     registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker stays in the role that it has."""
+    """The end of a drain is sent as a conversion to the worker's current role."""
     calls = []
 
     async def inspect(address: str, secret: str | None) -> SimpleNamespace:

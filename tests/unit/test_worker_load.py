@@ -1,4 +1,4 @@
-"""A worker's load report: its queue, its memory now and later, and its speed."""
+"""Tests a worker's load report: its queue, its memory now and later, and its speed."""
 
 import math
 
@@ -48,7 +48,7 @@ def engine_at(clock: ManualClock) -> Engine:
 
 
 def warm_up(engine: Engine) -> None:
-    """Run steps of different sizes, so that the speed is known exactly."""
+    """Run steps of different sizes, so that the engine knows its exact speed."""
     for length in (8, 3, 5, 6):
         engine.add(spec(f"warm {length}", length), Task.PREFILL)
         engine.step()
@@ -74,8 +74,8 @@ def test_fitted_costs_are_recovered_and_nonnegative() -> None:
 
 
 def test_relative_error_matches_the_spread_of_repeated_fits() -> None:
-    """The estimated error equals the deviation of fits of the same work with repeated
-    measurements."""
+    """The estimated error is close to the standard deviation of fits to repeated measurements of
+    the same work."""
     generator = np.random.default_rng(5)
     columns = [(1.0, float(n)) for n in generator.integers(10, 200, size=40)]
     true = np.array([2.0 + 0.1 * n for _, n in columns])
@@ -132,7 +132,8 @@ def test_cost_of_an_input_that_did_not_vary_is_not_extrapolated() -> None:
         speed.record(decode_step(1, 100 + number))
     cost = speed.cost()
     assert cost is not None
-    # One request of 100 tokens says nothing about a hundred requests, or about 10,000 tokens.
+    # Steps with one request of 100 tokens say nothing about steps with a hundred requests or 10,000
+    # tokens.
     assert cost.seconds(100, 10_000) == pytest.approx(0.0111, rel=1e-2)
     speed.record(decode_step(1, int(100 * MIN_SPREAD)))
     with_context = speed.cost()
@@ -206,7 +207,8 @@ def test_reserved_tokens_follow_the_expected_answer_length() -> None:
     assert load.promised_tokens == 8 + 10 + 12 + 5 + 20 + 10
     for _ in range(20):
         engine.step()
-    # Twenty tokens are more than the ten expected: the prediction becomes half as much again.
+    # The answer has twenty tokens, more than the ten expected, so that the prediction becomes one
+    # and a half times that.
     load = measure_load(engine, (), clock, 10.0)
     assert (load.decode_requests, load.context_tokens) == (2, 28 + 12)
     assert load.promised_tokens == 8 + 30 + 12 + 5
