@@ -1,9 +1,9 @@
-"""Cancel half of many requests at random moments; every block must be free afterwards.
+"""Cancel half of the requests at random moments; every block must be free afterwards.
 
     python -m tools.cancellation [--requests 200] [--prefill 2] [--decode 2]
 
-Prints every worker's block counts, and JSON as the last line; exits with 1 when a block is not free
-or a worker's accounting is inconsistent.
+Prints every worker's block counts, and JSON as the last line. Exits with 1 if a block is still
+referenced or a worker's block accounting is inconsistent.
 """
 
 import argparse
@@ -28,8 +28,8 @@ IDLE_CHECKS = 50
 
 @dataclass(frozen=True)
 class CancellationStorm:
-    """``cancel_after[i]``: the number of tokens after which request i is cancelled; 0: before the
-    first; None: it is not cancelled."""
+    """Requests, half of which are cancelled. Request i is cancelled after ``cancel_after[i]``
+    tokens (0: before the first one), or not at all if that is None."""
 
     prompts: Sequence[list[int]]
     cancel_after: Sequence[int | None]
@@ -44,7 +44,7 @@ class CancellationStorm:
         return cls(prompts, [moments[n] if n in leaving else None for n in range(count)])
 
     def run(self, url: str) -> list[int | None]:
-        """Send all requests; return each one's number of tokens, None for cancelled ones."""
+        """Send all requests; return each one's number of tokens, or None if it was cancelled."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return list(pool.map(lambda n: self._one(url, n), range(len(self.prompts))))
 
@@ -84,8 +84,8 @@ def idle_workers(cluster: LocalCluster) -> list[dict[str, Any]]:
 
 
 def are_blocks_free(worker: dict[str, Any]) -> bool:
-    """Whether all blocks of a worker are free or idle. Idle blocks are prefix cache: they may be
-    reused for any request."""
+    """Whether all blocks of a worker are free or idle. Idle blocks hold evictable prefix cache, so
+    they are available to any request."""
     free = worker["free_blocks"] + worker["idle_blocks"]
     return free == worker["num_blocks"] and not worker["violation"]
 

@@ -4,10 +4,10 @@
 
 Every few seconds one process (prefill, decode, conductor, store, Redis) gets SIGKILL, or SIGSTOP
 and some seconds later SIGCONT. Answers are compared with those of the undisturbed cluster. Prints
-what happened, the inter-token latencies, every worker's block counts at the end, and JSON as the
-last line; exits with 1 when an accepted request was not answered completely and rightly (only
-completely, with another dtype than float32: a recomputed token may differ), or a block is still
-referenced.
+the faults, the inter-token latencies, every worker's block counts at the end, and JSON as the last
+line. Exits with 1 if an accepted request got an incomplete or wrong answer, or if a block is still
+referenced. With a dtype other than float32, an answer only has to be complete, since a recomputed
+token may differ.
 """
 
 import argparse
@@ -71,8 +71,8 @@ class FaultInjector:
 
 
 def await_recovery(cluster: LocalCluster) -> None:
-    """Wait until the last victim serves again, for a limited time; the final check reports what is
-    still wrong."""
+    """Wait, for a limited time, until the process that was disturbed last serves again. A timeout
+    is no error here: the final check reports what is still wrong."""
     until, pause = SYSTEM_CLOCK() + RECOVERY_SECONDS, threading.Event()
     while SYSTEM_CLOCK() < until:
         checked = cluster.baton("check", "--json", check=False)

@@ -3,7 +3,7 @@
     python -m tools.chart_readme [--check]
 
 In ``values.yaml``, ``# @section TITLE`` begins a table, and ``# -- TEXT`` describes the key below
-it. The part between the two marks of README.md is regenerated; the rest is left alone. With
+it. Only the part of README.md between the markers ``BEGIN`` and ``END`` is regenerated. With
 ``--check`` nothing is written, and exit code 1 means that the README is stale.
 """
 
@@ -106,12 +106,12 @@ def filled(readme: str, values: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; code 1 if stale")
+    parser.add_argument("--check", action="store_true", help="only compare; exit with 1 if stale")
     check: bool = parser.parse_args().check
     before = README.read_text()
     after = filled(before, VALUES.read_text())
     if check and before != after:
-        print("deploy/helm/baton/README.md is stale: python -m tools.chart_readme", file=sys.stderr)
+        print("the chart's README.md is stale; run python -m tools.chart_readme", file=sys.stderr)
         return 1
     if not check:
         README.write_text(after)

@@ -2,9 +2,9 @@
 
     python -m tools.conversation [--turns N]
 
-All full blocks of a prompt that an earlier turn has computed must be cached: that turn's prompt and
-answer, except for the answer's last token, whose KV was never computed. Each turn waits until the
-store has these blocks.
+All full blocks of a prompt that the previous turn has computed must be cached: those of its prompt
+and answer, except for the answer's last token, whose KV was never computed. Each turn ends by
+waiting until the store has these blocks.
 """
 
 import argparse
@@ -29,14 +29,14 @@ ANSWER_TOKENS = 24
 STORED_SECONDS = 20.0
 
 EXACT: dict[str, object] = {"store_reload": "fetch", "store_timeout_seconds": 5.0}
-"""Settings that make workers always fetch. Otherwise a worker recomputes what it predicts to be
-faster that way, so the cached tokens would depend on the machine's load."""
+"""Settings that make workers always fetch stored blocks. By default, a worker recomputes blocks if
+it predicts that this is faster, so the cached tokens would depend on the machine's load."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn: its ``prompt_ids``, the answer's ``token_ids``, and the cached tokens by tier in
-    ``tiers``."""
+    """One turn. ``token_ids`` are the answer's; ``tiers`` counts the prompt's cached tokens by
+    tier."""
 
     question: str
     prompt_ids: tuple[int, ...]
@@ -48,7 +48,8 @@ class Turn:
 
 
 class ScriptedConversation:
-    """A conversation; with ``known``, it repeats those turns, and expects the same answers."""
+    """A conversation with scripted questions. If ``known`` is given, it repeats the turns of that
+    conversation, so all their blocks are expected to be in the store already."""
 
     def __init__(self, cluster: LocalCluster, known: "ScriptedConversation | None" = None) -> None:
         self.turns: list[Turn] = []
@@ -91,7 +92,7 @@ class ScriptedConversation:
 
 
 async def _until_stored(cluster: LocalCluster, token_ids: Sequence[int]) -> None:
-    """Wait until the store has every full block of these tokens."""
+    """Wait until the store has every full block of ``token_ids``."""
     state = ClusterFolder(cluster.home, "default").read_running()
     registry = RedisRegistry(state.redis_url, state.cluster, state.cluster_secret)
     members = await registry.members()
@@ -106,7 +107,7 @@ async def _until_stored(cluster: LocalCluster, token_ids: Sequence[int]) -> None
     give_up_at = clock.monotonic() + STORED_SECONDS
     try:
         while (await client.lease(LeaseRequest(keys, 1.0, 0))).num_stored < len(keys):
-            assert clock.monotonic() < give_up_at, f"{len(keys)} blocks are not all stored"
+            assert clock.monotonic() < give_up_at, f"not all {len(keys)} blocks were stored"
             await clock.sleep(0.02)
     finally:
         await client.close()
@@ -119,8 +120,8 @@ def shared(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def full_blocks(num_shared: int, num_prompt: int) -> int:
-    """Return the expected number of cached tokens: those of full blocks, without the prompt's last
-    token, which is always computed."""
+    """Return the expected number of cached tokens: those in full blocks that end before the
+    prompt's last token, which is always computed."""
     return min(num_shared, num_prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 
 
@@ -150,7 +151,7 @@ def main(arguments: list[str]) -> int:
                     f"{turn.cached_tokens:6}  {turn.tiers}",
                     flush=True,
                 )
-    print(f"{wrong} turns with another number of cached tokens than expected")
+    print(f"{wrong} turns had a number of cached tokens other than the expected one")
     return 1 if wrong else 0
 
 

@@ -2,8 +2,9 @@
 
     python -m tools.cost_table --url http://127.0.0.1:8000 > costs.json
 
-Measures prompts that are not cached and prompts that mostly are; then answers, one or several at a
-time. The cluster should have no other load. Times are measured by a client and include HTTP.
+Measures the prefill of uncached and of mostly cached prompts, then the decoding of one or several
+concurrent answers. The cluster should have no other load. Times are measured at the client and
+include HTTP.
 """
 
 import argparse
@@ -26,11 +27,12 @@ CACHED = ((64, 960), (64, 1984), (512, 1536))
 BATCHES = (1, 2, 4)
 CONTEXTS = (128, 1024)
 ANSWER_TOKENS = 160
-"""The length of an answer. Tokens may arrive in groups, so a short one would measure the ITL
-badly."""
+"""The length of an answer. Tokens may arrive in groups, so the ITL of a short answer would be
+imprecise."""
 
 MOST_TRIES = 20
-"""The most attempts per batch, on a machine so busy that many tokens arrive at once."""
+"""The most attempts per batch. An attempt fails if all later tokens of an answer arrive at once,
+as on a busy machine."""
 
 REQUEST_SECONDS = 300.0
 CLOCK = SystemClock()
@@ -45,8 +47,9 @@ class Timed:
 
     @property
     def gap_seconds(self) -> float:
-        """The mean inter-token latency without the first quarter: after that the KV transfer is
-        over, and all answers are in one batch. 0 when the other tokens arrived at once."""
+        """The mean inter-token latency without the first quarter of the tokens: after it, the KV
+        transfer is over and all answers are in one batch. 0 if the remaining tokens arrived at
+        once."""
         later = self.at_seconds[len(self.at_seconds) // 4 :]
         return (later[-1] - later[0]) / (len(later) - 1)
 
@@ -86,7 +89,7 @@ class RandomPrompts:
 
 
 async def request_details(client: httpx.AsyncClient, answer: Timed) -> dict[str, Any]:
-    """Return the router's explanation of the request."""
+    """Return the details of the answer's request from the router's admin API."""
     details: dict[str, Any] = (await client.get(f"/admin/requests/{answer.request_id}")).json()
     return details
 
@@ -94,7 +97,8 @@ async def request_details(client: httpx.AsyncClient, answer: Timed) -> dict[str,
 async def prefill_rows(
     client: httpx.AsyncClient, prompts: RandomPrompts, rounds: int
 ) -> list[dict[str, Any]]:
-    """Measure each prompt; the number of its cached tokens is taken from the cluster's report."""
+    """Measure each kind of prompt. The number of cached tokens is the one that the router
+    reports."""
     rows = []
     for new, cached in [*((new, 0) for new in NEW_TOKENS), *CACHED]:
         for number in range(rounds + 1):
@@ -103,7 +107,7 @@ async def prefill_rows(
                 await timed(client, [*head, *prompts.fresh(1)], 1)
             answer = await timed(client, [*head, *prompts.fresh(new)], 2)
             found = int((await request_details(client, answer))["cached_tokens"])
-            if number:  # the first one warms up
+            if number:  # the first round is a warm-up
                 rows.append(
                     {
                         "new_tokens": new + cached - found,
@@ -142,14 +146,17 @@ async def decode_rows(
 async def _batch(
     client: httpx.AsyncClient, prompts: RandomPrompts, context: int, count: int
 ) -> list[Timed]:
-    """Return concurrent answers whose tokens arrived one after the other."""
+    """Return ``count`` concurrent answers. Retries while the later tokens of one arrive at once."""
     for _ in range(MOST_TRIES):
         answers = await asyncio.gather(
             *(timed(client, prompts.fresh(context), ANSWER_TOKENS) for _ in range(count))
         )
         if all(answer.gap_seconds > 0 for answer in answers):
             return answers
-    raise RuntimeError(f"in all {MOST_TRIES} tries, one of {count} answers arrived all at once")
+    raise RuntimeError(
+        f"in each of {MOST_TRIES} attempts, the tokens of one of {count} answers arrived at once; "
+        "the machine is too busy to measure the inter-token latency"
+    )
 
 
 async def table(

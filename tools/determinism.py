@@ -1,19 +1,19 @@
-"""Check that requests get the same bits in any batch and on any worker, with random placements.
+"""Check with random placements that requests get the same bits in any batch and on any worker.
 
     python -m tools.determinism [--placements N] [--architectures …] [--dtypes …] [--seed N]
                                 [--kernels on|off] [--cost]
 
-Each placement has two workers with stale data in their pools, a random block size, and a random
-number of threads and instruction set each. Some of the requests run on them in random steps: in any
-batch, in chunks of any size, token by token. Some start from a prefix that another request has
-computed, at a block boundary or within a block; some are transferred after the prefill, and some
-are migrated in the middle, as after a failover. Every token's logits must have the bits that they
-have when its prompt is computed alone, in one chunk, on one thread, with the best instruction set.
-``--kernels off`` checks torch's kernels instead, which guarantee nothing.
+Each placement has a random block size and two workers with stale data in their pools, each with a
+random number of threads and a random instruction set. They run several requests in random steps: in
+any batch, in chunks of any size, token by token. Some requests start from a prefix that another one
+has computed, which ends at a block boundary or within a block; others move to the other worker
+after the prefill or in the middle of the answer, as after a failover. Every token's logits must
+have the same bits as when its prompt is computed alone, in one chunk, on one thread, with the best
+instruction set. ``--kernels off`` checks torch's kernels instead, which don't guarantee this.
 
-``--cost`` then measures the cost of determinism: our matrix products, which give the same bits in
-any batch, against torch's (oneDNN), which don't, in CPU seconds on the same weights. Prints tables,
-and JSON as the last line; exits with 1 when a bit differs.
+With ``--cost``, it then measures the cost of determinism in CPU seconds: our matrix products, which
+give the same bits in any batch, against torch's (oneDNN), which don't, on the same weights. Prints
+tables, and JSON as the last line. Exits with 1 if a bit differs.
 """
 
 import argparse
@@ -42,8 +42,8 @@ from tests.model_zoo import make_model
 
 SEED = 20261121
 ARCHITECTURES = {"qwen2": 0.3, "qwen3": 0.3, "llama3-rope": 0.3, "qwen3-moe": 0.1}
-"""The architectures and their shares of the placements. The MoE has fewer, since torch computes its
-experts one by one, which takes longer."""
+"""The architectures and their shares of the placements. The MoE model has a smaller share, since
+torch computes its experts one by one, which takes longer."""
 
 LENGTHS = (1, 5, 64, 65, 130, 190)
 POOL_TOKENS = 1024
@@ -57,8 +57,8 @@ class BitsDiffer(Exception):
 
 @dataclass
 class RandomRequest:
-    """A request in progress: its tokens, its worker and blocks there, how many tokens are computed,
-    and the expected logits."""
+    """A request in progress. ``blocks`` are its blocks on ``worker``; ``done`` is the number of
+    computed tokens; ``wanted`` has the expected logits of each token."""
 
     tokens: list[int]
     wanted: torch.Tensor
@@ -68,7 +68,7 @@ class RandomRequest:
 
 
 class RandomWorker:
-    """A runner with stale data in its pool, which allocates blocks in random order."""
+    """A runner with stale data in its pool. Its blocks are allocated in random order."""
 
     def __init__(self, runner: ModelRunner, num_threads: int, chance: np.random.Generator) -> None:
         self.runner = runner
@@ -79,7 +79,7 @@ class RandomWorker:
     def allocate(self, num_tokens: int) -> list[int]:
         count = -(-num_tokens // self.runner.block_tokens)
         taken, self.free = self.free[:count], self.free[count:]
-        assert len(taken) == count, "a pool too small"
+        assert len(taken) == count, "the pool is too small"
         return taken
 
 
@@ -115,8 +115,8 @@ class RandomPlacement:
         return self.streams[-1]
 
     def add_sharing_request(self) -> None:
-        """Add a request that shares the computed prefix of another one. A block that it will write
-        to is copied."""
+        """Add a request that shares the computed prefix of another one. A partly computed block,
+        which the new request will write to, is copied."""
         source = self.streams[int(self.chance.integers(len(self.streams)))]
         heir = self.add(source.tokens, source.wanted)
         heir.done = min(source.done, len(source.tokens) - 1)
@@ -126,8 +126,8 @@ class RandomPlacement:
         self.events["reused"] += heir.done > 0
 
     def migrate(self) -> None:
-        """Continue a request on another worker, with its KV, as after a KV transfer or a
-        failover."""
+        """Move a random request and its KV to another worker, as a KV transfer or a failover
+        does."""
         stream = self.streams[int(self.chance.integers(len(self.streams)))]
         target = self.workers[int(self.chance.integers(len(self.workers)))]
         needed = -(-len(stream.tokens) // self.block_tokens)
@@ -141,7 +141,8 @@ class RandomPlacement:
         self.events["handed over"] += 1
 
     def _copy(self, source: RandomRequest, target: RandomRequest, first: int) -> None:
-        """Copy the blocks from ``first`` on that contain tokens of the target."""
+        """Copy the blocks with computed tokens of the target, from its block number ``first``
+        on."""
         pools = [stream.worker.runner.pool.tensor for stream in (source, target)]
         for index in range(first, -(-target.done // self.block_tokens)):
             pools[1][target.blocks[index]] = pools[0][source.blocks[index]]
@@ -151,7 +152,7 @@ class RandomPlacement:
         return all(stream.done == len(stream.tokens) for stream in self.streams)
 
     def step(self) -> None:
-        """Run a step of random unfinished requests, each by a token or a chunk."""
+        """Run one step with random unfinished requests; each advances by a token or a chunk."""
         for worker in self.workers:
             going = [s for s in self.streams if s.worker is worker and s.done < len(s.tokens)]
             chosen = [stream for stream in going if self.chance.random() < 0.7]
@@ -178,7 +179,7 @@ class RandomPlacement:
             self.events["logits"] += len(tokens)
 
     def run(self, requests: Sequence[tuple[list[int], torch.Tensor]]) -> None:
-        """Run the requests to their end. Raises BitsDiffer."""
+        """Run the requests until all their tokens are computed. Raises BitsDiffer."""
         for index in self.chance.permutation(len(requests))[: int(self.chance.integers(1, 5))]:
             self.add(*requests[index])
         self.step()
@@ -222,7 +223,7 @@ def row_of(tokens: Sequence[int], start: int, blocks: Sequence[int]) -> Row:
 
 
 def all_logits(runner: ModelRunner, rows: Sequence[Row]) -> list[torch.Tensor]:
-    """Run a step as the runner does; return the logits [num_tokens, vocab] of each row."""
+    """Run a step as ``ModelRunner`` does; return the logits [num_tokens, vocab] of each row."""
     batch = pack_batch(rows, runner.block_tokens, torch.device("cpu"))
     tokens = torch.tensor([token for row in rows for token in row.token_ids])
     with torch.inference_mode():
@@ -318,8 +319,8 @@ class Cost:
 
 
 def costs(options: argparse.Namespace) -> Iterator[Cost]:
-    """Measure our product and torch's in turns, on one thread each, on more copies of the weights
-    than fit into any cache."""
+    """Measure our product and torch's alternately, on one thread, with so many copies of the
+    weights that they don't fit into any cache."""
     torch.set_num_threads(1)
     team = KernelThreadPool(1)
     for dtype in (getattr(torch, name) for name in options.dtypes):
@@ -358,7 +359,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--kernels", choices=["on", "off"], default="on")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--cost", action="store_true", help="also measure the cost")
-    parser.add_argument("--rounds", type=int, default=9, help="of the cost measurement")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds of the cost measurement")
     return parser.parse_args(arguments)
 
 

@@ -1,14 +1,15 @@
-"""Check token equality: transformers = the engine alone = the cluster over every transport.
+"""Check that transformers, the engine alone, and a cluster over every transport give equal tokens.
 
     python -m tools.exactness [--architectures A,B] [--transports shm,nixl,grpc] [--dtype …]
 
-Greedy, randomly initialised models of every supported architecture, prompts of mixed length,
-chunk sizes 16, 128 and 512, block sizes 16 and 64, batch 1 and 16, cold and warm prefix cache.
-Where the reference's two best logits are closer than 1e-4 a difference is a tie: it is counted,
-and the comparison goes on from the reference's token. Prints a table, and JSON as the last line;
-in FP32 it exits with 1 if a token differs without a tie, or ties are more than 1 in 10,000. A
-16-bit format rounds differently in every order of summation: there the rate of differences is
-measured, and compared with that of transformers' eager attention against its default.
+Decodes greedily with randomly initialised models of every supported architecture, prompts of mixed
+length, chunk sizes 16, 128 and 512, block sizes 16 and 64, batch sizes 1 and 16, and a cold and a
+warm prefix cache. A difference where the reference's two best logits are closer than 1e-4 is
+counted as a tie. After any difference, the comparison continues from the reference's token. Prints
+a table, and JSON as the last line. In FP32, it exits with 1 if a token differs without a tie, or if
+more than 1 in 10,000 tokens are ties. In a 16-bit format, the result of a sum depends on its order,
+so there the rate of differences is only measured, and compared with the rate between transformers'
+eager and default attention.
 """
 
 import argparse
@@ -87,7 +88,7 @@ def prompt_lengths(count: int, longest: int) -> list[int]:
 
 @torch.inference_mode()
 def reference_of(model: AutoModelForCausalLM, prompt: Tokens, num_tokens: int) -> Reference:
-    """Decode greedily with transformers' forward and cache, without generate()'s heuristics."""
+    """Decode greedily with transformers' forward pass and cache, but without ``generate()``."""
     ids, cache = torch.tensor([prompt]), None
     tokens, margins = [], []
     for _ in range(num_tokens):
@@ -101,7 +102,8 @@ def reference_of(model: AutoModelForCausalLM, prompt: Tokens, num_tokens: int) -
 
 
 def compare(reference: Reference, generate: Generate, tie: float = TIE) -> Score:
-    """Generate and compare an answer; after a difference, continue from the reference's token."""
+    """Generate an answer and compare it with the reference; after a difference, generate on from
+    the reference's token."""
     score, start = Score(), 0
     while start < len(reference.tokens):
         prompt = reference.prompt + reference.tokens[:start]
@@ -131,7 +133,7 @@ def compare_all(references: Sequence[Reference], generate: Generate, batch: int)
 
 
 class EngineAlone:
-    """The engine of ``baton generate``, with many prompts in a batch."""
+    """The engine that ``baton generate`` uses, but with many prompts in a batch."""
 
     def __init__(
         self,
@@ -172,7 +174,7 @@ class EngineAlone:
         )
 
     def score(self, references: Sequence[Reference], batch: int, warm: bool) -> Score:
-        """Compare all prompts; unless ``warm``, with an empty prefix cache."""
+        """Compare all prompts. The prefix cache is empty at first unless ``warm``."""
         if not warm:
             self.engine = self._new_engine()
         total = Score()
@@ -231,7 +233,8 @@ def run_alone(
 def run_peer(
     name: str, model: Path, references: list[Reference], options: argparse.Namespace
 ) -> tuple[ExactnessCell, Score]:
-    """Compare transformers with itself, with its other attention: shows the effect of rounding."""
+    """Compare transformers' eager attention with its default one, to show the effect of
+    rounding."""
     dtype = getattr(torch, options.dtype)
     eager = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation="eager")
 
@@ -246,8 +249,8 @@ def run_peer(
 def run_cluster(
     name: str, model: Path, references: list[Reference], options: argparse.Namespace
 ) -> Iterator[tuple[ExactnessCell, Score]]:
-    """Measure a cluster. Each batch size has its own tenant: tenants share no prefix, so the first
-    pass is cold."""
+    """Compare clusters with the references. Each batch size has its own tenant: tenants share no
+    cached prefixes, so the first pass of each is cold."""
     for transport, chunk, block in itertools.product(
         options.transports, options.chunks, options.blocks
     ):

@@ -1,10 +1,10 @@
-"""Overload every core, and check that no member is falsely taken for dead.
+"""Overload every core, and check that no live member is declared dead.
 
     python -m tools.false_alarms [--seconds 120] [--hogs 4] [--streams 12]
 
-Streams over a 2+2 cluster while other processes only burn CPU. Prints how many links were dropped,
-requests failed over, and members were lost from the registry; JSON as the last line; exits with 1
-when there were any.
+Streams answers from a cluster of 2 prefill and 2 decode workers while other processes burn CPU.
+Prints how many connections to workers were lost, requests failed over, and registry problems were
+logged, and JSON as the last line. Exits with 1 if there were any, or if an answer was wrong.
 """
 
 import argparse
@@ -22,7 +22,7 @@ ALARMS = ("worker_connection_lost", "request_fails_over", "registry_doubted", "h
 
 
 def alarms(cluster: LocalCluster) -> dict[str, int]:
-    """Count the router's log lines about such failures, by kind; also print them."""
+    """Count the router's log lines about the events in ``ALARMS``, by event; also print them."""
     lines = cluster.baton("logs", "router").stdout.splitlines()
     found = {name: [line for line in lines if f" {name} " in line] for name in ALARMS}
     for line in (line for those in found.values() for line in those):

@@ -1,11 +1,11 @@
-"""Run all fuzzers with a time budget: `make fuzz SECONDS=… SEED=…`.
+"""Run all fuzzers within a time budget: `make fuzz SECONDS=… SEED=…`.
 
     python -m tools.fuzz [--seconds 120] [--seed S] [--only NAME …]
 
-Runs every fuzzer of tests/fuzz in its own process, one after the other; they share the seconds
-equally, not counting the time to start. A process that dies counts as a crash, and one that doesn't
-end in time as a hang. Prints a table, and JSON as the last line; exit code 1 if there was a crash,
-a hang or a 5xx error of the server itself.
+Runs every fuzzer in tests/fuzz in its own process, one after the other. Each gets an equal share of
+the seconds, not counting its start-up. A process that crashes counts as a crash, and one that does
+not exit in time as a hang. Prints a table, and JSON as the last line. Exits with 1 if there was a
+crash, a hang or a 5xx error that the server itself caused.
 """
 
 import argparse
@@ -28,8 +28,8 @@ from benchmarks.machine import SYSTEM_CLOCK, describe
 from tests.fuzz.result import FuzzResult
 
 GRACE_SECONDS = 60.0
-"""How much longer than its share a fuzzer may take, to start and to end, before it counts as
-hanging."""
+"""How much longer than its share of the seconds a fuzzer may take, for its start-up and exit,
+before it counts as hanging."""
 
 Fuzz = Callable[[float, int], FuzzResult]
 
@@ -71,7 +71,7 @@ def run_in_subprocess(name: str, seconds: float, seed: int) -> FuzzResult:
         except subprocess.TimeoutExpired as hung:
             stacks = (hung.stderr or b"")[-3000:]
             text = stacks.decode(errors="replace") if isinstance(stacks, bytes) else stacks
-            why = f"did not end in time\n{text}"
+            why = f"did not exit in time\n{text}"
             return FuzzResult(0, 0, 1, 0, (_last_case(folder, name, seed, why),))
         lines = ended.stdout.splitlines()
         if ended.returncode == 0 and lines and lines[-1].startswith("{"):
@@ -109,7 +109,8 @@ def _environment() -> dict[str, str]:
 
 
 def _last_case(folder: str, name: str, seed: int, why: str) -> str:
-    """Return the case that was running when a fuzzer ended, if it left one."""
+    """Return ``why`` with the case that a fuzzer was running when it crashed or hung, if it left
+    one."""
     cases = [file.read_text() for file in Path(folder).glob("*.case")]
     return "\n".join([f"{name} seed={seed}: {why}", *cases])
 
@@ -132,7 +133,7 @@ def _show(results: dict[str, FuzzResult]) -> None:
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=120.0, help="of all fuzzers together")
+    parser.add_argument("--seconds", type=float, default=120.0, help="for all fuzzers in total")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 31))
     parser.add_argument("--only", nargs="+", default=[], choices=[f.name for f in find_fuzzers()])
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)

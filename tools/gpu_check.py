@@ -1,10 +1,11 @@
-"""Build everything for CUDA, check it against the CPU's results, and time it.
+"""Build all kernels for CUDA, compare their results with the CPU's, and time them.
 
     python -m tools.gpu_check [--rounds 10] [--only PART …] [--quick] [--list] [--json FILE]
 
 Needs a GPU, and the packages torch, triton, transformers and safetensors with their dependencies.
-Prints one table, and JSON as the last line; a part that fails gets a row, and the others continue.
-Exits with 1 when a result is wrong or a part failed, 2 when there is no GPU.
+Prints a table, and JSON as the last line. A part that raises an error gets a row with the error,
+and the other parts still run. Exits with 1 if a result is wrong or a part failed, and with 2 if
+there is no GPU.
 """
 
 import argparse
@@ -50,8 +51,8 @@ Parts = dict[str, Callable[[], Iterable[GpuTableRow]]]
 
 
 def attention_is_right() -> Iterator[GpuTableRow]:
-    """Run every case of the unit tests, and compare with the reference on the CPU: the output, and
-    every byte of the pool afterwards. Blocks that no row may read contain NaN."""
+    """Run every case of the unit tests, and compare the output and every byte of the pool with the
+    reference on the CPU. Blocks that no row may read contain NaN."""
     for seed, case in enumerate(CASES):
         chance = torch.Generator().manual_seed(seed)
         pool, rows = random_pool(case, chance), make_rows(case, seed)
@@ -77,7 +78,8 @@ def answer(
     qkv: Sequence[torch.Tensor],
     scales: Sequence[KvScale],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return one layer's output, and the pool after it, both on the CPU."""
+    """Run one layer's attention at ``place``; return its output and the pool afterwards, both as
+    CPU tensors."""
     held = DevicePool(pool.clone().to(place), scales)
     attention = backend(held)  # type: ignore[arg-type]
     attention.prepare(pack_batch(rows, held.block_tokens, torch.device("cpu")))
@@ -102,7 +104,7 @@ def _cut(text: str) -> tuple[str, str]:
 
 
 def sampling_is_right() -> Iterator[GpuTableRow]:
-    """Compare with the tokens that the CPU samples from the same logits, of a large vocabulary."""
+    """Compare the GPU's samples with the CPU's, from the same logits over a large vocabulary."""
     from baton.engine.cuda.sampler import sample_batch
 
     plain = SamplingParams(1)
@@ -128,13 +130,13 @@ def sampling_is_right() -> Iterator[GpuTableRow]:
         ]  # fmt: skip
         got, wanted = sample_batch(logits.to(device()), rows), sample(logits, rows)
         equal = sum(ours == theirs for ours, theirs in zip(got, wanted, strict=True))
-        result = f"{equal} of {len(rows)} tokens are the CPU's"
+        result = f"{equal} of {len(rows)} tokens equal the CPU's"
         yield GpuTableRow(f"sampling: {name}", result, ok=equal == len(rows))
 
 
 def demo_tokens_are_equal() -> Iterator[GpuTableRow]:
-    """Compare the engine on the GPU, with graphs and without, with transformers on the CPU, in
-    FP32."""
+    """Compare the GPU's greedy tokens, with and without CUDA graphs, with transformers' on the CPU,
+    in FP32."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(DEMO)
@@ -148,14 +150,14 @@ def demo_tokens_are_equal() -> Iterator[GpuTableRow]:
         assert (runner._graphs is not None) == (mode == "graphs")
         got = generated(runner, ids)
         equal = sum(ours == theirs for ours, theirs in zip(got, wanted, strict=True))
-        result = f"{equal} of {len(wanted)} tokens are transformers' own"
+        result = f"{equal} of {len(wanted)} tokens equal transformers'"
         yield GpuTableRow(f"demo model in FP32, greedy, {mode}", result, ok=got == wanted)
 
 
 def tokens_in_fp8_are_equal() -> Iterator[GpuTableRow]:
-    """Compare weights and KV in FP8, in a model that computes in FP32, with torch on the CPU, which
-    decodes both. A key halfway between two FP8 values may be rounded to either, which may change a
-    token."""
+    """Compare a model with FP8 weights or FP8 KV that computes in FP32 with torch on the CPU, which
+    decodes the FP8 values first. Only the first quarter of the tokens must be equal: a key halfway
+    between two FP8 values may be rounded to either, which may change a token."""
     from transformers import AutoTokenizer
 
     ids = AutoTokenizer.from_pretrained(DEMO)(PROMPT)["input_ids"]
@@ -163,7 +165,7 @@ def tokens_in_fp8_are_equal() -> Iterator[GpuTableRow]:
         ours, theirs = (generated(demo_runner(at, **given), ids) for at in ("cuda", "cpu"))
         pairs = zip(ours, theirs, strict=True)
         equal = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        result = f"the first {equal} of {len(ours)} tokens are the CPU's"
+        result = f"the first {equal} of {len(ours)} tokens equal the CPU's"
         yield GpuTableRow(f"demo model, FP8 {kind}, greedy", result, ok=equal >= len(ours) // 4)
 
 
@@ -202,7 +204,8 @@ QUICK = (
 
 
 def parts_of(rounds: int) -> Parts:
-    """Return the parts in their order: correctness first, and the longest measurements last."""
+    """Return the parts in the order in which they run: correctness first, and the longest
+    measurements last."""
     return {
         "attention": attention_is_right,
         "layers": layers_are_right,
@@ -242,8 +245,8 @@ def _call_lazily(part: Callable[[], Iterable[GpuTableRow]]) -> Iterator[GpuTable
 
 
 def chosen(parts: Parts, only: Sequence[str], *, quick: bool) -> Parts:
-    """Select the parts to run. Raises SystemExit, naming the parts, when ``only`` has an unknown
-    one."""
+    """Return the parts to run. Raises SystemExit with the names of all parts if ``only`` has an
+    unknown one."""
     if unknown := [name for name in only if name not in parts]:
         known = ", ".join(parts)
         raise SystemExit(f"gpu_check: there is no part {unknown[0]!r}; there are {known}")

@@ -1,8 +1,9 @@
 """Check that a GPU computes the same bits for a token in any batch and chunking; run by
 ``gpu_check``.
 
-Loads the demo model with ``deterministic``, which runs a trial of its own at its start. Then
-compares prompts in random chunks, batches and blocks with the same prompts alone and in one chunk.
+Loads the demo model with ``deterministic``, for which the runner makes a trial of its own when it
+loads a model. Then compares the logits of prompts in random chunks, batches and blocks with those
+of the same prompts computed alone and in one chunk.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,8 +41,8 @@ def determinism(place: str = "cuda") -> Iterator[GpuTableRow]:
 
 
 def _kept(name: str, place: str, given: dict[str, Any]) -> Iterator[GpuTableRow]:
-    """Compare random placements with one number format. When the trial of ``deterministic`` fails,
-    raises what a worker would raise at its start."""
+    """Compare the logits of random placements in one number format. Raises the error with which a
+    worker would fail to start if the runner's own trial fails."""
     runner = ModelRunner.load(
         DEMO,
         RunnerOptions(
@@ -68,8 +69,8 @@ def _kept(name: str, place: str, given: dict[str, Any]) -> Iterator[GpuTableRow]
 def _placed(
     runner: ModelRunner, prompts: Sequence[list[int]], chance: np.random.Generator | None
 ) -> list[torch.Tensor]:
-    """Return the logits of each prompt's tokens, computed in random steps; without ``chance``, each
-    prompt in one chunk."""
+    """Return the logits of each prompt's tokens, computed in random steps. If ``chance`` is None,
+    each prompt is computed in one chunk."""
     order = np.arange(NUM_BLOCKS) if chance is None else chance.permutation(NUM_BLOCKS)
     blocks = order.tolist()
     tables = [[blocks.pop() for _ in range(-(-len(p) // BLOCK_TOKENS))] for p in prompts]
@@ -78,7 +79,7 @@ def _placed(
     while left := [n for n, prompt in enumerate(prompts) if done[n] < len(prompt)]:
         most = {n: max(LENGTHS) if chance is None else int(chance.choice(CHUNKS)) for n in left}
         parts = {n: prompts[n][done[n] :][: most[n]] for n in left}
-        going = sorted(left, key=lambda n: len(parts[n]) > 1)  # decodes come first
+        going = sorted(left, key=lambda n: len(parts[n]) > 1)  # decode rows come first
         rows = [_row(parts[n], done[n], tables[n]) for n in going]
         for n, logits in zip(going, _logits(runner, rows), strict=True):
             logits_of[n].append(logits)

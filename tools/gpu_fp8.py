@@ -1,4 +1,4 @@
-"""Measures FP8 weights and FP8 KV on a GPU, in error and speed; run by ``gpu_check``."""
+"""Measures the error and speed of FP8 weights and FP8 KV on a GPU; run by ``gpu_check``."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -12,20 +12,20 @@ from tools.gpu_speed import QWEN3_8B, copy_rate, free
 from tools.gpu_timing import GpuTableRow, device, matrix_rate, seconds_of
 
 BLOCK = 128
-"""The block of outputs and of inputs that share a scale in FP8 checkpoints."""
+"""In FP8 checkpoints, each square of this many outputs by this many inputs shares a scale."""
 
 ROWS = (1, 16, 64, 128, 256, 8192)
 SHAPES = ((4096, 24_576), (12_288, 4096))
-"""Matrix shapes (inputs, outputs): most of a layer of Qwen3-8B."""
+"""Matrix shapes (inputs, outputs), which make up most of a layer of Qwen3-8B."""
 
 LONG_CONTEXTS = (8192, 32_768)
 MOST_LOST = 0.06
-"""The largest allowed relative error of a product. E4M3 rounding causes about 0.027 through the
-weights, and as much again through the rows."""
+"""The largest allowed relative error of a product. Rounding to E4M3 causes an error of about 0.027
+in the weights, and as much again in the rows."""
 
 
 def weights(rounds: int) -> Iterator[GpuTableRow]:
-    """Measure matrix products by number of rows, and whole steps."""
+    """Measure matrix products with several numbers of rows, and whole steps."""
     for depth, outs in SHAPES:
         weight = torch.randn(outs, depth, device=device(), dtype=torch.bfloat16)
         kinds = {"": quantize(weight, "fp8"), ", blocks": _in_blocks(weight)}
@@ -43,7 +43,7 @@ def weights(rounds: int) -> Iterator[GpuTableRow]:
 
 
 def kv(rounds: int) -> Iterator[GpuTableRow]:
-    """Measure attention alone, and whole steps with much KV."""
+    """Measure attention alone, and whole steps with long contexts."""
     yield from gpu_speed.prefill_attention(rounds, E4M3)
     yield from gpu_speed.decode_attention(rounds, E4M3)
     loaded = gpu_speed.random_runner(QWEN3_8B, kept=E4M3)
@@ -55,8 +55,8 @@ def kv(rounds: int) -> Iterator[GpuTableRow]:
 def _product(
     x: torch.Tensor, weight: torch.Tensor, codes: QuantizedCodes, suffix: str, rounds: int
 ) -> GpuTableRow:
-    """Measure the error against the product with unquantized weights, and the speed against a plain
-    copy (few rows) or a large BF16 product."""
+    """Measure the error relative to the product with unquantized weights, and the speed relative to
+    a plain copy (if there are few rows) or to a large BF16 product."""
     from baton.engine.cuda import fp8
 
     processors = torch.cuda.get_device_properties(device()).multi_processor_count

@@ -1,7 +1,8 @@
-"""Measures one process reading blocks of another's KV pool on the same GPU; run by ``gpu_check``.
+"""Measures how fast one process reads blocks from the KV pool of another one on the same GPU; run
+by ``gpu_check``.
 
-It uses torch's CUDA IPC: the handle is sent as JSON, and nothing is unpickled. It shows what the
-hardware can do; Baton's own KV transfer from GPU to GPU uses NIXL.
+It uses torch's CUDA IPC: the handle is sent as JSON, and nothing is unpickled. The figure is the
+speed that the hardware allows; Baton's own KV transfer from GPU to GPU uses NIXL.
 """
 
 import importlib.util
@@ -21,7 +22,7 @@ BLOCK_BYTES = 16 * 147_456
 
 NUM_BLOCKS = 512
 READER_SECONDS = 120.0
-"""The timeout of the other process, including its start."""
+"""The timeout of the reading process, including its start."""
 
 
 def kv_transfer() -> Iterator[GpuTableRow]:
@@ -37,11 +38,13 @@ def kv_transfer() -> Iterator[GpuTableRow]:
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"the reader ended with {done.returncode}: {done.stderr[-200:]}")
+        raise RuntimeError(
+            f"the reading process exited with {done.returncode}: {done.stderr[-200:]}"
+        )
     report = json.loads(done.stdout)
     size = BLOCK_BYTES * NUM_BLOCKS
     result = f"{size / report['seconds'] / 1e9:.0f} GB/s, {size / 1e9:.1f} GB" + (
-        "" if report["equal"] else ", other bytes"
+        "" if report["equal"] else ", but the bytes differ"
     )
     what = "KV transfer between two processes, CUDA IPC"
     yield GpuTableRow(what, result, report["seconds"], ok=report["equal"])
@@ -51,7 +54,7 @@ def kv_transfer() -> Iterator[GpuTableRow]:
         )
     else:
         yield GpuTableRow(
-            "KV transfer between two processes, NIXL", "not run: tests/contract has it on CPUs"
+            "KV transfer between two processes, NIXL", "not run: tests/contract tests it on CPUs"
         )
 
 
@@ -63,7 +66,8 @@ def pattern() -> torch.Tensor:
 
 
 def read(handle: list[Any]) -> dict[str, object]:
-    """Read as the other process: every second block first, as in a KV transfer in pieces."""
+    """Read the pool in the reading process: every second block first, so that the blocks of each
+    copy are not contiguous, as in a KV transfer."""
     args = [bytes.fromhex(each) if isinstance(each, str) else each for each in handle]
     storage = torch.UntypedStorage._new_shared_cuda(*args)
     source = torch.tensor([], dtype=torch.uint8, device=device()).set_(storage)

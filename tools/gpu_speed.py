@@ -26,14 +26,14 @@ from baton.engine.runner import ModelRunner, make_attention, make_graphs, make_o
 from tests.unit.attention_cases import Case, make_rows
 from tools.gpu_timing import GpuTableRow, device, matrix_rate, seconds_of
 
-if TYPE_CHECKING:  # a machine without a GPU may not have Triton
+if TYPE_CHECKING:  # Triton may be missing on a machine without a GPU
     from baton.engine.attention.triton_cuda import TritonAttention
 
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0)
 BLOCK_TOKENS = 16
 BF16_BYTES = 2
 SPARE_BYTES = 6 * 2**30
-"""Device memory that is left for what a step needs besides weights and KV."""
+"""The device memory that is left for what a step needs besides weights and KV."""
 
 PREFILL_TOKENS = 8192
 BATCHES = (1, 16, 64, 256)
@@ -68,7 +68,7 @@ class Loaded:
 
 @cache
 def copy_rate() -> float:
-    """Return the bytes per second that a copy within the device reads and writes."""
+    """Return the bytes per second that a copy within the device reads and writes in total."""
     source = torch.empty(2 << 30, dtype=torch.uint8, device=device()).random_()
     target = torch.empty_like(source)
     return 2 * source.numel() / seconds_of(lambda: target.copy_(source), 10)
@@ -113,7 +113,7 @@ def layer_kernels(rounds: int) -> Iterator[GpuTableRow]:
 
 
 def products(rounds: int) -> Iterator[GpuTableRow]:
-    """Measure our matrix products with fixed tiling, compared with torch's."""
+    """Measure our matrix products with fixed tiling against torch's."""
     from baton.engine.cuda import gemm
 
     processors = torch.cuda.get_device_properties(device()).multi_processor_count
@@ -165,7 +165,8 @@ def decode_attention(rounds: int, kept: torch.dtype = torch.bfloat16) -> Iterato
 def attention_case(
     rows: list[tuple[int, int]], kept: torch.dtype = torch.bfloat16
 ) -> tuple["TritonAttention", Sequence[torch.Tensor]]:
-    """Return a bound backend with q, k and v of one layer, with the dimensions of Qwen3-8B."""
+    """Return a backend that is bound to a pool, with q, k and v of one layer of Qwen3-8B's
+    dimensions."""
     case = Case("speed", rows, 32, 8, 128, BLOCK_TOKENS, torch.bfloat16)
     count = sum(-(-(start + new) // BLOCK_TOKENS) for start, new in rows) + 3
     held = cast("KvPool", DevicePool(_noise(count, 1, 2, BLOCK_TOKENS, 8, 128).to(kept)))
@@ -220,7 +221,7 @@ def random_weights(config: ModelConfig, quantization: str = "none") -> Weights:
 
 
 def rows_for(spans: Sequence[tuple[int, int]]) -> tuple[Row, ...]:
-    """Return a row per span (tokens in the cache, tokens of the step), each with its own
+    """Return a row for each span (tokens in the cache, tokens in the step); each row has its own
     blocks."""
     rows, next_block = [], 0
     for number, (start, count) in enumerate(spans):
@@ -233,8 +234,8 @@ def rows_for(spans: Sequence[tuple[int, int]]) -> tuple[Row, ...]:
 
 
 def models(rounds: int) -> Iterator[GpuTableRow]:
-    """Measure whole steps of a model with Qwen3-8B's dimensions, from batch scheduling to the
-    tokens' arrival on the host."""
+    """Measure whole steps of a model with Qwen3-8B's dimensions, until the tokens are on the
+    host."""
     loaded = random_runner(QWEN3_8B)
     yield prefill_step(loaded, rounds)
     yield from decode_grid(loaded, CONTEXTS, rounds)
@@ -266,7 +267,7 @@ def decode_grid(
             name = f"decode step, batch {batch}, context {context}{suffix}"
             rows = rows_for([(context - 1, 1)] * batch)
             if sum(len(row.block_ids) for row in rows) > loaded.runner.num_blocks:
-                yield GpuTableRow(name, "its KV does not fit into the device")
+                yield GpuTableRow(name, "its KV does not fit into device memory")
                 continue
             yield from decode_steps(loaded, rows, rounds, name)
 
@@ -274,8 +275,8 @@ def decode_grid(
 def decode_steps(
     loaded: Loaded, rows: tuple[Row, ...], rounds: int, name: str
 ) -> Iterator[GpuTableRow]:
-    """Measure a step replayed from a CUDA graph, and one launched kernel by kernel; the bandwidth
-    counts weights and KV once."""
+    """Measure a step that is replayed from a CUDA graph, and one whose kernels are launched one by
+    one. The bandwidth counts weights and KV once."""
     runner, batch = loaded.runner, len(rows)
     token_bytes = runner.pool.block_bytes // runner.block_tokens
     size = loaded.weight_bytes + batch * rows[0].context_tokens * token_bytes
@@ -308,7 +309,7 @@ def random_runner(
         device=device(),
     )
     for part in torch.split(pool.tensor, 1024):
-        part.copy_(_noise(*part.shape))  # zeros would be faster than what a model computes
+        part.copy_(_noise(*part.shape))  # zeros would be faster to process than real KV
     model = Model(config, weights, make_ops(config, pool, torch.bfloat16))
     runner = ModelRunner(config, b"", model, pool, graphs=make_graphs(config, model, pool))
     num_weights = sum(matrix.numel() for matrix in matrices)

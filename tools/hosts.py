@@ -1,5 +1,7 @@
-"""Simulated hosts on one machine: network namespaces on a bridge, each with its own process ids,
-whose links can be cut or slowed down. Needs root and iproute2.
+"""Simulated hosts on one machine, whose links can be cut or slowed down.
+
+Each host is a network namespace on a bridge, and its processes run in their own PID namespace.
+Needs root and iproute2.
 """
 
 import ctypes
@@ -18,7 +20,7 @@ from benchmarks.machine import SYSTEM_CLOCK
 
 SUBNET, WIRE_SUBNET = "10.77.0", "10.78.0"
 BRIDGE_HARDWARE = "02:62:74:62:72:00"
-"""The bridge's MAC address: a fixed one, which doesn't change with the interfaces on the bridge."""
+"""The bridge's MAC address. By default, it would change with the interfaces on the bridge."""
 
 CLONE_NEWNET = 0x40000000
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
@@ -26,7 +28,8 @@ WIRE_MTU = 32_000
 """The MTU in bytes. With packets this large, a wire simulated in Python carries 1 Gbit/s."""
 
 QUEUE_BYTES = 4 * 2**20
-"""The bytes that may queue for a wire; further packets are dropped, as in a switch."""
+"""The bytes that may wait in the queue of a slow link; further packets are dropped, as in a
+switch."""
 
 
 def run(*command: str) -> None:
@@ -73,7 +76,8 @@ class NetworkNamespaces:
         return f"{SUBNET}.{self._names.index(name) + 2}"
 
     def command(self, name: str, *command: str) -> list[str]:
-        """Return the command line that runs ``command`` on that host; it ends with its parent."""
+        """Return the command line that runs ``command`` on the host ``name``, in a process that
+        dies with its parent."""
         isolated = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *command]
         return ["ip", "netns", "exec", self.namespace(name), *isolated]
 
@@ -101,8 +105,8 @@ class NetworkNamespaces:
     def slow_link(
         self, one: str, other: str, bits_per_second: float, delay: float
     ) -> Iterator[None]:
-        """Route all packets between two hosts over a wire of that speed, with that delay in seconds
-        each way."""
+        """While the block runs, route all packets between two hosts over a link of
+        ``bits_per_second``, with ``delay`` seconds in each direction."""
         ends = [self._tunnel(one, 1), self._tunnel(other, 2)]
         for here, there, number in ((one, other, 1), (other, one, 2)):
             space = self.namespace(here)
@@ -130,11 +134,11 @@ class NetworkNamespaces:
                 os.close(end)
 
     def _tunnel(self, name: str, number: int) -> int:
-        """Create a TUN device called ``slow_link`` on that host, whose packets this process reads
-        and writes."""
+        """Create a TUN device called ``slow_link`` on the host ``name``, and return its file
+        descriptor, through which this process reads and writes packets."""
         made: list[int] = []
 
-        def make() -> None:  # in a new thread: the namespace is set per thread
+        def make() -> None:  # runs in a new thread, since setns changes the calling thread only
             with Path(f"/run/netns/{self.namespace(name)}").open() as space:
                 if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), CLONE_NEWNET):
                     raise OSError(ctypes.get_errno(), "setns")
@@ -201,4 +205,4 @@ class SlowLink(threading.Thread):
             try:
                 os.write(self._to[end], packet)
             except OSError:
-                continue  # a full or lowered device drops it
+                continue  # the device is full or down, so the packet is dropped

@@ -2,10 +2,11 @@
 
     python -m tools.import_graph [--json]
 
-Packages are the top-level ones and those directly in ``baton/``, in the order of the layers in
-``pyproject.toml`` (its first import-linter contract); those in ``baton/`` are sorted by what they
-import. Prints one line per package with the packages it imports, from top to bottom. Exit code 1 if
-a package imports one from a higher layer, or packages import each other cyclically.
+The graph has the top-level packages and the packages directly in ``baton/``, in the order of the
+layers in ``pyproject.toml`` (its first import-linter contract). Within ``baton/``, a package comes
+before those that it imports. Prints one line per package with the packages that it imports, from
+the highest layer to the lowest. Exits with 1 if a package imports one from the same or a higher
+layer, or if packages import each other cyclically.
 """
 
 import argparse
@@ -41,7 +42,7 @@ def ignored_imports(pyproject: Path = ROOT / "pyproject.toml") -> set[tuple[str,
 
 
 def room_of(module: str, library_rooms: set[str]) -> str:
-    """Return the package of a module: ``baton.rpc`` of ``baton.rpc.framed.client``, ``router`` of
+    """Return the package of a module: ``baton.rpc`` for ``baton.rpc.framed.client``, ``router`` for
     ``router.http.server``."""
     parts = module.split(".")
     room = ".".join(parts[:2])
@@ -49,7 +50,7 @@ def room_of(module: str, library_rooms: set[str]) -> str:
 
 
 def build_graph(packages: Sequence[str]) -> Graph:
-    """Return the import graph of ``packages``, in which those within ``baton`` are separate."""
+    """Return the import graph of ``packages``, with a node for each package within ``baton``."""
     modules = grimp.build_graph(*packages)
     inside = [module for module in modules.modules if module.startswith(f"{LIBRARY}.")]
     library_rooms = {".".join(m.split(".")[:2]) for m in inside if m.count(".") >= 2}
@@ -75,8 +76,8 @@ def find_faults(graph: Mapping[str, set[str]], layers: Sequence[Sequence[str]]) 
             if top != target_top and level[target_top] <= level[top]:
                 faults.append(f"{room} imports {target}, which is not in a lower layer")
     try:
-        # Modules directly in baton/ (config, errors, clock…) are the package ``baton``: all others
-        # import them, and a few of them import baton.core.
+        # The modules directly in baton/ (config, errors, clock…) form the package ``baton``. It is
+        # left out here: all other packages import it, and a few of its modules import baton.core.
         TopologicalSorter({r: t - {LIBRARY} for r, t in graph.items() if r != LIBRARY}).prepare()
     except CycleError as error:
         faults.append(f"packages import each other cyclically: {' -> '.join(error.args[1])}")

@@ -1,10 +1,10 @@
-"""Run a Kubernetes made of local processes, with the chart installed, to try things by hand.
+"""Run a Kubernetes cluster of local processes with the chart installed, to try things by hand.
 
     python -m tools.kube [--values FILE]... [--set a.b=1]... [--gpus N] [--empty]
 
-Nodes are network namespaces on this machine, containers are its processes (no images are pulled:
-pods run this checkout). Needs root. Prints what to export for kubectl and helm, and the router's
-URL; Ctrl-C ends everything.
+Nodes are network namespaces on this machine, and containers are processes in them. No images are
+pulled: pods run this checkout. Needs root. Prints the environment variables for kubectl and helm,
+and the router's URL. Ctrl-C stops everything.
 """
 
 import argparse
@@ -38,7 +38,8 @@ def values_of(files: Sequence[Path], settings: Sequence[str]) -> dict[str, Any]:
 
 
 def install(kube: Cluster, release: str, namespace: str, values: dict[str, Any]) -> None:
-    """Install the chart, and wait until all is ready. Raises TimeoutError that says what is not."""
+    """Install the chart, and wait until all pods are ready. Raises TimeoutError, which names what
+    is not ready."""
     kube.helm(namespace).install(
         CHART, release, values, create_namespace=True, wait="watcher", timeout=INSTALL_SECONDS
     )
@@ -50,7 +51,7 @@ def show(kube: Cluster, release: str, namespace: str) -> None:
         name = release if "baton" in release else f"{release}-baton"
         print(f"export URL={kube.url(f'{name}-router', namespace)}")
         print(kube.describe())
-    print("Ctrl-C ends it.", flush=True)
+    print("Ctrl-C stops the cluster.", flush=True)
 
 
 def main(arguments: list[str]) -> int:
@@ -64,7 +65,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--empty", action="store_true", help="install nothing")
     options = parser.parse_args(arguments)
     if why := missing_requirement():
-        print(f"this machine can't: {why}", file=sys.stderr)
+        print(f"this machine can't run the nodes: {why}", file=sys.stderr)
         return 2
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

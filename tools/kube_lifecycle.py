@@ -1,12 +1,13 @@
-"""A long run of the Helm chart on this machine: install, load, resize, drain, upgrade.
+"""Install the Helm chart on this machine, and resize, drain and upgrade the release under load.
 
     python -m tools.kube_lifecycle [--streams 4] [--seed 1] [--only STEP,...] [--logs FOLDER]
 
-Helm 4 installs the chart on a small API server, controllers and kubelet of our own
-(``tests/kube``). Each step of ``STEPS`` runs while answers stream through the router's Service.
-Every token is compared with the answer of the undisturbed cluster. At the end, the conductor's Role
-is compared with the recorded API calls. Prints a line per step, and JSON as the last line; exits
-with 1 when an answer failed or differs, or a step failed. Needs root.
+Helm 4 installs the chart on the API server, controllers and kubelet of ``tests/kube``. Each step in
+``STEPS`` runs while answers stream through the router's Service. Every token is compared with the
+answer of the undisturbed cluster. At the end, the rights of the conductor's Role are compared with
+its recorded API calls. Prints a line per step, and JSON as the last line. Exits with 1 if a step
+failed, if an answer failed or differs, or if the Role lacks a right or has an unused one. Needs
+root.
 """
 
 import argparse
@@ -50,7 +51,7 @@ AUTOSCALED = {
         },
     }
 }  # fmt: skip
-"""Limits that force the autoscaler to grow one pool and shrink the other soon."""
+"""Values with limits that soon force the autoscaler to grow one pool and shrink the other."""
 
 
 @dataclass
@@ -92,7 +93,7 @@ def baton_scale(release: Release) -> dict[str, Any]:
 
 
 def drain_named_worker(release: Release) -> dict[str, Any]:
-    """Drain a named worker: that pod must go, and no other."""
+    """Drain a named worker: its pod must be removed, and no other."""
     return release.drain_named_worker("decode", 3)
 
 
@@ -102,8 +103,8 @@ def reuse_after_drain(release: Release) -> dict[str, Any]:
 
 
 def drain_with_pending_pod(release: Release) -> dict[str, Any]:
-    """Drain a named worker while a pod is unscheduled: Kubernetes removes the unscheduled pod
-    first, whatever its deletion cost; the named one, which has drained, is replaced."""
+    """Drain a named worker while another pod is unscheduled. Kubernetes removes the unscheduled pod
+    first, whatever the deletion-cost annotations say; the named, drained pod is replaced."""
     return release.drain_with_pending_pod("decode")
 
 
@@ -113,7 +114,8 @@ def upgrade(release: Release) -> dict[str, Any]:
 
 
 def two_owners(release: Release) -> dict[str, Any]:
-    """Give a pool's size two owners, which must be reported; with one owner it keeps its size."""
+    """Try to give a pool's size two owners, which must be rejected, and then one owner, which must
+    keep the size."""
     return release.two_owners("decode")
 
 
@@ -161,7 +163,7 @@ def run_step(name: str, release: Release, answers: Sequence[StreamedAnswer]) -> 
     wrong = [answer for answer in answers[before:] if not answer.is_right]
     step.failed = len(wrong)
     for answer in wrong[:MAX_PRINTED_FAILURES]:
-        print(f"not right: {answer.error or 'other tokens'}")
+        print(f"wrong answer: {answer.error or 'its tokens differ'}")
     good = "ok" if not step.failure and not step.failed else "FAILED"
     print(
         f"{name:12} {step.seconds:6.1f} s  {step.answers:4} answers, {step.failed} failed  {good}"
@@ -185,7 +187,7 @@ def compare_rights(kube: Cluster, namespace: str, account: str) -> dict[str, lis
 
 
 def keep_logs(kube: Cluster, folder: Path) -> None:
-    """Copy all pods' logs, also of deleted pods, as ``<uid>-<container>.log``."""
+    """Copy the logs of all pods, including deleted ones, as ``<uid>-<container>.log``."""
     folder.mkdir(parents=True, exist_ok=True)
     for log in kube.folder.glob("**/pods/*/*.log"):
         shutil.copy(log, folder / f"{log.parent.name}-{log.name}")
@@ -228,14 +230,14 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", default=",".join(STEPS), help="steps, by their names")
-    parser.add_argument("--logs", type=Path, help="where all pods' logs are left")
+    parser.add_argument("--only", default=",".join(STEPS), help="comma-separated names of steps")
+    parser.add_argument("--logs", type=Path, help="folder for all pods' logs")
     options = parser.parse_args(arguments)
     names = options.only.split(",")
     if unknown := [name for name in names if name not in STEPS]:
-        parser.error(f"no step is called {unknown[0]}; there are {', '.join(STEPS)}")
+        parser.error(f"unknown step {unknown[0]}; the steps are {', '.join(STEPS)}")
     if why := missing_requirement():
-        print(f"this machine can't: {why}", file=sys.stderr)
+        print(f"this machine can't run the nodes: {why}", file=sys.stderr)
         return 2
     print(describe())
     print(f"seed {options.seed}")

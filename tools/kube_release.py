@@ -1,4 +1,4 @@
-"""A release of the chart on a test Kubernetes, and the operations of its operator."""
+"""A release of the chart on a test Kubernetes cluster, and what its administrator does with it."""
 
 import json
 import subprocess
@@ -27,8 +27,8 @@ ROLE = "baton.dev/role"
 
 
 class Release:
-    """A Helm release. ``name`` must contain "baton", so that the chart names its objects after
-    it."""
+    """A Helm release. ``name`` must contain "baton", because the chart then uses the release's name
+    unchanged as the prefix of its objects' names."""
 
     def __init__(self, kube: Cluster, namespace: str, name: str) -> None:
         self.kube = kube
@@ -108,7 +108,7 @@ class Release:
         name = victim["metadata"]["name"]
         output = self.baton("drain", name, "--on", "kubernetes")
         self.wait_for_sizes({pool: size - 1})
-        assert self.workers(pool) == before - {name}, f"{before - self.workers(pool)} went"
+        assert self.workers(pool) == before - {name}, f"{before - self.workers(pool)} were removed"
         return {"drained": name, "output": output}
 
     def drain_with_pending_pod(self, pool: str) -> dict[str, Any]:
@@ -120,21 +120,21 @@ class Release:
         found["spec"]["replicas"] += 1
         self.kube.api.update(DEPLOYMENT, found)
         self.kube.wait(
-            lambda: len(self.pods(pool)) == len(before) + 1, TIMEOUT_SECONDS, "a pod more"
+            lambda: len(self.pods(pool)) == len(before) + 1, TIMEOUT_SECONDS, "one more pod"
         )
         victim = min(before)
         output = self.baton("drain", victim, "--on", "kubernetes", check=False)
         for node in nodes:
             self.kube.cordon(node, False)
         self.wait_for_sizes({pool: len(before)})
-        assert victim not in self.workers(pool), f"{victim} drained, and is still there"
+        assert victim not in self.workers(pool), f"{victim} was drained, but is still running"
         return {"replaced": victim, "output": output}
 
     # -- memory ----------------------------------------------------------------------------
 
     def reuse_after_drain(self) -> dict[str, Any]:
-        """Drain a decode worker, then request a continuation of its answer: only that worker and
-        the store had the KV of it."""
+        """Drain a decode worker, then request a continuation of its answer, whose KV only that
+        worker and the store had."""
         chance = np.random.default_rng(7)
         prompt = chance.integers(3, 4000, size=64).tolist()
         first, headers = self._complete(prompt, 160)
@@ -167,7 +167,7 @@ class Release:
     # -- releases and nodes ----------------------------------------------------------------
 
     def upgrade(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Upgrade the release; wait until every pod is of the new revision and the old ones are
+        """Upgrade the release; wait until every pod has the new revision and the old pods are
         gone."""
         self.values = apply_merge_patch(self.values, values)
         old = {pod["metadata"]["uid"] for pod in self._baton_pods()}
@@ -175,7 +175,7 @@ class Release:
         self.kube.wait(
             lambda: not any(is_being_deleted(pod) for pod in self._baton_pods()),
             TIMEOUT_SECONDS,
-            "the old pods' end",
+            "the removal of the old pods",
         )
         left = {pod["metadata"]["uid"] for pod in self._baton_pods()} & old
         return {"replaced": len(old - left), "of": len(old)}
@@ -191,14 +191,14 @@ class Release:
         except HelmReleaseError as error:
             refused = str(error)
         else:
-            raise AssertionError("an upgrade with two owners of a size was not refused")
+            raise AssertionError("an upgrade with two owners of a size was not rejected")
         self.upgrade({})
         assert len(self.workers(pool)) == size + 1, "the upgrade changed the size"
         self.scale({pool: size})
         return {"refused": refused.partition("Apply failed")[2].strip(" :")}
 
     def drain_node(self) -> dict[str, Any]:
-        """Drain the node of a decode worker, with all its pods."""
+        """Drain the node on which a decode worker runs; this evicts all pods on it."""
         pod = self.kube.api.store.get(POD, self.namespace, min(self.workers("decode")))
         node = pod["spec"]["nodeName"]
         sizes = {pool: len(self.workers(pool)) for pool in ("prefill", "decode")}
@@ -208,13 +208,13 @@ class Release:
         return {"node": node, "went": went}
 
     def leader(self) -> str:
-        """Return the conductor that has the lease."""
+        """Return the name of the conductor that holds the lease."""
         lease = self.kube.api.store.get(LEASE, self.namespace, f"{self.name}-conductor")
         holder: str = lease["spec"]["holderIdentity"]
         return holder
 
     def restarts(self) -> dict[str, int]:
-        """Return the restart counts of pods with restarted containers."""
+        """Return the number of container restarts of each pod that has any."""
         return {
             pod["metadata"]["name"]: each["restartCount"]
             for pod in self.kube.pods()
@@ -223,7 +223,7 @@ class Release:
         }
 
     def _baton_pods(self) -> list[Object]:
-        """Return the pods whose template changes with the settings."""
+        """Return the pods whose templates contain Baton's settings."""
         return self.kube.pods(
             lambda pod: (
                 (pod["metadata"].get("labels") or {}).get(ROLE)

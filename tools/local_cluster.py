@@ -1,7 +1,7 @@
 """A cluster on this machine, started and stopped by ``baton up`` and ``baton down``.
 
-For tests, benchmarks and the exactness matrix. Each cluster has its own Baton home, so that several
-can run at the same time, and none outlives its ``with`` block.
+Tests, benchmarks and tools use it. Each cluster has its own Baton home, so several can run at the
+same time, and it is stopped at the end of its ``with`` block.
 """
 
 import json
@@ -26,8 +26,8 @@ REQUEST_SECONDS = 300.0
 
 @dataclass
 class LocalCluster:
-    """A running cluster. ``environment`` makes further ``baton`` commands address this cluster;
-    requests carry ``api_key``, if set. It runs the source in ``tree``, if set."""
+    """A running cluster. ``baton`` commands use this cluster if they run in ``environment``.
+    Requests carry ``api_key``, if set. The cluster runs the source in ``tree``, if set."""
 
     url: str
     home: Path
@@ -94,7 +94,8 @@ def local_cluster(
     tree: Path | None = None,
 ) -> Iterator[LocalCluster]:
     """Start a cluster, and stop it at the end of the block. ``settings`` are named as in
-    ``baton.config.Settings``; ``tree`` is the source of another version, to compare with."""
+    ``baton.config.Settings``. ``tree`` is the source of another version to run instead of this
+    one."""
     with tempfile.TemporaryDirectory(prefix="baton-") as folder:
         port = free_port()
         environment = {

@@ -1,10 +1,11 @@
-"""Lock the images' Python packages by SHA-256.
+"""Lock the versions and SHA-256 hashes of the images' Python packages.
 
     python -m tools.lock
 
-Writes ``deploy/docker/locks/``, from pyproject.toml and the versions of constraints.txt, with the
-hashes that the package index publishes. It needs ``uv`` (``pip install uv``) and the index. Run it
-after every change of either file; ``tests/helm/test_locks.py`` fails when that was forgotten.
+Writes the files in ``deploy/docker/locks/`` from pyproject.toml, the versions in constraints.txt
+and the hashes that the package index publishes. Needs ``uv`` (``pip install uv``) and access to the
+index. Run it after every change of pyproject.toml or constraints.txt; otherwise
+``tests/helm/test_locks.py`` fails.
 """
 
 import re
@@ -24,8 +25,8 @@ EXTRAS = ("kubernetes", "ray")
 """The extras of pyproject.toml that an image may have."""
 
 TORCH_FAMILY = re.compile(r"(torch|triton|nvidia-.+|cuda-.+)==")
-"""Torch and the packages that only its CUDA build needs. Images for CPUs take torch from another
-index."""
+"""Matches torch and the packages that only its CUDA build needs. Images for CPUs install torch from
+another index."""
 
 HEADER = "# Made by `python -m tools.lock`; do not edit.\n"
 
@@ -34,7 +35,7 @@ Lock = Mapping[str, str]
 
 
 def main() -> None:
-    """Writes all locks. Exit code 1 when uv is missing or can't resolve."""
+    """Write all locks. Exits with 1 if uv is missing or can't resolve the requirements."""
     try:
         for name, lock in all_locks().items():
             write(LOCKS / f"{name}.txt", lock.values())
@@ -46,7 +47,7 @@ def main() -> None:
 def all_locks() -> dict[str, Lock]:
     """Return the lock of each file, by name. An extra's lock has only the packages it adds.
 
-    Raises Unavailable without uv, or when it can't resolve.
+    Raises Unavailable if uv is missing or can't resolve the requirements.
     """
     plain = compile_lock([])
     locks = {
@@ -61,10 +62,11 @@ def all_locks() -> dict[str, Lock]:
 
 
 def compile_lock(extras: Sequence[str], build: bool = False) -> Lock:
-    """Lock the packages of pyproject.toml with ``extras``, or those needed to build our wheel."""
+    """Lock the dependencies in pyproject.toml with ``extras``; if ``build`` is set, lock the
+    packages that building our wheel needs instead."""
     uv = shutil.which("uv")
     if uv is None:
-        raise Unavailable("uv is not installed: pip install uv")
+        raise Unavailable("uv is not installed; run pip install uv")
     requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     source = "-" if build else "pyproject.toml"
     command = [uv, "pip", "compile", source, "-c", "constraints.txt", "--universal", "--quiet"]
@@ -74,7 +76,7 @@ def compile_lock(extras: Sequence[str], build: bool = False) -> Lock:
         command, cwd=ROOT, input="\n".join(requires), capture_output=True, text=True, check=False
     )
     if answer.returncode:
-        raise Unavailable(f"uv can't resolve: {answer.stderr.strip()}")
+        raise Unavailable(f"uv can't resolve the requirements: {answer.stderr.strip()}")
     return parse_lock(answer.stdout)
 
 

@@ -1,18 +1,19 @@
-"""Measure what one tenant notices of another tenant's attacks: `make neighbour`.
+"""Measure the effect of one tenant's attacks on another tenant: `make neighbour`.
 
     python -m tools.neighbour [--seconds 30] [--only NAME …] [--tree DIR] [--rest 60] [--list]
 
-Starts a cluster with the demo model and two tenants. Each attack (tools/attacks) runs for
-``--seconds`` with the key of one of them, who may send 60 requests a minute, while the other tenant
-reads one stream after another. The guarantee: no inter-token latency of the other tenant is more
-than 250 ms longer than without the attack, each of its answers equals that of an undisturbed
-cluster, no program ends, and a minute later each program's private memory has grown by a tenth at
-most. Before the attacks, each kind of request is sent once.
+Starts a cluster with the demo model and two tenants, the attacker and the neighbour. Each attack in
+tools/attacks runs for ``--seconds`` with the attacker's key, which allows 60 requests a minute,
+while the neighbour reads one stream after another. The guarantee: the neighbour's longest
+inter-token latency is at most 250 ms longer than without the attack, each of its answers equals
+that of an undisturbed cluster, no process exits, and a minute later each process's private memory
+has grown by at most a tenth. Before the attacks, each kind of request is sent once.
 
-The attacker is a separate, niced process: it has to share the machine's cores, but they are not
-what it attacks. The figures ``alone`` are measured before each attack, for the same time. After a
-violation, the next attack gets a new cluster. With --tree the cluster runs another version's
-source. Prints a table, and JSON as the last line; exit code 1 when the guarantee was violated.
+The attacker is a separate process with a low priority (nice), so that the CPU time that it uses on
+the same machine disturbs the cluster little. The figures ``alone`` are measured before each attack,
+for as long as it. After a violation, the next attack gets a new cluster. With ``--tree``, the
+cluster runs another version's source. Prints a table, and JSON as the last line. Exits with 1 if
+the guarantee was violated.
 """
 
 import argparse
@@ -48,7 +49,8 @@ from tools.local_cluster import LocalCluster, local_cluster
 from tools.streams import StreamedAnswer, make_request_bodies, record_answers, traffic
 
 USUAL_REQUESTS = "usual_requests"
-"""Not an attack: one request of each kind, so that whatever is created once exists."""
+"""The name of the module that sends one request of each kind. It runs before the attacks, so that
+the processes have created what they create only once."""
 
 ATTACKER, NEIGHBOUR = "attacker-tenant-key-00", "neighbour-tenant-key-0"
 SECRET = "a-cluster-secret-of-the-members"
@@ -59,16 +61,16 @@ WARM_UP_SECONDS = 10.0
 SAMPLE_SECONDS = 0.25
 READY_SECONDS = 60.0
 END_SECONDS = 60.0
-"""How much later than its time the attacking process may end, on a busy machine."""
+"""How much longer than ``--seconds`` the attacking process may take to exit, on a busy machine."""
 
 NICENESS = 10
 
 
 @dataclass(frozen=True)
 class StreamStats:
-    """The neighbour's streams in one period; inter-token latencies and TTFT in milliseconds.
-    ``stolen`` is the share of CPU time that the hypervisor gave to other machines: above a few
-    percent, the latencies are due to those."""
+    """Statistics of the neighbour's streams in one period; inter-token latencies and TTFT in
+    milliseconds. ``stolen`` is the share of CPU time that the hypervisor gave to other virtual
+    machines. If it is above a few percent, it explains long latencies."""
 
     streams: int
     wrong: int
@@ -87,7 +89,8 @@ class StreamStats:
 
 @dataclass(frozen=True)
 class ProcessSnapshot:
-    """Pid and private memory (MiB) of each of the cluster's programs at one moment."""
+    """The pid and private memory (in MiB) of each of the cluster's processes at one moment, by
+    member id."""
 
     pids: dict[str, int]
     memory: dict[str, float]
@@ -95,8 +98,8 @@ class ProcessSnapshot:
 
 @dataclass(frozen=True)
 class AttackVerdict:
-    """One attack and what the neighbour noticed. ``ended`` names programs that ended; memory is in
-    MiB by program. ``violations`` describes the violated parts of the guarantee."""
+    """One attack and its effect on the neighbour. ``ended`` names the processes that exited; memory
+    is in MiB by process. ``violations`` describes the violated parts of the guarantee."""
 
     name: str
     finding: str
@@ -111,7 +114,7 @@ class AttackVerdict:
 
 
 class MemoryWatch:
-    """Samples the programs' memory while the block lasts; ``peak`` is per program, in MiB."""
+    """Samples the processes' memory while the block runs; ``peak`` is in MiB by process."""
 
     def __init__(self, pids: dict[str, int]) -> None:
         self.peak: dict[str, float] = {}
@@ -134,7 +137,7 @@ class MemoryWatch:
 
 
 class StealTime:
-    """Measures the ``share`` of CPU time that the hypervisor takes while the block lasts."""
+    """Measures the ``share`` of CPU time that the hypervisor takes away while the block runs."""
 
     def __enter__(self) -> "StealTime":
         self.share = 0.0
@@ -149,7 +152,7 @@ class StealTime:
 
 
 class SharedCluster:
-    """A running cluster, the neighbour's questions, and their right answers."""
+    """A running cluster, the neighbour's requests, and their undisturbed answers."""
 
     def __init__(self, cluster: LocalCluster, bodies: Sequence[dict[str, Any]]) -> None:
         self.cluster = cluster
@@ -163,12 +166,12 @@ class SharedCluster:
 
     @contextmanager
     def run_streams(self) -> Iterator[list[StreamedAnswer]]:
-        """Run the neighbour's streams while the block lasts; yield the list of its answers."""
+        """Run the neighbour's streams while the block runs; yield the list of its answers."""
         with traffic(self.cluster.url, self._questions, 1, NEIGHBOUR) as answers:
             yield answers
 
     def snapshot(self) -> ProcessSnapshot:
-        """Return the programs' pids and memory. Raises RuntimeError when the cluster's status can't
+        """Return the processes' pids and memory. Raises RuntimeError if the cluster's status can't
         be read."""
         pids = {entry["id"]: entry["pid"] for entry in self.cluster.status()["processes"]}
         return ProcessSnapshot(pids, memory_of(pids))
@@ -187,7 +190,8 @@ class SharedCluster:
 
 @contextmanager
 def run_shared_cluster(tree: Path | None = None) -> Iterator[SharedCluster]:
-    """Run a cluster with both tenants: one worker of each role, with exact arithmetic."""
+    """Run a cluster with both tenants and one worker of each role. It computes in float32, so that
+    answers can be compared exactly."""
     limits = {"requests_per_minute": REQUESTS_PER_MINUTE}
     tenants = {
         "neighbour": {"keys": [hash_api_key(NEIGHBOUR)]},
@@ -239,17 +243,17 @@ def describe_violations(verdict: AttackVerdict) -> Iterator[str]:
     """Describe each violated part of the guarantee."""
     extra = verdict.during_attack.gap_max - verdict.alone.gap_max
     if extra > 1000 * MAX_EXTRA_GAP_SECONDS:
-        yield f"a gap {extra:.0f} ms longer than alone"
+        yield f"an inter-token latency {extra:.0f} ms longer than alone"
     if not verdict.during_attack.is_exact:
         streams = verdict.during_attack
         yield f"{streams.wrong} wrong and {streams.failed} failed answers"
     yield from (outcome for outcome in verdict.outcomes if outcome.startswith(VIOLATION_PREFIX))
     if verdict.ended:
-        yield f"ended: {', '.join(verdict.ended)}"
+        yield f"exited: {', '.join(verdict.ended)}"
     for name, size in verdict.memory_after.items():
         before = verdict.memory_before.get(name, size)
         if size > before * MAX_MEMORY_RATIO:
-            yield f"{name} went from {before:.0f} to {size:.0f} MiB and stayed"
+            yield f"{name} grew from {before:.0f} to {size:.0f} MiB and did not shrink again"
 
 
 def attack_from_subprocess(
@@ -260,14 +264,14 @@ def attack_from_subprocess(
     pipe = subprocess.PIPE
     with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as attacker:
         assert attacker.stdout is not None
-        attacker.stdout.readline()  # wait until it has begun: its seconds count from here
+        attacker.stdout.readline()  # wait until it has started: its seconds count from here
         try:
             output, errors = attacker.communicate(
                 json.dumps(target_to_json(target)), len(names) * (seconds + END_SECONDS)
             )
         except subprocess.TimeoutExpired:
             attacker.kill()
-            return {name: {"did not end": 1} for name in names}
+            return {name: {"did not exit in time": 1} for name in names}
     if attacker.returncode != 0:
         raise RuntimeError(f"the attack failed:\n{errors[-3000:]}")
     counts: dict[str, dict[str, int]] = json.loads(output.splitlines()[-1])
@@ -275,8 +279,8 @@ def attack_from_subprocess(
 
 
 def members_of(cluster: LocalCluster) -> tuple[MemberAddress, ...]:
-    """Return every program with its listening addresses. Those of framed connections are found only
-    in the registry."""
+    """Return every process with its listening addresses. The addresses for framed connections are
+    read from the registry, because ``baton status`` does not show them."""
     lines = framed_addresses(redis_url_of(cluster))
     return tuple(
         MemberAddress(
@@ -309,9 +313,9 @@ def redis_url_of(cluster: LocalCluster) -> str:
 
 
 def memory_of(pids: dict[str, int]) -> dict[str, float]:
-    """Return the private memory (RSS without shared pages) in MiB of each running program and its
-    children. KV pools and the store's arena are shared memory: they fill up to what is
-    configured."""
+    """Return the private memory (RSS without shared pages) in MiB of each running process and its
+    children. KV pools and the store's arena don't count: they are shared memory, which fills up to
+    its configured size."""
     sizes = {}
     for name, pid in pids.items():
         try:
@@ -371,7 +375,7 @@ def show(verdict: AttackVerdict) -> None:
     """Print an attack's verdict."""
     alone, beside = verdict.alone, verdict.during_attack
     print(f"{verdict.name}: {'; '.join(verdict.violations) or 'kept'}")
-    print(f"  {verdict.finding}; its requests: {verdict.outcomes}")
+    print(f"  {verdict.finding}; the attacker's requests: {verdict.outcomes}")
     for what, figures in (("alone", alone), ("beside", beside)):
         print(
             f"  {what:7} gaps p50 {figures.gap_p50:7.1f} p99 {figures.gap_p99:7.1f}"
@@ -421,10 +425,10 @@ def main(arguments: list[str]) -> int:
 def _options(arguments: list[str]) -> argparse.Namespace:
     names = [attack.name for attack in find_attacks()]
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each attack")
-    parser.add_argument("--rest", type=float, default=60.0, help="seconds until memory is compared")
+    parser.add_argument("--seconds", type=float, default=30.0, help="duration of each attack")
+    parser.add_argument("--rest", type=float, default=60.0, help="seconds until the memory check")
     parser.add_argument("--only", nargs="+", default=[], choices=names)
-    parser.add_argument("--tree", type=Path, help="another version's source, to attack that")
+    parser.add_argument("--tree", type=Path, help="source of another version to attack")
     parser.add_argument("--list", action="store_true", help="list the attacks and exit")
     parser.add_argument("--attack", nargs="+", default=[], help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

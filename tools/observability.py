@@ -2,10 +2,10 @@
 
     python -m tools.observability
 
-Starts 1 + 2 workers and a trace collector, sends requests, drains one worker and kills another in
-the middle of an answer; prints the trace of each request, and scrapes every role. Fails unless each
-trace is one tree without orphans, and every metric named by a dashboard, an alert or
-docs/metrics.md exists.
+Starts one prefill worker, two decode workers and a trace collector, sends requests, drains one
+worker and kills another in the middle of an answer. Prints the trace of each request, and scrapes
+every role. Fails unless each trace is one tree without orphans, every metric that a dashboard or an
+alert uses exists, and docs/metrics.md lists exactly the existing metrics.
 """
 
 import json
@@ -38,14 +38,14 @@ SECONDS = 30.0
 
 PROMPT = "import os\n" * 60
 LONG_TOKENS = 1500
-"""The length of an answer that is still running when a draining worker migrates it after two
-seconds."""
+"""The length of an answer that is still running when its draining worker migrates it, two seconds
+after the drain."""
 
 WHOLE = Counter(
     ("request", "tokenise", "place", "decide", "attempt", "first token", "stream",
      "prefill job", "prefill", "kv export", "decode job", "kv import", "decode")
 )  # fmt: skip
-"""The spans that an answer's trace must have: its stages on all four roles."""
+"""The spans that an answer's trace must have, from all four roles."""
 
 
 @contextmanager
@@ -60,8 +60,8 @@ def run_observed_cluster(
 
 
 def wait_until_known(cluster: LocalCluster) -> None:
-    """Wait until the conductor knows workers of both pools; it reads the registry twice a
-    second."""
+    """Wait until a request is placed on two workers, so that the conductor knows both pools: it
+    reads the registry only twice a second."""
     body = {"prompt": [5, 6, 7], "max_tokens": 2, "ignore_eos": True}
     while True:
         _, headers = cluster.post_with_headers("/v1/completions", body)
@@ -74,13 +74,13 @@ def wait_until_known(cluster: LocalCluster) -> None:
 
 
 def trace_of(collector: Collector, request_id: str, names: Counter[str]) -> SpanTree:
-    """Return the trace of a request. Its trace id is part of the request id when the client sends
-    no trace context."""
+    """Wait for the spans in ``names``, and return the request's trace. The trace id is the last
+    part of the request id, since the client sends no trace context."""
     return SpanTree(collector.wait(names, request_id.rpartition("-")[2], SECONDS))
 
 
 def trace_errors(tree: SpanTree, names: Counter[str]) -> list[str]:
-    """Return why the trace is not one tree with those spans; empty if it is."""
+    """Return what is wrong with a trace that should be one tree with the spans in ``names``."""
     faults = []
     if len(tree.roots) != 1:
         faults.append(f"{len(tree.roots)} roots")
@@ -137,7 +137,7 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def used_metrics() -> Iterable[tuple[str, MetricUse]]:
-    """Yield every metric use of a dashboard or an alert, with the name of that."""
+    """Yield every use of a metric, each with the name of the dashboard or alert that uses it."""
     for dashboard in DASHBOARDS:
         for query in dashboard.queries:
             yield from ((dashboard.name, use) for use in uses(query.of_cluster))
@@ -148,8 +148,8 @@ def used_metrics() -> Iterable[tuple[str, MetricUse]]:
 
 
 def missing_metrics(found: Scrape) -> list[str]:
-    """Return the metrics that are used but don't exist, or exist but aren't in docs/metrics.md.
-    The page omits the old names of renamed metrics."""
+    """Return a line for each metric that is used but doesn't exist, and for each difference between
+    the existing metrics and docs/metrics.md, which omits the old names of renamed metrics."""
     lacks = {
         f"{who}: {what}"
         for who, use in used_metrics()
@@ -157,11 +157,11 @@ def missing_metrics(found: Scrape) -> list[str]:
     }
     current = {name for name in found.own if name.removesuffix("_total") not in RENAMED_METRICS}
     lacks |= {f"docs/metrics.md lacks {name}" for name in current - documented_metrics()}
-    lacks |= {f"docs/metrics.md has {name}" for name in documented_metrics() - found.own}
+    lacks |= {f"docs/metrics.md lists {name}" for name in documented_metrics() - found.own}
     return sorted(lacks)
 
 
-# -- all of it ------------------------------------------------------------------------------
+# -- the whole check ------------------------------------------------------------------------
 
 
 def main() -> None:
@@ -181,7 +181,7 @@ def main() -> None:
     for process, count in sorted(found.num_series.items()):
         print(f"{process}: {count} series")
     faults += missing_metrics(found)
-    print("\n".join(faults) or "every trace is one tree; every metric that is named exists")
+    print("\n".join(faults) or "every trace is one tree; all metrics exist and are documented")
     sys.exit(bool(faults))
 
 

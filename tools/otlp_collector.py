@@ -15,7 +15,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 @dataclass(frozen=True, slots=True)
 class ReceivedSpan:
-    """A span as it arrived; times in nanoseconds since 1970."""
+    """A received span. Times are in nanoseconds since 1970."""
 
     trace_id: str
     span_id: str
@@ -31,7 +31,7 @@ class ReceivedSpan:
 
 
 class Collector(pb_grpc.TraceServiceServicer):
-    """Collects received spans in :attr:`spans`; :meth:`wait` waits for those of a trace."""
+    """Collects received spans in :attr:`spans`; :meth:`wait` waits for the spans of a trace."""
 
     def __init__(self) -> None:
         self.spans: list[ReceivedSpan] = []
@@ -46,8 +46,8 @@ class Collector(pb_grpc.TraceServiceServicer):
         return pb.ExportTraceServiceResponse()
 
     def wait(self, names: Counter[str], trace_id: str, seconds: float) -> list[ReceivedSpan]:
-        """Wait until the trace has that many spans of each name, at most ``seconds``; return its
-        spans."""
+        """Wait for at most ``seconds`` until the trace has as many spans of each name as ``names``
+        says; return its spans."""
 
         def complete() -> bool:
             return not names - Counter(span.name for span in self.spans_of(trace_id))
@@ -62,8 +62,8 @@ class Collector(pb_grpc.TraceServiceServicer):
 
 @dataclass(slots=True)
 class SpanTree:
-    """The spans of one trace. A span whose parent was not received is an orphan, unless the parent
-    is the client's own span."""
+    """The spans of one trace. A span whose parent was not received is an orphan, unless its parent
+    is ``client_span``, the client's own span."""
 
     spans: list[ReceivedSpan]
     client_span: str = ""
@@ -86,7 +86,7 @@ class SpanTree:
         return self._children[span.span_id]
 
     def describe(self) -> str:
-        """One line per span, indented below its parent."""
+        """Return one line per span, indented below its parent."""
         return "\n".join(line for root in self.roots for line in self._lines(root, 0))
 
     def _lines(self, span: ReceivedSpan, depth: int) -> Iterator[str]:

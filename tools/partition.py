@@ -2,11 +2,12 @@
 
     python -m tools.partition [--seconds 10] [--streams 8]
 
-First, a cluster on five hosts: the link between a decode and a prefill worker is cut during KV
-transfers, then all links of one worker of each pool. Every answer must equal that of the
-undisturbed cluster, and every block must be free at the end. Then the link from a worker to the
-store with its prefixes is limited to 1 Gbit/s and 10 ms each way: prints which prefixes are
-reloaded and which recomputed, with the predicted times. Needs root. JSON is the last line.
+The first part runs a cluster on five hosts. It cuts the link between a decode and a prefill worker
+during KV transfers, and then all links of one worker of each pool. Every answer must equal that of
+the undisturbed cluster, and every block must be free at the end. The second part limits the link
+between a worker and the store that has its prefixes to 1 Gbit/s with a delay of 10 ms in each
+direction, and prints which prefixes are reloaded and which are recomputed, with the predicted
+times. Needs root. The last line is JSON.
 """
 
 import argparse
@@ -112,8 +113,8 @@ class MultiHostCluster:
         return asyncio.run(ask())
 
     def wait_until_ready(self, *names: str) -> None:
-        """Wait until these members are ready. Raises RuntimeError with the end of the log of one
-        that is missing."""
+        """Wait until these members are ready. Raises RuntimeError with the end of a member's log if
+        that member isn't ready in time."""
         _until(lambda: set(names) == {member.id for member in self.ready_members()}, START_SECONDS)
         missing = set(names) - {member.id for member in self.ready_members()}
         for name in missing:
@@ -131,8 +132,8 @@ class MultiHostCluster:
         return result
 
     def complete(self, prompt: Sequence[int]) -> dict[str, Any]:
-        """Send a request and return its explanation. It has two tokens, since one of a single token
-        would be answered by the prefill worker alone."""
+        """Send a completion request and return its explanation. The answer has two tokens, since an
+        answer of one token would need no decode worker."""
         body = {"prompt": list(prompt), "max_tokens": 2, "temperature": 0}
         answer = httpx.post(self.url + "/v1/completions", json=body, timeout=60)
         answer.raise_for_status()
@@ -140,8 +141,8 @@ class MultiHostCluster:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a role. The signal goes to the host's first process, which is the role itself, because
-    its parent would not pass it on."""
+    """Terminate a role. The signal is sent to the children of ``process``, one of which is the
+    role, because ``process`` itself would not forward it."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     for child in children.read_text().split() if children.exists() else ():
         os.kill(int(child), signal.SIGTERM)
@@ -153,7 +154,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait for ``condition``, at most ``seconds``; return whether it became true."""
+    """Wait for at most ``seconds`` until ``condition`` is true; return whether it became true."""
     until, pause = SYSTEM_CLOCK() + seconds, threading.Event()
     while not condition():
         if SYSTEM_CLOCK() > until:
@@ -164,7 +165,8 @@ def _until(condition: Callable[[], bool], seconds: float) -> bool:
 
 @contextmanager
 def run_multi_host_cluster(*names: str) -> Iterator[MultiHostCluster]:
-    """Run Redis, a conductor and a router on the host ``front``; the caller starts the rest."""
+    """Run Redis, a conductor and a router on the host ``front``; the caller starts the workers and
+    stores on the hosts ``names``."""
     with (
         tempfile.TemporaryDirectory(prefix="baton-") as folder,
         NetworkNamespaces(["front", *names]).up() as hosts,
@@ -218,8 +220,8 @@ def _at_rest(inspections: Sequence[WorkerInspection], num_workers: int) -> bool:
 
 
 def slow_link(seed: int) -> list[dict[str, Any]]:
-    """Measure a worker whose prefixes are in another host's store: first over the bridge, then over
-    the slow wire."""
+    """Measure a worker whose prefixes are in the store of another host, first over the bridge, then
+    over the slow link."""
     random = np.random.default_rng(seed)
     with run_multi_host_cluster("a", "b", "d") as cluster:
         cluster.start("kvstore", "a", "store-a")
@@ -236,7 +238,7 @@ def slow_link(seed: int) -> list[dict[str, Any]]:
         _end(filler)
         cluster.start("prefill", "b", "worker-b")
         cluster.wait_until_ready("conductor", "router", "store-a", "worker-d", "worker-b")
-        for length in WARM_LENGTHS:  # so that the worker knows its own speed
+        for length in WARM_LENGTHS:  # so that the worker learns its own speed
             cluster.complete(random.integers(3, 4000, size=length).tolist())
         rows = [_reload(cluster, "bridge", length, prompts) for length in (*WARM_LENGTHS, *LENGTHS)]
         with cluster.hosts.slow_link("a", "b", GIGABIT, DELAY):
@@ -257,7 +259,7 @@ def _reload(
 
 
 def _field(result: Any, name: str) -> str:
-    """Return the first field of that name, at any depth; empty if there is none."""
+    """Return the first field called ``name``, at any depth; empty if there is none."""
     if isinstance(result, dict):
         if isinstance(result.get(name), str):
             return str(result[name])

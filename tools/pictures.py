@@ -32,12 +32,12 @@ class Box:
     lines: tuple[str, ...] = ()
     fill: str = OUTSIDE
     copies: int = 1
-    """Rectangles drawn behind each other: a pool of that kind of process."""
+    """How many rectangles to draw behind each other. Several stand for a pool of processes."""
 
 
 @dataclass(frozen=True)
 class Arrow:
-    """A path through ``points`` with a head at its end, and a label at ``label_at``."""
+    """A path through ``points`` with an arrowhead at its end, and a label at ``label_at``."""
 
     points: tuple[tuple[int, int], ...]
     label: str = ""
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.check:
         stale = stale_pictures(options.folder)
         for path in stale:
-            print(f"{path} is stale: python -m tools.pictures", file=sys.stderr)
+            print(f"{path} is stale; run python -m tools.pictures", file=sys.stderr)
         return 1 if stale else 0
     options.folder.mkdir(parents=True, exist_ok=True)
     for picture in PICTURES:

@@ -1,10 +1,11 @@
 """Pin workflow actions by commit and images by digest, since tags can be moved.
 
     python -m tools.pins            # lists what is not pinned; exit code 1 if anything is not
-    python -m tools.pins --write    # pins it: gets commits from git and digests from Docker
+    python -m tools.pins --write    # pins everything: gets commits from git, digests from Docker
 
-The tag stays beside the pin, as a comment or before the digest; ``--write`` updates the pin to it.
-Releases are pushed only when nothing is listed. Reads the workflows and the Dockerfile.
+The tag stays beside the pin, as a comment or before the digest; ``--write`` updates each pin to the
+current commit or digest of its tag. Releases are pushed only if everything is pinned. Reads the
+workflows and the Dockerfile.
 """
 
 import argparse
@@ -83,11 +84,11 @@ def commit_of(repository: str, tag: str) -> str:
     commits = [line.split()[0] for line in answer.splitlines()]
     if not commits or not COMMIT.fullmatch(commits[-1]):
         raise Unavailable(f"{repository} has no tag {tag!r}")
-    return commits[-1]  # an annotated tag's second line is its commit
+    return commits[-1]  # for an annotated tag, the second line is its commit
 
 
 def digest_of(name: str, tag: str) -> str:
-    """Return the digest of the index of all platforms. Raises Unavailable when Docker can't get
+    """Return the digest of an image's multi-platform index. Raises Unavailable if Docker can't get
     it."""
     form = "{{.Manifest.Digest}}"
     digest = _output("docker", "buildx", "imagetools", "inspect", f"{name}:{tag}", "--format", form)

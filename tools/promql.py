@@ -1,4 +1,4 @@
-"""Finds the metrics and labels that a PromQL expression uses, with Prometheus' own grammar."""
+"""Finds the metrics and labels that a PromQL expression uses, with Prometheus' own parser."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,15 +10,16 @@ from baton.errors import Invalid
 
 @dataclass(frozen=True, slots=True)
 class MetricUse:
-    """A metric and the ``labels`` it must have: those of its matchers and of enclosing
-    groupings."""
+    """A metric and the ``labels`` that it must have because its matchers or enclosing groupings
+    name them."""
 
     metric: str
     labels: frozenset[str]
 
 
 def uses(text: str) -> list[MetricUse]:
-    """Return the metric uses in order. The text may contain Grafana variables. Raises Invalid."""
+    """Return the uses of metrics in an expression, in order. ``text`` may contain Grafana
+    variables. Raises Invalid if it can't be parsed."""
     try:
         expr = promql.parse(text.replace("$__rate_interval", "5m"))
     except ValueError as error:

@@ -2,10 +2,11 @@
 
     python -m tools.ray_nodes [--streams 8] [--seed 1]
 
-A 2+2 cluster is spread over both nodes, which have addresses of their own. The second is killed
-(SIGKILL) while answers stream. Every token is compared with the undisturbed answer. Prints where
-each worker ran before and after, and how long it took until all served again; JSON as the last
-line; exits with 1 when an answer failed or differs, or a worker did not come back.
+A cluster of 2 prefill and 2 decode workers is spread over both nodes, each of which has its own IP
+address. The second node is killed (SIGKILL) while answers stream. Every token is compared with the
+undisturbed answer. Prints on which node each worker ran before and after, how long it took until
+all workers served again, and JSON as the last line. Exits with 1 if an answer failed or differs, or
+if a worker did not come back.
 """
 
 import argparse
@@ -58,7 +59,7 @@ def two_nodes() -> Iterator[str]:
 
 
 def kill_second_node() -> None:
-    """Kill Ray's process on the second node and everything it started, as if the machine failed."""
+    """Kill Ray's process on the second node and all its descendants, as if the machine failed."""
     options = (f"--node_ip_address={SECOND}", f"--node-ip-address={SECOND}")
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or []
@@ -87,7 +88,7 @@ def _ray_processes(folder: str) -> list[psutil.Process]:
 
 
 def nodes(cluster: LocalCluster) -> dict[str, str]:
-    """Return each serving worker's node, by worker id; ``here`` is the supervisor's node."""
+    """Return the node of each serving worker, by worker id. The supervisor's node is ``here``."""
     entries = [e for role in ("prefill", "decode") for e in cluster.processes(role)]
     return {e["id"]: e["node"] or "here" for e in entries if e["state"] == "serving"}
 

@@ -2,10 +2,10 @@
 
     python -m tools.resize [--on local] [--streams 12] [--seed 1]
 
-1 + 1 workers become 3 + 3 and then 1 + 2, through ``baton scale``, while answers stream. Every
-token is compared with the answer of the undisturbed cluster. Prints how long it took until a new
-worker served, and the longest inter-token latency; JSON as the last line; exits with 1 when an
-answer failed or differs.
+While answers stream, ``baton scale`` resizes the pools from 1 prefill and 1 decode worker to 3 and
+3, and then to 1 and 2. Every token is compared with the answer of the undisturbed cluster. Prints
+how long it took until a new worker served, the longest inter-token latency, and JSON as the last
+line. Exits with 1 if an answer failed or differs.
 """
 
 import argparse
@@ -40,8 +40,8 @@ PROBE_SECONDS = 60.0
 
 @dataclass
 class Probe:
-    """Sends short requests until, for each role, one was served by a worker that is not in
-    ``known``. ``served`` records when, in seconds since ``began``, by role."""
+    """Sends short requests until, for each role, a worker that is not in ``known`` has served one.
+    ``served`` is the time of that request by role, in seconds since ``began``."""
 
     cluster: LocalCluster
     known: set[str]

@@ -1,11 +1,11 @@
-"""Check that every way to reuse KV gives the tokens of a cold run, in FP32 with several models.
+"""Check with several models that every way to reuse KV gives the tokens of a cold run, in FP32.
 
     python -m tools.reuse_exactness
 
-The ways: the worker's own pool; the store's DRAM over shared memory; its SSD, after a restart of
-the node; a peer's store over NIXL and gRPC; fetching from the end while computing from the start;
-and the blocks of an earlier answer. Prints a table; exit code 1 when tokens differ, or when one of
-the ways reused nothing.
+Reuses KV from the worker's own pool, from the store's DRAM over shared memory, from its SSD after a
+restart of the store node, from a store on another host over NIXL and gRPC, by fetching blocks from
+the end of the prompt while computing from its start, and from the blocks of an earlier answer.
+Prints a table. Exits with 1 if tokens differ, or if one of these ways reused nothing.
 """
 
 import argparse
@@ -33,19 +33,20 @@ WAYS = ("device", "dram", "ssd", "peer nixl", "peer grpc", "split", "answer")
 
 
 def longer(spec: RequestSpec, tokens: Sequence[int], name: str) -> RequestSpec:
-    """Return the request of a second turn, which continues an answer."""
+    """Return the request of a second turn, whose prompt continues the answer ``tokens``."""
     ids = (*spec.token_ids, *[TokenId(token) for token in tokens], *spec.token_ids[:40])
     return replace(spec, request_id=RequestId(name), token_ids=ids, num_prompt_tokens=len(ids))
 
 
 def reused(worker: ReuseWorker, tier: str) -> int:
-    """Return the number of tokens that came from the expected tier."""
+    """Return the number of tokens whose KV came from ``tier``."""
     details = worker.prefix_fetch.stats.details(worker.cached)
     return int(details[f"cached_{tier}"])
 
 
 async def compare(bench: ReuseBench) -> list[tuple[str, int, int, int]]:
-    """Return for each way: its name, equal tokens, all tokens, and reused tokens."""
+    """Return, for each way to reuse KV, its name and the numbers of equal, all and reused
+    tokens."""
     sampling = replace(bench.spec(1, 1.0).sampling, max_tokens=ANSWER)
     spec = replace(bench.spec(1, 1.0), sampling=sampling)
     async with bench.worker("", "", "shm") as cold:
@@ -72,7 +73,7 @@ async def compare(bench: ReuseBench) -> list[tuple[str, int, int, int]]:
             async with bench.worker(address, socket_path, "shm", ReloadMode.SPLIT) as worker:
                 got = await worker.answer(spec)
                 count = reused(worker, "dram")
-                assert count < len(spec.token_ids) - CHUNK, "nothing of it was computed"
+                assert count < len(spec.token_ids) - CHUNK, "no part of the prompt was computed"
                 note("split", got, wanted, count)
             async with bench.worker(address, socket_path, "shm", ReloadMode.FETCH) as worker:
                 got = await worker.answer(second)
@@ -104,7 +105,7 @@ async def run(names: Sequence[str]) -> int:
             print(f"{name:14}" + "".join(f"{cell:>22}" for cell in cells), flush=True)
             for transport in bench.transports.values():
                 transport.close()
-    print(f"{total} tokens, {bad} ways with a difference or without reuse")
+    print(f"{total} tokens; {bad} ways to reuse KV gave different tokens or reused nothing")
     return int(bad > 0)
 
 

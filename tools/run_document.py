@@ -4,9 +4,9 @@
 
 Runs the page's code blocks that are marked ``sh local``, ``console local`` or ``python local`` in
 order, each in its own shell or interpreter, which stops at the first command that fails. ``baton``
-is the one of this Python's environment, ``$URL`` the cluster's address, which also replaces the
-default address in the page. ``make setup`` is skipped: this environment is set up. The cluster has
-its own Baton home, and is stopped at the end. Exit code 1 when a block fails."""
+is the command in the environment of the running Python. ``$URL`` is the cluster's address, which
+also replaces the default address in the page. ``make setup`` is skipped. The cluster has its own
+Baton home, and is stopped at the end. Exits with 1 if a block fails."""
 
 import os
 import re
@@ -43,7 +43,7 @@ def command_line(language: str, block: str, url: str) -> list[str]:
 
 @contextmanager
 def empty_environment() -> Iterator[dict[str, str]]:
-    """Yield the environment of a reader with a new, empty Baton home."""
+    """Yield environment variables with a new, empty Baton home."""
     with tempfile.TemporaryDirectory(prefix="baton-") as folder:
         port = str(free_port())
         environment = {
@@ -61,7 +61,7 @@ def empty_environment() -> Iterator[dict[str, str]]:
 
 
 def run_page(page: Path) -> str:
-    """Run the page's code blocks; return the one that failed, or an empty text."""
+    """Run the page's code blocks; return the block that failed, or an empty string."""
     with empty_environment() as environment:
         for language, block in runnable_blocks(page):
             print(f"$ {block}", flush=True)

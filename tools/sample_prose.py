@@ -1,9 +1,9 @@
-"""Draw docstrings, error messages and log lines at random, to be read by a fresh pair of eyes.
+"""Draw docstrings, error messages and log lines at random for a reader who checks their wording.
 
     python -m tools.sample_prose [--seed N] [--count 60] [FOLDER …]
 
-Prints each with its file and line and the name of what it describes. The same seed and commit draw
-the same texts; without a seed, one is drawn and printed.
+Prints each text with its file, its line and the name of what it describes. The same seed and commit
+give the same texts; without ``--seed``, a random seed is used and printed.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def texts_of(path: Path) -> Iterator[Text]:
 
 
 def _shown(node: ast.expr) -> str:
-    """Return a literal or an f-string as its reader sees it, with its placeholders by name."""
+    """Return the text of a literal or an f-string, with "…" for each placeholder."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):

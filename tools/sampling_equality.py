@@ -1,4 +1,4 @@
-"""Check that seeded sampling gives the same answers alone, in a batch, and on any cluster size.
+"""Check that seeded sampling gives the same answers alone, in a batch, and with any cluster size.
 
     python -m tools.sampling_equality [--requests 16] [--tokens 64]
 

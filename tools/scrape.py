@@ -1,4 +1,4 @@
-"""Scrapes all programs of a running cluster: metric names, and the labels of each."""
+"""Scrapes the metrics of all processes of a running cluster, with their names and labels."""
 
 import re
 import urllib.request
@@ -21,8 +21,8 @@ _PARTS = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_coun
 
 @dataclass(slots=True)
 class Scrape:
-    """``families`` are the declared metrics by role; ``labels`` those of every metric with a
-    sample."""
+    """The metrics of a cluster. ``families`` are the declared metrics by role, ``labels`` the label
+    names by metric (only for metrics with samples), ``num_series`` the series by process."""
 
     families: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     names: set[str] = field(default_factory=set)
@@ -47,8 +47,8 @@ class Scrape:
         return {name for names in self.families.values() for name in names if name[:6] == "baton_"}
 
     def lacks(self, metric: str, labels: frozenset[str]) -> Iterator[str]:
-        """Yield what is missing for a use of a metric. The labels of a metric without samples are
-        unknown."""
+        """Yield ``metric`` if it doesn't exist, or else each of ``labels`` that it lacks. The
+        labels of a metric without samples are unknown, so they are not checked."""
         if metric not in self.names:
             yield metric
         elif metric in self.labels:

@@ -1,7 +1,7 @@
 """Run fault-injection simulations of a cluster, one per seed: `make sim SEED=… RUNS=…`.
 
-Prints the number of runs per second, and the seed of each run that violated a guarantee; with
-VERBOSE=1 a line per event. The last line is JSON. Exit code 1 when a run failed.
+Prints the number of runs per second, and the seed of each run that violated a guarantee. With
+VERBOSE=1, also prints a line per event. The last line is JSON. Exits with 1 if a run failed.
 """
 
 import argparse
@@ -18,8 +18,8 @@ from baton.clock import SystemClock
 from tests.sim.whole.run import Outcome, run_seed, simulation_environment
 
 GC_THRESHOLD = 200_000
-"""A run leaves few reference cycles; collecting them all the time would take a fifth of the
-time."""
+"""The threshold of the garbage collector's first generation. A run creates few reference cycles,
+and with the default threshold, collecting them would take a fifth of the time."""
 
 PROGRESS_SECONDS = 30.0
 
@@ -106,7 +106,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--verbose", action="store_true", help="one line per event")
     options = parser.parse_args()
     if options.runs < 1 or options.processes < 1:
-        parser.error("--runs and --processes are at least 1")
+        parser.error("--runs and --processes must be at least 1")
     return options
 
 

@@ -1,11 +1,12 @@
-"""Measure what a killed and a frozen store node cost requests, in a real cluster.
+"""Measure how long a killed and a frozen store node delay requests in a real cluster.
 
     python -m tools.store_faults
 
 Requests that share a stored prefix are sent one after the other; meanwhile the store node is killed
-(SIGKILL), later frozen (SIGSTOP). Prints each request's wait for the store, from `baton explain`,
-and how long the conductor still listed the node. Exit code 1 when a request waited longer than the
-limit, or the conductor listed a dead node for longer than a second.
+(SIGKILL), later frozen (SIGSTOP). Prints how long each request waited for the store, from `baton
+explain`, and for how long the conductor still listed the dead node. Exits with 1 if a request
+waited longer than ``BOUND_SECONDS``, or if the conductor listed the dead node for longer than a
+second.
 """
 
 import asyncio
@@ -97,7 +98,7 @@ async def seconds_named(cluster: LocalCluster, pid: int) -> float:
 
 def main() -> int:
     with local_cluster(prefill=2, decode=1) as cluster:
-        for number in range(6):  # both prefill workers come to know the prefix, and the store
+        for number in range(6):  # until both prefill workers and the store have the prefix
             ask(cluster, number)
         longest = waits(cluster, 10, 5, "sound")
         named = asyncio.run(seconds_named(cluster, cluster.processes("kvstore")[0]["pid"]))
@@ -114,7 +115,7 @@ def main() -> int:
         finally:
             os.kill(pid, signal.SIGCONT)
     print(f"longest wait {longest * 1e3:.1f} ms (bound {BOUND_SECONDS * 1e3:.0f})")
-    slack = 0.02  # of a machine whose cores are busy
+    slack = 0.02  # for a machine whose cores are busy
     return int(longest > BOUND_SECONDS + slack or named > NAMED_SECONDS)
 
 

@@ -1,9 +1,10 @@
-"""Put a million blocks into a small arena: resident memory must stay flat, and no slab get lost.
+"""Put a million blocks into a small arena: resident memory must not grow, and no slab get lost.
 
     python -m tools.store_soak [--puts N] [--disk]
 
-Blocks of three sizes and five tenants, leased now and then. Prints resident memory on the way.
-Exit code 1 when it grows after the first fifth, or the store's accounting is inconsistent.
+The blocks have three sizes and belong to five tenants; some are leased for a moment. Prints the
+resident memory from time to time. Exits with 1 if it grows after the first fifth of the puts, or if
+the store's accounting is inconsistent.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from kvstore.node import StoreNode
 ARENA, SLAB = 4 << 20, 256 << 10
 SIZES = (4 << 10, 16 << 10, 48 << 10)
 ALLOWED_GROWTH = 4 << 20
-"""Growth in bytes that the allocator may cause by itself."""
+"""The growth in bytes that is attributed to the memory allocator."""
 
 
 def build(folder: Path | None) -> tuple[StoreNode, HostMemory, MemoryTransport]:
@@ -86,7 +87,7 @@ async def soak(num_puts: int, folder: Path | None) -> int:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--puts", type=int, default=1_000_000)
-    parser.add_argument("--disk", action="store_true", help="with an SSD tier of 16 MiB")
+    parser.add_argument("--disk", action="store_true", help="add an SSD tier of 16 MiB")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         return asyncio.run(soak(options.puts, Path(folder) if options.disk else None))

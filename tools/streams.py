@@ -1,5 +1,5 @@
-"""Streamed requests to a cluster, for tools that disturb it: records tokens, times, and whether the
-answer is right."""
+"""Sends streamed requests to a cluster that a tool disturbs, and records the tokens, their times
+and whether each answer is right."""
 
 import json
 import threading
@@ -27,8 +27,8 @@ class CompletionCase:
 
 @dataclass
 class StreamedAnswer:
-    """A streamed answer. ``token_times`` are the arrival times of its tokens, in seconds;
-    ``is_refused``: the request was not accepted."""
+    """A streamed answer. ``token_times`` are the arrival times of its tokens, in seconds.
+    ``is_refused`` means that the router did not accept the request."""
 
     case: CompletionCase
     started_at: float
@@ -52,7 +52,8 @@ class StreamedAnswer:
 def make_request_bodies(
     count: int, seed: int, min_tokens: int, max_tokens: int
 ) -> list[dict[str, Any]]:
-    """Make request bodies: half greedy, half sampled with a seed; some share a prefix."""
+    """Make request bodies. Half are greedy and half are sampled with a seed; some share a
+    prefix."""
     random = np.random.default_rng(seed)
     shared = random.integers(3, 4000, size=96).tolist()
     bodies = []
@@ -76,15 +77,15 @@ def make_request_bodies(
 def record_answers(
     url: str, bodies: Sequence[dict[str, Any]], num_streams: int, key: str = ""
 ) -> list[CompletionCase]:
-    """Return each body with the answer that it gets now, undisturbed. Raises RuntimeError when one
-    fails."""
+    """Return each body with its answer from the undisturbed cluster. Raises RuntimeError if a
+    request fails."""
     with ThreadPoolExecutor(num_streams) as pool:
         answers = list(
             pool.map(lambda body: stream_completion(url, CompletionCase(body), key), bodies)
         )
     failed = [answer.error for answer in answers if answer.error]
     if failed:
-        raise RuntimeError(f"an undisturbed answer failed: {failed[0]}")
+        raise RuntimeError(f"a request failed although nothing disturbed the cluster: {failed[0]}")
     return [CompletionCase(answer.case.body, tuple(answer.tokens)) for answer in answers]
 
 
@@ -128,8 +129,8 @@ def _process_line(answer: StreamedAnswer, line: str) -> None:
 def traffic(
     url: str, cases: Sequence[CompletionCase], num_streams: int, key: str = ""
 ) -> Iterator[list[StreamedAnswer]]:
-    """Run ``num_streams`` streams, each one question after another, until the block ends; then wait
-    for the running ones. Yields the list to which answers are added."""
+    """While the block runs, keep ``num_streams`` requests running, each in its own thread, and then
+    wait for the last answers. Yields the list to which answers are added."""
     answers: list[StreamedAnswer] = []
     stop = threading.Event()
 

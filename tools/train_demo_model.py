@@ -1,12 +1,12 @@
-"""Train the demo model that ships with Baton, on the text of Python's standard library.
+"""Train the demo model that ships with Baton on the text of Python's standard library.
 
     python tools/train_demo_model.py --work DIR [--minutes 45] [--out baton/models/demo]
 
-A Qwen3 decoder (grouped-query attention, q/k norm, tied embeddings) of about 6 million
-parameters and a byte-level BPE tokenizer learn the sources and docstrings of the standard
-library of the running interpreter (PSF licence). Master weights are FP32, products BF16; the
-export is rounded to BF16, and the held-out loss is measured on the rounded weights. An
-interrupted run continues from its last checkpoint in ``--work``.
+Trains a Qwen3 decoder (grouped-query attention, q/k norm, tied embeddings) with about 6 million
+parameters and a byte-level BPE tokenizer on the sources and docstrings of the running interpreter's
+standard library (PSF licence). Master weights are FP32, and matrix products BF16. The exported
+weights are rounded to BF16, and the held-out loss is measured on them. An interrupted run continues
+from its last checkpoint in ``--work``.
 """
 
 import argparse
@@ -66,7 +66,8 @@ PROBES = [
 
 @dataclass(frozen=True)
 class Corpus:
-    """Training texts and held-out texts; whole files are separated by a hash of their path."""
+    """Training texts and held-out texts. A hash of a file's path decides to which of them the whole
+    file belongs."""
 
     train: list[str]
     held_out: list[str]
@@ -87,7 +88,7 @@ class TrainingReport:
 
 
 def library() -> Iterator[tuple[bool, str]]:
-    """Yield for each file of the standard library, in order: whether it is held out, its text."""
+    """Yield, for each file of the standard library, whether it is held out, and its text."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
@@ -108,7 +109,7 @@ def read_corpus() -> Corpus:
 
 
 def chats_of(source: str) -> list[str]:
-    """Small conversations about the file's functions and classes."""
+    """Return small conversations about the file's functions and classes."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
@@ -185,14 +186,16 @@ def loss_of(model: Qwen3ForCausalLM, ids: torch.Tensor) -> torch.Tensor:
 
 
 def learning_rate(progress: float, peak: float) -> float:
-    """Warm-up over 2 %, then a cosine down to 5 % of the peak."""
+    """Return the learning rate: a warm-up over the first 2 % of the training, then a cosine down to
+    5 % of ``peak``."""
     if progress < 0.02:
         return peak * progress / 0.02
     return peak * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (progress - 0.02) / 0.98)))
 
 
 def make_optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
-    """Muon (Jordan et al. 2024) for the matrices inside the layers, AdamW for the rest."""
+    """Return Muon (Jordan et al. 2024) for the matrices in the layers, and AdamW for the other
+    parameters."""
     inner = [p for name, p in model.named_parameters() if "layers." in name and p.dim() == 2]
     rest = [p for name, p in model.named_parameters() if "layers." not in name or p.dim() != 2]
     return [
@@ -208,7 +211,7 @@ def train(
     report: TrainingReport,
     options: argparse.Namespace,
 ) -> None:
-    """Train for ``options.minutes``; the last tenth of it on longer rows."""
+    """Train for ``options.minutes``, the last tenth of that time on longer rows."""
     random = np.random.default_rng(options.seed + report.steps)
     budget = options.minutes * 60
     began, before = time.monotonic(), report.seconds
@@ -244,8 +247,8 @@ def save_checkpoint(
     report: TrainingReport,
     work: Path,
 ) -> None:
-    """Write the checkpoint into one file, renamed into place: weights, optimizer states, and the
-    report in its header."""
+    """Write the weights, the optimizer states and (in its header) the report into one file, which
+    is renamed into place."""
     tensors = {}
     for name, p in model.named_parameters():
         tensors[f"model/{name}"] = p.detach()
@@ -280,12 +283,12 @@ def state_of(optimizers: list[torch.optim.Optimizer], p: torch.Tensor) -> dict[s
         if any(p is owned for group in optimizer.param_groups for owned in group["params"]):
             state: dict[str, torch.Tensor] = optimizer.state[p]
             return state
-    raise KeyError("a parameter that no optimizer owns")
+    raise KeyError("no optimizer owns the parameter")
 
 
 @torch.inference_mode()
 def held_out_loss(model: Qwen3ForCausalLM, tokens: np.ndarray) -> float:
-    """Mean nats per token over the held-out text, in rows of 512, in FP32."""
+    """Return the mean loss over the held-out text in nats per token, in FP32 and rows of 512."""
     rows = torch.from_numpy(tokens[: len(tokens) // 513 * 513].reshape(-1, 513))
     losses = []
     for part in torch.split(rows, 16):
@@ -306,7 +309,7 @@ def export(model: Qwen3ForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
         if name != tied
     }
     save_file(weights, out / "model.safetensors.new", metadata={"format": "pt"})
-    (out / "model.safetensors.new").chmod(0o644)  # save_file makes it its owner's alone
+    (out / "model.safetensors.new").chmod(0o644)  # save_file lets only the owner read it
     (out / "model.safetensors.new").rename(out / "model.safetensors")
     model.config.architectures = ["Qwen3ForCausalLM"]
     model.config.save_pretrained(out)

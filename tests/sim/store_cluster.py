@@ -1,5 +1,5 @@
-"""Workers and store nodes in one process: their production code over in-memory fakes of the model,
-the transport and the network, with faults on demand."""
+"""Runs the production code of workers and store nodes in one process, over in-memory fakes of the
+model, the transport and the network that inject faults on demand."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -53,7 +53,8 @@ CLOCK = LoopClock()
 
 
 class InlineEngineHandle:
-    """An ``EngineHandle`` without a thread; runs commands at once, one step per STEP_SECONDS."""
+    """An ``EngineHandle`` without a thread. It runs commands immediately, and a step every
+    ``STEP_SECONDS``."""
 
     def __init__(self, engine: Engine, on_step: Callable[[StepResult], None]) -> None:
         self._engine = engine
@@ -80,8 +81,8 @@ class InlineEngineHandle:
 
 @dataclass
 class SimStoreNode:
-    """One incarnation of a store node on ``folder``. Calls to a ``is_dead`` one fail; calls to a
-    ``is_hung`` one time out."""
+    """One incarnation of a store node, with its SSD tier in ``folder``. Calls to it fail while
+    ``is_dead`` is set, and time out while ``is_hung`` is set."""
 
     name: str
     generation: int
@@ -166,7 +167,7 @@ class InMemoryStoreClient:
             raise DeadlineExceeded(f"{self._store.name} is silent")
 
     async def _answer(self, call):  # type: ignore[no-untyped-def]
-        """Return the call's result, or raise Unavailable if the node died meanwhile."""
+        """Return the result of ``call``, or raise Unavailable if the node died meanwhile."""
         result = await call
         if self._store.is_dead:
             raise Unavailable(f"{self._store.name} died")
@@ -175,7 +176,7 @@ class InMemoryStoreClient:
 
 @dataclass
 class Node:
-    """One worker that serves requests alone, prefill and decode."""
+    """A worker that serves requests alone: it does both prefill and decode."""
 
     worker: Worker
     engine: Engine
@@ -217,7 +218,7 @@ class StoreCluster:
         return store
 
     def kill_store(self, name: str) -> None:
-        """Kill a node like SIGKILL: at once, while the registry learns it later."""
+        """Kill a node at once, as SIGKILL does; its registry entry remains."""
         for task in self.background.pop(name, []):
             task.cancel()
         self.stores[name].kill()

@@ -1,4 +1,5 @@
-"""Cancelling a connection attempt: the simulated event loop behaves like the real ones."""
+"""Tests that the simulated event loop behaves like the real ones when a connection attempt is
+cancelled."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -16,7 +17,8 @@ ANY_PORT, SIMULATED_PORT = 0, 2
 
 
 class Near(asyncio.Protocol):
-    """Cancels ``opening`` after the connection is made, and before that task runs again."""
+    """The connecting end. It cancels ``opening``, the task that waits for the connection, after the
+    connection is made and before that task runs again."""
 
     opening: "asyncio.Task[None]"
 
@@ -69,5 +71,6 @@ def run_in_virtual_time(work: Work) -> None:
 
 @pytest.mark.parametrize("run", [run_on_asyncio, run_on_uvloop, run_in_virtual_time])
 def test_connection_whose_opener_is_cancelled_is_closed(run: Callable[[Work], None]) -> None:
-    """A process that was frozen finds its connection open and its timeout expired at once."""
+    """This happens to a process that was frozen while it connected: when it thaws, the connection
+    is open, but the timeout of the attempt has expired, too."""
     run(cancel_as_it_opens)

@@ -1,5 +1,5 @@
-"""Fault isolation: an exception that one request causes in a worker's event loop, in its engine
-thread or in its grammar fails only that request."""
+"""Tests that an exception which one request causes in a worker's event loop, in its engine thread
+or in its grammar fails only that request."""
 
 import asyncio
 from typing import Any

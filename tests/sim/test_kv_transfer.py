@@ -1,4 +1,5 @@
-"""KV transfers between two workers: complete, cancelled anywhere, corrupt, and disconnected."""
+"""Tests of KV transfers between two workers that complete, are cancelled at any moment, arrive
+corrupted, or lose their connection."""
 
 import asyncio
 import math
@@ -52,7 +53,8 @@ SEED = 7
 
 
 async def run_disaggregated(running: Cluster, spec, cancel_after: int | None = None):  # type: ignore[no-untyped-def]
-    """Run one request over both workers; cancel it after ``cancel_after`` outputs of decode."""
+    """Run one request over both workers; cancel it after ``cancel_after`` outputs of the decode
+    worker, unless that is None."""
     prefill, decode = running.prefill.worker.open_stream(), running.decode.worker.open_stream()
     prefill.submit(spec, Task.PREFILL, None)
     decode.submit(spec, Task.DECODE, running.prefill.ref)
@@ -260,7 +262,7 @@ async def test_a_persistent_read_failure_fails_the_request_and_frees_both_sides(
 
 
 class ScriptedSource:
-    """A KV source that sends the given events, whether they are true or not."""
+    """A KV source that sends the given events, even false or malformed ones."""
 
     def __init__(self, *events: KvTransferEvent) -> None:
         self._events = list(events)
@@ -281,7 +283,7 @@ class ScriptedSource:
 
 
 class InvalidTokenSource:
-    """KV sources whose first token is outside the vocabulary."""
+    """A connector whose KV sources report a first token outside the vocabulary."""
 
     def __init__(self, peers: KvImportConnector) -> None:
         self._peers = peers
@@ -338,7 +340,8 @@ DONE = KvTransferDone(TokenId(5), False)
 async def test_a_malformed_kv_transfer_fails_only_its_own_request(
     events: list[KvTransferEvent], error: str
 ) -> None:
-    """The status is one that the router retries, and no token is computed from unwritten blocks."""
+    """The request fails with a status that the router retries, and no token is computed from
+    unwritten blocks."""
     async with cluster() as running:
         running.decode.kv_importer._connector = ScriptedSource(*events)
         stream = running.decode.worker.open_stream()
@@ -353,7 +356,7 @@ async def test_a_malformed_kv_transfer_fails_only_its_own_request(
 
 
 async def test_a_token_outside_the_vocabulary_fails_only_its_own_request() -> None:
-    """The embedding lookup of such a token would crash the worker."""
+    """Otherwise, the embedding lookup of that token would crash the worker."""
     async with cluster(vocab_size=256) as running:
         stream = running.decode.worker.open_stream()
         for name, prompt, task, changes in (

@@ -1,4 +1,5 @@
-"""Workers that change their role: running requests continue, and the prefix cache is kept."""
+"""Tests that when workers change their role, running requests continue and the prefix cache is
+kept."""
 
 from dataclasses import replace
 

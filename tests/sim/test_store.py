@@ -1,5 +1,5 @@
-"""Workers that share prefixes through the store: the tokens are the same as without it, whatever is
-cached and however the store fails."""
+"""Tests that workers which share prefixes through the store generate the same tokens as without the
+store, whatever is cached and however the store fails."""
 
 import asyncio
 from dataclasses import replace
@@ -50,8 +50,9 @@ def test_another_worker_finds_a_prompt_and_its_answer_in_the_store() -> None:
 
 
 def test_a_draining_worker_stores_the_blocks_that_only_it_has() -> None:
-    """One request's blocks were computed before there was a store; the other's were lost with the
-    store that died. The worker stores both in the new store before it counts as drained."""
+    """The blocks of the first request were computed before there was a store; those of the second
+    were lost when their store died. The worker puts the blocks of both requests into the new store
+    before it counts as drained."""
 
     async def main() -> None:
         async with store_cluster() as cluster:
@@ -101,7 +102,7 @@ def test_a_worker_whose_drain_was_revoked_stores_its_blocks_when_it_leaves_later
             assert not one.worker.is_drained
             store = await cluster.start_store(
                 "s", dram_blocks=1
-            )  # too small to keep what it is offered
+            )  # too small to keep the blocks that the worker offers
             await generate(one, request("a", tokens(1, 40), 4))
             await cluster.run_for()
             cluster.kill_store("s")
@@ -147,7 +148,7 @@ def test_every_reload_mode_gives_the_same_tokens(mode: ReloadMode, stored: int) 
             elif mode is ReloadMode.RECOMPUTE:
                 assert cached == {}
             elif stored >= 40:
-                # Computed from the front, fetched from the back, until the two met.
+                # Blocks were computed from the front and fetched from the back, until both met.
                 assert 0 < cached["dram"] < stored
             await cluster.run_for()
             cluster.check_integrity()
@@ -164,7 +165,7 @@ def test_concurrent_requests_with_one_prompt_share_computed_blocks() -> None:
             cached = [outputs[0].cached_tokens for outputs in answers]
             for spec, outputs in zip(specs, answers, strict=True):
                 assert tokens_of(outputs) == reference_answer(spec)[0]
-            assert sum(100 - count for count in cached) < 150, cached  # without the store: 400
+            assert sum(100 - count for count in cached) < 150, cached  # 400 without the store
             cluster.check_integrity()
 
     simulate(main())

@@ -1,4 +1,5 @@
-"""A thousand seeded schedules of requests and store faults: no wrong token, no leaked resource.
+"""Tests that a thousand random schedules of requests and store faults cause neither a wrong token
+nor a leaked resource.
 
     FAULT_SEED=17 python -m pytest tests/sim/test_store_campaign.py -k replay
 
@@ -84,7 +85,8 @@ class Schedule:
         assert CLOCK.monotonic() - began_at < 20.0
 
     def spec(self, number: int) -> RequestSpec:
-        """Return a request; requests of one family share the beginning of their prompt."""
+        """Return request ``number``. Requests of one prompt family share the beginning of their
+        prompts."""
         family = int(self.chance.integers(3))
         shared = 4 * int(self.chance.integers(1, 25))
         own = tokens(50 + number, int(self.chance.integers(1, 30)))

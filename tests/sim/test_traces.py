@@ -1,5 +1,5 @@
-"""Traces under faults: whichever processes die, freeze, drain or restart, the spans of a request
-form one tree. Production code of router, conductors and workers over the network of
+"""Tests that the spans of a request form one tree, whichever processes die, freeze, drain or
+restart. The production code of router, conductors and workers runs over the simulated network of
 ``tests/sim/whole``."""
 
 from collections import Counter
@@ -25,7 +25,7 @@ NUM_SEEDS = 24
 
 
 class SpanCollector:
-    """Collects the spans of all processes of a run; spans of a process that died are kept."""
+    """Collects the spans of all processes in a run, including processes that die."""
 
     def __init__(self) -> None:
         self.spans = MemorySpanSink()
@@ -56,7 +56,7 @@ class SpanCollector:
 
     @contextmanager
     def patched(self) -> Iterator[None]:
-        """Make simulated processes report their spans here."""
+        """Make simulated processes report their spans to this collector."""
         with (
             simulation_environment(),
             patch("tests.sim.whole.worker.telemetry_for", self.worker_telemetry),

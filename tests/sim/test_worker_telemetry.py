@@ -1,4 +1,4 @@
-"""Telemetry of requests that two workers share: exact metrics, and the spans of a trace."""
+"""Tests the metrics and spans of requests that a prefill and a decode worker share."""
 
 from collections import Counter
 from dataclasses import replace
@@ -113,7 +113,8 @@ async def test_refused_and_dropped_requests_are_counted() -> None:
 
 
 def stages(spans: list[Span], job: str) -> list[str]:
-    """Return the child spans of the job of that name, in order; check that each lies within it."""
+    """Return the names of the child spans of the span ``job``, in order; check that each child lies
+    within it."""
     [found] = [span for span in spans if span.name == job]
     assert found.parent_id == ATTEMPT.span_id
     below = [span for span in spans if span.parent_id == found.context.span_id]
@@ -197,8 +198,8 @@ async def test_a_cancelled_request_ends_its_spans_too(moment: int) -> None:
 
 
 async def test_a_migrated_request_has_a_span_of_its_job_and_of_its_export() -> None:
-    """The export for the next worker belongs to the attempt that it comes from, so its span has a
-    parent."""
+    """The span of the export to the next worker is a child of the attempt that exported the KV, so
+    it has a parent."""
     spans = MemorySpanSink()
     config = WorkerConfig(drain_grace_seconds=0.0)
     async with cluster(config=config, spans=spans) as running:
@@ -225,7 +226,7 @@ async def test_a_migrated_request_has_a_span_of_its_job_and_of_its_export() -> N
 
 
 async def drop_export(running: Cluster, node: Node, epoch: Epoch) -> None:
-    """Close the stream of the exported request, as a router that gives it up does."""
+    """Close the stream of the exported request, as a router does when it gives the request up."""
     export = next(iter(node.worker._jobs))
     assert (export.request_id, export.spec.epoch) == (RequestId("r"), epoch)
     export.stream.close()

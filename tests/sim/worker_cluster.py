@@ -1,4 +1,4 @@
-"""A prefill and a decode worker in one process: the production code of both over in-memory fakes of
+"""Runs the production code of a prefill and a decode worker in one process, over in-memory fakes of
 the model, the transport and the network."""
 
 import asyncio
@@ -76,7 +76,7 @@ class Node:
 
 
 class Gate:
-    """Let ``num_steps`` engine steps pass; the engine waits before the next one."""
+    """Lets ``num_steps`` engine steps pass; the engine waits before the next one."""
 
     def __init__(self, num_steps: int) -> None:
         self._steps = threading.Semaphore(num_steps)
@@ -85,11 +85,12 @@ class Gate:
         assert self._steps.acquire(timeout=30), "nobody opened the gate"
 
     def open(self) -> None:
-        """Let more steps pass than any test runs."""
+        """Let all further steps pass (more than any test runs)."""
         self._steps.release(1000)
 
     async def open_slowly(self, stream: OutputStream, outputs: list[RequestOutput]) -> None:
-        """Let few steps pass between two sweeps of the worker, until its request has finished."""
+        """Let only a few steps pass between two sweeps of the worker, until its request has
+        finished. Appends the outputs of ``stream`` to ``outputs``."""
         while not is_finished(outputs):
             self._steps.release()
             await asyncio.sleep(SWEEP_SECONDS / 4)
@@ -238,7 +239,7 @@ def request(
 async def collect(
     stream: OutputStream, enough: Callable[[list[RequestOutput]], bool]
 ) -> list[RequestOutput]:
-    """Return outputs of the stream once ``enough`` returns true for them."""
+    """Collect outputs of the stream until ``enough`` returns true for them; return them."""
     outputs: list[RequestOutput] = []
     while not enough(outputs):
         outputs.extend(await stream.next_outputs())

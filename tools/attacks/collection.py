@@ -1,4 +1,4 @@
-"""Finds all attacks, and runs some of them in this process, one after the other."""
+"""Finds all attacks, and runs the named ones in this process, one after the other."""
 
 import asyncio
 import importlib
@@ -34,7 +34,7 @@ def find_attacks() -> list[Attack]:
 
 
 def run_attacks(names: Sequence[str], fields: dict[str, Any]) -> dict[str, dict[str, int]]:
-    """Run each named attack, for as long as the target says; return the outcomes by name."""
+    """Run each named attack for the target's ``seconds``; return the outcomes by name."""
     attacks = {attack.name: attack for attack in find_attacks()}
     outcomes = {}
     for name in names:
@@ -63,7 +63,7 @@ def target_to_json(target: AttackTarget) -> dict[str, Any]:
 
 
 def target_from_json(fields: dict[str, Any]) -> AttackTarget:
-    """Return the target; the time of its attacks begins now."""
+    """Return the target that the JSON fields describe; its attack time starts now."""
     members = tuple(
         MemberAddress(**member | {"listening": tuple(member["listening"])})
         for member in fields["members"]

@@ -12,7 +12,7 @@ HEADERS = {"content-type": "application/json"}
 
 
 async def attack(target: AttackTarget) -> None:
-    """Send several such messages at once to be tokenised."""
+    """Have several conversations that end with such a message tokenised concurrently."""
     message = {"role": "assistant", "content": "\ue000end\ue000" * REPEATS}
     body = {"messages": [message], "continue_final_message": True, "add_generation_prompt": False}
     content = json.dumps(body, ensure_ascii=False).encode()

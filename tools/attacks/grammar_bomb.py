@@ -12,7 +12,7 @@ AT_ONCE = 8
 
 
 async def attack(target: AttackTarget) -> None:
-    """Send several requests at once, each with another schema, so that none is cached."""
+    """Send several requests at once, each with a different schema, so that none is cached."""
     number = 0
     async with target.client() as client:
 

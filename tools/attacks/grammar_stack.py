@@ -5,7 +5,7 @@ from typing import Any
 from tools.attacks.target import AttackTarget
 from tools.attacks.uploads import CHAT, batch, lines
 
-FINDING = "7: a schema or grammar crashes the process; in a batch, at each start again"
+FINDING = "7: a schema or grammar crashes the process; in a batch, again at each restart"
 
 LINKS, RULES = 1010, 2680
 MESSAGES = [{"role": "user", "content": "Hello"}]

@@ -1,4 +1,4 @@
-"""Requests that two HTTP parsers read differently, and framing without a limit."""
+"""Requests that two HTTP parsers read differently, and chunk extensions of unlimited length."""
 
 from tools.attacks.target import AttackTarget
 
@@ -22,13 +22,13 @@ async def attack(target: AttackTarget) -> None:
             answer = await target.send(request.encode(), wait_seconds=1.0)
             if answer.startswith(b"HTTP/1.1 2"):
                 target.record_violation(
-                    f"a request with {hosts.count('Host')} Host headers was taken"
+                    f"a request with {hosts.count('Host')} Host headers was accepted"
                 )
         await target.send(extended(host, target.attacker_key), wait_seconds=2.0)
 
 
 def upgrade(host: str, word: str) -> bytes:
-    """Return a request whose body is another request."""
+    """Return a request to upgrade to ``word`` whose body is another request."""
     body = SMUGGLED.format(host=host)
     head = (
         f"POST /tokenize HTTP/1.1\r\nHost: {host}\r\nConnection: upgrade\r\nUpgrade: {word}\r\n"

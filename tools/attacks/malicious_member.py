@@ -2,7 +2,7 @@
 
 The answers can be recognised as invalid: nonexistent token ids, unknown finish reasons, missing
 tokens, hundreds of logprobs, outputs for other requests. A member that sends wrong but valid tokens
-is not covered: that can't be detected.
+is not covered, since wrong but valid tokens can't be detected.
 """
 
 import re

@@ -1,4 +1,5 @@
-"""A client without a key reads tenants' data: metrics on the public port, secrets in arguments."""
+"""A client without a key tries to read metrics from the public port, and secrets from command
+lines."""
 
 import urllib.parse
 
@@ -6,13 +7,13 @@ import psutil
 
 from tools.attacks.target import AttackTarget
 
-FINDING = "5: metrics name tenants without a key; a password is in program arguments"
+FINDING = "5: metrics name tenants to clients without a key; a password is in a command line"
 
 TELLTALES = (b"neighbour", b"baton_tenant_")
 
 
 async def attack(target: AttackTarget) -> None:
-    """Request metrics without a key, and inspect every program's arguments."""
+    """Request metrics without a key, and inspect every process's command line."""
     password = urllib.parse.urlsplit(target.redis_url).password
     for member in target.members:
         arguments = " ".join(psutil.Process(member.pid).cmdline())

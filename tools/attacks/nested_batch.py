@@ -3,13 +3,13 @@
 from tools.attacks.target import AttackTarget
 from tools.attacks.uploads import batch, line
 
-FINDING = "7: a deeply nested batch line ends the batch runner of each router, at each start again"
+FINDING = "7: a deeply nested batch line stops every router's batch runner, again at each restart"
 
 DEPTHS = (260, 1000, 100_000)
 
 
 async def attack(target: AttackTarget) -> None:
-    """Send one batch after the other, each with every depth."""
+    """Send one batch after the other, each with one line per nesting depth."""
     async with target.client() as client:
         while await target.wait_for_rate_limit():
             data = b"".join(line(str(depth), nested(depth)) for depth in DEPTHS)

@@ -1,7 +1,7 @@
-"""A host on the network writes into a worker's memory, through the sockets of UCX.
+"""A host on the network writes into a worker's memory through UCX's sockets.
 
-UCX's TCP transport does not authenticate: after its magic number and a connection request, a
-message says at which address the bytes that follow are to be written.
+UCX's TCP transport does not authenticate its peers: after the magic number and a connection
+request, a message names the address to which the bytes that follow it are written.
 """
 
 import socket
@@ -16,7 +16,7 @@ CONNECTION_EVENT, PUT_REQUEST = 32, 33
 """UCX message types."""
 
 NO_ADDRESS = 8
-"""An unmapped address: writing there ends the process."""
+"""An unmapped address: a write to it crashes the process."""
 
 
 async def attack(target: AttackTarget) -> None:

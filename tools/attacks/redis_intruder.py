@@ -1,4 +1,5 @@
-"""A client that may write to Redis registers as a member, and waits for peers to send secrets."""
+"""A client that may write to Redis registers as a member, and waits for peers to send it the
+cluster secret."""
 
 import json
 import re
@@ -27,7 +28,7 @@ class _CallRecorder(grpc.GenericRpcHandler):
             text = value if isinstance(value, str) else value.decode("latin-1")
             if self._target.cluster_secret in text:
                 self._target.record_violation(
-                    f"a peer told the secret in {key} of {details.method}"
+                    f"a peer sent the secret in {key} of {details.method}"
                 )
         return None
 
@@ -50,8 +51,8 @@ async def attack(target: AttackTarget) -> None:
 
 
 async def _copy(registry: Any, key: Any, address: str) -> None:
-    """Register a copy of a member without a framed-connection address, as is possible without the
-    secret for signing."""
+    """Register a copy of a member, without its framed-connection address: that much is possible
+    without the secret that signs entries."""
     value = await registry.get(key)
     prefix, _, name = key.decode().rpartition(":")
     found = re.search(rb"\{.*\}", value or b"", re.DOTALL)

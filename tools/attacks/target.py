@@ -16,15 +16,15 @@ from benchmarks.machine import SYSTEM_CLOCK
 REQUESTS_PER_MINUTE = 60
 REQUEST_SECONDS = 60.0
 VIOLATION_PREFIX = "harm: "
-"""The prefix of outcomes that are a violation of the guarantee by themselves."""
+"""The prefix of outcomes that violate the guarantee whatever the neighbour's streams show."""
 
 
 @dataclass(frozen=True)
 class MemberAddress:
     """A process of the cluster, and where it can be reached on the members' network.
 
-    ``grpc`` and ``framed_address`` are host:port, or empty. ``listening`` has every TCP socket that
-    the process listens on, as host:port, those two among them."""
+    ``grpc`` and ``framed_address`` are host:port, or empty. ``listening`` has the host:port of
+    every TCP socket that the process listens on, including ``grpc`` and ``framed_address``."""
 
     id: str
     role: str
@@ -39,9 +39,9 @@ class AttackTarget:
     """A cluster under attack for ``seconds`` from now.
 
     ``url`` is the router's. ``attacker_key`` allows 60 requests a minute. ``neighbour_key`` belongs
-    to the other tenant; attacks use it only to look for leaks of its data, never to impersonate
-    it. ``cluster_secret`` is only for attacks by a compromised member. ``outcomes`` counts the
-    requests by status, or by the name of the error, for the report.
+    to the other tenant; attacks use it only to look for leaks of that tenant's data, never to
+    impersonate it. ``cluster_secret`` is only for attacks by a compromised member. ``outcomes``
+    counts the requests by HTTP status or name of the error, and violations (``VIOLATION_PREFIX``).
     """
 
     url: str
@@ -118,8 +118,8 @@ class AttackTarget:
         self, client: httpx.AsyncClient, path: str, body: Any = None, **options: Any
     ) -> httpx.Response | None:
         """Send one request and read the response. ``body`` is sent as JSON; ``options`` are
-        httpx's. Return None when there was no response, or the attack is over: then the request is
-        dropped, as by a client that disconnects. Does not wait for the attacker's limit."""
+        httpx's. Return None if there was no response, or if the attack ended first: then the
+        connection is closed before the response. Does not wait for the attacker's rate limit."""
         try:
             async with asyncio.timeout(self.seconds_left):
                 options = {"json": body, **options} if body is not None else options
@@ -147,8 +147,8 @@ class AttackTarget:
         self, data: bytes, address: tuple[str, int] | str | None = None, wait_seconds: float = 5.0
     ) -> bytes:
         """Send bytes over a new connection, by default to the router; return what is received until
-        the other side closes or sends nothing for a while. Empty when the connection is refused or
-        broken."""
+        the other side closes or ``wait_seconds`` have passed. Return what has arrived so far,
+        possibly nothing, if the connection is refused or breaks."""
         answer = b""
         try:
             async with self.connection(address) as (reader, writer):
@@ -190,7 +190,7 @@ def _joined(host: str, port: int) -> str:
 
 
 def _status_of(answer: bytes) -> str:
-    """Return the HTTP status of a response, or a description of another one."""
+    """Return the HTTP status of a response, or "other bytes" or "closed" if it isn't HTTP."""
     if answer.startswith(b"HTTP/1."):
         return answer[9:12].decode("ascii", "replace")
     return "other bytes" if answer else "closed"

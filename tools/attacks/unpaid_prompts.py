@@ -1,4 +1,4 @@
-"""Prompts that are computed although their answers can't begin: a regex that matches nothing."""
+"""Prompts with a regex that matches nothing: they are computed although no answer is possible."""
 
 import numpy as np
 

@@ -1,7 +1,7 @@
 """Not an attack: a request of each kind, as an honest tenant sends them.
 
-It shows the cost of the measurement itself, and makes each program create beforehand what it
-creates only once: a grammar's tables, a batch's folder, memory for a long prompt.
+It shows the cost of the measurement itself, and makes each process create, before the attacks, what
+it creates only once: a grammar's tables, a batch's folder, memory for a long prompt.
 """
 
 from tools.attacks.target import AttackTarget
@@ -14,7 +14,7 @@ TEXT = "A line of text.\n" * 4000
 
 
 async def attack(target: AttackTarget) -> None:
-    """Send each kind of request once, then nothing."""
+    """Send each kind of request once, then wait until the time is over."""
     prompt = [3 + number * number % 4001 % 3900 for number in range(PROMPT_TOKENS)]
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     requests = [

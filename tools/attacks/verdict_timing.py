@@ -10,15 +10,15 @@ from tools.attacks.uploads import CHAT
 FINDING = "14: whether a grammar is valid is cached across tenants"
 
 PAIRS, TELLING = 20, 17
-"""The number of guesses, and how many right ones count as a leak: by chance, 17 of 20 guesses are
-right once in eight hundred times."""
+"""The number of guesses, and how many right ones count as a leak: the probability that at least 17
+of 20 guesses are right by chance is about 1 in 800."""
 
 FIELDS = 150
 
 
 async def attack(target: AttackTarget) -> None:
-    """Send pairs of schemas, of which the neighbour has used one; guess that it is the faster
-    one."""
+    """Send pairs of schemas, one of which the neighbour has used; guess that the schema that is
+    accepted sooner is the neighbour's."""
     chance = np.random.default_rng(14)
     right = pairs = 0
     headers = {"authorization": f"Bearer {target.neighbour_key}"}

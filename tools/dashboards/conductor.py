@@ -1,4 +1,4 @@
-"""The dashboard of the conductor: its decisions, and what they are based on."""
+"""The dashboard of the conductor's decisions and of the data that they are based on."""
 
 from tools.dashboards.grafana import Dashboard, Panel, PanelRow, PromQuery
 from tools.dashboards.queries import quantiles, rate

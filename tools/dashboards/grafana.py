@@ -1,4 +1,4 @@
-"""Generates Grafana dashboards from a short description: rows of panels, each with its queries."""
+"""Generates Grafana dashboards from short descriptions of their panels and queries."""
 
 import json
 import re
@@ -16,8 +16,8 @@ _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 @dataclass(frozen=True, slots=True)
 class PromQuery:
-    """A PromQL expression without the cluster's matcher, which is added to each of our metrics.
-    ``legend`` names the lines, with labels in braces."""
+    """A PromQL expression without the matcher for the cluster, which :attr:`of_cluster` adds to
+    each of Baton's metrics. ``legend`` names the plotted lines, with labels in braces."""
 
     expr: str
     legend: str = ""

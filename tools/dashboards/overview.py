@@ -1,4 +1,5 @@
-"""The overview dashboard: latencies that clients see, where time is spent, which members run."""
+"""The overview dashboard: the latencies at clients, how much each stage adds to them, and which
+members run."""
 
 from tools.dashboards.grafana import Dashboard, Panel, PanelRow, PromQuery
 from tools.dashboards.queries import quantile, quantiles, rate, share, stat

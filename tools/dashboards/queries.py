@@ -4,7 +4,7 @@ from tools.dashboards.grafana import Panel, PromQuery
 
 
 def quantile(q: float, histogram: str, by: str = "", where: str = "") -> str:
-    """Return the query for a quantile of one of our histograms, over all scraped processes."""
+    """Return the query for the ``q`` quantile of one of our histograms over all processes."""
     labels = f"le, {by}" if by else "le"
     chosen = f"{{{where}}}" if where else ""
     return (
@@ -21,7 +21,7 @@ def rate(counter: str, by: str = "", where: str = "") -> str:
 
 
 def share(part: str, whole: str) -> str:
-    """Return the query for the ratio of two sums; without data, it has no value."""
+    """Return the query for ``part / whole``; it has no value where ``whole`` is 0."""
     return f"{part} / ({whole} > 0)"
 
 

@@ -1,4 +1,4 @@
-"""The dashboard of workers: load, steps and memory of each."""
+"""The dashboard of the workers: the load, steps and memory of each one."""
 
 from tools.dashboards.grafana import Dashboard, Panel, PanelRow, PromQuery, Variable
 from tools.dashboards.queries import quantile, rate, share

@@ -1,4 +1,4 @@
-"""Bugs that a test plants, one at a time, to prove that the simulation would find such bugs."""
+"""Bugs that a test plants one at a time, to prove that the simulation finds them."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
@@ -43,7 +43,8 @@ def leaked_reservation() -> Changes:
 
 
 def ignored_epoch() -> Changes:
-    """Outputs go to the newest attempt of the request, and the router's epoch fences are off."""
+    """Outputs of any epoch are delivered to the newest attempt of the request, and the router does
+    not check their epochs."""
     latest, changes = _latest_receivers()
 
     def deliver(self: StreamWorkerConnection, outputs: Iterable[RequestOutput]) -> None:
@@ -54,8 +55,8 @@ def ignored_epoch() -> Changes:
 
 
 def _latest_receivers() -> tuple[dict[str, OutputReceiver], Changes]:
-    """Return the newest receiver of each request's outputs, and the changes that keep track of
-    it."""
+    """Return a dict of the newest receiver of each request's outputs, and the changes that keep it
+    up to date."""
     submit = StreamWorkerConnection.submit
     latest: dict[str, OutputReceiver] = {}
 
@@ -125,7 +126,7 @@ def unverified_checksum() -> Changes:
 
 
 def torn_frame() -> Changes:
-    """A frame whose header arrives in two pieces is not put together again."""
+    """A frame whose header arrives in two pieces is not reassembled."""
     original = FramedConnection.data_received
 
     def data_received(self: FramedConnection, data: bytes) -> None:
@@ -137,7 +138,8 @@ def torn_frame() -> Changes:
 
 
 def frame_after_close() -> Changes:
-    """Messages that still arrive over a connection that was given up count as its successor's."""
+    """Messages that arrive over a connection after it was given up are treated as if they had come
+    over its successor."""
     latest, changes = _latest_receivers()
     deliver = StreamWorkerConnection.deliver
 
@@ -184,7 +186,7 @@ def unclosed_connection() -> Changes:
 
 
 def unanswered_ping() -> Changes:
-    """Pings are not answered, so an idle peer is taken for dead."""
+    """Pings are not answered, so an idle peer is considered dead."""
     original = FramedConnection._on_control
 
     def on_control(self: FramedConnection, kind: int, payload: bytes) -> None:
@@ -195,7 +197,7 @@ def unanswered_ping() -> Changes:
 
 
 def no_silence_timeout() -> Changes:
-    """A silent peer is never given up."""
+    """The connection to a silent peer is never given up."""
 
     def tick(self: FramedConnection) -> None:
         self.send(0, FrameKind.PING, b"")
@@ -205,7 +207,7 @@ def no_silence_timeout() -> Changes:
 
 
 def dropped_under_backpressure() -> Changes:
-    """A message that does not fit into the send buffer is thrown away."""
+    """A message is discarded if the send buffer is not empty."""
     original = FrameProtocol.send
 
     def send(self: FrameProtocol, number: int, kind: int, payload: bytes) -> None:
@@ -262,7 +264,7 @@ def delivered_out_of_order() -> Changes:
 
 
 def _always_delivered_inline() -> tuple[type, str, Any]:
-    """Return the change after which tokens are delivered inline whether or not others are
+    """Return the change after which tokens are delivered inline even if earlier ones are still
     queued."""
     return OutputQueue, "has_waiting_reader", True
 
@@ -290,7 +292,7 @@ def delivered_to_slow_client() -> Changes:
 
 
 def written_past_pause() -> Changes:
-    """The router writes on to a client that reads too slowly."""
+    """The router keeps writing to a client that reads too slowly."""
 
     def is_open(self: UvicornBodyWriter) -> bool:
         cycle = self._cycle

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.sim.whole.router import SimRouter
 
 NUM_FAMILIES = 3
-"""Prompts of one family share their beginning."""
+"""The number of prompt families. Prompts of one family share their beginning."""
 
 FIRST_CHARACTER = 0x100
 """The character for token 0."""
@@ -33,9 +33,10 @@ DONE = b"[DONE]"
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """A request. The client disconnects after ``cancels_after_seconds`` seconds unless the response
-    has ended. After ``pauses_after_seconds`` seconds it reads nothing for ``pause_seconds``
-    seconds. A ``reads_slowly`` client pauses now and then."""
+    """A request and its client's behaviour. The client disconnects after ``cancels_after_seconds``
+    unless the response has ended by then. After ``pauses_after_seconds``, it stops reading for
+    ``pause_seconds``. If either time is None, that does not happen. A client that ``reads_slowly``
+    pauses now and then."""
 
     spec: RequestSpec
     at_seconds: float
@@ -72,7 +73,7 @@ class ClientResponse:
         assert self.generation is not None
         name, epoch = self.request.spec.request_id, self.generation.record.placements[-1].epoch
         if self.has_ended:
-            raise GuaranteeViolation(f"{name}: a token after the end")
+            raise GuaranteeViolation(f"{name}: received a token after the end")
         if output.epoch != epoch:
             raise GuaranteeViolation(f"{name}: a token of epoch {output.epoch} in epoch {epoch}")
         if output.first_index != self.num_accepted_tokens:
@@ -199,14 +200,14 @@ class Client(asyncio.Protocol):
 
 
 async def run_client(router: "SimRouter", answer: ClientResponse, process: Process) -> None:
-    """Run one client until it has its response, has left, or its connection is gone."""
+    """Run one client until it has its response, has disconnected, or its connection breaks."""
     client = Client(router, answer, process)
     try:
         await process.network.connect(process, lambda: client, router.address, "http")
         await client.closed
     except OSError as error:
         if router.process.alive:
-            raise GuaranteeViolation(f"the router is not listening: {error}") from error
+            raise GuaranteeViolation(f"the router does not accept connections: {error}") from error
         answer.finish("lost", str(error))
     except asyncio.CancelledError:
         client.cancel()
@@ -214,12 +215,12 @@ async def run_client(router: "SimRouter", answer: ClientResponse, process: Proce
 
 
 def has_client(end: SimSocket) -> bool:
-    """Return whether the client of this HTTP connection knows already that it is connected."""
+    """Return whether the client of this HTTP connection already knows that it is connected."""
     return (end if end.is_client else end.peer).protocol is not None
 
 
 def reset_client_connection(end: SimSocket) -> None:
-    """Reset a client's connection, and excuse a response that ends as "broken"."""
+    """Reset a client's connection, and allow its response to end as "broken"."""
     client = end if end.is_client else end.peer
     client.protocol.answer.may_break = True
     for each in (end, end.peer):

@@ -1,4 +1,4 @@
-"""All processes of one run: how they are started, restarted and stopped."""
+"""Starts, restarts and stops all processes of one run."""
 
 from collections.abc import Iterable
 
@@ -24,8 +24,8 @@ RELOAD_MODES = (None, ReloadMode.FETCH, ReloadMode.SPLIT)
 
 
 class Cluster:
-    """The simulated cluster. ``worker_incarnations`` are all worker incarnations of the run;
-    ``workers`` is the latest incarnation of each worker, by name."""
+    """The simulated cluster. ``worker_incarnations`` has all worker incarnations of the run,
+    ``workers`` only the latest incarnation of each worker, by name."""
 
     def __init__(self, loop: SimLoop, chance: SeededRandom) -> None:
         self.loop = loop
@@ -54,7 +54,7 @@ class Cluster:
         self._num_started = 0
 
     async def start(self) -> None:
-        """Start all processes one after the other, so that each finds those that it needs."""
+        """Start the processes in such an order that each finds the ones that it needs."""
         chance = self.chance
         if self.environment.has_stores:
             for number in range(chance.between(1, 2)):
@@ -86,7 +86,7 @@ class Cluster:
         )
 
     def restart_worker(self, name: str) -> SimWorker:
-        """Start the worker's next incarnation, at the same addresses or others."""
+        """Start the worker's next incarnation, at the same addresses or at new ones."""
         last, number = self.workers[name], self._num_started
         address, line = last.address, last.framed_address
         if self.chance.happens(0.3):
@@ -163,8 +163,9 @@ class Cluster:
         )
 
     def _leftover_connections(self) -> list[str]:
-        """Describe connections with only one live end, client connections that are still open, and
-        framed connections on which a writer still waits for its peer to read."""
+        """Describe each connection of which only one end is alive, each client connection that is
+        still open, and each framed connection on which a writer still waits for its peer to
+        read."""
         return [
             f"{each.kind} {each.process.name}-{each.peer.process.name}"
             for process in self.network.processes

@@ -25,8 +25,8 @@ CONFIG = ConductorConfig(admission=False)
 
 
 class SimConductor:
-    """A conductor. It serves placements at the address ``name``, and framed connections at ``line``
-    unless that is empty (which stands for an older version)."""
+    """A conductor. It serves placements at the address ``name``, and framed connections at the
+    address ``line``. An empty ``line`` simulates an older version, without framed connections."""
 
     def __init__(
         self, environment: "SimEnvironment", name: str, generation: int, line: str

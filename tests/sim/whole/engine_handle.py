@@ -23,7 +23,7 @@ TOKEN_SECONDS = 0.0005
 
 
 class StepClock:
-    """The loop's time plus ``lag``, the duration of the step that is running."""
+    """The loop's time plus ``lag``, the duration of the step that the engine is running."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
@@ -55,7 +55,7 @@ class SimRunner(FakeRunner):
         return super().run(plan)
 
     def _read(self, block_ids: Sequence[BlockId], num_tokens: int) -> bytes:
-        """Do what the parent does, but faster: half of a run's time is spent here."""
+        """Do the same as the base class, but faster: a run spends half of its time here."""
         size, view = self.block_size_bytes, self.memory
         used = block_ids[: -(-num_tokens // BLOCK_TOKENS)]
         blocks = b"".join([view[block_id * size : (block_id + 1) * size] for block_id in used])
@@ -66,8 +66,8 @@ class SimRunner(FakeRunner):
 
 
 class SimEngineHandle:
-    """Implements :class:`baton.worker.engine_thread.EngineHandle`: commands run between two steps,
-    and a step's result is delivered when its duration is over."""
+    """Implements :class:`baton.worker.engine_thread.EngineHandle`. Commands run between two steps,
+    and the result of a step is delivered once the step's duration has passed."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class SimEngineHandle:
         self, command: Callable[[Engine], Any], result: "asyncio.Future[Any] | None"
     ) -> None:
         self._commands.append((command, result))
-        assert len(self._commands) <= MAX_COMMANDS, "the engine's queue has a bound"
+        assert len(self._commands) <= MAX_COMMANDS, "the engine's command queue exceeds its bound"
         if not self._busy:
             self._busy = True
             self._loop.call_soon(self._turn)

@@ -1,4 +1,4 @@
-"""Fault injection of one run: which faults occur, when, and which process each one hits."""
+"""Draws the faults of a run and injects each at its time into the process that it selects."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ DISRUPTIVE_FAULTS = (
     "deaf",
     "one_way",
 )
-"""Each of these may make a placement of some requests fail."""
+"""Faults each of which may make one placement of some requests fail."""
 
 DELAYING_FAULTS = (
     "conductor",
@@ -52,13 +52,14 @@ DELAYING_FAULTS = (
     "wall",
     "hang_up",
 )
-"""These may only delay requests, except for those in :data:`REPEATEDLY_FAILING`."""
+"""Faults that may only delay requests, except for those in :data:`REPEATEDLY_FAILING`."""
 
 REPEATEDLY_FAILING = ("reads",)
-"""With these, a request may fail on more placements than it is retried on."""
+"""Faults with which all placements of a request may fail, although it is retried."""
 
 MAX_DISRUPTIVE = 3
-"""A request survives this many failed placements (``FailoverConfig.max_retries``)."""
+"""The most disruptive faults in a run: a request survives this many failed placements
+(``FailoverConfig.max_retries``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,9 @@ def _draw_seconds(chance: SeededRandom) -> float:
 
 
 class FaultInjector:
-    """Inject the faults of one run, and log its events. ``may_fail_often``: some fault is one of
-    :data:`REPEATEDLY_FAILING`, or all known workers may be gone while the registry cannot announce
-    their next incarnations."""
+    """Injects the faults of one run, and logs its events. ``may_fail_often`` is set if all
+    placements of a request may fail: either one of the faults is in :data:`REPEATEDLY_FAILING`, or
+    all known workers may be gone while the registry cannot announce their next incarnations."""
 
     def __init__(self, cluster: Cluster, faults: list[Fault]) -> None:
         self._cluster = cluster
@@ -116,7 +117,7 @@ class FaultInjector:
     # -- faults that may make placements fail ------------------------------------------------
 
     def _victim(self, fault: Fault) -> str | None:
-        """Pick a serving worker, or None unless another one is serving, too."""
+        """Return one of the serving workers, or None if fewer than two are serving."""
         serving = self._cluster.serving()
         if len(serving) < 2:
             return None
@@ -147,7 +148,7 @@ class FaultInjector:
 
     def _doze(self, fault: Fault) -> str | None:
         """Freeze a worker for longer than a router waits for a token, but thaw it before it is
-        taken for dead: its outputs arrive late, over a connection that still works."""
+        considered dead: its outputs arrive late, over a connection that still works."""
         name = self._victim(fault)
         if name is not None:
             seconds = FAILOVER_CONFIG.timeouts.next_token_timeout_seconds + 0.4 * (
@@ -157,7 +158,8 @@ class FaultInjector:
         return name
 
     def _replace(self, fault: Fault) -> str | None:
-        """Freeze a worker and start its next incarnation; then the old one thaws beside it."""
+        """Freeze a worker and start its next incarnation. Later, the old incarnation thaws while
+        the new one is running."""
         name = self._freeze(fault)
         if name is not None:
             self._later(fault.seconds * 0.5, self._restart_worker, name)
@@ -198,7 +200,7 @@ class FaultInjector:
         self._cluster.workers[name].process.kill()
 
     def _stall(self, fault: Fault) -> str:
-        """Freeze the router, for less than its own timeout for a placement."""
+        """Freeze the router for less time than it waits for a placement."""
         process = self._cluster.router.process
         self._cluster.network.freeze(process, min(fault.seconds, 4.0))
         return process.name
@@ -220,7 +222,7 @@ class FaultInjector:
         return _name(end)
 
     def _deaf(self, fault: Fault) -> str | None:
-        """One end of a framed connection stops reading."""
+        """Make one end of a framed connection stop reading for a while."""
         end = self._line(fault)
         if end is None:
             return None
@@ -273,7 +275,7 @@ class FaultInjector:
         environment.registry.registry.is_reachable = environment.index.is_reachable = True
 
     def _reborn(self, fault: Fault) -> str:
-        """The registry is unreachable, and comes back empty."""
+        """Make the registry unreachable; it comes back empty."""
         self._registry(fault)
         self._later(
             fault.seconds * 0.99, lambda _: self._cluster.environment.registry.restart(), None
@@ -339,7 +341,7 @@ class FaultInjector:
         return kind
 
     def _router(self, fault: Fault) -> str:
-        """Kill the router and start another; workers drop the requests of the dead one."""
+        """Kill the router and start a new one; workers drop the requests of the dead router."""
         name = self._cluster.router.process.name
         self._cluster.router.process.kill()
         self._cluster.start_router()
@@ -360,7 +362,7 @@ class FaultInjector:
         return "new connections"
 
     def _wall(self, fault: Fault) -> str | None:
-        """A firewall blocks new framed connections to one worker."""
+        """Make a firewall block new framed connections to one worker."""
         lines = [
             life.framed_address for life in self._cluster.workers.values() if life.framed_address
         ]

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from tests.sim.whole.worker import SimEnvironment
 
 OLDER, REFUSED, SWALLOWED = 0.1, 0.05, 0.03
-"""Fractions of members without framed connections (an older version), or with them behind a
-firewall that refuses or swallows connections. Routers use gRPC instead."""
+"""The fractions of members that don't serve framed connections (like an older version), or that
+are behind a firewall that refuses or swallows them. Routers use gRPC for these members."""
 
 
 class OrderedSet(dict[Any, None]):
-    """A set that iterates in order of insertion, in every process."""
+    """A set that iterates in insertion order, which is the same in every real process."""
 
     def add(self, item: Any) -> None:
         self[item] = None
@@ -28,7 +28,8 @@ class OrderedSet(dict[Any, None]):
 
 
 def draw_framed_address(chance: SeededRandom, network: Network, address: str) -> str:
-    """Return the address, which may be behind a firewall, or "" for an older version."""
+    """Return ``address``, perhaps after putting it behind a firewall, or "" for a member without
+    framed connections."""
     draw = chance.number()
     if draw < OLDER:
         return ""

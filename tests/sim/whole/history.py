@@ -1,4 +1,4 @@
-"""Checks that clients received what Baton guarantees."""
+"""Checks that the responses which clients received satisfy Baton's guarantees."""
 
 from collections.abc import Collection, Sequence
 
@@ -11,7 +11,7 @@ EXCUSED_ERRORS = (
     "the request failed on 4 placements",
     "the only workers left are the ones that failed",
 )
-"""Errors of requests that failed on more placements than they are retried on."""
+"""Errors of requests whose placements all failed, including the retries."""
 
 
 def check_history(answers: Sequence[ClientResponse], may_fail_often: bool) -> None:
@@ -20,7 +20,8 @@ def check_history(answers: Sequence[ClientResponse], may_fail_often: bool) -> No
 
 
 def check_answer(answer: ClientResponse, may_fail_often: bool) -> None:
-    """Check that the response has one end, and is the reference's output or a prefix of it."""
+    """Check that the response has ended in an allowed way, and that its tokens are the reference's
+    output, or a prefix of it if the response is incomplete."""
     spec = answer.request.spec
     name = spec.request_id
     expected, reason = reference_answer(spec)
@@ -28,7 +29,7 @@ def check_answer(answer: ClientResponse, may_fail_often: bool) -> None:
     if not answer.end:
         raise GuaranteeViolation(f"{name} never ended")
     if tokens != expected[: len(tokens)]:
-        raise GuaranteeViolation(f"{name} got {tokens}, and not {expected}")
+        raise GuaranteeViolation(f"{name} got {tokens} instead of {expected}")
     if answer.end == "complete" and (tokens != expected or answer.reason is not reason):
         raise GuaranteeViolation(f"{name} ended as {answer.reason} with {len(tokens)} tokens")
     if answer.end == "cancelled" and answer.request.cancels_after_seconds is None:
@@ -46,7 +47,7 @@ def check_answer(answer: ClientResponse, may_fail_often: bool) -> None:
 
 
 def check_failures(answer: ClientResponse) -> None:
-    """Check that no placement failed for a reason that is a bug and that failover would hide."""
+    """Check that no placement failed because of a bug, which failover would hide."""
     generation = answer.generation
     for placed in generation.record.placements if generation is not None else ():
         if any(text in placed.error for text in IMPOSSIBLE):

@@ -2,7 +2,7 @@
 
 Every callback carries a context that names its process, so that the callbacks of a frozen process
 wait until it thaws. Runs are deterministic: the clock jumps to the next timer, there are no sockets
-and no threads, and tasks hash to their serial number.
+and no threads, and a task's hash is its serial number.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_CALLBACKS = 2_000_000
-"""The bound on callbacks of a run. A run has some ten thousand; more means a livelock."""
+"""The most callbacks in a run. A run has some ten thousand; reaching the bound means a livelock."""
 
 
 class TimerHandle:
@@ -49,8 +49,8 @@ class TimerHandle:
 
 
 class NumberedTask(asyncio.Task[Any]):
-    """A task that hashes to its serial number, so that sets of tasks have the same order in every
-    process."""
+    """A task whose hash is its serial number, so that sets of tasks have the same order in every
+    real process."""
 
     number = 0
 
@@ -76,7 +76,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return self._now
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Run ``main`` to its end, and everything else for that long."""
+        """Run the loop until ``main`` has finished; then cancel all other tasks."""
         token = RUN_INLINE.set(True)
         asyncio.events._set_running_loop(self)
         try:
@@ -93,7 +93,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             RUN_INLINE.reset(token)
 
     def resume(self, handles: Iterable[TimerHandle]) -> None:
-        """Schedule the callbacks that a frozen process has missed, in their order."""
+        """Schedule the callbacks that a frozen process has missed, in their original order."""
         self._ready.extend(handles)
 
     def _end_all(self) -> None:
@@ -202,7 +202,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
 
 def _raise(error: BaseException) -> None:
-    raise AssertionError(f"a process caught a bug: {error!r}") from error
+    raise AssertionError(f"a process caught an exception that is a bug: {error!r}") from error
 
 
 class SimClock:

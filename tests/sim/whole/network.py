@@ -1,10 +1,11 @@
-"""The network between simulated processes: TCP connections (:mod:`tests.sim.whole.sockets`),
-ordered streams and unary calls like gRPC's, and the faults of all three.
+"""The network between simulated processes. It carries TCP connections
+(:mod:`tests.sim.whole.sockets`) and ordered streams and unary calls like gRPC's, and injects faults
+into them.
 
-A stream behaves like one over TCP: messages arrive once, in order and possibly late, or the stream
-breaks, and each end learns that at its own time. A partition delays everything, and breaks streams
-once keep-alives are missed. A dead process refuses connections; a frozen process accepts them and
-is silent.
+A stream behaves like a gRPC stream over TCP: messages arrive once, in order and possibly late, or
+the stream breaks, and each end learns of that at its own time. A partition delays all messages, and
+breaks streams once keep-alives are missed. A dead process refuses connections; a frozen process
+accepts them but sends nothing.
 """
 
 import asyncio
@@ -23,15 +24,16 @@ T = TypeVar("T")
 
 CLIENT_KEEPALIVE = (1.4, 2.4)
 SERVER_KEEPALIVE = (5.0, 10.0)
-"""Seconds until a side gives up a silent peer, as configured in ``baton.rpc.channel`` and
-``server``."""
+"""The seconds after which a client or a server gives up a silent peer, as configured in
+``baton.rpc.channel`` and ``baton.rpc.server``."""
 
 USUAL_SECONDS = 0.001
 LATE_SECONDS = 0.06
 
 
 class Server(Protocol):
-    """An object that listens at an address. Calls (see ``Network.call``) run against it, too."""
+    """An object that listens at an address. The functions passed to ``Network.call`` get it as
+    their argument."""
 
     def accept(self, kind: str, opening: Any, end: "StreamEnd") -> None: ...
 
@@ -72,7 +74,8 @@ class StreamEnd:
         process.ends[self] = None
 
     def send(self, message: Any) -> None:
-        """Send a message; it is lost if the stream is broken, like a message in a buffer."""
+        """Send a message. If the stream breaks, the message is lost, as if it was still in a
+        buffer."""
         if self.failure is not None or not self.process.alive:
             return
         if self.peer is None:
@@ -81,13 +84,14 @@ class StreamEnd:
             self._post(StreamEnd._receive, message)
 
     def close(self, error: BatonError | None = None) -> None:
-        """End the stream. The peer gets what was sent before, then ``error`` or the end."""
+        """End the stream. The peer gets the messages that were sent before, and then ``error`` or,
+        if that is None, a plain end of the stream."""
         if self.failure is None and self.process.alive and self.peer is not None:
             self._post(StreamEnd.break_off, error or Unavailable("the stream ended"))
-        self.break_off(Unavailable("it was closed here"))
+        self.break_off(Unavailable("the stream was closed at this end"))
 
     def lose(self, error: BatonError) -> None:
-        """Give up at this end; the peer learns it if anything still gets through."""
+        """Give up the stream at this end. The peer learns of it if messages still get through."""
         if self.failure is None and self.process.alive and self.peer is not None:
             self._post(StreamEnd.break_off, Unavailable("the peer gave up"))
         self.break_off(error)
@@ -134,7 +138,7 @@ class StreamEnd:
             self.connected.set_result(None)
 
     def _post(self, method: "Callable[[StreamEnd, Any], None]", item: Any) -> None:
-        """Call ``method`` on the peer's end when a message that is sent now arrives."""
+        """Call ``method`` on the peer's end at the time when a message sent now arrives."""
         peer = self.peer
         assert peer is not None
         self._last_at = max(self.network.arrival_time(self.process, peer.process), self._last_at)
@@ -150,8 +154,9 @@ class StreamEnd:
             self._wake()
 
     def _refuse(self) -> None:
-        """Reset the peer, because this end does not read any more. A live process sends the reset
-        after what it sent before, so that a stream which ended well still ends well."""
+        """Reset the peer's end, because this end no longer reads. If this process is alive, the
+        reset arrives after everything that it sent before, so that a stream which it ended normally
+        also ends normally at the peer."""
         peer = self.peer
         if peer is not None and peer.failure is None:
             at = self.network.arrival_time(self.process, peer.process)
@@ -196,7 +201,7 @@ class Network:
         self.chance = chance
         self.slowness = 1.0
         self.context = copy_context()
-        """The context of callbacks that belong to no process."""
+        """The context for callbacks that belong to no simulated process."""
         self.processes: list[Process] = []
         self.listeners: dict[str, Listener] = {}
         self.firewalls: dict[str, str] = {}
@@ -233,7 +238,8 @@ class Network:
     # -- streams ---------------------------------------------------------------------------
 
     def open(self, source: Process, address: str, kind: str, opening: Any = None) -> StreamEnd:
-        """Return the client's end at once; whether anything listens there shows later."""
+        """Return the client's end immediately. If nothing listens at ``address``, the stream breaks
+        later."""
         near = StreamEnd(self, source, is_client=True)
         near.connected = self.loop.create_future()
         at = self.arrival_time(source, self._process_at(address))
@@ -262,7 +268,7 @@ class Network:
             server.accept(kind, opening, far)
 
     def reset(self, end: StreamEnd) -> None:
-        """Reset a stream: each end learns it at its own time, and messages in flight are lost."""
+        """Reset a stream. Each end learns of it at its own time; messages in flight are lost."""
         for each in (end, end.peer):
             if each is not None:
                 at = self.loop.time() + self.chance.number() ** 3
@@ -274,8 +280,8 @@ class Network:
     async def call(
         self, source: Process, address: str, ask: Callable[[Any], Awaitable[T]], seconds: float
     ) -> T:
-        """Run ``ask`` at the server and return its result. Raises what ``ask`` raises there,
-        Unavailable or DeadlineExceeded."""
+        """Run ``ask`` at the server and return its result. Raises the exception that ``ask``
+        raises, Unavailable, or (after ``seconds``) DeadlineExceeded."""
         call = Call(source, self.loop.create_future())
         at = self.arrival_time(source, self._process_at(address))
         self.loop.call_at(at, self._serve, call, address, ask, context=self.context)
@@ -284,7 +290,7 @@ class Network:
                 answer: T = await call.answer
                 return answer
         except TimeoutError as error:
-            raise DeadlineExceeded(f"{address} is silent") from error
+            raise DeadlineExceeded(f"{address} did not respond in time") from error
         finally:
             if not call.answer.done() or call.answer.cancelled():
                 self._abandon(call, address)
@@ -325,7 +331,8 @@ class Network:
     # -- faults ----------------------------------------------------------------------------
 
     def cut(self, process: Process) -> None:
-        """End all connections of a dead process; its peers learn it when the network allows."""
+        """End all connections of a dead process. Its peers learn of it once the network delivers
+        the notice."""
         for end in list(process.ends):
             if end.peer is not None:
                 end._post(StreamEnd.break_off, Unavailable(f"{process.name} died"))
@@ -340,8 +347,9 @@ class Network:
     def partition(
         self, one: Process, other: Process, seconds: float, *, one_way: bool = False
     ) -> None:
-        """Partition two processes for some seconds; ``one_way`` only from ``one`` to ``other``.
-        Streams survive a partition that is shorter than their keep-alive."""
+        """Partition two processes for some seconds; if ``one_way`` is set, only in the direction
+        from ``one`` to ``other``. Streams survive a partition that is shorter than their keep-alive
+        timeout."""
         healed_at = self.loop.time() + seconds
         self._healed_at[one.name, other.name] = healed_at
         if not one_way:
@@ -352,8 +360,8 @@ class Network:
                 self._miss_keepalives(end.peer, seconds)
 
     def freeze(self, process: Process, seconds: float, *, answers_pings: bool = False) -> None:
-        """Freeze a process. Its peers' keep-alives fail if it takes long, unless pings are
-        answered."""
+        """Freeze a process for some seconds. If that is too long, its peers' keep-alives fail,
+        unless ``answers_pings`` is set."""
         process.freeze()
         for end in process.ends:
             if end.peer is not None and not answers_pings:

@@ -1,5 +1,5 @@
-"""In-memory replacements for the gRPC streams between routers, workers and conductors, over the
-simulated network. Routers prefer framed connections where a member has them."""
+"""Replacements for the gRPC streams between routers, workers and conductors over the simulated
+network. Routers use them only for members without framed connections."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -23,7 +23,7 @@ from tests.sim.whole.process import PROCESS, Process
 
 
 class WorkerServer:
-    """Serve a worker as ``baton.rpc.worker_service`` does."""
+    """Serves a worker as ``baton.rpc.worker_service`` does."""
 
     def __init__(self, process: Process, worker: Worker) -> None:
         self._process = process

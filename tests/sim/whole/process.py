@@ -1,4 +1,4 @@
-"""A simulated process: the callbacks and tasks in its context freeze and die with it."""
+"""A simulated process. When it freezes or dies, so do the callbacks and tasks in its context."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -17,9 +17,9 @@ PROCESS: ContextVar["Process"] = ContextVar("process")
 
 class Process:
     """A process. While it is ``frozen``, its callbacks, timers and messages wait for :meth:`thaw`.
-    When it dies, its network is cut before its tasks are cancelled, so that nothing which they
-    still do gets out. ``vanished`` means that its machine died, too, so that no kernel notifies its
-    peers."""
+    When it dies, it is cut off from the network before its tasks are cancelled, so that nothing the
+    tasks still send reaches a peer. ``vanished`` means that its machine died, too, so that no
+    kernel notifies its peers."""
 
     def __init__(self, name: str, network: "Network") -> None:
         self.name = name
@@ -52,8 +52,8 @@ class Process:
         self.loop.resume(backlog)
 
     def kill(self, *, vanishes: bool = False) -> None:
-        """Kill the process like SIGKILL; with ``vanishes`` like a power cut, of which peers are not
-        notified."""
+        """Kill the process as SIGKILL does or, if ``vanishes`` is set, as a power cut does: its
+        peers are not notified of a power cut."""
         if self.alive:
             self.alive, self.vanished = False, vanishes
             self.network.cut(self)
@@ -67,6 +67,6 @@ class Process:
         if error is None or not self.alive:
             return
         if isinstance(error, BatonError):
-            self.kill()  # like a program that exits because it can't go on
+            self.kill()  # like a real process that exits because it can't continue
         else:
             raise AssertionError(f"{self.name} crashed: {error!r}") from error

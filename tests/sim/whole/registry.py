@@ -19,7 +19,7 @@ class SimRegistryServer:
         self._clock = clock
         self.registry = MemoryRegistry(clock)
         self.cut_off: dict[str, float] = {}
-        """The time until which a process, by name, can't reach the registry."""
+        """The time until which a process can't reach the registry, by the process's name."""
 
     def restart(self) -> None:
         self.registry = MemoryRegistry(self._clock)
@@ -60,5 +60,5 @@ class SimRegistryClient:
         await asyncio.sleep(0.0005)
         if self._server.is_cut_off(self._process):
             await asyncio.sleep(TIMEOUT_SECONDS)
-            raise Unavailable("the registry is silent")
+            raise Unavailable("the registry does not respond")
         return self._server.registry

@@ -1,5 +1,6 @@
-"""A router: its HTTP connections, responses, generations, worker connections, placers and view of
-the cluster. Left out is what precedes a generation: parsing of bodies, tokenization and tenants."""
+"""A simulated router. It runs the production code of HTTP connections, responses, generations,
+worker connections, placers and the view of the cluster, but not of what precedes a generation:
+parsing of bodies, tokenization and tenants."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator
@@ -61,19 +62,20 @@ FAILOVER_CONFIG = FailoverConfig(
 WRITE_SECONDS = 3.0
 LIMITS = ConnectionLimits(write_timeout_seconds=WRITE_SECONDS)
 MAX_UNSENT_BYTES = 16 * 1024
-"""Instead of 32 MiB, because messages are much smaller here, too."""
+"""Replaces a limit of 32 MiB, because messages in the simulation are much smaller, too."""
 
 SERVER_TICK_SECONDS = 1.0
-"""Instead of 2, because a router is frozen for at most four seconds here."""
+"""Replaces a tick of 2 s, because a router in the simulation is frozen for at most 4 s."""
 
 BODY = parse_body(CompletionBody, b'{"prompt": "a", "stream": true}')
 ENVELOPE = ResponseMetadata("cmpl-1", 1, "toy", return_token_ids=False, has_usage_chunk=False)
 NEVER = "\x00"
-"""A stop string that never occurs. Text that is searched for it is not delivered inline."""
+"""A stop string that never occurs. It prevents inline delivery, which is not possible for text that
+must be searched for stop strings."""
 
 IMPOSSIBLE = (" are missing", "malformed", "do not match the requests")
-"""Texts that no failure may contain: connections neither lose nor change data, so no process may
-find a gap or a malformed message."""
+"""Texts that no error may contain: connections neither lose nor change data, so no process may
+detect a gap or a malformed message."""
 
 
 class LetterDetokenizer:
@@ -88,7 +90,7 @@ class LetterDetokenizer:
 
 
 class CheckedGeneration(Generation):
-    """A generation that reports each output which it accepts, inline or queued, to ``answer``."""
+    """A generation that reports each output that it accepts, inline or queued, to ``answer``."""
 
     answer: ClientResponse
     _is_over = False
@@ -142,7 +144,7 @@ class SimRouterContext:
 
 
 class SimRequestHandler(CompletionHandler):
-    """Handles one request. Its path names a request that the client has prepared."""
+    """Handles one HTTP request, whose path names one of the run's client requests."""
 
     def __init__(self, router: "SimRouter") -> None:
         super().__init__(router.service)  # type: ignore[arg-type]
@@ -248,8 +250,8 @@ _end_line = FramedConnection._end
 
 
 def _end_checked(self: FramedConnection, failure: BatonError) -> None:
-    """Call ``FramedConnection._end``, and fail the run unless the reason is a peer that is gone or
-    has said goodbye. No connection may end because of the data that it carried."""
+    """Call ``FramedConnection._end``, and fail the run if the connection ends because of the data
+    that it carried. It may end only because its peer is gone or has closed it."""
     is_nonsense = isinstance(failure, Invalid | Unauthorized)
     if is_nonsense or any(text in str(failure) for text in IMPOSSIBLE):
         PROCESS.get().loop.crash(failure)
@@ -258,8 +260,8 @@ def _end_checked(self: FramedConnection, failure: BatonError) -> None:
 
 @contextmanager
 def simulated_streams() -> Iterator[None]:
-    """Route the routers' gRPC streams over the simulated network, and shrink buffers to suit the
-    small messages."""
+    """Route the routers' gRPC streams over the simulated network, and reduce buffer sizes to match
+    the small messages."""
     with (
         patch("router.generation.grpc_worker_connection.open_channel", peers.open_channel),
         patch("router.generation.grpc_worker_connection._connected", peers.connected),

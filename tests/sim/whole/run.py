@@ -1,4 +1,4 @@
-"""One run: a cluster, its clients, faults, and the checks after they have ended."""
+"""Runs a cluster with the clients and faults of one seed, and checks the guarantees afterwards."""
 
 import asyncio
 import logging
@@ -26,16 +26,16 @@ from tests.sim.whole.seeded_random import SeededRandom
 
 LONGEST_ANSWER_SECONDS = 120.0
 REST_SECONDS = 40.0
-"""Longer than every lease and every export timeout."""
+"""How long resources may take to be released: longer than every lease and export timeout."""
 
 CALM_SECONDS = 3.0
-"""Longer than a router tolerates a silent worker."""
+"""A time that is longer than a router tolerates a silent worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one seed. ``failure`` is empty when all guarantees held; ``events`` is the log
-    of faults and requests."""
+    """The result of the run with one seed. ``failure`` is empty if all guarantees held; ``events``
+    is the log of faults and requests."""
 
     seed: int
     failure: str
@@ -100,12 +100,12 @@ class Run:
         return ClientRequest(ask.spec, 0.7)
 
     async def _wait_until_at_rest(self) -> None:
-        """Wait until no process holds blocks, leases or connections of a request."""
+        """Wait until no process holds blocks, leases or connections for a request."""
         cluster = self._cluster
         end = cluster.clock.monotonic() + REST_SECONDS
         while not cluster.is_at_rest():
             in_time = cluster.clock.monotonic() < end
-            assert in_time, f"resources are never released: {cluster.describe()}"
+            assert in_time, f"resources were not released in time: {cluster.describe()}"
             await cluster.clock.sleep(0.25)
         cluster.check_integrity()
 
@@ -116,7 +116,7 @@ def _leave(task: "asyncio.Task[None]", answer: ClientResponse) -> None:
 
 
 def run_seed(seed: int) -> Outcome:
-    """Run one seed. Call it within :func:`simulation_environment`."""
+    """Run the simulation with one seed. Call it within :func:`simulation_environment`."""
     loop = SimLoop()  # type: ignore[abstract]
     run = None
     failure = ""

@@ -9,7 +9,8 @@ T = TypeVar("T")
 
 
 class SeededRandom:
-    """Every draw takes one number from the generator, which is cheap and replays from a seed."""
+    """A cheap source of random numbers that is fully determined by its seed. Every draw takes one
+    number from the generator."""
 
     def __init__(self, seed: int) -> None:
         self.number = np.random.Generator(np.random.PCG64(seed)).random

@@ -1,10 +1,10 @@
-"""TCP connections of simulated processes, as asyncio presents them to its protocols.
+"""TCP connections of simulated processes, with asyncio's transport interface.
 
-Bytes arrive once and in order, possibly late and cut anywhere, and several writes may be read at
-once. A peer that does not read fills its kernel's receive buffer, then the writer's send buffer,
-and then the writer is paused. A kernel accepts bytes and connections for a frozen process, and
-resets those of a dead one unless its machine died, too. A connection may break anywhere, even
-within a frame, or go silent without notice to either end.
+Bytes arrive once and in order, possibly late and split anywhere, and one read may return several
+writes. If a peer does not read, first its kernel's receive buffer fills up, then the writer's send
+buffer; then the writer is paused. The kernel accepts bytes and connections for a frozen process,
+and resets the connections of a dead process unless its machine died, too. A connection may break
+anywhere, even within a frame, or go silent without notice to either end.
 """
 
 import asyncio
@@ -24,14 +24,15 @@ SMALL_BUFFERS = 0.2
 """The probability that a connection has small buffers."""
 
 HANDSHAKE_BYTES = 50
-"""Fewer bytes than either end sends during the handshake."""
+"""A number of bytes that is smaller than what either end sends during the handshake."""
 
 BUFFER_BYTES = 64 * 1024
 """The size of the kernel's receive buffer, and of the send buffer above which a writer is paused.
 """
 
 MAX_PAST_PAUSE_BYTES = 500
-"""The most that a router may write to a client after it was paused: the event at hand."""
+"""The most bytes that a router may write to a client after it was paused: the event that it is
+writing at that moment."""
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
@@ -145,9 +146,10 @@ class SimSocket(asyncio.Transport):
             self.protocol.pause_writing()
 
     def _note_past_pause(self, num_bytes: int) -> None:
-        """Check that a client which does not read costs a bounded amount of memory."""
+        """Count the bytes written since the pause, and check that they are bounded, so that a
+        client which does not read takes little memory."""
         self._past_pause += num_bytes
-        assert self._past_pause <= MAX_PAST_PAUSE_BYTES, "the router writes to a paused client"
+        assert self._past_pause <= MAX_PAST_PAUSE_BYTES, "the router writes on despite the pause"
 
     def is_reading(self) -> bool:
         return self._reading
@@ -161,7 +163,7 @@ class SimSocket(asyncio.Transport):
             self._wake_later()
 
     def close(self) -> None:
-        """Close once everything that was written has been sent."""
+        """Close the connection once everything that was written has been sent."""
         if not (self._closing or self.is_over):
             self._closing, self._reading = True, False
             if not self._unsent:
@@ -200,8 +202,8 @@ class SimSocket(asyncio.Transport):
         self._bytes_until_break = None
 
     def die(self, notifies_peer: bool) -> None:
-        """End the connection of a dead process. Its kernel tells the peer if
-        ``notifies_peer``."""
+        """End the connection of a dead process. If ``notifies_peer`` is set, its kernel notifies
+        the peer."""
         if self.is_over:
             return
         if notifies_peer:
@@ -214,7 +216,7 @@ class SimSocket(asyncio.Transport):
 
     @property
     def is_orphan(self) -> bool:
-        """Whether the peer is gone and this end does not know it yet."""
+        """Whether the peer is gone but this end does not know that yet."""
         return not self.is_over and (self.peer.is_over or not self.peer.process.alive)
 
     # -- sending -----------------------------------------------------------------------------
@@ -245,7 +247,7 @@ class SimSocket(asyncio.Transport):
         self.silent = True
 
     def _post(self, method: Callable[..., None], item: Any) -> None:
-        """Call ``method`` on the peer's end when data that is sent now arrives."""
+        """Call ``method`` on the peer's end at the time when data sent now arrives."""
         if self.silent:
             return
         network, peer = self.network, self.peer
@@ -253,14 +255,14 @@ class SimSocket(asyncio.Transport):
         network.loop.call_at(self._last_at, method, peer, item, context=network.context)
 
     def _fill(self) -> None:
-        """Send as much as the peer's receive buffer has room for."""
+        """Send as much as the peer's receive buffer has space for."""
         while self._unsent and self._peer_buffer_bytes > 0:
             data = bytes(self._unsent[: self._peer_buffer_bytes])
             del self._unsent[: len(data)]
             self._emit(data)
 
     def _flush(self) -> None:
-        """Send more, because the peer's receive buffer has room again."""
+        """Send more, because the peer's receive buffer has space again."""
         if self.is_over:
             return
         self._fill()
@@ -307,8 +309,9 @@ class SimSocket(asyncio.Transport):
         self._wake()
 
     def _wake(self) -> None:
-        """Deliver arrived bytes, or the end of the connection, to the process's protocol. The
-        process itself calls :meth:`_wake_later`, since its protocol must not be re-entered."""
+        """Deliver arrived bytes, or the end of the connection, to the process's protocol. Code that
+        the protocol may have called uses :meth:`_wake_later` instead, since the protocol must not
+        be re-entered."""
         network = self.network
         if self._is_due or not self._may_read:
             return
@@ -364,7 +367,7 @@ class SimSocket(asyncio.Transport):
 
 
 class SimServer:
-    """What ``create_server`` returns."""
+    """The server object that ``create_server`` returns."""
 
     def __init__(self, network: "Network", address: str, listener: "Listener") -> None:
         self._network = network
@@ -378,7 +381,7 @@ class SimServer:
 
 
 class Listener:
-    """The process that accepts connections at an address."""
+    """The process and protocol factory that accept connections at an address."""
 
     def __init__(self, process: Process, factory: ProtocolFactory) -> None:
         self.process = process
@@ -386,13 +389,13 @@ class Listener:
 
 
 class Firewall:
-    """What a firewall does with connections to an address: refuse or silently drop them."""
+    """How a firewall treats connections to an address: it refuses or silently drops them."""
 
     REFUSES, SWALLOWS = "refuses", "swallows"
 
 
 class ConnectAttempt:
-    """An attempt to connect."""
+    """An attempt to connect to an address."""
 
     def __init__(
         self,
@@ -425,8 +428,8 @@ class ConnectAttempt:
             raise
 
     def _close_if_open(self) -> None:
-        """Close a connection that was opened just before its task was cancelled. The task never
-        gets it, and the event loops that production runs on close it then."""
+        """Close a connection that was opened just before the connecting task was cancelled. The
+        task never gets the connection, and real event loops close it in this case, too."""
         opened = self._answer
         if opened.done() and not opened.cancelled() and opened.exception() is None:
             near, _ = opened.result()
@@ -452,7 +455,8 @@ class ConnectAttempt:
         self._reply(self._open, near, listener.process)
 
     def _disturb_handshake(self, near: SimSocket, far: SimSocket) -> None:
-        """Break or silence many framed connections during ``Network.handshake_faults_until``."""
+        """Break or silence many of the framed connections that are opened before
+        ``Network.handshake_faults_until``."""
         network = self._network
         if self._kind == "line" and network.loop.time() < network.handshake_faults_until:
             chance = network.chance

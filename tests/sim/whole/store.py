@@ -90,7 +90,7 @@ class SimStore:
         assert not violation, f"{self.name}: {violation}"
 
     def _may_write(self, span: TransferRange) -> None:
-        """Check that a read writes only to slots that wait for it."""
+        """Check that a read writes only to slots that are reserved for it."""
         for offset in range(span.local_offset, span.local_offset + span.size_bytes, BLOCK_BYTES):
             slot = self.dram._slot_at.get(offset)
             is_filling = slot is not None and slot.state is DramBlockState.FILLING

@@ -1,5 +1,5 @@
-"""One-sided reads of another process's memory. Like RDMA hardware, a read proceeds at its own time,
-whatever the reading process does meanwhile."""
+"""A transport for one-sided reads of another process's memory. As with RDMA hardware, a read
+proceeds independently of what the reading process does meanwhile."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ class SimMemory:
 
 
 class Fabric:
-    """Memories by (owner, generation), unreachable once their process is dead. ``damage``, ``loss``
-    and ``stuck`` are the probabilities that a read arrives damaged, not at all, or after every
-    timeout."""
+    """The memories of all processes by (owner, generation). A memory is unreachable once its
+    process is dead. ``damage``, ``loss`` and ``stuck`` are the probabilities that the data of a
+    read arrives damaged, does not arrive, or arrives later than any timeout."""
 
     def __init__(self, chance: SeededRandom) -> None:
         self.chance = chance

@@ -69,7 +69,7 @@ WORKER = WorkerConfig(
 
 @dataclass(frozen=True)
 class SimEnvironment:
-    """The environment that all processes of a cluster share."""
+    """The network, registry, clock and other objects that all processes of a cluster share."""
 
     network: Network
     fabric: Fabric
@@ -206,19 +206,20 @@ class SimWorker:
         return alive and self.worker.state is WorkerState.READY
 
     def _has_other_workers(self) -> bool:
-        """Return whether another worker is ready, as ``baton.worker.program`` does."""
+        """Return whether another worker is ready, by the same rule as ``baton.worker.program``."""
         ready = [*self._membership.ready(Role.PREFILL), *self._membership.ready(Role.DECODE)]
         return any(member.id != self.plan.name for member in ready)
 
     def convert(self) -> None:
-        """Move the worker to the other pool; its next incarnations will be there, too."""
+        """Move the worker to the other pool, where its next incarnations will start, too."""
         role = Role.DECODE if self.plan.role is Role.PREFILL else Role.PREFILL
         self.plan = replace(self.plan, role=role)
         self._follow_members()
         self.worker.convert(role)
 
     def _follow_members(self) -> None:
-        """Follow the registry's members, unless the worker does so already for the stores."""
+        """Start to follow the registry's members, unless the worker already follows them because
+        the cluster has stores."""
         if not (self._environment.has_stores or self._follows_members):
             self._follows_members = True
             self.process.start_task(self._membership.run())
@@ -265,7 +266,7 @@ class SimWorker:
         return f"{self.plan.name}: {self.engine.stats()} {placements}"
 
     def _may_write(self, span: TransferRange) -> None:
-        """Check that a read writes only to blocks that wait for it."""
+        """Check that a read writes only to blocks that are reserved for it."""
         size = BLOCK_TOKENS * 8
         first, end = span.local_offset // size, (span.local_offset + span.size_bytes) // size
         for block_id in range(first, end):
@@ -295,8 +296,8 @@ class SimWorker:
 
 
 def telemetry_for(clock: SimClock) -> WorkerTelemetry:
-    """Return one telemetry for all workers and runs: creating one takes milliseconds, and the tests
-    that read it replace this function."""
+    """Return the same telemetry object for all workers and runs, since creating one takes
+    milliseconds. Tests that read telemetry replace this function."""
     return _shared_telemetry()
 
 
