@@ -168,7 +168,7 @@ def _warm_one(client: Any, prompt: str, chat: bool) -> Any:
     except httpx.HTTPError as error:
         raise Unavailable(f"the router does not answer: {error}") from error
     if response.status_code != 200:
-        raise Unavailable(f"the router says {response.status_code}: {response.text}")
+        raise Unavailable(f"the router returned {response.status_code}: {response.text}")
     return response.json()["usage"]
 
 
@@ -248,7 +248,7 @@ def _tokenize(state: ClusterState, prompt: str) -> list[TokenId]:
     except httpx.HTTPError as error:
         raise Unavailable(f"the router does not answer: {error}") from error
     if response.status_code != 200:
-        raise Unavailable(f"the router says {response.status_code}: {response.text}")
+        raise Unavailable(f"the router returned {response.status_code}: {response.text}")
     return [TokenId(token) for token in response.json()["tokens"]]
 
 

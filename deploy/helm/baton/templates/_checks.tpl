@@ -1,6 +1,6 @@
 {{/*
-What is wrong with the values beyond what values.schema.json can tell. All of it at once, each with what to set: a
-template of problems writes one line for each.
+Reports all problems of the values that values.schema.json can't detect at once, each with the value to set. Every
+template named …Problems writes one line per problem.
 */}}
 {{- define "baton.checks" -}}
 {{- $problems := list -}}
@@ -44,7 +44,7 @@ no pool has the role {{ . }}: set pools.{{ . }}.enabled=true and pools.{{ . }}.r
 {{- end -}}
 {{- end -}}
 
-{{/* A source without what it needs. */}}
+{{/* A model source that lacks a required value. */}}
 {{- define "baton.modelProblems" -}}
 {{- $model := .model -}}
 {{- $needs := dict "hub" (list "hub" "id") "pvc" (list "pvc" "claimName") "image" (list "image" "reference") "hostPath" (list "hostPath" "path") -}}
@@ -55,7 +55,7 @@ no pool has the role {{ . }}: set pools.{{ . }}.enabled=true and pools.{{ . }}.r
 {{- end -}}
 {{- end -}}
 
-{{/* Who may say how many. */}}
+{{/* Replicas must have exactly one owner. */}}
 {{- define "baton.ownerProblems" -}}
 {{- $on := eq (include "baton.autoscaleMode" .) "on" -}}
 {{- range $key, $pool := include "baton.pools" . | fromJson -}}
@@ -114,7 +114,7 @@ conductor.autoscale.mode is on, and conductors may not resize pools: set rbac.re
 {{- end -}}
 {{- end -}}
 
-{{/* What lies in memory counts against the limit. */}}
+{{/* Volumes in memory count against the memory limit. */}}
 {{- define "baton.memoryProblems" -}}
 {{- if .Values.ray.enabled -}}
 {{- include "baton.sharedProblems" (dict "shared" .Values.ray.sharedMemory "resources" .Values.ray.head.resources "where" "ray" "limit" "ray.head.resources.limits.memory") -}}
@@ -202,7 +202,7 @@ router.batches.claimName is for one router: set router.replicas=1, or do without
 {{- end -}}
 {{- end -}}
 
-{{/* NIXL on a network: whose it is, and which. */}}
+{{/* The network and the devices that NIXL uses. */}}
 {{- define "baton.fabricProblems" -}}
 {{- $nixl := .Values.nixl -}}
 {{- $all := dict "nixl_interfaces" $nixl.interfaces "nixl_private_network" $nixl.privateNetwork -}}
@@ -233,8 +233,8 @@ conductor.serviceAccount.create is false: set conductor.serviceAccount.name to o
 {{- end -}}
 
 {{/*
-What is named and does not exist, or can't become what is asked for. Only with a cluster at hand: every namespace has kube-root-ca.crt, so where it can't
-be seen nothing can.
+Objects that are named but do not exist, or can't be changed as required. Checked only with access to a cluster: every
+namespace has the ConfigMap kube-root-ca.crt, so if its lookup fails, all lookups would.
 */}}
 {{- define "baton.missingProblems" -}}
 {{- if and .Values.checks.existing (lookup "v1" "ConfigMap" .Release.Namespace "kube-root-ca.crt") -}}
@@ -267,7 +267,7 @@ pools.{{ $key }}.model.pvc.claimName: there is no PersistentVolumeClaim {{ $clai
 {{- end -}}
 {{- end -}}
 
-{{/* A Secret that exists without a key that is asked of it. */}}
+{{/* A Secret that exists but lacks a required key. */}}
 {{- define "baton.missingKeys" -}}
 {{- $values := .Values -}}
 {{- $asked := dict

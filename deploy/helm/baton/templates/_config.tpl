@@ -1,5 +1,6 @@
 {{/*
-baton.yaml: what all programs share. Whatever is secret, or differs between pods, is in their environment, which wins.
+baton.yaml has the settings that all pods share. Secrets, and settings that differ between pods, are environment
+variables, which take precedence.
 */}}
 {{- define "baton.config" -}}
 {{- $own := dict
@@ -27,7 +28,7 @@ baton.yaml: what all programs share. Whatever is secret, or differs between pods
 {{- toYaml (merge $own (deepCopy .Values.settings) $default) -}}
 {{- end -}}
 
-{{/* A second network for pods that move KV. What a pod's own annotations say wins. Takes root, role and v. */}}
+{{/* A second network for pods that transfer KV. A pod's own annotations take precedence. Takes root, role and v. */}}
 {{- define "baton.fabricAnnotation" -}}
 {{- $key := "k8s.v1.cni.cncf.io/networks" -}}
 {{- if and .root.Values.nixl.networks (not (hasKey (.v.podAnnotations | default dict) $key)) (has .role (list "prefill" "decode" "kvstore" "ray-worker")) -}}
@@ -40,7 +41,7 @@ baton.yaml: what all programs share. Whatever is secret, or differs between pods
 {{ .Values.ports.line | default .Values.ports.framed }}
 {{- end -}}
 
-{{/* Where programs listen, the same in every pod; as JSON. */}}
+{{/* The listening addresses, which are the same in every pod; as JSON. */}}
 {{- define "baton.portSettings" -}}
 {{- dict
       "grpc_host" .Values.listen

@@ -1,6 +1,6 @@
 {{/*
-A Deployment's head, down to its pods. Takes name, replicas and strategy beside a pod's context. A rollout is late
-only when a pod has had its time to leave and another its time to start.
+A Deployment up to and including its pod template. Takes name, replicas and strategy in addition to a pod's context.
+The progress deadline allows for one pod to terminate and another to start.
 */}}
 {{- define "baton.deployment" -}}
 apiVersion: apps/v1
@@ -23,7 +23,7 @@ spec:
     {{- include "baton.podTemplate" . | nindent 4 }}
 {{- end -}}
 
-{{/* Never more than one at a time by an eviction; a pod that isn't ready may always be evicted. Takes name, v. */}}
+{{/* Evictions are limited as v.pdb says; a pod that isn't ready may always be evicted. Takes name, v. */}}
 {{- define "baton.pdb" -}}
 {{- if .v.pdb.enabled }}
 apiVersion: policy/v1
@@ -46,7 +46,7 @@ spec:
 {{- end }}
 {{- end -}}
 
-{{/* The addresses of a role's pods, ready ones only. */}}
+{{/* A headless Service with the addresses of a role's ready pods. */}}
 {{- define "baton.headlessService" -}}
 apiVersion: v1
 kind: Service
@@ -68,7 +68,7 @@ spec:
     - {name: ops, port: {{ .root.Values.ports.ops }}, targetPort: ops, protocol: TCP}
 {{- end -}}
 
-{{/* Where GPUs are scarce there is no room for one more; elsewhere nothing need ever be missing. */}}
+{{/* With GPUs, there may be none free for an additional pod, so an old pod is removed first; otherwise a new pod is added first. */}}
 {{- define "baton.rollingUpdate" -}}
 {{- if .v.strategy -}}
 {{- toYaml .v.strategy -}}

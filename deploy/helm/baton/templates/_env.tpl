@@ -1,4 +1,4 @@
-{{/* One variable for each of a map of Baton's settings. Lists are told with commas. */}}
+{{/* One variable for each of a map of Baton's settings. Lists are joined by commas. */}}
 {{- define "baton.settingsEnv" -}}
 {{- range $name, $value := . }}
 - name: BATON_{{ $name | upper }}
@@ -30,8 +30,8 @@
 {{- end -}}
 
 {{/*
-Who a process is, and where. Its identity is the pod's UID: names are used again. Variables that others refer to
-come first.
+The identity and location of a process. It is identified by the pod's UID, since names are reused. Variables that other
+variables refer to come first.
 */}}
 {{- define "baton.identityEnv" -}}
 {{ include "baton.fieldEnv" (dict "name" "POD_NAME" "path" "metadata.name") }}
@@ -50,7 +50,7 @@ come first.
   value: /var/lib/baton
 {{- end -}}
 
-{{/* The way to Redis, and its password. Takes the root. */}}
+{{/* The URL of Redis, and its password. Takes the root. */}}
 {{- define "baton.redisEnv" -}}
 {{- if .Values.redis.enabled -}}
 {{ include "baton.secretEnv" (dict "name" "REDIS_PASSWORD" "secret" (include "baton.secretName" .) "key" "redis-password") }}
@@ -84,7 +84,7 @@ come first.
 {{- end }}
 {{- end -}}
 
-{{/* All variables of a container of ours. Takes the context of a pod. */}}
+{{/* All variables of a Baton container. Takes the context of a pod. */}}
 {{- define "baton.env" -}}
 {{ include "baton.identityEnv" . }}
 {{ include "baton.secretEnv" (dict "name" "BATON_CLUSTER_SECRET" "secret" (include "baton.secretName" .root) "key" "cluster-secret") }}

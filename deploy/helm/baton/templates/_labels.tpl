@@ -2,7 +2,7 @@
 Labels. Each takes a context: root (the chart's), role, and pool (its key, for pools only).
 */}}
 
-{{/* What a Deployment finds its pods by. It can't be changed later, so it holds names only. */}}
+{{/* The selector by which a Deployment finds its pods. It can't be changed later, so it has names only. */}}
 {{- define "baton.selector" -}}
 app.kubernetes.io/name: baton
 app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
@@ -12,7 +12,7 @@ baton.dev/pool: {{ . }}
 {{- end }}
 {{- end -}}
 
-{{/* Of a pod. No chart's version: an upgrade that changes nothing for a pod must not restart it. */}}
+{{/* Labels of a pod. They don't have the chart's version, since an upgrade that changes nothing for a pod must not restart it. */}}
 {{- define "baton.podLabels" -}}
 {{ include "baton.selector" . }}
 app.kubernetes.io/component: {{ .role }}
@@ -20,13 +20,13 @@ app.kubernetes.io/part-of: baton
 baton.dev/cluster: {{ include "baton.cluster" .root }}
 {{- end -}}
 
-{{/* Of any object that belongs to one role. */}}
+{{/* Labels of any object that belongs to one role. */}}
 {{- define "baton.labels" -}}
 {{ include "baton.podLabels" . }}
 {{ include "baton.releaseLabels" .root }}
 {{- end -}}
 
-{{/* Of an object that belongs to the whole release. Takes the root. */}}
+{{/* Labels of an object that belongs to the whole release. Takes the root. */}}
 {{- define "baton.commonLabels" -}}
 app.kubernetes.io/name: baton
 app.kubernetes.io/instance: {{ .Release.Name | quote }}

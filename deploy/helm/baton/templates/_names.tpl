@@ -1,7 +1,7 @@
 {{/*
-Names. The longest thing that is derived from the full name is a pool's (20 characters at most) with its
-hyphen, so 42 are left of the 63 that a Service may have; a StatefulSet's revision label needs 11 more than its
-name, which fits. A release may have dots in its name, a Service may not.
+Names. The longest suffix of the full name is a pool's name (20 characters at most) with its hyphen, which
+leaves 42 of the 63 characters that a Service's name may have; a StatefulSet's revision label is 11 characters longer
+than its name, which fits. A release may have dots in its name, a Service may not.
 */}}
 {{- define "baton.fullname" -}}
 {{- $name := .Values.nameOverride | default .Chart.Name -}}
@@ -15,12 +15,12 @@ name, which fits. A release may have dots in its name, a Service may not.
 {{- end -}}
 {{- end -}}
 
-{{/* The cluster's name: what its keys in Redis begin with, and the label by which its pods are found. */}}
+{{/* The cluster's name: the prefix of its keys in Redis, and the label by which its pods are found. */}}
 {{- define "baton.cluster" -}}
 {{- .Values.cluster | default (include "baton.fullname" .) -}}
 {{- end -}}
 
-{{/* Of everything but the conductor. */}}
+{{/* The ServiceAccount of all pods except the conductor's. */}}
 {{- define "baton.serviceAccountName" -}}
 {{- .Values.serviceAccount.name | default (include "baton.fullname" .) -}}
 {{- end -}}
@@ -45,7 +45,7 @@ name, which fits. A release may have dots in its name, a Service may not.
 {{- .Values.tls.rpc.existingSecret | default (printf "%s-rpc-tls" (include "baton.fullname" .)) -}}
 {{- end -}}
 
-{{/* Where clients of this Kubernetes cluster find the router. */}}
+{{/* The URL of the router for clients in this Kubernetes cluster. */}}
 {{- define "baton.url" -}}
 {{- $scheme := ternary "https" "http" .Values.tls.router.enabled -}}
 {{- $port := int .Values.router.service.port -}}

@@ -1,12 +1,12 @@
 {{/*
-The one pod that all roles of ours are made of. Its context:
+The pod template that all Baton roles share. Its context:
   root    the chart's
   role    router, conductor, prefill, decode or kvstore
   pool    a pool's key; pools only
   v       the role's (or pool's) values
   kind    which image: cpu or cuda
   model   its values, if the role needs one
-  settings, env, volumes, mounts, ports   what this role has beside the others
+  settings, env, volumes, mounts, ports   this role's own, in addition to the common ones
 */}}
 {{- define "baton.podTemplate" -}}
 metadata:
@@ -74,8 +74,8 @@ volumes:
 {{- end -}}
 
 {{/*
-Whose rights it has. Service links would put BATON_ variables into every pod's environment, which Baton refuses as
-settings that it doesn't know.
+The ServiceAccount. Service links would put BATON_ variables into every pod's environment, which Baton refuses as
+unknown settings.
 */}}
 {{- define "baton.podIdentity" -}}
 serviceAccountName: {{ ternary (include "baton.conductorServiceAccountName" .root) (include "baton.serviceAccountName" .root) (eq .role "conductor") }}
@@ -99,7 +99,7 @@ securityContext:
   {{- include "baton.podSecurity" . | nindent 2 }}
 {{- end -}}
 
-{{/* Where it runs. A spread that names no pods means its own. */}}
+{{/* Scheduling. A spread constraint without a labelSelector applies to the role's own pods. */}}
 {{- define "baton.scheduling" -}}
 {{- with .v.runtimeClassName }}
 runtimeClassName: {{ . }}
@@ -148,8 +148,8 @@ topologySpreadConstraints:
 {{- end -}}
 
 {{/*
-Three questions at three paths, all answered by the ops server, which is up before the program is. A start may take
-as long as startSeconds while it makes progress; a hang is what livez tells.
+Three probes of the ops server, which starts before the rest of the process. A start may take as long as startSeconds
+while it makes progress; livez detects a hang.
 */}}
 {{- define "baton.probes" -}}
 {{- $probes := .root.Values.probes -}}
@@ -170,14 +170,14 @@ livenessProbe:
   failureThreshold: {{ $probes.liveness.failureThreshold }}
 {{- end -}}
 
-{{/* A router goes on taking requests until its address has left everybody's tables, and drains then. */}}
+{{/* A router continues to accept requests until its address is removed from all endpoints, and then drains. */}}
 {{- define "baton.preStop" -}}
 ["baton", "drain", "--self", "--timeout", {{ add (int .root.Values.endpointGraceSeconds) (int .v.drainSeconds) | toString | quote }}]
 {{- end -}}
 
 {{/*
-What it may use: as given, with GPUs and RDMA devices, which are limits, and room on the node's disk for what a pod of its
-own fetches from the hub. Takes v, and model if there is one.
+Resources: the given ones, GPUs and RDMA devices (which are limits), and ephemeral storage for a model that the pod itself
+downloads from the hub. Takes v, and model if there is one.
 */}}
 {{- define "baton.resources" -}}
 {{- $limits := deepCopy (.v.resources.limits | default dict) -}}

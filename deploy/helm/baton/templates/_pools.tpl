@@ -1,4 +1,4 @@
-{{/* All pools that are enabled, with the defaults of all pools below their own values; as JSON. */}}
+{{/* All enabled pools, each with its own values merged over poolDefaults; as JSON. */}}
 {{- define "baton.pools" -}}
 {{- $pools := dict -}}
 {{- range $key, $own := .Values.pools -}}
@@ -13,8 +13,8 @@
 {{- end -}}
 
 {{/*
-One map over another, and in turn for the maps in both; as JSON. Unlike mergeOverwrite, false, 0 and ""
-win over what is below them.
+Merges one map over another, recursively; as JSON. Unlike with mergeOverwrite, false, 0 and "" override the values of
+the map below.
 */}}
 {{- define "baton.overlay" -}}
 {{- $below := index . 0 -}}
@@ -33,8 +33,8 @@ win over what is below them.
 {{- end -}}
 
 {{/*
-Settings of a pool: its own, and what follows from what it asks for. A worker without its GPU must say so instead of
-computing on the CPU, and one with a part of a node's cores must not start a thread for each. As JSON.
+Settings of a pool: its own, and those that follow from its resources. A worker whose GPU is missing must fail instead of
+computing on the CPU, and a worker with a part of a node's cores must not start a thread for every core. As JSON.
 */}}
 {{- define "baton.poolSettings" -}}
 {{- $derived := dict "device" (include "baton.poolImageKind" .) -}}
@@ -47,8 +47,8 @@ computing on the CPU, and one with a part of a node's cores must not start a thr
 {{- end -}}
 
 {{/*
-How many. `chart`: what the values say. `external`: what the cluster has now, whoever set it, and what the
-values say where there is none yet (at install, and wherever nothing can be looked up).
+The number of replicas. `chart`: that of the values. `external`: the Deployment's current number in the cluster, or that
+of the values if there is no Deployment yet (at install, or if lookups are not possible).
 Takes root, name (of the Deployment) and v.
 */}}
 {{- define "baton.replicas" -}}
@@ -59,7 +59,7 @@ Takes root, name (of the Deployment) and v.
 {{- dig "spec" "replicas" .v.replicas $live | int -}}
 {{- end -}}
 
-{{/* Whether anything but the chart may resize a pool: "true", or "". Takes root and v. */}}
+{{/* Whether anything except the chart may resize a pool: "true", or "". Takes root and v. */}}
 {{- define "baton.autoscaled" -}}
 {{- if or .v.hpa.enabled .v.keda.enabled (eq (include "baton.autoscaleMode" .root) "on") -}}true{{- end -}}
 {{- end -}}

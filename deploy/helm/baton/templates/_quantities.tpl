@@ -10,7 +10,7 @@
 {{- mulf (float64 (trimSuffix $unit $text)) (float64 (get $units $unit)) | floor | int64 -}}
 {{- end -}}
 
-{{/* A quantity of CPUs (250m, 4, 0.5) as whole ones, at least one. */}}
+{{/* A quantity of CPUs (250m, 4, 0.5) as a whole number, at least 1. */}}
 {{- define "baton.cores" -}}
 {{- $text := toString . -}}
 {{- $millis := 0.0 -}}
@@ -22,7 +22,7 @@
 {{- max 1 (divf $millis 1000.0 | ceil | int) -}}
 {{- end -}}
 
-{{/* Seconds for a pod to end: for its address to leave everybody's tables, to drain, and to spare. */}}
+{{/* The termination grace period: endpointGraceSeconds, drainSeconds and marginSeconds. */}}
 {{- define "baton.graceSeconds" -}}
 {{- add (int .root.Values.endpointGraceSeconds) (int .v.drainSeconds) (int .root.Values.marginSeconds) -}}
 {{- end -}}

@@ -1,6 +1,6 @@
 {{/*
-What Pod Security's "restricted" asks for. RDMA pins memory: that takes IPC_LOCK, which Kubernetes gives to root only,
-so it is a profile of its own. Without a user the platform picks one, as OpenShift does.
+The security context that Pod Security's "restricted" requires. RDMA pins memory, which requires IPC_LOCK, which Kubernetes
+gives to root only, so RDMA has its own profile. If no user is set, the platform chooses one, as OpenShift does.
 */}}
 {{- define "baton.podSecurity" -}}
 {{- $root := and .v.rdma .v.rdma.enabled .v.rdma.runAsRoot -}}

@@ -1,6 +1,6 @@
 {{/*
-Volumes and mounts of a pod of ours. The root file system can't be written to, so whatever is, is a volume.
-Each pair of templates goes together.
+Volumes and mounts of a Baton pod. The root file system is read-only, so every folder that is written to is a volume.
+Each template for volumes has a matching one for mounts.
 */}}
 {{- define "baton.volumes" -}}
 - name: config
@@ -63,7 +63,7 @@ Each pair of templates goes together.
 {{- end }}
 {{- end -}}
 
-{{/* Weights. Takes the model's values. The demo model lies in the image. */}}
+{{/* The model's weights. Takes the model's values. The demo model is in the image. */}}
 {{- define "baton.modelVolume" -}}
 {{- if eq .source "pvc" }}
 - name: model

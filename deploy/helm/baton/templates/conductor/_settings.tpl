@@ -1,4 +1,4 @@
-{{/* What only conductors need: where pools are, and whether and how far they follow the load; as JSON. */}}
+{{/* Settings of conductors only: the pools' location, and whether and within which bounds they are autoscaled; as JSON. */}}
 {{- define "baton.conductorSettings" -}}
 {{- $name := include "baton.fullname" . -}}
 {{- $autoscale := .Values.conductor.autoscale -}}
@@ -28,8 +28,8 @@
 {{- end -}}
 
 {{/*
-Which pool of a role the autoscaler resizes: the one that is named, else the only one, else the one that is called
-like the role; empty when none of these is. Takes root and role.
+Which pool of a role the autoscaler resizes: the configured one, else the only one, else the one with the
+role's name; empty if there is none of these. Takes root and role.
 */}}
 {{- define "baton.autoscaledPool" -}}
 {{- $named := (get .root.Values.conductor.autoscale .role).pool -}}

@@ -1,4 +1,4 @@
-{{/* What only stores need, as JSON. A tenth of the volume is left to its file system. */}}
+{{/* Settings of stores only, as JSON. A tenth of the volume is left for its file system. */}}
 {{- define "baton.kvstoreSettings" -}}
 {{- $store := .Values.kvstore -}}
 {{- $settings := dict "store_bytes" (include "baton.bytes" $store.memory) "store_disk_bytes" 0 -}}

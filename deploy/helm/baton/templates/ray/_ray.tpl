@@ -1,5 +1,5 @@
 {{/*
-How many workers of a role all pools have together. Takes root and role.
+The total number of workers of a role in all pools. Takes root and role.
 */}}
 {{- define "baton.rayCount" -}}
 {{- $count := 0 -}}
@@ -10,7 +10,7 @@ How many workers of a role all pools have together. Takes root and role.
 {{- $count -}}
 {{- end -}}
 
-{{/* Settings of `baton up`. Its programs share a pod, so they pick their own ports but for the router's. */}}
+{{/* Settings of `baton up`. Its processes share a pod, so they choose free ports, except for the router's port. */}}
 {{- define "baton.raySettings" -}}
 {{- $settings := dict
       "on" "ray"
@@ -22,7 +22,7 @@ How many workers of a role all pools have together. Takes root and role.
 {{- merge $settings (deepCopy .Values.ray.settings) | toJson -}}
 {{- end -}}
 
-{{/* What the containers of a Ray node share: Ray's sockets lie in /tmp/ray, its objects in /dev/shm. */}}
+{{/* Volumes that the containers of a Ray node share: Ray's sockets are in /tmp/ray, its objects in /dev/shm. */}}
 {{- define "baton.rayPod" -}}
 metadata:
   labels:
@@ -41,7 +41,7 @@ metadata:
 spec:
   {{- include "baton.podIdentity" . | nindent 2 }}
   {{- if .beside }}
-  # A driver of Ray finds its node among the processes that it sees.
+  # A Ray driver finds its node among the processes that are visible to it.
   shareProcessNamespace: true
   {{- end }}
   terminationGracePeriodSeconds: {{ include "baton.graceSeconds" . }}
@@ -73,7 +73,7 @@ spec:
     {{- include "baton.volumes" . | nindent 4 }}
 {{- end -}}
 
-{{/* The operator's own probes ask the dashboard's agent, which our image has not: whether the node's daemon listens is enough. */}}
+{{/* KubeRay's own probes query the dashboard's agent, which Baton's image does not have, so only the raylet's port is checked. */}}
 {{- define "baton.rayProbes" -}}
 startupProbe:
   tcpSocket: {port: {{ include "baton.rayletPort" . }}}
@@ -88,7 +88,7 @@ livenessProbe:
   failureThreshold: 6
 {{- end -}}
 
-{{/* Any port would do for Ray; one that is known can be asked. */}}
+{{/* The port is arbitrary for Ray; it is fixed so that probes can use it. */}}
 {{- define "baton.rayletPort" -}}6380{{- end -}}
 
 {{/* `baton up` beside Ray's head: it is ready once the router is. */}}
@@ -132,7 +132,7 @@ livenessProbe:
 - {name: HOME, value: /var/lib/baton}
 - {name: BATON_HOME, value: /var/lib/baton}
 - {name: BATON_CONFIG, value: /etc/baton/baton.yaml}
-# Workers come from other machines.
+# Workers on other machines connect to this address.
 - {name: BATON_GRPC_HOST, value: $(POD_IP)}
 {{ include "baton.secretEnv" (dict "name" "BATON_CLUSTER_SECRET" "secret" (include "baton.secretName" .root) "key" "cluster-secret") }}
 {{ include "baton.redisEnv" .root }}

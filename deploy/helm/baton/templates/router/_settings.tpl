@@ -1,4 +1,4 @@
-{{/* What only routers need; as JSON. */}}
+{{/* Settings of routers only; as JSON. */}}
 {{- define "baton.routerSettings" -}}
 {{- $settings := dict "host" .Values.listen "port" (int .Values.ports.http) -}}
 {{- if .Values.tls.router.enabled -}}

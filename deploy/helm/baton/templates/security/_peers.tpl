@@ -1,4 +1,4 @@
-{{/* Pods of this release with one of some roles. Takes root and roles. */}}
+{{/* A selector of this release's pods with one of the given roles. Takes root and roles. */}}
 {{- define "baton.rolesSelector" -}}
 matchLabels:
   app.kubernetes.io/name: baton
@@ -7,13 +7,13 @@ matchExpressions:
   - {key: baton.dev/role, operator: In, values: [{{ join ", " .roles }}]}
 {{- end -}}
 
-{{/* The same as whom a NetworkPolicy lets in. */}}
+{{/* The same selector, as an allowed source in a NetworkPolicy. */}}
 {{- define "baton.peers" -}}
 - podSelector:
     {{- include "baton.rolesSelector" . | nindent 4 }}
 {{- end -}}
 
-{{/* Metrics and probes. The kubelet's come from the node, which policies let in. Takes the root. */}}
+{{/* Sources of metrics scrapes. The kubelet's probes come from the node, which policies always allow. Takes the root. */}}
 {{- define "baton.metricsIngress" -}}
 - ports:
     - {port: {{ .Values.ports.ops }}, protocol: TCP}

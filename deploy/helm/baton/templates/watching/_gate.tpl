@@ -1,4 +1,4 @@
-{{/* Whether something that needs a CRD is made: "true", or "". Takes root, wanted (auto or a truth value), and api. */}}
+{{/* Whether an object that needs a CRD is created: "true", or "". Takes root, wanted (auto or a truth value), and api. */}}
 {{- define "baton.wanted" -}}
 {{- if eq (toString .wanted) "auto" -}}
 {{- if .root.Capabilities.APIVersions.Has .api -}}true{{- end -}}
