@@ -86,7 +86,7 @@ def scenarios() -> Iterator[Scene]:
         cache=FakeCache({"p0": 2}, StoredPrefix("s9", 7)),
     )
     yield Scene(
-        "Few of nine workers are scored: some from the ring, two with cached blocks, a lightly loaded one.",
+        "Of nine workers, few are scored: from the ring, with cached blocks, and with little load.",
         prefills=[prefill(f"p{n}", (30.0, 1.0 * n + 0.5)) for n in range(9)],
         cache=FakeCache({"p7": 3, "p8": 1}),
         query=query(ttft_slo_seconds=30.0),
