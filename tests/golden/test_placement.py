@@ -51,7 +51,7 @@ def excluding(*names: str) -> PolicyQuery:
 
 
 def scenarios() -> Iterator[Scene]:
-    yield Scene("All workers are idle and empty: the ring decides.")
+    yield Scene("All workers are idle, with empty caches: the hash ring decides.")
     yield Scene(
         "p0 has cached six of eight blocks, p1 two: the cache decides.",
         cache=FakeCache({"p0": 6, "p1": 2}),
@@ -62,7 +62,7 @@ def scenarios() -> Iterator[Scene]:
         cache=FakeCache({"p0": 6}),
     )
     yield Scene(
-        "With five seconds of work, reuse is slower.",
+        "p0 has cached six blocks, and five seconds of work that may wait: reuse is slower.",
         prefills=[prefill("p0", (9.0, 5.0)), prefill("p1")],
         cache=FakeCache({"p0": 6}),
     )
@@ -86,7 +86,7 @@ def scenarios() -> Iterator[Scene]:
         cache=FakeCache({"p0": 2}, StoredPrefix("s9", 7)),
     )
     yield Scene(
-        "Of nine workers, six are scored: three of the ring, two with cached blocks, the idlest.",
+        "Of nine workers, few are scored: from the ring, with cached blocks, and with little load.",
         prefills=[prefill(f"p{n}", (30.0, 1.0 * n + 0.5)) for n in range(9)],
         cache=FakeCache({"p7": 3, "p8": 1}),
         query=query(ttft_slo_seconds=30.0),
@@ -105,7 +105,7 @@ def scenarios() -> Iterator[Scene]:
         decodes=[decode("d0", 3000), decode("d1", 1000, num_requests=40)],
     )
     yield Scene(
-        "Both would exceed the inter-token latency target: the request is refused.",
+        "Both decode workers would exceed the inter-token latency SLO: the request is refused.",
         decodes=[decode(name, 1000, num_requests=40) for name in ("d0", "d1")],
     )
     yield Scene(
@@ -114,7 +114,7 @@ def scenarios() -> Iterator[Scene]:
         query=query("large", 5000, ttft_slo_seconds=60.0),
     )
     yield Scene(
-        "The same, but the request was admitted before, and its worker died.",
+        "No decode worker will have memory in time, but the request has already been admitted.",
         decodes=[decode(name, 9950, num_requests=38) for name in ("d0", "d1")],
         query=query("large", 5000, ttft_slo_seconds=60.0, must_admit=True),
     )
@@ -123,13 +123,13 @@ def scenarios() -> Iterator[Scene]:
         prefills=[prefill(name, (2.2, 2.0), (2.9, 0.9)) for name in ("p0", "p1")],
     )
     yield Scene(
-        "The same, but without measurements: an estimate refuses no request.",
+        "Both have too much due work, but only by an estimate: the request is not refused.",
         prefills=[
             prefill(name, (2.2, 2.0), (2.9, 0.9), is_measured=False) for name in ("p0", "p1")
         ],
     )
     yield Scene(
-        "Long prompts were refused more often than short ones: this short one leaves them room.",
+        "Long prompts were refused more often than short ones: some memory is kept for them.",
         decodes=[decode(name, 9000, num_requests=38) for name in ("d0", "d1")],
         admitted=AdmissionRates((200, 400, 800), (1.0, 1.0, 1.0, 0.9), large_tokens=4000),
     )

@@ -82,7 +82,7 @@ class PoolsModel:
         assert shrunk.new_size >= CONFIG.bounds(shrunk.role).minimum
         assert grown.new_size <= CONFIG.bounds(grown.role).maximum
         assert not any(observation.num_not_serving_yet(role) for role in WORKER_ROLES), (
-            "workers are starting"
+            "a pool must not shrink while workers are starting"
         )
 
     def check_resize(self, observation: PoolObservation, step: ScalingStep) -> None:
@@ -91,12 +91,14 @@ class PoolsModel:
         assert step.old_size == self.sizes[step.role] != step.new_size
         assert bounds.minimum <= step.new_size <= bounds.maximum
         if step.new_size > step.old_size:
-            assert self.occupied + step.new_size - step.old_size <= BUDGET, "beyond the budget"
+            assert self.occupied + step.new_size - step.old_size <= BUDGET, (
+                "growth beyond the budget"
+            )
             assert step.new_size - step.old_size <= CONFIG.max_step_workers
         elif not is_rollback:
             assert step.old_size - step.new_size <= CONFIG.max_step_workers
             assert not any(observation.num_not_serving_yet(role) for role in WORKER_ROLES), (
-                "workers are starting"
+                "a pool must not shrink while workers are starting"
             )
 
     def resize(self, step: ScalingStep) -> None:

@@ -30,7 +30,7 @@ def test_cpu_attention_agrees_with_the_reference(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(len(CASES)), ids=lambda seed: CASES[seed].name)
 def test_native_attention_agrees_with_the_reference(seed: int) -> None:
     if CASES[seed].pool_dtype not in DTYPE_CODES:
-        pytest.skip("torch computes in this format")
+        pytest.skip("the native kernels do not support this format")
     print(f"seed {seed}")
     check_case(CASES[seed], NativeAttention, seed, poisoned=True)
 

@@ -61,13 +61,13 @@ def test_ties_go_to_lower_token_ids(window: int, monkeypatch: pytest.MonkeyPatch
 
 def test_choice_within_the_window_needs_no_full_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
-        raise AssertionError("it was sure")
+        raise AssertionError("choose_token was called")
 
     monkeypatch.setattr(batched, "TOP_WINDOW_TOKENS", 10)
     monkeypatch.setattr(batched, "choose_token", refuse)
     logits = torch.arange(float(VOCAB))[None]
     sample_batch(logits, [row(replace(PLAIN, top_k=4, top_p=0.9))])
-    with pytest.raises(AssertionError, match="it was sure"):
+    with pytest.raises(AssertionError, match="choose_token was called"):
         sample_batch(logits, [row(replace(PLAIN, top_k=11))])
 
 

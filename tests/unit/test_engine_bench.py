@@ -343,7 +343,7 @@ def test_load_options_before_engine_are_rejected(ask: Ask) -> None:
     assert err == "baton: --rate is an option of baton bench; options of engine go after its name\n"
 
 
-@pytest.mark.skipif(find_spec("matplotlib") is not None, reason="matplotlib is there")
+@pytest.mark.skipif(find_spec("matplotlib") is not None, reason="matplotlib is installed")
 def test_plot_without_matplotlib_names_the_package(ask: Ask, tmp_path: Path) -> None:
     code, _, err = ask("bench", "engine", "--plot", str(tmp_path / "roof.png"))
     assert (code, "pip install 'baton[plots]'" in err) == (2, True)

@@ -63,7 +63,7 @@ def test_logits_are_close_to_torch(name: str, dtype: torch.dtype, tmp_path: Path
 
 
 @pytest.mark.skipif(
-    len(LOCAL_INSTRUCTION_SETS) < 2, reason="there is no other processor in this one"
+    len(LOCAL_INSTRUCTION_SETS) < 2, reason="this processor supports only one instruction set"
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)

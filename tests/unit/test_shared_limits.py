@@ -151,7 +151,7 @@ async def test_steady_stream_rarely_waits_for_the_quota_store() -> None:
         await router.hurry()
         if number % 50 == 49:
             await router.turn()
-    assert waited <= 15  # of 2000, if every request needed a query for each limit
+    assert waited <= 15  # of 2000, if each request queried the store twice
     assert fleet.quota_store.num_exchanges <= 100
 
 

@@ -207,8 +207,7 @@ def test_reserved_tokens_follow_the_expected_answer_length() -> None:
     assert load.promised_tokens == 8 + 10 + 12 + 5 + 20 + 10
     for _ in range(20):
         engine.step()
-    # The answer has twenty tokens, more than the ten expected, so that the prediction becomes one
-    # and a half times that.
+    # The answer has twenty tokens, more than the ten expected, so that the prediction becomes 30.
     load = measure_load(engine, (), clock, 10.0)
     assert (load.decode_requests, load.context_tokens) == (2, 28 + 12)
     assert load.promised_tokens == 8 + 30 + 12 + 5
