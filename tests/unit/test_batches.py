@@ -119,7 +119,7 @@ async def test_invalid_batch_requests_are_rejected(tokenizer: Tokenizer, tmp_pat
         wrong_error(await client.get("/v1/batches/batch_0"), 404)
         blank = await wait_until_finished(client, await start_batch(client, b"\n \n"))
         assert blank["status"] == "failed"
-        assert "1 to 50000 lines" in blank["errors"]["data"][0]["message"]
+        assert "it must have 1 to 50000" in blank["errors"]["data"][0]["message"]
         done = await wait_until_finished(client, await start_batch(client, jsonl(batch_line("a"))))
         wrong_error(await client.post(f"/v1/batches/{done['id']}/cancel"), 409)
         output = {**good, "input_file_id": done["output_file_id"]}

@@ -144,7 +144,7 @@ async def test_tenants_number_and_total_size_of_files_are_limited(
         for _ in range(2):
             assert (await upload(client, b"x")).status_code == 200
         error = wrong_error(await upload(client, b"x"), 413)
-        assert error["code"] == "too_many_files" and "there are 3 files" in error["message"]
+        assert error["code"] == "too_many_files" and "there are already 3 files" in error["message"]
         client.headers["authorization"] = "Bearer sk-b"
         assert (await upload(client, b"x" * 6000)).status_code == 200
         client.headers["authorization"] = "Bearer sk-a"

@@ -168,7 +168,7 @@ async def test_waiting_jobs_are_bounded_per_owner_and_in_total() -> None:
     work = Work(slots)
     tasks = [work.begin(f"a{number}") for number in range(3)]
     await asyncio.sleep(0)
-    with pytest.raises(Overloaded, match="too many things wait"):
+    with pytest.raises(Overloaded, match="too many things are waiting"):
         await slots._acquire("a")
     others = [work.begin(f"{name}1") for name in "bcdefg"]
     await asyncio.sleep(0)
