@@ -33,7 +33,7 @@ def add_node(
 
 
 def run_placed_pods(api: Api, ready: bool = True) -> None:
-    """Make all pending pods that are placed on a node run; ``ready`` says whether they are ready."""
+    """Make all pending pods that are placed on a node run, and set whether they are ready."""
     for number, pod in enumerate(api.store.all(POD)):
         if pod["spec"].get("nodeName") and phase(pod) == "Pending":
             pod["status"] = (pod.get("status") or {}) | {

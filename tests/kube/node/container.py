@@ -99,10 +99,7 @@ class Container:
         while True:
             try:
                 code = await self._once()
-            except (
-                Missing,
-                ValueError,
-            ) as error:  # an object may have been deleted since an earlier start
+            except (Missing, ValueError) as error:  # e.g. a ConfigMap that was deleted meanwhile
                 self._emit("Failed", f"Error: {error}")
                 code = FAILED
             again = policy == "Always" or (policy == "OnFailure" and code != 0)

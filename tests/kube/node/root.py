@@ -104,9 +104,7 @@ def _reachable(root: Path, needs: Sequence[Path]) -> list[str]:
 
 
 def _mounted(root: Path, mount: Mount) -> list[str]:
-    inside = Path(
-        mount.path
-    ).resolve()  # an unresolved symlink, like /var/run, would lead out of root
+    inside = Path(mount.path).resolve()  # a symlink, like /var/run, would lead out of root
     path = shlex.quote(f"{root}{inside}")
     if mount.source is None:
         mode = f"size={mount.memory_bytes},mode=2775,gid={mount.group}"
