@@ -1,7 +1,7 @@
-"""Fuzzer of batch files: valid lines, invalid ones and random bytes, while routers die in between.
+"""Fuzzes batch files with valid lines, invalid lines and random bytes, while routers die.
 
-The batch runner runs each file to its end, with the router's own parsing of bodies. Every line must
-end up in the output file or in the error file.
+The batch runner processes each file completely, with the router's own parsing of bodies. Every line
+must have a result in the output file or in the error file.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ async def _fuzz(seconds: float, seed: int) -> FuzzResult:
                 ):
                     recorder.server_error(f"{statuses}: {_errors(store, statuses)[:500]!r}")
             except TimeoutError:
-                recorder.hang("the batch does not end")
+                recorder.hang("the batch did not finish in time")
             except BaseException as error:
                 recorder.crash(repr(error))
     return recorder.result()
@@ -85,7 +85,7 @@ def _create_batch(store: BatchStore, number: int, data: bytes, endpoint: str) ->
 
 
 def _abandon_lines(store: BatchStore, batch: Batch, num_lines: int) -> None:
-    """Begin some lines, and abandon them like a router that is killed."""
+    """Start to process some lines and abandon them, as a router does that is killed."""
     if store.get(TENANT, batch.id).is_finished:
         return
     job = BatchJob(store, store.get(TENANT, batch.id), MAX_LINE_BYTES)
@@ -118,7 +118,7 @@ async def _run(store: BatchStore, batch: Batch, chance: Chance) -> Batch:
 
 
 def _errors(store: BatchStore, batch: Batch) -> bytes:
-    """Return the lines with internal errors, except those of killed routers, which are expected."""
+    """Return the lines with internal errors, except for the expected ones from killed routers."""
     if batch.error_file_id is None:
         return b""
     lines = store.file_store(TENANT).data_path(batch.error_file_id).read_bytes().splitlines()

@@ -1,8 +1,8 @@
-"""Fuzzer of KV transport endpoints: a peer describes its memory wrongly, with file descriptors of
-other open files, wrong sizes, unreachable addresses and arbitrary ranges.
+"""Fuzzes KV transports with endpoints by which a peer describes its memory wrongly: with file
+descriptors of other open files, wrong sizes, unreachable addresses and arbitrary ranges.
 
-Every endpoint that a transport connects to is read, too, because an invalid mapping would crash the
-process only then.
+If a transport connects to an endpoint, it also reads from it, because an invalid mapping would
+crash the process only then.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ def fuzz(seconds: float, seed: int) -> FuzzResult:
 
 
 class Fuzzer:
-    """A reader over shared memory and one over gRPC, each with an honest source."""
+    """Runs cases with a reader over shared memory and one over gRPC, each with an honest source."""
 
     def __init__(
         self, stack: contextlib.ExitStack, recorder: Recorder, chance: np.random.Generator
@@ -94,7 +94,7 @@ class Fuzzer:
             self._local.view[:] = bytes(SIZE)
             state = self._read(reader, endpoint, TransferRange(0, 0, SIZE), HANG_SECONDS)
             if state is not TransferState.DONE or self._local.view != self._source.view:
-                self._recorder.crash(f"an honest source was not read: {state}")
+                self._recorder.crash(f"a read from an honest source failed: {state}")
 
     def _read(
         self, reader: Any, endpoint: Endpoint, span: TransferRange, seconds: float = READ_SECONDS
@@ -170,7 +170,8 @@ def _other_files() -> Iterator[list[int]]:
 
 
 def _memory_file(size: int) -> int:
-    """Return a memory file that may shrink; reading its mapping then kills the reader (SIGBUS)."""
+    """Return a memory file that can be shrunk: a process that then reads its mapping is killed
+    (SIGBUS)."""
     file = os.memfd_create("shrinks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(file, size)
     return file

@@ -1,7 +1,7 @@
-"""Fuzzer of framed connections and the store's local RPC socket: valid and invalid frames, cut into
-pieces of any size, before and after the handshake, from client and server.
+"""Fuzzes framed connections and the store's local RPC socket. Clients and servers send valid and
+invalid frames, split into pieces of any size, before and after the handshake.
 
-After every few cases, a well-behaved client of each server must still be served.
+After every few cases, each server must still serve a well-behaved client.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ async def _fuzz(seconds: float, seed: int) -> FuzzResult:
     until = CLOCK.monotonic() + seconds
     with record_hidden_errors(recorder):
         while CLOCK.monotonic() < until:
-            # New servers each time: those of the test helper live for at most twenty seconds.
+            # Start new servers each time: the test helper stops them after twenty seconds at most.
             async with servers() as running:
                 fuzzer = Fuzzer(running, recorder, chance)
                 for _ in range(CASES_PER_CHECK):
@@ -83,7 +83,7 @@ async def _fuzz(seconds: float, seed: int) -> FuzzResult:
 
 
 class Fuzzer:
-    """Cases against running servers, and against clients."""
+    """Runs cases against running servers, and against clients."""
 
     def __init__(self, servers: Servers, recorder: Recorder, chance: np.random.Generator) -> None:
         self._servers = servers
@@ -199,7 +199,7 @@ class Fuzzer:
     # -- misbehaving servers ----------------------------------------------------------------------
 
     async def _false_server(self) -> None:
-        """Answer a client's handshake with random frames; half the time after a valid handshake."""
+        """Answer a client with random frames, in half of the cases after a valid handshake."""
         knows = self._chance.random() < 0.5
         data = b"".join(self._frames(_SERVERS_MESSAGES))
         self._recorder.begin(f"false server, {knows=}: {data[:500].hex()}")
@@ -272,7 +272,7 @@ class Fuzzer:
         return bytes(self._chance.bytes(size))
 
     def _pieces(self, data: bytes) -> list[bytes]:
-        """Cut data at a few random places."""
+        """Split data at a few random places."""
         cuts = sorted(self._chance.integers(0, len(data) + 1, int(self._chance.integers(0, 6))))
         ends = [0, *map(int, cuts), len(data)]
         return [data[start:end] for start, end in itertools.pairwise(ends)]

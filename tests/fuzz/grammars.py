@@ -1,8 +1,8 @@
-"""Fuzzer of structured output: JSON schemas, regexes and Lark grammars that are nested, cyclic,
+"""Fuzzes structured output with JSON schemas, regexes and Lark grammars that are nested, cyclic,
 huge, random or mutated.
 
-Each is handled like a client's: checked in a helper process, and, if that accepts it, compiled and
-followed for some tokens in this process, as in a worker.
+Each grammar is handled like one from a client: it is checked in a helper process and, if that
+accepts it, compiled and followed for some tokens in this process, as in a worker.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ async def _fuzz(seconds: float, seed: int) -> FuzzResult:
 
 
 def follow(grammars: GrammarCompiler, grammar: Grammar, chance: Chance) -> None:
-    """Generate random allowed tokens. Raises Invalid where the grammar can't be followed."""
+    """Generate random allowed tokens. Raises Invalid if the grammar can't be enforced."""
     matcher = grammars.create(grammar)
     for _ in range(NUM_TOKENS):
         bits = np.frombuffer(matcher.mask(), np.uint8)
@@ -87,7 +87,7 @@ def make(chance: Chance) -> Grammar:
 
 
 def size(chance: Chance, most: int) -> int:
-    """Return a size that is mostly small, and sometimes the maximum."""
+    """Return a size, which is mostly small and sometimes ``most``."""
     return int(most ** (chance.random() ** 2)) if chance.random() < 0.9 else most
 
 
@@ -194,7 +194,7 @@ def pattern(chance: Chance, length: int) -> str:
 
 
 def a_lark(chance: Chance) -> Grammar:
-    """Return a Lark grammar whose rules refer to the next one, to any one, or to themselves."""
+    """Return a Lark grammar whose rules refer to the next rule, to any rule, or to themselves."""
     length = size(chance, 2500)
     rules, terminals = [], []
     for number in range(length):
@@ -222,7 +222,7 @@ def a_choice(chance: Chance) -> Grammar:
 
 
 def mutated(text: str, chance: Chance) -> str:
-    """Double, drop, reverse or repeat parts of a text, or replace them by special characters."""
+    """Double, drop, reverse or repeat parts of a text, or replace them with special characters."""
     special = (
         '"',
         "{",

@@ -1,8 +1,9 @@
-"""Fuzzer of the router's HTTP/1.1 connection with bytes that are cut anywhere.
+"""Fuzzes the router's HTTP/1.1 connection with bytes that are split anywhere.
 
-The app must receive valid requests as they were meant, in order, and each is answered once. An
-invalid request is refused and ends the connection, and the app receives nothing behind it. For
-bytes that were changed at random, h11, a stricter parser than most, must see the same requests.
+The app must receive valid requests unchanged and in order, and each must get exactly one response.
+An invalid request must be refused and end the connection, and the app must not receive anything
+that follows it. If bytes were changed at random, the app must receive the same requests as h11
+parses, which is stricter than most parsers.
 
     python -m tests.fuzz.http_bytes --url http://127.0.0.1:8000 [--seconds 60] [--seed S]
 
@@ -31,7 +32,7 @@ from tests.http_connection_harness import ConnectionHarness, ConnectionResult
 NAME = "http"
 CLOCK = SystemClock()
 REFUSALS = {400, 413, 414, 417, 431, 501}
-"""The statuses of refusals. 501 is for features of HTTP that the router does not support."""
+"""The statuses of refusals. 501 is for HTTP features that the router does not support."""
 
 MAX_GROWTH_BYTES = 64 * 2**20
 CASES_UNTIL_WARM = 200
@@ -54,7 +55,7 @@ async def _fuzz(seconds: float, seed: int) -> FuzzResult:
         if cases == CASES_UNTIL_WARM:
             memory = _memory()
     if memory and _memory() - memory > MAX_GROWTH_BYTES:
-        recorder.crash(f"memory went from {memory} to {_memory()} bytes")
+        recorder.crash(f"memory grew from {memory} to {_memory()} bytes")
     return recorder.result()
 
 
@@ -90,18 +91,18 @@ async def _case(harness: ConnectionHarness, maker: RequestMaker, recorder: Recor
 
 
 def make_requests(maker: RequestMaker) -> list[Request]:
-    """Return random requests for one connection; only the last may end it."""
+    """Return random requests for one connection; only the last one may end it."""
     requests: list[Request] = []
     while not requests or (maker.happens(0.5) and not requests[-1].is_last):
         if sum(len(request.data) for request in requests) > MAX_PIPELINED_BYTES // 4:
-            break  # more would exceed the limit on pipelined bytes
+            break  # more requests would exceed the limit on pipelined bytes
         path = f"/{len(requests)}"
         requests.append(maker.invalid(path) if maker.happens(0.3) else maker.valid(path))
     return requests
 
 
 def _common_fault(result: ConnectionResult) -> str:
-    """Check what must hold for any bytes; return what is wrong, or ""."""
+    """Check the rules that hold for any bytes; return what is wrong, or ""."""
     if result.errors:
         return f"errors: {result.errors}"
     refused = [status for status in result.statuses if status != 200]
@@ -151,8 +152,8 @@ def reference(data: bytes) -> list[tuple[str, str, bytes]]:
 
 
 def _first(data: bytes) -> tuple[list[tuple[str, str, bytes]], bytes | None]:
-    """Parse one request if it is complete; return it, and the bytes behind it."""
-    while data.startswith(b"\r\n"):  # RFC 9112 has servers ignore them; h11 does not
+    """Parse one request if it is complete; return it, and the bytes that follow it."""
+    while data.startswith(b"\r\n"):  # RFC 9112 asks servers to ignore them; h11 does not
         data = data[2:]
     parser = h11.Connection(h11.SERVER, max_incomplete_event_size=2**20)
     parser.receive_data(data)
@@ -193,8 +194,8 @@ def _memory() -> int:
 
 
 async def fuzz_url(url: str, seconds: float, seed: int) -> FuzzResult:
-    """Send the same bytes over TCP. Checks only that responses are HTTP and no server errors, and
-    that the router is healthy at the end."""
+    """Send the same bytes to a running router over TCP. Checks only that the responses are HTTP and
+    not server errors, and that the router is healthy at the end."""
     parts = urllib.parse.urlsplit(url)
     host, port = parts.hostname or "127.0.0.1", parts.port or 80
     recorder, maker = Recorder(NAME, seed), RequestMaker(np.random.default_rng(seed))
@@ -207,13 +208,13 @@ async def fuzz_url(url: str, seconds: float, seed: int) -> FuzzResult:
         answer = await _send(host, port, maker.cut(data))
         status = answer.rpartition(b"HTTP/1.1 ")[2][:3]
         if answer and not answer.startswith(b"HTTP/1.1 "):
-            recorder.crash(f"no answer: {answer[:100]!r}")
+            recorder.crash(f"not an HTTP response: {answer[:100]!r}")
         elif status.startswith(b"5") and status != b"501":
             recorder.server_error(answer[-500:])
     recorder.begin("health")
     health = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
     if not (await _send(host, port, [health])).startswith(b"HTTP/1.1 200"):
-        recorder.hang("the router is not healthy")
+        recorder.hang("the router is no longer healthy")
     return recorder.result()
 
 

@@ -1,4 +1,4 @@
-"""Random HTTP/1.1 requests: valid ones, and ones that are invalid in a known way."""
+"""Generates random HTTP/1.1 requests that are valid, or invalid in a known way."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from typing import TypeVar
 import numpy as np
 
 HIDDEN = b"GET /hidden HTTP/1.1\r\nhost: x\r\n\r\n"
-"""A request that no app may ever receive: it occurs only in bodies and behind the end of a
-connection."""
+"""A request that no app may ever receive: it occurs only within bodies and after the last request
+of a connection."""
 
 METHODS = (b"GET", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS")
 HOSTS = (b"x", b"localhost:8000", b"127.0.0.1", b"[::1]:8000", b"a.b.example:80", b"x:", b"")
@@ -32,8 +32,9 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request. If ``is_last``, the connection ends with its response. ``fault`` names what is
-    wrong with it, or is empty; a server refuses an invalid request and ends the connection."""
+    """A request. If ``is_last`` is set, the connection ends with its response. ``fault`` names what
+    is wrong with an invalid request, which a server must refuse, and after which it must end the
+    connection; it is empty for a valid request."""
 
     data: bytes
     method: str
@@ -75,13 +76,13 @@ class RequestMaker:
         return Request(front + head + sent, method.decode(), path, body, is_last)
 
     def invalid(self, path: str) -> Request:
-        """Return a request that no server may accept; bytes behind it have no meaning."""
+        """Return a request that no server may accept. The bytes that follow it have no meaning."""
         fault = self.pick(tuple(FAULTS))
         data = FAULTS[fault](self, path.encode())
         return Request(data, "", path, b"", True, fault)
 
     def mutated(self, data: bytes) -> bytes:
-        """Replace bytes in some places; the result may be valid or not."""
+        """Replace bytes in some places; the result may be valid or invalid."""
         for _ in range(1 + int(self._chance.integers(4))):
             place = int(self._chance.integers(len(data) + 1))
             size = int(self._chance.integers(1, 12)) if self.happens(0.6) else 0
@@ -90,7 +91,7 @@ class RequestMaker:
         return data
 
     def cut(self, data: bytes) -> list[bytes]:
-        """Cut data as packets might: not at all, into single bytes, or anywhere."""
+        """Split data as packets might: not at all, into single bytes, or anywhere."""
         kind = self._chance.random()
         if kind < 0.2 or len(data) < 2:
             return [data]
@@ -139,14 +140,14 @@ class RequestMaker:
 
 
 def _line(line: bytes) -> Callable[[RequestMaker, bytes], bytes]:
-    """Return a function that builds an invalid request with this request line, in which it replaces
-    PATH."""
+    """Return a function that builds an invalid request with the request line ``line``, in which it
+    replaces PATH with the path."""
     return lambda maker, path: line.replace(b"PATH", path) + b"\r\nhost: x\r\n\r\n"
 
 
 def _with(lines: bytes, body: bytes = b"", method: bytes = b"POST") -> Callable[..., bytes]:
-    """Return a function that builds a request with these header lines besides ``host``, and this
-    body."""
+    """Return a function that builds a request with ``host``, the header lines ``lines`` and
+    ``body``."""
 
     def make(maker: RequestMaker, path: bytes) -> bytes:
         first, last = b"host: x\r\n", lines + b"\r\n"

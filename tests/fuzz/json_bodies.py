@@ -1,6 +1,6 @@
-"""Fuzzer of JSON bodies: valid and broken bodies for chats, completions, /tokenize, /detokenize,
-files and batches, sent to a router over in-memory workers. Each gets a response, none is a server
-error, and no request or memory leaks.
+"""Fuzzes a router over in-memory workers with valid and broken bodies for chats, completions,
+/tokenize, /detokenize, files and batches. Each must get a response that is not a server error, and
+neither requests nor memory may leak.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class _Fuzz:
                 await self._case(client)
                 number += 1
                 if batches.done():
-                    self._recorder.crash(f"the batch runner ended: {batches.exception()!r}")
+                    self._recorder.crash(f"the batch runner stopped: {batches.exception()!r}")
                     break
                 if number % CASES_UNTIL_CHECK == 0:
                     self._check_what_is_left()
@@ -98,11 +98,11 @@ class _Fuzz:
         if answer.status_code >= 500 or b'"internal error"' in answer.content:
             self._recorder.server_error(f"{answer.status_code} {answer.text[:500]}")
         elif answer.status_code >= 400 and not answer.json()["error"]["message"]:
-            self._recorder.crash("an error without a message")
+            self._recorder.crash("an error response without a message")
         return answer
 
     def _check_what_is_left(self) -> None:
-        """Check that no requests but batch lines are still being served."""
+        """Check that no requests except for batch lines are still being served."""
         tenants, resources = self._router.service.tenants, self._router.service.resources
         is_batch_running = self._batch_service._runner.num_running > 0
         inside = 0 if is_batch_running else tenants.request_limiter.num_in_use
@@ -112,6 +112,6 @@ class _Fuzz:
             )
 
     async def _clear(self, client: httpx.AsyncClient) -> None:
-        """Delete the files of batches, so that there is room for others."""
+        """Delete the files of batches, so that more files can be uploaded."""
         for file in (await client.get("/v1/files")).json()["data"]:
             await client.delete(f"/v1/files/{file['id']}")

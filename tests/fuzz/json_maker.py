@@ -1,5 +1,5 @@
-"""Random JSON bodies that match the router's schema fully, nearly or not at all; random upload
-forms and batch files."""
+"""Generates random JSON bodies that match the router's schema fully, nearly or not at all, and
+random upload forms and batch files."""
 
 import json
 from typing import Any
@@ -83,7 +83,7 @@ class JsonMaker:
         return [self.value(depth + 1)] * (self._one((1, 5, 70, 300)) if depth == 0 else 2)
 
     def broken(self, data: bytes) -> bytes:
-        """Truncate or change data, or insert bytes."""
+        """Truncate or change ``data``, or insert bytes into it."""
         place = self._below(len(data) + 1)
         kind = self._below(4)
         if kind == 0:

@@ -1,10 +1,10 @@
-"""Fuzzer of KV transfers with a misbehaving member: as the source for a decode worker, and as a
-reader at a prefill worker.
+"""Fuzzes KV transfers with a lying member, which is the source for a decode worker or the reader at
+a prefill worker.
 
-Both workers are real, over in-memory fakes of the model and the network. The liar takes the events
-of an honest source, and changes, drops, doubles and reorders them. Whatever it sends, the request
-must end within seconds, complete or with an error; no block may stay pinned; no token may be
-computed from unwritten blocks; and other requests must get their exact tokens.
+Both workers run production code over in-memory fakes of the model and the network. The liar takes
+the events of an honest source, and changes, drops, doubles and reorders them. Whatever it sends,
+the request must end within seconds, complete or with an error; no block may stay pinned; no token
+may be computed from unwritten blocks; and other requests must get their exact tokens.
 """
 
 import asyncio
@@ -97,7 +97,7 @@ class Fuzzer:
             await self._bounded(self._lying_reader())
 
     async def check(self) -> None:
-        """Check that an honest KV transfer works, and that no block is pinned in either worker."""
+        """Check that an honest KV transfer works, and that neither worker has a pinned block."""
         self._recorder.begin("check")
         await self._bounded(self._neighbour())
         for node in (self._running.prefill, self._running.decode):
@@ -153,7 +153,7 @@ class Fuzzer:
     def _judge(
         self, spec: RequestSpec, script: Sequence[KvTransferEvent], outputs: Sequence[RequestOutput]
     ) -> None:
-        """Check that a request without an error had a source that sent every block."""
+        """Check that if the request succeeded, its source had sent every block."""
         if outputs[-1].finish_reason is FinishReason.ERROR:
             if outputs[-1].details.get("error_status") == "INTERNAL":
                 self._recorder.server_error(outputs[-1].error)
@@ -269,7 +269,7 @@ class Fuzzer:
                 finally:
                     lease.close()
         except TimeoutError:
-            pass  # the reader never acknowledges all blocks, so the transfer does not end
+            pass  # the transfer does not end, since the reader never acknowledges all blocks
         finally:
             stream.close()
 
@@ -295,7 +295,7 @@ class Fuzzer:
 
 
 class LyingPeers:
-    """Connects to honest sources, except for the liar's address."""
+    """Connects to honest sources, except at the liar's address."""
 
     def __init__(self, honest: MemoryKvTransferClient, chance: np.random.Generator) -> None:
         self._honest = honest
@@ -324,7 +324,7 @@ class LyingReader:
         raise Unavailable("the prefill worker ended the KV transfer early")
 
     async def acknowledge(self, num_blocks: int) -> None:
-        """Accept any number."""
+        """Ignore the acknowledgement."""
 
     async def ended(self) -> None:
         await asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""Random protobuf messages, from descriptors or examples, and corrupt encodings of them."""
+"""Generates random protobuf messages from descriptors or examples, and corrupts their encodings."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,8 +32,8 @@ _BYTES = (b"", b"\x00", b"\xff" * 16, bytes(16), b"\x01" * 15, b"\x80" * 300)
 
 
 class MessageMaker:
-    """Generates messages from a seeded generator. Most are ``examples`` with a few changes, so that
-    they are nearly valid."""
+    """Generates messages from a seeded random generator. Most are ``examples`` with a few changes,
+    so that they are nearly valid."""
 
     def __init__(self, chance: np.random.Generator, examples: Sequence[Message] = ()) -> None:
         self._chance = chance
@@ -42,7 +42,7 @@ class MessageMaker:
             self._examples.setdefault(type(example), []).append(example)
 
     def message(self, kind: type[Message]) -> Message:
-        """Return an encodable message whose fields have any values of their types."""
+        """Return an encodable message whose fields have random values of their types."""
         examples = self._examples.get(kind)
         if examples and self._happens(0.7):
             message = kind()
@@ -55,7 +55,8 @@ class MessageMaker:
         return message
 
     def encode(self, kind: type[Message]) -> bytes:
-        """Return an encoded message: intact, corrupt, cut, doubled, or with unknown fields."""
+        """Return an encoded message, which may be corrupt, truncated, doubled, or have unknown
+        fields."""
         data = bytearray(self.message(kind).SerializeToString())
         if self._happens(0.55):
             return bytes(data)
@@ -88,7 +89,7 @@ class MessageMaker:
                 self._set(message, field, depth)
 
     def _change(self, message: Message) -> None:
-        """Change one field, here or in a nested message."""
+        """Change one field of ``message`` or of a nested message."""
         fields = message.DESCRIPTOR.fields
         if not fields:
             return

@@ -1,10 +1,10 @@
-"""Fuzzer of every protobuf message of every service, random and corrupt, from a caller that knows
-the cluster secret.
+"""Fuzzes every service with random and corrupt protobuf messages from a caller that knows the
+cluster secret.
 
-The servers are real: a prefill and a decode worker over a fake model, a store node and a conductor,
-over gRPC and framed connections. From time to time, a normal request goes through the same workers:
-its tokens must be exact, and afterwards no block may be pinned. Responses are fuzzed, too: their
-converters may raise nothing but ``BatonError``.
+The servers are a prefill and a decode worker with a fake model, a store node and a conductor, over
+gRPC and framed connections. From time to time, the workers serve a normal request: its tokens must
+be exact, and afterwards no block may be pinned. The converters of responses get random messages,
+too, and may raise only ``BatonError``.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ NAME = "protobufs"
 SECRET = "a secret of the cluster"
 CASES_PER_CHECK = 40
 ANSWER_SECONDS = 0.05
-"""How many seconds the client of a stream waits for responses."""
+"""How long the client of a stream waits for responses."""
 
 LOCALHOST = "127.0.0.1"
 CLOCK = SystemClock()
@@ -84,21 +84,21 @@ CONVERTERS: tuple[tuple[type[Message], Parse], ...] = (
     (kvstore_pb2.StoredBlock, kvstore.stored_from_proto),
     (kvstore_pb2.WatchEvent, kvstore.watch_event_from_proto),
 )
-"""The converters by which programs read each other's messages."""
+"""The converters by which members read each other's messages."""
 
 OUR_FAULT = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
-"""Statuses that mean a bug, unless gRPC itself could not decode the message."""
+"""Statuses that indicate a bug, unless gRPC itself could not decode the message."""
 
 LATE_WRITE = "Internal error from Core"
-"""An error of gRPC's own client when it writes to a stream that has just ended."""
+"""The error that gRPC's client raises if it writes to a stream that has just ended."""
 
 ROLES = (worker_pb2.WORKER_ROLE_PREFILL, worker_pb2.WORKER_ROLE_DECODE)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A method of a service, and its channel. Drains and valid role changes are left out, because
-    they would take the workers out of service."""
+    """A method of a service, and a channel to the service. Drains and valid role changes are never
+    called, because they would take the workers out of service."""
 
     channel: Any
     service: str
@@ -155,7 +155,8 @@ class Fuzzer:
         await self._bounded(kinds[int(self._chance.integers(len(kinds)))]())
 
     async def check(self) -> None:
-        """Check that a normal request gets its exact tokens, and that nothing leaked before."""
+        """Check that a normal request gets its exact tokens, and that earlier cases leaked
+        nothing."""
         self._checks += 1
         self._recorder.begin(f"check {self._checks}")
         await self._bounded(self._neighbour())
@@ -178,7 +179,7 @@ class Fuzzer:
             self._recorder.crash(repr(error))
 
     def _note(self, error: BatonError) -> None:
-        """Record an error without a specific type, which stands for an internal error."""
+        """Record the error as a server error if it has no specific type, as internal errors do."""
         if type(error) is BatonError:
             self._recorder.server_error(error)
 
@@ -208,7 +209,7 @@ class Fuzzer:
                 code = error.code()
                 self._recorder.server_error(f"{code.name} {error.details()}")
         except asyncio.InvalidStateError:
-            pass  # the stream ended before everything was written
+            pass  # the stream ended before all messages were written
 
     async def _ask(self, call: Call, sent: Sequence[bytes]) -> None:
         path = f"/baton.rpc.v1.{call.service}/{call.name}"
@@ -238,7 +239,7 @@ class Fuzzer:
                     pass
 
     async def _linger(self) -> None:
-        """Sometimes wait a moment, so that the server also executes what was sent."""
+        """Sometimes wait a moment, so that the server executes the messages that were sent."""
         if self._chance.random() < 0.4:
             await asyncio.sleep(float(self._chance.random()) * 0.02)
 
@@ -289,7 +290,7 @@ def _changes_role(data: bytes) -> bool:
 
 @asynccontextmanager
 async def servers() -> AsyncIterator[Servers]:
-    """All services on loopback, with channels that know the secret."""
+    """Run all services on loopback; yield them with channels that send the secret."""
     async with AsyncExitStack() as stack:
         workers, prefill, decode = await stack.enter_async_context(real_workers(SECRET))
         harness = StoreHarness(clock=SystemClock())
@@ -332,7 +333,8 @@ async def _conductor() -> Conductor:
 
 
 def _calls(module: Any, service: str, channel: Any) -> list[Call]:
-    """Return every method of the service except Drain, after which it would refuse requests."""
+    """Return every method of the service except Drain, after which a worker would refuse
+    requests."""
     methods = module.DESCRIPTOR.services_by_name[service].methods
     return [
         Call(
@@ -350,7 +352,7 @@ def _calls(module: Any, service: str, channel: Any) -> list[Call]:
 
 
 def examples(servers: Servers) -> list[Message]:
-    """Return valid messages, from which fuzzed ones are made."""
+    """Return valid messages, from which the fuzzer makes others."""
     spec = request("r", list(range(30)), 6)
     orders = [
         submit(spec, worker_pb2.TASK_PREFILL),

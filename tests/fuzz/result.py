@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 MAX_EXAMPLES = 20
-"""How many examples are kept; the counts include all cases."""
+"""The most examples to keep; the counts include all cases."""
 
 MAX_EXAMPLE_CHARACTERS = 2000
 
 HANG_SECONDS = 5.0
-"""A case that takes longer is a hang."""
+"""The time after which a case counts as a hang."""
 
 
 @dataclass(frozen=True)
 class FuzzResult:
-    """Counts of cases, and of those that went wrong. ``examples`` say how to reproduce them: seed,
-    number of the case, and the case itself."""
+    """The number of cases, and how many of them went wrong. Each of ``examples`` describes how to
+    reproduce one: the seed, the number of the case, and the case itself."""
 
     cases: int
     crashes: int
@@ -45,7 +45,8 @@ class Recorder:
         self._result = FuzzResult(0, 0, 0, 0)
 
     def begin(self, case: str) -> None:
-        """Start the next case. ``case`` is what reproduces it besides the seed."""
+        """Start the next case. ``case`` describes it, so that it can be reproduced without running
+        the earlier cases."""
         self._result = replace(self._result, cases=self._result.cases + 1)
         self._case = case
         self._file.write_text(self._described(""), errors="backslashreplace")
@@ -63,7 +64,8 @@ class Recorder:
         self._add("server error", detail, server_errors=self._result.server_errors + 1)
 
     def result(self) -> FuzzResult:
-        """End the run: remove the case file, since the last case did not kill the process."""
+        """End the run and return its result. Removes the case file, since the last case did not
+        kill the process."""
         self._file.unlink(missing_ok=True)
         return self._result
 
@@ -79,5 +81,5 @@ class Recorder:
 
 
 def case_file(name: str) -> Path:
-    """Return the file with the current case of the fuzzer ``name`` in this process."""
+    """Return the path of the file in which the fuzzer ``name`` keeps its current case."""
     return Path(tempfile.gettempdir()) / f"baton-fuzz-{name}-{os.getpid()}.case"

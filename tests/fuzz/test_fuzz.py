@@ -1,4 +1,4 @@
-"""Each fuzzer for a second with one seed; `make fuzz` runs them longer and with other seeds."""
+"""Runs each fuzzer for a second with one seed; `make fuzz` runs them longer, with other seeds."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Catches hidden bugs: exceptions that reach the event loop, or are only logged."""
+"""Records exceptions that would otherwise go unnoticed, because they only reach the event loop or
+the log."""
 
 import asyncio
 import contextlib
@@ -13,7 +14,8 @@ from tests.fuzz.result import Recorder
 
 @contextlib.contextmanager
 def record_hidden_errors(recorder: Recorder) -> Iterator[None]:
-    """Record such exceptions as crashes, within a running loop. Nothing is logged meanwhile."""
+    """Record as crashes the exceptions that reach the running event loop, or are only logged. While
+    the block runs, nothing is logged."""
 
     def on_loop(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         recorder.crash(f"{context.get('message')}: {context.get('exception')!r}")

@@ -1,6 +1,6 @@
-"""A small Kubernetes in one process, for tests: an API server, controllers, and nodes whose
-containers are processes of this machine.
+"""A small Kubernetes cluster in one process, for tests: an API server, controllers, and nodes whose
+containers are processes on this machine.
 
-It is real enough for Helm, kubectl and the ``kubernetes`` client, and starts within a second. See
+Helm, kubectl and the ``kubernetes`` client work with it, and it starts within a second. See
 ``README.md``.
 """

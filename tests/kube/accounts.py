@@ -36,7 +36,8 @@ def user_of(namespace: str, account: str) -> str:
 
 
 class Accounts:
-    """Service accounts. Tokens are derived from their names, so nothing here is secret."""
+    """The service accounts and their rights. An account's token is derived from its name, so it is
+    not a secret."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

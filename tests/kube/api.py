@@ -79,7 +79,8 @@ class Api:
     # -- writing ---------------------------------------------------------------------------
 
     def create(self, kind: Kind, body: Object, request: Request | None = None) -> Object:
-        """Create an object on behalf of the request's client, or of a controller without one."""
+        """Create an object on behalf of the request's client or, if ``request`` is None, of a
+        controller."""
         with self.store.locked():
             found = self._prepare_new(kind, without_nulls(body), request)
             if self.store.find(kind, *namespace_and_name(found)) is not None:
@@ -92,8 +93,8 @@ class Api:
             return self._saved(kind, None, found, request)
 
     def update(self, kind: Kind, body: Object, request: Request | None = None) -> Object:
-        """Replace an object except its status. A resourceVersion in ``body`` must be the current
-        one."""
+        """Replace an object except for its status. If ``body`` has a resourceVersion, that must be
+        the current one."""
         with self.store.locked():
             if request is not None:
                 body = {**body, "metadata": _placed(body, request)}
@@ -101,8 +102,8 @@ class Api:
             return self._changed(kind, before, without_nulls(body), request)
 
     def set_status(self, kind: Kind, body: Object) -> Object:
-        """Replace only the status, regardless of changes to the rest. Raises Refused (404) when the
-        object with that uid is gone."""
+        """Replace only the status, even if the rest of the object has changed meanwhile. Raises
+        Refused (404) if the object with the uid in ``body`` is gone."""
         with self.store.locked():
             now = self.store.get(kind, *namespace_and_name(body))
             if now["metadata"]["uid"] != body["metadata"]["uid"]:
@@ -187,7 +188,8 @@ class Api:
         self, kind: Kind, namespace: str, name: str, options: Object | None = None
     ) -> Object:
         """Delete an object; ``options`` are DeleteOptions. A pod on a node gets its grace period,
-        and its kubelet removes it. Returns the object as it was, or as it now is."""
+        and its kubelet removes it afterwards. Returns the removed object or, if it is only marked
+        as deleted, its new version."""
         options = options or {}
         with self.store.locked():
             found = self.store.get(kind, namespace, name)
@@ -206,7 +208,7 @@ class Api:
             return self.store.put(kind, self._mark_deleted(found, grace))
 
     def _mark_deleted(self, found: Object, grace: int) -> Object:
-        """Set the deletion timestamp. A second deletion can only shorten the remaining time."""
+        """Set the deletion timestamp. A second deletion can only bring it forward."""
         metadata = found["metadata"]
         ends = self.timestamp(grace)
         if metadata.get("deletionTimestamp", "9") > ends:
@@ -287,7 +289,8 @@ class Api:
                 raise Refused(403, "Forbidden", text)
 
     def _missing_references(self, pod: Object) -> Iterator[str]:
-        """Yield an error for each object that the pod refers to and that must exist before it."""
+        """Yield an error for each missing object that must exist before a pod which refers to
+        it."""
         spec, namespace = pod["spec"], pod["metadata"]["namespace"]
         account, runtime = spec["serviceAccountName"], spec.get("runtimeClassName")
         priority = spec.get("priorityClassName") or "system-"
@@ -346,9 +349,9 @@ class Api:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def suffix(self) -> str:
-        """Return five letters, different ones each time."""
+        """Return five characters, which are different in each call."""
         self._numbers += 1
-        number, out = self._numbers * 7_368_787 % 27**5, ""  # a step prime to the modulus
+        number, out = self._numbers * 7_368_787 % 27**5, ""  # the step and the modulus are coprime
         for _ in range(5):
             number, letter = divmod(number, len(LETTERS))
             out += LETTERS[letter]
@@ -375,8 +378,8 @@ def _first_status(kind: Kind) -> Object:
 
 
 def _placed(body: Object, request: Request) -> Object:
-    """Return the body's metadata with name and namespace of the URL. Raises Refused (400) where
-    they differ."""
+    """Return the body's metadata with the name and namespace from the URL. Raises Refused (400) if
+    the body has different ones."""
     metadata: Object = body.get("metadata") or {}
     in_url = {"name": request.name}
     in_url |= {"namespace": request.namespace} if request.namespace else {}

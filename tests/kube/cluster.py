@@ -76,13 +76,14 @@ class Cluster:
         return [pod["metadata"]["name"] for pod in self.pods(serves)]
 
     def url(self, service: str, namespace: str = "default") -> str:
-        """Return the URL of a service's first port, which any process of this machine can reach."""
+        """Return the URL of a service's first port, which every process on this machine can
+        reach."""
         spec = self.api.store.get(SERVICE, namespace, service)["spec"]
         return f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}"
 
     def wait(self, until: Callable[[], object], seconds: float, what: str) -> None:
-        """Wait until a condition holds. Raises TimeoutError naming ``what``, with the state of all
-        pods."""
+        """Wait until ``until`` returns a true value. Raises TimeoutError with ``what`` and the
+        state of all pods after ``seconds``."""
         clock = self.api.clock
         end = clock.monotonic() + seconds
         while not until():
@@ -120,8 +121,8 @@ def cluster(
     folder: Path | None = None,
     resources: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Cluster]:
-    """Run a cluster. ``resources`` are added to the standard ones of each node. No process, mount
-    or network interface is left afterwards, even if this process is killed."""
+    """Run a cluster. ``resources`` are added to the standard resources of each node. No process,
+    mount or network interface is left afterwards, even if this process is killed."""
     _sweep()
     prefix = f"{FOLDER}{os.getpid()}-"
     with tempfile.TemporaryDirectory(prefix=prefix) as own, network() as net:
@@ -143,7 +144,7 @@ def cluster(
 
 
 def _sweep() -> None:
-    """Remove the folders of clusters that were killed."""
+    """Remove the folders of clusters whose processes were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*-*"):
         owner = folder.name.removeprefix(FOLDER).partition("-")[0]
         if owner.isdecimal() and not Path(f"/proc/{owner}").exists():

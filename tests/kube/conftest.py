@@ -1,4 +1,4 @@
-"""A cluster with nodes, shared by all tests that don't kill any part of it."""
+"""A fixture for a cluster with nodes, which all tests share that don't kill any part of it."""
 
 from collections.abc import Iterator
 

@@ -21,7 +21,7 @@ SUB_KINDS = {"scale": ("autoscaling", "v1", "Scale"), "eviction": ("policy", "v1
 
 
 def answer(path: str, kinds: Kinds) -> Object | None:
-    """Answer a discovery request; None for any other path."""
+    """Return the response to a discovery request, or None if ``path`` is not for discovery."""
     if path in ("/version", "/version/"):
         return version()
     if path == "/api":
@@ -128,8 +128,8 @@ def _swagger() -> Object:
 
 
 def _document(prefix: str, kinds: Kinds) -> Object | None:
-    """Return the OpenAPI document of one group and version. It contains all schemas, so that every
-    reference resolves."""
+    """Return the OpenAPI document of one group and version, or None if there is none. It contains
+    all schemas, so that every reference resolves."""
     mine = [kind for kind in kinds.all if kind.prefix == f"/{prefix}"]
     if not mine:
         return None
@@ -142,7 +142,7 @@ def _document(prefix: str, kinds: Kinds) -> Object | None:
 
 
 def _paths(kind: Kind) -> list[tuple[str, Object]]:
-    """Return just enough for clients to see that writes support ``fieldValidation``."""
+    """Return only the paths that show clients that writes support ``fieldValidation``."""
     gvk = {"group": kind.group, "version": kind.version, "kind": kind.kind}
     names = ("fieldValidation", "fieldManager", "dryRun", "force")
     parameters = [

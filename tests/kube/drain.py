@@ -1,4 +1,4 @@
-"""``kubectl drain``: cordons a node and evicts its pods one after the other."""
+"""Drains a node as ``kubectl drain`` does: cordons it and evicts its pods one after the other."""
 
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
@@ -9,11 +9,11 @@ from tests.kube.kinds import Object
 from tests.kube.pods import FINISHED, phase
 
 RETRY_SECONDS = 0.5
-"""The time between two attempts of an eviction that a budget forbids; kubectl waits five."""
+"""The time between two attempts of an eviction that a budget forbids; kubectl waits 5 s."""
 
 
 def drain_node(kube: Cluster, node: str, seconds: float) -> list[str]:
-    """Drain a node until none of its pods is left; return their names. Raises TimeoutError."""
+    """Drain a node until it has no pods; return their names. Raises TimeoutError."""
     kube.cordon(node)
     pods = kube.pods(lambda pod: pod["spec"].get("nodeName") == node and phase(pod) not in FINISHED)
     with kube.client() as opened:
@@ -44,5 +44,5 @@ def _evict(kube: Cluster, core: client.CoreV1Api, pod: Object, seconds: float) -
         else:
             return
         if kube.api.clock.monotonic() > end:
-            raise TimeoutError(f"a disruption budget kept {name} for {seconds:g} s")
+            raise TimeoutError(f"a disruption budget forbade evicting {name} for {seconds:g} s")
         kube.api.store.changes(kube.api.store.version, RETRY_SECONDS)

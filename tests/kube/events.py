@@ -4,11 +4,12 @@ from tests.kube.api import Api
 from tests.kube.kinds import EVENT, Object
 
 MOST = 500
-"""How many events are kept; the oldest are deleted."""
+"""The most events to keep; older ones are deleted."""
 
 
 def record_event(api: Api, about: Object, reason: str, message: str, kind: str = "Normal") -> None:
-    """Record an event. A repeated event increments the count of the first one."""
+    """Record an event about the object ``about``. If it repeats an earlier event, only increment
+    that event's count."""
     metadata = about["metadata"]
     namespace = metadata.get("namespace") or "default"
     events = api.store.all(EVENT, namespace)

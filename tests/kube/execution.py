@@ -1,5 +1,5 @@
-"""``kubectl exec``: runs a command in a container, over a WebSocket. The first byte of each message
-is its channel."""
+"""Serves ``kubectl exec``: runs a command in a container, with its input and output in a WebSocket.
+The first byte of each message is its channel."""
 
 import base64
 import hashlib
@@ -63,7 +63,8 @@ class Channels:
             self._sink.flush()
 
     def receive(self) -> bytes | None:
-        """Return the next message, with its channel first; None once the client has closed."""
+        """Return the next message, whose first byte is its channel, or None once the client has
+        closed the connection."""
         head = self._source.read(2)
         if len(head) < 2 or head[0] & 0x0F == CLOSING:
             return None
@@ -80,7 +81,7 @@ class Channels:
 def execute(
     channels: Channels, command: Sequence[str], environment: Mapping[str, str], takes_input: bool
 ) -> None:
-    """Run a command to its end, and send its exit code in the form that kubectl expects."""
+    """Run a command until it exits, and send its exit code in the form that kubectl expects."""
     process = subprocess.Popen(
         command, env=dict(environment), bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         stdin=subprocess.PIPE if takes_input else subprocess.DEVNULL,

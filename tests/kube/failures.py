@@ -1,4 +1,4 @@
-"""Errors of the API server, as the Status objects that clients know."""
+"""Errors of the API server, in the form of the Status objects that clients expect."""
 
 from tests.kube.kinds import Kind, Object
 

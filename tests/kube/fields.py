@@ -67,7 +67,7 @@ def value_at(found: Any, path: Path, schema: Schema) -> Any:
 
 
 def remove_field(found: Object, path: Path, schema: Schema) -> None:
-    """Remove the value at ``path``, and parents that this leaves empty."""
+    """Remove the value at ``path``, and its parents if they become empty."""
     kind, value = path[0]
     if kind == "f":
         below = schema.field(value) or ANY
@@ -94,7 +94,7 @@ def _step_is(step: Step, item: Any, schema: Schema) -> bool:
 
 def merge_fields(below: Any, above: Any, schema: Schema) -> Any:
     """Merge ``above`` over ``below``: associative lists by their keys, sets as unions. Raises
-    Refused for a list that has a key twice."""
+    Refused if a list has the same key twice."""
     if isinstance(above, dict) and isinstance(below, dict) and not schema.atomic:
         out = dict(below)
         for name, inner in above.items():
@@ -167,7 +167,7 @@ def _step(name: str) -> Step:
 
 
 def format_path(path: Path) -> str:
-    """Format a path as in error messages: ``.spec.containers[name="x"].image``."""
+    """Format a path for an error message, like ``.spec.containers[name="x"].image``."""
     out = ""
     for kind, value in path:
         if kind == "f":

@@ -1,4 +1,4 @@
-"""A fake kubelet without containers: pods change state at once when a test says so."""
+"""A fake kubelet without containers: pods change their state when a test calls a function."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -17,7 +17,7 @@ def add_node(
     resources: Mapping[str, str] = MappingProxyType({}),
     labels: Mapping[str, str] = MappingProxyType({}),
 ) -> Object:
-    """Add a node for 110 pods with extra ``resources`` like ``{"nvidia.com/gpu": "8"}``."""
+    """Add a node for 110 pods. ``resources`` are extra ones like ``{"nvidia.com/gpu": "8"}``."""
     capacity = {
         "cpu": "64",
         "memory": "512Gi",
@@ -33,7 +33,7 @@ def add_node(
 
 
 def run_placed_pods(api: Api, ready: bool = True) -> None:
-    """Make all pending pods that were placed on a node run, ready or not."""
+    """Make all pending pods that are placed on a node run, and set whether they are ready."""
     for number, pod in enumerate(api.store.all(POD)):
         if pod["spec"].get("nodeName") and phase(pod) == "Pending":
             pod["status"] = (pod.get("status") or {}) | {

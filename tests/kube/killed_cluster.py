@@ -1,4 +1,4 @@
-"""A cluster that a test kills: prints the process id of its container, and waits to be killed."""
+"""Runs a cluster for a test that kills it: prints its container's process id, and waits."""
 
 import sys
 

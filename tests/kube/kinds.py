@@ -1,4 +1,4 @@
-"""The kinds of objects that this API server knows, including those of custom resources."""
+"""The kinds of objects that this API server knows, including custom resources."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,7 @@ class Kind:
 
     @property
     def prefix(self) -> str:
-        """The prefix of its URL paths."""
+        """The prefix of the URL paths of this kind's objects."""
         return f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
 
     @property
@@ -93,7 +93,8 @@ BUILT_IN = (
 
 
 class Kinds:
-    """All known kinds, by path and by name; CustomResourceDefinitions add more."""
+    """All known kinds, which can be found by path or by name. CustomResourceDefinitions add
+    more."""
 
     def __init__(self) -> None:
         self.all: list[Kind] = list(BUILT_IN)

@@ -1,8 +1,8 @@
-"""Field ownership: server-side apply, and the effect of other writes on it.
+"""Field ownership: server-side apply, and how other writes change the owners.
 
-As in Kubernetes, an apply conflicts where another manager owns a field that it would change; any
-other write takes over the fields that it changes. A field that its last owner no longer applies is
-removed.
+As in Kubernetes, an apply conflicts if it would change a field that another manager owns, while any
+other write takes over the fields that it changes. A field is removed once its last owner no longer
+applies it.
 """
 
 from dataclasses import dataclass, replace
@@ -52,7 +52,7 @@ class Manager:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """The client of a write. With ``force``, its apply takes over fields of others."""
+    """The client of a write. If ``force`` is set, its apply takes over other managers' fields."""
 
     name: str
     api_version: str
@@ -77,8 +77,8 @@ def managers_of(found: Object) -> list[Manager]:
 
 
 def apply(live: Object | None, wanted: Object, schema: Schema, writer: Writer) -> Object:
-    """Return ``live`` after ``writer`` has applied ``wanted``. Raises Refused (409) with the
-    conflicting fields and their owners."""
+    """Return what ``live`` becomes when ``writer`` applies ``wanted``. Raises Refused (409) with
+    the conflicting fields and their owners."""
     fields = fields_of(wanted, schema)
     mine = writer.owning(fields, APPLY)
     others = [each for each in managers_of(live or _nothing()) if each.key != mine.key]
@@ -141,8 +141,8 @@ def _owner(manager: Manager) -> str:
 
 
 def record_update(before: Object | None, now: Object, schema: Schema, writer: Writer) -> None:
-    """Record in ``now`` that ``writer`` owns the fields that differ from ``before``; other managers
-    lose them."""
+    """Record in ``now`` that ``writer``, and no other manager, owns the fields that differ from
+    ``before``."""
     fields = fields_of(now, schema)
     old = fields_of(before, schema) if before else set()
     changed = {

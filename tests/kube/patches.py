@@ -1,4 +1,4 @@
-"""The patch types besides server-side apply: JSON merge, JSON, and strategic merge patches."""
+"""JSON merge patches, JSON patches and strategic merge patches."""
 
 from typing import Any
 
@@ -11,7 +11,8 @@ ORDER, DELETE_VALUES = "$setElementOrder/", "$deleteFromPrimitiveList/"
 
 
 def apply_merge_patch(target: Any, patch: Any) -> Any:
-    """Apply a JSON merge patch (RFC 7386): None deletes, maps are merged, all else is replaced."""
+    """Apply a JSON merge patch (RFC 7386): a None value deletes the key, maps are merged, and all
+    other values are replaced."""
     if not isinstance(patch, dict):
         return deep_copy(patch)
     out = dict(target) if isinstance(target, dict) else {}
@@ -27,7 +28,8 @@ def apply_merge_patch(target: Any, patch: Any) -> Any:
 
 
 def apply_json_patch(target: Object, operations: list[Object]) -> Object:
-    """Apply a JSON patch. Raises Refused (422) for a failed ``test`` or an unknown path."""
+    """Apply a JSON patch (RFC 6902). Raises Refused (422) if a ``test`` fails or a path is
+    unknown."""
     out: Object = deep_copy(target)
     for operation in operations:
         try:
@@ -86,9 +88,9 @@ def _take(out: Any, path: list[str]) -> Any:
 
 
 def apply_strategic_merge_patch(target: Any, patch: Any, schema: Schema) -> Any:
-    """Apply a strategic merge patch: like a merge, but lists with a merge key are merged by it.
-    Supports ``$patch``, ``$retainKeys``, ``$setElementOrder`` and ``$deleteFromPrimitiveList``, as
-    kubectl and Helm 3 write them."""
+    """Apply a strategic merge patch. It differs from a JSON merge patch in that lists with a merge
+    key are merged by that key. Supports ``$patch``, ``$retainKeys``, ``$setElementOrder`` and
+    ``$deleteFromPrimitiveList`` in the form that kubectl and Helm 3 write."""
     if not isinstance(patch, dict):
         return deep_copy(patch)
     if patch.get("$patch") == "replace":
@@ -143,7 +145,7 @@ def _list(target: list[Object], patch: list[Object], schema: Schema) -> list[Obj
 
 
 def _ordered(items: list[Any], order: list[Any], key: str) -> list[Any]:
-    """Sort items in the order of the patch; items that it doesn't name come last."""
+    """Sort ``items`` by ``order``, which comes from the patch; other items come last."""
     wanted = [each.get(key) if key else each for each in order]
 
     def place(item: Any) -> int:

@@ -25,7 +25,8 @@ def is_active(pod: Object) -> bool:
 def set_condition(
     found: Object, kind: str, holds: bool, stamp: str, reason: str = "", message: str = ""
 ) -> None:
-    """Set a condition in the status; ``lastTransitionTime`` changes only with its value."""
+    """Set a condition in the status. Its ``lastTransitionTime`` changes only when its status
+    does."""
     conditions = found.setdefault("status", {}).setdefault("conditions", [])
     entry = next((each for each in conditions if each["type"] == kind), None)
     if entry is None:
@@ -64,7 +65,7 @@ def reference_to(owner: Object) -> Object:
 
 
 def pod_from(template: Object, owner: Object) -> Object:
-    """Return a pod made from a template, without a name."""
+    """Return a pod without a name that is made from a template and has the controller ``owner``."""
     metadata = template.get("metadata") or {}
     return {
         "metadata": {
@@ -78,7 +79,7 @@ def pod_from(template: Object, owner: Object) -> Object:
 
 
 def fingerprint(template: Any) -> str:
-    """Return ten hexadecimal digits that are the same for equal templates."""
+    """Return ten hexadecimal digits, which are the same for equal templates."""
     text = json.dumps(template, sort_keys=True).encode()
     return sha256(text).hexdigest()[:10]
 

@@ -1,6 +1,6 @@
-"""Decoding of objects that typed Go clients send as protobuf: Helm's Secrets and a few other kinds.
+"""Decodes objects that typed Go clients send as protobuf.
 
-Only kinds that Helm and Baton's tools send this way are known. The field numbers are those of
+Only the kinds that Helm and Baton's tools send in this form are known. Field numbers are those in
 Kubernetes' ``generated.proto`` files.
 """
 

@@ -1,4 +1,4 @@
-"""A parsed API request: verb, kind, object and parameters."""
+"""Parses API requests into their verb, kind, object and parameters."""
 
 import re
 from dataclasses import dataclass, field
@@ -41,7 +41,8 @@ class Request:
 
     @property
     def single(self) -> str:
-        """The name of the object; a list may name one with a field selector."""
+        """The name of the only object of the request, or "". A list or watch request may name one
+        with a field selector."""
         found = SINGLE_NAME.fullmatch(self.query.get("fieldSelector", ""))
         return self.name or (found[1] if found else "")
 

@@ -10,7 +10,7 @@ from tests.kube.kinds import Kind, Object
 
 VERSION = "1.36"
 DEFAULT_KEYS = {"protocol": "TCP"}
-"""Default values of keys of associative lists."""
+"""The default values of fields that are keys of associative lists."""
 
 
 class Schema:
@@ -19,7 +19,8 @@ class Schema:
 
     def __init__(self, node: Object) -> None:
         self._node = node
-        """The schema of the field itself; ``_type`` is that of the type to which it refers."""
+        """The schema of the field itself; ``_type`` is the schema of the type to which it
+        refers."""
         self._type = definitions()[node["$ref"].rsplit("/", 1)[-1]] if "$ref" in node else node
 
     @property
@@ -28,7 +29,7 @@ class Schema:
 
     @property
     def atomic(self) -> bool:
-        """Whether the map has one owner and is replaced as a whole."""
+        """Whether the map has one owner, which replaces it as a whole."""
         kinds = (self._node.get("x-kubernetes-map-type"), self._type.get("x-kubernetes-map-type"))
         return "atomic" in kinds
 

@@ -31,8 +31,8 @@ def _term(term: str, labels: Mapping[str, str]) -> bool:
 
 
 def fields_match(selector: str, found: Object) -> bool:
-    """Evaluate a field selector like ``metadata.name=x,status.phase!=Running``. Raises Refused for
-    a malformed one."""
+    """Evaluate a field selector like ``metadata.name=x,status.phase!=Running``. Raises Refused if
+    it is malformed."""
     for term in filter(None, selector.split(",")):
         match = EQUAL.fullmatch(term.strip())
         if match is None:

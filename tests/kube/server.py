@@ -1,4 +1,4 @@
-"""The API server over HTTPS, with one thread per connection."""
+"""Serves the API over HTTPS, with one thread per connection."""
 
 import json
 import ssl
@@ -34,8 +34,8 @@ PROTOBUF = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
 
 
 class Containers(Protocol):
-    """The interface of a kubelet. An empty ``container`` means the first one. All methods raise
-    Refused."""
+    """The interface of a kubelet to the API server. An empty ``container`` stands for any container
+    of the pod. All methods may raise Refused."""
 
     def log(self, namespace: str, pod: str, container: str) -> str:
         """Return the container's log."""
@@ -44,7 +44,7 @@ class Containers(Protocol):
     def exec_command(
         self, namespace: str, pod: str, container: str, command: Sequence[str]
     ) -> tuple[list[str], Mapping[str, str]]:
-        """Return a command line of this machine that runs ``command`` in the container, and its
+        """Return a command line for this machine that runs ``command`` in the container, and its
         environment."""
         ...
 
@@ -165,7 +165,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # send a response as one packet
+    wbufsize = -1  # buffer each response, so that it is sent as one packet
     timeout = IDLE_SECONDS
     disable_nagle_algorithm = True
     kube: KubeServer
@@ -200,7 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(refused.code, json.dumps(refused.as_status()).encode())
         except OSError:
             self.close_connection = True  # the client disconnected
-        except Exception:  # a bug here: reported to the client, and again when the server ends
+        except Exception:  # a bug: reported to the client, and again when the server stops
             self.kube.failures.append(f"{self.command} {self.path}\n{traceback.format_exc()}")
             internal = Refused(500, "InternalError", self.kube.failures[-1])
             self._send(500, json.dumps(internal.as_status()).encode())
@@ -247,7 +247,7 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/openapi/v2" and PROTOBUF in (self.headers.get("Accept") or ""):
             self._send(
                 200, b"", PROTOBUF.replace("@", ".")
-            )  # an empty document, so that the client validates nothing
+            )  # an empty document, so that the client does not validate objects
             return True
         answer = discovery.answer(path, self.kube.api.kinds)
         if answer is not None:

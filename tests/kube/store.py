@@ -1,4 +1,4 @@
-"""The object store with versions and a change history, in place of etcd."""
+"""Stores objects with their versions and a history of changes, in place of etcd."""
 
 import threading
 from collections import deque
@@ -11,7 +11,8 @@ from tests.kube.failures import expired, not_found
 from tests.kube.kinds import Kind, Object
 
 HISTORY = 4096
-"""How many changes are kept for watches; a watch from an older version must list again (410)."""
+"""How many changes are kept for watches. A watch from an older version gets 410 and must list
+again."""
 
 T = TypeVar("T")
 
@@ -58,8 +59,8 @@ def key_of(kind: Kind, found: Object) -> Key:
 
 
 class Store:
-    """The object store. Objects are copied in and out. Thread-safe; ``locked`` makes several calls
-    atomic. ``version`` is that of the last change."""
+    """The object store. Objects are copied when they are stored and returned. Thread-safe;
+    ``locked`` makes several calls atomic. ``version`` is the version of the last change."""
 
     def __init__(self) -> None:
         self.version = 1
@@ -91,13 +92,14 @@ class Store:
             return deep_copy(found) if found is not None else None
 
     def all(self, kind: Kind, namespace: str = "") -> list[Object]:
-        """Return objects sorted by namespace and name; of all namespaces if none is named."""
+        """Return the objects in ``namespace``, or in all namespaces if it is empty, sorted by
+        namespace and name."""
         with self._lock:
             keys = [key for key in self._objects if key[0] == kind and namespace in ("", key[1])]
             return [deep_copy(self._objects[key]) for key in sorted(keys, key=lambda key: key[1:])]
 
     def put(self, kind: Kind, found: Object) -> Object:
-        """Write an object as a new version unless nothing changed; return the stored object."""
+        """Store an object as a new version unless it is unchanged; return the stored object."""
         with self._lock:
             key = key_of(kind, found)
             before = self._objects.get(key)
@@ -127,8 +129,8 @@ class Store:
             listener()
 
     def changes(self, after: int, seconds: float) -> list[Change]:
-        """Return all changes after version ``after``, waiting up to ``seconds`` for the first one.
-        Raises Refused (410) when some of them are no longer kept."""
+        """Return all changes after version ``after``; wait up to ``seconds`` for the first one.
+        Raises Refused (410) if some of them are no longer kept."""
         with self._changed:
             if self.version <= after:
                 self._changed.wait(seconds)

@@ -50,7 +50,8 @@ def _patched(before: Object, request: Request) -> Object:
 
 
 def change_status(api: Api, request: Request) -> Object:
-    """Handle PUT or PATCH of ``status``; of ``metadata``, only the resourceVersion is used."""
+    """Handle PUT or PATCH of ``status``. Changes outside of ``status`` are ignored, but the
+    resourceVersion is checked."""
     with api.store.locked():
         now = api.store.get(request.kind, request.namespace, request.name)
         wanted = request.body if request.verb == "update" else api.patched(now, request)
@@ -79,8 +80,9 @@ def budgets_of(api: Api, pod: Object) -> list[Object]:
 
 
 def _spend(api: Api, budget: Object, pod: Object) -> None:
-    """Use up one allowed disruption of a budget, or raise Refused (429). Evicting a pod that isn't
-    ready needs none if the budget says ``AlwaysAllow``, or if enough others are healthy."""
+    """Use up one allowed disruption of a budget, or raise Refused (429). The eviction of a pod that
+    isn't ready uses up none if the budget's policy is ``AlwaysAllow``, or if enough other pods are
+    healthy."""
     status = budget.get("status") or {}
     if not is_ready(pod):
         always = budget["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow"

@@ -1,4 +1,4 @@
-"""The tables that ``kubectl get`` prints, which the server renders."""
+"""Renders the tables that ``kubectl get`` prints."""
 
 from collections.abc import Callable
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""The API server: storage, validation, patches, field ownership, watches and RBAC."""
+"""Tests the API server's storage, validation, patches, field ownership, watches and RBAC."""
 
 import json
 from collections.abc import Iterator

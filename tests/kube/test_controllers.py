@@ -1,4 +1,4 @@
-"""Controllers, step by step, with a fake kubelet that changes pods as the test says."""
+"""Tests the controllers step by step, with a fake kubelet whose pods change when a test says so."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +35,7 @@ from tests.kube.subresources import condition, evict, is_ready
 
 
 class Rig:
-    """An API server with controllers and two nodes. ``settle`` runs until all placed pods run and
+    """An API server with controllers and two nodes. ``settle`` returns once all placed pods run and
     all deleted pods are gone."""
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ def test_without_surge_an_old_pod_is_deleted_first(rig: Rig) -> None:
     rig.new_image("x:2")
     rig.controllers.settle()
     assert [is_being_deleted(pod) for pod in rig.pods()].count(True) == 1
-    assert len(rig.names()) == 2, "the new one is there, whether or not there is room for it"
+    assert len(rig.names()) == 2, "the new pod exists, whether or not a node has space for it"
 
 
 def test_a_rollout_that_never_gets_ready_fails_after_its_deadline(rig: Rig) -> None:
@@ -228,7 +228,7 @@ def test_unplaced_and_unready_pods_are_deleted_before_the_cheapest(rig: Rig) -> 
     rig.scale(4)
     assert len(rig.names()) == 4
     rig.scale(3)
-    assert {cheap, unready} < rig.names(), "the one that was never placed went"
+    assert {cheap, unready} < rig.names(), "the pod that was never placed was deleted"
     rig.scale(2)
     assert cheap in rig.names() and unready not in rig.names()
     rig.scale(1)
@@ -255,7 +255,7 @@ def test_stateful_pods_have_numbers_claims_and_start_in_order(rig: Rig) -> None:
     spec = {**workload("db", 2), "serviceName": "db", "volumeClaimTemplates": [template]}
     rig.create(STATEFUL_SET, "db", spec)
     rig.controllers.settle()
-    assert rig.names() == {"db-0"}, "the second waits for the first"
+    assert rig.names() == {"db-0"}, "the second pod waits for the first one"
     rig.settle()
     assert rig.names() == {"db-0", "db-1"}
     claims = [claim["metadata"]["name"] for claim in rig.api.store.all(CLAIM)]

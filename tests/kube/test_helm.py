@@ -1,7 +1,7 @@
-"""Helm 4 and the chart on the API server: ownership of replicas, install, upgrade, rollback and
-uninstall.
+"""Tests Helm 4 with the chart on the API server: ownership of replicas, install, upgrade, rollback
+and uninstall.
 
-Pods become ready at once here; ``test_lifecycle.py`` starts them as processes.
+Pods become ready immediately in these tests; ``test_lifecycle.py`` starts them as processes.
 """
 
 import threading
@@ -70,7 +70,7 @@ class Releases:
 
 @contextmanager
 def kept_ready(api: Api) -> Iterator[None]:
-    """Let placed pods run, and deleted pods disappear, at once."""
+    """While the block runs, make placed pods run and deleted pods disappear immediately."""
     over, changed = threading.Event(), threading.Event()
     api.store.listen(changed.set)
 

@@ -1,4 +1,4 @@
-"""A short version of ``python -m tools.kube_lifecycle``: the chart's pods run under load."""
+"""Tests the chart's pods under load, in a short version of ``python -m tools.kube_lifecycle``."""
 
 from collections.abc import Iterator
 
@@ -32,8 +32,8 @@ def release() -> Iterator[Release]:
 
 @pytest.mark.timeout(240)
 def test_the_chart_serves_and_a_worker_drains_without_disturbing_streams(release: Release) -> None:
-    """helm test passes. Then a named worker drains, with only the conductor's permissions, while
-    streams run; all their tokens are right."""
+    """``helm test`` passes. Then a named worker drains with only the conductor's permissions while
+    answers stream; all their tokens are right."""
     assert release.test().startswith("demo: ")
     questions = record_answers(release.url, make_request_bodies(6, 1, 30, 60), 2)
     with traffic(release.url, questions, 2) as answers:

@@ -1,4 +1,4 @@
-"""Nodes: pods become processes with files, names and addresses, and disappear again."""
+"""Tests that nodes run pods as processes with files, names and addresses, and remove them again."""
 
 import subprocess
 import sys
@@ -35,7 +35,7 @@ from tests.kube.pods import phase
 from tests.kube.subresources import is_ready
 
 SECONDS = 20.0
-"""Enough for a container to start on a busy machine."""
+"""The timeout of each wait, which is enough for a container to start on a busy machine."""
 
 
 class Bench:
@@ -307,7 +307,7 @@ def test_a_service_account_may_have_no_token(bench: Bench) -> None:
 
 
 def test_a_cluster_leaves_no_process_interface_or_folder(kube: Cluster) -> None:
-    """The containers of this cluster would run forever."""
+    """The containers would run forever if the cluster didn't stop them."""
     with cluster(nodes=["n"]) as other:
         spec = {"containers": [{"name": "c", "image": "x:1", "command": ["sleep", "314159"]}]}
         template = {"metadata": {"labels": {"a": "b"}}, "spec": spec}

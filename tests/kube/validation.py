@@ -1,4 +1,4 @@
-"""Validation of objects: names, labels, selectors, pods, and immutable fields."""
+"""Validates the names, labels, selectors, pods and immutable fields of objects."""
 
 import re
 from collections.abc import Iterator, Set
@@ -20,8 +20,8 @@ SET_MAY_CHANGE = {
 
 
 def check_fields(kind: Kind, found: Object, schema: Schema, strict: bool) -> list[str]:
-    """Return warnings about unknown fields. Raises Refused (400) for wrong types, and with
-    ``strict`` for unknown fields."""
+    """Return warnings about unknown fields. Raises Refused (400) if a value has a wrong type, or,
+    if ``strict`` is set, if a field is unknown."""
     wrong = list(schema.validate(found))
     unknown = [each for each in wrong if each.startswith("unknown field")]
     types = [each for each in wrong if each not in unknown]
@@ -107,7 +107,7 @@ def _service(spec: Object) -> Iterator[str]:
 
 
 def check_change(kind: Kind, before: Object, now: Object) -> None:
-    """Check a change of an object. Raises Refused (422) for changes of immutable fields."""
+    """Check a change of an object. Raises Refused (422) if an immutable field has changed."""
     old, new = before.get("spec") or {}, now.get("spec") or {}
     name = now["metadata"]["name"]
     if kind.group == "apps" and old.get("selector") != new.get("selector"):
@@ -126,7 +126,7 @@ def check_change(kind: Kind, before: Object, now: Object) -> None:
 
 
 def _frozen(spec: Object) -> Object:
-    """Return the immutable part of a pod's spec: all but images, tolerations and the node."""
+    """Return the immutable part of a pod's spec: all except images, tolerations and the node."""
     out = {key: value for key, value in spec.items() if key not in ("tolerations", "nodeName")}
     for name in ("containers", "initContainers"):
         out[name] = [

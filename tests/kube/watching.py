@@ -1,4 +1,4 @@
-"""Watches: streams of changes since a version, with bookmarks."""
+"""Serves watches: streams of changes since a version, with bookmarks."""
 
 from collections.abc import Callable, Iterator
 
@@ -17,7 +17,8 @@ INITIAL_END = "k8s.io/initial-events-end"
 
 
 def watch(api: Api, request: Request, closed: Callable[[], bool]) -> Iterator[Object]:
-    """Yield watch events. Without a resourceVersion, existing objects come first."""
+    """Yield watch events. If the request has no resourceVersion, the existing objects come
+    first."""
     since = request.query.get("resourceVersion", "")
     began_at = last_bookmark_at = api.clock.monotonic()
     seconds = float(request.query.get("timeoutSeconds") or MOST_SECONDS)

@@ -1,4 +1,4 @@
-"""The PodDisruptionBudget controller: computes how many pods may be evicted now."""
+"""The PodDisruptionBudget controller computes how many pods may be evicted now."""
 
 from tests.kube.api import Api
 from tests.kube.controllers.deployment import resolve_count
@@ -57,7 +57,7 @@ def _expected(api: Api, pods: list[Object]) -> int:
 
 
 def _top(api: Api, found: Object) -> Object | None:
-    """Return the topmost controller of an object (a Deployment for a pod of its ReplicaSet)."""
+    """Return the topmost controller of an object, such as the Deployment of a ReplicaSet's pod."""
     reference = owner_of(found)
     if reference is None or reference["kind"] not in KINDS:
         return None

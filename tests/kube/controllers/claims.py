@@ -1,4 +1,5 @@
-"""The PersistentVolumeClaim controller: binds claims at once, because every node has disks."""
+"""The PersistentVolumeClaim controller binds every claim immediately: its folder can be created on
+any node."""
 
 from tests.kube.api import Api
 from tests.kube.kinds import CLAIM

@@ -1,4 +1,5 @@
-"""The Deployment controller: one ReplicaSet per pod template, and rollouts from one to the next."""
+"""The Deployment controller keeps one ReplicaSet per pod template, and rolls out from one to the
+next."""
 
 import math
 from datetime import datetime
@@ -181,8 +182,8 @@ def _set_status(api: Api, found: Object, new: Object | None, old: list[Object]) 
 
 
 def _set_progress(api: Api, found: Object, new: Object | None, done: bool) -> None:
-    """Set the Progressing condition. A rollout that completed or timed out stays so, whatever
-    happens to its pods."""
+    """Set the Progressing condition. A rollout that has completed or timed out remains in that
+    state, whatever happens to its pods."""
     name = new["metadata"]["name"] if new else ""
     conditions = found["status"].get("conditions") or []
     before: Object = next((dict(c) for c in conditions if c["type"] == "Progressing"), {})

@@ -1,4 +1,4 @@
-"""The Endpoints and EndpointSlice controllers: which pods are behind each service."""
+"""The Endpoints and EndpointSlice controllers list the pods that are behind each service."""
 
 from tests.kube.api import Api
 from tests.kube.failures import Refused
@@ -32,15 +32,15 @@ def backends(api: Api, service: Object) -> list[Object]:
 
 
 def gets_traffic(service: Object, pod: Object) -> bool:
-    """Return whether the pod gets traffic: it is ready and not being deleted, or the service has
-    ``publishNotReadyAddresses``."""
+    """Return whether the service sends traffic to the pod: the pod is ready and not being deleted,
+    or the service sets ``publishNotReadyAddresses``."""
     if service["spec"].get("publishNotReadyAddresses"):
         return True
     return is_ready(pod) and not is_being_deleted(pod)
 
 
 def port_at(pod: Object, port: Object) -> int:
-    """Return the pod's port number for a service port; 0 if the pod has no port of that name."""
+    """Return the pod's port number for a service port, or 0 if the pod has no port of that name."""
     target = port.get("targetPort", port["port"])
     if isinstance(target, int):
         return target

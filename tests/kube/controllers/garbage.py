@@ -1,4 +1,4 @@
-"""The garbage collector and namespace controller: deletes objects with their owner or namespace."""
+"""The garbage collector and namespace controller delete objects after their owner or namespace."""
 
 from tests.kube.api import FOREGROUND, Api
 from tests.kube.kinds import NAMESPACE, POD, Kind, Object
@@ -59,8 +59,8 @@ def _namespaces(api: Api, everything: list[tuple[Kind, Object]]) -> None:
 
 
 def _unplaced(api: Api) -> None:
-    """Remove pods that are being deleted and have finished or were never placed on a node: no
-    kubelet would remove them."""
+    """Remove the deleted pods that no kubelet would remove, because they have finished or were
+    never placed on a node."""
     for pod in api.store.all(POD):
         if is_being_deleted(pod) and (phase(pod) in FINISHED or not pod["spec"].get("nodeName")):
             delete_pod(api, pod)

@@ -1,4 +1,4 @@
-"""The Job controller: runs pods until enough have succeeded or too many have failed."""
+"""The Job controller runs pods until enough have succeeded or too many have failed."""
 
 from tests.kube.api import Api
 from tests.kube.kinds import JOB, POD, Object

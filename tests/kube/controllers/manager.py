@@ -1,7 +1,7 @@
-"""All controllers in one thread. Whenever anything has changed, each reconciles everything.
+"""Runs all controllers in one thread. After any change, each controller reconciles all objects.
 
-This would be too slow for a thousand pods, but is fine for twenty: no change can be missed, and
-reconciling twice does no harm.
+This would be too slow for a thousand pods, but is fast enough for twenty, and no change can be
+missed.
 """
 
 import threading
@@ -27,13 +27,13 @@ ALL = (
     deployment, replica_set, stateful_set, job, claims, scheduler, endpoints, budgets, garbage,
 )  # fmt: skip
 MOST_PASSES = 200
-"""The bound on passes until nothing changes any more; controllers that never settle are a bug."""
+"""The most passes until nothing changes any more. If there are more, the controllers have a bug."""
 
 GATHER_SECONDS = 0.02
 """How long changes are collected before the controllers run."""
 
 TICK_SECONDS = 0.5
-"""The controllers run at least this often, for transitions that depend on time only."""
+"""The longest time between two runs of the controllers, for changes that depend only on time."""
 
 
 class Controllers:
@@ -56,7 +56,8 @@ class Controllers:
         raise AssertionError("the controllers do not settle")
 
     def reconcile_once(self) -> None:
-        """Run each controller once; changes by other controllers need another pass."""
+        """Run each controller once. A controller sees the changes by later ones only in the next
+        pass."""
         for each in ALL:
             if each in self.disabled:
                 continue
@@ -87,5 +88,5 @@ class Controllers:
             self._changed.clear()
             try:
                 self.reconcile_once()
-            except Exception:  # reported when the cluster ends
+            except Exception:  # reported when the cluster stops
                 self.failures.append(traceback.format_exc())

@@ -1,4 +1,4 @@
-"""The ReplicaSet controller: keeps the number of pods, and picks the pods to delete."""
+"""The ReplicaSet controller maintains the number of pods, and picks the pods to delete."""
 
 import math
 from collections import Counter
@@ -57,9 +57,10 @@ def _grow(api: Api, found: Object, pods: list[Object]) -> Refused | None:
 
 
 def deletion_order(api: Api, pods: list[Object]) -> list[Object]:
-    """Sort pods by the order in which Kubernetes deletes them: not on a node, not running, not
-    ready, low deletion cost, not alone on its node, ready for a shorter time (by powers of two),
-    restarted more often, newer."""
+    """Sort pods by the order in which Kubernetes deletes them. A pod comes before another one if it
+    is not on a node, is not running, is not ready, has a lower deletion cost, shares its node with
+    more of these pods, has been ready for a shorter time (by powers of two), has restarted more
+    often, or is newer; earlier criteria come first."""
     now = datetime.fromisoformat(api.timestamp())
     crowds = Counter(pod["spec"].get("nodeName") for pod in pods)
     return sorted(pods, key=lambda pod: _rank(pod, crowds[pod["spec"].get("nodeName")], now))

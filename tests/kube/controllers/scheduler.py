@@ -1,4 +1,4 @@
-"""The scheduler: places pods on nodes, or says why it can't."""
+"""The scheduler places pods on nodes, or records why it can't."""
 
 import re
 from collections import Counter
@@ -20,7 +20,7 @@ def quantity(text: str | int | float) -> float:
     """Parse a quantity: ``500m`` is 0.5, ``1Gi`` is 1,073,741,824."""
     found = QUANTITY.fullmatch(str(text))
     if found is None or found[2] not in UNITS:
-        raise ValueError(f"not a quantity: {text!r}")
+        raise ValueError(f"{text!r} is not a quantity; it must be a number with a unit like Mi")
     return float(found[1]) * UNITS[found[2]]
 
 
@@ -91,7 +91,7 @@ def _missing_claim(api: Api, pod: Object) -> str:
 
 
 def _short(node: Object, pod: Object, pods: list[Object]) -> str:
-    """Return which resource the node lacks for the pod, or ""."""
+    """Return the name of a resource that the node lacks for the pod, or ""."""
     name = node["metadata"]["name"]
     used: Counter[str] = Counter()
     for each in pods:
@@ -105,7 +105,8 @@ def _short(node: Object, pod: Object, pods: list[Object]) -> str:
 
 
 def requests(pod: Object) -> Counter[str]:
-    """Return the resource requests of all containers; a limit without a request counts as one."""
+    """Return the total resource requests of the containers. A limit without a request counts as a
+    request."""
     total: Counter[str] = Counter()
     for container in pod["spec"]["containers"]:
         resources = container.get("resources") or {}

@@ -1,4 +1,4 @@
-"""The StatefulSet controller: numbered pods with stable names and their own volume claims."""
+"""The StatefulSet controller runs numbered pods with stable names and their own volume claims."""
 
 from tests.kube.api import Api
 from tests.kube.events import record_event
@@ -44,8 +44,8 @@ def _numbers(found: Object) -> range:
 
 
 def _grow(api: Api, found: Object, pods: dict[int, Object], parallel: bool) -> None:
-    """Create missing pods in order, each once the previous one is ready; or all at once if
-    ``parallel``."""
+    """Create the missing pods in order, each once the previous one is ready, or all at once if
+    ``parallel`` is set."""
     for number in _numbers(found):
         pod = pods.get(number)
         if pod is None:
@@ -110,7 +110,8 @@ def _pod(api: Api, found: Object, number: int) -> Object:
 
 
 def _claim(api: Api, found: Object, template: Object, pod: str) -> str:
-    """Create the pod's volume claim unless it exists; return its name. It outlives the pod."""
+    """Create the pod's volume claim unless it exists; return its name. The claim outlives the
+    pod."""
     name = f"{template['metadata']['name']}-{pod}"
     namespace = found["metadata"]["namespace"]
     if api.store.find(CLAIM, namespace, name) is None:

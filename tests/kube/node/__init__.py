@@ -1,1 +1,1 @@
-"""Nodes whose containers are processes of this machine, each in Linux namespaces of its own."""
+"""Nodes whose containers are processes on this machine, each in its own Linux namespaces."""

@@ -1,4 +1,4 @@
-"""A container's lifecycle: start, probes, restarts and stop."""
+"""Runs a container: starts, probes, restarts and stops it."""
 
 import asyncio
 import signal
@@ -15,13 +15,14 @@ from tests.kube.node.root import Identity
 from tests.kube.node.sandbox import Sandbox
 
 FIRST_BACKOFF_SECONDS, MOST_BACKOFF_SECONDS = 1.0, 20.0
-"""A real kubelet uses 10 and 300, which is too slow for tests."""
+"""The first and longest delay before a restart. A real kubelet's (10 and 300 s) are too slow for
+tests."""
 
 FAILED = 128
 """The exit code of a container that couldn't be started."""
 
 REAP_SECONDS = 10.0
-"""The longest that a killed process may take to end."""
+"""The longest time that a killed process may take to exit."""
 
 Emit = Callable[[str, str], None]
 """Records an event with a reason and a message."""
@@ -58,8 +59,8 @@ class State:
 
 @dataclass(frozen=True)
 class StartSpec:
-    """What is needed to start a container: the script that sets up its file system and runs its
-    command, its environment, and its user."""
+    """The script that sets up a container's file system and runs its command, with the container's
+    environment and user."""
 
     script: str
     environment: Mapping[str, str]
@@ -92,13 +93,13 @@ class Container:
         self._leaving = False
 
     async def run(self, policy: str) -> None:
-        """Run the container until it has ended for good, by restart ``policy`` (Always, OnFailure,
-        Never) or because it was stopped."""
+        """Run the container, and restart it by the restart ``policy`` (Always, OnFailure or Never)
+        until that policy doesn't restart it any more or it is stopped."""
         backoff = FIRST_BACKOFF_SECONDS
         while True:
             try:
                 code = await self._once()
-            except (Missing, ValueError) as error:  # the references were valid at an earlier start
+            except (Missing, ValueError) as error:  # e.g. a ConfigMap that was deleted meanwhile
                 self._emit("Failed", f"Error: {error}")
                 code = FAILED
             again = policy == "Always" or (policy == "OnFailure" and code != 0)
@@ -185,7 +186,7 @@ class Container:
 
     async def execute(self, command: Sequence[str]) -> int:
         """Run another command in the container, for a probe, a hook or a test."""
-        assert self.process is not None, "it was never started"
+        assert self.process is not None, "the container was never started"
         return await self.process.execute(command, self.log)
 
     # -- stopping --------------------------------------------------------------------------

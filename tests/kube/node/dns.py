@@ -1,4 +1,4 @@
-"""A DNS server over UDP, for names of services and of pods with host names."""
+"""A DNS server over UDP for the names of services, and of pods with host names."""
 
 import asyncio
 import struct
@@ -31,7 +31,7 @@ class NameServer(asyncio.DatagramProtocol):
 
 
 def answer(question: bytes, resolve: Resolve) -> bytes:
-    """Answer one DNS query; queries for anything but addresses get an empty answer."""
+    """Return the response to one DNS query; it is empty if the query is not for an address."""
     (number, flags) = struct.unpack("!HH", question[:4])
     labels, place = [], 12
     while question[place]:

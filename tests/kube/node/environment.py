@@ -1,4 +1,4 @@
-"""The environment variables of a container: values, references, and ``$(NAME)`` expansion."""
+"""Computes the environment variables of a container, with references and ``$(NAME)`` expanded."""
 
 import base64
 import re
@@ -66,8 +66,8 @@ def _all(api: Api, namespace: str, source: Object) -> dict[str, str]:
 
 
 def contents(api: Api, kind: Kind, namespace: str, reference: Object) -> dict[str, bytes]:
-    """Return the data of a Secret or ConfigMap; empty for one that is missing and optional. Raises
-    Missing."""
+    """Return the data of a Secret or ConfigMap, or an empty dict if it is missing but optional.
+    Raises Missing if it is required."""
     name = reference.get("name") or reference["secretName"]
     found = api.store.find(kind, namespace, name)
     if found is None:

@@ -1,11 +1,11 @@
-"""A TCP proxy and DNS server for the services of a cluster, in a process of its own.
+"""Runs a TCP proxy and DNS server for the services of a cluster in a separate process.
 
     python -m tests.kube.node.forwarder ADDRESS
 
 Each line of JSON on its standard input replaces the whole routing table (see :mod:`routes`). New
-connections to a service go to its ready pods in turn; existing ones are not affected by a new
-table. It is a separate process because it carries all traffic: other work in the same process
-would slow down the cluster's network. It ends when its input ends.
+connections to a service go to its ready pods in turn; a new table does not affect existing
+connections. It is a separate process because it carries all traffic: other work in the same process
+would slow down the cluster's network. It exits at the end of its input.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class Forwarder:
         try:
             back_reader, back_writer = await self._connect(place)
         except (OSError, TimeoutError):
-            writer.transport.abort()  # the kernel has accepted already, so it can't be refused
+            writer.transport.abort()  # the kernel has already accepted the connection
             return
         for each in (writer, back_writer):
             each.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -80,7 +80,8 @@ class Forwarder:
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy data until the end; if either connection breaks, break the other one, too."""
+    """Copy data until the reader's end of file. If either connection breaks, break the other one,
+    too."""
     try:
         while data := await reader.read(PIECE):
             writer.write(data)

@@ -1,4 +1,4 @@
-"""Replaces container images: containers run programs of this machine, found by their command."""
+"""Replaces container images: a container's command runs a program of this machine."""
 
 import os
 import sys
@@ -15,7 +15,8 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 @dataclass(frozen=True)
 class Images:
     """Replaces images: Baton's image is this checkout with the running Python, and Valkey's is the
-    embedded server. ``folder`` holds links for programs that have another name here."""
+    embedded server. ``folder`` holds links to programs that have a different name on this
+    machine."""
 
     folder: Path
 
@@ -44,5 +45,8 @@ def command_of(container: Object) -> list[str]:
     image's default command is not known here."""
     command = [*(container.get("command") or []), *(container.get("args") or [])]
     if not container.get("command"):
-        raise ValueError(f"container {container['name']} has no command, and images have none here")
+        raise ValueError(
+            f"container {container['name']} has no command; it must have one, because the test "
+            "cluster doesn't know the default commands of images"
+        )
     return command

@@ -1,4 +1,5 @@
-"""The kubelet, in a thread with its own event loop: runs pods, DNS, and the services' addresses."""
+"""The kubelet. It runs pods, the DNS server and the services' addresses in a thread with its own
+event loop."""
 
 import asyncio
 import threading
@@ -19,7 +20,7 @@ TICK_SECONDS = 1.0
 
 
 class Kubelet:
-    """One for all nodes of the cluster."""
+    """The one kubelet for all nodes of the cluster."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -33,7 +34,8 @@ class Kubelet:
 
     @contextmanager
     def running(self) -> Iterator["Kubelet"]:
-        """Run the kubelet; kill all containers at the end. Raises AssertionError if it failed."""
+        """Run the kubelet while the block runs; kill all containers at the end. Raises
+        AssertionError if the kubelet failed."""
         thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="kubelet")
         thread.start()
         self._up.wait()
@@ -60,8 +62,8 @@ class Kubelet:
     def exec_command(
         self, namespace: str, pod: str, container: str, command: Sequence[str]
     ) -> tuple[list[str], Mapping[str, str]]:
-        """Return a command line of this machine that runs ``command`` in a container, and its
-        environment. Raises Refused (404, or 400 for a container that isn't running)."""
+        """Return a command line for this machine that runs ``command`` in a container, and its
+        environment. Raises Refused (404, or 400 if the container isn't running)."""
         return self.runner(namespace, pod).exec_command(container, command)
 
     # -- the event loop --------------------------------------------------------------------
@@ -81,7 +83,7 @@ class Kubelet:
                 self._look()
                 await services.update()
                 await self._next()
-        except Exception:  # reported when the cluster ends
+        except Exception:  # reported when the cluster stops
             self.failures.append(traceback.format_exc())
         finally:
             self._up.set()
@@ -116,7 +118,7 @@ class Kubelet:
     async def _keep(self, uid: str) -> None:
         try:
             await self._runners[uid].run()
-        except (Exception, Refused):  # reported when the cluster ends
+        except (Exception, Refused):  # reported when the cluster stops
             self.failures.append(traceback.format_exc())
         finally:
             self._runners.pop(uid)

@@ -1,5 +1,5 @@
-"""The pod network: one Linux bridge, on which each pod has an address, and this machine has the
-addresses of all services."""
+"""The pod network. Each pod has an address on a Linux bridge, and this machine has the addresses of
+all services."""
 
 import os
 import subprocess
@@ -13,9 +13,9 @@ FIRST, LAST = 90, 119
 
 BRIDGE = "bkube"
 HARDWARE = "02:62:6b:75:62"
-"""The prefix of the bridge's fixed MAC address. Otherwise a bridge takes the lowest MAC address of
-its ports, which may change with each pod; until other pods notice, for half a minute, their packets
-to it would be lost."""
+"""The prefix of the bridge's fixed MAC address. By default, a bridge has the lowest MAC address of
+its ports, which may change with each new pod. Packets from other pods to the bridge would then be
+lost until these notice the change, which may take half a minute."""
 
 INTERFACES = count()
 """Numbers for interface names. The kernel takes seconds to forget an interface, so no name is used
@@ -32,7 +32,7 @@ def run(*command: str, given: str = "") -> str:
 
 
 def missing_requirement() -> str:
-    """Return why this machine can't run such nodes, or "" if it can."""
+    """Return why this machine can't run nodes with network namespaces, or "" if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     command = ["unshare", "--net", "--mount", "ip", "link", "add", "x", "type", "bridge"]
@@ -87,8 +87,8 @@ def _inside(address: str, gateway: str) -> str:
 
 @contextmanager
 def network() -> Iterator[Network]:
-    """Create a network with the first free number. The bridge's alias names the owning process, so
-    that the next run can remove bridges of killed processes."""
+    """Create a network with the first free number. The bridge's alias has the id of the owning
+    process, so that later runs can remove the bridges of killed processes."""
     _sweep()
     for number in range(FIRST, LAST + 1):
         created = Network(number)

@@ -1,4 +1,4 @@
-"""A pod's lifecycle on its node: sandbox, volumes, (init) containers, status and deletion."""
+"""Runs a pod on its node: its sandbox, volumes, (init) containers, status and deletion."""
 
 import asyncio
 import shutil
@@ -22,13 +22,13 @@ from tests.kube.node.volumes import Mount, Volumes, account_files
 from tests.kube.pods import set_condition
 
 RETRY_SECONDS = 1.0
-"""The time between checks for objects that a pod refers to and that are missing."""
+"""The time between two checks for missing objects to which a pod refers."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """What all pods have in common. ``api_port`` is the API server's port at the node's address;
-    ``token`` returns the token of a service account."""
+    """The objects that all pods share. ``api_port`` is the API server's port at the node's address;
+    ``token`` returns the token of a service account by namespace and name."""
 
     api: Api
     network: Network
@@ -40,7 +40,7 @@ class Node:
 
 
 class PodRunner:
-    """Runs one pod to its end. Call ``leave`` each time the pod is deleted."""
+    """Runs one pod until it is deleted. Call ``leave`` on each deletion request for the pod."""
 
     def __init__(self, node: Node, pod: Object) -> None:
         self._node = node
@@ -58,7 +58,7 @@ class PodRunner:
         self._leave = asyncio.Event()
         self._ends_at = float("inf")
         self._failed = ""
-        """Why the pod itself failed, like DeadlineExceeded; else empty."""
+        """The reason why the pod itself failed, like DeadlineExceeded; otherwise empty."""
 
     async def run(self) -> None:
         """Run the pod until it has been deleted. Errors in the pod itself are never raised."""
@@ -103,7 +103,7 @@ class PodRunner:
         self._report()
 
     async def _wait_for_references(self) -> None:
-        """Create the volumes, once all objects exist that the pod refers to."""
+        """Wait until all objects exist to which the pod refers; create its volumes."""
         while True:
             try:
                 self._volumes.make()
@@ -217,7 +217,7 @@ class PodRunner:
     # -- logs, events and status -----------------------------------------------------------
 
     def log(self, container: str) -> str:
-        """Return a container's log; an empty name means any container."""
+        """Return a container's log. An empty ``container`` means the last one."""
         every = [*self._initial, *self._containers]
         found = [c for c in every if container in ("", c.spec["name"])]
         if not found or not found[-1].log.exists():
@@ -227,7 +227,8 @@ class PodRunner:
     def exec_command(
         self, container: str, command: Sequence[str]
     ) -> tuple[list[str], Mapping[str, str]]:
-        """Call :meth:`ContainerProcess.exec_command` of a container. Raises Refused (400)."""
+        """Call :meth:`ContainerProcess.exec_command` for a container. Raises Refused (400) if the
+        container isn't running."""
         for each in self._containers:
             if container in ("", each.spec["name"]) and each.process and each.process.pid:
                 return each.process.exec_command(command)
@@ -239,7 +240,7 @@ class PodRunner:
             record_event(self._node.api, self._pod, reason, message, kind)
 
     def _report(self) -> None:
-        """Write the pod's status, except the scheduler's part."""
+        """Write the pod's status, except for the condition that the scheduler sets."""
         api = self._node.api
         with api.store.locked():
             found = api.store.find(POD, self._namespace, self._name)

@@ -9,7 +9,8 @@ EXEC = Callable[[list[str]], Awaitable[int]]
 
 
 def port_of(container: Object, port: int | str) -> int:
-    """Return the number of a container's port. Raises ValueError for an unknown name."""
+    """Return the number of a container's port, which may be given by name. Raises ValueError if the
+    name is unknown."""
     if isinstance(port, int):
         return port
     for each in container.get("ports") or []:
@@ -31,11 +32,11 @@ async def run_probe(probe: Object, container: Object, address: str, execute: EXE
                 writer.close()
                 return ""
             if "grpc" in probe:
-                return "this kubelet has no gRPC probe"
+                return "this kubelet does not support gRPC probes"
             code = await execute(probe["exec"]["command"])
             return f"exit code {code}" if code else ""
     except TimeoutError:
-        return f"no answer within {seconds:g} s"
+        return f"no response within {seconds:g} s"
     except OSError as error:
         return f"{type(error).__name__}: {error}"
 
@@ -50,7 +51,7 @@ async def _http(get: Object, container: Object, address: str) -> str:
         writer.write("\r\n".join([*lines, "", ""]).encode())
         status = (await reader.readline()).decode().split(" ")
         if len(status) < 2 or not status[1].isdecimal():
-            return f"not HTTP: {status}"
+            return f"the response is not HTTP: {status}"
         rest = await reader.read(2048)
     finally:
         writer.close()

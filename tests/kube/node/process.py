@@ -14,8 +14,8 @@ INSIDE = ("mount", "net", "uts", "ipc", "pid", "root", "wd")
 
 
 class ContainerProcess:
-    """A container's main process. It is process 1 of its own PID namespace, so all its children end
-    with it; and it ends with the process that started it."""
+    """A container's main process. It is process 1 in its own PID namespace, so the kernel kills all
+    its children when it exits. It is killed when the process that started it exits."""
 
     def __init__(
         self,
@@ -48,7 +48,8 @@ class ContainerProcess:
         return started
 
     async def _wait_until_isolated(self) -> None:
-        """Wait until it has its own file system; from then on it can be entered and signalled."""
+        """Wait until the process has its own root folder: only then can other commands enter its
+        namespaces and signals be sent to it."""
         while self.alive:
             if _root_of(self.pid) != "/":
                 return
@@ -60,11 +61,11 @@ class ContainerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id on this machine; 0 if the process has ended or not begun."""
+        """The process id on this machine, or 0 if the process has not started or has exited."""
         return child_of(self._process.pid) if self.alive else 0
 
     async def wait(self) -> int:
-        """Wait for the exit code, which is 128 + n after signal n."""
+        """Wait for the process to exit; return its exit code, which is 128 + n after signal n."""
         code = await self._process.wait()
         return code if code >= 0 else 128 - code
 
@@ -75,7 +76,7 @@ class ContainerProcess:
                 os.kill(pid, number)
 
     def exec_command(self, command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-        """Return a command line of this machine that runs ``command`` in the container, and its
+        """Return a command line for this machine that runs ``command`` in the container, and its
         environment."""
         inside = ["nsenter", f"--target={self.pid}", *(f"--{name}" for name in INSIDE)]
         return [*inside, *self._identity, *command], self._environment
@@ -106,7 +107,7 @@ class ContainerProcess:
 
 
 def _root_of(pid: int) -> str:
-    """Return a process's root folder; "/" if the process has ended or not begun."""
+    """Return a process's root folder, or "/" if the process has not started or has exited."""
     try:
         return str(Path(f"/proc/{pid}/root").readlink()) if pid else "/"
     except OSError:

@@ -1,8 +1,8 @@
-"""A container's file system: an overlay over this machine's, with the pod's volumes mounted in it.
+"""Makes a container's file system: an overlay over this machine's, with the pod's volumes mounted.
 
-A shell script sets it up as root in its own mount and PID namespaces, and then becomes the
-container's command, as the user that the pod names. Its mounts are not visible elsewhere, and
-disappear with its last process.
+A shell script sets it up as root in its own mount and PID namespaces, and then executes the
+container's command as the user that the pod names. The mounts are not visible elsewhere, and
+disappear with the container's last process.
 """
 
 import os
@@ -17,7 +17,7 @@ from tests.kube.node.volumes import Mount
 
 CHROOT = shutil.which("chroot", path=f"{os.defpath}:/usr/sbin:/sbin") or "chroot"
 SHARED_MEMORY = "64m"
-"""The size of /dev/shm, as in container runtimes."""
+"""The size of /dev/shm, which is also the default of container runtimes."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Identity:
 
     @staticmethod
     def of(pod: Object, container: Object) -> "Identity":
-        """Read the security contexts. Raises ValueError for root where the pod forbids it."""
+        """Read the identity from the security contexts. Raises ValueError if the user would be root
+        although the pod forbids it."""
         above = pod["spec"].get("securityContext") or {}
         own = above | (container.get("securityContext") or {})
         user = int(own.get("runAsUser", 0))
@@ -63,7 +64,8 @@ def script(
     read_only: bool,
     folder: str,
 ) -> str:
-    """Return the script for ``sh -c``. ``base`` is empty, ``folder`` the working folder."""
+    """Return the script for ``sh -c``. ``base`` is an empty folder for the mounts; ``folder`` is
+    the working folder in the container."""
     root = base / "root"
     lines = [
         "set -e",
@@ -88,8 +90,8 @@ def script(
 
 
 def _reachable(root: Path, needs: Sequence[Path]) -> list[str]:
-    """Return commands that let any user enter the folders above the programs, which may be root's
-    only, and that mount programs from other file systems."""
+    """Return commands that let every user enter the parent folders of ``needs``, some of which only
+    root may enter, and that mount those of ``needs`` that are on other file systems."""
     lines, above = [], {parent for path in needs for parent in [path, *path.parents]}
     for parent in sorted(above):
         if not parent.stat().st_mode & 0o001:
@@ -102,7 +104,7 @@ def _reachable(root: Path, needs: Sequence[Path]) -> list[str]:
 
 
 def _mounted(root: Path, mount: Mount) -> list[str]:
-    inside = Path(mount.path).resolve()  # symlinks, like /var/run, would lead out of root
+    inside = Path(mount.path).resolve()  # a symlink, like /var/run, would lead out of root
     path = shlex.quote(f"{root}{inside}")
     if mount.source is None:
         mode = f"size={mount.memory_bytes},mode=2775,gid={mount.group}"
@@ -120,7 +122,8 @@ def _mounted(root: Path, mount: Mount) -> list[str]:
 
 
 def _back(root: Path, mounts: Sequence[Mount], needs: Sequence[Path]) -> list[str]:
-    """Return commands that restore programs which a mount hides, like a checkout below /tmp."""
+    """Return commands that mount those of ``needs`` again that a volume hides, like a checkout
+    below /tmp."""
     lines = []
     for path in needs:
         if any(path.is_relative_to(mount.path) for mount in mounts):

@@ -1,4 +1,5 @@
-"""The routing table of services: addresses of DNS names, and ready pods behind each port."""
+"""Builds the routing table of services, with the addresses of DNS names and the ready pods behind
+each port."""
 
 from tests.kube.api import Api
 from tests.kube.controllers.endpoints import backends, gets_traffic, port_at
@@ -8,8 +9,8 @@ from tests.kube.pods import is_being_deleted
 DOMAIN = "svc.cluster.local"
 
 Table = dict[str, dict[str, list[str]]]
-"""``ports`` maps address:port of a service to those of its pods; ``names`` maps full DNS names to
-addresses."""
+"""``ports`` maps each service's address:port to the address:port of each of its pods; ``names``
+maps full DNS names to addresses."""
 
 
 def routes(api: Api, node: str) -> Table:
@@ -41,7 +42,8 @@ def _place(pod: Object, port: Object) -> str:
 
 
 def _names(service: Object, pods: list[Object]) -> dict[str, list[str]]:
-    """Return the DNS names of a service, and of pods with host names in a headless one."""
+    """Return the addresses by DNS name of a service and, if it is headless, of its pods with host
+    names."""
     metadata, spec = service["metadata"], service["spec"]
     own = f"{metadata['name']}.{metadata['namespace']}.{DOMAIN}"
     if spec.get("clusterIP", "None") != "None":

@@ -10,7 +10,7 @@ DIE_WITH_US = ["setpriv", "--pdeathsig=KILL"]
 
 
 class Sandbox:
-    """A pod's namespaces. An idle process keeps them; they disappear with it."""
+    """A pod's namespaces. An idle process keeps them open; they disappear when it exits."""
 
     def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
         self._process = process

@@ -32,7 +32,7 @@ class Services:
 
     async def update(self) -> None:
         """Update the forwarder's table, and wait until it is in effect. Raises RuntimeError if the
-        forwarder has ended."""
+        forwarder has exited."""
         table = routes(self._api, self._network.gateway)
         if table == self._table:
             return
@@ -51,7 +51,7 @@ class Services:
         process.stdin.write(json.dumps(table).encode() + b"\n")
         await process.stdin.drain()
         if await process.stdout.readline() != b"done\n":
-            raise RuntimeError("the forwarder has ended")
+            raise RuntimeError("the forwarder has exited")
 
     async def stop(self) -> None:
         if self._process is not None:

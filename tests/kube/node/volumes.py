@@ -1,4 +1,4 @@
-"""Volumes: one folder each, which the pod's containers mount."""
+"""Creates a folder for each volume of a pod, which the pod's containers mount."""
 
 import os
 import shutil
@@ -16,8 +16,8 @@ WORLD = 0o777
 
 @dataclass(frozen=True)
 class Mount:
-    """A mount of ``source`` at ``path``; or, with ``memory_bytes``, of an in-memory file system of
-    that size, which belongs to the group ``group``."""
+    """A mount of ``source`` at ``path``. If ``source`` is None, it is an in-memory file system of
+    ``memory_bytes`` that belongs to the group ``group``."""
 
     path: str
     source: Path | None
@@ -27,8 +27,8 @@ class Mount:
 
 
 class Volumes:
-    """The volumes of one pod. ``claims`` is the parent folder of all claims, and ``token`` that of
-    the pod's service account."""
+    """The volumes of one pod. ``claims`` is the parent folder of all volume claims; ``token`` is
+    the token of the pod's service account."""
 
     def __init__(self, api: Api, pod: Object, folder: Path, claims: Path, token: str) -> None:
         self._token = token
@@ -66,8 +66,8 @@ class Volumes:
         return Mount(path, source, read_only)
 
     def _alone(self, name: str) -> bool:
-        """Return whether only one container mounts the volume. An in-memory file system can't be
-        shared here, so a shared volume is a folder."""
+        """Return whether only one container mounts the volume. Only such a volume can be an
+        in-memory file system, because each container would mount its own."""
         users = [
             container["name"]
             for container in self._pod["spec"]["containers"]
@@ -100,7 +100,7 @@ class Volumes:
         elif "emptyDir" in spec or "persistentVolumeClaim" in spec:
             self._open(self._source(spec))
         else:
-            raise Missing(f"this kubelet does not support a volume with the fields {sorted(spec)}")
+            raise Missing(f"this kubelet does not support volumes with the fields {sorted(spec)}")
 
     def _files(self, kind: str, source: Object) -> dict[str, bytes]:
         if kind == "downwardAPI":
