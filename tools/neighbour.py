@@ -26,7 +26,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +236,7 @@ def run_attack(
         after.memory,
         outcomes,
     )
-    return AttackVerdict(**vars(verdict) | {"broken": tuple(describe_violations(verdict))})
+    return replace(verdict, violations=tuple(describe_violations(verdict)))
 
 
 def describe_violations(verdict: AttackVerdict) -> Iterator[str]:

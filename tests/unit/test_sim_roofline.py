@@ -151,8 +151,8 @@ def test_model_that_does_not_fit_reports_the_gpus_it_needs() -> None:
     with pytest.raises(Invalid) as caught:
         roofline(GPUS["RTX4090"], SHAPES["llama-3.1-70b"], num_gpus=2)
     assert str(caught.value) == (
-        "llama-3.1-70b needs 131.4 GiB for its weights; 2 × RTX4090 has 48 GiB, 10% of it in "
-        "reserve. 7 × RTX4090 would be enough"
+        "llama-3.1-70b needs 131.4 GiB for its weights; 2 × RTX4090 has 48 GiB, 10% of which is "
+        "reserved. 7 × RTX4090 would be enough"
     )
     assert roofline(GPUS["RTX4090"], SHAPES["llama-3.1-70b"], 7).kv_capacity_tokens > 0
     with pytest.raises(Invalid):
