@@ -1,4 +1,4 @@
-"""A real Valkey server, for the suites that also run over an in-memory implementation."""
+"""Fixtures for a real Valkey server, for suites that also run over an in-memory implementation."""
 
 import socket
 import subprocess

@@ -1,8 +1,8 @@
-"""A small Kubernetes API server with its controllers, in the test's own process.
+"""A small Kubernetes API server with controllers, in the test's own process.
 
-It serves the real resource paths of Deployments, StatefulSets, their scale, and pods. Its
-ReplicaSet controller deletes pods in the real order: not scheduled, not ready, lower deletion cost,
-newer.
+It serves the real resource paths of Deployments, StatefulSets, their scale, and pods. Like the real
+ReplicaSet controller, its controller first deletes pods that are not scheduled, then those that are
+not ready, those with a lower deletion cost, and newer ones.
 """
 
 import json
@@ -32,7 +32,7 @@ def labels_of(role: str, cluster: str = "test", pool: str = "") -> dict[str, str
 
 
 def matches(selector: str, labels: dict[str, str]) -> bool:
-    """Evaluate a label selector with the operators that our client uses: equality and ``in``."""
+    """Evaluate a label selector. Supports what our client uses: equality and ``in``."""
     for term in re.findall(r"[^,(]+(?:\([^)]*\))?", selector):
         found = re.fullmatch(r"\s*(\S+) in \(([^)]*)\)", term)
         if found:
@@ -126,15 +126,15 @@ class FakePool:
 
 class FakeKubernetes:
     """The API server's state: ``pools`` and ``pods`` by name, ``calls`` as (verb, resource) in
-    order, ``writes`` of a scale as (name, replicas). Faults to inject:
+    order, ``writes`` of a scale as (name, replicas). Tests inject faults by these attributes:
 
     - ``forbidden``: (verb, resource) pairs that are refused with 403.
     - ``hanging``: (verb, resource) pairs whose calls hang until the server closes.
-    - ``num_changes_after_read``: this many times, a Deployment changes after its scale was read.
-    - ``resize_after_read``: the pool with this name gets this size after its scale was read.
+    - ``num_changes_after_read``: how many times a Deployment changes after its scale was read.
+    - ``resize_after_read``: the sizes, by name, that pools get after their scale was read.
     - ``deletes_wrong_pod``: the controller deletes the pod that it should delete last.
     - ``controllers_disabled``: the controller does nothing.
-    - ``num_lost_responses``: this many writes of a scale take effect, but are not answered."""
+    - ``num_lost_responses``: how many writes of a scale take effect but get no response."""
 
     def __init__(self) -> None:
         self.pools: dict[str, FakePool] = {}
@@ -276,7 +276,7 @@ def status(code: int, message: str) -> tuple[int, dict[str, Any]]:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # send a response as one packet
+    wbufsize = -1  # buffer each response, so that it is sent as one packet
     fake: FakeKubernetes
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -1,4 +1,5 @@
-"""The chart's RBAC Role for the conductor grants exactly what its program requests of the API."""
+"""Tests that the conductor's RBAC Role in the chart grants exactly what the conductor requests from
+the API."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,14 +36,15 @@ AUTOSCALED = make_values(conductor__autoscale__mode="on", replicasManagedBy="ext
 
 
 class AnyWorkerReach(FakeWorkerAdmin):
-    """Accepts any worker id."""
+    """A worker admin that accepts any worker id."""
 
     def _name(self, worker_id: WorkerId) -> str:
         return worker_id
 
 
 class ConductorUnderRole:
-    """A conductor's program with the permissions of its Role, both as the chart renders them."""
+    """The conductor's pools backend with the settings and the permissions of the Role that the
+    chart renders."""
 
     def __init__(self, server: KubeServer, folder: Path, values: Object) -> None:
         self.server, release = server, render(values)
@@ -66,7 +68,7 @@ class ConductorUnderRole:
         self.pools = KubernetesPools(api, AnyWorkerReach(), QuickClock())
 
     def _create(self, release: Release) -> None:
-        """Create the objects that the program sees, with two pods in each pool."""
+        """Create the objects that the conductor manages, with two pods in each pool."""
         api = self.server.api
         api.create(NAMESPACE, {"metadata": {"name": HOME}})
         for kind in (SERVICE_ACCOUNT, ROLE, ROLE_BINDING):
@@ -143,7 +145,7 @@ async def test_the_role_grants_all_that_a_conductor_needs_and_no_more(
     await election.resign()
     prefill = next(each for each in conductor.deployments if "prefill" in each["metadata"]["name"])
     conductor.pod(prefill, "another")
-    # No controller deletes a pod here, so the program has to.
+    # No controller deletes a pod in this test, so the pools backend has to.
     await conductor.pools.remove(WorkerId("another"))
     assert deletions.get(timeout=SECONDS)
     watch.stop()
@@ -154,7 +156,7 @@ async def test_the_role_grants_all_that_a_conductor_needs_and_no_more(
 async def test_without_the_right_to_resize_a_conductor_only_watches(
     server: KubeServer, tmp_path: Path
 ) -> None:
-    """No worker is drained for a new size that could not be written."""
+    """If the new size can't be written, no worker may be drained for it."""
     conductor = ConductorUnderRole(server, tmp_path, make_values(rbac__resize=False))
     deletions: Queue[object] = Queue()
     watch = PodWatch(conductor.client, conductor.cluster, deletions.put)

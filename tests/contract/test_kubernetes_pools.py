@@ -1,5 +1,5 @@
-"""Worker pools in Kubernetes, against a small API server: which worker is deleted, how failures are
-handled, and what is reported."""
+"""Tests worker pools in Kubernetes against a small API server: which worker is deleted, how
+failures are handled, and what is reported."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -24,25 +24,25 @@ PREFILL, DECODE = Role.PREFILL, Role.DECODE
 
 
 class QuickClock(ManualClock):
-    """A clock whose ``sleep`` advances it and returns at once."""
+    """A clock whose ``sleep`` advances the time and returns immediately."""
 
     async def sleep(self, seconds: float) -> None:
         self.advance(seconds)
 
 
 class FakeWorkerAdmin:
-    """Records the drain and stay commands that workers get; workers in ``silent`` don't answer."""
+    """Records the drain and stay commands that workers get. Workers in ``silent`` don't respond."""
 
     def __init__(self) -> None:
         self.drained: list[str] = []
         self.load: dict[WorkerId, float] = {}
         self.silent: set[str] = set()
         self.busy: dict[str, int] = {}
-        """By worker: how many more times ``is_drained`` returns False."""
+        """How many more times ``is_drained`` returns False, by worker."""
         self.returned: list[str] = []
 
     def set_loads(self, **loads: float) -> None:
-        """Set the loads of prefill workers by their number, like n0=9.0."""
+        """Set the loads of prefill workers, by "n" and their number, like ``n0=9.0``."""
         numbers = {int(name[1:]): load for name, load in loads.items()}
         self.load = {WorkerId(f"baton-prefill-{n}.uid-{n}"): load for n, load in numbers.items()}
 
@@ -69,7 +69,7 @@ class FakeWorkerAdmin:
         self.returned.append(name)
 
     def _name(self, worker_id: WorkerId) -> str:
-        """Return the pod's name; the registry knows workers by the pod's name and UID."""
+        """Return the pod's name from a worker id, which consists of the pod's name and UID."""
         name, _, uid = worker_id.rpartition(".")
         assert uid == f"uid-{name.rpartition('-')[2]}", worker_id
         return name
@@ -256,7 +256,8 @@ async def test_if_another_pod_is_deleted_on_a_scale_down_the_drained_worker_serv
 
 
 async def test_if_another_pod_is_deleted_an_undrained_worker_stays(rig: Rig) -> None:
-    """The chosen worker could not be reached to drain, and another pod was deleted instead."""
+    """The chosen worker could not be reached for the drain, and another pod was deleted
+    instead."""
     rig.fake.deletes_wrong_pod = True
     rig.reach.silent = {"baton-prefill-2"}
     await rig.pools.scale({PREFILL: 2})
@@ -399,7 +400,7 @@ async def test_only_the_last_pod_of_a_stateful_set_can_be_removed(fake: FakeKube
 
 @pytest.fixture
 def several(fake: FakeKubernetes) -> Rig:
-    """Three workers in pool prefill, two in decode and four in decode-big."""
+    """Three workers in the pool prefill, two in decode and four in decode-big."""
     fake.add_pool("decode", 4, name="decode-big")
     return Rig(fake)
 
@@ -424,7 +425,7 @@ async def test_a_pool_is_resized_by_its_name(several: Rig) -> None:
 
 
 async def test_a_role_names_its_only_pool_or_the_pool_called_like_it(several: Rig) -> None:
-    """The role decode has two pools here, and one of them is called decode."""
+    """The role decode has two pools in this test, one of which is called decode."""
     several.fake.pools["baton-prefill"].pool = "other-name"
     await several.pools.resize({"prefill": 4, "decode": 3})
     assert several.fake.pools["baton-prefill"].replicas == 4
@@ -525,7 +526,7 @@ async def test_an_unreachable_api_server_is_unavailable() -> None:
 
 
 async def test_cancelling_between_drain_and_scale_returns_the_worker_to_service(rig: Rig) -> None:
-    """Whether the worker got the drain command is unknown, so it is told to stay."""
+    """Since it is unknown whether the worker got the drain command, it gets the command to stay."""
     is_draining = asyncio.Event()
 
     async def drain(worker_id: WorkerId) -> None:

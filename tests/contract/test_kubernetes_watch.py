@@ -1,4 +1,5 @@
-"""The watch for pods that are being deleted, and the leader lease, against a test API server."""
+"""Tests the watch for pods that are being deleted, and the leader lease, against a test API
+server."""
 
 import asyncio
 from collections.abc import Iterator

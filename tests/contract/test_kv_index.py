@@ -1,4 +1,4 @@
-"""One suite over the KV index in Redis and its in-memory implementation."""
+"""Runs one test suite over the KV index in Redis and over its in-memory implementation."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -61,7 +61,7 @@ async def test_a_restarted_node_replaces_its_entries(index: KvIndex) -> None:
     await index.add(holder("a", 1), keys, Tier.DRAM)
     await index.add(holder("a", 2), keys[:1], Tier.DRAM)
     assert await index.longest_prefix(keys[:1]) == PrefixHit(1, (holder("a", 2),))
-    await index.remove(holder("a", 1), keys)  # a late message of the old incarnation
+    await index.remove(holder("a", 1), keys)  # a late message from the old incarnation
     assert await index.longest_prefix(keys[:1]) == PrefixHit(1, (holder("a", 2),))
     await index.remove(holder("a", 2), keys[:1])
     assert await index.longest_prefix(keys) == PrefixHit(0, ())

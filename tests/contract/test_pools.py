@@ -1,4 +1,5 @@
-"""One suite over the pools that the orchestrator supervises itself: local processes and Ray."""
+"""Runs one test suite over the pools that the orchestrator supervises itself, with local processes
+and with Ray."""
 
 import asyncio
 import contextlib
@@ -30,7 +31,7 @@ CLOCK = SystemClock()
 
 
 class PoolsHarness:
-    """Pools of fake programs, which only report that they serve."""
+    """Pools of fake workers, which only report that they serve."""
 
     def __init__(
         self, folder: Path, ray_cluster: Any, convert: ConvertWorker = convert_worker
@@ -74,7 +75,7 @@ class PoolsHarness:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run one prefill and one decode worker; check afterwards that all processes are gone."""
+        """Run a prefill and a decode worker; check afterwards that all processes are gone."""
         pids: set[int] = set()
 
         def on_change(process: SupervisedProcess) -> None:
@@ -94,7 +95,8 @@ class PoolsHarness:
 
 
 def assert_gone(pids: set[int]) -> None:
-    """Wait until the processes are gone, since Ray kills by message."""
+    """Wait until the processes are gone. They may still run for a moment, since Ray kills them
+    asynchronously."""
     processes = []
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -113,8 +115,8 @@ def _pools(specs: LaunchSpecs, ray_cluster: Any, convert: ConvertWorker) -> Supe
 
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[Any]:
-    """One Ray cluster for all tests, with room for four workers; none of its processes outlives
-    the tests."""
+    """One Ray cluster for all tests, with resources for four workers. None of its processes
+    outlives the tests."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed")
     before, others = dict(os.environ), set(psutil.Process().children(recursive=True))
@@ -147,8 +149,8 @@ def ray_harness(ray_cluster: Any, tmp_path: Path) -> PoolsHarness:
 
 
 def test_ray_files_are_accessible_to_their_user_only(ray_cluster: Any) -> None:
-    """Ray makes its folders and sockets accessible to everybody (0777), so the folder above them
-    must not be."""
+    """Ray makes its folders and sockets accessible to everybody (0777), so their parent folder must
+    be accessible only to its owner."""
     folder = Path(ray_cluster.private_folder)
     sockets = list(folder.rglob("sockets/raylet"))
     assert len(sockets) == 1
@@ -238,7 +240,7 @@ async def test_a_worker_that_ignores_its_drain_can_be_killed(harness: PoolsHarne
 
 
 async def test_one_pool_shrinks_while_the_other_grows(harness: PoolsHarness) -> None:
-    """A worker that can't change its role is replaced; here none can."""
+    """The fake workers can't change their role, so they are replaced."""
     async with harness.running():
         await harness.pools.scale({Role.PREFILL: 2})
         await harness.until(lambda: harness.serve("prefill-0", "decode-0", "prefill-1"))
@@ -288,7 +290,7 @@ async def test_without_resources_a_ray_worker_is_pending_with_a_reason(
         )
         await ray_harness.pools.scale({Role.DECODE: 3})
         await ray_harness.until(lambda: "pending" not in ray_harness.states().values())
-        # A worker that leaves makes room for another one.
+        # A worker that leaves frees the resources for another one.
         await ray_harness.pools.scale({Role.DECODE: 1, Role.PREFILL: 3})
         await ray_harness.until(lambda: list(ray_harness.states().values()) == ["serving"] * 4)
 

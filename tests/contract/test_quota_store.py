@@ -1,5 +1,5 @@
-"""One suite over the quota store in Redis and its in-memory implementation: the shares of tenants'
-limits that routers are granted."""
+"""Runs one test suite over the quota store in Redis and over its in-memory implementation. The
+store grants each router a share of the tenants' limits."""
 
 import math
 from collections.abc import AsyncIterator, Callable
@@ -27,11 +27,12 @@ from router.tenants.quota_store import (
 from router.tenants.redis_quota_store import RedisQuotaStore
 
 A, B = TenantId("a"), TenantId("b")
-LIMIT = 10  # per minute: one is refilled every six seconds
+LIMIT = 10  # requests per minute: one is refilled every six seconds
 
 
 class QuotaHarness:
-    """A quota store, and ``silence``, which pretends that a router was silent for some seconds."""
+    """A quota store. ``silence`` makes the store believe that a router was silent for some
+    seconds."""
 
     def __init__(self, store: QuotaStore, silence: Callable[[str, float], Any]) -> None:
         self.store = store
@@ -170,7 +171,8 @@ quota_requests = st.builds(
 async def test_both_stores_grant_the_same(
     valkey_url: str, requests: list[tuple[str, QuotaRequest]]
 ) -> None:
-    """The in-memory store's clock follows the server's: a router's share changes with time."""
+    """A router's share changes with time, so the clock of the in-memory store follows that of the
+    server."""
     clock = ManualClock(1000.0)
     in_memory = MemoryQuotaStore(clock)
     async with Redis.from_url(valkey_url) as client, opened(valkey_url) as in_redis:
@@ -210,7 +212,7 @@ def _counts(grant: QuotaGrant) -> tuple[int, int, int]:
 async def test_malformed_values_in_redis_never_grant_more_than_was_requested(
     valkey_url: str, field: str, value: str
 ) -> None:
-    """The store either raises Unavailable or grants a possible amount."""
+    """The store must either raise Unavailable or grant an amount that is possible."""
     request = QuotaRequest(
         A, 2, requests=RateRequest(LIMIT, min_amount=1, max_amount=3), slots=SlotRequest(4, 1, 2)
     )

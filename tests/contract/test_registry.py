@@ -1,4 +1,4 @@
-"""One suite over the registry in Redis and its in-memory implementation."""
+"""Runs one test suite over the registry in Redis and over its in-memory implementation."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -66,7 +66,7 @@ async def test_members_are_returned_as_announced_sorted_by_id(registry: Registry
 
 
 async def test_a_flushed_registry_has_another_incarnation(valkey_url: str) -> None:
-    """All readers see the same incarnation."""
+    """All readers of the registry see the same incarnation of it."""
     async with Redis.from_url(valkey_url) as client:
         await client.flushall()
         one, two = RedisRegistry(valkey_url, "test"), RedisRegistry(valkey_url, "test")
@@ -190,7 +190,8 @@ async def test_entries_that_are_not_signed_with_the_cluster_secret_are_ignored(
 
 
 async def test_a_forged_newer_incarnation_does_not_displace_a_member(valkey_url: str) -> None:
-    """A member gives up when a newer incarnation has replaced it, so the entry must be signed."""
+    """A member exits once a newer incarnation has replaced it, so an unsigned newer entry must be
+    ignored."""
     registry = RedisRegistry(valkey_url, "coup", "a secret")
     forged = member_to_json(member("a", 9))
     with redis.Redis.from_url(valkey_url) as client:
@@ -222,7 +223,7 @@ async def test_forged_entries_written_in_a_race_make_the_registry_unavailable(
 
 
 async def test_replies_have_a_size_limit(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reply that is too large is refused before it is read whole; small replies still work."""
+    """A reply that is too large is rejected before all of it is read; small replies still work."""
     monkeypatch.setattr("baton.registry.bounded_parser.MAX_REPLY_BYTES", 1 << 20)
     registry = RedisRegistry(valkey_url, "huge")
     assert await registry.announce(member("a"), LONG)

@@ -1,4 +1,5 @@
-"""A store node and a conductor over real gRPC on loopback: responses, errors, and the secret."""
+"""Tests a store node and a conductor over real gRPC on loopback: responses, errors, and the cluster
+secret."""
 
 import asyncio
 import contextlib
@@ -171,7 +172,7 @@ def unsized(request: PutRequest) -> Iterator[BlockRef]:
 
 
 def keyless(request: PutRequest) -> Iterator[BlockRef]:
-    """Two blocks whose keys have 26 bytes together instead of 32."""
+    """Yield two blocks whose keys have 26 bytes in total instead of 32."""
     yield replace(request.blocks[0], key=BlockKey(b"ten bytes."))
     yield request.blocks[1]
 
@@ -244,7 +245,7 @@ async def test_a_watcher_gets_a_snapshot_and_then_every_change(store: Served) ->
     assert await harness.node.purge(BlockFilter()) == 3
     numbers = [(await anext(watching)).number for _ in range(3)]
     assert numbers == [change.number + 1, change.number + 2, change.number + 3]
-    # A watcher that is up to date gets only what follows, without a snapshot.
+    # A watcher that is up to date gets only later changes, without a snapshot.
     again = store.client.watch(Incarnation(1), numbers[-1])
     await harness.put(3)
     page = await anext(again)
@@ -314,7 +315,7 @@ async def ask(
 
 
 async def test_a_placement_stream_ends_with_its_conductor() -> None:
-    """A bug in the conductor fails one call; calls after the stream's end fail, too."""
+    """A bug in the conductor fails one call. Calls after the end of the stream fail, too."""
 
     class Crashing:
         def __init__(self) -> None:
@@ -322,7 +323,7 @@ async def test_a_placement_stream_ends_with_its_conductor() -> None:
 
         def place(self, query: PlacementQuery) -> Placement:
             self.was_called.set()
-            raise AssertionError("a bug of its own")
+            raise AssertionError("a bug in the conductor")
 
     core = Crashing()
     async with (

@@ -1,4 +1,5 @@
-"""One suite over every KV transport. The peer is another process where the backend allows it."""
+"""Runs one test suite over every KV transport. The peer is a separate process if the transport
+allows it."""
 
 import asyncio
 import os
@@ -193,12 +194,13 @@ def test_endpoints_of_other_transports_are_refused(pair: tuple[Source, Reader]) 
 
 
 async def test_a_dead_peer_never_hangs_a_read(pair: tuple[Source, Reader]) -> None:
-    """The read fails, or it succeeds and its checksum decides (which this suite does not test)."""
+    """The read may fail, or succeed with data that only its checksum shows to be wrong or right
+    (which this suite does not test)."""
     source, reader = pair
     endpoint = source.start()
     await read(reader, endpoint, [TransferRange(0, 0, 4096)])
     source.kill()
-    if reader.transport.name == "shm":  # the mapping outlives the process: a good read
+    if reader.transport.name == "shm":  # the mapping outlives the process, so the read succeeds
         await read(reader, endpoint, [TransferRange(0, 0, 4096)], seconds=2)
         return
     try:
@@ -217,7 +219,7 @@ async def test_a_peer_that_died_before_the_first_read_is_unavailable(
     endpoint = source.start()
     source.kill()
     if reader.transport.name.startswith("nixl"):
-        return  # UCX may still reach the dead peer's memory; the checksum decides
+        return  # UCX may still reach the dead peer's memory; checksums detect wrong data
     with pytest.raises(Unavailable):
         await read(reader, endpoint, [TransferRange(0, 0, 4096)], seconds=2)
 
@@ -260,7 +262,7 @@ async def test_a_read_that_outlives_its_deadline_is_an_unfinished_transfer(
 
 
 async def test_a_restarted_peer_is_another_peer(pair: tuple[Source, Reader]) -> None:
-    """The connection to its earlier incarnation fails and is released."""
+    """A connection to the peer's earlier incarnation fails and is released."""
     source, reader = pair
     old = source.start(generation=1)
     await read(reader, old, [TransferRange(0, 0, 4096)])

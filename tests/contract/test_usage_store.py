@@ -1,4 +1,5 @@
-"""One suite over the store of tenants' usage in Redis and its in-memory implementation."""
+"""Runs one test suite over the store of tenants' usage in Redis and over its in-memory
+implementation."""
 
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -18,7 +19,7 @@ from router.tenants.usage_store import MemoryUsageStore, UsageField, UsageStore,
 
 A, B = TenantId("a"), TenantId("b")
 MONDAY, TUESDAY = "2030-01-07", "2030-01-08"
-FIRST_DAY_SECONDS = 1_893_974_400.0  # the beginning of that Monday
+FIRST_DAY_SECONDS = 1_893_974_400.0  # the beginning of ``MONDAY``
 
 
 @pytest.fixture(params=["memory", "redis"])

@@ -1,5 +1,5 @@
-"""Workers on loopback: streams over gRPC and framed connections, KV pulls, errors, and the cluster
-secret. Tests that don't need a model also run over mock workers."""
+"""Tests workers on loopback: streams over gRPC and framed connections, KV pulls, errors, and the
+cluster secret. Tests that don't need a model also run over mock workers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -49,7 +49,7 @@ SECRET = "a secret of the cluster"
 
 @dataclass
 class Served:
-    """A prefill and a decode worker that can wait until they are idle, and ``answer``, which
+    """A prefill and a decode worker, each of which can wait until it is idle, and ``answer``, which
     returns the expected tokens of a request."""
 
     prefill: Any
@@ -64,7 +64,7 @@ Open = Callable[..., AbstractAsyncContextManager[tuple[Served, WorkerRef, Worker
 async def real_workers(
     secret: str | None = None,
 ) -> AsyncIterator[tuple[Served, WorkerRef, WorkerRef]]:
-    """Both workers of an in-process cluster behind sockets; KV pulls go over gRPC, too."""
+    """Serve both workers of an in-process cluster on sockets; KV pulls also use gRPC."""
     async with cluster() as running:
         peers = GrpcKvImportConnector(secret)
         running.decode.kv_importer._connector = peers
@@ -96,7 +96,7 @@ class MockNode:
 async def mock_workers(
     secret: str | None = None,
 ) -> AsyncIterator[tuple[Served, WorkerRef, WorkerRef]]:
-    """Two mock workers: prefill takes no time, and 2 ms pass between two tokens."""
+    """Serve two mock workers. Their prefill takes no time, and they send a token every 2 ms."""
     config = MockConfig(PrefillCost(0.0, 0.0, 0.0), 0.002, 4, 128 * 4, 64)
     model = MockModel([TokenId(token) for token in range(256)])
     shared = MockSharedState(config, model, SystemClock(), MockKvTransfers(), {})
@@ -141,7 +141,7 @@ def served(request: pytest.FixtureRequest) -> Open:
 
 
 class GrpcRun:
-    """A router's stream, over gRPC."""
+    """A router's stream to a worker over gRPC."""
 
     def __init__(self, ref: WorkerRef, secret: str | None) -> None:
         self._channel = open_channel(ref.address, secret)
@@ -164,7 +164,7 @@ class GrpcRun:
 
 
 class FramedRun:
-    """A router's stream, over a framed connection."""
+    """A router's stream to a worker over a framed connection."""
 
     def __init__(self, ref: WorkerRef, secret: str | None) -> None:
         self._ref = ref
@@ -183,7 +183,7 @@ class FramedRun:
         self._messages.put_nowait(pb.WorkerMessage.FromString(payload))
 
     async def read(self) -> pb.WorkerMessage:
-        assert self._connection is not None, "the router speaks first"
+        assert self._connection is not None, "the router must send the first message"
         awaited = (self._messages.get(), self._connection.wait_until_ended())
         reading, ending = map(asyncio.ensure_future, awaited)
         try:

@@ -1,4 +1,4 @@
-"""A cluster shared by all tests that don't kill or resize anything."""
+"""A fixture for a cluster that all tests share which don't kill or resize anything."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The sockets that a running cluster listens on, from ``baton doctor --sockets``."""
+"""Finds the sockets on which a running cluster listens, with ``baton doctor --sockets``."""
 
 import json
 from collections import defaultdict
@@ -8,8 +8,8 @@ from tools.local_cluster import LocalCluster
 
 
 def sockets_by_process(cluster: LocalCluster) -> dict[str, set[str]]:
-    """Return the names of listening sockets by process. Check that every socket is described in
-    ``LISTENERS``, and listens on loopback or on a Unix socket."""
+    """Return the names of listening sockets by process. Check that each of them is described in
+    ``LISTENERS``, and is a Unix socket or bound to loopback."""
     answer = cluster.baton("doctor", "--sockets", "--json", check=False)
     assert answer.returncode == 0, answer.stderr
     names = defaultdict(set)

@@ -1,4 +1,4 @@
-"""Common OpenAI clients against a real cluster: they must work as with OpenAI's own API."""
+"""Tests that common OpenAI clients work with a real cluster as they do with OpenAI's API."""
 
 import asyncio
 import json
@@ -120,7 +120,7 @@ def test_concurrent_async_streams_equal_the_whole_response(
 def test_continue_final_message_extends_the_last_message(
     cluster: LocalCluster, client: openai.OpenAI, model: str
 ) -> None:
-    """The rendered prompt ends exactly where the message does."""
+    """The rendered prompt must end exactly at the end of the message."""
     messages = [*MESSAGES, {"role": "assistant", "content": "It is "}]
     rest = client.chat.completions.create(
         model=model, messages=messages, max_tokens=4, temperature=0,

@@ -1,4 +1,5 @@
-"""A cluster whose workers are Ray actors: it serves, grows, shrinks, and leaves no process."""
+"""Tests that a cluster whose workers are Ray actors serves, grows, shrinks, and leaves no process
+behind."""
 
 import importlib.util
 import json
@@ -65,7 +66,7 @@ def test_ray_ends_with_a_killed_supervisor(over_ray: LocalCluster) -> None:
     state = json.loads((over_ray.home / "clusters/default/state.json").read_text())
     supervisor = psutil.Process(state["supervisor_pid"])
     processes = supervisor.children(recursive=True)
-    # Ray's own agents take a minute to notice, and its folder is not removed.
+    # Ray's own agents take a minute to exit, and Ray's folder remains: the test removes both.
     agents = [process for process in processes if "Agent" in process.name()]
     command_lines = [str(process.cmdline()) for process in processes]
     folders = {match[0] for line in command_lines for match in FOLDER.finditer(line)}

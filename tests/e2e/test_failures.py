@@ -1,5 +1,5 @@
-"""Whichever process dies, the stream continues with the next token; and no process outlives the
-supervisor."""
+"""Tests that whichever process dies, a stream continues with its next token, and that no process
+outlives the supervisor."""
 
 import json
 import os
@@ -32,8 +32,8 @@ def wait_until_ready(cluster: LocalCluster) -> None:
 
 
 def stream_and_kill(cluster: LocalCluster, role: str) -> list[int]:
-    """Stream a request, kill the process of ``role`` that serves it after KILL_AFTER tokens, and
-    return the tokens."""
+    """Stream an answer and return its tokens; after ``KILL_AFTER`` tokens, kill the process of
+    ``role`` that serves it."""
     body = {
         "prompt": PROMPT, "max_tokens": TOKENS, "stream": True, "return_token_ids": True, **FIELDS,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""A cluster of mock workers under load: exact tokens, ``baton bench``, and locust."""
+"""Tests a cluster of mock workers under load, also with ``baton bench`` and locust."""
 
 import json
 import os
@@ -25,7 +25,7 @@ NUM_STREAMS, ANSWER_TOKENS = 50, 24
 
 @pytest.fixture(scope="module")
 def mocks() -> Iterator[LocalCluster]:
-    """4 + 4 mock workers in one process."""
+    """Four prefill and four decode mock workers in one process."""
     with local_cluster(prefill=4, decode=4, settings=SETTINGS) as running:
         yield running
 

@@ -1,5 +1,5 @@
-"""Every attack of ``tools/attacks``, briefly, against one cluster: the outputs of another tenant
-stay exact, and no process dies. ``make neighbour`` measures time and memory, too."""
+"""Runs every attack of ``tools/attacks`` briefly against one cluster: the outputs of another tenant
+must stay exact, and no process may die. ``make neighbour`` measures time and memory, too."""
 
 import pytest
 
@@ -25,5 +25,5 @@ def test_no_attack_changes_another_tenants_outputs() -> None:
 
 
 def is_wrong(outcome: str) -> bool:
-    """Return whether an outcome is a server error, or harm that the attack reports."""
+    """Return whether an outcome is a server error, or a violation that the attack reports."""
     return outcome in SERVER_ERRORS or outcome.startswith(VIOLATION_PREFIX)

@@ -1,5 +1,5 @@
-"""Observability of a real cluster: one trace per request over all processes, and a scrape of every
-role that contains all metrics which dashboards, alerts and docs/metrics.md name."""
+"""Tests in a real cluster that each request has one trace over all processes, and that the roles
+export all metrics which dashboards, alerts and docs/metrics.md name."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The commands in docs/operations.md and docs/tour.md, run one after the other on one machine."""
+"""Runs the commands in docs/operations.md and docs/tour.md one after the other on one machine."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Requests through a real cluster of processes."""
+"""Tests requests to a real cluster of processes."""
 
 import json
 import subprocess
@@ -87,7 +87,7 @@ def test_seeded_samples_equal_those_of_one_engine_at_any_concurrency(
 
 
 def test_a_second_prefill_worker_finds_the_prefix_in_the_store(cluster: LocalCluster) -> None:
-    """Every worker generates the same tokens, and most of the prompt is computed only once."""
+    """Every worker must generate the same tokens, but compute most of the prompt only once."""
     prompt = np.random.default_rng(5).integers(3, 4000, size=400).tolist()
     first = cluster.complete(prompt, 8, temperature=0)
     usages = []

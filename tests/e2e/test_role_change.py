@@ -1,4 +1,4 @@
-"""Workers change pools during a stream, without restarting or reloading weights."""
+"""Tests that workers change pools during a stream without restarting or reloading weights."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,5 @@
-"""Two routers on one port: they share limits and usage accounting, and one of them may die."""
+"""Tests two routers on one port: they share limits and usage accounting, and one of them may
+die."""
 
 import asyncio
 import json
@@ -40,13 +41,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 def client(cluster: LocalCluster, key: str) -> openai.OpenAI:
-    """Return a client with a connection of its own."""
+    """Return a client that has its own connection."""
     return openai.OpenAI(base_url=cluster.url + "/v1", api_key=key, max_retries=0)
 
 
 def at_each_router(cluster: LocalCluster, key: str) -> tuple[list[openai.OpenAI], int]:
-    """Return a client connected to each router, and how many requests it took to find them: the
-    kernel assigns new connections to either router."""
+    """Return a client for each router, and how many requests it took to connect to both: the kernel
+    assigns each new connection to either router."""
     clients: dict[str, openai.OpenAI] = {}
     num_requests = 0
     while len(clients) < 2:
@@ -91,7 +92,7 @@ def test_one_connection_can_use_nearly_all_of_a_limit(pair: LocalCluster) -> Non
 
 
 def count_running(cluster: LocalCluster) -> int:
-    """Return the number of requests at all workers, from their heartbeats."""
+    """Return the total number of requests on all workers, from their heartbeats."""
 
     state = ClusterFolder(cluster.home, "default").read_running()
 
@@ -108,14 +109,15 @@ def count_running(cluster: LocalCluster) -> int:
 
 
 def test_the_requests_and_slots_of_a_killed_router_are_released(pair: LocalCluster) -> None:
-    """Its requests are freed, its concurrency slots are released, and the other router goes on."""
+    """Workers drop the killed router's requests, its concurrency slots are released, and the other
+    router keeps serving."""
     killed = pair.processes("router")[0]
     clients, _ = at_each_router(pair, FREE)
     long = {**SHORT, "max_tokens": 1000, "stream": True, "extra_body": {"ignore_eos": True}}
     streams = [each.completions.create(**long) for each in clients]
     for stream in streams:
         next(iter(stream))
-    while count_running(pair) != 2:  # known with the next heartbeat
+    while count_running(pair) != 2:  # the next heartbeat reports them
         pause(0.1)
     with pytest.raises(openai.RateLimitError, match="concurrent requests: limit 2"):
         client(pair, FREE).completions.create(**SHORT)
@@ -127,7 +129,7 @@ def test_the_requests_and_slots_of_a_killed_router_are_released(pair: LocalClust
     with client(pair, FREE) as another:
         while not count_admitted(another, 1):  # the dead router keeps its slot for ten seconds
             pause(0.1)
-    at_each_router(pair, FREE)  # the supervisor has started another
+    at_each_router(pair, FREE)  # the supervisor has started a new router
 
 
 def _finish_reason(stream: Any) -> str:

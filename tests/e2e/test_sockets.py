@@ -1,5 +1,5 @@
-"""Every listening socket of every process is in the table of docs/network.md. (For Ray's sockets,
-see test_elastic.)"""
+"""Tests that every listening socket of every process is in the table of docs/network.md. (For Ray's
+sockets, see test_elastic.)"""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""The KV store in a real cluster: a conversation stays cached on any worker and over restarts, its
-cached token counts are exact, and the operator can list and purge blocks."""
+"""Tests the KV store in a real cluster: a conversation stays cached on any worker and across
+restarts, its cached token counts are exact, and an administrator can list and purge blocks."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Structured output and prompt logprobs through a real cluster."""
+"""Tests structured output and prompt logprobs in a real cluster."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A prefix pinned by a cache breakpoint, and a tenant's usage, through a real cluster."""
+"""Tests pinning a prefix by a cache breakpoint, and a tenant's usage, in a real cluster."""
 
 import json
 from typing import Any

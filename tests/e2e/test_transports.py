@@ -1,4 +1,4 @@
-"""Clusters with each KV transport: their tokens are those of transformers."""
+"""Tests that a cluster generates transformers' tokens with each KV transport."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Which of Baton's settings a user of the chart may set under ``settings``, as in the chart's
-schema, and which the chart sets itself."""
+"""Decides which of Baton's settings a user of the chart may set under ``settings``, and which the
+chart sets itself; the chart's schema must agree."""
 
 from typing import Any, get_args
 
@@ -28,8 +28,8 @@ BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "pattern
 
 
 def settings_schema() -> dict[str, Any]:
-    """Return the JSON schema of `settings` in the chart, without those the chart sets itself. Old
-    names of settings are accepted, as deprecated."""
+    """Return the JSON schema of ``settings`` in the chart, without the settings that the chart sets
+    itself. Old names of settings are accepted, but marked as deprecated."""
     names = sorted(set(Settings.model_fields) - CHART_SETTINGS)
     free = [name for name in names if not name.startswith("mock_")]
     schemas = Settings.model_json_schema()["properties"]
@@ -41,8 +41,8 @@ def settings_schema() -> dict[str, Any]:
 
 
 def _value_schema(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of one setting. Null is not allowed, since a value may be left out; a
-    setting that is parsed from text (512MiB; a,b) may also be a string."""
+    """Return the schema of one setting. Null is not allowed, since a setting can be left out
+    instead. A setting that can be parsed from text (512MiB; a,b) may also be a string."""
     kinds = [kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]
     schemas = [{"type": kind["type"]} | _bounds(kind) for kind in kinds]
     if _is_parsed(name) and not any(each["type"] == "string" for each in schemas):

@@ -1,4 +1,4 @@
-"""The chart, rendered by Helm 4, with queries over its objects."""
+"""Renders the chart with Helm 4, and finds objects in the result."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -108,7 +108,7 @@ def values_of(scenario: str) -> Object:
 
 @cache
 def release_of(scenario: str) -> Release:
-    """Return a scenario's objects; each is rendered only once."""
+    """Return a scenario's objects; each scenario is rendered only once."""
     return render(values_of(scenario))
 
 
@@ -120,7 +120,7 @@ def render(values: Object, *, release: str = RELEASE) -> Release:
 
 
 def parse_release(files: Mapping[str, str]) -> Release:
-    """Parse Helm's output, given by the templates' paths."""
+    """Parse Helm's output, which ``files`` has by template path."""
     notes = "".join(text for path, text in files.items() if path.endswith("NOTES.txt"))
     texts = [text for path, text in sorted(files.items()) if path.endswith(".yaml")]
     objects = [each for text in texts for each in yaml.load_all(text, yaml.CSafeLoader) if each]
@@ -132,7 +132,7 @@ def _place(each: Object) -> tuple[str, str]:
 
 
 def with_value(below: Object, path: str, value: Any) -> Object:
-    """Return a copy of values with one of them changed as by ``--set PATH=VALUE``."""
+    """Return a copy of values in which one value is changed, as ``--set PATH=VALUE`` does."""
     copy: Object = json.loads(json.dumps(below))
     at = copy
     *folders, last = path.split(".")
@@ -143,7 +143,7 @@ def with_value(below: Object, path: str, value: Any) -> Object:
 
 
 def make_values(**values: Any) -> Object:
-    """Make values from dotted paths, with __ for a dot."""
+    """Make values from keyword arguments, whose names are paths with ``__`` for each dot."""
     nested: Object = {}
     for path, value in values.items():
         nested = with_value(nested, path.replace("__", "."), value)

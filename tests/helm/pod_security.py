@@ -1,4 +1,5 @@
-"""The Pod Security Standards `baseline` and `restricted` (version 1.36), checked on a pod spec."""
+"""Checks pod specs against the Pod Security Standards ``baseline`` and ``restricted``, as in
+Kubernetes 1.36."""
 
 from collections.abc import Iterator
 from typing import Any

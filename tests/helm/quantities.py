@@ -1,4 +1,4 @@
-"""Memory quantities of Kubernetes."""
+"""Parses Kubernetes' memory quantities."""
 
 import re
 

@@ -1,4 +1,5 @@
-"""The script that `helm test` runs in its pod: it requests one completion, and reports failures."""
+"""Tests the script that ``helm test`` runs in its pod: it requests one completion, and reports
+failures."""
 
 import json
 import os

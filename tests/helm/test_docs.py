@@ -1,4 +1,5 @@
-"""docs/kubernetes.md and the chart's other pages name existing values, and examples render."""
+"""Tests that docs/kubernetes.md and the chart's other pages name existing values, and that their
+examples can be rendered."""
 
 import json
 import re
@@ -29,7 +30,7 @@ PATH = re.compile(r"(?:`|--set )([a-z]\w*(?:\.\w+)+)")
 
 
 def plain(path: str) -> str:
-    """Return the path as in the schema, where the values of a pool are those of poolDefaults."""
+    """Return the path as the schema has it, which describes the values of pools as poolDefaults."""
     path = path.replace("ROLE", "decode")
     path = re.sub(r"^pools\.\w+\.model\b", "model", path)
     return re.sub(r"^pools\.\w+", "poolDefaults", path)

@@ -1,8 +1,8 @@
-"""Golden files of all objects that the values files render.
+"""Compares all objects that the chart renders with the golden files, for each values file.
 
     pytest tests/helm --rewrite
 
-rewrites ``golden/``, for review by diff.
+rewrites ``golden/``; review the changes with ``git diff``.
 """
 
 from pathlib import Path
@@ -33,14 +33,15 @@ Plain.add_representer(str, _text)
 
 
 def masked(each: Object) -> Object:
-    """Mask generated secrets, which differ each time."""
+    """Mask generated secrets, which differ in each render."""
     if each["kind"] == "Secret" and "data" in each:
         return each | {"data": dict.fromkeys(each["data"], "…")}
     return each
 
 
 def is_a_file(each: Object) -> bool:
-    """Return whether the object is a dashboard or rules, which ``test_monitoring`` compares."""
+    """Return whether the object contains dashboards or rules, which ``test_monitoring`` compares
+    instead."""
     is_dashboard = any(key.endswith(".json") for key in each.get("data", {}))
     return is_dashboard or each["kind"] == "PrometheusRule"
 

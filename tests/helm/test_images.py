@@ -1,4 +1,4 @@
-"""Container images, as far as can be tested without building them: the wheel has all of our files
+"""Tests container images as far as possible without building them: the wheel has all of our files
 and works outside the repository, and the Dockerfile and the chart agree."""
 
 import re
@@ -26,7 +26,7 @@ BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(s
 
 
 def copied() -> set[str]:
-    """Return the paths from which the image's wheel is built."""
+    """Return the paths that the Dockerfile copies to build the wheel."""
     stage = DOCKERFILE.split("AS wheel")[1].split("FROM")[0]
     lines = re.findall(r"^COPY (.+) \S+$", stage, flags=re.MULTILINE)
     return {name for line in lines for name in line.split()}

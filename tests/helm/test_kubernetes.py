@@ -1,4 +1,5 @@
-"""Every object is strictly valid by Kubernetes' own schemas, of three minor versions."""
+"""Tests that every object is strictly valid by the schemas of three minor versions of
+Kubernetes."""
 
 import functools
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ FOREIGN = {
 
 @pytest.fixture(scope="module", autouse=True)
 def schemas_are_read_once() -> Iterator[None]:
-    """Cache the schemas of some megabytes, which would be read again for every object."""
+    """Cache the schemas: they are some megabytes in size, and would be read again for every
+    object."""
     read = functools.cache(kubernetes_validate.utils.schema_contents)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kubernetes_validate.utils, "schema_contents", read)
@@ -48,7 +50,7 @@ def test_pod_templates_of_ray_clusters_are_valid(version: str) -> None:
 
 @pytest.mark.parametrize("scenario", ["demo", "gpu", "autoscaled"])
 def test_objects_are_valid_for_the_oldest_supported_kubernetes(scenario: str) -> None:
-    """The scenarios exclude weights from an OCI image and CRDs."""
+    """The tested scenarios use neither weights from an OCI image nor CRDs."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["kubeVersion"] == f">={OLDEST}.0-0"
     for each in release_of(scenario).objects:
@@ -56,7 +58,7 @@ def test_objects_are_valid_for_the_oldest_supported_kubernetes(scenario: str) ->
 
 
 def test_a_wrong_object_is_not_valid() -> None:
-    """This proves that the schemas are loaded and strict."""
+    """This proves that the schemas are loaded and that validation is strict."""
     wrong: Object = {"apiVersion": "v1", "kind": "Service", "spec": {"prots": []}}
     with pytest.raises(kubernetes_validate.ValidationError, match="prots"):
         kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)

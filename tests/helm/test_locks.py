@@ -1,4 +1,5 @@
-"""The images install only packages whose hashes are locked, and the locks fit pyproject.toml."""
+"""Tests that the images install only packages whose hashes are locked, and that the locks match
+pyproject.toml."""
 
 import re
 import tomllib
@@ -20,7 +21,7 @@ TAG, COMMIT, DIGEST = "v4", "0123456789abcdef" * 2 + "01234567", "sha256:" + "ab
 
 
 def locked(name: str) -> dict[str, Requirement]:
-    """A lock's requirements by canonical name."""
+    """Return a lock's requirements by canonical name."""
     lines = lock.parse_lock((lock.LOCKS / f"{name}.txt").read_text())
     requirements = [Requirement(line) for line in lines]
     return {canonicalize_name(each.name): each for each in requirements}

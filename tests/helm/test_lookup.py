@@ -1,5 +1,5 @@
-"""The chart's lookups of existing objects: Helm 4 renders against the API server of ``tests/kube``.
-(``tests/kube/test_helm.py`` installs and upgrades.)"""
+"""Tests the chart's lookups of existing objects: Helm 4 renders the chart against the API server of
+``tests/kube``. (``tests/kube/test_helm.py`` tests installing and upgrading.)"""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Monitoring: the chart ships dashboards and rules unchanged, and its monitors find all pods."""
+"""Tests that the chart ships dashboards and rules unchanged, and that its monitors find all
+pods."""
 
 import json
 from pathlib import Path
@@ -27,7 +28,7 @@ def test_each_dashboard_is_in_a_config_map(path: Path) -> None:
 
 @pytest.mark.parametrize("path", RULES, ids=lambda path: path.name)
 def test_rules_are_rendered_as_in_their_file(path: Path) -> None:
-    """Helm must not expand the templates in the rules themselves."""
+    """Helm must not expand the Prometheus templates in the rules."""
     specs = [each["spec"] for each in release_of("everything").all("PrometheusRule")]
     assert yaml.safe_load(path.read_text()) in specs
 

@@ -1,4 +1,4 @@
-"""Rules that every pod of every values file must follow: security, lifecycle and resources."""
+"""Tests security, lifecycle and resource rules that every pod of every values file must follow."""
 
 import re
 import subprocess
@@ -67,7 +67,7 @@ def test_no_secret_is_in_the_arguments_of_a_process(scenario: str) -> None:
 
 
 def test_redis_reads_its_password_from_a_file(tmp_path: Path) -> None:
-    """Run the rendered command with another folder and port."""
+    """The test runs the rendered command with a different folder and port."""
     (pod,) = [pod for pod in release_of("demo").pods() if pod.role == "redis"]
     (container,) = pod.spec["containers"]
     port, password = free_port(), 'a"b\\c d'
@@ -106,7 +106,8 @@ def test_no_pod_shares_the_nodes_pid_or_ipc_namespace(scenario: str) -> None:
 
 
 def test_only_rays_head_shares_a_pid_namespace_within_its_pod() -> None:
-    """A Ray driver finds its node among the processes; without this, `baton up` finds no Ray."""
+    """A Ray driver finds its node by looking at the processes, so without the shared namespace,
+    ``baton up`` would not find Ray."""
     shared = [
         pod.role
         for scenario in SCENARIOS
@@ -146,8 +147,8 @@ def test_secret_settings_come_from_secrets(scenario: str) -> None:
 
 @EVERY
 def test_rbac_rules_name_their_resources(scenario: str) -> None:
-    """Exceptions are pods, whose names are not known before, and creations, which RBAC can't
-    restrict by name."""
+    """Rules for pods are an exception, because their names are not known beforehand, and so are
+    rules for creating objects, which RBAC can't restrict by name."""
     for role in release_of(scenario).all("Role"):
         for rule in role["rules"]:
             assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
@@ -195,7 +196,7 @@ def test_only_pools_of_this_release_may_be_resized() -> None:
 
 @EVERY
 def test_grace_periods_cover_endpoints_drain_and_margin(scenario: str) -> None:
-    """The preStop hook gets the first two parts as its timeout, so it always ends in time."""
+    """The timeout of the preStop hook is the first two parts, so the hook always ends in time."""
     for pod in release_of(scenario).serving():
         drain = int(env_of(pod)["BATON_DRAIN_TIMEOUT_SECONDS"])
         hook = pod.main["lifecycle"]["preStop"]["exec"]["command"]

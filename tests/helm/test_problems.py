@@ -1,4 +1,5 @@
-"""Well-formed values that can't work are refused before anything is installed, with a remedy."""
+"""Tests that the chart rejects well-formed values that can't work before anything is installed, and
+names a remedy."""
 
 import re
 from typing import Any
@@ -86,7 +87,7 @@ def problems(values: Object) -> list[str]:
             "kvstore.resources.limits.memory (2Gi) must hold kvstore.memory (1800Mi),"
             " kvstore.sharedMemory (256Mi) and 256Mi for the program",
         ),
-        # Who owns the replicas
+        # The owner of the replicas
         (
             make_values(pools__decode__hpa__enabled=True),
             "the replicas of pools.decode have two owners: pools.decode.hpa.enabled and this"
@@ -230,7 +231,7 @@ def test_a_missing_model_is_reported_for_every_program_that_needs_it() -> None:
         make_values(replicasManagedBy="external", pools__decode__hpa__enabled=True),
         make_values(conductor__autoscale__mode="dry_run"),
         make_values(replicasManagedBy="external", conductor__autoscale__mode=True),
-        # The autoscaler resizes one pool of a role, something else another one.
+        # The autoscaler resizes one pool of a role, something else resizes another pool of it.
         with_value(
             make_values(replicasManagedBy="external", conductor__autoscale__mode=True),
             "pools.long",

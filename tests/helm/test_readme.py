@@ -1,4 +1,4 @@
-"""The table of values in the chart's README is up to date."""
+"""Tests that the table of values in the chart's README is up to date."""
 
 import yaml
 

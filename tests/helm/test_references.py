@@ -1,4 +1,5 @@
-"""References between objects are valid: selectors, names, volumes and network policies."""
+"""Tests that references between objects are valid: selectors, names, volumes and network
+policies."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -26,7 +27,7 @@ OUTSIDE = {
 
 
 def selects(selector: Object, labels: Mapping[str, str]) -> bool:
-    """Evaluate a label selector; of the operators, only In is supported."""
+    """Evaluate a label selector; the only supported operator is In."""
     for each in selector.get("matchExpressions", []):
         assert each["operator"] == "In"
         if labels.get(each["key"]) not in each["values"]:
@@ -102,7 +103,7 @@ def test_a_new_chart_version_restarts_no_pod() -> None:
 
 
 def required_by(pod: Pod) -> Iterator[tuple[str, str]]:
-    """Yield kind and name of all objects without which a pod can't start."""
+    """Yield the kind and name of each object without which a pod can't start."""
     spec = pod.spec
     yield "ServiceAccount", spec["serviceAccountName"]
     for secret in spec.get("imagePullSecrets", []):
@@ -157,7 +158,7 @@ def test_mounts_have_volumes_and_volumes_are_mounted(scenario: str) -> None:
 
 @EVERY
 def test_variables_refer_to_earlier_ones(scenario: str) -> None:
-    """Kubernetes leaves $(NAME) as it is where NAME comes later."""
+    """Kubernetes does not expand $(NAME) if NAME is defined later."""
     for pod in release_of(scenario).pods():
         for container in pod.containers:
             known: set[str] = set()
@@ -212,14 +213,14 @@ def may_reach(release: Release, role: str) -> dict[str, list[int] | None]:
             for each in roles:
                 source = next(pod for pod in release.pods() if pod.role == each)
                 if lets_in(rule, source):
-                    assert each not in reach, "one rule for each pair is enough"
+                    assert each not in reach, "two rules allow the same pair; one is enough"
                     reach[each] = ports
     return reach
 
 
 def lets_in(rule: Object, source: Pod) -> bool:
-    """Return whether a rule allows a pod. Peers with only a namespace selector are for metrics, and
-    are ignored."""
+    """Return whether a rule allows connections from a pod. Ignores peers with only a namespace
+    selector, which are for metrics."""
     if "from" not in rule:
         return True
     peers = [peer["podSelector"] for peer in rule["from"] if "podSelector" in peer]

@@ -1,4 +1,4 @@
-"""values.schema.json refuses invalid values by name, and accepts those of every values file."""
+"""Tests that values.schema.json rejects invalid values by name, and accepts every values file."""
 
 import json
 import re
@@ -17,7 +17,7 @@ UNKNOWN = "additional properties '{}' not allowed"
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        # Typing errors
+        # Misspelled names
         ("pool", {}, UNKNOWN.format("pool")),
         ("pools.decode.replica", 3, "'/pools/decode': " + UNKNOWN.format("replica")),
         ("pools.Decode", {}, "'/pools': " + UNKNOWN.format("Decode")),
@@ -96,11 +96,11 @@ OPEN = {
     "global", "settings", "resources", "supervisorResources", "strategy", "issuerRef", "behavior",
     "resourceClaims", "poolDefaults.model", "pools", "labels", "annotations",
 }  # fmt: skip
-"""Values whose content has no defaults, or is described elsewhere."""
+"""Values whose contents have no defaults, or are described elsewhere."""
 
 
 def named_paths(schema: Any, definitions: Any, path: str = "") -> Iterator[str]:
-    """Yield the paths of all values that the schema names, without old names of values."""
+    """Yield the paths of all values that the schema names, except for their old names."""
     if "$ref" in schema:
         schema = definitions[schema["$ref"].rpartition("/")[2]]
     for name, inner in schema.get("properties", {}).items():

@@ -1,5 +1,5 @@
-"""The settings of every program in the chart, from its environment and config file, as
-``baton.config`` reads them."""
+"""Tests the settings that ``baton.config`` reads in each of the chart's containers, from the
+environment and the config file."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,8 @@ FIELDS = {
 
 
 def environment(pod: Pod) -> dict[str, str]:
-    """Return the environment as the kubelet makes it; a secret's value is the name of its key."""
+    """Return the environment that the kubelet would set, with a secret's key in place of its
+    value."""
     variables: dict[str, str] = {}
     for each in pod.main["env"]:
         value = each.get("value", "")
@@ -101,8 +102,8 @@ def loaded(pool: str, values: Object, tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_setting_reaches_its_program(
     name: str, value: Any, expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pool's setting is passed by its environment; a common one by the config file, which the
-    environment overrides."""
+    """A pool's setting is passed in the environment of its pods, and a common setting in the config
+    file, which the environment overrides."""
     one = {"pools": {"decode": {"settings": {name: value}}}}
     assert getattr(loaded("decode", one, tmp_path, monkeypatch), name) == expected
     every = loaded("decode", {"settings": {name: value}}, tmp_path, monkeypatch)
@@ -195,7 +196,8 @@ def test_the_values_schema_contains_all_settings(request: pytest.FixtureRequest)
 def test_values_may_use_old_names_of_settings(
     old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    """A pool's environment and the common config file pass them on, and the program warns."""
+    """They are passed on in a pool's environment and in the config file, and the process logs a
+    warning."""
     if new in CHART_SETTINGS:
         return
     value = {"async_scheduling": "off", "local_prefill": False}.get(new, 3)

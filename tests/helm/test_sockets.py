@@ -1,4 +1,5 @@
-"""Every port of every pod is in the table of docs/network.md, and requires authentication."""
+"""Tests that every port of every pod is in the table of docs/network.md and requires
+authentication."""
 
 from pathlib import Path
 
