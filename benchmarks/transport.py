@@ -54,7 +54,7 @@ def scattered(size: int, block: int) -> list[TransferRange]:
 
 
 def plain_copy(memory: HostMemory, size: int, rounds: int) -> float:
-    """Return the seconds of one memmove from touched memory."""
+    """Return how many seconds one memmove takes, from pages that are already mapped."""
     source = np.random.default_rng(1).integers(256, size=size, dtype=np.uint8)
     address = memory.region.address
     return median_seconds(lambda: ctypes.memmove(address, source.ctypes.data, size), rounds)

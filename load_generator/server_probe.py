@@ -119,7 +119,7 @@ async def _request_json(
     except ValueError as error:
         raise Unavailable(f"{url} did not return JSON: is it OpenAI's API?") from error
     if not isinstance(fields, dict):
-        raise Unavailable(f"{url} did not return a JSON object, as OpenAI's API does")
+        raise Unavailable(f"{url} did not return a JSON object; OpenAI's API returns one")
     return fields
 
 

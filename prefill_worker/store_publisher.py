@@ -26,8 +26,8 @@ log = structlog.get_logger(__name__)
 
 class StorePublisher:
     """Publishes one run of blocks at a time. Blocks are pinned while the store reads them; blocks
-    that have already been evicted are left out. A worker that leaves calls
-    :meth:`publish_remaining`."""
+    that have already been evicted are left out. A worker calls
+    :meth:`publish_remaining` before it leaves the cluster."""
 
     def __init__(
         self, engine: EngineHandle, client: ClusterStoreClient, layout: KvLayout, model_tag: bytes

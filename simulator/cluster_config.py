@@ -9,13 +9,13 @@ from simulator.autoscaling import SimulatedAutoscalingConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """Workers are spread over ``num_hosts``, each with a store of ``node_tokens``; 0 means that
-    every worker has its own host. Workers report every ``report_seconds``; 0 means that conductors
-    always have current reports. ``peer_fetch`` is whether a decision's ``fetch_source`` is used.
-    ``allow_local_prefill`` is whether decode workers may prefill a prompt themselves. The requests
-    are distributed round-robin over ``num_conductors``; each conductor knows of the others'
-    requests only from the workers' reports. If ``autoscaling`` is given, both pools start at the
-    configured sizes and follow the load."""
+    """Workers are spread over ``num_hosts`` hosts; if that is 0, every worker has its own host.
+    Each host has a store of ``node_tokens`` tokens. Workers report every ``report_seconds``; 0
+    means that conductors always have current reports. ``peer_fetch`` is whether a decision's
+    ``fetch_source`` is used. ``allow_local_prefill`` is whether decode workers may prefill a prompt
+    themselves. The requests are distributed round-robin over ``num_conductors``; each conductor
+    knows of the others' requests only from the workers' reports. If ``autoscaling`` is given, both
+    pools start at the configured sizes and follow the load."""
 
     num_prefill: int
     num_decode: int

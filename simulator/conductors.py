@@ -1,4 +1,5 @@
-"""The conductors of a simulated cluster, what each knows about the workers, and its snapshots."""
+"""The conductors of a simulated cluster: what each one knows about the workers, and the snapshots
+from which it decides."""
 
 from dataclasses import dataclass
 

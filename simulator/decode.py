@@ -72,7 +72,7 @@ class SimulatedDecodeWorker:
         self._reserve_rooms()
 
     def join(self, job: SimulatedRequest) -> None:
-        """Add a request whose KV has arrived to the batch, from the next step on."""
+        """Add to the batch a request whose KV has arrived. It takes part from the next step on."""
         self._joining.append(job)
         self._account_until_now()
 

@@ -92,7 +92,7 @@ def fcfs(waiting: WaitingPrompt, now_seconds: float) -> float:
 
 
 def cached_first(waiting: WaitingPrompt, now_seconds: float) -> float:
-    """The longest cached prefix first: it may be evicted while it waits."""
+    """The request with the longest cached prefix first: the prefix may be evicted meanwhile."""
     head_start = waiting.cached_tokens / CACHED_TOKENS_PER_SECOND
     return waiting.arrival_seconds + NORMAL_STARVATION_LIMIT_SECONDS - head_start
 

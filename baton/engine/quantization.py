@@ -100,9 +100,9 @@ class QuantizedCodes:
 
 @dataclass(frozen=True, slots=True)
 class PackedInt4Codes:
-    """Int4 codes as they are stored, two per byte: ``packed`` [outs, ins / 2, rounded up] in
-    UINT8, the first of a pair in the lower bits, and ``scales`` in BF16, without further rounding.
-    """
+    """Int4 codes as they are stored, two per byte: ``packed`` is UINT8 [outs, ceil(ins / 2)] with
+    the first code of each pair in the lower bits. ``scales`` are BF16, which represents the scales
+    of :class:`QuantizedCodes` exactly."""
 
     packed: torch.Tensor
     scales: torch.Tensor

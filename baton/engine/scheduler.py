@@ -98,8 +98,8 @@ class Scheduler:
         self.retry_admission()
 
     def reserve(self, sequence: Sequence) -> bool:
-        """Give a RESERVED sequence a batch slot and the blocks of its tokens. Return False if these
-        are not available."""
+        """Give a batch slot, and blocks for its tokens, to a sequence in the phase RESERVED. Return
+        False if they are not available."""
         assert sequence.phase is Phase.RESERVED
         queue_goes_first = (
             self._allocatable_when_blocked is not None and self._admitted_reservation_last

@@ -44,7 +44,7 @@ class KvIndex(Protocol):
         ...
 
     async def holders(self, key: BlockKey) -> dict[KvHolder, Tier]:
-        """The nodes that have one block, with its tier there."""
+        """Return the nodes that hold a block, each with the block's tier there."""
         ...
 
     async def register_holder(self, holder: KvHolder) -> bool:

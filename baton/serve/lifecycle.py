@@ -29,7 +29,7 @@ class Program(Protocol):
 
     @property
     def address(self) -> str:
-        """host:port, from ``start`` on."""
+        """host:port; available once ``start`` has returned."""
         ...
 
     @property

@@ -168,7 +168,7 @@ class BatchJob:
         return BatchRequest(request.number, request.custom_id, {}, why, "router_died")
 
     def _take_next(self, suspects: bool) -> BatchRequest | None:
-        """Take the next request of the batch; suspects come last."""
+        """Take the next request of the batch; requests that may have crashed a router come last."""
         if self._retries:
             return self._retries.popleft()
         for request in self._requests:

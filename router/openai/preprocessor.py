@@ -244,8 +244,8 @@ def _with_grammar(grammar: Grammar, prompt: Prompt) -> Prompt:
 def encode_tokenize_response(
     body: TokenizeBody, tokenizer: Tokenizer, limits: ModelLimits
 ) -> bytes:
-    """Return the JSON response of ``/tokenize``: the token ids that a prompt of the same body would
-    have. Raises ApiError or Invalid."""
+    """Return the JSON response of ``/tokenize``: the token ids of the prompt that a completion or
+    chat with the same body would have. Raises ApiError or Invalid."""
     if body.messages is None:
         text, param, special = body.prompt or "", "prompt", body.add_special_tokens is not False
     else:

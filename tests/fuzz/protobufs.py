@@ -179,7 +179,7 @@ class Fuzzer:
             self._recorder.crash(repr(error))
 
     def _note(self, error: BatonError) -> None:
-        """Record the error as a server error if it has no specific type, as internal errors do."""
+        """Record an internal error (a BatonError without a specific type) as a server error."""
         if type(error) is BatonError:
             self._recorder.server_error(error)
 

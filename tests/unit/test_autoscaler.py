@@ -161,8 +161,8 @@ def test_restarting_worker_does_not_block_other_changes() -> None:
 
 
 def test_pool_that_is_down_is_not_shrunk() -> None:
-    """The pool's workers crash and restart. A conductor that sees none of them plans for one
-    worker."""
+    """The pool's workers crash and restart. Meanwhile the conductor sees none of them and plans a
+    pool of one worker, which the autoscaler must not follow."""
     pools = SimulatedPools(4, 2)
     pools.states[PREFILL] = ["restarting"] * 4
     pools.plan = plan(1, 2)

@@ -1,6 +1,6 @@
 """Checks block keys, which are shared between processes, machines and versions, against committed
-test vectors. If a key changes, every stored block becomes unreachable, so that the format version
-must change."""
+test vectors. If a key changes, every stored block becomes unreachable, so the format version must
+change, too."""
 
 import pytest
 

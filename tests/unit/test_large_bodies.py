@@ -309,8 +309,9 @@ async def test_thread_stays_busy_until_its_work_ends(gates: Callable[[], threadi
 async def test_call_that_is_cancelled_as_its_turn_comes_gets_no_thread(
     gates: Callable[[], threading.Event],
 ) -> None:
-    """Two calls are cancelled at the same time, when the first one gets a thread. The first call
-    frees the thread before the second call's task runs again."""
+    """Two waiting calls are cancelled just as the first one is given a thread. The first one gives
+    the thread back before the second one's task has seen its cancellation: the thread must go to
+    the call behind them."""
     pool, gate = FairThreadPool(1, "test"), gates()
 
     def cancel_both() -> None:

@@ -46,7 +46,7 @@ async def read_and_cancel_twice(ends_at: float) -> float:
         await reading
     except asyncio.CancelledError:
         return CLOCK.monotonic()
-    raise AssertionError("a cancelled read does not end well")
+    raise AssertionError("the cancelled read returned; it must raise")
 
 
 def test_read_cancelled_twice_still_waits_until_nothing_writes() -> None:

@@ -89,8 +89,8 @@ def scaled_linear(
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``x`` [rows, depth] in E4M3, and each row's scale, [rows, 1] in FP32: its largest
-    number divided by 448."""
+    """Return ``x`` [rows, depth] in E4M3, and each row's scale, [rows, 1] in FP32: the row's
+    largest absolute value divided by 448."""
     x = x.contiguous()
     rows, depth = x.shape
     codes = torch.empty_like(x, dtype=E4M3)

@@ -115,8 +115,8 @@ class ChatBody(GenerationBody, ChatHints):
 
     @property
     def has_strict_tools(self) -> bool:
-        """Whether the answer may contain calls of strict tools; with a response format, it contains
-        no calls."""
+        """Whether the answer may contain calls to strict tools. False with a response format, since
+        the answer then contains no calls."""
         strict = any(tool["function"].get("strict") for tool in self.offered_tools)
         return strict and self.format is None
 

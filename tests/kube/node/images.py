@@ -1,4 +1,4 @@
-"""Replaces container images: a container's command runs a program of this machine."""
+"""A stand-in for container images: a container's command runs a program of this machine."""
 
 import os
 import sys
