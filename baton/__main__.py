@@ -1,4 +1,4 @@
-"""``python -m baton``."""
+"""``python -m baton`` runs the command ``baton``."""
 
 from command_line.main import main
 

@@ -272,7 +272,8 @@ def _reject_unsupported(raw: _Json) -> None:
 
 def _fp8(raw: _Json) -> Fp8Format | None:
     """Parse the FP8 format, as transformers (``fp8``) and llm-compressor (``compressed-tensors``)
-    write it. Its settings for activations are ignored: the engine decides how to quantize those."""
+    write it. Return None if the checkpoint is not quantized; raises Invalid for any other format.
+    The settings for activations are ignored: the engine decides how to quantize those."""
     config = raw.get("quantization_config")
     if config is None:
         return None

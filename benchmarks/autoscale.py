@@ -219,8 +219,8 @@ def compared(
 
 
 def _cheapest(good_enough: Callable[[int], AutoscaleRow | None], total: int) -> AutoscaleRow | None:
-    """Find the smallest size that is good enough: from ``total`` downwards as long as sizes are
-    good enough, or if ``total`` is not, upwards until a size is."""
+    """Find the smallest size that is good enough. If ``total`` is good enough, search downwards
+    from there, else upwards. Return None if no size is good enough."""
     found = good_enough(total)
     if found is None:
         totals = range(total + 1, 2 * MAX_WORKERS + 1)

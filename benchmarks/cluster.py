@@ -127,8 +127,8 @@ def time_to_first_token(
 
 
 def memory_by_role(cluster: LocalCluster) -> dict[str, tuple[float, float]]:
-    """Return resident megabytes by role: private memory, and touched shared memory, which consists
-    of the store's arena and the KV pools."""
+    """Return the resident megabytes of each process, by its id: private memory, and touched shared
+    memory, which consists of the store's arena and the KV pools."""
     found = {}
     for entry in cluster.status()["processes"]:
         lines = Path(f"/proc/{entry['pid']}/status").read_text().splitlines()

@@ -29,14 +29,14 @@ PEER = Path(__file__).parent / "peers" / "llama.py"
 
 
 class EngineContender(Protocol):
-    """An implementation of the model. ``shares_pool`` is whether its KV is in the pool that all of
-    Baton's variants share."""
+    """An implementation of the model. ``shares_pool`` says whether its KV is in the pool that all
+    of Baton's variants share."""
 
     shares_pool: bool
 
     def prepare(self, work: BenchCase) -> str:
-        """Prepare a case, of which any number of steps can then be run. Return the method of
-        computation, if the contender has several."""
+        """Prepare a case. Afterwards, :meth:`run_steps` can be called any number of times. Return
+        the method of computation, or an empty string if the contender has only one."""
         ...
 
     def run_steps(self, count: int) -> ElapsedTime:
@@ -166,7 +166,7 @@ class Llama:
         return torch.tensor(self._ask(logits=tokens))
 
     def close(self) -> None:
-        """Close the process's input, upon which it removes its files and exits."""
+        """Close the process's input. The process then removes its files and exits."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()

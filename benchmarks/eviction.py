@@ -31,7 +31,7 @@ TRACE = Path(__file__).parents[2] / "shared" / "traces" / "conversation_trace.js
 
 @dataclass(frozen=True, slots=True)
 class TracePrompt:
-    """A prompt as the ``keys`` of its blocks, of which the first ``num_full`` are full."""
+    """A prompt as the ``keys`` of its blocks. The first ``num_full`` blocks are full."""
 
     keys: tuple[BlockKey, ...]
     num_tokens: int

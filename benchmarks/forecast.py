@@ -54,8 +54,9 @@ class ScriptedRequest:
 
 @dataclass(frozen=True, slots=True)
 class MemoryAdmissionRow:
-    """One row of the table, with means over the seeds, in seconds; ``gap`` is the inter-token
-    latency."""
+    """One row of the table. ``all_done`` is the time until all answers have ended, ``mean_request``
+    the mean duration of a request, and ``…_gap`` are inter-token latencies; all of these are in
+    seconds. ``computed`` is the ratio of computed to needed tokens."""
 
     num_blocks: int
     forecast: bool

@@ -64,7 +64,10 @@ class PrefillRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefillOrderRow:
-    """The result of one order under one load, over all seeds, in seconds."""
+    """The result of one prefill order under one load, over all seeds. ``attained`` and its variants
+    are the fractions of requests that met the SLO. ``p50`` and ``p99`` are TTFTs, ``longest_wait``
+    is the longest TTFT minus the prompt's own prefill time; all three are in seconds. ``fair`` is
+    Jain's index."""
 
     order: str
     fairness: bool

@@ -37,8 +37,8 @@ PATH = "/v1/chat/completions"
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of one router at one concurrency, in one round; in milliseconds unless the name
-    says otherwise."""
+    """The figures of one router at one concurrency, in one round. ``first_…`` are TTFTs, and
+    ``cpu_…`` are CPU times; both are in milliseconds."""
 
     first_p50: float
     first_p99: float

@@ -43,8 +43,8 @@ SETTINGS: dict[str, object] = {"threads": 1, "admission": False, "store_reload":
 
 
 def shrunk(trace: Trace, num_requests: int, rate: float) -> Trace:
-    """Return the first ``num_requests`` requests at ``rate``, with lengths divided by
-    ``SHRINK``."""
+    """Return the first ``num_requests`` requests, jittered and at ``rate``, with prompt lengths
+    divided by ``SHRINK`` and answer lengths by ``ANSWER_SHRINK``."""
     jittered_trace = add_jitter(trace, SEED)
     arrivals = jittered_trace.requests[:num_requests]
     factor = rate / (num_requests / arrivals[-1].arrival_seconds)

@@ -93,7 +93,8 @@ def run(cluster: LocalCluster, users: int, seconds: int, watch: bool = False) ->
 
 
 def sample_memory(cluster: LocalCluster, locust: subprocess.Popen[bytes]) -> dict[str, list[float]]:
-    """Sample the resident MiB of each role's processes in total, until ``locust`` has exited."""
+    """Sample, until ``locust`` has exited, the MiB of anonymous and of shared memory of each role's
+    processes, each in total."""
     sizes: dict[str, list[float]] = defaultdict(list)
     processes = [(entry["role"], entry["pid"]) for entry in cluster.status()["processes"]]
     while locust.poll() is None:

@@ -44,7 +44,7 @@ NUM_BLOCKS = "256"
 @dataclass(frozen=True)
 class StartupCost:
     """The cost of one start. ``disk_bytes`` is the number of bytes that the process read from the
-    disk, as counted by Linux."""
+    disk, as counted by Linux, ``most_bytes`` its peak resident memory."""
 
     seconds: float
     cpu_seconds: float
@@ -150,7 +150,7 @@ def take_memory(path: Path, dtype: str) -> object:
 
 
 def run_child(options: argparse.Namespace) -> None:
-    """Run one measurement, and print a :class:`StartupCost` as JSON."""
+    """Write the checkpoint, or run one measurement and print a :class:`StartupCost` as JSON."""
     path = Path(options.child_path)
     if options.child == "write":
         write_checkpoint(path, options.shape, options.shards[0], options.seed)

@@ -94,7 +94,8 @@ class TimedStream(asyncio.Protocol):
 
 @dataclass
 class LatencySamples:
-    """Inter-token latencies in seconds: ``alone``, and ``beside`` prefills of prompts."""
+    """Latencies in seconds: inter-token latencies ``alone`` and ``beside`` prefills of prompts, and
+    the prompts' TTFTs."""
 
     alone: list[float] = field(default_factory=list)
     beside: list[float] = field(default_factory=list)

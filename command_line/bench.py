@@ -41,7 +41,7 @@ Form = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """The server, and how to connect to it."""
+    """Options for the server and the connection to it."""
 
     url: Url = None
     model: Annotated[
@@ -126,7 +126,7 @@ class LengthOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """Which requests are sent, and when."""
+    """Options that determine which requests are sent, and when."""
 
     rate: Annotated[float | None, typer.Option(help="Requests per second, in an open loop.")] = None
     concurrency: Annotated[
@@ -175,7 +175,7 @@ class LoadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BodyOptions:
-    """What is in the requests' bodies."""
+    """Options for the prompts and the other fields of the requests' bodies."""
 
     prompts: Form = "text"
     extra: Annotated[
@@ -218,7 +218,7 @@ class TargetOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
-    """Where the result goes."""
+    """Options that determine where the result is written, and in what form."""
 
     plots: Annotated[Path | None, typer.Option(help="A folder to write figures to.")] = None
     output: Annotated[Path | None, typer.Option(help="A file to write the JSON output to.")] = None

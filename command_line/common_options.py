@@ -31,7 +31,7 @@ ModelPath = Annotated[str | None, typer.Option(help="Model directory, or Hugging
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeOptions:
-    """What the engine computes on, and how."""
+    """Options for the device and the number formats of the engine."""
 
     device: Device = None
     dtype: DType = None
@@ -94,9 +94,15 @@ class TargetCluster:
 
     @property
     def kubernetes_settings(self) -> "Settings":
+        """The settings of the cluster that the options name. A conductor's own settings list the
+        pools of its own cluster, which are not those of another one."""
         from baton.config import load_settings
 
-        return load_settings(self.config, cluster=self.name, kubernetes_namespace=self.namespace)
+        own = load_settings(self.config)
+        named = load_settings(self.config, cluster=self.name, kubernetes_namespace=self.namespace)
+        if (own.cluster, own.kubernetes_namespace) == (named.cluster, named.kubernetes_namespace):
+            return named
+        return named.model_copy(update={"kubernetes_pools": {}})
 
 
 def cluster_name(name: str | None) -> str:

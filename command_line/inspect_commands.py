@@ -18,9 +18,9 @@ def status(
     from command_line.status import show_status
 
     if target.is_kubernetes:
-        from command_line import kubernetes
+        from command_line import kubernetes_status
 
-        kubernetes.status(target.kubernetes_settings, as_json)
+        kubernetes_status.status(target.kubernetes_settings, as_json)
     else:
         show_status(cluster_name(target.name), as_json)
 

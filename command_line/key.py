@@ -21,7 +21,10 @@ def new(
 ) -> None:
     """Print a new key, which is not stored, and its entry for the tenants file."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", tenant):
-        raise Invalid(f"the tenant is {tenant!r}; it must be up to 64 letters, digits or ._@-")
+        raise Invalid(
+            f"the tenant is {tenant!r}; it must be 1 to 64 letters, digits or ._@-, and begin with "
+            "a letter or digit"
+        )
     key = new_api_key(secrets.token_bytes(API_KEY_BYTES))
     if as_json:
         print(json.dumps({"tenant": tenant, "key": key, "hash": hash_api_key(key)}))

@@ -1,70 +1,136 @@
-"""``baton scale``, ``baton drain`` and ``baton status`` for a cluster that runs in Kubernetes."""
+"""``baton scale`` and ``baton drain`` for a cluster that runs in Kubernetes."""
 
 import asyncio
-import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-
-from baton.clock import SystemClock
+from baton.clock import Clock, SystemClock
 from baton.config import Settings
-from baton.core.ids import WorkerId
-from baton.errors import Invalid
-from baton.pools.base import PoolWorker
-from baton.pools.kubernetes.open import open_kubernetes_pools
+from baton.errors import Invalid, Unauthorized
+from baton.pools.kubernetes.open import OpenKubernetesCluster, open_kubernetes_cluster
+from baton.pools.kubernetes.permissions import Forbidden
+from command_line.status_line import StatusLine
 
 if TYPE_CHECKING:
-    from baton.pools.kubernetes.api import KubernetesWorkload
+    from baton.pools.kubernetes.pod import Pod
+    from baton.pools.kubernetes.pod_drainer import LeavingPod
 
 
-def scale(settings: Settings, sizes: list[str]) -> None:
-    """Resize pools. ``sizes`` are like decode-big=2. Raises the errors of
-    :class:`KubernetesPools`."""
+def scale(
+    settings: Settings, sizes: list[str], wait: bool = True, clock: Clock | None = None
+) -> None:
+    """Resize pools. ``sizes`` are like decode-big=2. With ``wait``, return once the pods of removed
+    workers are gone; new workers are not waited for. Raises NotFound if there is no such cluster,
+    Unauthorized if RBAC forbids it, and the errors of :class:`KubernetesPools`."""
     wanted = parse_named_pool_sizes(sizes)
+    change = _Change(settings, clock or SystemClock())
 
     async def run() -> None:
-        async with open_kubernetes_pools(settings, SystemClock(), _print_note) as pools:
-            await pools.resize(wanted)
-            print(_format_sizes(await pools.pools()))
+        async with change.open_cluster() as cluster:
+            from baton.pools.kubernetes.pools import find_pool  # needs the extra, as checked by now
 
-    asyncio.run(run())
+            print(cluster.location, flush=True)
+            pools = await cluster.existing_pools()
+            found = {find_pool(pools, name).pool: count for name, count in wanted.items()}
+            change.resized = {n: f"{n} {pools[n].replicas} → {found[n]}" for n in found}
+            before = {pod.uid for pod in await cluster.pools.pods() if pod.is_deleting}
+            await cluster.pools.resize(found)
+            change.is_written = True
+            if wait:
+                await cluster.pools.wait_until_gone(
+                    lambda pod: pod.pool in found and pod.uid not in before
+                )
+
+    if change.run(run):
+        print(", ".join(change.resized.values()) + (": done" if wait else ""))
 
 
-def drain(settings: Settings, worker: str) -> None:
-    """Drain and remove a worker. ``worker`` is its pod's name, or its id."""
+def drain(settings: Settings, worker: str, wait: bool = True, clock: Clock | None = None) -> None:
+    """Drain and remove a worker. ``worker`` is its pod's name, or its id. With ``wait``, return
+    once its pod is gone. Raises Invalid for an unknown worker, and the errors of :func:`scale`."""
+    change = _Change(settings, clock or SystemClock())
 
     async def run() -> None:
-        async with open_kubernetes_pools(settings, SystemClock(), _print_note) as pools:
-            await pools.remove(WorkerId(worker))
-            print(f"{worker} is draining, and will then be removed")
+        async with change.open_cluster() as cluster:
+            print(cluster.location, flush=True)
+            pods = await cluster.pools.pods()
+            if not pods:
+                await cluster.existing_pools()
+            pod = _find_worker(pods, worker)
+            await cluster.pools.remove(pod.id)
+            change.is_written = True
+            if wait:
+                await cluster.pools.wait_until_gone(lambda each: each.uid == pod.uid)
 
-    asyncio.run(run())
+    if change.run(run):
+        print(f"{worker} is {'gone' if wait else 'being deleted'}")
 
 
-def status(settings: Settings, as_json: bool) -> None:
-    """Print the pools and their pods, as reported by Kubernetes."""
+class _Change:
+    """A change of pools, and the display of its progress. ``resized`` describes the new size of
+    each pool; ``is_written`` is whether the sizes are written."""
 
-    async def run() -> None:
-        async with open_kubernetes_pools(settings, SystemClock(), _print_note) as opened:
-            pools, workers = await opened.pools(), await opened.workers()
-        if as_json:
-            report = {
-                "pools": {
-                    name: {"role": pool.role.value, "replicas": pool.replicas}
-                    for name, pool in pools.items()
-                },
-                "workers": [asdict(worker) for worker in workers],
-            }
-            print(json.dumps(report))
-        else:
-            print(_format_sizes(pools))
-            Console().print(_table(workers))
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self.resized: Mapping[str, str] = {}
+        self.is_written = False
+        self._settings = settings
+        self._clock = clock
+        self._began = clock.monotonic()
+        self._line: StatusLine | None = None
 
-    asyncio.run(run())
+    def open_cluster(self) -> AbstractAsyncContextManager[OpenKubernetesCluster]:
+        return open_kubernetes_cluster(self._settings, self._clock, print_note, self._show)
+
+    def run(self, work: Callable[[], Coroutine[None, None, None]]) -> bool:
+        """Run ``work``. Return False if it was interrupted by Ctrl-C after the sizes were written;
+        Kubernetes continues then. Before that, an interrupt makes drained workers serve again."""
+        try:
+            asyncio.run(work())
+        except Forbidden as error:
+            # Only the deletion of a pod comes after the sizes were written.
+            unchanged = "" if error.verb == "delete" else "nothing was changed"
+            text = "; ".join(filter(None, [str(error), error.hint, unchanged]))
+            raise Unauthorized(text) from error
+        except KeyboardInterrupt:
+            if not self.is_written:
+                raise
+            print_note("Kubernetes continues to remove pods: see `baton status --on kubernetes`")
+            return False
+        finally:
+            if self._line is not None:
+                self._line.close()
+        return True
+
+    def _show(self, leaving: "Sequence[LeavingPod]") -> None:
+        self._line = self._line or StatusLine()
+        pools = dict.fromkeys(each.pod.pool for each in leaving)
+        parts = [self._describe_pool(p, [e for e in leaving if e.pod.pool == p]) for p in pools]
+        self._line.show("; ".join(parts), self._clock.monotonic() - self._began)
+
+    def _describe_pool(self, pool: str, leaving: "Sequence[LeavingPod]") -> str:
+        size = f"{self.resized[pool]}: " if pool in self.resized else ""
+        return size + ", ".join(_describe_leaving(each) for each in leaving)
+
+
+def _describe_leaving(leaving: "LeavingPod") -> str:
+    name, count = leaving.pod.name, leaving.num_requests
+    if count:
+        verb, note = "draining", f": {count} request{'s' * (count != 1)} left"
+    elif leaving.pod.is_deleting:
+        verb, note = "deleting", "" if count == 0 else ", which drains first"
+    else:
+        verb, note = "draining", ""
+    return f"{verb} {name}{note}"
+
+
+def _find_worker(pods: "Sequence[Pod]", worker: str) -> "Pod":
+    for pod in pods:
+        if pod.has_name_or_id(worker):
+            return pod
+    names = ", ".join(pod.name for pod in pods) or "none"
+    raise Invalid(f"there is no worker {worker!r}; there are {names}")
 
 
 def parse_named_pool_sizes(texts: list[str]) -> dict[str, int]:
@@ -78,18 +144,5 @@ def parse_named_pool_sizes(texts: list[str]) -> dict[str, int]:
     return wanted
 
 
-def _format_sizes(pools: "Mapping[str, KubernetesWorkload]") -> str:
-    return " ".join(f"{name}={pool.replicas}" for name, pool in pools.items())
-
-
-def _table(workers: Sequence[PoolWorker]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("POD", "ROLE", "STATE", "NODE", "MESSAGE"):
-        table.add_column(column, overflow="fold")
-    for worker in workers:
-        table.add_row(worker.id, worker.role.value, worker.state, worker.node, worker.message)
-    return table
-
-
-def _print_note(note: str) -> None:
+def print_note(note: str) -> None:
     print(f"baton: {note}", file=sys.stderr)

@@ -137,7 +137,7 @@ def block_filter(
 
 def read_prompts(texts: Sequence[str], path: Path | None) -> list[str]:
     """Return ``texts`` and the prompts in the file, which has one prompt per line, as a JSON string
-    or plain text."""
+    or plain text. Raises Invalid if there is no prompt, or the file can't be read."""
     prompts = list(texts)
     if path is not None:
         try:
@@ -211,7 +211,9 @@ async def _model_tag(state: ClusterState, model: str) -> bytes:
     for member in await _ready_members(state, WORKER_ROLES):
         if model in (member.model, Path(member.model).name):
             return bytes.fromhex(member.model_digest)[:16]
-    raise NotFound(f"no worker serves {model!r}; give the digest of a model that is not served")
+    raise NotFound(
+        f"no worker serves {model!r}; a model that is not served must be named by its digest in hex"
+    )
 
 
 async def _keys_of(state: ClusterState, wanted: str, tenant: str) -> list[BlockKey]:

@@ -91,7 +91,7 @@ def scale(
     if target.is_kubernetes:
         from command_line import kubernetes
 
-        kubernetes.scale(target.kubernetes_settings, pools)
+        kubernetes.scale(target.kubernetes_settings, pools, not no_wait)
     else:
         scale.run_scale(cluster_name(target.name), pools, not no_wait)
 
@@ -118,18 +118,18 @@ def drain(
 ) -> None:
     """Let one worker finish its requests, then remove it. With --self (a container's preStop hook),
     make this container's process stop accepting work, and return when it has no work left."""
-    from baton.config import load_settings
+    from baton.config import load_ops_settings
     from command_line import scale
     from command_line.drain_self import run_drain_self
 
     if own == (worker is not None):
         raise Invalid("drain takes a worker's name, or --self")
     if worker is None:
-        run_drain_self(load_settings(target.config), timeout)
+        run_drain_self(load_ops_settings(target.config), timeout)
     elif target.is_kubernetes:
         from command_line import kubernetes
 
-        kubernetes.drain(target.kubernetes_settings, worker)
+        kubernetes.drain(target.kubernetes_settings, worker, not no_wait)
     else:
         scale.run_drain(cluster_name(target.name), worker, not no_wait)
 

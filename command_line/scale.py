@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from baton.clock import SystemClock
 from baton.config import baton_home
 from baton.core.ids import WorkerId
@@ -18,6 +16,7 @@ from baton.errors import Invalid, NotFound, Unavailable
 from baton.pools.base import PoolWorker, parse_pool_sizes
 from baton.pools.control_client import send_control_command
 from command_line.status import fetch_members
+from command_line.status_line import StatusLine
 from orchestrator.cluster_state import ClusterFolder, ClusterState
 
 POLL_SECONDS = 0.25
@@ -170,7 +169,7 @@ def _watch_until_done(socket: Path, state: ClusterState, look: DescribeProgress)
 
 
 async def _show_progress(socket: Path, state: ClusterState, look: DescribeProgress) -> None:
-    clock, line = SystemClock(), _StatusLine()
+    clock, line = SystemClock(), StatusLine()
     began = clock.monotonic()
     try:
         while progress := look(await _workers(socket), await fetch_members(state)):
@@ -187,24 +186,3 @@ async def _workers(socket: Path) -> list[PoolWorker]:
 
 def _parse_worker(entry: dict[str, Any]) -> PoolWorker:
     return PoolWorker(**entry | {"role": Role(entry["role"])})
-
-
-class _StatusLine:
-    """On a terminal, a line that is updated in place; otherwise, a new line per new text."""
-
-    def __init__(self) -> None:
-        self._console = Console()
-        self._status = self._console.status("")
-        self._last = ""
-        if self._console.is_terminal:
-            self._status.start()
-
-    def show(self, text: str, seconds: float) -> None:
-        if self._console.is_terminal:
-            self._status.update(f"{text}, {seconds:.0f} s")
-        elif text != self._last:
-            print(f"{text}, {seconds:.0f} s", flush=True)
-        self._last = text
-
-    def close(self) -> None:
-        self._status.stop()

@@ -8,14 +8,23 @@ from typing import Any
 import structlog
 from prometheus_client import disable_created_metrics
 
-from baton.config import LOOPBACK, Settings, load_settings, set_thread_environment
+from baton.clock import SystemClock
+from baton.config import (
+    LOOPBACK,
+    Reader,
+    Settings,
+    config_file,
+    load_settings,
+    set_thread_environment,
+)
 from baton.core.states import WORKER_ROLES, Role
 from baton.errors import BatonError, Invalid
 from baton.network.browser_guard import BrowserGuard
-from baton.obs.logs import configure_logging
+from baton.obs.logs import configure_logging, set_log_level
 from baton.serve.lifecycle import Program
 from baton.serve.ops_server import OpsServer
 from baton.serve.process import serve
+from baton.serve.settings_watcher import SettingsWatcher
 from baton.serve.status_pipe import STATUS, StatusReport, open_status_pipe
 from baton.serve.termination_message import write_termination_message
 
@@ -58,7 +67,8 @@ def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, An
         ops = OpsServer(STATUS.health, settings.hang_timeout_seconds, guard)
         address = _open_ops_server(ops, settings)
         program = _build_program(Role(role), settings)
-        serve(program, drain_timeout_of(settings, Role(role)), ops, address)
+        drain_timeout = drain_timeout_of(settings, Role(role))
+        serve(program, drain_timeout, ops, address, _settings_watcher(settings, Role(role)))
     except BatonError as error:
         STATUS.send(StatusReport("failed", message=str(error)))
         write_termination_message(str(error))
@@ -74,6 +84,26 @@ def _build_program(role: Role, settings: Settings) -> Program:
     module, _, function = PROGRAM_BUILDERS[role].partition(":")
     program: Program = getattr(importlib.import_module(module), function)(settings)
     return program
+
+
+def _settings_watcher(settings: Settings, role: Role) -> SettingsWatcher | None:
+    """Return the watcher of the config file; None if there is none."""
+    path = config_file()
+    if path is None:
+        return None
+    watcher = SettingsWatcher(
+        path,
+        settings,
+        Reader.of_role(role),
+        SystemClock(),
+        lambda status: STATUS.send_settings(status.to_json()),
+    )
+
+    async def apply_log_level(settings: Settings) -> None:
+        set_log_level(settings.log_level)
+
+    watcher.subscribe(apply_log_level)
+    return watcher
 
 
 def drain_timeout_of(settings: Settings, role: Role) -> float:

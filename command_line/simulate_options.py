@@ -81,7 +81,9 @@ class TrafficOptions:
     seed: Seed = 0
 
     def traffic(self, rate: float | None, rate_factor: float = 1.0) -> "Traffic":
-        """Return the traffic at ``rate`` requests per second, or its own. Raises Invalid."""
+        """Return the traffic at ``rate`` requests per second. If that is None, a trace file keeps
+        its own rate, and a synthetic trace gets the default rate. ``rate_factor`` multiplies the
+        rate in each case. Raises Invalid."""
         from simulator.scenario import Traffic
 
         return Traffic(rate=rate, rate_factor=rate_factor, **vars(self))

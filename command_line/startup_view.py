@@ -1,4 +1,4 @@
-"""What ``baton up`` shows while a cluster starts: bars on a terminal, lines elsewhere."""
+"""Shows the progress of ``baton up``: as bars on a terminal, as lines elsewhere."""
 
 import sys
 

@@ -38,17 +38,18 @@ def show_status(name: str, as_json: bool) -> None:
     elif state is not None:
         print(f"{state.url}  {'ready' if state.ready else 'not ready'}")
         open_console().print(_table(state, asyncio.run(fetch_members(state))))
-        for line in asyncio.run(_pool_plan_lines(state)):
+        for line in [*asyncio.run(_pool_plan_lines(state)), *settings_lines(state)]:
             open_console().print(line, highlight=False, markup=False)
 
 
 def status_object(state: ClusterState | None) -> dict[str, Any]:
     """Return what ``baton status --json`` prints; scripts rely on it."""
     if state is None:
-        return {"ready": False, "url": "", "processes": []}
+        return {"ready": False, "url": "", "settings": {}, "processes": []}
     return {
         "ready": state.ready,
         "url": state.url,
+        "settings": state.settings,
         "processes": [_process_object(process) for process in state.processes],
     }
 
@@ -58,6 +59,27 @@ def _process_object(process: ProcessState) -> dict[str, Any]:
     fields = asdict(process)
     del fields["sockets"]
     return fields
+
+
+def settings_lines(state: ClusterState) -> list[str]:
+    """Describe how the settings differ from those at the start: one line for all processes with the
+    same differences, and one for the cluster as a whole."""
+    by_text: dict[str, list[str]] = {}
+    for process in state.processes:
+        by_text.setdefault(describe_settings(process.settings), []).append(process.id)
+    by_text.setdefault(describe_settings(state.settings), []).append("baton up")
+    return [f"settings of {', '.join(ids)}: {text}" for text, ids in by_text.items() if text]
+
+
+def describe_settings(status: dict[str, Any]) -> str:
+    """Return the fields of a :class:`baton.serve.settings_watcher.SettingsStatus` in one line;
+    empty if nothing differs."""
+    parts = [f"{name} is now {value}" for name, value in status.get("changed", {}).items()]
+    if names := status.get("restart_needed"):
+        parts.append(f"restart needed: {', '.join(names)}")
+    if error := status.get("rejected"):
+        parts.append(f"config file rejected: {error}")
+    return "; ".join(parts)
 
 
 def show_top(name: str) -> None:

@@ -7,16 +7,27 @@ import sys
 from pathlib import Path
 
 from baton.clock import Clock, SystemClock
-from baton.config import Settings, baton_home, child_environment, to_environment
+from baton.config import (
+    Reader,
+    Settings,
+    baton_home,
+    child_environment,
+    config_environment,
+    config_file,
+    pinned_settings,
+    to_environment,
+)
 from baton.errors import BatonError, Invalid, NotFound, Unavailable
-from baton.obs.logs import configure_logging
+from baton.obs.logs import configure_logging, set_log_level
 from baton.serve.process import single_error
+from baton.serve.settings_watcher import SettingsWatcher
 from command_line.startup_view import StartupView
 from orchestrator.backends import check_backend, open_supervisor
 from orchestrator.child_process import baton_command
 from orchestrator.cluster_state import SUPERVISOR_LOG, ClusterFolder
 from orchestrator.control_server import start_control_server
 from orchestrator.preflight import check_port
+from orchestrator.supervisor import Supervisor
 
 POLL_SECONDS = 0.05
 
@@ -54,12 +65,36 @@ async def _supervise(settings: Settings, folder: ClusterFolder) -> None:
             async with open_supervisor(settings, folder, SystemClock(), view.show) as supervisor:
                 _install_signal_handlers(stop, stop_now)  # again, since Ray has replaced them
                 control = await start_control_server(folder.control_socket, supervisor.pools)
+                watching = asyncio.ensure_future(_watch_settings(settings, supervisor))
                 try:
                     await supervisor.run(stop, stop_now)
                 finally:
+                    watching.cancel()
                     control.close()
     finally:
         folder.release()
+
+
+async def _watch_settings(settings: Settings, supervisor: Supervisor) -> None:
+    """Report, until cancelled, settings in the config file for which the cluster has to be started
+    again. Each process applies live settings itself."""
+    path = config_file()
+    if path is None:
+        return
+    watcher = SettingsWatcher(
+        path,
+        settings,
+        Reader.SUPERVISOR,
+        SystemClock(),
+        lambda status: supervisor.set_settings_status(status.to_json()),
+    )
+    if not sys.stderr.isatty():
+
+        async def apply_log_level(settings: Settings) -> None:
+            set_log_level(settings.log_level)
+
+        watcher.subscribe(apply_log_level)
+    await watcher.run()
 
 
 def _install_signal_handlers(stop: asyncio.Event, stop_now: asyncio.Event) -> None:
@@ -69,13 +104,15 @@ def _install_signal_handlers(stop: asyncio.Event, stop_now: asyncio.Event) -> No
 
 
 def _detach(settings: Settings, folder: ClusterFolder) -> None:
-    """Start the supervisor in a session of its own; return when the cluster is ready."""
+    """Start the supervisor in a session of its own; return when the cluster is ready. It reads the
+    config file itself, if there is one."""
     folder.create()
+    in_file = Settings.model_fields.keys() - pinned_settings(settings) if config_file() else ()
     log_path = folder.logs / SUPERVISOR_LOG
     with log_path.open("wb") as log_file:
         process = subprocess.Popen(
             baton_command("up"),
-            env=child_environment(to_environment(settings), {}),
+            env=child_environment(to_environment(settings, in_file), config_environment()),
             stdin=subprocess.DEVNULL,
             stdout=log_file,
             stderr=subprocess.STDOUT,

@@ -54,7 +54,8 @@ class PrefixPopularity:
 
 class ApproxPrefixIndex:
     """Records which workers were sent which blocks, as an estimate of their caches' contents. It
-    has no more keys than the workers have blocks (see :meth:`set_capacity`).
+    has at most :data:`MAX_INDEXED_KEYS` keys, and no more than the workers have blocks
+    (:meth:`set_capacity`).
 
     A worker gets a new incarnation number each time it is added, so that it can be removed in O(1),
     without searching all keys."""
@@ -90,8 +91,8 @@ class ApproxPrefixIndex:
             del self._worker_of[life]
 
     def num_cached_blocks(self, worker: WorkerId, keys: Sequence[AnyBlockKey]) -> int:
-        """Return how many leading blocks were sent to the worker. A key is present only if all keys
-        before it are."""
+        """Return how many leading blocks were sent to the worker, rounded down to an indexed prefix
+        length. Assumes that a worker that was sent a block was sent all blocks before it."""
         life = self._incarnation_of.get(worker)
         if life is None:
             return 0

@@ -3,7 +3,7 @@ decisions."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from baton.clock import Clock
 from baton.core.ids import BlockKey, WorkerId
@@ -24,14 +24,15 @@ from conductor.store_mirror import StoreMirror
 from conductor.worker_directory import WorkerDirectory
 
 MAX_REGISTRY_AGE_SECONDS = 10.0
-"""A conductor that has not heard from the registry for this long rejects no request."""
+"""A conductor that has not heard from the registry for longer than this does not apply admission,
+since the loads that it knows are outdated."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConductorConfig:
-    """``admission`` enables rejecting requests; if None, it is on unless a worker runs on a CPU.
-    ``local_prefill`` is whether decode workers may prefill prompts themselves; if None, those that
-    do not run on a CPU may. If ``ttft_slo_seconds`` is 0, there is no TTFT SLO."""
+    """``admission`` enables rejecting requests; if None, it is on unless a worker runs on a CPU. If
+    ``local_prefill`` is True, decode workers may prefill prompts themselves; if None, only those
+    that do not run on a CPU. If ``ttft_slo_seconds`` is 0, there is no TTFT SLO."""
 
     policy: str = DEFAULT_POLICY
     admission: bool | None = None
@@ -111,13 +112,21 @@ class Conductor:
             self._admission_tracker.view,
         )
 
+    def set_config(self, config: ConductorConfig) -> None:
+        """Use the admission, the SLOs and the planner's configuration of ``config`` from now on;
+        the policy and ``local_prefill`` stay as they are."""
+        kept = self._config
+        self._config = replace(config, policy=kept.policy, local_prefill=kept.local_prefill)
+        self._planner.config = config.planner
+
     def set_leaving_workers(self, leaving: frozenset[WorkerId]) -> None:
         """Set the workers that are about to terminate, on which nothing is placed from now on. This
         replaces the previous set."""
         self._directory.set_leaving_workers(leaving)
 
     def plan_pools(self) -> PoolPlan | None:
-        """Make a new plan from the requests since the last plan."""
+        """Make a new plan from the load's trend, updated with the requests since the last plan;
+        None before the first request."""
         return self._planner.plan(self.snapshot(), self._load_tracker.num_conductors)
 
     def pool_plan(self) -> PoolPlan | None:

@@ -27,7 +27,8 @@ log = structlog.get_logger(__name__)
 
 
 class LeaderAutoscaler:
-    """Each conductor has an instance; only the holder of a Kubernetes lease, the leader, acts."""
+    """Each conductor has an instance, if the settings enable autoscaling in Kubernetes; only the
+    holder of a Kubernetes lease, the leader, acts."""
 
     def __init__(
         self, settings: Settings, own_id: WorkerId, fetch_plan: autoscaler.FetchPlan, clock: Clock
@@ -43,7 +44,8 @@ class LeaderAutoscaler:
     def from_settings(
         cls, settings: Settings, own_id: WorkerId, fetch_plan: autoscaler.FetchPlan, clock: Clock
     ) -> "LeaderAutoscaler | None":
-        """Create it from the settings; None if they don't enable autoscaling in Kubernetes."""
+        """Create the autoscaler from the settings; None if they don't enable autoscaling in
+        Kubernetes."""
         if settings.autoscale == "off" or settings.autoscale_pools != "kubernetes":
             return None
         return cls(settings, own_id, fetch_plan, clock)
@@ -97,8 +99,8 @@ class LeaderAutoscaler:
                 await election.resign()
 
     async def _repair_pools(self, pools: "KubernetesPools", election: LeaderElection) -> None:
-        """Each time this instance becomes the leader, return workers to service that the previous
-        leader may have left drained."""
+        """Each time this instance becomes the leader, return to service the workers that the
+        previous leader may have left drained."""
         while self._settings.autoscale == "on":
             await self._became_leader.wait()
             try:

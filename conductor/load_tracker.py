@@ -130,8 +130,8 @@ class LoadTracker:
 
     def advance(self, now_seconds: float, answer_tokens: float) -> None:
         """Update every decode worker's load, at most ten times a second. Assumes that since its
-        last report a worker has finished answers at an even rate, at which all of them end within
-        the duration of one answer."""
+        last report a worker has finished its answers at an even rate: all of them within the
+        duration of one answer."""
         if now_seconds - self._advanced_seconds < MIN_ADVANCE_SECONDS:
             return
         self._advanced_seconds = now_seconds
@@ -151,8 +151,9 @@ class LoadTracker:
     def record_dispatch(
         self, now_seconds: float, query: PolicyQuery, decision: Decision, answer_tokens: float
     ) -> None:
-        """Add a placed request to its workers' load. If one worker serves the whole request, a
-        prefill worker counts its prefill work and a decode worker its context."""
+        """Add a placed request to its workers' load. If one worker serves the whole request, its
+        prefill work is counted if it is a prefill worker, and its context and the time of its local
+        prefill if it is a decode worker."""
         prefill_worker = decision.prefill or decision.decode
         if prefill_worker in self.prefills:
             view = self.prefills.take_for_update(prefill_worker)

@@ -51,9 +51,9 @@ class _PlanWindow:
 
 @dataclass(slots=True)
 class _PrefillThroughput:
-    """Prompt tokens computed, and the time it took, over about the last
-    :data:`THROUGHPUT_MEMORY_SECONDS`. It is measured on the actual requests instead of a typical
-    prompt, since the time grows faster than linearly with a prompt's length."""
+    """Uncached prompt tokens of the placed requests, and the predicted time to compute them, over
+    about the last :data:`THROUGHPUT_MEMORY_SECONDS`. They are those of the actual requests instead
+    of a typical prompt, since the time grows faster than linearly with a prompt's length."""
 
     tokens: float = 0.0
     seconds: float = 0.0

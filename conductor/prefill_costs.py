@@ -32,7 +32,8 @@ otherwise a worker that was slow once would be treated as slow forever."""
 
 @dataclass(slots=True)
 class _Measured:
-    """A worker's measured cost; ``error`` as in :class:`baton.core.worker_load.WorkerLoad`."""
+    """A worker's measured cost. ``error`` is its relative standard error,
+    :attr:`WorkerLoad.prefill_error`."""
 
     cost: PrefillCost
     error: float | None

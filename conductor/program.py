@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import grpc.aio
 from prometheus_client import CollectorRegistry
@@ -15,7 +15,8 @@ from baton.core.pool_plan import PoolPlan
 from baton.core.states import Role, WorkerState
 from baton.core.store import WatchEvent
 from baton.network.address import host_port
-from baton.obs.tracing import ClosableSpanSink, close_span_sink, open_span_sink
+from baton.obs.tracing import SpanExport
+from baton.pools.kubernetes.open import open_initial_sizes
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
 from baton.registry.redis import RedisRegistry
@@ -49,7 +50,13 @@ class ConductorProgram:
         )
         self._membership = Membership(self._registry, self._clock)
         self._server: grpc.aio.Server | None = None
-        self._spans: ClosableSpanSink | None = None
+        self._span_export = SpanExport(
+            self._clock,
+            self.metrics,
+            role=Role.CONDUCTOR.value,
+            process=self._id,
+            cluster=settings.cluster,
+        )
         self._framed_server: FramedServer | None = None
         self._framed_address = ""
         self._state = WorkerState.READY
@@ -77,7 +84,7 @@ class ConductorProgram:
         self._conductor = Conductor(self._membership, mirror, self._clock, _config(settings))
         if settings.kubernetes_watch:
             self._pod_watcher = TerminatingPodWatcher(settings, self._conductor.set_leaving_workers)
-        telemetry = self._build_telemetry(mirror)
+        telemetry = self._telemetry = self._build_telemetry(mirror)
         self._store_watcher = StoreWatcher(mirror, self._membership, self._watch, self._clock)
         self._server = build_server(settings.trust)
         add_conductor_service(self._server, telemetry)
@@ -103,12 +110,20 @@ class ConductorProgram:
             tasks.create_task(self._heartbeat.run())
             tasks.create_task(self._store_watcher.run())
             tasks.create_task(self._run_planner())
+            if self._settings.kubernetes_pools or self._settings.kubernetes_initial_replicas:
+                tasks.create_task(self._size_new_deployments())
             if self._autoscaler is not None:
                 self._autoscaler_task = tasks.create_task(self._autoscaler.run())
 
+    async def apply_settings(self, settings: Settings) -> None:
+        """Use the live settings of ``settings`` from now on."""
+        self._settings = settings
+        self._conductor.set_config(_config(settings))
+        await self._span_export.change(settings.trace_endpoint, self._telemetry.use_spans)
+
     async def drain(self) -> None:
         """Announce the drain, so that routers use other conductors, and stop resizing pools, so
-        that another conductor can. There is nothing to wait for: a placement takes microseconds."""
+        that another conductor can. It waits for no requests: a placement takes microseconds."""
         self._state = WorkerState.DRAINING
         self._heartbeat.announce_now()
         if self._autoscaler_task is not None:
@@ -122,29 +137,30 @@ class ConductorProgram:
             await self._framed_server.close()
         if self._server is not None:
             await self._server.stop(grace=1.0)
-        await close_span_sink(self._spans)
+        await self._span_export.close()
         await self._registry.close()
 
     def _build_telemetry(self, mirror: StoreMirror) -> ConductorTelemetry:
-        settings, clock = self._settings, self._clock
+        clock = self._clock
         plan, autoscaler = self._conductor.pool_plan, self._autoscaler
         is_leader = (lambda: autoscaler.is_leader) if autoscaler is not None else (lambda: False)
         self.metrics.register(ClusterGauges(self._membership, mirror, plan, clock, is_leader))
-        self._spans = open_span_sink(
-            settings.trace_endpoint,
-            clock,
-            self.metrics,
-            role=Role.CONDUCTOR.value,
-            process=self._id,
-            cluster=settings.cluster,
-        )
-        metrics = ConductorMetrics(self.metrics)
-        return ConductorTelemetry(self._conductor, metrics, clock, self._id, self._spans)
+        self._span_export.open(self._settings.trace_endpoint)
+        metrics, spans = ConductorMetrics(self.metrics), self._span_export.sink
+        return ConductorTelemetry(self._conductor, metrics, clock, self._id, spans)
 
     async def _run_planner(self) -> None:
         while True:
             await self._clock.sleep(PLAN_SECONDS)
             self._conductor.plan_pools()
+
+    async def _size_new_deployments(self) -> None:
+        opened = open_initial_sizes(self._settings, self._initial_replicas, self._clock)
+        async with opened as sizes:
+            await sizes.run()
+
+    def _initial_replicas(self) -> Mapping[str, int]:
+        return self._settings.kubernetes_initial_replicas
 
     async def _fetch_plan(self) -> PoolPlan | None:
         return self._conductor.pool_plan()

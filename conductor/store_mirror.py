@@ -85,8 +85,8 @@ class StoreMirror:
 
     def best_node(self, keys: Sequence[BlockKey]) -> StoreHint | None:
         """Return the node that stores the longest prefix of ``keys``; of several such nodes, the
-        first by id. Each node takes one lookup; a search follows only if the node has the next
-        block after the longest prefix found so far."""
+        first by id. Return None if no node has the first block. Each node takes one lookup; a
+        search follows only if the node has the next block after the longest prefix found so far."""
         best: StoreHint | None = None
         num_blocks = 0
         for node, view in self._contents.items():

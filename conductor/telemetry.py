@@ -1,5 +1,5 @@
-"""The conductor's telemetry: metrics, a trace span for each decision, and a log line for each
-failed decision."""
+"""The conductor's telemetry: metrics, a span for each decision about a traced request, and a log
+line for each failed decision."""
 
 from collections.abc import Sequence
 
@@ -35,6 +35,10 @@ class ConductorTelemetry:
         self._name = name
         self._spans = spans
         self._num_traced = 0
+
+    def use_spans(self, spans: SpanSink | None) -> None:
+        """Emit spans to another sink from now on; None: trace nothing."""
+        self._spans = spans
 
     def place(self, query: PlacementQuery) -> Placement:
         """Place a request; raises what the wrapped core raises."""

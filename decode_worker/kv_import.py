@@ -87,8 +87,8 @@ class KvImporter:
     async def import_kv(
         self, spec: RequestSpec, chain: BlockKeyChain, source: WorkerRef, kv_import: KvImport
     ) -> TokenId | None:
-        """Import a request's KV from ``source``. Return the first token of the answer, or None if
-        the answer ended with that token.
+        """Import a request's KV from ``source``. Return the answer's next token (the first one,
+        unless the answer migrates), or None if the answer ended with that token.
 
         The resources that the import takes are recorded in ``kv_import``. The caller starts the
         request in the engine, or aborts it if this raises or is cancelled. Raises Unavailable,

@@ -131,8 +131,9 @@ class DiskTier:
 
     def plan_segment(self, size_bytes: int, num_blocks: int) -> NewSegment | None:
         """Return a segment to be created if fewer than ``num_blocks`` slots for blocks of
-        ``size_bytes`` are free. Return None if enough are free, or the maximum number of segments
-        is reached. The caller must call :meth:`add_segment` afterwards."""
+        ``size_bytes`` are free. Return None if enough are free, if the maximum number of segments
+        is reached, or if such a block is too large for a segment. The caller must call
+        :meth:`add_segment` afterwards."""
         slot_bytes = round_up_to_page(size_bytes)
         free = sum(len(slots) for slots in self._free.get(slot_bytes, {}).values())
         taken = self._segments.keys() | self._planned_segments
@@ -308,7 +309,7 @@ class DiskTier:
 
     def _coldest_segment(self, slot_bytes: int) -> Segment | None:
         """Among the segments with other slot sizes and without a referenced block, return an empty
-        one, or else the least recently used one."""
+        one, or else the least recently used one; None if there are no such segments."""
         idle = [
             segment
             for segment, used in self._used.items()

@@ -89,8 +89,8 @@ class StoreNode:
         return await self._leases.pin_with_promotion(keys, seconds)
 
     async def report_damaged(self, keys: Sequence[BlockKey]) -> int:
-        """Handle a reader's report of damaged blocks: verify them and drop those that are damaged.
-        Return how many were damaged."""
+        """Handle a reader's report of damaged blocks: verify those in DRAM, and drop the damaged
+        ones. Return how many were damaged."""
         num_damaged = 0
         for key in keys:
             slot = self._dram.get(key)
@@ -155,7 +155,7 @@ class StoreNode:
         await self._tiers.flush()
 
     def sweep(self) -> None:
-        """Free the slots of unfinished transfers that have ended, and expire leases."""
+        """Free the slots of unfinished transfers that have ended, and expire leases and pins."""
         self._puts.sweep()
 
     def keys(self) -> dict[Tier, list[BlockKey]]:

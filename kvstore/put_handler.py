@@ -56,9 +56,10 @@ class PutHandler:
 
     async def put(self, request: PutRequest) -> PutResult:
         """Store blocks by reading them from the caller. If there is not enough space, the last
-        blocks are left out, since a shorter prefix is useful, too. Raises Overloaded if there is no
-        space for any block, Corrupt if a checksum doesn't match (the blocks before that one are
-        kept), Unavailable if reading from the caller fails."""
+        blocks are left out, since a shorter prefix is useful, too. Raises Overloaded if too many
+        puts are running or there is no space for any block, Invalid if this node lacks the
+        transport or the blocks are too large, Corrupt if a checksum doesn't match (the blocks
+        before that one are kept), Unavailable if reading from the caller fails."""
         if self._num_puts >= MAX_PUTS:
             raise Overloaded(
                 f"{MAX_PUTS} puts are already running, the maximum", retry_after_seconds=0.2
@@ -198,7 +199,7 @@ class PutHandler:
             self._dram.discard(slot)
 
     def sweep(self) -> None:
-        """Free the slots of unfinished transfers that have ended, and expire leases."""
+        """Free the slots of unfinished transfers that have ended, and expire leases and pins."""
         self._unfinished_transfers.sweep()
         self._dram.expire(self._clock.monotonic())
 

@@ -50,7 +50,8 @@ class RequestLengths:
                 raise Invalid(f"--{flag}-spread is {spread:g}; it must be from 0 to 3")
         if not 0 <= self.shared_tokens < self.input_tokens:
             raise Invalid(
-                f"--shared-tokens is {self.shared_tokens}; it must be less than --input-tokens"
+                f"--shared-tokens is {self.shared_tokens}; it must be at least 0 and less than "
+                "--input-tokens"
             )
 
 
@@ -97,7 +98,7 @@ class LoadSpec:
             raise Invalid(f"--burstiness is {self.burstiness:g}; it must be from 0 (even) to 10")
         for flag, seconds in (("--think-seconds", self.think_seconds), ("--warm-up", self.warm_up)):
             if seconds is not None and not 0 <= seconds < math.inf:
-                raise Invalid(f"{flag} is {seconds:g}; it must not be negative")
+                raise Invalid(f"{flag} is {seconds:g}; it must be finite and at least 0")
         if self.think_seconds and not self.is_closed_loop:
             raise Invalid("--think-seconds needs --concurrency N (a closed loop)")
         if self.jitter_seconds and self.trace is None:

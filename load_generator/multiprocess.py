@@ -38,7 +38,8 @@ RunPart = Callable[[LoadSpec, Trace], DriverResult]
 
 def split_load(load: LoadSpec, trace: Trace, processes: int) -> list[LoadPart]:
     """Split a load into ``processes`` parts by dealing out, in turn, the requests of an open loop
-    or the conversations of a closed loop. Raises Invalid if a part would be empty."""
+    or the conversations of a closed loop. Raises Invalid if ``processes`` is out of range or a part
+    would be empty."""
     if not 1 <= processes <= MAX_PROCESSES:
         raise Invalid(f"--processes is {processes}; it must be from 1 to {MAX_PROCESSES}")
     if processes == 1:

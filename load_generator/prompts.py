@@ -37,7 +37,7 @@ _IDS = [FIRST_ID + number * 389 % NUM_IDS for number in range(NUM_TEXT_WORDS)]
 
 @dataclass(frozen=True, slots=True)
 class TokenCalibration:
-    """How the server counts tokens: the number per word, and the number that it adds to each prompt
+    """The server's token counts: the number per word, and the number that it adds to each prompt
     (for example by its chat template)."""
 
     tokens_per_word: float = 1.0
@@ -72,7 +72,7 @@ class PromptText:
         return " ".join(parts)
 
     def _block(self, marker: str, block: int, num_words: int) -> str:
-        """Return a block of ``num_words`` words, of which the marker is the first."""
+        """Return a block of ``num_words`` words; the first one is the marker."""
         parts, num_missing, first = [marker], num_words - 1, block * 37 % NUM_TEXT_WORDS
         while num_missing > 0:
             count = min(num_missing, NUM_TEXT_WORDS)

@@ -24,8 +24,8 @@ TIMEOUT, CONNECTION_LOST, UNREACHABLE, MALFORMED = (
 
 @dataclass(frozen=True, slots=True)
 class RequestError:
-    """Why a request failed. ``status`` is 0 if there was no response; ``code`` is OpenAI's, or one
-    of the constants above."""
+    """The reason why a request failed. ``status`` is 0 if there was no response; ``code`` is
+    OpenAI's, or one of the constants above."""
 
     status: int
     code: str

@@ -125,7 +125,8 @@ def summarize(
 
 
 def summarize_values(values: Sequence[float]) -> Summary:
-    """Return mean, percentiles (linearly interpolated) and maximum."""
+    """Return mean, percentiles (linearly interpolated) and maximum; None for each if there are no
+    values."""
     if not values:
         return dict.fromkeys(("mean", *(f"p{percent}" for percent in PERCENTILES), "max"))
     found = np.percentile(values, PERCENTILES).tolist()

@@ -139,9 +139,11 @@ def _outcome(config: BenchConfig, measured: DriverResult) -> BenchResult:
 
 
 def _measured_seconds(load: LoadSpec, measured: DriverResult) -> float:
-    """Return the time from the end of the warm-up to the last answer. For a closed loop with a
-    duration, the time ends with the duration: answers that end later make up for answers that began
-    during the warm-up."""
+    """Return the seconds by which rates are computed. For a load without a duration, they count
+    from the first measured request to the last answer. Otherwise they count from the end of the
+    warm-up to the end of the duration or, in an open loop, to the last answer if that is later. (In
+    a closed loop, answers that end later make up for answers that began during the warm-up.) If the
+    load was interrupted, they count to the last answer at most."""
     if not measured.records:
         return 0.0
     last = max(record.ended_at for record in measured.records)

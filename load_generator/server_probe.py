@@ -50,8 +50,9 @@ async def query_server(target: BenchTarget, model: str | None) -> ServerInfo:
 
 
 async def calibrate_tokens(target: BenchTarget, encoder: RequestBodyEncoder) -> TokenCalibration:
-    """Measure how the server counts tokens, with two short requests. Raises BatonError when the
-    server refuses them."""
+    """Measure how the server counts tokens, with two short requests. Return the default calibration
+    if it does not report counts that can be used. Raises BatonError when the server refuses the
+    requests."""
     exact = replace(encoder, block_tokens=PROBE_BLOCK_TOKENS)
     counts = [await _count_prompt_tokens(target, exact, words) for words in PROBE_WORDS]
     few, many = counts

@@ -21,6 +21,7 @@ from baton.serve.status_pipe import (
     StatusReport,
     parse_listener,
     parse_report,
+    parse_settings,
 )
 from orchestrator.cluster_state import ProcessState
 
@@ -184,7 +185,7 @@ class ChildProcess:
             finally:
                 os.close(write_end)
             self.state.pid = self._process.pid
-            self.state.sockets = []
+            self.state.sockets, self.state.settings = [], {}
             self._expects_heartbeats = False
             self._set_state("starting")
             if self.is_stopping:
@@ -235,6 +236,9 @@ class ChildProcess:
                     self._apply_report(report)
                 elif listening := parse_listener(text):
                     self._add_socket(listening)
+                elif (settings := parse_settings(text)) is not None:
+                    self.state.settings = settings
+                    self._on_change(self)
         finally:
             transport.close()
 

@@ -7,6 +7,7 @@ import signal
 import struct
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from baton.core.credentials import ClusterCredentials
 from baton.errors import Invalid, NotFound
@@ -38,13 +39,17 @@ class ProcessState:
     sockets: list[dict[str, str]] = field(default_factory=list)
     """The process's listening sockets, each as the fields of a
     :class:`baton.network.listeners.OpenListener`."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """How the process's settings differ from those at its start: the fields of a
+    :class:`baton.serve.settings_watcher.SettingsStatus` that say something."""
 
 
 @dataclass(slots=True)
 class ClusterState:
     """The cluster's state as the supervisor last wrote it, with the addresses and secrets that a
     command needs; only the user's own account may read it. ``failure`` is the reason why the
-    supervisor gave up."""
+    supervisor gave up. ``settings`` says of the supervisor what a process's ``settings`` say of the
+    process."""
 
     supervisor_pid: int
     url: str
@@ -59,6 +64,7 @@ class ClusterState:
     tls_certificate: str | None = None
     ready: bool = False
     failure: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
     processes: list[ProcessState] = field(default_factory=list)
 
     @property

@@ -2,15 +2,19 @@
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from baton.config import (
     DEMO_MODEL,
     LOOPBACK,
+    Reader,
     Settings,
     child_environment,
+    config_environment,
+    live_settings,
+    pinned_settings,
     thread_environment,
     to_environment,
 )
@@ -173,20 +177,25 @@ class LaunchSpecs:
         environment: dict[str, str],
         overrides: dict[str, str] | None = None,
     ) -> ChildProcessSpec:
-        named = self._settings_of(child_id) | (overrides or {})
+        """Return the spec of a process. It gets its settings in its environment, except for live
+        settings from the config file: it reads those there itself, so that they can change."""
+        config = config_environment()
+        live = live_settings(Reader.of_role(role)) if config else frozenset[str]()
+        unpinned = live - pinned_settings(self._settings)
+        named = self._settings_of(child_id, unpinned) | (overrides or {})
         return ChildProcessSpec(
             child_id,
             role.value,
             self._command(role),
-            child_environment(named, environment),
+            child_environment(named, environment | config),
             self._log(child_id),
         )
 
-    def _settings_of(self, child_id: str) -> dict[str, str]:
-        """Return a process's settings. Only the routers get the HTTP host and port; every other
-        port is 0, since the processes can't share one."""
+    def _settings_of(self, child_id: str, unpinned: Collection[str] = ()) -> dict[str, str]:
+        """Return a process's settings except ``unpinned``. Only the routers get the HTTP host and
+        port; every other port is 0, since the processes can't share one."""
         return {
-            **to_environment(self._settings),
+            **to_environment(self._settings, unpinned),
             "id": child_id,
             "redis_url": self.redis_url,
             "grpc_port": "0",

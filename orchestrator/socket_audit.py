@@ -150,8 +150,9 @@ def _identity(
 
 
 def _match_announced(each: OpenSocket, owner: ProcessState) -> tuple[str, str] | None:
-    """Find a socket among those that its process announced. TCP sockets are matched by port, since
-    the kernel shows a wildcard address in a different form."""
+    """Find a socket among those that its process announced; return its name and authentication, or
+    None if it was not announced. TCP sockets are matched by port, since the kernel shows a wildcard
+    address in a different form."""
     for announced in owner.sockets:
         if each.family == "unix" and announced["address"] == each.address:
             return announced["name"], announced["authentication"]
@@ -177,7 +178,7 @@ def _match_ray(
     each: OpenSocket, process: psutil.Process, state: ClusterState
 ) -> tuple[str, str] | None:
     """Identify a socket that belongs to one of Ray's own processes, or to Ray's driver, which is
-    the supervisor."""
+    the supervisor. Return its name and authentication, or None if it is not Ray's."""
     if each.family == "unix":
         return ("ray_local", FILE_PERMISSIONS) if RAY_SOCKETS.fullmatch(each.address) else None
     command = process.cmdline() or [""]

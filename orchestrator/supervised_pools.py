@@ -132,7 +132,9 @@ class SupervisedPools(ABC):
             return
         role = Role(keeper.state.role)
         if self._remaining_processes(role) == [keeper]:
-            raise Invalid(f"{worker_id} is the last {role.value} worker")
+            raise Invalid(
+                f"{worker_id} is the last {role.value} worker; each pool must keep at least one"
+            )
         self._sizes[role] -= 1
         self._start_removal(tasks, keeper)
 

@@ -5,6 +5,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from baton.clock import Clock
 from baton.config import Settings
@@ -67,6 +68,7 @@ class Supervisor:
         self._changed = asyncio.Event()
         self._routers_ready = False
         self._failure = ""
+        self._settings_status: dict[str, Any] = {}
 
     @property
     def pools(self) -> Pools:
@@ -76,6 +78,11 @@ class Supervisor:
     def is_ready(self) -> bool:
         """Whether the routers accept requests, and every process that is not stopping serves."""
         return self._routers_ready and self._all_serve()
+
+    def set_settings_status(self, status: dict[str, Any]) -> None:
+        """Publish how the settings differ from those with which the cluster was started."""
+        self._settings_status = status
+        self._publish_state()
 
     async def run(self, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
         """Start all processes and keep them running until ``stop`` is set; then drain them, unless
@@ -148,8 +155,8 @@ class Supervisor:
         return await fetch_pool_plan(address, self._settings.trust) if address else None
 
     async def _wait_for_routers(self, stop: asyncio.Event) -> None:
-        """Wait until every router is ready. A router is ready when it knows the workers, which is
-        later than when it starts to serve."""
+        """Wait until every router is ready, ``stop`` is set, or the cluster can't start. A router
+        is ready when it knows the workers, which is later than when it starts to serve."""
         while not (stop.is_set() or self._failure):
             if await asyncio.to_thread(self._are_routers_ready):
                 self._routers_ready = True
@@ -251,6 +258,7 @@ class Supervisor:
             tls_certificate=self._settings.tls_certificate,
             ready=self.is_ready,
             failure=self._failure,
+            settings=self._settings_status,
             processes=[keeper.state for keeper in self._all_processes()],
         )
         self._folder.write_state(state)

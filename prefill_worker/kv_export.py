@@ -60,7 +60,8 @@ class KvExport:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all blocks were computed, read and acknowledged."""
+        """Whether all blocks were computed, read and acknowledged, or need not be read because the
+        answer ended with its first token."""
         return self._done is not None and (
             self._done.is_finished or self._num_acknowledged >= len(self._block_ids)
         )
@@ -79,15 +80,17 @@ class KvExport:
         self._changed.set()
 
     def finish_prefill(self, token_id: TokenId, finished: bool) -> None:
-        """Record that the prompt is prefilled. ``token_id`` is the answer's first token;
-        ``finished`` says whether the answer ended with it."""
+        """Record that all KV is computed. ``token_id`` is the answer's next token: the first one,
+        unless the answer migrates. ``finished`` says whether the answer ended with it."""
         self._done = KvTransferDone(token_id, finished)
         self._changed.set()
 
     def attach_reader(self, endpoint: Endpoint) -> None:
         """Attach the reader, which will read over ``endpoint``. Raises Unavailable if there is
         already a reader, or if the export is closed."""
-        if self._endpoint is not None or self._closed:
+        if self._closed:
+            raise Unavailable("the export of the request's KV has ended")
+        if self._endpoint is not None:
             raise Unavailable("another worker is already importing the request's KV")
         self._endpoint = endpoint
 

@@ -17,8 +17,8 @@ class ReloadMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReloadDecision:
-    """FETCH: fetch the blocks before the prefill starts. SPLIT: fetch them from the back while the
-    prompt is computed from the front."""
+    """FETCH: fetch the blocks before the prefill starts. RECOMPUTE: fetch nothing. SPLIT: fetch
+    them from the back while the prompt is computed from the front."""
 
     mode: ReloadMode
     reason: str

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -15,7 +16,8 @@ from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.core.worker_load import WorkerLoad
-from baton.obs.tracing import ClosableSpanSink, close_span_sink, open_span_sink
+from baton.obs.span import SpanSink
+from baton.obs.tracing import SpanExport
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.redis import RedisRegistry
 from baton.registry.startup import wait_for_registry
@@ -70,11 +72,16 @@ class RouterProgram:
             settings.required_redis_url, settings.cluster, settings.cluster_secret, self._clock
         )
         self._worker_connections = WorkerConnectionPool(settings.trust)
-        slo = SloTargets(settings.slo_ttft_seconds, settings.slo_itl_seconds)
-        self._metrics = RouterMetrics(slo)
+        self._metrics = RouterMetrics(_slo_targets(settings))
         self._usage_store = RedisUsageStore(settings.required_redis_url, settings.cluster)
         self._quota_store = RedisQuotaStore(settings.required_redis_url, settings.cluster)
-        self._span_sink: ClosableSpanSink | None = None
+        self._span_export = SpanExport(
+            self._clock,
+            self._metrics.registry,
+            role=Role.ROUTER.value,
+            process=self._id,
+            cluster=settings.cluster,
+        )
         self._usage_flusher: UsageFlusher | None = None
         self._conductor_placer: ConductorPlacer | None = None
         self._listeners: HttpListeners | None = None
@@ -84,7 +91,7 @@ class RouterProgram:
     # -- Program ------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start all parts of the router, and return once it accepts connections. Raises Invalid,
+        """Start all components of the router, and return once its sockets listen. Raises Invalid,
         Unavailable."""
         settings = self._settings
         await wait_for_registry(self._registry, self._clock, settings.redis_wait_seconds)
@@ -148,10 +155,30 @@ class RouterProgram:
             self._grammar_checker.close()
         if self._usage_flusher is not None:
             await self._usage_flusher.stop()
-        await close_span_sink(self._span_sink)
+        await self._span_export.close()
         await self._usage_store.close()
         await self._quota_store.close()
         await self._registry.close()
+
+    async def apply_settings(self, settings: Settings) -> None:
+        """Use the live settings of ``settings`` from now on. Requests in progress keep their
+        timeouts."""
+        self._settings, context = settings, self._context
+        context.config = _with_live_limits(context.config, settings)
+        context.generation_context = replace(
+            context.generation_context, config=_failover_config(settings)
+        )
+        context.tenants.request_limiter.set_limit(settings.max_concurrent_requests)
+        context.resources.body_budget.set_limit(settings.max_inflight_body_bytes)
+        assert self._listeners is not None, "start() comes first"
+        self._listeners.set_max_body_bytes(settings.max_body_bytes)
+        self._batch_service.set_limits(_file_limits(settings), settings.max_body_bytes)
+        self._metrics.set_slo(_slo_targets(settings))
+        await self._span_export.change(settings.trace_endpoint, self._use_spans)
+        self._use_spans(self._span_export.sink)
+
+    def _use_spans(self, spans: SpanSink | None) -> None:
+        self._context.telemetry.tracer = self._create_tracer(spans)
 
     @property
     def address(self) -> str:
@@ -188,23 +215,17 @@ class RouterProgram:
             model=settings.model_name,
             vocab_size=model.vocab_size,
             aliases=frozenset({settings.model}),
-            max_body_bytes=settings.max_body_bytes,
-            max_inflight_body_bytes=settings.max_inflight_body_bytes,
-            max_concurrent_requests=settings.max_concurrent_requests,
             tenant_secret=settings.tenant_secret,
-            slo_ttft_seconds=settings.slo_ttft_seconds,
             tool_parser=settings.tool_parser,
             reasoning_parser=settings.reasoning_parser,
             control_socket=settings.control_socket,
-            body_timeout_seconds=settings.body_timeout_seconds,
-            request_timeout_seconds=settings.request_timeout_seconds,
             cors_origins=settings.cors_origins,
             known_hosts=settings.accepted_hosts(settings.host),
             access_log=settings.access_log,
             refuses_special_tokens=settings.special_tokens_in_messages == "refused",
         )
         return RouterContext.build(
-            config=config,
+            config=_with_live_limits(config, settings),
             tokenizer=tokenizer,
             cluster=self._cluster,
             generation_context=GenerationContext(
@@ -233,25 +254,14 @@ class RouterProgram:
             settings.tls_certificate,
             settings.admin_key,
         )
-        return RouterTelemetry(
-            self._metrics, tracer=self._open_tracing(), peer_routers=peer_routers
-        )
+        self._span_export.open(settings.trace_endpoint)
+        tracer = self._create_tracer(self._span_export.sink)
+        return RouterTelemetry(self._metrics, tracer=tracer, peer_routers=peer_routers)
 
-    def _open_tracing(self) -> RequestTracer | None:
-        settings = self._settings
-        self._span_sink = open_span_sink(
-            settings.trace_endpoint,
-            self._clock,
-            self._metrics.registry,
-            role=Role.ROUTER.value,
-            process=self._id,
-            cluster=settings.cluster,
-        )
-        return (
-            RequestTracer(self._span_sink, settings.trace_sample, self._clock)
-            if self._span_sink
-            else None
-        )
+    def _create_tracer(self, spans: SpanSink | None) -> RequestTracer | None:
+        if spans is None:
+            return None
+        return RequestTracer(spans, self._settings.trace_sample, self._clock)
 
     def _build_usage_flusher(self) -> UsageFlusher:
         """Build the usage flusher, and read the tenants file if there is one. Raises Invalid."""
@@ -277,12 +287,7 @@ class RouterProgram:
             requests_per_worker=settings.batch_concurrency,
             max_file_bytes=settings.max_file_bytes,
             folder_bytes=settings.batch_folder_bytes,
-            file_limits=FileLimits(
-                settings.tenant_files,
-                settings.tenant_file_bytes,
-                settings.tenant_uploads_per_minute,
-                settings.tenant_concurrent_uploads,
-            ),
+            file_limits=_file_limits(settings),
         )
 
     def _build_listeners(self) -> HttpListeners:
@@ -333,6 +338,32 @@ def build(settings: Settings) -> Program:
 def _is_behind_load_balancer(settings: Settings) -> bool:
     """Whether new clients reach another router once this one stops listening."""
     return settings.reuse_port or settings.endpoint_grace_seconds > 0
+
+
+def _with_live_limits(config: RouterConfig, settings: Settings) -> RouterConfig:
+    """Return ``config`` with those limits of ``settings`` that can change while the router runs."""
+    return replace(
+        config,
+        max_body_bytes=settings.max_body_bytes,
+        max_inflight_body_bytes=settings.max_inflight_body_bytes,
+        max_concurrent_requests=settings.max_concurrent_requests,
+        slo_ttft_seconds=settings.slo_ttft_seconds,
+        body_timeout_seconds=settings.body_timeout_seconds,
+        request_timeout_seconds=settings.request_timeout_seconds,
+    )
+
+
+def _slo_targets(settings: Settings) -> SloTargets:
+    return SloTargets(settings.slo_ttft_seconds, settings.slo_itl_seconds)
+
+
+def _file_limits(settings: Settings) -> FileLimits:
+    return FileLimits(
+        settings.tenant_files,
+        settings.tenant_file_bytes,
+        settings.tenant_uploads_per_minute,
+        settings.tenant_concurrent_uploads,
+    )
 
 
 def _failover_config(settings: Settings) -> FailoverConfig:

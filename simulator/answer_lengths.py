@@ -1,4 +1,4 @@
-"""What the simulated conductors know about the lengths of answers."""
+"""The simulated conductors' statistics of answer lengths."""
 
 from baton.worker.answer_lengths import AnswerLengthStats
 

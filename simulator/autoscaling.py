@@ -153,8 +153,8 @@ class SimulatedAutoscaler:
             self._retire(lifetime)
 
     def _removal_order(self, lifetime: WorkerLifetime) -> tuple[bool, float, float]:
-        """Sort key for removal: first workers that are still starting, then the least loaded, then
-        the newest."""
+        """Sort key for removal: workers that are still starting come first, the others follow by
+        ascending load; of equal ones, the newest comes first."""
         load = 0.0 if lifetime.id is None else self._cluster.load_of(lifetime.id)
         return lifetime.id is not None, load, -lifetime.requested_at_seconds
 

@@ -54,7 +54,8 @@ class SimulatedCaches:
         self._popularity.record(keys)
 
     def clear_worker(self, worker: WorkerId) -> None:
-        """Clear the device of a worker that crashed or left; its host's store remains."""
+        """Clear the device of a worker that crashed or left, and leave the worker out of
+        :meth:`workers_with_prefix` until :meth:`restore_worker`; its host's store remains."""
         self._gone.add(worker)
         self._devices[worker] = LruTier(self._devices[worker].num_blocks)
 

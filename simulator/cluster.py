@@ -32,7 +32,7 @@ admitted."""
 
 
 class SimulatedCluster:
-    """Runs one trace, once. ``stopped_early`` is whether the run stopped before all requests had
+    """Runs one trace, once. ``stopped_early`` says whether the run stopped before all requests had
     ended."""
 
     def __init__(
@@ -211,8 +211,10 @@ class SimulatedCluster:
             self._transfer_kv(job, min(job.num_prompt_tokens, self.config.step_tokens))
 
     def _on_room(self, job: SimulatedRequest) -> None:
-        """Continue when the decode worker has reserved memory. Usually only the last chunk is still
-        to be transferred; a prompt that had to wait for memory is transferred as a whole."""
+        """Continue when the decode worker has reserved memory. The KV of a preempted request is
+        reloaded, and a local prefill joins the batch. Otherwise the KV is transferred from the
+        prefill worker: usually, only the last chunk is left when the prompt has been computed; a
+        prompt that had to wait for memory is transferred as a whole."""
         if job.has_room:
             self._wait_for_kv(job, self._kv_traffic.reload(job))
             return

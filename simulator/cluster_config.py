@@ -11,11 +11,11 @@ from simulator.autoscaling import SimulatedAutoscalingConfig
 class ClusterConfig:
     """Workers are spread over ``num_hosts`` hosts; if that is 0, every worker has its own host.
     Each host has a store of ``node_tokens`` tokens. Workers report every ``report_seconds``; 0
-    means that conductors always have current reports. ``peer_fetch`` is whether a decision's
-    ``fetch_source`` is used. ``allow_local_prefill`` is whether decode workers may prefill a prompt
-    themselves. The requests are distributed round-robin over ``num_conductors``; each conductor
-    knows of the others' requests only from the workers' reports. If ``autoscaling`` is given, both
-    pools start at the configured sizes and follow the load."""
+    means that conductors always have current reports. If ``peer_fetch``, prefixes are fetched from
+    the store node that the decision names (``fetch_source``). If ``allow_local_prefill``, decode
+    workers may prefill prompts themselves. The requests are distributed round-robin over
+    ``num_conductors``; each conductor knows of the others' requests only from the workers' reports.
+    If ``autoscaling`` is given, both pools start at the configured sizes and follow the load."""
 
     num_prefill: int
     num_decode: int

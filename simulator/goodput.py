@@ -34,7 +34,7 @@ class SeedGoodput:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Medians over the seeds."""
+    """The medians over the seeds, and the goodput with each seed."""
 
     rate_rps: float
     goodput_rps: float

@@ -21,9 +21,10 @@ class KvTraffic:
         self._fleet = fleet
 
     def fetch_prefix(self, job: SimulatedRequest, reader: WorkerId, decision: Decision) -> None:
-        """Fetch the cached prefix: blocks on the device are used in place, blocks in the host's
-        store are loaded, and blocks in a peer's store are fetched over the network unless computing
-        them is faster. The last token is always computed."""
+        """Fetch the cached prefix and set when it is ready: blocks on the device are used in place,
+        blocks in the host's store are loaded, and blocks in the store that the decision names are
+        fetched over the network if ``peer_fetch`` is set and that is faster than computing them.
+        The last token is always computed."""
         now, block = self._events.now_seconds, self._block_tokens
         max_cached = job.num_prompt_tokens - 1
         size, caches = self._config.kv_bytes_per_token, self._fleet.caches

@@ -18,8 +18,8 @@ RANKED_JOBS = 512
 """The number of prompts, from the oldest on, that are considered for a step."""
 
 REPORTED_JOBS = 128
-"""The number of prompts, from the oldest on, that a report lists; it has only the total work of all
-others."""
+"""The number of prompts, from the oldest on, that a report lists; for all others, it has only their
+total work."""
 
 _DEADLINE = attrgetter("deadline_seconds", "work_seconds")
 _WORK = attrgetter("work_seconds")
@@ -54,7 +54,7 @@ class SimulatedPrefillWorker:
         self._on_last_chunk = on_last_chunk
         self._on_done = on_done
         self._jobs: dict[SimulatedRequest, QueuedPrefill] = {}
-        """The work that each prompt still has after the current step."""
+        """The work that remains for each prompt after the current step, with its deadline."""
         self._queued_tokens = 0
         self._kv_tokens: dict[SimulatedRequest, int] = {}
         self._num_kv_tokens = 0

@@ -90,7 +90,7 @@ def inter_token_latencies(jobs: Sequence[SimulatedRequest]) -> list[float]:
 
 
 def percentiles(seconds: Sequence[float]) -> Percentiles:
-    """Return percentiles, linearly interpolated."""
+    """Return percentiles, linearly interpolated; None for each if there are no values."""
     if not seconds:
         return {f"p{percent}": None for percent in PERCENTILES}
     found = np.percentile(seconds, PERCENTILES).tolist()

@@ -40,8 +40,8 @@ DEFAULT_KIND, DEFAULT_RATE = "chat", 8.0
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """A trace from a file, or a synthetic one. If ``rate`` is None, it is the file's own rate, or
-    the default rate of a synthetic trace."""
+    """A trace from a file, or a synthetic one. If ``rate`` is None, a file keeps its own rate, and
+    a synthetic trace gets the default rate. The rate is multiplied by ``rate_factor``."""
 
     trace: Path | None
     kind: str | None
@@ -72,7 +72,9 @@ class Traffic:
                     f"at most {MAX_BURSTINESS:g}"
                 )
         elif not 0 <= self.jitter_seconds < math.inf:
-            raise Invalid(f"--jitter-seconds is {self.jitter_seconds:g}; it must not be negative")
+            raise Invalid(
+                f"--jitter-seconds is {self.jitter_seconds:g}; it must be finite and at least 0"
+            )
 
     @property
     def is_random(self) -> bool:
@@ -81,7 +83,7 @@ class Traffic:
 
     @cached_property
     def trace_at_requested_rate(self) -> Trace:
-        """The trace at the requested rate."""
+        """The trace at ``rate`` times ``rate_factor``."""
         rate = self.rate
         if self.trace is None:
             return self.at_rate((rate or DEFAULT_RATE) * self.rate_factor, self.seed)
@@ -89,7 +91,8 @@ class Traffic:
         return self._scaled_file_trace(factor, self.seed)
 
     def at_rate(self, rate: float, seed: int) -> Trace:
-        """Return the trace at a rate in requests per second. Raises Invalid."""
+        """Return the trace at a rate in requests per second, which ``rate_factor`` does not change.
+        Raises Invalid."""
         if self.trace is None:
             kind = TRACE_GENERATORS[self.kind or DEFAULT_KIND]
             return kind(self.requests, rate, seed, self.burstiness)
@@ -107,8 +110,11 @@ class Traffic:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedHardware:
-    """The workers' hardware, and the links between them. Values that are None are derived from
-    model and GPU."""
+    """The workers' hardware, and the links between them. ``costs`` is a table of measurements; if
+    it is None, costs are computed from model and GPU. If ``device_tokens`` is None, it is the KV
+    capacity that comes with the costs; if ``node_tokens`` is None, it follows from
+    :data:`STORE_BYTES_PER_GPU`. ``tbt_slo`` is the SLO for the mean inter-token latency. SLOs are
+    in seconds."""
 
     model: str
     gpu: str
@@ -163,7 +169,9 @@ class SimulatedHardware:
             check_at_least("--node-tokens", self.node_tokens, 0)
         check_at_least("--hosts", self.hosts, 0)
         if not 0 <= self.report_seconds < math.inf:
-            raise Invalid(f"--report-seconds is {self.report_seconds}; it must not be negative")
+            raise Invalid(
+                f"--report-seconds is {self.report_seconds}; it must be finite and at least 0"
+            )
         if self.order not in PREFILL_ORDERS:
             raise Invalid(
                 f"there is no order {self.order!r}; there are {', '.join(PREFILL_ORDERS)}"
@@ -252,7 +260,7 @@ def mean_rate(trace: Trace) -> float:
 
 def check_positive(flag: str, value: float) -> None:
     if not 0 < value < math.inf:
-        raise Invalid(f"{flag} is {value:g}; it must be above 0")
+        raise Invalid(f"{flag} is {value:g}; it must be finite and above 0")
 
 
 def check_at_least(flag: str, value: int, least: int) -> None:

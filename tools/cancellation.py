@@ -28,8 +28,8 @@ IDLE_CHECKS = 50
 
 @dataclass(frozen=True)
 class CancellationStorm:
-    """Requests, half of which are cancelled. Request i is cancelled after ``cancel_after[i]``
-    tokens (0: before the first one), or not at all if that is None."""
+    """Requests to send. Request i is cancelled after ``cancel_after[i]`` tokens (0: before the
+    first one), or not at all if that is None."""
 
     prompts: Sequence[list[int]]
     cancel_after: Sequence[int | None]

@@ -2,9 +2,10 @@
 
     python -m tools.chart_readme [--check]
 
-In ``values.yaml``, ``# @section TITLE`` begins a table, and ``# -- TEXT`` describes the key below
-it. Only the part of README.md between the markers ``BEGIN`` and ``END`` is regenerated. With
-``--check`` nothing is written, and exit code 1 means that the README is stale.
+In ``values.yaml``, ``# -- TEXT`` describes the key below it, and ``# @section -- TITLE`` begins a
+table, as in helm-docs, except that a section lasts until the next one. Only the part of README.md
+between the markers ``BEGIN`` and ``END`` is regenerated. With ``--check`` nothing is written, and
+exit code 1 means that the README is stale.
 """
 
 import argparse
@@ -22,7 +23,7 @@ CHART = Path(__file__).parents[1] / "deploy/helm/baton"
 VALUES, README = CHART / "values.yaml", CHART / "README.md"
 BEGIN, END = "<!-- values: begin -->", "<!-- values: end -->"
 
-SECTION = re.compile(r"# @section (.+)")
+SECTION = re.compile(r"# @section -- (.+)")
 DESCRIPTION = re.compile(r" *# -- (.+)")
 KEY = re.compile(r"( *)([A-Za-z]\w*):(.*)")
 

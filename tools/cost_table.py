@@ -31,8 +31,8 @@ ANSWER_TOKENS = 160
 imprecise."""
 
 MOST_TRIES = 20
-"""The most attempts per batch. An attempt fails if all later tokens of an answer arrive at once,
-as on a busy machine."""
+"""The maximum number of attempts per batch. An attempt fails if all later tokens of an answer
+arrive at once, as on a busy machine."""
 
 REQUEST_SECONDS = 300.0
 CLOCK = SystemClock()

@@ -228,7 +228,7 @@ def parts_of(rounds: int) -> Parts:
 
 
 def run(parts: Parts, show: Callable[[str], None] = print) -> list[GpuTableRow]:
-    """Run the parts; return their rows, with the time that each part took."""
+    """Run the parts, and show each row and the time that each part took. Return all rows."""
     lines = []
     for name, part in parts.items():
         begun = time.perf_counter()

@@ -1,9 +1,9 @@
 """Check that a GPU computes the same bits for a token in any batch and chunking; run by
 ``gpu_check``.
 
-Loads the demo model with ``deterministic``, for which the runner makes a trial of its own when it
-loads a model. Then compares the logits of prompts in random chunks, batches and blocks with those
-of the same prompts computed alone and in one chunk.
+Loads the demo model with ``deterministic``, so that the runner also makes its own trial at load.
+Then compares the logits of prompts in random chunks, batches and blocks with those of the same
+prompts computed alone and in one chunk.
 """
 
 from collections.abc import Iterator, Sequence
@@ -69,8 +69,9 @@ def _kept(name: str, place: str, given: dict[str, Any]) -> Iterator[GpuTableRow]
 def _placed(
     runner: ModelRunner, prompts: Sequence[list[int]], chance: np.random.Generator | None
 ) -> list[torch.Tensor]:
-    """Return the logits of each prompt's tokens, computed in random steps. If ``chance`` is None,
-    each prompt is computed in one chunk."""
+    """Return the logits of each prompt's tokens. The prompts are computed together, in chunks of
+    random sizes and in random KV blocks. If ``chance`` is None, each prompt is computed in one
+    chunk, and the order of the blocks is fixed."""
     order = np.arange(NUM_BLOCKS) if chance is None else chance.permutation(NUM_BLOCKS)
     blocks = order.tolist()
     tables = [[blocks.pop() for _ in range(-(-len(p) // BLOCK_TOKENS))] for p in prompts]

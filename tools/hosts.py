@@ -134,7 +134,7 @@ class NetworkNamespaces:
                 os.close(end)
 
     def _tunnel(self, name: str, number: int) -> int:
-        """Create a TUN device called ``slow_link`` on the host ``name``, and return its file
+        """Create a TUN device called ``wire`` on the host ``name``, and return its file
         descriptor, through which this process reads and writes packets."""
         made: list[int] = []
 

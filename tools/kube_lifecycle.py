@@ -1,31 +1,33 @@
 """Install the Helm chart on this machine, and resize, drain and upgrade the release under load.
 
-    python -m tools.kube_lifecycle [--streams 4] [--seed 1] [--only STEP,...] [--logs FOLDER]
+    python -m tools.kube_lifecycle [--helm 3|4] [--streams 4] [--seed 1] [--only STEP,...]
+        [--logs FOLDER]
 
-Helm 4 installs the chart on the API server, controllers and kubelet of ``tests/kube``. Each step in
-``STEPS`` runs while answers stream through the router's Service. Every token is compared with the
-answer of the undisturbed cluster. At the end, the rights of the conductor's Role are compared with
-its recorded API calls. Prints a line per step, and JSON as the last line. Exits with 1 if a step
-failed, if an answer failed or differs, or if the Role lacks a right or has an unused one. Needs
-root.
+Helm (4 by default) installs the chart on the API server, controllers and kubelet of ``tests/kube``.
+Each step in ``STEPS`` runs while answers stream through the router's Service. Every token is
+compared with the answer of the undisturbed cluster. After each step every object must have the
+deployed revision. At the end, the rights of the conductor's Role are compared with its recorded API
+calls. Prints a line per step, and JSON as the last line. Exits with 1 if a step failed, if an
+answer failed or differs, or if the Role lacks a right or has an unused one. Needs root.
 """
 
 import argparse
 import json
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from helm_python import HelmError
-
 from benchmarks.machine import SYSTEM_CLOCK, describe
 from tests.kube.accounts import unused_permissions, user_of
 from tests.kube.cluster import Cluster, cluster
+from tests.kube.helm_clients import Helm, Helm3, Helm4, HelmFailed
 from tests.kube.kinds import ROLE
 from tests.kube.node.network import missing_requirement
+from tools.helm3_parity import fetch_helm3
 from tools.kube_release import Release
 from tools.streams import StreamedAnswer, make_request_bodies, record_answers, traffic
 
@@ -34,7 +36,6 @@ MAX_PRINTED_FAILURES = 5
 """How many of the failed answers of a step are printed."""
 
 VALUES: dict[str, Any] = {
-    "replicasManagedBy": "external",
     "router": {"replicas": 2},
     "pools": {"prefill": {"replicas": 1}, "decode": {"replicas": 2}},
     "kvstore": {
@@ -56,12 +57,14 @@ AUTOSCALED = {
 
 @dataclass
 class LongRunStep:
-    """The result of one step; ``failure`` says why it failed, and is empty otherwise."""
+    """The result of one step; ``failure`` says why it failed, and is empty otherwise.
+    ``longest_gap_seconds`` is the longest inter-token latency of an answer that ended in it."""
 
     name: str
     seconds: float = 0.0
     answers: int = 0
     failed: int = 0
+    longest_gap_seconds: float = 0.0
     failure: str = ""
     result: dict[str, Any] = field(default_factory=dict)
 
@@ -109,8 +112,47 @@ def drain_with_pending_pod(release: Release) -> dict[str, Any]:
 
 
 def upgrade(release: Release) -> dict[str, Any]:
-    """Change a setting: every pod is replaced, one after the other."""
+    """Change a setting of workers: their pods are replaced one after the other, and no others."""
     return release.upgrade({"settings": {"max_sequences": 24}})
+
+
+def log_level(release: Release) -> dict[str, Any]:
+    """Change the log level: no pod may be replaced."""
+    result = release.upgrade({"logs": {"level": "debug"}})
+    assert result["replaced"] == 0, result
+    return result
+
+
+def image(release: Release) -> dict[str, Any]:
+    """Upgrade the image: every pod is replaced, and the sizes of the pools stay."""
+    release.scale({"decode": 3})
+    sizes = release.sizes()
+    result = release.upgrade({"images": {"cpu": {"tag": "next"}}})
+    release.wait_for_sizes(sizes)
+    assert result["replaced"] == result["of"], result
+    return result | {"sizes": sizes}
+
+
+def roll_back(release: Release) -> dict[str, Any]:
+    """Roll back to the first revision: the sizes of the pools stay."""
+    sizes = release.sizes()
+    result = release.roll_back(1)
+    release.wait_for_sizes(sizes)
+    return result | {"sizes": sizes}
+
+
+def hpa(release: Release) -> dict[str, Any]:
+    """A HorizontalPodAutoscaler grows a pool; an upgrade and a rollback keep its size."""
+    size = len(release.workers("decode"))
+    hpa = {"enabled": True, "minReplicas": size + 1, "maxReplicas": size + 1}
+    release.upgrade({"pools": {"decode": {"hpa": hpa}}})
+    release.wait_for_sizes({"decode": size + 1})
+    release.upgrade({"images": {"cpu": {"tag": "other"}}})
+    release.roll_back(release.revision - 1)
+    release.wait_for_sizes({"decode": size + 1})
+    release.upgrade({"pools": {"decode": {"hpa": {"enabled": False}}}})
+    release.scale({"decode": size})
+    return {"size": size + 1}
 
 
 def two_owners(release: Release) -> dict[str, Any]:
@@ -130,6 +172,12 @@ def autoscale(release: Release) -> dict[str, Any]:
     return result | {"leader": release.leader()}
 
 
+def reinstall(release: Release) -> dict[str, Any]:
+    """Uninstall, and install again: the new release finds the KV of the old one in the store's
+    volumes. Runs without traffic."""
+    return release.reinstall()
+
+
 STEPS: dict[str, Callable[[Release], dict[str, Any]]] = {
     "helm_test": helm_test,
     "scale_up": scale_up,
@@ -139,10 +187,17 @@ STEPS: dict[str, Callable[[Release], dict[str, Any]]] = {
     "remembered": reuse_after_drain,
     "usurped": drain_with_pending_pod,
     "upgrade": upgrade,
+    "log_level": log_level,
+    "image": image,
+    "roll_back": roll_back,
+    "hpa": hpa,
     "owners": two_owners,
     "drain_node": drain_node,
     "autoscale": autoscale,
+    "reinstall": reinstall,
 }
+WITHOUT_TRAFFIC = ("reinstall",)
+"""Steps during which there is no router; they come last."""
 
 
 USE_ALL = {"usurped", "autoscale"}
@@ -156,21 +211,29 @@ def run_step(name: str, release: Release, answers: Sequence[StreamedAnswer]) -> 
     step = LongRunStep(name)
     try:
         step.result = STEPS[name](release)
-    except (AssertionError, TimeoutError, RuntimeError, HelmError) as error:
+        differing = release.differences()
+        assert not differing, f"not of the deployed revision: {', '.join(differing)}"
+    except (AssertionError, TimeoutError, RuntimeError, HelmFailed) as error:
         step.failure = f"{type(error).__name__}: {error}"
     step.seconds = SYSTEM_CLOCK() - began
     step.answers = len(answers) - before
     wrong = [answer for answer in answers[before:] if not answer.is_right]
     step.failed = len(wrong)
+    step.longest_gap_seconds = longest_gap(answers[before:])
     for answer in wrong[:MAX_PRINTED_FAILURES]:
         print(f"wrong answer: {answer.error or 'its tokens differ'}")
     good = "ok" if not step.failure and not step.failed else "FAILED"
     print(
-        f"{name:12} {step.seconds:6.1f} s  {step.answers:4} answers, {step.failed} failed  {good}"
+        f"{name:12} {step.seconds:6.1f} s  {step.answers:4} answers, {step.failed} failed,"
+        f" longest gap {step.longest_gap_seconds:.1f} s  {good}"
         f"  {json.dumps(step.result)}{step.failure}",
         flush=True,
     )
     return step
+
+
+def longest_gap(answers: Sequence[StreamedAnswer]) -> float:
+    return max((answer.max_inter_token_seconds for answer in answers), default=0.0)
 
 
 def compare_rights(kube: Cluster, namespace: str, account: str) -> dict[str, list[str]]:
@@ -193,9 +256,11 @@ def keep_logs(kube: Cluster, folder: Path) -> None:
         shutil.copy(log, folder / f"{log.parent.name}-{log.name}")
 
 
-def run_steps(kube: Cluster, names: Sequence[str], streams: int, seed: int) -> dict[str, Any]:
+def run_steps(
+    kube: Cluster, names: Sequence[str], streams: int, seed: int, helm: Helm
+) -> dict[str, Any]:
     """Install the chart and run all steps under load."""
-    release = Release(kube, "default", "baton")
+    release = Release(kube, "default", "baton", helm)
     began = SYSTEM_CLOCK()
     release.install(VALUES)
     print(f"installed and ready in {SYSTEM_CLOCK() - began:.1f} s:\n{kube.describe()}", flush=True)
@@ -204,11 +269,12 @@ def run_steps(kube: Cluster, names: Sequence[str], streams: int, seed: int) -> d
         release.url, make_request_bodies(24, seed, SHORTEST, LONGEST), streams
     )
     with traffic(release.url, questions, streams) as answers:
-        steps = [run_step(name, release, answers) for name in names]
-    wrong = [answer for answer in answers if not answer.is_right]
+        steps = [run_step(name, release, answers) for name in names if name not in WITHOUT_TRAFFIC]
+    # While a release is being uninstalled, its pods may outlive their Role.
     rights = compare_rights(kube, "default", "baton-conductor")
+    steps += [run_step(name, release, ()) for name in names if name in WITHOUT_TRAFFIC]
+    wrong = [answer for answer in answers if not answer.is_right]
     print(f"Role: used {rights['used']}; unused {rights['unused']}; refused {rights['refused']}")
-    gaps = max((answer.max_inter_token_seconds for answer in answers), default=0.0)
     too_much = rights["unused"] if set(names) >= USE_ALL else []
     ok = not (wrong or too_much or rights["refused"] or any(step.failure for step in steps))
     return {
@@ -218,16 +284,18 @@ def run_steps(kube: Cluster, names: Sequence[str], streams: int, seed: int) -> d
         "answers": len(answers),
         "failed": sum(bool(answer.error) for answer in wrong),
         "changed": sum(not answer.error for answer in wrong),
-        "longest_gap_seconds": gaps,
+        "longest_gap_seconds": longest_gap(answers),
         "restarts": release.restarts(),
         "steps": {step.name: {"seconds": step.seconds, "answers": step.answers,
-                              "failed": step.failed, "why": step.failure} for step in steps},
+                              "failed": step.failed, "why": step.failure,
+                              "longest_gap_seconds": step.longest_gap_seconds} for step in steps},
         "rights": rights,
     }  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--helm", type=int, choices=[3, 4], default=4)
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default=",".join(STEPS), help="comma-separated names of steps")
@@ -241,8 +309,11 @@ def main(arguments: list[str]) -> int:
         return 2
     print(describe())
     print(f"seed {options.seed}")
-    with cluster() as kube:
-        report = run_steps(kube, names, options.streams, options.seed)
+    with cluster() as kube, tempfile.TemporaryDirectory() as folder:
+        helm: Helm = Helm4(kube.kubeconfig, "default")
+        if options.helm == 3:
+            helm = Helm3(fetch_helm3(Path(folder)), kube.kubeconfig, "default")
+        report = run_steps(kube, names, options.streams, options.seed, helm)
         if options.logs is not None:
             keep_logs(kube, options.logs)
     print(json.dumps(report))

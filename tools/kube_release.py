@@ -1,24 +1,25 @@
 """A release of the chart on a test Kubernetes cluster, and what its administrator does with it."""
 
 import json
+import os
 import subprocess
+import sys
 import urllib.request
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from helm_python import HelmReleaseError, _native
 from kubernetes import client
 
 from benchmarks.machine import SYSTEM_CLOCK
 from tests.kube.cluster import Cluster
 from tests.kube.drain import drain_node
+from tests.kube.helm_clients import Helm, Helm4, HelmFailed
 from tests.kube.kinds import DEPLOYMENT, LEASE, NODE, POD, Object
 from tests.kube.patches import apply_merge_patch
 from tests.kube.pods import is_being_deleted
+from tests.kube.releases import deployed_revision, differences
 
-CHART = Path(__file__).parents[1] / "deploy" / "helm" / "baton"
 TIMEOUT_SECONDS = 180
 """The timeout of every single operation, on a busy machine."""
 
@@ -30,26 +31,27 @@ class Release:
     """A Helm release. ``name`` must contain "baton", because the chart then uses the release's name
     unchanged as the prefix of its objects' names."""
 
-    def __init__(self, kube: Cluster, namespace: str, name: str) -> None:
+    def __init__(self, kube: Cluster, namespace: str, name: str, helm: Helm | None = None) -> None:
         self.kube = kube
         self.namespace = namespace
         self.name = name
         self.values: dict[str, Any] = {}
-        self._helm = kube.helm(namespace)
+        self.helm = helm or Helm4(kube.kubeconfig, namespace)
 
     @property
     def url(self) -> str:
         return self.kube.url(f"{self.name}-router", self.namespace)
 
     def install(self, values: dict[str, Any]) -> None:
-        """Install the chart, and wait until all is ready."""
+        """Install the chart, and wait until all is ready, and the pools have their sizes."""
         self.values = values
-        self._helm.install(CHART, self.name, values, wait="watcher", timeout=TIMEOUT_SECONDS)
+        self.helm.install(self.name, values, wait=True, seconds=TIMEOUT_SECONDS)
+        pools = {"prefill": {}, "decode": {}} | values.get("pools", {})
+        self.wait_for_sizes({name: pool.get("replicas", 1) for name, pool in pools.items()})
 
     def test(self) -> str:
         """Run ``helm test``; return its pod's output. Raises RuntimeError when it failed."""
-        options = json.dumps({"timeout_seconds": TIMEOUT_SECONDS})
-        _native.call_string("helm_test_run", self._helm._raw(), self.name, options)
+        self.helm.test(self.name, seconds=TIMEOUT_SECONDS)
         return self.kube.kubelet.log(self.namespace, f"{self.name}-test", "").strip()
 
     # -- sizes -----------------------------------------------------------------------------
@@ -57,6 +59,10 @@ class Release:
     def workers(self, pool: str) -> set[str]:
         """Return the names of the pool's pods that are ready and not terminating."""
         return set(self.kube.ready({POOL: pool}))
+
+    def sizes(self) -> dict[str, int]:
+        """Return the number of ready workers of each pool."""
+        return {pool: len(self.workers(pool)) for pool in ("prefill", "decode")}
 
     def pods(self, pool: str) -> list[Object]:
         return self.kube.pods(lambda pod: (pod["metadata"].get("labels") or {}).get(POOL) == pool)
@@ -94,6 +100,19 @@ class Release:
             words, env=dict(environment), capture_output=True, text=True, timeout=TIMEOUT_SECONDS
         )
         if check and done.returncode != 0:
+            raise RuntimeError(f"baton {' '.join(arguments)}: {done.stderr or done.stdout}")
+        return done.stdout.strip()
+
+    def baton_from_laptop(self, *arguments: str) -> str:
+        """Run ``baton …`` on this machine as an administrator with a kubeconfig, and without access
+        to Redis. Raises RuntimeError when it fails."""
+        words = [sys.executable, "-m", "baton", *arguments, "--on", "kubernetes"]
+        target = ["--namespace", self.namespace, "--name", self.name]
+        environment = {**os.environ, "KUBECONFIG": str(self.kube.kubeconfig)}
+        done = subprocess.run(
+            words + target, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+        )
+        if done.returncode != 0:
             raise RuntimeError(f"baton {' '.join(arguments)}: {done.stderr or done.stdout}")
         return done.stdout.strip()
 
@@ -152,6 +171,21 @@ class Release:
         assert cached > len(prompt) + len(answer) / 2, result
         return result
 
+    def reinstall(self) -> dict[str, Any]:
+        """Uninstall the release and install it again; a prompt of before must be cached."""
+        prompt = np.random.default_rng(11).integers(3, 4000, size=256).tolist()
+        first, _ = self._complete(prompt, 16)
+        self.helm.uninstall(self.name, wait=True, seconds=TIMEOUT_SECONDS)
+        self.kube.wait(lambda: not self.kube.pods(), TIMEOUT_SECONDS, "the end of all pods")
+        leases = [each["metadata"]["name"] for each in self.kube.api.store.all(LEASE)]
+        assert leases == [], f"left behind: {leases}"
+        self.install(self.values)
+        again, _ = self._complete(prompt, 16)
+        cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached >= 240, f"{cached} of {len(prompt)} tokens were cached"
+        assert again["choices"][0]["token_ids"] == first["choices"][0]["token_ids"]
+        return {"prompt": len(prompt), "cached": cached}
+
     def _complete(self, prompt: list[int], count: int) -> tuple[dict[str, Any], dict[str, str]]:
         body = {
             "prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True,
@@ -171,7 +205,11 @@ class Release:
         gone."""
         self.values = apply_merge_patch(self.values, values)
         old = {pod["metadata"]["uid"] for pod in self._baton_pods()}
-        self._helm.upgrade(CHART, self.name, self.values, wait="watcher", timeout=TIMEOUT_SECONDS)
+        self.helm.upgrade(self.name, self.values, wait=True, seconds=TIMEOUT_SECONDS)
+        return self._replaced(old)
+
+    def _replaced(self, old: set[str]) -> dict[str, Any]:
+        """Wait for pods that are being deleted; return how many of ``old`` were replaced."""
         self.kube.wait(
             lambda: not any(is_being_deleted(pod) for pod in self._baton_pods()),
             TIMEOUT_SECONDS,
@@ -180,6 +218,22 @@ class Release:
         left = {pod["metadata"]["uid"] for pod in self._baton_pods()} & old
         return {"replaced": len(old - left), "of": len(old)}
 
+    @property
+    def revision(self) -> int:
+        return int(deployed_revision(self.kube.api, self.namespace, self.name)["version"])
+
+    def roll_back(self, revision: int) -> dict[str, Any]:
+        """Roll back, and wait until the pods of other revisions are gone."""
+        old = {pod["metadata"]["uid"] for pod in self._baton_pods()}
+        self.helm.rollback(self.name, revision, wait=True, seconds=TIMEOUT_SECONDS)
+        deployed = deployed_revision(self.kube.api, self.namespace, self.name)
+        self.values = deployed.get("config") or {}
+        return self._replaced(old)
+
+    def differences(self) -> list[str]:
+        """Return the fields in which objects differ from the deployed revision."""
+        return differences(self.kube.api, self.namespace, self.name)
+
     def two_owners(self, pool: str) -> dict[str, Any]:
         """Scale a pool; then an upgrade with ``replicasManagedBy: chart`` must be rejected, and one
         with ``external`` must keep the size."""
@@ -187,21 +241,21 @@ class Release:
         self.scale({pool: size + 1})
         try:
             values = apply_merge_patch(self.values, {"replicasManagedBy": "chart"})
-            self._helm.upgrade(CHART, self.name, values, timeout=TIMEOUT_SECONDS)
-        except HelmReleaseError as error:
+            self.helm.upgrade(self.name, values, seconds=TIMEOUT_SECONDS)
+        except HelmFailed as error:
             refused = str(error)
         else:
             raise AssertionError("an upgrade with two owners of a size was not rejected")
         self.upgrade({})
         assert len(self.workers(pool)) == size + 1, "the upgrade changed the size"
         self.scale({pool: size})
-        return {"refused": refused.partition("Apply failed")[2].strip(" :")}
+        return {"refused": refused.partition("These values can't work:")[2].strip(" \n-")}
 
     def drain_node(self) -> dict[str, Any]:
         """Drain the node on which a decode worker runs; this evicts all pods on it."""
         pod = self.kube.api.store.get(POD, self.namespace, min(self.workers("decode")))
         node = pod["spec"]["nodeName"]
-        sizes = {pool: len(self.workers(pool)) for pool in ("prefill", "decode")}
+        sizes = self.sizes()
         went = drain_node(self.kube, node, TIMEOUT_SECONDS)
         self.wait_for_sizes(sizes)
         self.kube.cordon(node, False)
@@ -209,7 +263,7 @@ class Release:
 
     def leader(self) -> str:
         """Return the name of the conductor that holds the lease."""
-        lease = self.kube.api.store.get(LEASE, self.namespace, f"{self.name}-conductor")
+        lease = self.kube.api.store.get(LEASE, self.namespace, f"{self.name}-leader")
         holder: str = lease["spec"]["holderIdentity"]
         return holder
 

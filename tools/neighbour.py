@@ -68,9 +68,10 @@ NICENESS = 10
 
 @dataclass(frozen=True)
 class StreamStats:
-    """Statistics of the neighbour's streams in one period; inter-token latencies and TTFT in
-    milliseconds. ``stolen`` is the share of CPU time that the hypervisor gave to other virtual
-    machines. If it is above a few percent, it explains long latencies."""
+    """Statistics of the neighbour's streams in one period. ``gap_…`` are inter-token latencies, and
+    ``first_token_max`` is the longest TTFT, in milliseconds. ``stolen`` is the share of CPU time
+    that the hypervisor gave to other virtual machines. If it is above a few percent, it explains
+    long latencies."""
 
     streams: int
     wrong: int

@@ -1,4 +1,4 @@
-"""Put a million blocks into a small arena: resident memory must not grow, and no slab get lost.
+"""Put a million blocks into a small arena: resident memory must not grow, and no slab may get lost.
 
     python -m tools.store_soak [--puts N] [--disk]
 

@@ -1,32 +1,49 @@
 """The settings of all programs. A setting has the same name in every source.
 
-A command-line flag overrides the environment (``BATON_<NAME>``), which overrides a YAML file
-(``--config`` or ``BATON_CONFIG``), which overrides the default. A wrong value or an unknown name
-fails at start-up, with a message that says what would be valid. No other module reads settings from
+A command-line flag overrides the environment (``BATON_<NAME>``), which overrides a file with the
+setting's name in the folder ``BATON_SECRETS_DIRECTORY``, which overrides a YAML file (``--config``
+or ``BATON_CONFIG``), which overrides the default. A wrong value or an unknown name fails at
+start-up, with a message that says what would be valid. Live settings can change while a program
+runs (:mod:`baton.config.setting_scopes`). No other module reads settings from
 the environment.
 """
 
 from baton.config.environment import (
     baton_home,
     child_environment,
+    config_environment,
+    config_file,
     set_ray_environment,
     set_thread_environment,
+    setting_text,
     thread_environment,
     to_environment,
 )
-from baton.config.loading import load_settings
+from baton.config.loading import load_ops_settings, load_settings, pinned_settings, reload_settings
+from baton.config.setting_scopes import Reader, live_settings, restarting_settings
 from baton.config.settings import LOOPBACK, Settings
+from baton.config.sources import read_config_bytes
 from baton.config.worker_settings import DEMO_MODEL
 
 __all__ = [
     "DEMO_MODEL",
     "LOOPBACK",
+    "Reader",
     "Settings",
     "baton_home",
     "child_environment",
+    "config_environment",
+    "config_file",
+    "live_settings",
+    "load_ops_settings",
     "load_settings",
+    "pinned_settings",
+    "read_config_bytes",
+    "reload_settings",
+    "restarting_settings",
     "set_ray_environment",
     "set_thread_environment",
+    "setting_text",
     "thread_environment",
     "to_environment",
 ]

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from baton.values import AsSwitch, Count, PoolTargets, Seconds
+from baton.values import AsSwitch, Count, Counts, PoolTargets, Seconds
 
 
 class AutoscalingSettings(BaseModel):
@@ -51,9 +51,12 @@ class AutoscalingSettings(BaseModel):
     kubernetes_pools: PoolTargets = Field(default_factory=dict)
     """The pools, as POOL=ROLE/DEPLOYMENT,…. Empty: find them by their labels, which needs the
     permission to list Deployments."""
+    kubernetes_initial_replicas: Counts = Field(default_factory=dict)
+    """Initial numbers of replicas, as DEPLOYMENT=NUMBER,…. A conductor sets the number once, when
+    it first sees the Deployment, unless somebody has scaled it already."""
     kubernetes_lease: str | None = None
-    """Name of the Lease by which the conductors elect the one that resizes pools. None:
-    baton-CLUSTER-conductor."""
+    """Name of the Lease by which the conductors elect the one that resizes pools, and which records
+    the Deployments that have got their initial number of replicas. None: baton-CLUSTER-leader."""
     kubernetes_watch: bool = False
     """Whether conductors watch the pods of the pools, so that they stop placing requests on a pod
     as soon as its deletion begins, even before its worker reports that it drains."""

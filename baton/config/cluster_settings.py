@@ -16,6 +16,9 @@ class ClusterSettings(BaseModel):
     cluster: str = Field("default", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
     id: str = Field("", max_length=128)
     redis_url: str | None = None
+    redis_password: str | None = None
+    """The password of Redis, if ``redis_url`` has none: :func:`baton.config.load_settings` moves it
+    there."""
     redis_wait_seconds: Annotated[float, Field(ge=0)] = 0.0
     """How long a starting program waits for Redis, which may be starting at the same time. 0: fail
     at once if Redis can't be reached."""

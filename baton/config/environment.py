@@ -4,16 +4,29 @@ other libraries read."""
 import json
 import os
 import secrets
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from baton.config.settings import Settings
-from baton.config.sources import ENVIRONMENT_PREFIX, HOME_ENVIRONMENT_VARIABLE, variable_name
+from baton.config.sources import (
+    CONFIG_ENVIRONMENT_VARIABLE,
+    ENVIRONMENT_PREFIX,
+    HOME_ENVIRONMENT_VARIABLE,
+    variable_name,
+)
 
 
 def baton_home() -> Path:
     """Where local clusters keep their state and logs: ``BATON_HOME``, or ``~/.baton``."""
     return Path(os.environ.get(HOME_ENVIRONMENT_VARIABLE) or Path.home() / ".baton")
+
+
+def config_file() -> Path | None:
+    """The file that this process reads its settings from (``--config`` or ``BATON_CONFIG``), as an
+    absolute path; None if there is none."""
+    path = os.environ.get(CONFIG_ENVIRONMENT_VARIABLE)
+    return Path(path).absolute() if path else None
 
 
 def child_environment(settings: dict[str, str], extra: dict[str, str]) -> dict[str, str]:
@@ -28,10 +41,17 @@ def child_environment(settings: dict[str, str], extra: dict[str, str]) -> dict[s
     return {**inherited, **named, **extra}
 
 
-def to_environment(settings: Settings) -> dict[str, str]:
-    """All settings as text, for :func:`child_environment`."""
+def to_environment(settings: Settings, unpinned: Collection[str] = ()) -> dict[str, str]:
+    """All settings except ``unpinned`` as text, for :func:`child_environment`. If this process has
+    a config file, the child reads the same file, which gives it the values of ``unpinned``."""
     values = settings.model_dump(exclude_none=True)
-    return {name: _to_text(value) for name, value in values.items()}
+    return {name: setting_text(value) for name, value in values.items() if name not in unpinned}
+
+
+def config_environment() -> dict[str, str]:
+    """The variable by which a child process reads the config file of this process, if any."""
+    path = config_file()
+    return {} if path is None else {CONFIG_ENVIRONMENT_VARIABLE: str(path)}
 
 
 def set_thread_environment(threads: int) -> None:
@@ -65,7 +85,8 @@ def thread_environment(threads: int) -> dict[str, str]:
     }
 
 
-def _to_text(value: Any) -> str:
+def setting_text(value: Any) -> str:
+    """Return a setting's value as an environment variable has it."""
     if isinstance(value, dict):
         return json.dumps(value)
     if isinstance(value, (tuple, list)):

@@ -5,20 +5,29 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote, urlsplit
 
 from pydantic import ValidationError
 
+from baton.config.cluster_settings import ClusterSettings
 from baton.config.renamed_settings import rename_warnings, use_new_names
 from baton.config.settings import SECRET_SETTINGS, Settings
 from baton.config.sources import (
     CONFIG_ENVIRONMENT_VARIABLE,
+    SECRETS_ENVIRONMENT_VARIABLE,
+    SecretFiles,
     check_environment,
     check_name,
+    config_content,
     environment_values,
     read_config_file,
+    read_secret_files,
 )
 from baton.config.validation import check_combinations, check_exposure, check_private_network
 from baton.errors import Invalid
+
+OPS_SETTINGS = ("ops_host", "ops_port", "drain_timeout_seconds")
+"""The settings that :func:`load_ops_settings` needs."""
 
 
 def print_warning(message: str) -> None:
@@ -40,10 +49,49 @@ def load_settings(
         settings = Settings(**given)
     except ValidationError as error:
         raise Invalid(_explain(error)) from error
+    settings = _with_redis_password(settings)
     check_exposure(settings)
     check_private_network(settings)
     check_combinations(settings)
+    settings._flags = given
+    settings._secret_files = frozenset(SecretFiles(Settings)())
     return settings
+
+
+def load_ops_settings(config: Path | None = None) -> Settings:
+    """Load the settings for a request to the ops server of this container's process. The process
+    may have started with a config file that is no longer valid. Then the environment is enough, if
+    it has ``ops_port``; settings that it does not have are at their defaults, unchecked. Raises
+    Invalid."""
+    try:
+        return load_settings(config)
+    except Invalid as error:
+        values = use_new_names(environment_values(), "environment", str)
+        given = {name: values[name] for name in OPS_SETTINGS if name in values}
+        if "ops_port" not in given:
+            raise
+        print_warning(f"only environment variables are used: {error}")
+        try:
+            checked = ClusterSettings.model_validate(given).model_dump(include=set(given))
+        except ValidationError:
+            raise error from None
+        return Settings.model_construct(**checked)
+
+
+def reload_settings(settings: Settings, content: bytes) -> Settings:
+    """Load the settings again, with the flags of ``settings``, and with ``content`` as the content
+    of the config file. Raises Invalid."""
+    with config_content(content):
+        return load_settings(warn=lambda message: None, **settings.flags)
+
+
+def pinned_settings(settings: Settings) -> frozenset[str]:
+    """Return the names of the settings that flags, the environment or secret files give, so that a
+    change of the config file does not change them. ``redis_url`` is one of them if they give the
+    password that has been moved into it."""
+    environment = use_new_names(environment_values(), "environment", str)
+    pinned = {*settings.flags, *environment, *settings.secret_files}
+    return frozenset(pinned | ({"redis_url"} if "redis_password" in pinned else set()))
 
 
 def _check_names(flags: dict[str, Any]) -> list[str]:
@@ -53,15 +101,40 @@ def _check_names(flags: dict[str, Any]) -> list[str]:
         check_name(name, known, "command line")
     check_environment(known)
     file = read_config_file(os.environ.get(CONFIG_ENVIRONMENT_VARIABLE), known)
-    return [*flags, *environment_values(), *map(str, file)]
+    secrets = read_secret_files(os.environ.get(SECRETS_ENVIRONMENT_VARIABLE), known)
+    return [*flags, *environment_values(), *secrets, *map(str, file)]
+
+
+def _with_redis_password(settings: Settings) -> Settings:
+    """Move ``redis_password`` into ``redis_url``, whose special characters must be escaped. Raises
+    Invalid if there is no URL, or if it has another password. It has the same one in a child
+    process, which gets the URL from its parent, and ``redis_password`` from the config file."""
+    if settings.redis_password is None:
+        return settings
+    if not settings.redis_url:
+        raise Invalid("redis_password is set, but redis_url is not; set both")
+    try:
+        parts = urlsplit(settings.redis_url)
+    except ValueError:  # a malformed IPv6 address
+        raise Invalid("redis_url is wrong: it should be redis://HOST:PORT/0") from None
+    if parts.password is not None:
+        if unquote(parts.password) != settings.redis_password:
+            raise Invalid("redis_password is set, and redis_url has a password, too; keep one")
+        return settings.model_copy(update={"redis_password": None})
+    host = parts.netloc.rpartition("@")[2]
+    login = f"{parts.username or ''}:{quote(settings.redis_password, safe='')}"
+    url = parts._replace(netloc=f"{login}@{host}").geturl()
+    return settings.model_copy(update={"redis_url": url, "redis_password": None})
 
 
 def _explain(error: ValidationError) -> str:
     """Describe each wrong setting: its name, its value, and what would be valid."""
+    folder = os.environ.get(SECRETS_ENVIRONMENT_VARIABLE)
+    secrets = SECRET_SETTINGS | read_secret_files(folder, Settings.model_fields).keys()
     lines = []
     for problem in error.errors():
         parts = [str(part) for part in problem["loc"]] or ["settings"]
-        is_secret = parts[0] in SECRET_SETTINGS
+        is_secret = parts[0] in secrets
         name = parts[0] if is_secret else ".".join(parts)
         shown = "wrong" if is_secret else repr(problem.get("input"))
         message = problem["msg"].removeprefix("Value error, ")

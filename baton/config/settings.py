@@ -1,7 +1,10 @@
 """Combines the groups of settings into the settings of all programs."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from pydantic import PrivateAttr
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -11,13 +14,20 @@ from pydantic_settings import (
 from baton.config.autoscaling_settings import AutoscalingSettings
 from baton.config.cluster_settings import ClusterSettings
 from baton.config.router_settings import RouterSettings
-from baton.config.sources import ENVIRONMENT_PREFIX, ConfigFile, RenamedVariables
+from baton.config.sources import ENVIRONMENT_PREFIX, ConfigFile, RenamedVariables, SecretFiles
 from baton.config.worker_settings import WorkerSettings
 from baton.core.credentials import ClusterCredentials
 from baton.errors import Invalid
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-SECRET_SETTINGS = {"cluster_secret", "api_keys", "admin_key", "tenant_secret", "redis_url"}
+SECRET_SETTINGS = {
+    "cluster_secret",
+    "api_keys",
+    "admin_key",
+    "tenant_secret",
+    "redis_url",
+    "redis_password",
+}
 """Settings whose values error messages never show."""
 
 
@@ -28,6 +38,19 @@ class Settings(RouterSettings, WorkerSettings, AutoscalingSettings, ClusterSetti
     model_config = SettingsConfigDict(
         env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True, protected_namespaces=()
     )
+
+    _flags: Mapping[str, Any] = PrivateAttr(default_factory=dict)
+    _secret_files: frozenset[str] = PrivateAttr(default=frozenset())
+
+    @property
+    def flags(self) -> Mapping[str, Any]:
+        """The settings that were given on the command line, as they were given."""
+        return self._flags
+
+    @property
+    def secret_files(self) -> frozenset[str]:
+        """The names of the settings that were in the folder of secret files."""
+        return self._secret_files
 
     @property
     def model_name(self) -> str:
@@ -68,6 +91,7 @@ class Settings(RouterSettings, WorkerSettings, AutoscalingSettings, ClusterSetti
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The sources by precedence: flags, then the environment, then the YAML file."""
+        """The sources by precedence: flags, then the environment, then secret files, then the YAML
+        file."""
         renamed, file = RenamedVariables(settings_cls), ConfigFile(settings_cls)
-        return init_settings, env_settings, renamed, file
+        return init_settings, env_settings, renamed, SecretFiles(settings_cls), file

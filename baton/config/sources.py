@@ -1,4 +1,5 @@
-"""Where settings come from besides flags: the environment and a YAML file.
+"""Where settings come from besides flags: the environment, a folder of secret files, and a YAML
+file.
 
 The environment is checked by name here and read by pydantic, except for the old names of settings
 (:mod:`baton.config.renamed_settings`), which pydantic doesn't know.
@@ -6,7 +7,10 @@ The environment is checked by name here and read by pydantic, except for the old
 
 import difflib
 import os
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,25 @@ from baton.errors import Invalid
 
 ENVIRONMENT_PREFIX = "BATON_"
 CONFIG_ENVIRONMENT_VARIABLE, HOME_ENVIRONMENT_VARIABLE = "BATON_CONFIG", "BATON_HOME"
+SECRETS_ENVIRONMENT_VARIABLE = "BATON_SECRETS_DIRECTORY"
+NOT_SETTINGS = (
+    CONFIG_ENVIRONMENT_VARIABLE,
+    HOME_ENVIRONMENT_VARIABLE,
+    SECRETS_ENVIRONMENT_VARIABLE,
+)
+"""Variables that say where settings and state are."""
+
+MAX_CONFIG_BYTES = 2**20
+"""The size limit of a config file, which running programs read every few seconds. A ConfigMap has
+the same limit."""
+
+QUOTED = re.compile(r"(['\"])(?:(?!\1).)*\1")
+
+LONGEST_SECRET_BYTES = 64 * 1024
+"""The largest secret file: many API keys, but not a file that is here by mistake."""
+
+
+_config_content: ContextVar[bytes | None] = ContextVar("config_content", default=None)
 
 
 class RenamedVariables(PydanticBaseSettingsSource):
@@ -36,6 +59,18 @@ class RenamedVariables(PydanticBaseSettingsSource):
         }
 
 
+class SecretFiles(PydanticBaseSettingsSource):
+    """Settings source that reads the files in the folder named by ``BATON_SECRETS_DIRECTORY``."""
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+        return None, field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        folder = os.environ.get(SECRETS_ENVIRONMENT_VARIABLE)
+        values = read_secret_files(folder, self.settings_cls.model_fields)
+        return use_new_names(values, f"secrets directory {folder}", str)
+
+
 class ConfigFile(PydanticBaseSettingsSource):
     """Settings source that reads the YAML file named by ``BATON_CONFIG``."""
 
@@ -50,17 +85,92 @@ class ConfigFile(PydanticBaseSettingsSource):
 
 def read_config_file(path: str | None, known: Collection[str]) -> dict[str, Any]:
     """Read a YAML file of settings; its names may be old ones. Raises Invalid if it can't be read,
-    is not a mapping, or has keys that are not in ``known``."""
+    is not a mapping, or has keys that are not in ``known``. The message shows no other part of the
+    file, which may have secrets."""
     if not path:
         return {}
-    try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise Invalid(f"config file {path}: {error}") from error
+    where = f"config file {path}"
+    content = _config_content.get()
+    values = _parse_yaml(read_config_bytes(path) if content is None else content, where)
     if not isinstance(values, dict):
-        raise Invalid(f"config file {path}: must be a mapping of settings")
+        raise Invalid(f"{where}: must be a mapping of settings")
     for name in values:
-        check_name(str(name), known, f"config file {path}")
+        check_name(str(name), known, where)
+    return values
+
+
+def read_config_bytes(path: str) -> bytes:
+    """Return the content of the config file. Raises Invalid if it can't be read or is too large."""
+    where = f"config file {path}"
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise Invalid(f"{where}: {error}") from error
+    if len(content) > MAX_CONFIG_BYTES:
+        raise Invalid(f"{where}: has more than {MAX_CONFIG_BYTES} bytes")
+    return content
+
+
+@contextmanager
+def config_content(content: bytes) -> Iterator[None]:
+    """Let :func:`read_config_file` parse ``content`` instead of what is in the file now."""
+    token = _config_content.set(content)
+    try:
+        yield
+    finally:
+        _config_content.reset(token)
+
+
+def _parse_yaml(content: bytes, where: str) -> Any:
+    """Parse YAML; an empty file is an empty mapping. Raises Invalid."""
+    try:
+        return yaml.safe_load(content.decode()) or {}
+    except UnicodeDecodeError:
+        raise Invalid(f"{where}: is not UTF-8 text") from None
+    except yaml.YAMLError as error:  # as text, it shows lines of the file
+        raise Invalid(f"{where}: {_yaml_problem(error)}") from None
+    except ValueError:
+        raise Invalid(f"{where}: has a number or date that does not exist; quote text") from None
+    except RecursionError:
+        raise Invalid(f"{where}: is nested too deeply") from None
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    """Say what is wrong and where. Quoted names of tags and anchors are left out: a value that
+    starts with ``!`` or ``*`` is taken for one."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return "has characters that YAML does not allow"
+    mark = error.problem_mark
+    problem = QUOTED.sub(lambda found: _without_name(found[0]), error.problem or "malformed YAML")
+    return f"{problem} (line {mark.line + 1}, column {mark.column + 1})"
+
+
+def _without_name(quoted: str) -> str:
+    """Return a quoted character or ``'<kind of token>'`` as it is, any other text as dots."""
+    return quoted if len(quoted) == 3 or quoted.startswith("'<") else "..."
+
+
+def read_secret_files(folder: str | None, known: Collection[str]) -> dict[str, str]:
+    """Read a folder that has one file per setting, named like the setting; a line break at the end
+    is not part of the value. Hidden files are ignored, because Kubernetes keeps a volume's versions
+    in them. Raises Invalid if a file can't be read or its name is not in ``known``; the message has
+    no part of a value."""
+    if not folder:
+        return {}
+    where = f"secrets directory {folder}"
+    values = {}
+    try:
+        paths = sorted(each for each in Path(folder).iterdir() if not each.name.startswith("."))
+        for path in paths:
+            check_name(path.name, known, where)
+            if path.stat().st_size > LONGEST_SECRET_BYTES:
+                raise Invalid(f"{where}: {path.name} has more than {LONGEST_SECRET_BYTES} bytes")
+            values[path.name] = path.read_text(encoding="utf-8").rstrip("\r\n")
+    except UnicodeDecodeError:  # the error would show the file's content
+        raise Invalid(f"{where}: {path.name} is not UTF-8 text") from None
+    except OSError as error:
+        raise Invalid(f"{where}: {error}") from error
     return values
 
 
@@ -69,8 +179,7 @@ def environment_values() -> dict[str, str]:
     return {
         variable.removeprefix(ENVIRONMENT_PREFIX).lower(): value
         for variable, value in os.environ.items()
-        if variable.startswith(ENVIRONMENT_PREFIX)
-        and variable not in (CONFIG_ENVIRONMENT_VARIABLE, HOME_ENVIRONMENT_VARIABLE)
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in NOT_SETTINGS
     }
 
 

@@ -1,4 +1,5 @@
-"""Predicts the length of an answer from earlier answers of the same tenant."""
+"""Predicts the length of an answer from earlier answers of the same tenant, or of all tenants while
+that tenant has too few."""
 
 import math
 from collections import OrderedDict
@@ -54,7 +55,8 @@ class AnswerLengthPredictor:
 
     def record_length(self, tenant: bytes, num_tokens: int, *, was_truncated: bool) -> None:
         """Record the length of a finished answer. An answer that was truncated at its limit would
-        have been longer, so it counts only if it is longer than expected."""
+        have been longer, so it counts only if it is longer than expected, or while there are too
+        few answers to predict from."""
         num_tokens = max(num_tokens, 1)
         lengths = self._tenants.get(tenant)
         if lengths is None:

@@ -1,5 +1,6 @@
-"""Cost models of prefill and decode. Workers measure their parameters, and the simulator computes
-with them."""
+"""Cost models of prefill and decode: the time a prefill or a decode step takes. Workers fit the
+parameters to measured steps; the engine, the conductor and the simulator predict times with
+them."""
 
 from dataclasses import dataclass
 

@@ -43,9 +43,9 @@ class MemoryForecast:
         insort(self._running, candidate, key=_remaining_tokens)
 
     def _suffices(self, candidate: KvDemand) -> bool:
-        """Check each predicted end, from the candidate's back to the first one. ``count`` requests
-        still run at that end, and ``held`` is the sum of their current tokens. Later ends don't
-        matter: the candidate has freed its memory by then."""
+        """Whether memory suffices at each predicted end, checked from the candidate's end back to
+        the first one. ``count`` requests still run at that end, and ``held`` is the sum of their
+        current tokens. Later ends don't matter: the candidate has freed its memory by then."""
         end = bisect_left(self._running, candidate.remaining_tokens, key=_remaining_tokens)
         later = self._running[end:]
         held = candidate.current_tokens + sum(each.current_tokens for each in later)

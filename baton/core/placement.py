@@ -36,9 +36,9 @@ class ScoredWorker:
     """A candidate worker; lower scores are better. The request would start there after
     ``queue_seconds``; ``service_seconds`` is the predicted time of the prefill, or of a decode
     step. ``local_blocks`` of the prompt are cached on the worker or its host; ``fetched_blocks``
-    more are worth fetching from another node's store. ``late_seconds`` is by how much the SLO is
-    predicted to be missed: by the first token for a prefill worker, by the inter-token latency for
-    a decode worker."""
+    more are worth fetching from another node's store. ``late_seconds`` is the predicted excess over
+    the SLO: of the TTFT for a prefill worker, of the inter-token latency for a decode worker; 0 if
+    the SLO is met."""
 
     worker: WorkerId
     score: float

@@ -112,7 +112,8 @@ cached tokens."""
 
 
 class FinishReason(StrEnum):
-    """Why an answer ended. MIGRATED and REROUTED end only a placement, because its worker drains.
+    """Why an answer ended. STOP: at an EOS, a stop token or a stop string. LENGTH: at the maximum
+    number of tokens. MIGRATED and REROUTED end only a placement, because its worker drains.
     MIGRATED: the KV of all tokens except the last waits on that worker for the one that decodes the
     request's next epoch. REROUTED: the worker has no KV of the request; place it again."""
 

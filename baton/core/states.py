@@ -1,4 +1,4 @@
-"""States and roles of members: an enum, and a table of its transitions."""
+"""The states of workers with the allowed transitions between them, and the roles of members."""
 
 from enum import StrEnum
 

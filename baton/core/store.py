@@ -8,7 +8,8 @@ from baton.core.kv_transfer import BlockRef, Endpoint
 
 
 class Tier(IntEnum):
-    """The tier in which a store node has a block. The numbers are part of the protocol."""
+    """The tier in which a store node has a block; NONE if it does not have it. The numbers are part
+    of the protocol."""
 
     NONE = 0
     DRAM = 1

@@ -73,7 +73,7 @@ def numerics_fingerprint(model: DecoderModel, pool: KvPool, vocab_size: int) -> 
     to the pool, so it must be called before the pool is used.
 
     Raises Invalid if the logits are different when the probe is computed in chunks and in a batch
-    with another request.
+    with another request, or if the pool is too small for the probe.
     """
     if pool.num_blocks < NUM_PROBE_COPIES:
         raise Invalid(

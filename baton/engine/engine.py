@@ -43,11 +43,11 @@ __all__ = ["Engine", "EngineStats", "PrefillProgress", "Reservation", "SealedRun
 class Engine:
     """The engine is single-threaded and synchronous: all calls must come from one thread.
 
-    :meth:`add` queues a WHOLE or PREFILL request. A DECODE request first gets its blocks from
-    :meth:`reserve_blocks`; the caller fills them and then calls :meth:`start_decoding`. Call
-    :meth:`step` as long as :meth:`has_work` is true. A request is removed after its last output or
-    by :meth:`abort`; a PREFILL request stays in phase EXPORTED after its output, with its blocks
-    pinned, until :meth:`release_export` is called.
+    :meth:`add` queues a PREFILL or PREFILL_AND_DECODE request. A DECODE request first gets its
+    blocks from :meth:`reserve_blocks`; the caller fills them and then calls :meth:`start_decoding`.
+    Call :meth:`step` as long as :meth:`has_work` is true. A request is removed after its last
+    output or by :meth:`abort`; a PREFILL request stays in phase EXPORTED after its output, with its
+    blocks pinned, until :meth:`release_export` is called.
 
     If an ``executor`` is given, scheduling is asynchronous: when :meth:`step` returns the result of
     one step, the next step may already be running, having been planned before the sampled tokens
@@ -96,6 +96,10 @@ class Engine:
             self._scheduler, self._answer_lengths, eos_token_ids, self._finish
         )
 
+    def set_target_inter_token_latency(self, seconds: float | None) -> None:
+        """Change the configured ``target_inter_token_latency_seconds`` from the next step on."""
+        self._costs.set_target_inter_token_latency(seconds)
+
     # Adding and removing requests
 
     def add(
@@ -105,7 +109,7 @@ class Engine:
         constraint: Constraint | None = None,
         chain: BlockKeyChain | None = None,
     ) -> None:
-        """Queue a WHOLE or PREFILL request.
+        """Queue a PREFILL or PREFILL_AND_DECODE request.
 
         ``constraint`` is the state of the request's grammar after ``spec.token_ids``. ``chain`` is
         the request's key chain, if ``self.key_hasher`` has computed it already; the engine owns it
@@ -194,7 +198,7 @@ class Engine:
         return True
 
     def is_waiting(self, request_id: RequestId) -> bool:
-        """Whether the request is queued and no token of it has been computed."""
+        """Whether the request is in the waiting queue: it has not started, or was preempted."""
         sequence = self._sequences.get(request_id)
         return sequence is not None and sequence.phase is Phase.WAITING
 
@@ -278,7 +282,8 @@ class Engine:
         return self._inflight.has_step or self._scheduler.has_work
 
     def step(self) -> StepResult:
-        """Schedule, run and apply one step. The result is empty if nothing could be scheduled."""
+        """Schedule, run and apply one step. If nothing could be scheduled, the result has no
+        outputs; it may still name preempted requests."""
         flight, output = self._inflight.collect()
         if not flight.plan.rows:
             return StepResult(preempted=flight.preempted)
@@ -320,8 +325,8 @@ class Engine:
         return self._costs.prefill_cost()
 
     def prefill_cost_relative_error(self) -> float | None:
-        """Return the relative error of :meth:`prefill_cost`; see
-        :class:`baton.core.worker_load.WorkerLoad`."""
+        """Return the relative standard error of :meth:`prefill_cost`
+        (:attr:`WorkerLoad.prefill_error`); None while it is unknown."""
         return self._costs.prefill_cost_relative_error()
 
     def decode_cost(self) -> DecodeCost | None:

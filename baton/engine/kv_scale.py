@@ -18,7 +18,7 @@ class KvScale:
 
 def kv_scaled_digest(model_digest: bytes, scales: Sequence[KvScale]) -> bytes:
     """Return a digest (16 bytes) of the model and its KV scales, which ``model_digest`` does not
-    cover."""
+    cover. It is ``model_digest`` itself if every scale is 1."""
     if all(scale == KvScale() for scale in scales):
         return model_digest
     text = ",".join(f"{scale.key.hex()}/{scale.value.hex()}" for scale in scales)

@@ -1,4 +1,4 @@
-"""Fits the parts of a cost to measurements, by least squares with nonnegative coefficients."""
+"""Fits the coefficients of a cost to measurements by least squares, with no coefficient below 0."""
 
 import math
 from collections.abc import Sequence
@@ -7,33 +7,33 @@ import numpy as np
 
 
 def fit_nonnegative(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
-    """Solve ``columns · parts = seconds`` for ``parts`` by least squares of the relative errors,
-    so that a short step counts as much as a long one. A part that would be negative is set to 0,
-    and the others are fitted again."""
+    """Return the ``coefficients`` that solve ``columns · coefficients = seconds`` by least squares
+    of the relative errors, so that a short step counts as much as a long one. While a coefficient
+    would be negative, the lowest is set to 0, and the others are fitted again."""
     times = np.array(seconds)
     scaled = np.array(columns) / times[:, None]
-    parts = [0.0] * scaled.shape[1]
+    coefficients = [0.0] * scaled.shape[1]
     used = list(range(scaled.shape[1]))
     while used:
         solution = np.linalg.lstsq(scaled[:, used], np.ones(len(times)), rcond=None)[0]
         if (solution >= 0).all():
-            for index, part in zip(used, solution.tolist(), strict=True):
-                parts[index] = part
-            return parts
+            for index, coefficient in zip(used, solution.tolist(), strict=True):
+                coefficients[index] = coefficient
+            return coefficients
         used.pop(int(solution.argmin()))
-    return parts
+    return coefficients
 
 
 def relative_error(
     columns: Sequence[Sequence[float]],
     seconds: Sequence[float],
-    parts: Sequence[float],
+    coefficients: Sequence[float],
     at: Sequence[float],
 ) -> float | None:
     """Return the standard error of the fit's prediction for ``at``, relative to that prediction.
     The error grows with the distance of ``at`` from the measurements. Return None unless there are
-    more measurements than parts."""
-    times, fitted = np.array(seconds), np.array(parts)
+    more measurements than coefficients above 0, of which there must be at least one."""
+    times, fitted = np.array(seconds), np.array(coefficients)
     used = fitted > 0
     scaled = (np.array(columns) / times[:, None])[:, used]
     num_free = len(times) - int(used.sum())

@@ -20,6 +20,7 @@ class MeasuredCosts:
             config.target_inter_token_latency_seconds, self._decode_cost_model.cost
         )
         self.max_prefill_tokens = self._prefill_budget.max_prefill_tokens
+        self.set_target_inter_token_latency = self._prefill_budget.set_target
 
     def record(self, work: StepWork) -> None:
         """Record the measured duration of a step."""
@@ -37,8 +38,8 @@ class MeasuredCosts:
         return self._prefill_cost_model.cost(self._max_chunk_tokens)
 
     def prefill_cost_relative_error(self) -> float | None:
-        """Return the relative error of :meth:`prefill_cost`; see
-        :class:`baton.core.worker_load.WorkerLoad`."""
+        """Return the relative standard error of :meth:`prefill_cost`
+        (:attr:`WorkerLoad.prefill_error`); None while it is unknown."""
         return self._prefill_cost_model.relative_error()
 
     def decode_cost(self) -> DecodeCost | None:

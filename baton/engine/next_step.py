@@ -13,8 +13,9 @@ row there."""
 def continuing_sequences(
     running: Iterable[Request], plan: Plan, requests: Sequence[Request]
 ) -> list[ContinuingSequence] | None:
-    """Return the requests that continue after ``plan``, which is being computed for ``requests``:
-    all running requests except those that certainly leave the batch after their next token.
+    """Return the requests to compute in the step after ``plan``, while ``plan`` is computed for
+    ``requests``: all running requests, without those that certainly leave the batch after their
+    next token.
 
     Return None if these requests can't be known yet, because a prompt is being computed or a
     grammar needs the sampled token first. Also return None while a migration waits until no step in

@@ -48,6 +48,10 @@ class PrefillBudget:
         self._steps: deque[StepWork] = deque(maxlen=WINDOW_STEPS)
         self._coefficients: Coefficients | None = None
 
+    def set_target(self, target_inter_token_latency_seconds: float | None) -> None:
+        """Change the target for the steps that are scheduled from now on."""
+        self._target_seconds = target_inter_token_latency_seconds
+
     def record(self, work: StepWork) -> None:
         """Record a step; steps without both prefill and decode are ignored."""
         if self._target_seconds is None or work.is_prefill or work.is_decode or work.seconds <= 0:
@@ -58,9 +62,10 @@ class PrefillBudget:
     def max_prefill_tokens(
         self, num_answers: int, context_tokens: int, start: int, limit: int
     ) -> int:
-        """Return how many prefill tokens, at most ``limit``, can be computed in a step that also
-        has ``num_answers`` decodes with ``context_tokens`` in total. ``start`` is the number of
-        computed tokens of the prompt that has the most of them."""
+        """Return how many prefill tokens may be computed in a step that also has ``num_answers``
+        decodes with ``context_tokens`` in total: as many as keep the step within the target, at
+        least ``MIN_PREFILL_TOKENS``, and at most ``limit``. ``start`` is the number of computed
+        tokens of the prompt that has the most of them."""
         if self._target_seconds is None or not num_answers:
             return limit
         parts = self._fit()

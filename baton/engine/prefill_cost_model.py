@@ -45,8 +45,9 @@ class PrefillCostModel:
         return overhead * num_steps + linear * count + quadratic * attended
 
     def cost(self, chunk_tokens: int) -> PrefillCost | None:
-        """Return the fitted cost, for predictions outside of this worker. A step's overhead is
-        charged in proportion to a chunk's tokens, and once more for the whole prompt."""
+        """Return the fitted cost, for predictions outside of this worker; None until enough steps
+        have been measured. A step's overhead is charged in proportion to a chunk's tokens, and once
+        more for the whole prompt."""
         parts = self._fit()
         if parts is None:
             return None

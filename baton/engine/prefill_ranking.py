@@ -138,8 +138,9 @@ class PrefillRanking:
         return rank
 
     def _arrears(self, sequences: list[Sequence]) -> dict[bytes, int]:
-        """Return by how much each of these sequences' tenants was served more than the one served
-        least, in multiples of the slack; empty while only one tenant has requests."""
+        """Return how much more service each tenant of these sequences has received than the one
+        with the least, in whole multiples of the slack; empty while only one tenant has
+        requests."""
         if not self.counters.has_several_tenants:
             return {}
         return self.counters.service_surpluses({each.spec.owner for each in sequences})

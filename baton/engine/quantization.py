@@ -182,8 +182,9 @@ def head_quantization(name: str) -> str:
 
 
 def quantized_digest(model_digest: bytes, name: str) -> bytes:
-    """Return a digest (16 bytes) of a model and its quantization format. Workers with different
-    formats must not exchange KV blocks or migrate requests."""
+    """Return a digest (16 bytes) of a model and its quantization format; for the format ``none``,
+    this is the model's digest. Workers with different formats must not exchange KV blocks or
+    migrate requests."""
     if name == "none":
         return model_digest
     return hashlib.blake2b(

@@ -55,10 +55,14 @@ def validate_sampling(sampling: SamplingParams, config: EngineConfig) -> None:
     for name in _NUMBERS:
         if not math.isfinite(getattr(sampling, name)):
             raise Invalid(f"{name} is {getattr(sampling, name)}, and must be finite", param=name)
-    if sampling.temperature < 0 or sampling.top_k < 0 or sampling.repetition_penalty <= 0:
+    for name in ("temperature", "top_k"):
+        if getattr(sampling, name) < 0:
+            raise Invalid(
+                f"{name} is {getattr(sampling, name)}, and must be at least 0", param="sampling"
+            )
+    if sampling.repetition_penalty <= 0:
         raise Invalid(
-            f"temperature is {sampling.temperature} and top_k is {sampling.top_k}; both must be at "
-            f"least 0. repetition_penalty is {sampling.repetition_penalty}; it must be above 0",
+            f"repetition_penalty is {sampling.repetition_penalty}, and must be above 0",
             param="sampling",
         )
     if not all(math.isfinite(bias) for _, bias in sampling.logit_bias):

@@ -59,8 +59,9 @@ class ScheduledPrompt:
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """The work of one step: ``num_tokens`` tokens, which attend to ``num_attended_tokens`` tokens
-    in total, computed in ``seconds``. ``num_decodes`` of its ``num_rows`` rows were decodes.
-    ``is_prefill`` says that no row was a decode, ``is_decode`` that all rows were."""
+    in total, computed in ``seconds``. ``num_decodes`` of its ``num_rows`` rows were decodes, as
+    which every row with a single token counts. ``is_prefill`` says that no row was a decode,
+    ``is_decode`` that all rows were."""
 
     num_tokens: int
     num_attended_tokens: int
@@ -86,8 +87,8 @@ class StepWork:
 class StepResult:
     """The outputs of all requests of a step in batch order, and the progress of PREFILL requests.
     ``admitted`` are the prompts that were scheduled for the first time (not those scheduled again
-    after a preemption). ``preempted`` requests lost their blocks to earlier requests and are back
-    in the queue."""
+    after a preemption). ``preempted`` requests lost their blocks to requests of higher priority, or
+    to earlier ones of the same priority, and are back in the waiting queue."""
 
     outputs: tuple[RequestOutput, ...] = ()
     progress: tuple[PrefillProgress, ...] = ()

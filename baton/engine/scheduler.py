@@ -24,12 +24,12 @@ class Scheduler:
 
     A sequence gets the blocks of all its known tokens when it is admitted, and one block at a time
     as its answer grows. So only a growing answer can lack a block. In that case, the latest-arrived
-    preemptable sequence goes back to the waiting queue (perhaps the growing one itself), so the
-    earliest sequence always advances. A step's token budget goes to prompts in ranked order, both
-    those that are partly computed and those that wait. With a preemptive order, a prompt may pause
-    between two chunks; it keeps its blocks meanwhile. Waiting prompts are admitted strictly in
-    ranked order. The first one for which there are too few blocks blocks those behind it, so that a
-    long prompt isn't starved by short ones.
+    preemptable sequence of the lowest priority goes back to the waiting queue (perhaps the growing
+    one itself), so the earliest sequence of the highest priority always advances. A step's token
+    budget goes to prompts in ranked order, both those that are partly computed and those that wait.
+    With a preemptive order, a prompt may pause between two chunks; it keeps its blocks meanwhile.
+    Waiting prompts are admitted strictly in ranked order. The first one for which there are too few
+    blocks blocks those behind it, so that a long prompt isn't starved by short ones.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class Scheduler:
         self.retry_admission()
 
     def reserve(self, sequence: Sequence) -> bool:
-        """Give a batch slot, and blocks for its tokens, to a sequence in the phase RESERVED. Return
-        False if they are not available."""
+        """Give a RESERVED sequence a batch slot and blocks for its tokens. Return False if there
+        are not enough of them, or if it is the waiting queue's turn to get blocks."""
         assert sequence.phase is Phase.RESERVED
         queue_goes_first = (
             self._allocatable_when_blocked is not None and self._admitted_reservation_last
@@ -434,8 +434,8 @@ class Scheduler:
         return True
 
     def _record_blocked(self, sequence: Sequence, blocked_at: int) -> None:
-        """Record why the queue is blocked. A reservation does not block the queue: its caller
-        retries."""
+        """Note that the queue is blocked until more than ``blocked_at`` blocks are allocatable. A
+        RESERVED sequence does not block the queue; the caller of :meth:`reserve` tries again."""
         if sequence.phase is Phase.WAITING:
             self._allocatable_when_blocked = blocked_at
 

@@ -29,7 +29,8 @@ class SequenceQueue:
         return list(islice(self._sequences, count))
 
     def latest_preemptable(self) -> Sequence | None:
-        """Return the latest-arrived preemptable sequence of the lowest priority."""
+        """Return the latest-arrived preemptable sequence of the lowest priority; None if no
+        sequence is preemptable."""
         latest_first = (each for each in reversed(self._sequences) if each.is_preemptable)
         return max(latest_first, key=_priority, default=None)
 

@@ -140,10 +140,9 @@ def _pop_prompt_logprobs(sequence: Sequence) -> tuple[TokenLogprob, ...]:
 def collect_sealed_run(sequence: Sequence, num_sealed: int) -> list[SealedRun]:
     """Return the sealed blocks that have not been reported yet, as a list of at most one run.
 
-    Blocks are reported when the prompt is computed, when the answer has grown by
-    PUBLISH_INTERVAL_BLOCKS blocks, and when the request has ended. ``num_sealed`` is the number of
-    sealed blocks; it is passed in because a request that has ended has already released its
-    blocks."""
+    Blocks are reported when at least :data:`PUBLISH_INTERVAL_BLOCKS` are new and the prompt is
+    computed, and when the request has ended or is exported. ``num_sealed`` is the number of sealed
+    blocks; it is passed in because a request that has ended has already released its blocks."""
     num_new = num_sealed - sequence.num_published_blocks
     has_ended = sequence.phase in (Phase.EXPORTED, Phase.FINISHED)
     is_due = num_new >= PUBLISH_INTERVAL_BLOCKS and sequence.num_uncomputed_tokens == 1

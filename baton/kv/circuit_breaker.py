@@ -25,7 +25,7 @@ class StoreCircuitBreaker:
         return now >= self._open_until and not self._is_probing
 
     def begin_request(self) -> None:
-        """Record that a request is sent; after a failure, it is the probe."""
+        """Record that a request is sent. The first request after a failure is the probe."""
         self._is_probing = self._backoff_seconds > 0
 
     def record_success(self) -> None:
@@ -34,7 +34,8 @@ class StoreCircuitBreaker:
         self._is_probing = False
 
     def record_failure(self, now: float) -> None:
-        """Open the breaker for twice as long as the last time: the request failed."""
+        """Open the breaker, for twice as long as the last time, up to a limit: the request
+        failed."""
         longer = max(2 * self._backoff_seconds, MIN_BACKOFF_SECONDS)
         self._backoff_seconds = min(longer, MAX_BACKOFF_SECONDS)
         self._open_until = now + self._backoff_seconds

@@ -279,9 +279,15 @@ class ClusterStoreClient:
             endpoint: Endpoint = await node.client.open(tuple(self._transports), self._host)
             transport = self._transports.get(endpoint.transport)
             if transport is None:
-                raise Unavailable(f"node chose {endpoint.transport!r}, which was not offered")
+                raise Unavailable(
+                    f"store node {node.member.id} chose transport {endpoint.transport!r}, which "
+                    "was not offered"
+                )
             if endpoint.owner != node.member.id:
-                raise Unavailable(f"{node.member.id} offers the memory of {endpoint.owner!r}")
+                raise Unavailable(
+                    f"store node {node.member.id} offers the memory of {endpoint.owner!r}, "
+                    "not its own"
+                )
             node.link = (transport, await self._connect_transport(transport, endpoint))
         return node.link
 
@@ -303,8 +309,9 @@ def _check_leased(node: Member, keys: Sequence[BlockKey], leased: LeasedBlocks) 
         raise Unavailable(f"store node {node.id} leased other blocks than requested")
     if not len(blocks) <= leased.num_stored <= len(keys) or leased.num_promoted > len(blocks):
         raise Unavailable(
-            f"store node {node.id} leased {len(blocks)} blocks, {leased.num_promoted} from disk, "
-            f"and claims to have {leased.num_stored} of {len(keys)} requested ones"
+            f"store node {node.id} sent inconsistent counts: of {len(keys)} requested blocks, it "
+            f"has {leased.num_stored} and leased {len(blocks)}, {leased.num_promoted} of these "
+            "from disk"
         )
 
 

@@ -26,8 +26,8 @@ FILE_PERMISSIONS = "the file system: only the cluster's user may connect"
 @dataclass(frozen=True, slots=True)
 class ListenerSpec:
     """One kind of listening socket. ``address`` says where it is bound, in terms of Baton's
-    settings. ``authentications`` are the possible kinds of authentication, of which a socket has
-    one."""
+    settings. ``authentications`` lists the possible kinds of authentication; each open socket uses
+    exactly one of them."""
 
     name: str
     process: str

@@ -10,9 +10,13 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 
+class _Logger(structlog.make_filtering_bound_logger(logging.DEBUG)):  # type: ignore[misc]
+    """The class of all loggers. :func:`set_log_level` replaces its methods, which changes the level
+    of loggers that modules have already used; a line below the level still costs nothing."""
+
+
 def configure_logging(level: str, style: str, **fields: str) -> None:
     """Configure logging; call it once per process. Every line has ``fields``, from any thread."""
-    number = getattr(logging, level.upper())
 
     def describe(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
         for name, value in fields.items():
@@ -28,11 +32,22 @@ def configure_logging(level: str, style: str, **fields: str) -> None:
     last = _renderers(style)
     structlog.configure(
         processors=[*common, *last],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
+        wrapper_class=_Logger,
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    _set_up_others(max(number, logging.WARNING), common, last)
+    _set_up_others(common, last)
+    set_log_level(level)
+
+
+def set_log_level(level: str) -> None:
+    """Write lines of this level (debug, info, warning or error) and above from now on; of other
+    libraries only warnings and errors at most."""
+    number = getattr(logging, level.upper())
+    for name, method in vars(structlog.make_filtering_bound_logger(number)).items():
+        if not name.startswith("__"):
+            setattr(_Logger, name, method)
+    logging.getLogger().setLevel(max(number, logging.WARNING))
 
 
 def _renderers(style: str) -> list[Processor]:
@@ -43,7 +58,7 @@ def _renderers(style: str) -> list[Processor]:
     return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
 
 
-def _set_up_others(number: int, common: list[Processor], last: list[Processor]) -> None:
+def _set_up_others(common: list[Processor], last: list[Processor]) -> None:
     """Configure the log of libraries that use Python's own logging: only warnings and above."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
@@ -52,5 +67,5 @@ def _set_up_others(number: int, common: list[Processor], last: list[Processor]) 
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
         )
     )
-    logging.basicConfig(level=number, handlers=[handler], force=True)
+    logging.basicConfig(handlers=[handler], force=True)
     logging.captureWarnings(True)

@@ -38,6 +38,15 @@ _KINDS = {
 }
 
 
+def create_span_counter(registry: CollectorRegistry | None) -> Counter:
+    return Counter(
+        "baton_trace_spans_total",
+        "Spans, by what became of them: made here, sent, or failed to be sent.",
+        ["result"],
+        registry=registry,
+    )
+
+
 class OtlpSpanSink:
     """Implements :class:`baton.obs.span.SpanSink`. A thread of the SDK sends the spans; if the
     collector is slow or down, spans are lost, but requests are not affected. ``endpoint`` is a URL:
@@ -48,16 +57,12 @@ class OtlpSpanSink:
         endpoint: str,
         resource: dict[str, str],
         clock: Clock,
-        registry: CollectorRegistry | None = None,
+        counter: Counter | None = None,
     ) -> None:
+        """``counter`` is one that :func:`create_span_counter` returned."""
         self._clock = clock
         self._ids = _PresetIds()
-        self._counter = Counter(
-            "baton_trace_spans_total",
-            "Spans, by what became of them: made here, sent, or failed to be sent.",
-            ["result"],
-            registry=registry,
-        )
+        self._counter = counter or create_span_counter(None)
         exporter = _CountedExporter(
             OTLPSpanExporter(endpoint=endpoint, timeout=SEND_SECONDS), self._counter
         )

@@ -1,12 +1,16 @@
 """Opens and closes the sink that exports spans to a collector, if one is configured."""
 
 import asyncio
-from typing import Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client import CollectorRegistry
 
 from baton.clock import Clock
 from baton.obs.span import SpanSink
+
+if TYPE_CHECKING:
+    from prometheus_client import Counter
 
 
 class ClosableSpanSink(SpanSink, Protocol):
@@ -15,29 +19,48 @@ class ClosableSpanSink(SpanSink, Protocol):
         ...
 
 
-def open_span_sink(
-    endpoint: str | None,
-    clock: Clock,
-    registry: CollectorRegistry,
-    *,
-    role: str,
-    process: str,
-    cluster: str,
-) -> ClosableSpanSink | None:
-    """Open a sink. If ``endpoint`` is None, return None without importing OpenTelemetry."""
-    if endpoint is None:
-        return None
-    from baton.obs.otlp_sink import OtlpSpanSink
+class SpanExport:
+    """Exports a program's spans to the collector at ``endpoint``, which can change. ``sink`` is
+    None while there is no endpoint; OpenTelemetry is not imported before there is one."""
 
-    resource = {
-        "service.name": f"baton-{role}",
-        "service.namespace": cluster,
-        "service.instance.id": process,
-    }
-    return OtlpSpanSink(endpoint, resource, clock, registry)
+    def __init__(
+        self, clock: Clock, registry: CollectorRegistry, *, role: str, process: str, cluster: str
+    ) -> None:
+        self.sink: ClosableSpanSink | None = None
+        self._endpoint: str | None = None
+        self._clock = clock
+        self._registry = registry
+        self._counter: Counter | None = None
+        self._resource = {
+            "service.name": f"baton-{role}",
+            "service.namespace": cluster,
+            "service.instance.id": process,
+        }
 
+    def open(self, endpoint: str | None) -> None:
+        """Export to ``endpoint``; call once, before any other method."""
+        self._endpoint = endpoint
+        if endpoint is None:
+            return
+        from baton.obs.otlp_sink import OtlpSpanSink, create_span_counter
 
-async def close_span_sink(spans: ClosableSpanSink | None) -> None:
-    """Close the sink, if there is one, when a program stops."""
-    if spans is not None:
-        await asyncio.to_thread(spans.close)
+        self._counter = self._counter or create_span_counter(self._registry)
+        self.sink = OtlpSpanSink(endpoint, self._resource, self._clock, self._counter)
+
+    async def change(
+        self, endpoint: str | None, use_sink: Callable[[SpanSink | None], None]
+    ) -> None:
+        """Export to another endpoint. ``use_sink`` gets None first, then the new sink; spans that
+        end in between are lost."""
+        if endpoint == self._endpoint:
+            return
+        use_sink(None)
+        await self.close()
+        await asyncio.to_thread(self.open, endpoint)
+        use_sink(self.sink)
+
+    async def close(self) -> None:
+        """Close the sink, if there is one."""
+        sink, self.sink = self.sink, None
+        if sink is not None:
+            await asyncio.to_thread(sink.close)

@@ -2,6 +2,7 @@
 workers' addresses come from the registry."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from baton.core.credentials import ClusterCredentials
@@ -11,6 +12,14 @@ from baton.core.states import Role
 from baton.errors import NotFound, Unavailable
 from baton.registry.base import Registry
 from baton.rpc.worker_client import convert_worker, drain_worker, inspect_worker
+
+
+@dataclass(frozen=True, slots=True)
+class DrainReport:
+    """``is_drained``: the worker has no requests left, and no KV that other workers still need."""
+
+    is_drained: bool
+    num_requests: int
 
 
 class WorkerAdmin(Protocol):
@@ -23,8 +32,8 @@ class WorkerAdmin(Protocol):
         the registry, Unavailable when it does not answer."""
         ...
 
-    async def is_drained(self, worker_id: WorkerId) -> bool:
-        """Whether the worker has no requests left, and no KV that other workers still need."""
+    async def drain_report(self, worker_id: WorkerId) -> DrainReport:
+        """What is left on a draining worker."""
         ...
 
     async def end_drain(self, worker_id: WorkerId) -> None:
@@ -44,9 +53,10 @@ class RegistryWorkerAdmin:
     async def drain(self, worker_id: WorkerId) -> None:
         await drain_worker((await self._member(worker_id)).address, self._trust)
 
-    async def is_drained(self, worker_id: WorkerId) -> bool:
+    async def drain_report(self, worker_id: WorkerId) -> DrainReport:
         member = await self._member(worker_id)
-        return (await inspect_worker(member.address, self._trust)).drained
+        found = await inspect_worker(member.address, self._trust)
+        return DrainReport(found.drained, found.total_requests)
 
     async def end_drain(self, worker_id: WorkerId) -> None:
         member = await self._member(worker_id)
@@ -67,8 +77,8 @@ def scalar_load(member: Member) -> float:
 
 
 class UnavailableWorkerAdmin:
-    """Used when no registry is configured. Every call fails, so that workers drain only when their
-    process gets SIGTERM."""
+    """Used when no registry is configured. Every call fails, so that workers drain only when
+    Kubernetes deletes their pods, in the preStop hook and on SIGTERM."""
 
     async def loads(self) -> Mapping[WorkerId, float]:
         raise Unavailable("redis_url is not set")
@@ -76,7 +86,7 @@ class UnavailableWorkerAdmin:
     async def drain(self, worker_id: WorkerId) -> None:
         raise Unavailable("redis_url is not set")
 
-    async def is_drained(self, worker_id: WorkerId) -> bool:
+    async def drain_report(self, worker_id: WorkerId) -> DrainReport:
         raise Unavailable("redis_url is not set")
 
     async def end_drain(self, worker_id: WorkerId) -> None:

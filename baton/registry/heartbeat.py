@@ -55,7 +55,7 @@ class Heartbeat:
 
     async def announce(self) -> None:
         """Announce the member once. If the registry can't be reached, log it; the next heartbeat
-        tries again."""
+        tries again. Raises Unavailable when a newer generation has taken over."""
         member = self._describe()
         try:
             kept = await self._registry.announce(member, TTL_HEARTBEATS * self._interval_seconds)

@@ -108,7 +108,7 @@ class Membership:
         return self._members
 
     def ready(self, role: Role) -> Sequence[Member]:
-        """Members of ``role`` that accept requests, ordered by id."""
+        """Members of ``role`` in state READY, ordered by id, without incompatible workers."""
         if self._ready_of is not self._members:  # cached: this is called several times per request
             self._ready_of, self._ready = self._members, {}
         known = self._ready.get(role)

@@ -14,7 +14,7 @@ log = structlog.get_logger(__name__)
 
 class Pingable(Protocol):
     async def ping(self) -> None:
-        """Raises Unavailable if it does not answer."""
+        """Raises Unavailable if the registry does not answer."""
         ...
 
 

@@ -34,7 +34,8 @@ async def request_placement(
 async def fetch_pool_plan(
     address: str, trust: ClusterCredentials | str | None = None, timeout_seconds: float = 5.0
 ) -> PoolPlan | None:
-    """Fetch a conductor's plan; None if it has seen no request yet. Raises Unavailable."""
+    """Fetch a conductor's plan; None if it has seen no request yet. Raises Unavailable,
+    DeadlineExceeded."""
     async with open_channel(address, trust) as channel:
         with translated_rpc_errors():
             stub = pb_grpc.ConductorStub(channel)

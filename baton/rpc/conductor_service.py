@@ -27,7 +27,8 @@ class ConductorCore(Protocol):
         ...
 
     def describe(self) -> tuple[Sequence[str], str]:
-        """The members as JSON, and the hash ring as text."""
+        """Return the members, each as JSON, and the ids of all workers, sorted and separated by
+        spaces: the hash ring's members."""
         ...
 
     def pool_plan(self) -> PoolPlan | None:

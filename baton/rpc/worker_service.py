@@ -76,7 +76,8 @@ class WorkerCore(Protocol):
     def open_stream(self) -> RouterStream: ...
 
     async def open_kv_export(self, opening: KvTransferOpen) -> KvExportStream:
-        """Open an export for a reader. Raises NotFound or Invalid."""
+        """Open an export for a reader. Raises NotFound, Invalid, or Unavailable if the export
+        already has a reader."""
         ...
 
     async def inspect(self) -> WorkerInspection: ...
@@ -84,7 +85,8 @@ class WorkerCore(Protocol):
     def start_drain(self, permanent: bool = True) -> None: ...
 
     def convert(self, role: Role) -> None:
-        """Begin to change the role. Raises Unavailable when the worker is shutting down."""
+        """Begin to change the role; for the current role, end a drain that is not permanent. Raises
+        Unavailable when the worker is shutting down, Invalid for a role that workers can't have."""
         ...
 
 

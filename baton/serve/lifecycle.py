@@ -2,12 +2,14 @@
 
 import asyncio
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import structlog
 from prometheus_client.registry import Collector
 
+from baton.config import Settings
 from baton.errors import Unavailable
+from baton.serve.settings_watcher import SettingsWatcher
 from baton.serve.status_pipe import HEARTBEAT_SECONDS, STATUS, StatusReport
 
 log = structlog.get_logger(__name__)
@@ -55,6 +57,15 @@ class Program(Protocol):
         ...
 
 
+@runtime_checkable
+class AppliesSettings(Protocol):
+    """A program with live settings besides the log level."""
+
+    async def apply_settings(self, settings: Settings) -> None:
+        """Use the live settings of ``settings`` from now on. Called while the program serves."""
+        ...
+
+
 class ProgramState(StrEnum):
     STARTING = "starting"
     SERVING = "serving"
@@ -77,16 +88,24 @@ PROGRAM_TRANSITIONS: dict[ProgramState, frozenset[ProgramState]] = {
 class Lifecycle:
     """Runs one program through its states, and reports each. Both :meth:`request_stop` and
     :meth:`request_drain` make it drain. After :meth:`request_stop`, the program then stops; after
-    :meth:`request_drain`, it waits for :meth:`request_stop`."""
+    :meth:`request_drain`, it waits for :meth:`request_stop`. While the program serves,
+    ``settings_watcher`` runs, too."""
 
     def __init__(
-        self, program: Program, drain_timeout_seconds: float, ops_address: str = ""
+        self,
+        program: Program,
+        drain_timeout_seconds: float,
+        ops_address: str = "",
+        settings_watcher: SettingsWatcher | None = None,
     ) -> None:
         self.state = ProgramState.STARTING
         self.has_served = False
         self._program = program
         self._drain_timeout_seconds = drain_timeout_seconds
         self._ops_address = ops_address
+        self._settings_watcher = settings_watcher
+        if settings_watcher is not None and isinstance(program, AppliesSettings):
+            settings_watcher.subscribe(program.apply_settings)
         self._drain_requested = asyncio.Event()
         self._stop_requested = asyncio.Event()
         self._stop_now_requested = asyncio.Event()
@@ -143,6 +162,9 @@ class Lifecycle:
 
     async def _serve(self) -> None:
         running: asyncio.Future[object] = asyncio.ensure_future(self._program.run())
+        watching: list[asyncio.Future[object]] = []
+        if self._settings_watcher is not None:
+            watching.append(asyncio.ensure_future(self._settings_watcher.run()))
         try:
             self.has_served = True
             self._move(ProgramState.SERVING, address=self._program.address)
@@ -152,7 +174,7 @@ class Lifecycle:
             if running.done():
                 running.result()
         finally:
-            await _cancel(running)
+            await _cancel(running, *watching)
 
     async def _drain(self, running: "asyncio.Future[object]") -> None:
         """Drain until all work is done, a second stop request comes, or the program crashes. Once a

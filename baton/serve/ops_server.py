@@ -164,6 +164,15 @@ class HealthCollector(Collector):
         loaded = GaugeMetricFamily("baton_loaded_bytes", "Bytes of the weights that are loaded.")
         loaded.add_metric([], loading.done_bytes if loading is not None else 0)
         yield loaded
+        pending = GaugeMetricFamily(
+            "baton_settings_pending",
+            "Settings in the config file that are not applied: the number that need a restart, and "
+            "1 if the file was rejected.",
+            labels=["reason"],
+        )
+        pending.add_metric(["restart"], len(vitals.settings.get("restart_needed", ())))
+        pending.add_metric(["rejected"], int("rejected" in vitals.settings))
+        yield pending
 
 
 def is_loopback(peer: str) -> bool:

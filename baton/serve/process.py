@@ -11,6 +11,7 @@ import sys
 from baton.errors import BatonError
 from baton.serve.lifecycle import Lifecycle, LoadStalled, Program
 from baton.serve.ops_server import OpsServer
+from baton.serve.settings_watcher import SettingsWatcher
 from baton.serve.status_pipe import STATUS
 from baton.serve.termination_message import report_fatal_error
 
@@ -23,13 +24,18 @@ ten megabytes."""
 
 
 def serve(
-    program: Program, drain_timeout_seconds: float, ops: OpsServer, ops_address: str = ""
+    program: Program,
+    drain_timeout_seconds: float,
+    ops: OpsServer,
+    ops_address: str = "",
+    settings_watcher: SettingsWatcher | None = None,
 ) -> None:
     """Run ``program`` in its own event loop until SIGTERM or SIGINT. ``ops`` serves its probes and
-    metrics. Raises BatonError for expected errors; any other exception is a bug."""
+    metrics; ``settings_watcher`` is there if there is a config file. Raises BatonError for expected
+    errors; any other exception is a bug."""
     import uvloop
 
-    lifecycle = Lifecycle(program, drain_timeout_seconds, ops_address)
+    lifecycle = Lifecycle(program, drain_timeout_seconds, ops_address, settings_watcher)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

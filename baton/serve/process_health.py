@@ -5,9 +5,10 @@ threads; a thread of the ops server judges them. So a blocked event loop is noti
 loading with progress does not count as a hang, but a device that never answers does.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from baton.clock import Clock, SystemClock
 
@@ -47,6 +48,7 @@ class ProcessHealth:
         self.has_served = False
         self.is_drained = False
         self.loading: LoadProgress | None = None
+        self.settings: Mapping[str, Any] = {}
         self._beat_at: float | None = None
         self._waiting: tuple[str, float] | None = None
 
@@ -55,12 +57,18 @@ class ProcessHealth:
     def start(self) -> None:
         """Reset the state when a program starts. In a test, several programs run in one process."""
         self.state, self.has_served, self.is_drained, self.loading = "starting", False, False, None
+        self.settings = {}
         self.record_heartbeat()
 
     def set_state(self, state: str) -> None:
         """Record the state, a value of :class:`baton.serve.lifecycle.ProgramState`."""
         self.state = state
         self.has_served = self.has_served or state == "serving"
+
+    def set_settings(self, status: Mapping[str, Any]) -> None:
+        """Record how the settings differ from those at the start: the fields of a
+        :class:`baton.serve.settings_watcher.SettingsStatus` that say something."""
+        self.settings = status
 
     def record_heartbeat(self) -> None:
         self._beat_at = self._clock.monotonic()

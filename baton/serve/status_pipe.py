@@ -74,6 +74,13 @@ class StatusPipe:
         """Report that the program has opened a listening socket."""
         self._write(json.dumps({"listening": asdict(socket)}) + "\n")
 
+    def send_settings(self, status: dict[str, Any]) -> None:
+        """Report how the settings differ from those at the start: the fields of
+        :class:`baton.serve.settings_watcher.SettingsStatus` that say something."""
+        self.health.set_settings(status)
+        short = {**status, "rejected": str(status.get("rejected", ""))[:MAX_MESSAGE_LENGTH]}
+        self._write(json.dumps({"settings": {k: v for k, v in short.items() if v}}) + "\n")
+
 
 STATUS = StatusPipe()
 
@@ -100,6 +107,15 @@ def parse_listener(line: str) -> OpenListener | None:
         return OpenListener(**{name: str(raw[name]) for name in OpenListener.__dataclass_fields__})
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def parse_settings(line: str) -> dict[str, Any] | None:
+    """Parse a report of the settings; None for any other line."""
+    try:
+        raw: Any = json.loads(line)["settings"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return raw if isinstance(raw, dict) else None
 
 
 def parse_report(line: str) -> StatusReport | None:

@@ -96,7 +96,8 @@ def make_fast_encoder(reference: tokenizers.Tokenizer) -> FastEncoder | None:
 
 def word_end_pattern(reference: tokenizers.Tokenizer) -> re.Pattern[str] | None:
     """Return a pattern for places where the tokenizer certainly ends a word: between a letter or
-    digit and one of the WORD_ENDS at which it is found to split."""
+    digit and one of the WORD_ENDS at which it is found to split. Return None if it splits at none
+    of them."""
     ends = [end for end in WORD_ENDS if all(_is_cut(reference, f"{a}{end}{a}") for a in "a7")]
     return re.compile(rf"[^\W_][{re.escape(''.join(ends))}]") if ends else None
 

@@ -152,7 +152,7 @@ class Tokenizer:
         return WindowDetokenizer(self, visible_special_ids)
 
     def token_id(self, token: str) -> int | None:
-        """Return the id of a token in the vocabulary's spelling."""
+        """Return the id of a token in the vocabulary's spelling; None for an unknown token."""
         token_id: int | None = self._tokenizer.token_to_id(token)
         return token_id
 
@@ -195,8 +195,8 @@ def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
 
 
 def _is_byte_level(tokenizer: tokenizers.Tokenizer) -> bool:
-    """Whether it is byte-level BPE. Only the decoder is inspected, since serializing a large
-    vocabulary takes a fifth of a second."""
+    """Whether the tokenizer is byte-level BPE. Only its decoder is inspected, since serializing a
+    large vocabulary takes a fifth of a second."""
     if tokenizer.decoder is None:
         return False
     decoder = json.loads(tokenizer.decoder.__getstate__())

@@ -40,7 +40,7 @@ def read_trace(path: Path) -> Trace:
       each request's blocks are its own;
     - Baton's own JSONL, as :func:`write_trace` writes it.
 
-    Raises Invalid with file and line for any other content."""
+    Raises Invalid for any other content, with the file, and the line if there is one."""
     lines = _lines(path)
     first = next(lines, None)
     if first is None:
@@ -64,10 +64,12 @@ def write_trace(trace: Trace, path: Path) -> None:
 
 
 def scale_rate(trace: Trace, rate_factor: float) -> Trace:
-    """Return the same requests at ``rate_factor`` times the rate. Raises Invalid unless it is
-    above 0."""
+    """Return the same requests at ``rate_factor`` times the rate. Raises Invalid unless the factor
+    is finite and above 0."""
     if not 0 < rate_factor < float("inf"):
-        raise Invalid(f"the rate factor is {rate_factor}; it must be above 0", param="rate_factor")
+        raise Invalid(
+            f"the rate factor is {rate_factor}; it must be finite and above 0", param="rate_factor"
+        )
     times = [arrival.arrival_seconds / rate_factor for arrival in trace.requests]
     return _with_times(trace, times)
 
@@ -78,7 +80,7 @@ def add_jitter(trace: Trace, seed: int, granularity_seconds: float = 3.0) -> Tra
     request that reuses a prefix still comes after the one that created it."""
     if not 0 <= granularity_seconds < float("inf"):
         raise Invalid(
-            f"granularity_seconds is {granularity_seconds}; it must not be negative",
+            f"granularity_seconds is {granularity_seconds}; it must be finite and at least 0",
             param="granularity_seconds",
         )
     times = np.array([arrival.arrival_seconds for arrival in trace.requests])
@@ -183,8 +185,8 @@ def _blocks(fields: JsonFields, name: str, num_tokens: int, block_tokens: int) -
     needed = -(-num_tokens // block_tokens)
     if len(blocks) != needed:
         raise Invalid(
-            f"{fields.where}: {len(blocks)} {name} for {num_tokens:,} tokens; "
-            f"{needed} blocks of {block_tokens} tokens are needed"
+            f"{fields.where}: {name} has {len(blocks)} ids; {num_tokens:,} tokens are {needed} "
+            f"blocks of {block_tokens} tokens, with one id each"
         )
     if len(set(blocks)) != needed:
         raise Invalid(

@@ -12,9 +12,9 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class LengthDistribution:
-    """The distribution of a text's length in tokens: log-normal with this mean before it is clipped
-    at ``max_tokens``, like the lengths of prompts and answers in all published traces. ``sigma`` is
-    that of the logarithm."""
+    """The distribution of a text's length in tokens: log-normal with mean ``mean`` before it is
+    clipped at ``max_tokens``, like the lengths of prompts and answers in all published traces.
+    ``sigma`` is the standard deviation of the logarithm."""
 
     mean: float
     sigma: float

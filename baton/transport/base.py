@@ -70,10 +70,11 @@ class TransferState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can do. ``local_only``: both sides must be on one host. ``devices``: the kinds
-    of memory that it can read and write. ``copies_in_post``: whether ``post`` may take as long as
-    copying the bytes, so that an event loop must call it in a thread. ``waits_in_post``: whether it
-    may also wait for another ``post`` to end, so that even small transfers need a thread.
+    """The capabilities of a backend. ``local_only``: both sides must be on one host. ``devices``:
+    the kinds of memory that it can read and write. ``copies_in_post``: whether ``post`` may take as
+    long as copying the bytes, so that an event loop must call it in a thread. ``waits_in_post``:
+    whether it may also wait for another ``post`` to end, so that even small transfers need a
+    thread.
     """
 
     local_only: bool

@@ -205,7 +205,7 @@ class GrpcTransport:
         return transfer.state
 
     def release(self, transfer: GrpcTransfer) -> bool:
-        """End the transfer. It blocks for the copy of one message at most."""
+        """End the transfer, and return True. Blocks for the copy of one message at most."""
         transfer.peer.transfers.discard(transfer)
         if transfer.call is not None:
             transfer.call.cancel()

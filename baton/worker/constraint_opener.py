@@ -20,7 +20,7 @@ GrammarCheck = Callable[[Grammar, str], Awaitable[None]]
 
 class ConstraintOpener:
     """Opens constraints in threads, at most one at a time for each tenant. If ``factory`` is None,
-    answers are not constrained."""
+    none is opened, and the engine refuses requests with a grammar."""
 
     def __init__(
         self, factory: ConstraintFactory | None = None, check: GrammarCheck | None = None
@@ -30,9 +30,9 @@ class ConstraintOpener:
         self._slots = FairSlots(MAX_CONCURRENT_GRAMMARS, MAX_WAITING_GRAMMARS, "grammars")
 
     async def open(self, spec: RequestSpec) -> Constraint | None:
-        """Return the constraint on the answer, or None if the request has no grammar. Raises
-        Invalid for a grammar that can't be enforced, Overloaded or Unavailable if it could not be
-        compiled."""
+        """Return the constraint on the answer, or None if the request has no grammar or this worker
+        supports none. Raises Invalid for a grammar that can't be enforced, Overloaded or
+        Unavailable if it could not be compiled."""
         grammar, factory = spec.sampling.grammar, self._factory
         if grammar is None or factory is None:
             return None

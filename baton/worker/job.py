@@ -16,8 +16,9 @@ from baton.worker.prefix_fetch_stats import PrefixFetchStats
 
 class JobOutcome(StrEnum):
     """How a job ended. DONE means that it finished or its KV was exported; MIGRATED that its answer
-    continues on another worker; REROUTED that it had not started and must be placed on another
-    worker; CANCELLED that its router cancelled it or disconnected."""
+    continues on another worker; REROUTED that it was waiting in the engine's queue and must be
+    placed on another worker; FAILED that it ended with an error; CANCELLED that its router
+    cancelled it or disconnected."""
 
     DONE = "done"
     MIGRATED = "migrated"

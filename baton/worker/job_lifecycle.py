@@ -75,7 +75,8 @@ class JobLifecycle:
             self.end(job, JobOutcome.FAILED)
 
     def reroute(self, job: Job) -> None:
-        """End a job that has not started, so that its router places it on another worker."""
+        """End a job that waits in the engine's queue, so that its router places it on another
+        worker."""
         if job in self.table:
             job.stream.put(rerouted_output(replace(job.spec, request_id=job.request_id)))
             self.end(job, JobOutcome.REROUTED)

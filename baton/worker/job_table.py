@@ -28,7 +28,8 @@ class JobTable:
         return self._jobs.get(placement)
 
     def latest(self, request_id: RequestId) -> Job | None:
-        """Return the job of the request's latest placement."""
+        """Return the job of the request's latest placement; None if the request is not on this
+        worker."""
         return self._latest.get(request_id)
 
     def add(self, job: Job) -> None:

@@ -17,8 +17,8 @@ dropped."""
 
 @dataclass(slots=True)
 class JobTrace:
-    """The times of a traced job's events, in seconds of the monotonic clock; None for events that
-    have not happened. ``parent`` is the router's span."""
+    """The events of a traced job. Times are in seconds of the monotonic clock; fields of events
+    that have not happened are None. ``parent`` is the router's span."""
 
     parent: TraceContext
     started_at: float
@@ -109,8 +109,8 @@ def _prefill_stages(times: JobTrace, ended_at: float) -> Iterator[_Stage]:
 
 
 def _import_stages(times: JobTrace, ended_at: float) -> Iterator[_Stage]:
-    """Yield the stages of a decode job: waiting until the prompt is nearly prefilled, waiting for
-    free blocks, importing the KV, decoding."""
+    """Yield the stages that a decode job reached. In order, they are: waiting until the prompt is
+    nearly prefilled, waiting for free blocks, importing the KV, decoding."""
     transfer = times.kv_transfer
     if transfer is None or transfer.scheduled_at is None:
         yield "kv transfer wait", times.started_at, ended_at, {}, ()

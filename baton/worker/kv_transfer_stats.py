@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class KvTransferStats:
-    """Timings of one request's KV transfer, in seconds.
+    """Statistics of one request's KV transfer.
 
     ``exposed_seconds`` is how long the transfer delays the second token: from ``last_chunk_at``,
     when the prompt was prefilled and its last chunk announced, to ``completed_at``, when all KV had
     arrived. ``scheduled_at`` is when the prefill worker announced that the prompt was nearly
-    prefilled, ``reserved_at`` when blocks were reserved on this worker. All ``…_at`` are monotonic
-    times."""
+    prefilled, ``reserved_at`` when blocks were reserved on this worker. All ``…_at`` are in
+    monotonic seconds."""
 
     transport: str = ""
     size_bytes: int = 0

@@ -19,7 +19,7 @@ from baton.core.states import WORKER_ROLES, Role, WorkerState
 from baton.engine.result import StepResult
 from baton.engine.runner import ModelRunner
 from baton.network.address import host_port
-from baton.obs.tracing import ClosableSpanSink, close_span_sink, open_span_sink
+from baton.obs.tracing import SpanExport
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
 from baton.registry.redis import RedisRegistry
@@ -88,7 +88,13 @@ class WorkerProgram:
         self._membership = Membership(self._registry, self._clock)
         self._sides = AsyncExitStack()
         self._server: grpc.aio.Server | None = None
-        self._spans: ClosableSpanSink | None = None
+        self._span_export = SpanExport(
+            self._clock,
+            self.metrics,
+            role=role.value,
+            process=self._id,
+            cluster=settings.cluster,
+        )
         self._framed_server: FramedServer | None = None
         self._model: LoadedModel | None = None
         self._crashed: asyncio.Future[None] | None = None
@@ -151,8 +157,14 @@ class WorkerProgram:
             for transport in self._transports.values():
                 await asyncio.to_thread(transport.close)
         await self._sides.aclose()
-        await close_span_sink(self._spans)
+        await self._span_export.close()
         await self._registry.close()
+
+    async def apply_settings(self, settings: Settings) -> None:
+        """Use the live settings of ``settings`` from now on."""
+        target = settings.slo_itl_seconds
+        await self._thread.call(lambda engine: engine.set_target_inter_token_latency(target))
+        await self._span_export.change(settings.trace_endpoint, self._telemetry.use_spans)
 
     @property
     def address(self) -> str:
@@ -231,16 +243,8 @@ class WorkerProgram:
         )
 
     def _build_telemetry(self, runner: ModelRunner) -> WorkerTelemetry:
-        settings = self._settings
-        self._spans = open_span_sink(
-            settings.trace_endpoint,
-            self._clock,
-            self.metrics,
-            role=self._role.value,
-            process=self._id,
-            cluster=settings.cluster,
-        )
-        telemetry = WorkerTelemetry(self._id, self.metrics, self._clock, self._spans)
+        self._span_export.open(self._settings.trace_endpoint)
+        telemetry = WorkerTelemetry(self._id, self.metrics, self._clock, self._span_export.sink)
         telemetry.gauges.block_bytes = runner.pool.block_bytes
         telemetry.gauges.labels = self._labels(runner, self._role)
         return telemetry

@@ -1,5 +1,5 @@
-"""The interfaces of a worker's two sides, of which one computes prompts and the other writes
-answers.
+"""The interfaces of a worker's two sides: the prefill side computes prompts, and the decode side
+generates answers.
 
 :class:`Worker` composes them; neither side knows the other. Every worker has both sides, whatever
 role it announces.
@@ -92,8 +92,8 @@ class Migration:
 
 
 class DecodeSide(Protocol):
-    """Writes answers to prompts that another worker has computed, and lets another worker continue
-    answers. Implemented by :class:`decode_worker.handler.DecodeHandler`."""
+    """Generates answers to prompts that another worker has computed, and lets another worker
+    continue answers. Implemented by :class:`decode_worker.handler.DecodeHandler`."""
 
     async def start_decode(
         self, job: Job, source: WorkerRef, constraint: Constraint | None

@@ -33,6 +33,10 @@ class WorkerTelemetry:
         self._clock = clock
         self._spans = spans
 
+    def use_spans(self, spans: SpanSink | None) -> None:
+        """Emit spans to another sink from now on; None: trace nothing."""
+        self._spans = spans
+
     def record_started(self, job: Job) -> None:
         context = parse_traceparent(job.spec.trace) if self._spans and job.spec.trace else None
         if context is not None:

@@ -97,7 +97,7 @@ class Worker:
     def start_drain(self, permanent: bool = True) -> None:
         """Stop accepting requests. Idempotent.
 
-        If other workers are ready, requests that have not started are rerouted, and answers that
+        If other workers are ready, requests in the engine's queue are rerouted, and answers that
         don't end within the grace period are migrated. Then the blocks that only this worker has
         are published to the store. Unless the drain is permanent, calling :meth:`convert` with the
         current role ends it."""
@@ -128,7 +128,7 @@ class Worker:
 
     @property
     def load(self) -> WorkerLoad:
-        """The load as of the last step or sweep."""
+        """The load as of the last sweep."""
         return self._load_monitor.load
 
     async def inspect(self) -> WorkerInspection:
@@ -230,8 +230,9 @@ class Worker:
                 await self._migrate(job)
 
     async def _migrate(self, job: Job) -> None:
-        """Stop an answer and export its KV for the request's next epoch, as if all of it were a
-        prompt."""
+        """Take a running answer out of the batch, and export the KV of its prompt and generated
+        tokens, like that of a prefilled prompt, for the worker of the request's next placement
+        (epoch + 1). Does nothing if that is not possible now."""
         migration = await self._decode.begin_migration(job)
         if migration is None:
             return

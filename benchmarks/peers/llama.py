@@ -172,7 +172,7 @@ class LlamaCppEngine:
         self._session = None
 
     def _try(self, work: dict[str, Any], attention: AttentionConfig) -> float:
-        """Return the seconds of a case with one method; each is tried once per run."""
+        """Return the CPU seconds of a case with one method, which is tried only once per run."""
         key = (work["kind"], work["batch"], work["context"], attention)
         if key not in self._tried:
             self._ready(work, attention)

@@ -12,7 +12,7 @@ from command_line.option_groups import with_option_groups
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementOptions:
-    """What is measured, how often, and where the figures go."""
+    """Options that determine what is measured, how often, and where the figures are written."""
 
     batches: Annotated[
         str, typer.Option(metavar="N,N,…", help="Decode batch sizes, in sequences.")

@@ -135,7 +135,11 @@ def min_ttft(snapshot: Snapshot, query: PolicyQuery) -> Decision:
     allowed = query.ttft_slo_seconds + prefill.cost.seconds(query.num_tokens)
     itl = decode.step_seconds(1, query.num_tokens)
     if not query.must_admit and (ttft > allowed or itl > query.itl_slo_seconds):
-        raise Overloaded(f"TTFT {ttft:.2f} s, ITL {itl:.3f} s", retry_after_seconds=1.0)
+        raise Overloaded(
+            f"the predicted TTFT is {ttft:.2f} s (at most {allowed:.2f} s), and the predicted "
+            f"inter-token latency {itl:.3f} s (at most {query.itl_slo_seconds:.3f} s)",
+            retry_after_seconds=1.0,
+        )
     return _pair(snapshot, query, prefill, decode, reuse)
 
 

@@ -6,12 +6,13 @@ fetch blocks from a peer's store, plus ``service_weight`` times the prefill time
 prefix delays every request behind it in the queue. Candidates that would miss the TTFT deadline, or
 make queued requests miss theirs, rank after all others.
 
-The decode worker is the one with the lowest projected KV usage. A request that does not fit there,
-or that no candidate can serve in time, is rejected at once: a request that would miss its SLO
-anyway must not make others miss theirs. Under memory pressure, only long prompts do not fit, so
-only they would be rejected. To be fair, shorter prompts must then leave memory for a long prompt
-until short and long prompts are admitted equally often (trunk reservation: Kelly, "Loss Networks",
-1991).
+The decode worker is the one with the lowest projected KV usage among those that meet the ITL SLO.
+If it can prefill the prompt at a lower cost, it serves the whole request
+(:mod:`conductor.policy.local_prefill`). A request that does not fit there, or that no candidate can
+serve in time, is rejected at once: a request that would miss its SLO anyway must not make others
+miss theirs. Under memory pressure, only long prompts do not fit, so only they would be rejected. To
+be fair, shorter prompts must then leave memory for a long prompt until short and long prompts are
+admitted nearly equally often (trunk reservation: Kelly, "Loss Networks", 1991).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -50,9 +51,10 @@ MAX_MARGIN_SHARE = 0.25
 @dataclass(frozen=True, slots=True)
 class BatonPolicyConfig:
     """``service_weight`` is the cost of a second of prefill in seconds of queueing.
-    ``max_short_prompt_advantage`` is how much higher the admission rate of short prompts may be
-    than that of long ones. ``ttft_margin_seconds`` is how long before the deadline the first token
-    must be predicted to come."""
+    ``max_short_prompt_advantage`` is how much higher the admission rate of prompts of one length
+    may be than that of the quartile of lengths with the lowest rate, before they must leave memory
+    for a long prompt. ``ttft_margin_seconds`` is how long before the deadline the first token must
+    be predicted to come. If ``full_scan`` is True, all prefill workers are candidates."""
 
     ring_candidates: int = 3
     prefix_candidates: int = 2
@@ -67,7 +69,8 @@ class BatonPolicyConfig:
 
 def place(snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig) -> Decision:
     """Place a request. Raises Unavailable when there is no worker, Overloaded when none can meet
-    the SLO, Invalid when the request does not fit the memory of any decode worker."""
+    the SLO or the KV does not fit into free memory, Invalid when the request does not fit the
+    memory of any decode worker."""
     decodes = _decode_scores(snapshot, query, config)
     stored = snapshot.cache.longest_stored_prefix(query.keys)
     scores = _prefill_scores(snapshot, query, config, stored)
@@ -185,9 +188,9 @@ def _prefill_score(
 def _decode_scores(
     snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig
 ) -> tuple[ScoredWorker, ...]:
-    """Score decode workers by the share of their memory that will be used; workers that would miss
-    the ITL SLO come last. Among equal scores the request's next worker on the ring comes first, so
-    that different conductors prefer different workers."""
+    """Score the decode candidates, best first, by the share of their memory that will be used;
+    workers that would miss the ITL SLO come last. Among equal scores the request's next worker on
+    the ring comes first, so that different conductors prefer different workers."""
     pool = snapshot.decodes
 
     def eligible(names: Iterable[str]) -> Iterator[str]:
@@ -249,7 +252,7 @@ def _check_admission(
         )
     if best.late_seconds and best.queue_seconds > IDLE_QUEUE_SECONDS:
         raise Overloaded(
-            f"the first token would come {best.late_seconds:.2f} s late",
+            f"the time to first token would exceed its SLO by {best.late_seconds:.2f} s",
             retry_after_seconds=max(best.late_seconds, 0.1),
         )
     if best.score >= SLO_MISS_PENALTY and not best.late_seconds:

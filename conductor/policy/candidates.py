@@ -43,6 +43,6 @@ def candidates(
 
 
 def hash_to_index(request_id: str, count: int) -> int:
-    """Map a request to a number in [0, count), always the same one."""
+    """Hash a request id to an index in [0, count). The same id always gets the same index."""
     digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % count

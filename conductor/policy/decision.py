@@ -11,7 +11,7 @@ from conductor.policy.snapshot import StoredPrefix
 class Decision:
     """If ``prefill`` is None, ``decode`` serves the whole request. ``fetch_source`` is the store
     node to fetch the prefix from; ``service_seconds`` is the predicted prefill time;
-    ``ttft_seconds`` and ``itl_seconds`` are predictions."""
+    ``ttft_seconds`` and ``itl_seconds`` are predictions. Times are 0 if they were not predicted."""
 
     prefill: WorkerId | None
     decode: WorkerId

@@ -38,9 +38,9 @@ BACKLOG_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class DemandPeaks:
-    """How many workers of a pool were needed since ``since_seconds``. ``peaks`` are pairs (time,
-    number of workers) of the last ``shrink_seconds``, without those that were followed by an equal
-    or larger number."""
+    """The numbers of workers of a pool that were needed since ``since_seconds``. ``peaks`` are
+    pairs (time, number of workers) of the last ``shrink_seconds``, without those that were followed
+    by an equal or larger number."""
 
     since_seconds: float
     peaks: tuple[tuple[float, int], ...] = ()
@@ -148,8 +148,9 @@ def _prefill_pool(load: LoadForecast, pools: PoolCapacity, config: SizingConfig)
 
 
 def _decode_pool(load: LoadForecast, pools: PoolCapacity, config: SizingConfig) -> _PoolDemand:
-    """Compute the demand by speed or by memory, whichever is scarcer. An answer occupies memory for
-    as long as the ITL SLO allows, with half of its tokens on average."""
+    """Compute the demand for decode workers, by their speed or by their memory, whichever needs
+    more workers. An answer occupies memory for as long as the ITL SLO allows, with half of its
+    tokens on average."""
     generated = load.requests_per_second * load.answer_tokens
     resident = generated * config.itl_slo_seconds * (load.prompt_tokens + load.answer_tokens / 2)
     speed, memory = pools.decode_tokens_per_second, pools.decode_capacity_tokens

@@ -24,9 +24,9 @@ class QueuedPrefill:
 @dataclass(slots=True)
 class PrefillView:
     """A prefill worker as the policies see it. Its current step ends at ``busy_until_seconds``;
-    then it computes ``queue``, ordered by deadline, of ``queued_tokens`` in total. ``node`` is its
-    host's store node. Unless ``is_measured``, its cost is a guess, which affects the choice of a
-    worker but is no reason to reject a request."""
+    then it computes ``queue``, ordered by deadline, with ``queued_tokens`` to compute in total.
+    ``node`` is its host's store node. Unless ``is_measured``, its cost is a guess, which affects
+    the choice of a worker but is no reason to reject a request."""
 
     id: WorkerId
     cost: PrefillCost
@@ -151,7 +151,7 @@ class CacheView(Protocol):
     """An estimate of where blocks are cached."""
 
     def num_local_blocks(self, view: PrefillView, keys: Sequence[AnyBlockKey]) -> int:
-        """Return the number of leading blocks on the worker or in its host's store."""
+        """Return how many leading blocks the worker or its host's store has, whichever has more."""
         ...
 
     def workers_with_prefix(self, keys: Sequence[AnyBlockKey], count: int) -> list[WorkerId]:

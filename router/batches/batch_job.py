@@ -21,7 +21,7 @@ from router.batches.inflight_journal import MAX_ROUTER_DEATHS, InflightJournal
 from router.errors import ApiError
 
 MAX_BATCH_REQUESTS = 50_000
-"""The most requests of one batch, the same as OpenAI's limit."""
+"""The maximum number of requests of one batch, the same as OpenAI's limit."""
 
 OUTPUT, ERROR = "output", "error"
 
@@ -168,7 +168,8 @@ class BatchJob:
         return BatchRequest(request.number, request.custom_id, {}, why, "router_died")
 
     def _take_next(self, suspects: bool) -> BatchRequest | None:
-        """Take the next request of the batch; requests that may have crashed a router come last."""
+        """Take the next request of the batch. Suspects come last, and only if ``suspects`` is True.
+        Return None if no other request is left."""
         if self._retries:
             return self._retries.popleft()
         for request in self._requests:

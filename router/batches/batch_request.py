@@ -12,8 +12,8 @@ from router.http.nesting import MAX_NESTING, is_nested_deeper
 MAX_ID_CHARACTERS = 512
 
 MAX_ERROR_CHARACTERS = 500
-"""The most characters of an error message about an invalid line, since it repeats parts of the
-line."""
+"""The maximum number of characters of an error message about an invalid line, since it repeats
+parts of the line."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,8 @@ class BatchRunner:
         self._send_request = send_request
         self._max_running = max_running
         self._clock = clock
-        self._max_line_bytes = max_line_bytes
+        self.max_line_bytes = max_line_bytes
+        """Maximum length of a line. Batches that begin later use a new value."""
         self._max_folder_bytes = max_folder_bytes
         self._is_full = False
         self._last_error = ""
@@ -194,7 +195,7 @@ class BatchRunner:
             if batch.tenant in busy or batch.id in self._jobs:
                 continue
             busy.add(batch.tenant)
-            job = BatchJob(self._store, batch, self._max_line_bytes)
+            job = BatchJob(self._store, batch, self.max_line_bytes)
             self._call_or_fail_batch(job, partial(job.open, now))
             log.info("batch_begins", batch=batch.id, lines=batch.total, done=batch.completed)
             self._jobs[batch.id] = job

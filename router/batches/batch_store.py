@@ -13,11 +13,11 @@ from router.batches.json_files import make_folder, read_json, size_bytes, write_
 from router.errors import ApiError
 
 MAX_UNFINISHED_BATCHES = 100
-"""The most unfinished batches of one tenant."""
+"""The maximum number of unfinished batches of one tenant."""
 
 MAX_BATCHES = 1000
-"""The most batches of one tenant that are kept; listing them takes 50 ms. The oldest are dropped
-first."""
+"""The maximum number of batches of one tenant that are kept; listing them takes 50 ms. The oldest
+are dropped first."""
 
 _ID = re.compile(r"batch_[0-9a-f]{1,64}")
 

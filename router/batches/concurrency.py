@@ -13,13 +13,13 @@ MIN_FREE_BLOCK_FRACTION = 0.1
 started: the worker's running requests may need the free blocks."""
 
 MAX_CONCURRENT_BATCH_REQUESTS = 256
-"""The most batch requests at once: each holds a body and a response in memory."""
+"""The maximum number of batch requests at once: each holds a body and a response in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouterLoad:
     """The load as this router sees it. ``num_requests`` counts its requests except those from
-    batches; ``limit`` is the most requests that it accepts."""
+    batches; ``limit`` is the maximum number of requests that it accepts."""
 
     num_requests: int
     limit: int
@@ -29,9 +29,10 @@ class RouterLoad:
 
 
 def num_allowed_batch_requests(requests_per_worker: int, running: int, load: RouterLoad) -> int:
-    """Return how many batch requests may run: ``requests_per_worker`` for each decode worker; 0
-    while more requests wait at workers than there are ``running`` batch requests, while a decode
-    worker is nearly full, or while this router is busy."""
+    """Return how many batch requests may run: ``requests_per_worker`` for each decode worker, but
+    at most ``MAX_CONCURRENT_BATCH_REQUESTS``. Return 0 while more requests wait at workers than
+    there are ``running`` batch requests, while a decode worker is nearly full, or while this router
+    is busy or draining."""
     workers = [*load.prefill, *load.decode]
     if load.draining or not load.decode:
         return 0

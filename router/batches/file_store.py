@@ -11,7 +11,7 @@ from router.batches.json_files import make_folder, read_json, write_json
 from router.errors import ApiError
 
 MAX_EXTRA_RESERVED_BYTES = 8 * 2**20
-"""The most bytes that are reserved ahead for an upload of unknown size."""
+"""The maximum number of bytes that are reserved ahead for an upload of unknown size."""
 
 MAX_UPLOAD_SECONDS = 24 * 3600.0
 """An unfinished upload that is older than this was abandoned."""

@@ -67,8 +67,13 @@ class BatchService:
             folder_bytes,
         )
 
+    def set_limits(self, file_limits: FileLimits, max_line_bytes: int) -> None:
+        """Change the limits for uploads and batches that begin from now on."""
+        self._file_limits = file_limits
+        self._runner.max_line_bytes = max_line_bytes
+
     async def run(self) -> None:
-        """Run batches until cancelled."""
+        """Run batches until cancelled. Return at once if no batch requests are allowed."""
         if self._requests_per_worker:
             await self._runner.run()
 
@@ -86,7 +91,7 @@ class BatchService:
         self, tenant: TenantId, call: Callable[..., Result], *arguments: Any
     ) -> Result:
         """Run ``call`` in a thread; tenants share the threads fairly. Raises ApiError (503) if the
-        folder for files and batches is full or missing."""
+        folder for files and batches can't be used, for example because the disk is full."""
         try:
             return await self._threads.run(tenant, partial(call, *arguments))
         except OSError as error:

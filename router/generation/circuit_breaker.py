@@ -19,7 +19,8 @@ PROBE_TIMEOUT_SECONDS = 10.0
 """How long to wait for a probe's first token or failure before another probe is let through."""
 
 MAX_WORKERS = 4096
-"""The most workers with a breaker; the breaker of the worker that failed first is dropped first."""
+"""The maximum number of workers with a breaker; the breaker of the worker that failed first is
+dropped first."""
 
 
 @dataclass(slots=True)
@@ -35,9 +36,9 @@ class _BreakerState:
 class WorkerCircuitBreakers:
     """Circuit breakers by worker.
 
-    Closed: all requests pass. Open: none pass until the pause is over; then one passes as a probe.
-    The first success of any request closes the breaker. Failures while it is open belong to
-    requests that began earlier, and don't extend the pause."""
+    Closed: all requests pass. Open: none pass until the pause is over, unless there are no other
+    workers; then one passes as a probe. The first success of any request closes the breaker.
+    Failures while it is open belong to requests that began earlier, and don't extend the pause."""
 
     def __init__(self) -> None:
         self._breakers: dict[WorkerId, _BreakerState] = {}

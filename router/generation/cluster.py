@@ -12,7 +12,8 @@ from baton.registry.membership import Membership, MemberSource
 from router.generation.block_key_hasher import BlockKeyHasher
 
 MAX_CACHED_HASHERS = 1024
-"""The most block key hashers that are cached: one per tenant salt, some hundred bytes each."""
+"""The maximum number of block key hashers that are cached: one per tenant salt, some hundred bytes
+each."""
 
 
 class Cluster:
@@ -37,7 +38,7 @@ class Cluster:
         return self._membership.members
 
     def ready_members(self, role: Role) -> Sequence[Member]:
-        """Return the ready members of a role, sorted by id."""
+        """Return the ready members of a role, sorted by id, without incompatible workers."""
         return self._membership.ready(role)
 
     @property
@@ -47,23 +48,24 @@ class Cluster:
 
     @property
     def is_ready(self) -> bool:
-        """Whether any request can be served."""
+        """Whether at least one decode worker is ready."""
         return bool(self.ready_members(Role.DECODE))
 
     @property
     def max_model_tokens(self) -> int:
-        """The most tokens, of prompt and answer in total, that the model and every ready worker
-        accept."""
+        """The maximum number of tokens of prompt and answer together that the model and every ready
+        worker accept."""
         return self._common_capabilities().max_model_tokens
 
     @property
     def any_worker(self) -> Member | None:
-        """Any ready worker, or None if there is none. All workers serve the same model."""
+        """A ready worker whose block size and model digest are known; None if there is none. All
+        workers serve the same model."""
         return self._common_capabilities().worker
 
     def block_key_hasher(self, tenant_salt: bytes) -> BlockKeyHasher | None:
         """Return the hasher for a tenant's block keys, built as the workers build theirs; None
-        while no worker is ready."""
+        while :attr:`any_worker` is None."""
         worker = self._common_capabilities().worker
         if worker is None:
             return None

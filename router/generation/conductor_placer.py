@@ -72,8 +72,9 @@ class ConductorPlacer:
             await asyncio.get_running_loop().create_future()
 
     async def place(self, query: PlacementQuery) -> Placement:
-        """Return a conductor's placement. Raises Overloaded or Invalid if a conductor reports that,
-        Unavailable if none answers."""
+        """Return a conductor's placement. Conductors that recently did not answer in time are
+        skipped. Raises Overloaded or Invalid if a conductor reports that, Unavailable if none
+        answers."""
         failure = "no conductor is ready"
         for conductor in _rotated_by_hash(
             self._cluster.ready_members(Role.CONDUCTOR), query.request_id
@@ -110,7 +111,8 @@ class ConductorPlacer:
 
     async def _get_stream(self, conductor: Member) -> PlacementStream | None:
         """Return the conductor's live stream, or open one. A framed connection replaces a gRPC
-        stream as soon as it can be opened."""
+        stream as soon as it can be opened. While :meth:`run` does not run, no stream is opened, and
+        the result may be None."""
         address, known = conductor.address, self._streams.get(conductor.address)
         is_best = isinstance(known, FramedPlacementStream) or not self._can_use_framed(conductor)
         if self._tasks is None or (known is not None and known.is_alive and is_best):

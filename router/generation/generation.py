@@ -32,8 +32,8 @@ MIGRATION_REASON = (
 )
 
 MAX_MIGRATIONS = 64
-"""The most migrations of one request away from draining workers. Each further one counts as a
-failure."""
+"""The maximum number of migrations of one request away from draining workers. Each further one
+counts as a failure."""
 
 RETRY_BACKOFF_FACTOR = 4
 """The pause before a retry grows by this factor after each failure, so that all retries in total
@@ -156,8 +156,8 @@ class Generation:
         self.record.record_output(output, self._context.clock.monotonic())
 
     def _record_success(self) -> None:
-        """Report a success to the circuit breakers: for the prefill worker after the first token,
-        for both workers after the last one."""
+        """Report a success to the circuit breakers: for the worker that prefilled the prompt after
+        the first token, for all workers of the placement after the last one."""
         placement = self.record.placements[-1].placement
         first = placement.prefill if placement.prefill is not None else placement.decode
         workers = (first,) if not self._emitted else placement.workers
@@ -232,6 +232,7 @@ class Generation:
 
 
 def _final_error(error: BatonError, num_failures: int) -> BatonError:
-    """Return the last failure, with the number of failures in its message."""
+    """Return the last failure, with the number of failures in its message; as Unavailable if it is
+    not retryable."""
     message = f"the request failed on {num_failures} placements; the last failure: {error}"
     return type(error)(message) if error.retryable else Unavailable(message)

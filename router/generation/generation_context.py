@@ -1,4 +1,4 @@
-"""The parts and settings that all generations of a router share."""
+"""The components and settings that all generations of a router share."""
 
 from dataclasses import dataclass, field
 
@@ -14,10 +14,10 @@ from router.generation.worker_connection_pool import WorkerConnections
 
 @dataclass(frozen=True, slots=True)
 class FailoverConfig:
-    """Timeouts of failovers, in seconds. After a failure, ``max_worker_wait_seconds`` bounds the
-    wait for another worker, since a lost one may be restarting. ``retry_pause_seconds`` leaves time
-    for broken connections to be noticed, so that the worker that died can be distinguished from the
-    worker that reported the failure."""
+    """The timeouts of failovers, and the number of retries. After a failure,
+    ``max_worker_wait_seconds`` bounds the wait for another worker, since a lost one may be
+    restarting. ``retry_pause_seconds`` leaves time for broken connections to be noticed, so that
+    the worker that died can be distinguished from the worker that reported the failure."""
 
     placement_timeout_seconds: float = 5.0
     max_worker_wait_seconds: float = 15.0
@@ -28,8 +28,8 @@ class FailoverConfig:
 
 @dataclass(frozen=True, slots=True)
 class GenerationContext:
-    """The parts and settings that all generations share. A worker that sends a token id outside the
-    model's vocabulary (``vocab_size``) is faulty."""
+    """The components and settings that all generations of a router share. A worker that sends a
+    token id outside the model's vocabulary (``vocab_size``) is faulty."""
 
     placer: Placer
     connections: WorkerConnections

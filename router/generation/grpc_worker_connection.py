@@ -56,7 +56,7 @@ async def _connected(channel: grpc.aio.Channel) -> None:
             state = channel.get_state(try_to_connect=True)
             while state is not grpc.ChannelConnectivity.READY:
                 if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                    raise Unavailable("it does not accept connections")
+                    raise Unavailable("the peer does not accept connections")
                 await channel.wait_for_state_change(state)
                 state = channel.get_state(try_to_connect=True)
     except TimeoutError as error:

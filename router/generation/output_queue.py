@@ -15,8 +15,8 @@ OutputReceiver = Callable[[WorkerId, RequestOutput | BatonError], None]
 """Takes an output from a worker, or the error that ended the worker's outputs. Does not wait."""
 
 MAX_QUEUED_OUTPUTS = 8192
-"""The most queued outputs, of one token and some hundred bytes each. The reader waits for nothing
-but its client, so a client that leaves this many unread has stopped reading."""
+"""The maximum number of queued outputs, of one token and some hundred bytes each. The reader waits
+for nothing but its client, so a client that leaves this many unread has stopped reading."""
 
 
 class OutputDeliveryError(BatonError):
@@ -40,7 +40,8 @@ class OutputQueue:
         return self._waiter is not None and not self._waiter.done()
 
     def put(self, worker_id: WorkerId, item: RequestOutput | BatonError) -> None:
-        """Append an item, and wake the reader."""
+        """Append an item, and wake the reader. If the queue is full, the item is dropped, and
+        :meth:`get_all` raises Overloaded."""
         if len(self._items) >= self._max_unread:
             self._has_overflown = True
             return

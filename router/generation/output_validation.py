@@ -7,8 +7,8 @@ from baton.core.request import FinishReason, RequestOutput, RequestSpec, TokenLo
 from baton.errors import Corrupt
 
 MAX_DETAIL_CHARACTERS = 16_384
-"""The most characters in all of an output's ``details`` in total; valid outputs have a few
-hundred."""
+"""The maximum number of characters in all of an output's ``details`` in total; valid outputs have a
+few hundred."""
 
 MAX_ERROR_CHARACTERS = 4096
 

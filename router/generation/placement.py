@@ -14,7 +14,7 @@ log = structlog.get_logger(__name__)
 class Placer(Protocol):
     async def place(self, query: PlacementQuery) -> Placement:
         """Return a placement. Raises Overloaded when no worker can take the request now,
-        Unavailable when there is no worker."""
+        Unavailable when there is no worker, Invalid when the request fits none."""
         ...
 
 

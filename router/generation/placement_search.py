@@ -25,8 +25,8 @@ PRESUMED_DEAD_SECONDS = 5.0
 
 class PlacementSearch:
     """Queries the placer for placements of one request, and tracks the workers to avoid: those on
-    which the request failed (``excluded``), those of them that are presumed dead, and prefill
-    workers whose KV a decode worker may be unable to fetch."""
+    which the request failed (``excluded``), the ones among these that are presumed dead, and the
+    prefill workers whose KV a decode worker may be unable to fetch."""
 
     def __init__(
         self,

@@ -17,10 +17,11 @@ from router.generation.cluster import Cluster
 from router.generation.record import GenerationRecord, PinRecord
 
 MAX_PENDING_PINS = 256
-"""The most prefixes that wait to be pinned; further ones are recorded as not pinned."""
+"""The maximum number of prefixes that wait to be pinned; further ones are recorded as not
+pinned."""
 
 MAX_STORES = 64
-"""The most connections to stores. To open another one, the oldest is closed."""
+"""The maximum number of connections to stores. To open another one, the oldest is closed."""
 
 STORE_ARRIVAL_TIMEOUT_SECONDS = 10.0
 """How long to wait, after the end of the answer, for the prefix's blocks to arrive at the store."""

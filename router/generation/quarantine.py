@@ -46,8 +46,8 @@ time; a request whose worker died in such a run then gets an isolated run withou
 
 RECORD_TTL_SECONDS = 600.0
 MAX_DIGESTS = 4096
-"""The most requests with a death record, of some hundred bytes each; the oldest is dropped
-first."""
+"""The maximum number of requests with a death record, of some hundred bytes each; the oldest is
+dropped first."""
 
 RequestDigest = NewType("RequestDigest", bytes)
 """A digest of a request's content: the same whenever the client sends the request again."""
@@ -140,8 +140,8 @@ class Quarantine:
     # -- isolated runs ---------------------------------------------------------------------
 
     async def begin_isolated_run(self, num_deaths: int, clock: Clock) -> IsolatedRun:
-        """Wait for this request's turn, and until no worker has died for a while. End the run with
-        :meth:`end_isolated_run`."""
+        """Wait for this request's turn, then until no worker has died for a while (at most
+        :data:`MAX_ISOLATION_WAIT_SECONDS`). End the run with :meth:`end_isolated_run`."""
         began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         trial = IsolatedRun(num_deaths > MAX_WORKER_DEATHS, began)
         self._waiting.append(trial)

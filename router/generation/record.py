@@ -15,12 +15,13 @@ from baton.core.request import PROMPT_PREFILLED, RequestOutput
 from baton.core.trace_context import TraceContext
 
 MAX_RECORDS = 4096
-"""The most records that are kept, of about 5 KB each; the oldest is dropped first."""
+"""The maximum number of records that are kept, of about 5 KB each; the oldest is dropped first."""
 
 NO_TENANT = TenantId("")
 
 MAX_DIGITS = 20
-"""The most digits accepted in a number that a worker sends: a 64-bit integer has no more."""
+"""The maximum number of digits accepted in a number that a worker sends: a 64-bit integer has no
+more."""
 
 _LATENCIES = ("ttft_seconds", "itl_seconds", "tbt_seconds")
 

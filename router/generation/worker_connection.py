@@ -20,8 +20,8 @@ log = structlog.get_logger(__name__)
 CONNECT_TIMEOUT_SECONDS = 2.0
 
 MAX_UNSENT_MESSAGES = 16_384
-"""The most messages that wait to be sent to a worker. A worker that leaves so many unread is
-considered gone."""
+"""The maximum number of messages that wait to be sent to a worker. A worker that leaves so many
+unread is considered gone."""
 
 SUBMIT_ENCODER = SubmitEncoder()
 
@@ -118,7 +118,7 @@ class StreamWorkerConnection(ABC):
             self.task.cancel()
 
     def retire(self) -> None:
-        """Close a connection that was replaced, once no request uses it."""
+        """Close a connection that was replaced, and that no request uses any more."""
         self.is_alive, self.is_retired = False, True
         if self.task is not None:
             self.task.cancel()

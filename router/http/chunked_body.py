@@ -4,8 +4,8 @@ trailers (RFC 9112, 7.1)."""
 from router.errors import ApiError
 
 MAX_FRAMING_BYTES = 4096
-"""The most bytes of chunk extensions and trailers in one body, in total. Their contents are
-ignored. Clients send none, and proxies a few dozen bytes."""
+"""The maximum number of bytes of chunk extensions and trailers in one body, in total. Their
+contents are ignored. Clients send none, and proxies a few dozen bytes."""
 
 PLAIN_LINE_BYTES = 10
 """The longest size line of a chunk without extensions: 8 digits and the line break."""
@@ -30,7 +30,8 @@ class ChunkedBodyScanner:
 
     def scan(self, data: bytes, start: int) -> int:
         """Return the position in ``data`` where the body ends, or ``len(data)`` if it continues.
-        Raises ApiError: 413 for too many small chunks, 431 for too long extensions and trailers."""
+        Raises ApiError: 413 for too many small chunks, 431 for extensions and trailers that are too
+        long."""
         position, size = start, len(data)
         while position < size:
             if self._remaining_bytes:

@@ -36,7 +36,8 @@ MAX_TARGET_BYTES = 8192
 """The longest request target. The targets of the API's routes have less than a hundred bytes."""
 
 MAX_PIPELINED_BYTES = 64 * 1024
-"""The most bytes of pipelined requests that are kept until the current request is answered."""
+"""The maximum number of bytes of pipelined requests that are kept until the current request is
+answered."""
 
 HEAD_END = b"\r\n\r\n"
 """The end of a request's head."""
@@ -170,7 +171,8 @@ class HttpConnection(HttpToolsProtocol):
         self._num_trailers = self._discarded_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Drop trailers: the headers that were checked must not change afterwards."""
+        """Collect a header of the request's head. Trailers are dropped: the headers that were
+        checked must not change afterwards."""
         if not self._has_head:
             self.headers.append((name.lower(), value))
             return

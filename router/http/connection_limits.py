@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 MULTIPART_OVERHEAD_BYTES = 64 * 1024
-"""The most bytes of a multipart form besides the uploaded file."""
+"""The maximum number of bytes of a multipart form besides the uploaded file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,5 +21,5 @@ class ConnectionLimits:
 
     @property
     def max_discarded_bytes(self) -> int:
-        """The most bytes of a refused request's body that are read and dropped."""
+        """The maximum number of bytes of a refused request's body that are read and dropped."""
         return max(self.max_body_bytes, self.max_file_bytes + MULTIPART_OVERHEAD_BYTES)

@@ -10,16 +10,17 @@ UNCHECKED_BYTES = 32 * 1024
 """A body up to this size is parsed within a millisecond, whatever it contains."""
 
 MAX_STRINGS = 131_072
-"""The most strings in a body, keys included. A chat with the most messages allowed needs three
-quarters of this."""
+"""The maximum number of strings in a body, keys included. A chat with the most messages allowed
+needs three quarters of this."""
 
 MAX_VALUES = 262_144
-"""The most values in a body, not counting the token ids of prompts: see :func:`max_json_values`."""
+"""The maximum number of values in a body, not counting the token ids of prompts: see
+:func:`max_json_values`."""
 
 
 def max_json_values(max_model_tokens: int) -> int:
-    """Return the most values allowed in a body: more if the model's context allows long prompts of
-    token ids."""
+    """Return the maximum number of values in a body: more if the model's context allows long
+    prompts of token ids."""
     return MAX_VALUES + 2 * max_model_tokens
 
 

@@ -71,6 +71,10 @@ class HttpListeners:
             if self._certificate is not None:
                 tasks.create_task(self._certificate.run())
 
+    def set_max_body_bytes(self, max_body_bytes: int) -> None:
+        """Change the limit for connections that are opened from now on."""
+        self._server.set_max_body_bytes(max_body_bytes)
+
     async def stop_listening(self) -> None:
         """Stop listening on the shared port, and return when no request is in progress."""
         if self._shared_listener is not None:

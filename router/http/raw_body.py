@@ -16,11 +16,14 @@ class BodyBudget:
     (weighted max-min fairness, see :class:`FairLimiter`)."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limiter = FairLimiter(limit_bytes, "bytes of bodies")
+        self._limiter = FairLimiter(limit_bytes, "bytes of request bodies")
 
     @property
     def num_bytes(self) -> int:
         return self._limiter.num_in_use
+
+    def set_limit(self, limit_bytes: int) -> None:
+        self._limiter.set_limit(limit_bytes)
 
     def new_body(self, tenant: TenantId, weight: float, *, shared: bool) -> "RawBody":
         """Return an empty body. ``shared`` says whether there are other tenants."""

@@ -28,7 +28,8 @@ NON_REPEATABLE_HEADERS = frozenset(
         b"transfer-encoding",
     }
 )
-"""Headers that may occur only once. Given two, some readers take the first, some the last."""
+"""Headers that may occur only once. If one is repeated, some programs use the first, others the
+last."""
 
 _LINE = re.compile(rb"(?:\r\n)*([A-Z-]+) ([!-~]+) HTTP/1\.([01])\r\n")
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+;=%-]*)(?::[0-9]{0,5})?")
@@ -65,7 +66,7 @@ def parse_request_head(raw: bytes, headers: Headers) -> RequestHead:
         target, authority = _origin_form(method, target)
     expect = values.get(b"expect")
     if expect is not None and expect.lower() != b"100-continue":
-        raise ApiError(417, "the header expect must be 100-continue", code=INVALID_HTTP)
+        raise ApiError(417, "the Expect header must be 100-continue", code=INVALID_HTTP)
     waits = expect is not None and not is_http10
     return RequestHead(target, authority, waits, _body_length(values, is_http10))
 
@@ -73,15 +74,17 @@ def parse_request_head(raw: bytes, headers: Headers) -> RequestHead:
 def _check_repeated(names: Sequence[bytes]) -> None:
     for name in NON_REPEATABLE_HEADERS:
         if names.count(name) > 1:
-            raise _invalid_http(f"the header {name.decode()} is given twice; give it once")
+            raise _invalid_http(
+                f"the {name.decode().title()} header is given more than once; give it once"
+            )
 
 
 def _check_host(host: bytes | None, is_http10: bool) -> None:
     if host is None:
         if not is_http10:
-            raise _invalid_http("the header host is missing; HTTP/1.1 requires one")
+            raise _invalid_http("the Host header is missing; HTTP/1.1 requires it")
     elif _HOST.fullmatch(host) is None:
-        raise _invalid_http("the header host must be a name or an address, with or without a port")
+        raise _invalid_http("the Host header must be a name or an address, with or without a port")
 
 
 def _origin_form(method: bytes, target: bytes) -> tuple[bytes, bytes]:
@@ -103,9 +106,9 @@ def _body_length(values: Mapping[bytes, bytes], is_http10: bool) -> int | None:
     if coding is None:
         return int(values.get(b"content-length", b"0"))  # llhttp has checked that it is a number
     if is_http10:
-        raise _invalid_http("HTTP/1.0 has no transfer-encoding; use HTTP/1.1 or content-length")
+        raise _invalid_http("HTTP/1.0 has no Transfer-Encoding; use HTTP/1.1 or Content-Length")
     if coding.lower() != b"chunked":
-        raise ApiError(501, "the header transfer-encoding must be chunked", code=INVALID_HTTP)
+        raise ApiError(501, "the Transfer-Encoding header must be chunked", code=INVALID_HTTP)
     return None
 
 

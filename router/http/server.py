@@ -6,6 +6,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from email.utils import formatdate
 from typing import Any, cast
 
@@ -26,8 +27,9 @@ FIRST_REQUEST_GRACE_SECONDS = 1.0
 CLOSE_TIMEOUT_SECONDS = 1.0
 POLL_SECONDS = 0.02
 NOTSENT_LOWAT_BYTES = 64 * 1024
-"""The most unsent bytes per connection in the kernel, beyond the client's receive window. With a
-low value, slow readers are noticed early, and thousands of connections need less memory."""
+"""The maximum number of unsent bytes per connection in the kernel, beyond the client's receive
+window. With a low value, slow readers are noticed early, and thousands of connections need less
+memory."""
 
 _QUEUE_IS_EMPTY = {errno.EAGAIN, errno.EWOULDBLOCK}
 
@@ -53,6 +55,10 @@ class HttpServer:
         self._state = ServerState()
         self._servers: dict[socket.socket, asyncio.Server] = {}
         self._update_date()
+
+    def set_max_body_bytes(self, max_body_bytes: int) -> None:
+        """Change the limit for connections that are opened from now on."""
+        self._limits = replace(self._limits, max_body_bytes=max_body_bytes)
 
     @property
     def num_connections(self) -> int:

@@ -13,7 +13,7 @@ from router.openai.schema.tool import Tool
 from router.openai.unique_marker import make_unique_marker
 
 MAX_BREAKPOINTS = 4
-"""The most breakpoints of a request, as in Anthropic's API."""
+"""The maximum number of breakpoints of a request, as in Anthropic's API."""
 
 
 def find_prefix_pins(

@@ -104,7 +104,7 @@ class ChoiceStream:
     async def run(self, emit: DeltaHandler, sink: InlineSink | None = None) -> str:
         """Run to the end and return the finish reason. Raises BatonError when the generation fails.
 
-        If the answer is plain text of which nothing can be held back, its outputs go directly to
+        If the answer is plain text and no part of it can be held back, its outputs go directly to
         ``sink`` while the sink takes them, without waking this task."""
         inline_consumer = (
             partial(sink.write_output, self) if sink is not None and self._is_plain else None

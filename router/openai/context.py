@@ -111,7 +111,7 @@ class RouterIds:
 
 @dataclass(slots=True)
 class RouterContext:
-    """The router's parts, wired together. Randomness and time are passed in."""
+    """The router's components, wired together. Randomness and time are passed in."""
 
     config: RouterConfig
     clock: Clock
@@ -146,8 +146,8 @@ class RouterContext:
         prefix_pinner: PrefixPinner | None = None,
         refuses_when_draining: bool = True,
     ) -> "RouterContext":
-        """Wire the parts of a router together. Whatever is left out is kept in memory, random, or
-        not there."""
+        """Wire the components of a router together. Of those that are left out, telemetry is kept
+        in memory, ids are random, and the others are absent."""
         telemetry, ids = telemetry or RouterTelemetry(), ids or RouterIds()
         output_format = ModelOutputFormat.detect(
             tokenizer, config.tool_parser, config.reasoning_parser
@@ -177,7 +177,8 @@ class RouterContext:
         )
 
     def check_not_draining(self) -> None:
-        """Raises Unavailable while draining, unless other routers share the port."""
+        """Raises Unavailable while draining, unless new clients reach other routers, which share
+        the port or a load balancer."""
         if self.draining and self.refuses_when_draining:
             raise Unavailable("this router is draining")
 

@@ -12,8 +12,8 @@ from baton.text.grammar.to_lark import to_lark_rule
 from router.errors import ApiError
 
 MAX_REMEMBERED_VERDICTS = 4096
-"""The most cached verdicts, of a few hundred bytes each; the least recently used one is dropped
-first."""
+"""The maximum number of cached verdicts, of a few hundred bytes each; the least recently used one
+is dropped first."""
 
 TOOLS_FIELD = "tools"
 """The request field named in errors of a grammar that was built from the request's tools."""

@@ -51,14 +51,16 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """The model's limits. ``context_tokens`` is the most tokens of prompt and answer in total."""
+    """The model's limits. ``context_tokens`` is the maximum number of tokens in the prompt and the
+    answer together."""
 
     context_tokens: int
     vocab_size: int
 
     @property
     def max_request_tokens(self) -> int:
-        """The most tokens of all prompts of a request, or of a text to tokenise."""
+        """The maximum number of tokens in all prompts of a request together, or in a text to
+        tokenise."""
         return max_json_values(self.context_tokens)
 
 
@@ -215,7 +217,9 @@ class Preprocessor:
 
 
 def _with_response_format(dialect: ModelOutputFormat, prompt: Prompt, body: ChatBody) -> Prompt:
-    """Constrain the answer to the response format. A reasoning model may reason freely first."""
+    """Return the prompt of a request with the grammar of its response format, such that a reasoning
+    model may reason freely before the constrained answer. The prompt is returned unchanged for
+    other models."""
     if body.format is None or not (dialect.has_reasoning or prompt.starts_in_reasoning):
         return prompt
     field, grammar = body.format
@@ -303,8 +307,9 @@ def check_num_prompt_logprobs(num_tokens: Sequence[int], body: GenerationBody) -
 
 
 def _num_output_logprobs(body: GenerationBody) -> int | None:
-    """Return the number of logprobs per token to request from workers. ``best_of`` ranks answers by
-    their logprobs, so it needs them even if the client did not request any."""
+    """Return the number of logprobs per token to request from workers, or None for no logprobs.
+    ``best_of`` ranks answers by their logprobs, so it needs them even if the client did not request
+    any."""
     is_ranked = body.num_candidates > body.num_choices
     return 0 if is_ranked and body.num_logprobs is None else body.num_logprobs
 

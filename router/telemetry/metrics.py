@@ -124,6 +124,10 @@ class RouterMetrics:
         self._record_latencies(record)
         self._record_slo(record)
 
+    def set_slo(self, slo: SloTargets) -> None:
+        """Judge answers that end from now on by another SLO."""
+        self._slo = slo
+
     def _record_slo(self, record: GenerationRecord) -> None:
         verdict = self._slo.judge(record)
         if verdict is not None:

@@ -1,4 +1,4 @@
-"""What a router measures and records about its requests."""
+"""Groups the metrics, records and traces of a router's requests."""
 
 from dataclasses import dataclass, field
 

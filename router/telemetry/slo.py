@@ -7,8 +7,9 @@ from router.generation.record import GenerationRecord
 
 
 class SloOutcome(StrEnum):
-    """LATE: the time to first token was too long. SLOW: the inter-token latency was too long; an
-    answer that is both is LATE. FAILED: there was no answer, or it was incomplete."""
+    """MET: the answer is complete and met its SLO. LATE: the time to first token was too long.
+    SLOW: the mean inter-token latency was too long; an answer that is both is LATE. FAILED: there
+    was no answer, or it was incomplete."""
 
     MET = "met"
     LATE = "late"
@@ -45,7 +46,7 @@ class SloTargets:
 
 
 def predicted_prefill_seconds(record: GenerationRecord) -> float:
-    """Return the predicted seconds to compute the prompt on the worker that got it; 0 if
+    """Return the predicted seconds to compute the prompt on the worker of its first placement; 0 if
     unknown."""
     if not record.placements:
         return 0.0

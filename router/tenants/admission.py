@@ -30,8 +30,8 @@ DEFAULT_RESERVED_OUTPUT_TOKENS = 512
 context. If the answer has more tokens, they are charged afterwards."""
 
 MAX_QUOTAS = 65_536
-"""The most quotas that are kept, of about 500 bytes each. If there are more, those of tenants that
-were removed from the tenants file are dropped."""
+"""The maximum number of quotas that are kept, of about 500 bytes each. If there are more, those of
+tenants that were removed from the tenants file are dropped."""
 
 
 class UsageSink(Protocol):

@@ -25,16 +25,21 @@ class FairLimiter:
     prompts count for what they cost), or their bytes. ``counted`` names the unit in errors.
 
     Weighted max-min fairness among the tenants that use anything: a tenant below its fair share is
-    admitted up to the limit, a tenant at or above it up to the limit without ``RESERVED_FRACTION``.
+    admitted up to the limit, a tenant at or above it up to the limit less ``RESERVED_FRACTION`` of
+    it.
     """
 
-    def __init__(self, limit: int, counted: str = "requests") -> None:
+    def __init__(self, limit: int, counted: str = "answers") -> None:
         self._limit = limit
         self._counted = counted
         self._usage_by_tenant: dict[TenantId, _TenantShare] = {}
         """Contains only tenants that use anything now."""
         self._weights = 0.0
         self.num_in_use = 0
+
+    def set_limit(self, limit: int) -> None:
+        """Change the limit. What is in use already stays, even above a lower limit."""
+        self._limit = limit
 
     def acquire(self, count: int, tenant: TenantId, weight: float, shared: bool) -> None:
         """Add ``count`` to what the tenant uses, until :meth:`release` with the same count. Raises
@@ -84,8 +89,8 @@ class FairLimiter:
         wanted = self.num_in_use + count
         if wanted > self._limit:
             raise Overloaded(
-                f"{self.num_in_use} {self._counted} are in progress, and the limit is "
-                f"{self._limit}",
+                f"{self.num_in_use} {self._counted} are in progress, and {count} more would exceed "
+                f"the limit of {self._limit}",
                 retry_after_seconds=1.0,
             )
         if not shared or wanted <= self._limit - int(RESERVED_FRACTION * self._limit):
@@ -93,9 +98,14 @@ class FairLimiter:
         own = self.num_in_use_by(tenant)
         share = self._fair_share(tenant, weight)
         if own + count > share:
+            reason = (
+                f"{count} more would exceed its fair share of {share:.0f}; all tenants together "
+                f"have {self.num_in_use} of at most {self._limit}"
+                if share
+                else f"the rest of the limit of {self._limit} is reserved for other tenants"
+            )
             raise Overloaded(
-                f"{own} {self._counted} of this tenant are in progress; its share is {share:.0f} "
-                f"of {self._limit} while {self.num_in_use} are in use",
+                f"this tenant has {own} {self._counted} in progress; {reason}",
                 retry_after_seconds=1.0,
             )
 

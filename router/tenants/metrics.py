@@ -9,8 +9,8 @@ from router.tenants.request_usage import RequestUsage
 from router.tenants.usage_store import OTHER_TENANTS
 
 MAX_TENANT_LABELS = 100
-"""The most tenants with a label of their own, of ten series each. Further tenants share
-``other``."""
+"""The maximum number of tenants with a label of their own, of ten series each. Further tenants
+share ``other``."""
 
 
 class TenantMetrics:

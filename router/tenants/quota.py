@@ -154,7 +154,8 @@ class Quota:
         self, tenant: Tenant, share: QuotaShare, tokens: int, now: float
     ) -> QuotaRequest | None:
         """Build the request to the quota store for ``tokens`` tokens. None if this router has them,
-        if the store has just refused them, or if the limits are not shared."""
+        if the store has just refused them, if they exceed the whole limit, or if there is no limit
+        that routers share."""
         limit = tenant.limits.tokens_per_minute
         if limit is None or tokens > limit or not share.is_shared:
             return None
@@ -167,8 +168,9 @@ class Quota:
         self, tenant: Tenant, share: QuotaShare, now: float, *, is_turn: bool
     ) -> QuotaRequest | None:
         """Build the request, sent in the background, that settles and refills the quota; None if
-        there is nothing to do. ``is_turn`` is True for the regular exchange, and False for an early
-        one."""
+        there is nothing to do. ``is_turn`` is True in the periodic exchange with the quota store,
+        which also returns unused credits and renews the leases of slots; it is False in an early
+        exchange."""
         limits = tenant.limits
         requests = tokens = slots = None
         if limits.requests_per_minute is not None:
@@ -194,7 +196,7 @@ class Quota:
             self._slots.record_grant(request.slots, grant.num_slots, now)
 
     def needs_early_exchange(self, tenant: Tenant, share: QuotaShare, now: float) -> bool:
-        """Whether to exchange with the quota store before the next regular exchange."""
+        """Whether to exchange with the quota store before the next periodic exchange."""
         limits = tenant.limits
         if limits.concurrent_requests is not None and self._slots.has_surplus:
             return True

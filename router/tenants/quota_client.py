@@ -26,7 +26,7 @@ SLOT_RETRY_SECONDS = (0.02, 0.05, 0.1)
 """Pauses before a slot is requested again: another router may be returning one right now."""
 
 MAX_REQUESTS_PER_SYNC = 200
-"""The most tenants in one exchange, which keeps Redis busy for a few milliseconds."""
+"""The maximum number of tenants in one exchange, which keeps Redis busy for a few milliseconds."""
 
 QuotaRequestBuilder = Callable[[], QuotaRequest | None]
 

@@ -28,8 +28,8 @@ class QuotaExchange(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QuotaShare:
-    """How ``num_routers`` routers share tenants' limits: through ``quota_client``, or in equal
-    parts if it is None."""
+    """Describes how ``num_routers`` routers share tenants' limits: through ``quota_client``, or in
+    equal parts if that is None."""
 
     num_routers: int = 1
     quota_client: QuotaExchange | None = None

@@ -85,7 +85,7 @@ class QuotaGrant:
 
 
 class QuotaStore(Protocol):
-    """Methods raise Unavailable; the exchange may have taken place nevertheless."""
+    """Methods raise Unavailable. An exchange that raises it may have taken place nevertheless."""
 
     async def exchange(self, router: str, requests: Sequence[QuotaRequest]) -> list[QuotaGrant]:
         """Process the requests in order and return their grants. Each request is processed

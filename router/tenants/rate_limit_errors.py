@@ -34,8 +34,8 @@ def request_rate_exceeded(tenant: Tenant, limit: float, used: float, wait: float
 def token_rate_exceeded(
     tenant: Tenant, limit: float, used: float, requested: int | None, wait: float
 ) -> RateLimited:
-    """Return the error. ``requested`` is None if the request was refused before its body was
-    read."""
+    """Return the error for an exceeded limit on tokens per minute. ``requested`` is None if the
+    request was refused before its body was read."""
     wanted = "" if requested is None else f", requested {requested}"
     message = (
         f"Rate limit reached for tenant {tenant.id} on tokens per minute: limit {limit:.0f}, "
@@ -70,8 +70,8 @@ def format_duration(seconds: float) -> str:
 
 
 def _retry_headers(wait_seconds: float | None) -> dict[str, str]:
-    """Return the headers. OpenAI's clients obey ``retry-after-ms``; without it, they would retry at
-    once."""
+    """Return the headers that say when to retry, or that a retry is useless. OpenAI's clients obey
+    ``retry-after-ms``; without it, they would retry at once."""
     if wait_seconds is None:
         return {"x-should-retry": "false"}
     return {

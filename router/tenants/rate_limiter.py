@@ -118,8 +118,8 @@ class RateLimiter:
         self, limit: int, share: QuotaShare, now: float, *, is_turn: bool
     ) -> RateRequest | None:
         """Build the request, sent in the background, that refills and settles; None if there is
-        nothing to do. ``is_turn`` is True for the regular exchange, which also returns unused
-        credits."""
+        nothing to do. ``is_turn`` is True in the periodic exchange, which also returns unused
+        credits, and False in an early one."""
         low = self.needs_refill(limit, share, now)
         if is_turn:
             self._prefetch = self._prefetch if self._was_used else self._prefetch // 2

@@ -165,7 +165,7 @@ def _parse_grant(request: QuotaRequest, reply: Sequence[Any]) -> QuotaGrant:
             else 0
         )
         if not 0 <= seats <= wanted:
-            raise ValueError(f"{seats} of {wanted} slots")
+            raise ValueError(f"{seats} slots granted, {wanted} wanted")
     except (ValueError, TypeError, OverflowError) as error:
         raise Unavailable(
             f"Redis holds invalid quota data for tenant {request.tenant}: {error}"
@@ -178,5 +178,5 @@ def _parse_rate_grant(request: RateRequest | None, granted: Any, left: Any) -> R
     grant = RateGrant(int(granted), float(left))
     most = max(request.min_amount, request.max_amount) if request is not None else 0
     if not (0 <= grant.granted <= most and math.isfinite(grant.remaining)):
-        raise ValueError(f"{granted} of {most} granted, {left} left")
+        raise ValueError(f"{granted} granted, at most {most} requested, {left} left")
     return grant

@@ -16,7 +16,7 @@ WRITER_TTL_SECONDS = 7 * 86_400
 send its last message again."""
 
 MAX_DIGITS = 19
-"""The most digits of Redis's 64-bit counters; routers never write a longer value."""
+"""The maximum number of digits of Redis's 64-bit counters; routers never write a longer value."""
 
 # KEYS: the writer's last number, then one hash per day. ARGV: the number, the seconds that the
 # writer's number and a day are kept, then for each counter its day (the index in KEYS), its field

@@ -20,7 +20,8 @@ TENANT_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$"
 """Names appear in metrics, logs and usage, so they contain nothing that must be escaped there."""
 
 MAX_KEYS_PER_TENANT = 64
-"""The most API keys of a tenant. Several are needed to rotate keys; more than this is a mistake."""
+"""The maximum number of API keys of a tenant. Several are needed to rotate keys; more than this is
+a mistake."""
 
 
 def _priority(value: Any) -> Any:

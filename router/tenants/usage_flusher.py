@@ -21,7 +21,8 @@ log = structlog.get_logger(__name__)
 
 
 class UsageFlusher:
-    """Sends usage at intervals. ``writer`` identifies this incarnation of this router."""
+    """Sends usage at intervals, and runs ``watcher``, which is None without a tenants file.
+    ``writer`` identifies this incarnation of this router."""
 
     def __init__(
         self,

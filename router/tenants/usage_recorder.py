@@ -12,13 +12,14 @@ from router.tenants.request_usage import RequestUsage
 from router.tenants.usage_store import OTHER_TENANTS, UsageCounts, UsageField, UsageStore, day_of
 
 MAX_PENDING_COUNTERS = 100_000
-"""The most counters that wait to be sent, of 200 bytes each: enough for thousands of tenants for
-several days. If the store is unreachable for longer, further tenants are counted as ``other``."""
+"""The maximum number of counters that wait to be sent, of 200 bytes each: enough for thousands of
+tenants for several days. If the store is unreachable for longer, further tenants are counted as
+``other``."""
 
 DAY_NANOSECONDS = 86_400 * 10**9
 
 MAX_COUNTERS_PER_FLUSH = 2000
-"""The most counters in one message, which keeps Redis busy for a few milliseconds."""
+"""The maximum number of counters in one message, which keeps Redis busy for a few milliseconds."""
 
 
 class UsageRecorder:

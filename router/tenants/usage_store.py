@@ -15,7 +15,8 @@ OTHER_TENANTS = TenantId("other")
 """The name under which all tenants beyond a bound are counted together."""
 
 MAX_DAYS = 400
-"""The most days of usage that are kept, and that a report covers: a year and some weeks."""
+"""The maximum number of days of usage that are kept, and that a report covers: a year and some
+weeks."""
 
 
 class UsageField(StrEnum):

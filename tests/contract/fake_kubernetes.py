@@ -201,9 +201,12 @@ class FakeKubernetes:
         kind, name, sub = found["kind"], found["name"], found["sub"]
         resource = kind + (f"/{sub}" if sub else "")
         action = "list" if verb == "get" and not name else verb
-        self.calls.append((action, resource))
+        is_dry_run = "dryRun" in parse_qs(parsed.query)
+        self.calls.append((f"dry-run {action}" if is_dry_run else action, resource))
         if (action, resource) in self.forbidden:
             return status(403, f'User "u" cannot {action} resource "{resource}"')
+        if is_dry_run:
+            return 200, {}
         selector = parse_qs(parsed.query).get("labelSelector", [""])[0]
         if kind == "pods":
             return self._pod(action, name, selector, body)

@@ -7,6 +7,7 @@ from queue import Queue
 from typing import Any
 
 import pytest
+import yaml
 
 pytest.importorskip("kubernetes")
 
@@ -19,6 +20,7 @@ from baton.core.states import Role
 from baton.errors import Unauthorized
 from baton.pools.kubernetes.api import KubernetesApi
 from baton.pools.kubernetes.client import KubernetesClient
+from baton.pools.kubernetes.initial_sizes import InitialSizes
 from baton.pools.kubernetes.lease import KubernetesLease
 from baton.pools.kubernetes.pod_watch import PodWatch
 from baton.pools.kubernetes.pools import KubernetesPools
@@ -28,11 +30,20 @@ from tests.helm.chart import NAMESPACE as HOME
 from tests.helm.chart import Release, make_values, render
 from tests.kube.accounts import unused_permissions
 from tests.kube.api import Api
-from tests.kube.kinds import DEPLOYMENT, NAMESPACE, POD, ROLE, ROLE_BINDING, SERVICE_ACCOUNT, Object
+from tests.kube.kinds import (
+    DEPLOYMENT,
+    LEASE,
+    NAMESPACE,
+    POD,
+    ROLE,
+    ROLE_BINDING,
+    SERVICE_ACCOUNT,
+    Object,
+)
 from tests.kube.server import KubeServer
 
 SECONDS = 20.0
-AUTOSCALED = make_values(conductor__autoscale__mode="on", replicasManagedBy="external")
+AUTOSCALED = make_values(conductor__autoscale__mode="on", pools__decode__replicas=2)
 
 
 class AnyWorkerReach(FakeWorkerAdmin):
@@ -53,7 +64,10 @@ class ConductorUnderRole:
             each for each in release.all("Deployment")
             if each["metadata"]["labels"]["baton.dev/role"] in ("prefill", "decode")
         ]  # fmt: skip
+        self.router = release.one("Deployment", "demo-baton-router")
         self.settings = load_settings(**_environment(release))
+        file = release.one("ConfigMap", "demo-baton-config")["data"]["baton.yaml"]
+        self.initial_replicas = yaml.safe_load(file).get("kubernetes_initial_replicas")
         self._create(release)
         binding = _only(release, "RoleBinding")
         token = server.accounts.token(HOME, binding["subjects"][0]["name"])
@@ -71,7 +85,8 @@ class ConductorUnderRole:
         """Create the objects that the conductor manages, with two pods in each pool."""
         api = self.server.api
         api.create(NAMESPACE, {"metadata": {"name": HOME}})
-        for kind in (SERVICE_ACCOUNT, ROLE, ROLE_BINDING):
+        api.create(DEPLOYMENT, _at_home(self.router))
+        for kind in (SERVICE_ACCOUNT, ROLE, ROLE_BINDING, LEASE):
             for each in release.all(kind.kind):
                 api.create(kind, _at_home(each))
         for each in self.deployments:
@@ -91,6 +106,10 @@ class ConductorUnderRole:
                 "spec": {"nodeName": "n1", "containers": [{"name": "baton", "image": "b:1"}]},
             },
         )
+
+    def size(self, name: str) -> int:
+        found = self.server.api.store.get(DEPLOYMENT, HOME, f"demo-baton-{name}")
+        return int(found["spec"]["replicas"])
 
     def unused_permissions(self) -> list[str]:
         assert self.server.accounts.refused == []
@@ -137,6 +156,10 @@ async def test_the_role_grants_all_that_a_conductor_needs_and_no_more(
     await conductor.pools.end_leftover_drains()
     name = conductor.settings.kubernetes_lease
     assert name is not None
+    initial = conductor.initial_replicas | {"demo-baton-router": 3}
+    sizes = InitialSizes(conductor.client, name, lambda: initial, SystemClock())
+    await sizes.apply()
+    assert [conductor.size(each) for each in ("prefill", "decode", "router")] == [3, 2, 3]
     election = LeaderElection(
         KubernetesLease(conductor.client, name, SystemClock()), "me", SystemClock()
     )

@@ -2,7 +2,7 @@
 failures are handled, and what is reported."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
 import pytest
 
@@ -17,7 +17,10 @@ from baton.errors import Invalid, NotFound, Overloaded, Unauthorized, Unavailabl
 from baton.pools.base import PoolWorker
 from baton.pools.kubernetes.api import KubernetesApi
 from baton.pools.kubernetes.client import KubernetesClient
+from baton.pools.kubernetes.permissions import Forbidden
+from baton.pools.kubernetes.pod_drainer import LeavingPod
 from baton.pools.kubernetes.pools import KubernetesPools
+from baton.pools.worker_admin import DrainReport
 from tests.contract.fake_kubernetes import COST, FakeKubernetes, FakePod, FakePool, fake_kubernetes
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
@@ -38,11 +41,12 @@ class FakeWorkerAdmin:
         self.load: dict[WorkerId, float] = {}
         self.silent: set[str] = set()
         self.busy: dict[str, int] = {}
-        """How many more times ``is_drained`` returns False, by worker."""
+        """How many more times a worker is not drained; also the number of its requests."""
         self.returned: list[str] = []
 
     def set_loads(self, **loads: float) -> None:
-        """Set the loads of prefill workers, by "n" and their number, like ``n0=9.0``."""
+        """Set the loads of prefill workers: ``n0=9.0`` sets that of worker 0. Workers that are not
+        named have no load."""
         numbers = {int(name[1:]): load for name, load in loads.items()}
         self.load = {WorkerId(f"baton-prefill-{n}.uid-{n}"): load for n, load in numbers.items()}
 
@@ -57,10 +61,11 @@ class FakeWorkerAdmin:
             raise Unavailable("it is dead")
         self.drained.append(name)
 
-    async def is_drained(self, worker_id: WorkerId) -> bool:
+    async def drain_report(self, worker_id: WorkerId) -> DrainReport:
         name = self._name(worker_id)
-        self.busy[name] = self.busy.get(name, 0) - 1
-        return self.busy[name] < 0
+        left = self.busy.get(name, 0)
+        self.busy[name] = max(left - 1, 0)
+        return DrainReport(left == 0, left)
 
     async def end_drain(self, worker_id: WorkerId) -> None:
         name = self._name(worker_id)
@@ -80,6 +85,8 @@ class Rig:
         self.fake = fake
         self.reach = FakeWorkerAdmin()
         self.notes: list[str] = []
+        self.progress: list[list[tuple[str, int | None]]] = []
+        self.on_look: Callable[[], object] = lambda: None
         self.clock = QuickClock()
         self.pools = self.open()
 
@@ -87,10 +94,17 @@ class Rig:
         self, places: Mapping[str, str] | None = None, chosen: Mapping[Role, str] | None = None
     ) -> KubernetesPools:
         api = api_of(self.fake.url, places)
-        return KubernetesPools(api, self.reach, self.clock, self.notes.append, 30.0, chosen)
+        return KubernetesPools(
+            api, self.reach, self.clock, self.notes.append, 30.0, chosen, self._record
+        )
+
+    def _record(self, leaving: Sequence[LeavingPod]) -> None:
+        self.progress.append([(each.pod.name, each.num_requests) for each in leaving])
+        self.on_look()
 
     def changes(self) -> list[tuple[str, str]]:
-        return [call for call in self.fake.calls if call[0] not in ("list", "get")]
+        unchanging = ("list", "get", "dry-run update")
+        return [call for call in self.fake.calls if call[0] not in unchanging]
 
 
 def api_of(url: str, places: Mapping[str, str] | None = None) -> KubernetesApi:
@@ -180,7 +194,7 @@ async def test_without_known_loads_the_newest_worker_is_removed(rig: Rig) -> Non
     rig.reach.silent = {"registry"}
     await rig.pools.scale({PREFILL: 2})
     assert rig.fake.names("prefill", leaving=True) == ["baton-prefill-2"]
-    assert rig.notes == ["loads are unknown: no registry"]
+    assert rig.notes == ["the newest workers go first, since the loads are unknown: no registry"]
 
 
 async def test_the_named_worker_is_removed_even_if_it_is_the_oldest_and_busiest(rig: Rig) -> None:
@@ -264,7 +278,8 @@ async def test_if_another_pod_is_deleted_an_undrained_worker_stays(rig: Rig) -> 
     assert rig.fake.names("prefill") == ["baton-prefill-1", "baton-prefill-2"]
     assert rig.fake.pods["baton-prefill-2"].annotations == {}
     assert rig.notes == [
-        "baton-prefill-2 could not be told to drain: it is dead",
+        "baton-prefill-2 drains when Kubernetes deletes it, within 30 s, since it could not be "
+        "told before: it is dead",
         "Kubernetes deleted baton-prefill-0 instead of baton-prefill-2",
     ]
 
@@ -272,6 +287,10 @@ async def test_if_another_pod_is_deleted_an_undrained_worker_stays(rig: Rig) -> 
 async def test_a_removal_does_not_wait_for_an_inactive_controller(rig: Rig) -> None:
     rig.fake.controllers_disabled = True
     await rig.pools.remove(WorkerId("baton-prefill-1"))
+    assert rig.notes == [
+        "Kubernetes has not reduced prefill to 2 within 10 s: it still has 3 workers",
+        "baton-prefill-1 was drained but not deleted: it is deleted now",
+    ]
     assert rig.fake.names("prefill", leaving=True) == ["baton-prefill-1"]
     rig.fake.controllers_disabled = False
     rig.fake.reconcile(rig.fake.pools["baton-prefill"])
@@ -333,6 +352,37 @@ async def test_after_a_drain_timeout_the_pod_finishes_draining_by_itself(rig: Ri
     await rig.pools.scale({PREFILL: 2})
     assert rig.fake.names("prefill", leaving=True) == ["baton-prefill-2"]
     assert rig.notes == ["not drained after 30 s: baton-prefill-2"]
+
+
+async def test_the_requests_left_on_draining_workers_are_reported(rig: Rig) -> None:
+    rig.reach.busy = {"baton-prefill-2": 2, "baton-prefill-1": 1}
+    await rig.pools.scale({PREFILL: 1})
+    assert rig.progress == [
+        [("baton-prefill-2", 2), ("baton-prefill-1", 1)],
+        [("baton-prefill-2", 1)],
+    ]
+
+
+async def test_the_deletion_of_pods_is_awaited_without_those_that_are_not_meant(rig: Rig) -> None:
+    rig.fake.pods["baton-decode-3"].is_being_deleted = True
+    await rig.pools.scale({PREFILL: 2})
+    assert [pod.name for pod in await rig.pools.pods() if pod.is_deleting] == [
+        "baton-prefill-2",
+        "baton-decode-3",
+    ]
+    rig.reach.busy = {"baton-prefill-2": 2}
+    rig.on_look = lambda: len(rig.progress) == 2 and rig.fake.pods.pop("baton-prefill-2")
+    await rig.pools.wait_until_gone(lambda pod: pod.pool == "prefill")
+    assert rig.progress == [[("baton-prefill-2", 2)], [("baton-prefill-2", 1)]]
+
+
+async def test_a_pod_that_outlives_its_grace_period_is_reported(rig: Rig) -> None:
+    await rig.pools.remove(WorkerId("baton-prefill-2"))
+    began_at = rig.clock.monotonic()
+    message = r"baton-prefill-2 still exists 91 s after .* grace period is 30 s; .* node, n1"
+    with pytest.raises(Unavailable, match=message):
+        await rig.pools.wait_until_gone(lambda pod: True)
+    assert rig.clock.monotonic() - began_at == pytest.approx(91)
 
 
 # -- concurrent changes -------------------------------------------------------------------
@@ -474,8 +524,8 @@ async def test_configured_pools_are_not_listed(several: Rig) -> None:
     assert await pools.sizes() == {PREFILL: 3, DECODE: 4}
     await pools.scale({DECODE: 3})
     assert set(several.fake.calls) == {
-        ("get", "deployments/scale"), ("update", "deployments/scale"),
-        ("list", "pods"), ("patch", "pods"),
+        ("get", "deployments/scale"), ("dry-run update", "deployments/scale"),
+        ("update", "deployments/scale"), ("list", "pods"), ("patch", "pods"),
     }  # fmt: skip
     with pytest.raises(NotFound, match=r'"baton-x" not found'):
         await several.open({"x": "decode/baton-x"}).sizes()
@@ -497,12 +547,13 @@ async def test_an_error_names_the_missing_permission(rig: Rig) -> None:
         await rig.pools.scale({PREFILL: 4})
 
 
-async def test_if_the_scale_may_not_be_written_the_drained_worker_serves_again(rig: Rig) -> None:
+async def test_if_the_scale_may_not_be_written_nothing_is_drained_or_changed(rig: Rig) -> None:
     rig.fake.forbidden = {("update", "deployments/scale")}
-    with pytest.raises(Unauthorized):
-        await rig.pools.scale({PREFILL: 2})
-    assert len(rig.fake.names("prefill")) == 3
-    assert rig.reach.drained == rig.reach.returned == ["baton-prefill-2"]
+    with pytest.raises(Forbidden, match="update deployments/scale"):
+        await rig.pools.scale({PREFILL: 2, DECODE: 3})
+    with pytest.raises(Forbidden, match="update deployments/scale"):
+        await rig.pools.remove(WorkerId("baton-prefill-1"))
+    assert rig.reach.drained == rig.changes() == []
 
 
 async def test_if_pods_may_not_be_patched_no_worker_is_drained(rig: Rig) -> None:

@@ -151,7 +151,7 @@ async def test_blocks_are_put_leased_and_released(store: Served) -> None:
     [
         (lambda request: replace(request, blocks=()), "a put must have 1 to 65536 blocks, not 0"),
         (lambda request: replace(request, blocks=tuple(unsized(request))), "have a size"),
-        (lambda request: replace(request, blocks=tuple(keyless(request))), "not 26 bytes"),
+        (lambda request: replace(request, blocks=tuple(with_short_key(request))), "not 26 bytes"),
         (
             lambda request: replace(request, tenant=b"t" * 17),
             "a tag must have at most 16 bytes, not 17",
@@ -171,8 +171,8 @@ def unsized(request: PutRequest) -> Iterator[BlockRef]:
     return (replace(block, size_bytes=0) for block in request.blocks)
 
 
-def keyless(request: PutRequest) -> Iterator[BlockRef]:
-    """Yield two blocks whose keys have 26 bytes in total instead of 32."""
+def with_short_key(request: PutRequest) -> Iterator[BlockRef]:
+    """Yield two blocks, the first with a 10-byte key: 26 bytes of keys in total instead of 32."""
     yield replace(request.blocks[0], key=BlockKey(b"ten bytes."))
     yield request.blocks[1]
 

@@ -49,8 +49,7 @@ SECRET = "a secret of the cluster"
 
 @dataclass
 class Served:
-    """A prefill and a decode worker, each of which can wait until it is idle, and ``answer``, which
-    returns the expected tokens of a request."""
+    """A prefill and a decode worker. ``answer`` returns the expected tokens of a request."""
 
     prefill: Any
     decode: Any

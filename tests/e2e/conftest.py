@@ -1,4 +1,4 @@
-"""A fixture for a cluster that all tests share which don't kill or resize anything."""
+"""A fixture for one cluster that is shared by all tests that don't kill or resize anything."""
 
 from collections.abc import Iterator
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 MAX_EXAMPLES = 20
-"""The most examples to keep; the counts include all cases."""
+"""The maximum number of examples to keep; the counts include all cases."""
 
 MAX_EXAMPLE_CHARACTERS = 2000
 

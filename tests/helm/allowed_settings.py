@@ -10,16 +10,17 @@ from baton.config.renamed_settings import RENAMED_SETTINGS
 
 CHART_SETTINGS = frozenset({
     # Identity, addresses and secrets of a process.
-    "id", "cluster", "redis_url", "cluster_secret", "host", "port", "reuse_port", "grpc_host",
-    "grpc_port", "framed_port", "ops_host", "ops_port", "advertise_address", "tls_certificate",
-    "tls_key", "rpc_tls_certificate", "rpc_tls_key", "rpc_tls_ca", "api_keys", "tenants_file",
-    "admin_key", "tenant_secret", "allow_open_http", "control_socket",
+    "id", "cluster", "redis_url", "redis_password", "cluster_secret", "host", "port", "reuse_port",
+    "grpc_host", "grpc_port", "framed_port", "ops_host", "ops_port", "advertise_address",
+    "tls_certificate", "tls_key", "rpc_tls_certificate", "rpc_tls_key", "rpc_tls_ca", "api_keys",
+    "tenants_file", "admin_key", "tenant_secret", "allow_open_http", "control_socket",
     # Settings with their own place in the values.
     "model", "served_model_name", "drain_timeout_seconds", "endpoint_grace_seconds", "store_bytes",
     "store_disk_bytes", "store_folder", "batch_folder", "log_level", "log_format",
     "trace_endpoint", "trace_sample", "autoscale", "autoscale_pools", "autoscale_prefill_pool",
     "autoscale_decode_pool", "kubernetes_namespace", "kubernetes_pools", "kubernetes_lease",
-    "kubernetes_watch", "min_prefill", "max_prefill", "min_decode", "max_decode", "max_workers",
+    "kubernetes_initial_replicas", "kubernetes_watch", "min_prefill", "max_prefill", "min_decode",
+    "max_decode", "max_workers",
     # Settings that only `baton up` and mock workers read.
     "on", "prefill", "decode", "routers", "ray_address", "ray_worker_gpus", "mock",
 })  # fmt: skip

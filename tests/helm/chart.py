@@ -47,6 +47,21 @@ class Pod:
         return [*self.spec.get("initContainers", []), *self.spec["containers"]]
 
     @property
+    def secret_files(self) -> dict[str, tuple[str, str]]:
+        """The secret settings that Baton reads from files: the name and key of each one's
+        Secret."""
+        sources = [
+            source["secret"]
+            for volume in self.spec.get("volumes", [])
+            for source in volume.get("projected", {}).get("sources", [])
+        ]
+        return {
+            item["path"]: (source["name"], item["key"])
+            for source in sources
+            for item in source["items"]
+        }
+
+    @property
     def main(self) -> Object:
         """The container ``baton``."""
         return next(each for each in self.spec["containers"] if each["name"] == "baton")

@@ -30,7 +30,8 @@ PATH = re.compile(r"(?:`|--set )([a-z]\w*(?:\.\w+)+)")
 
 
 def plain(path: str) -> str:
-    """Return the path as the schema has it, which describes the values of pools as poolDefaults."""
+    """Return the path under which the schema has this value: a pool's values are under
+    ``poolDefaults``, and those of its model under ``model``."""
     path = path.replace("ROLE", "decode")
     path = re.sub(r"^pools\.\w+\.model\b", "model", path)
     return re.sub(r"^pools\.\w+", "poolDefaults", path)

@@ -36,7 +36,7 @@ def test_rules_are_rendered_as_in_their_file(path: Path) -> None:
 def test_monitoring_objects_are_optional() -> None:
     release = release_of("demo")
     assert not release.all("PrometheusRule")
-    assert release.names("ConfigMap") == {"demo-baton-config"}
+    assert release.names("ConfigMap") == {"demo-baton-config", "demo-baton-redis"}
 
 
 def test_the_pod_monitor_selects_every_serving_pod() -> None:

@@ -71,12 +71,17 @@ def test_redis_reads_its_password_from_a_file(tmp_path: Path) -> None:
     (pod,) = [pod for pod in release_of("demo").pods() if pod.role == "redis"]
     (container,) = pod.spec["containers"]
     port, password = free_port(), 'a"b\\c d'
-    command = [word.replace("/data", str(tmp_path)) for word in container["command"]]
-    command[command.index("6379")] = str(port)
+    config = release_of("demo").one("ConfigMap", "demo-baton-redis")["data"]["valkey.conf"]
+    config = config.replace("/data", str(tmp_path)).replace("6379", str(port))
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "valkey.conf").write_text(config + "\n")
+    (tmp_path / "in" / "redis-password").write_text(password + "\n")
+    script = container["command"][-1]
+    for folder in ("/etc/valkey-secrets", "/etc/valkey"):
+        script = script.replace(folder, str(tmp_path / "in"))
+    command = [*container["command"][:-1], script.replace("/data", str(tmp_path))]
     path = f"{Path(get_binary_path()).parent}:/usr/bin:/bin"
-    with subprocess.Popen(
-        command, env={"PATH": path, "REDIS_PASSWORD": password}, stdout=subprocess.DEVNULL
-    ) as process:
+    with subprocess.Popen(command, env={"PATH": path}, stdout=subprocess.DEVNULL) as process:
         try:
             retry = Retry(ConstantBackoff(0.01), 500)
             with redis.Redis(port=port, password=password, retry=retry) as client:
@@ -84,7 +89,7 @@ def test_redis_reads_its_password_from_a_file(tmp_path: Path) -> None:
             shown = b" ".join(Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0"))
             assert b"valkey-server" in shown
             assert password.encode() not in shown
-            assert (tmp_path / "auth.conf").stat().st_mode & 0o777 == 0o600
+            assert (tmp_path / "valkey.conf").stat().st_mode & 0o777 == 0o600
             with redis.Redis(port=port) as stranger, pytest.raises(redis.AuthenticationError):
                 stranger.ping()
         finally:
@@ -136,13 +141,37 @@ def test_images_are_pinned(scenario: str) -> None:
 
 
 @EVERY
-def test_secret_settings_come_from_secrets(scenario: str) -> None:
-    for pod in release_of(scenario).serving():
-        for name in ("CLUSTER_SECRET", "TENANT_SECRET", "ADMIN_KEY", "REDIS_URL"):
-            found = [each for each in pod.main["env"] if each["name"] == f"BATON_{name}"]
-            assert len(found) == (name in ("CLUSTER_SECRET", "REDIS_URL") or pod.role == "router")
-            for each in found:
-                assert "valueFrom" in each or "$(REDIS_PASSWORD)" in each["value"]
+def test_secret_settings_are_files(scenario: str) -> None:
+    """No secret is in the environment of Baton's programs; each role gets those that it needs."""
+    for pod in release_of(scenario).pods():
+        variables = {each["name"] for each in pod.spec["containers"][-1].get("env", [])}
+        for name in ("CLUSTER_SECRET", "TENANT_SECRET", "ADMIN_KEY", "REDIS_PASSWORD"):
+            assert f"BATON_{name}" not in variables
+        if pod.role in ("redis", "test", "ray-worker"):
+            continue
+        of_router = {"tenant_secret", "admin_key"} if pod.role == "router" else set()
+        outside = scenario in ("gpu", "everything")
+        redis = "redis_url" if outside else "redis_password"
+        assert set(pod.secret_files) == {"cluster_secret", redis, *of_router}
+        assert ("BATON_REDIS_URL" in variables) is not outside
+        mounts = {each["name"]: each for each in pod.main["volumeMounts"]}
+        assert mounts["secrets"]["mountPath"] == "/etc/baton-secrets"
+        assert [c["name"] for c in pod.containers if "secrets" in str(c.get("volumeMounts"))] == [
+            "baton"
+        ]
+
+
+def test_the_hubs_token_is_a_file() -> None:
+    """huggingface_hub reads the token from the file that ``HF_TOKEN_PATH`` names."""
+    (pod,) = [pod for pod in release_of("everything").serving() if pod.role == "router"]
+    variables = {each["name"]: each.get("value") for each in pod.main["env"]}
+    assert "HF_TOKEN" not in variables
+    mounts = {each["mountPath"]: each["name"] for each in pod.main["volumeMounts"]}
+    volumes = {each["name"]: each for each in pod.spec["volumes"]}
+    folder, _, name = str(variables["HF_TOKEN_PATH"]).rpartition("/")
+    secret = volumes[mounts[folder]]["secret"]
+    assert secret["secretName"] == "hub-token"
+    assert secret["items"] == [{"key": "token", "path": name}]
 
 
 @EVERY
@@ -167,28 +196,35 @@ def verbs(release: Release, resource: str) -> set[str]:
     ("mode", "resize", "scale", "pods", "leases"),
     [
         ("off", False, set(), {"list", "watch"}, set()),
-        ("off", True, {"get", "update"}, {"list", "watch", "patch", "delete"}, set()),
-        ("dry_run", False, {"get"}, {"list", "watch"}, {"create", "get", "update"}),
-        ("on", True, {"get", "update"}, {"list", "watch", "patch", "delete"},
-         {"create", "get", "update"}),
+        ("off", True, {"get", "update"}, {"list", "watch", "patch", "delete"}, {"get", "patch"}),
+        ("dry_run", False, {"get"}, {"list", "watch"}, {"get", "patch"}),
+        ("on", True, {"get", "update"}, {"list", "watch", "patch", "delete"}, {"get", "patch"}),
     ],
 )  # fmt: skip
 def test_conductors_have_the_permissions_that_their_mode_needs(
     mode: str, resize: bool, scale: set[str], pods: set[str], leases: set[str]
 ) -> None:
-    values = make_values(
-        conductor__autoscale__mode=mode, rbac__resize=resize, replicasManagedBy="external"
-    )
-    release = render(values)
+    release = render(make_values(conductor__autoscale__mode=mode, rbac__resize=resize))
     assert verbs(release, "deployments/scale") == scale
     assert verbs(release, "pods") == pods
     assert verbs(release, "leases") == leases
 
 
-def test_only_pools_of_this_release_may_be_resized() -> None:
-    (role,) = release_of("autoscaled").all("Role")
+def test_conductors_may_empty_their_record_when_the_chart_owns_all_sizes() -> None:
+    release = render(make_values(replicasManagedBy="chart"))
+    assert verbs(release, "leases") == {"get", "patch"}
+    assert release.one("Deployment", "demo-baton-decode")["spec"]["replicas"] == 1
+
+
+@pytest.mark.parametrize(
+    ("owner", "names"),
+    [("external", ["decode", "prefill", "router"]), ("chart", ["decode", "prefill"])],
+)
+def test_only_deployments_of_this_release_may_be_resized(owner: str, names: list[str]) -> None:
+    """Conductors set the router's initial size, and resize it never."""
+    (role,) = render(make_values(replicasManagedBy=owner)).all("Role")
     (rule,) = [each for each in role["rules"] if each["resources"] == ["deployments/scale"]]
-    assert rule["resourceNames"] == ["demo-baton-decode", "demo-baton-prefill"]
+    assert rule["resourceNames"] == [f"demo-baton-{name}" for name in names]
 
 
 # -- lifecycle -----------------------------------------------------------------------------
@@ -202,6 +238,14 @@ def test_grace_periods_cover_endpoints_drain_and_margin(scenario: str) -> None:
         hook = pod.main["lifecycle"]["preStop"]["exec"]["command"]
         assert hook == ["baton", "drain", "--self", "--timeout", str(10 + drain)]
         assert grace_of(pod) == 10 + drain + 15
+
+
+@EVERY
+def test_the_pre_stop_hook_finds_the_ops_server_without_the_config_file(scenario: str) -> None:
+    for pod in release_of(scenario).serving():
+        (port,) = [each["containerPort"] for each in pod.main["ports"] if each["name"] == "ops"]
+        env = env_of(pod)
+        assert (env["BATON_OPS_HOST"], env["BATON_OPS_PORT"]) == ("0.0.0.0", str(port))
 
 
 def test_grace_periods_follow_the_values() -> None:
@@ -332,7 +376,7 @@ def test_devices_can_be_requested_by_resource_claims() -> None:
     (pod,) = [pod for pod in render(values).serving() if pod.role == "decode"]
     assert pod.spec["resourceClaims"] == [claim]
     assert pod.main["resources"]["claims"] == [{"name": "gpu"}]
-    assert pod.main["image"] == "baton-cuda:0.1.0"
+    assert pod.main["image"] == "docker.io/library/baton-cuda:0.1.0"
 
 
 @EVERY

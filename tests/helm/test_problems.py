@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import pytest
+import yaml
 from helm_python import HelmRenderError
 
 from tests.helm.chart import Object, make_values, render, with_value
@@ -87,9 +88,58 @@ def problems(values: Object) -> list[str]:
             "kvstore.resources.limits.memory (2Gi) must hold kvstore.memory (1800Mi),"
             " kvstore.sharedMemory (256Mi) and 256Mi for the program",
         ),
+        # Quantities
+        (
+            make_values(pools__decode__resources__requests__cpu="abc"),
+            'pools.decode.resources.requests.cpu is "abc", which is not a quantity: write CPUs like'
+            " 500m or 2",
+        ),
+        (
+            make_values(conductor__resources__limits__memory="1 GB"),
+            'conductor.resources.limits.memory is "1 GB", which is not a quantity: write bytes like'
+            " 512Mi or 2Gi",
+        ),
+        (
+            with_value({}, "redis.resources.requests", {"ephemeral-storage": "16MB"}),
+            'redis.resources.requests.ephemeral-storage is "16MB", which is not a quantity: write'
+            " bytes like 512Mi or 2Gi",
+        ),
+        (
+            make_values(pools__decode__sharedMemory="1 GB"),
+            'pools.decode.sharedMemory is "1 GB", which is not a quantity: write bytes like 512Mi'
+            " or 2Gi",
+        ),
+        (
+            make_values(kvstore__enabled=True, kvstore__disk__size="16GiB"),
+            'kvstore.disk.size is "16GiB", which is not a quantity: write bytes like 512Mi or 2Gi',
+        ),
+        (
+            make_values(volumes__tmpSize="1K"),
+            'volumes.tmpSize is "1K", which is not a quantity: write bytes like 512Mi or 2Gi',
+        ),
+        (
+            make_values(model__hub__cache__size="-1Gi"),
+            'model.hub.cache.size is "-1Gi", which is not a quantity: write bytes like 512Mi or'
+            " 2Gi",
+        ),
+        (
+            make_values(ray__enabled=True, ray__head__supervisorResources__requests__cpu="one"),
+            'ray.head.supervisorResources.requests.cpu is "one", which is not a quantity: write'
+            " CPUs like 500m or 2",
+        ),
+        (
+            make_values(router__resources__limits__cpu="50m"),
+            "router.resources.requests.cpu (100m) is above router.resources.limits.cpu (50m):"
+            " raise the limit, or lower the request",
+        ),
+        (
+            make_values(test__resources__requests__memory="1Gi"),
+            "test.resources.requests.memory (1Gi) is above test.resources.limits.memory (256Mi):"
+            " raise the limit, or lower the request",
+        ),
         # The owner of the replicas
         (
-            make_values(pools__decode__hpa__enabled=True),
+            make_values(replicasManagedBy="chart", pools__decode__hpa__enabled=True),
             "the replicas of pools.decode have two owners: pools.decode.hpa.enabled and this"
             " chart, which writes them at every upgrade; set replicasManagedBy=external",
         ),
@@ -101,7 +151,7 @@ def problems(values: Object) -> list[str]:
             " pools.decode.hpa.enabled; keep one",
         ),
         (
-            make_values(router__hpa__enabled=True),
+            make_values(router__replicasManagedBy="chart", router__hpa__enabled=True),
             "the replicas of the router have two owners: router.hpa.enabled and this chart; set"
             " router.replicasManagedBy=external",
         ),
@@ -163,6 +213,13 @@ def problems(values: Object) -> list[str]:
                   " mixed"),
         (
             make_values(cluster="c", redis__enabled=False, redis__external__url="redis://:pw@cache:1"),
+            "redis.external.url holds a password, which everybody could read: put the URL into a"
+            " Secret, and name it in redis.external.existingSecret",
+        ),
+        (
+            make_values(
+                cluster="c", redis__enabled=False, redis__external__url="redis://cache/0?password=pw"
+            ),
             "redis.external.url holds a password, which everybody could read: put the URL into a"
             " Secret, and name it in redis.external.existingSecret",
         ),
@@ -241,6 +298,10 @@ def test_a_missing_model_is_reported_for_every_program_that_needs_it() -> None:
         OUTSIDE | {"cluster": "c"},
         make_values(router__service__type="LoadBalancer", auth__allowOpenToTheWorld=True),
         make_values(kvstore__enabled=True, kvstore__memory="1536Mi"),
+        make_values(pools__decode__resources__requests__cpu=2),
+        make_values(pools__decode__resources__requests__cpu="0.5", volumes__tmpSize="1.5e9"),
+        make_values(pools__decode__resources__limits__memory=4294967296),
+        make_values(kvstore__enabled=True, kvstore__disk__size="1Pi"),
     ],
 )
 def test_working_values_are_accepted(values: Object) -> None:
@@ -262,9 +323,11 @@ def test_falsy_values_of_a_pool_override_the_defaults(path: str, value: Any, bel
         assert "demo-baton-more" not in release.names("Deployment")
         return
     deployment = release.one("Deployment", "demo-baton-more")["spec"]
+    file = release.one("ConfigMap", "demo-baton-config")["data"]["baton.yaml"]
+    initial = yaml.safe_load(file)["kubernetes_initial_replicas"]
     volumes = {each["name"] for each in deployment["template"]["spec"]["volumes"]}
     found = {
-        "replicas": deployment["replicas"],
+        "replicas": initial["demo-baton-more"],
         "sharedMemory": "1Gi" if "shm" in volumes else "",
     }
     assert found[path] == value

@@ -8,7 +8,7 @@ from tools.chart_readme import README, VALUES, ValuesRow, filled, sections
 SAMPLE = """\
 # A file.
 
-# @section One
+# @section -- One
 
 # -- How many.
 replicas: 2
@@ -17,7 +17,7 @@ router:
   labels: {a: "1"}
   quiet: 3
 
-# @section Two
+# @section -- Two
 # -- Nothing.
 name: ""
 """

@@ -115,6 +115,8 @@ def required_by(pod: Pod) -> Iterator[tuple[str, str]]:
             yield "Secret", volume["secret"]["secretName"]
         if "persistentVolumeClaim" in volume:
             yield "PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]
+        for source in volume.get("projected", {}).get("sources", []):
+            yield "Secret", source["secret"]["name"]
     for container in pod.containers:
         for each in container.get("env", []):
             if key := each.get("valueFrom", {}).get("secretKeyRef"):
@@ -140,6 +142,9 @@ def test_keys_of_the_charts_secrets_exist(scenario: str) -> None:
                 key = each.get("valueFrom", {}).get("secretKeyRef")
                 if key and key["name"] in release.names("Secret"):
                     assert key["key"] in release.one("Secret", key["name"])["data"]
+        for name, item in pod.secret_files.values():
+            if name in release.names("Secret"):
+                assert item in release.one("Secret", name)["data"]
 
 
 @EVERY

@@ -60,7 +60,7 @@ UNKNOWN = "additional properties '{}' not allowed"
         ("model.path", "../etc", "'/model/path'"),
         ("model.hostPath.path", "models", "'/model/hostPath/path'"),
         ("pools.decode.gpu.resourceName", "gpu", "'/pools/decode/gpu/resourceName'"),
-        ("pools.decode.sharedMemory", "1 GB", "'/pools/decode/sharedMemory'"),
+        ("pools.decode.sharedMemory", True, "'/pools/decode/sharedMemory'"),
         ("secrets.existingSecret", "My Secret", "'/secrets/existingSecret'"),
         ("traces.endpoint", "collector:4317", "'/traces/endpoint'"),
         ("redis.external.url", "cache:6379", "'/redis/external/url'"),

@@ -33,4 +33,4 @@ def test_listeners_on_the_pod_network_require_the_secret_or_a_certificate(
         assert settings.nixl_private_network or not settings.nixl_interfaces
     for pod in release.pods():
         if pod.role == "redis":
-            assert 'requirepass "' in str(pod.spec["containers"][0]["command"])
+            assert "requirepass" in str(pod.spec["containers"][0]["command"])

@@ -69,6 +69,22 @@ class Accounts:
             self.refused.append(call)
             raise forbidden(call.user, call.verb, call.resource, call.group, call.namespace)
 
+    def check_granted_rules(self, user: str, namespace: str, role: Object) -> None:
+        """Check that a user who writes a Role, or binds one with a RoleBinding, has all of its
+        permissions. Raises Refused (403)."""
+        if user == ADMIN:
+            return
+        reference = role.get("roleRef")
+        rules = self._rules_of(reference, namespace) if reference else role.get("rules") or []
+        own = list(self._rules(user, namespace))
+        for call in (call for rule in rules for call in calls_of(rule, user, namespace)):
+            if not any(allows(each, call) for each in own):
+                raise Refused(
+                    403, "Forbidden",
+                    f"user {user!r} is attempting to grant RBAC permissions not currently held: "
+                    f"{call.verb} {call.resource} {call.name}".strip(),
+                )  # fmt: skip
+
     def _rules(self, user: str, namespace: str) -> Iterator[Object]:
         if namespace:
             for binding in self._store.all(ROLE_BINDING, namespace):
@@ -105,6 +121,17 @@ def allows(rule: Object, call: Call) -> bool:
 
 def _has(allowed: list[str], wanted: str) -> bool:
     return wanted in allowed or "*" in allowed
+
+
+def calls_of(rule: Object, user: str, namespace: str) -> list[Call]:
+    """Return a call for each permission of a rule."""
+    return [
+        Call(user, verb, group, resource, namespace, name)
+        for verb in rule["verbs"]
+        for group in rule.get("apiGroups") or []
+        for resource in rule.get("resources") or []
+        for name in rule.get("resourceNames") or [""]
+    ]
 
 
 def unused_permissions(rules: list[Object], calls: list[Call]) -> list[str]:

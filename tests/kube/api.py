@@ -19,6 +19,7 @@ from tests.kube.failures import (
     not_found,
 )
 from tests.kube.kinds import (
+    CONFIG_MAP,
     DEFINITION,
     NAMESPACE,
     POD,
@@ -31,7 +32,9 @@ from tests.kube.kinds import (
     Kinds,
     Object,
 )
+from tests.kube.quotas import quota_errors, set_limit_range_defaults
 from tests.kube.request import Request
+from tests.kube.roles import add_cluster_roles
 from tests.kube.schemas import schema_of
 from tests.kube.selectors import fields_match, labels_match
 from tests.kube.store import Store, deep_copy, without_nulls
@@ -57,6 +60,7 @@ class Api:
         """Warnings about the last write, for its client."""
         for name in ("default", "kube-system"):
             self.create(NAMESPACE, {"metadata": {"name": name}})
+        add_cluster_roles(self)
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -280,11 +284,13 @@ class Api:
         if kind == SERVICE:
             self._address(before, now)
         set_defaults(kind.kind, now)
+        if kind == POD and before is None:
+            set_limit_range_defaults(self.store, now)
         check_object(kind, now)
         if before is not None:
             check_change(kind, before, now)
         elif kind == POD:
-            for why in self._missing_references(now):
+            for why in (*self._missing_references(now), *quota_errors(self.store, now)):
                 text = f'pods "{now["metadata"]["name"]}" is forbidden: {why}'
                 raise Refused(403, "Forbidden", text)
 
@@ -329,6 +335,8 @@ class Api:
             name = metadata["name"]
             account = {"metadata": {"name": "default", "namespace": name}}
             self.create(SERVICE_ACCOUNT, account)
+            root = {"name": "kube-root-ca.crt", "namespace": name}
+            self.create(CONFIG_MAP, {"metadata": root, "data": {}})
         if kind == DEFINITION:
             self.kinds.define(saved)
         dying = "deletionTimestamp" in metadata and not metadata.get("finalizers")

@@ -48,6 +48,8 @@ SECRET = _plain("Secret", "secrets")
 SERVICE_ACCOUNT = _plain("ServiceAccount", "serviceaccounts", short="sa")
 CLAIM = _plain("PersistentVolumeClaim", "persistentvolumeclaims", "status", short="pvc")
 EVENT = _plain("Event", "events", short="ev")
+QUOTA = _plain("ResourceQuota", "resourcequotas", "status", short="quota")
+LIMIT_RANGE = _plain("LimitRange", "limitranges", short="limits")
 
 DEPLOYMENT = Kind("apps", "v1", "Deployment", "deployments", True, ("scale", "status"), ("deploy",))
 REPLICA_SET = Kind("apps", "v1", "ReplicaSet", "replicasets", True, ("scale", "status"), ("rs",))
@@ -83,6 +85,7 @@ RUNTIME_CLASS = Kind("node.k8s.io", "v1", "RuntimeClass", "runtimeclasses", Fals
 
 BUILT_IN = (
     NAMESPACE, NODE, POD, SERVICE, ENDPOINTS, CONFIG_MAP, SECRET, SERVICE_ACCOUNT, CLAIM, EVENT,
+    QUOTA, LIMIT_RANGE,
     DEPLOYMENT, REPLICA_SET, STATEFUL_SET, DAEMON_SET, JOB, CRON_JOB, BUDGET, AUTOSCALER, SLICE,
     LEASE, ROLE, ROLE_BINDING, CLUSTER_ROLE, CLUSTER_ROLE_BINDING, DEFINITION,
     Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", short=("netpol",)),

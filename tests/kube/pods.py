@@ -43,7 +43,7 @@ def set_condition(
 
 
 def owner_of(found: Object) -> Object | None:
-    """Return the reference to the object's controller."""
+    """Return the reference to the object's controller; None if it has none."""
     references = found["metadata"].get("ownerReferences") or []
     return next((each for each in references if each.get("controller")), None)
 

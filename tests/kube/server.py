@@ -18,7 +18,7 @@ from tests.kube.accounts import Accounts, Call
 from tests.kube.api import Api
 from tests.kube.execution import Channels, accepted, execute
 from tests.kube.failures import Refused, bad_request
-from tests.kube.kinds import Object
+from tests.kube.kinds import ROLE, ROLE_BINDING, Object
 from tests.kube.request import Request, parse_request
 from tests.kube.subresources import subresource
 from tests.kube.watching import watch
@@ -127,6 +127,8 @@ class KubeServer:
                 request.namespace, request.single,
             )
         )  # fmt: skip
+        if request.kind in (ROLE, ROLE_BINDING) and request.verb in ("create", "update", "patch"):
+            self.accounts.check_granted_rules(user, request.namespace, request.body)
         return user
 
 

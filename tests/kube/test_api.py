@@ -397,8 +397,9 @@ def test_a_watch_reports_objects_that_enter_and_leave_its_selector(api: Api) -> 
 
 
 def test_a_watch_may_begin_with_existing_objects_and_a_bookmark(api: Api) -> None:
-    config_map(api, "a")
-    found = events(api, 2, sendInitialEvents="true", allowWatchBookmarks="true")
+    config_map(api, "a", app="x")
+    query = {"sendInitialEvents": "true", "allowWatchBookmarks": "true", "labelSelector": "app=x"}
+    found = events(api, 2, **query)
     assert found == [("ADDED", "a"), ("BOOKMARK", "")]
 
 

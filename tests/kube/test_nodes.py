@@ -157,6 +157,32 @@ def test_a_container_has_its_environment_files_names_and_user(bench: Bench) -> N
     assert not Path("/scratch").exists(), "the mount is not visible on this machine"
 
 
+def test_a_mounted_config_map_follows_its_changes(bench: Bench) -> None:
+    """All files change at once, without a restart; a file that is mounted by a subPath stays."""
+    bench.create(CONFIG_MAP, "conf", data={"a": "old a", "b": "old b"})
+    bench.pod(
+        container={
+            "volumeMounts": [
+                {"name": "conf", "mountPath": "/etc/toy"},
+                {"name": "conf", "mountPath": "/etc/one", "subPath": "a"},
+            ],
+            "readinessProbe": probe("/"),
+        },
+        volumes=[{"name": "conf", "configMap": {"name": "conf"}}],
+    )
+    bench.wait(is_ready)
+    assert [bench.ask(path) for path in ("/etc/toy/a", "/etc/toy/b", "/etc/one")] == [
+        "old a", "old b", "old a",
+    ]  # fmt: skip
+    changed = bench.api.store.get(CONFIG_MAP, bench.namespace, "conf")
+    bench.api.update(CONFIG_MAP, changed | {"data": {"a": "new a", "c": "new c"}})
+    bench.kube.wait(lambda: bench.ask("/etc/toy/a") == "new a", SECONDS, "the new file")
+    assert bench.ask("/etc/toy/c") == "new c" and bench.ask("/etc/one") == "old a"
+    with pytest.raises(urllib.error.HTTPError):
+        bench.ask("/etc/toy/b")
+    assert status_of(bench.get())["restartCount"] == 0
+
+
 def test_services_have_dns_names_and_balance_over_ready_pods(bench: Bench) -> None:
     for name in ("one", "two"):
         env = [{"name": "BODY", "value": name}]

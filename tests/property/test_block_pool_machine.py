@@ -16,7 +16,7 @@ KEYS = [BlockKey(bytes([index]) * 16) for index in range(5)]
 
 @dataclass
 class Entry:
-    """The model's state of a block that isn't free."""
+    """The state of a block that isn't free, as the reference model tracks it."""
 
     owners: int = 1
     key: BlockKey | None = None

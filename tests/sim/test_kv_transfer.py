@@ -356,7 +356,7 @@ async def test_a_malformed_kv_transfer_fails_only_its_own_request(
 
 
 async def test_a_token_outside_the_vocabulary_fails_only_its_own_request() -> None:
-    """Otherwise, the embedding lookup of that token would crash the worker."""
+    """If the worker did not reject the token, its embedding lookup would crash the worker."""
     async with cluster(vocab_size=256) as running:
         stream = running.decode.worker.open_stream()
         for name, prompt, task, changes in (

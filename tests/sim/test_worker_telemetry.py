@@ -199,7 +199,7 @@ async def test_a_cancelled_request_ends_its_spans_too(moment: int) -> None:
 
 async def test_a_migrated_request_has_a_span_of_its_job_and_of_its_export() -> None:
     """The span of the export to the next worker is a child of the attempt that exported the KV, so
-    it has a parent."""
+    it is no orphan even if the next attempt never starts."""
     spans = MemorySpanSink()
     config = WorkerConfig(drain_grace_seconds=0.0)
     async with cluster(config=config, spans=spans) as running:

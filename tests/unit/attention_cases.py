@@ -33,8 +33,8 @@ in the 16-bit formats they round the operands of products (the softmax weights) 
 @dataclass(frozen=True)
 class Case:
     """A batch to attend. ``rows`` are (tokens in the cache before the step, tokens of the step),
-    decodes first. ``kv`` is the pool's format; if it is None, the format is ``dtype``. ``scales``
-    are each layer's KV scales."""
+    decodes first. ``kv`` is the pool's dtype; None means ``dtype``. ``scales`` are each layer's KV
+    scales."""
 
     name: str
     rows: Sequence[tuple[int, int]]
@@ -116,7 +116,7 @@ def poison(pool: torch.Tensor, rows: Sequence[Row]) -> None:
 
 
 def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Compare bytes, so that NaN equals itself."""
+    """Whether two tensors have the same bytes. A NaN equals itself."""
     return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 

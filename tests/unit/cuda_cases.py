@@ -154,7 +154,7 @@ def assert_near(
 
 @dataclass(frozen=True)
 class DeviceUnderTest:
-    """The device that our kernels run on, and the formats to test."""
+    """The device that our kernels run on, and the dtypes to test."""
 
     device: torch.device
     dtypes: Sequence[torch.dtype]
@@ -220,7 +220,7 @@ def rope_and_kv_write_agree(place: DeviceUnderTest) -> Iterator[str]:
 def _rope_and_kv_write_agree(
     place: DeviceUnderTest, dtype: torch.dtype, shape: tuple[int, int, int, bool], kept: torch.dtype
 ) -> str:
-    """``kept`` is the pool's format."""
+    """``kept`` is the pool's dtype."""
     config = make_config(*shape)
     weights = make_weights(config, dtype, CPU).layers[1]
     batch = pack_batch(make_rows(SPANS), BLOCK_TOKENS, CPU)
@@ -480,7 +480,7 @@ def fp8_by_fp8_products_agree(place: DeviceUnderTest) -> Iterator[str]:
 
 def batch_invariant_ops_keep_their_bits(place: DeviceUnderTest) -> Iterator[str]:
     """A prompt's last logits are the same in one piece and in chunks beside another request (the
-    last chunk is a decode), with weights and KV in the model's format and in FP8."""
+    last chunk is a decode), with weights and KV in the model's dtype and in FP8."""
     config, dtype = make_config(4, 2, 16, True), place.dtypes[-1]
     plain = make_weights(config, dtype, place.device)
     yield _batch_invariant_ops_keep_their_bits(place, plain, dtype)

@@ -11,8 +11,8 @@ KEY = "secret"
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Counts each word as a token, and three more tokens for a chat. The model's name determines
-    how it misbehaves."""
+    """Counts one token per word, plus three for a chat; token ids count one each. The requested
+    model's name selects how the server misbehaves."""
 
     protocol_version = "HTTP/1.1"
     server: "FakeServer"

@@ -60,7 +60,8 @@ class SimulatedPools:
         return PoolObservation(self.now, self.plan, dict(self.sizes), workers)
 
     def step_after(self, seconds: float = 5.0) -> ScalingStep | None:
-        """Advance the clock, decide, and apply the step to the pools."""
+        """Advance the clock, decide, and apply the step to the pools. Return the step, or None if
+        there is none."""
         self.now += seconds
         step, self.past = decide_scaling(self.observe(), self.past, self.config)
         if step is not None and step.simultaneous_step is not None:
@@ -365,7 +366,8 @@ async def test_step_is_carried_out_and_logged() -> None:
 
 
 async def test_autoscaler_that_does_not_lead_does_nothing_and_forgets_its_history() -> None:
-    """It does not take back a growth that it requested as the leader: the next leader does."""
+    """A former leader does not take back a growth that it requested as the leader: the next leader
+    does."""
     loop = Loop()
     await loop.tick(3)
     assert loop.pools.resizes == [{PREFILL: 2}]

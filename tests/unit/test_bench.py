@@ -370,7 +370,7 @@ def test_closed_loop_by_duration_repeats_its_requests_with_new_prompts(
 ) -> None:
     monkeypatch.setattr("load_generator.load_spec.CLOSED_REQUESTS", 3)
     with fake_server() as server:
-        found = json_result(ask("--url", server.url, "--concurrency", "2", "--duration", "1.5",
+        found = json_result(ask("--url", server.url, "--concurrency", "2", "--duration", "3",
                          "--output-tokens", "2", "--json"))  # fmt: skip
         contents = [body["messages"][0]["content"] for body in server.load_requests]
     assert found["completed"] > 4
@@ -471,7 +471,7 @@ def test_api_key_is_sent(ask: Ask) -> None:
     [
         ((), 2, "bench needs --rate R, --concurrency N, or --trace FILE"),
         (("--rate", "1", "--concurrency", "1"), 2, "can't be combined"),
-        (("--rate", "0"), 2, "--rate is 0; it must be above 0"),
+        (("--rate", "0"), 2, "--rate is 0; it must be finite and above 0"),
         (("--rate", "1", "--kind", "poem"), 2, "there is no kind 'poem'; there are plain, chat"),
         (("--rate", "1", "--url", "ftp://x"), 2, "it must look like http://HOST:PORT"),
         (("--rate", "1", "--url", "http://x:99999"), 2, "--url http://x:99999"),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from command_line.bench import default_target
+from command_line.status import settings_lines
 from orchestrator.cluster_state import ClusterFolder, ClusterState, ProcessState
 
 
@@ -136,6 +137,26 @@ def test_status_json_has_no_secrets(environment: dict[str, str], tmp_path: Path)
     wanted = {"id": "prefill-0", "role": "prefill", "pid": 7, "state": "serving"}
     assert wanted.items() <= process.items()
     assert process["address"] == "127.0.0.1:9"
+
+
+def test_status_describes_changed_settings() -> None:
+    processes = [
+        ProcessState(
+            "router", "router", 7, "serving", settings={"changed": {"log_level": "debug"}}
+        ),
+        ProcessState("prefill-0", "prefill", 8, "serving"),
+        ProcessState("decode-0", "decode", 9, "serving", settings={"restart_needed": ["model"]}),
+        ProcessState("decode-1", "decode", 9, "serving", settings={"restart_needed": ["model"]}),
+    ]
+    rejected = {"rejected": "port is 'x'", "restart_needed": ["a", "b"]}
+    state = ClusterState(1, "http://x", "redis://x", "default", settings=rejected)
+    state.processes = processes
+    assert settings_lines(state) == [
+        "settings of router: log_level is now debug",
+        "settings of decode-0, decode-1: restart needed: model",
+        "settings of baton up: restart needed: a, b; config file rejected: port is 'x'",
+    ]
+    assert settings_lines(ClusterState(1, "http://x", "redis://x", "default")) == []
 
 
 def test_generate_json_prints_one_object_per_prompt(environment: dict[str, str]) -> None:

@@ -41,7 +41,7 @@ def test_own_key_is_hashed_from_stdin() -> None:
     [
         (["key", "hash"], "short\n", "at least 20 characters"),
         (["key", "hash"], "", "at least 20 characters"),
-        (["key", "new", "a b"], "", "it must be up to 64 letters"),
+        (["key", "new", "a b"], "", "it must be 1 to 64 letters"),
     ],
 )
 def test_invalid_keys_and_tenant_names_are_rejected(

@@ -22,7 +22,7 @@ async def overloaded_cluster(**config: object) -> ConductorHarness:
 
 async def test_late_request_is_refused_but_a_replacement_is_placed() -> None:
     cluster = await overloaded_cluster()
-    with pytest.raises(Overloaded, match=r"would come 0\.50 s late"):
+    with pytest.raises(Overloaded, match=r"exceed its SLO by 0\.50 s"):
         cluster.place("new")
     again = cluster.place("old", epoch=2)
     assert again.prefill_alternatives[0].late_seconds > 0

@@ -244,7 +244,7 @@ def test_idle_worker_refuses_nothing_that_it_can_hold() -> None:
 
 def test_late_request_is_refused_with_a_retry_after() -> None:
     cluster = snapshot([prefill("p", (2.5, 2.0))], [decode("d")])
-    with pytest.raises(Overloaded, match=r"would come 0\.30 s late") as refusal:
+    with pytest.raises(Overloaded, match=r"exceed its SLO by 0\.30 s") as refusal:
         place(cluster, query(), CONFIG)
     assert refusal.value.retry_after_seconds == pytest.approx(0.3)
     assert place(cluster, query(must_admit=True), CONFIG).prefill == "p"

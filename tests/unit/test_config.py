@@ -10,6 +10,7 @@ from baton.config import (
     baton_home,
     child_environment,
     load_settings,
+    pinned_settings,
     thread_environment,
     to_environment,
 )
@@ -127,6 +128,34 @@ def test_config_file_that_is_no_mapping_is_rejected(tmp_path: Path, text: str) -
         load_settings(write(tmp_path, text))
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"api_keys: hunter2=t: bad", r"mapping values are not allowed here \(line 1, column 20\)"),
+        (b"port: 1\nadmin_key: [hunter2", r"expected ',' or '\]', but got '<stream end>' \(line 2"),
+        (b"admin_key: !hunter2", r"constructor for the tag \.\.\. \(line 1, column 12\)"),
+        (b"admin_key: !hunter2'", r"constructor for the tag \.\.\. \(line 1"),
+        (b"admin_key: *hunter2", r"undefined alias \.\.\. \(line 1"),
+        (b"admin_key: !hunter2!x y", r"undefined tag handle \.\.\. \(line 1"),
+        (b"admin_key: 'hunter2", r"unexpected end of stream \(line 1"),
+        (b"admin_key: hunter2\0", "has characters that YAML does not allow"),
+        (b"admin_key: hunter2\xff", "is not UTF-8 text"),
+        (b"admin_key: !!int hunter2", "has a number or date that does not exist"),
+        (b"admin_key: 2024-13-45", "has a number or date that does not exist"),
+        (b"admin_key: " + b"[" * 3000, "is nested too deeply"),
+        (b"# hunter2\n" * 2**17, "has more than 1048576 bytes"),
+    ],
+)
+def test_errors_in_a_malformed_config_file_show_no_values(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    file = tmp_path / "baton.yaml"
+    file.write_bytes(content)
+    with pytest.raises(Invalid, match=rf"^config file {file}: .*{message}") as refused:
+        load_settings(file)
+    assert "hunter2" not in str(refused.value) and refused.value.__cause__ is None
+
+
 def test_missing_config_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match=r"nowhere\.yaml"):
         load_settings(tmp_path / "nowhere.yaml")
@@ -173,7 +202,7 @@ def test_settings_round_trip_through_a_child_environment(monkeypatch: pytest.Mon
     assert environment["EXTRA"] == "1"
     for name in [name for name in environment if name.startswith("BATON_")]:
         monkeypatch.setenv(name, environment[name])
-    assert load_settings() == settings
+    assert load_settings().model_dump() == settings.model_dump()
 
 
 def test_home_folder_comes_from_the_environment(
@@ -311,3 +340,122 @@ def test_renamed_settings_exist_under_the_new_name_only() -> None:
     names = set(Settings.model_fields)
     assert set(RENAMED_SETTINGS.values()) <= names
     assert names.isdisjoint(RENAMED_SETTINGS)
+
+
+# -- secret files --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of secret files, as Kubernetes mounts it."""
+    folder = tmp_path / "secrets"
+    (folder / "..data").mkdir(parents=True)
+    monkeypatch.setenv("BATON_SECRETS_DIRECTORY", str(folder))
+    return folder
+
+
+def test_environment_over_secret_files_over_config_file(
+    secrets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path, "cluster_secret: a\nadmin_key: b\ntenant_secret: c\nport: 1\n")
+    (secrets / "admin_key").write_text("from a file\n")
+    (secrets / "tenant_secret").write_text("from a file")
+    (secrets / "api_keys").write_text("key=tenant,other=tenant\n")
+    monkeypatch.setenv("BATON_TENANT_SECRET", "from the environment")
+    settings = load_settings(file)
+    assert (settings.cluster_secret, settings.admin_key) == ("a", "from a file")
+    assert settings.tenant_secret == "from the environment"
+    assert settings.api_keys == {"key": "tenant", "other": "tenant"}
+    assert settings.port == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("cluster-secret", b"hunter2", "no setting 'cluster-secret'; did you mean cluster_secret"),
+        ("port", b"hunter2", "port is wrong: input should be a valid integer"),
+        ("admin_key", b"hunter2\xff", "admin_key is not UTF-8 text"),
+        ("admin_key", b"hunter2" * 10_000, "admin_key has more than 65536 bytes"),
+        ("redis_password", b"hunter2", "redis_password is set, but redis_url is not"),
+    ],
+)
+def test_errors_in_secret_files_show_no_values(
+    secrets: Path, name: str, content: bytes, message: str
+) -> None:
+    (secrets / name).write_bytes(content)
+    with pytest.raises(Invalid, match=message) as refused:
+        load_settings()
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_missing_secrets_directory_is_reported(
+    secrets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_SECRETS_DIRECTORY", str(secrets / "none"))
+    with pytest.raises(Invalid, match=r"secrets directory .*No such file"):
+        load_settings()
+
+
+def test_child_processes_do_not_inherit_the_secrets_directory(secrets: Path) -> None:
+    """A supervisor passes its children all settings, so that none is read twice."""
+    assert "BATON_SECRETS_DIRECTORY" not in child_environment({}, {})
+
+
+def test_secret_files_reach_a_child_process_that_reads_the_same_config_file(
+    secrets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``up --detach`` passes on what is not in the config file. The child has no secret files."""
+    file = write(tmp_path, "redis_url: redis://cache:6379/0\napi_keys: {a: b}\nport: 1\n")
+    values = {"cluster_secret": "c" * 32, "api_keys": "key=tenant", "redis_password": "hunter2"}
+    for name, value in {**values, "drain_seconds": "3", "log_level": "debug"}.items():
+        (secrets / name).write_text(value)
+    parent = load_settings(file, warn=lambda message: None)
+    for each in secrets.glob("[a-z]*"):
+        each.unlink()  # what was loaded counts, not what is there now
+    unpinned = Settings.model_fields.keys() - pinned_settings(parent)
+    environment = child_environment(to_environment(parent, unpinned), {})
+    assert {name for name in environment if name.startswith("BATON_")} == {
+        "BATON_CLUSTER_SECRET", "BATON_API_KEYS", "BATON_REDIS_URL",
+        "BATON_DRAIN_TIMEOUT_SECONDS", "BATON_LOG_LEVEL",
+    }  # fmt: skip
+    monkeypatch.delenv("BATON_SECRETS_DIRECTORY")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert load_settings(file).model_dump() == parent.model_dump()
+
+
+@pytest.mark.parametrize(
+    ("url", "full"),
+    [
+        ("redis://cache:6379/0", "redis://:p%40s%2F@cache:6379/0"),
+        ("rediss://baton@cache:6379", "rediss://baton:p%40s%2F@cache:6379"),
+        ("redis://[::1]:6379/0", "redis://:p%40s%2F@[::1]:6379/0"),
+        ("unix:///run/redis.sock", "unix://:p%40s%2F@/run/redis.sock"),
+    ],
+)
+def test_the_redis_password_is_moved_into_the_url(url: str, full: str) -> None:
+    settings = load_settings(redis_url=url, redis_password="p@s/")
+    assert (settings.redis_url, settings.redis_password) == (full, None)
+
+
+def test_two_redis_passwords_are_refused() -> None:
+    with pytest.raises(Invalid, match="redis_url has a password, too") as refused:
+        load_settings(redis_url="redis://:hunter2@cache", redis_password="hunter3")
+    assert "hunter" not in str(refused.value)
+
+
+def test_a_malformed_redis_url_is_refused() -> None:
+    with pytest.raises(Invalid, match=r"redis_url is wrong: it should be redis://HOST") as refused:
+        load_settings(redis_url="redis://[hunter2", redis_password="hunter3")
+    assert "hunter" not in str(refused.value)
+
+
+def test_a_child_process_may_get_the_redis_password_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets its parent's URL, which has the password, and reads the same config file."""
+    file = write(tmp_path, "redis_url: redis://baton@cache:6379/0\nredis_password: p@s/\n")
+    parent = load_settings(file)
+    monkeypatch.setenv("BATON_REDIS_URL", to_environment(parent)["redis_url"])
+    child = load_settings(file)
+    assert (child.redis_url, child.redis_password) == (parent.redis_url, None)

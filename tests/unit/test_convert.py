@@ -53,7 +53,7 @@ def test_request_spec_round_trips() -> None:
 
 @pytest.mark.parametrize("seconds", [-0.1, float("inf"), float("nan")])
 def test_invalid_ttft_slo_is_rejected(seconds: float) -> None:
-    with pytest.raises(Invalid, match="ttft_slo_seconds must be at least 0") as refusal:
+    with pytest.raises(Invalid, match="ttft_slo_seconds must be finite and at least 0") as refusal:
         spec_from_proto(spec_to_proto(replace(SPEC, ttft_slo_seconds=seconds)))
     assert refusal.value.param == "ttft_slo_seconds"
 

@@ -97,6 +97,12 @@ def test_the_runbook_has_a_section_for_each_alert_and_no_other() -> None:
         assert link in {name.lower() for name in names}, link
 
 
+def test_a_rejected_config_file_raises_an_alert() -> None:
+    (alert,) = [each for each in alerts() if "baton_settings_pending" in each["expr"]]
+    assert alert["expr"] == 'baton_settings_pending{reason="rejected"} > 0'
+    assert (alert["for"], alert["labels"]) == ("5m", {"severity": "warning"})
+
+
 def test_rule_files_have_groups_at_the_top_level() -> None:
     for path in RULES.glob("*.yaml"):
         assert "\ngroups:\n" in "\n" + path.read_text(encoding="utf-8"), path.name

@@ -132,7 +132,7 @@ def test_probe_exceeds_a_block_and_a_tile() -> None:
 
 @needs_kernels
 def test_determinism_tool_finds_differences(tmp_path: Path) -> None:
-    """It finds logits with one wrong bit, and differences of torch, whose results depend on the
+    """The tool finds logits with one wrong bit, and finds that torch's results depend on the
     batch."""
     make_model(tmp_path, "qwen3", seed=SEED)
     threads, chance = torch.get_num_threads(), np.random.default_rng(SEED)

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
 from baton.clock import ManualClock
-from baton.config import load_settings
+from baton.config import load_ops_settings, load_settings
 from baton.errors import DeadlineExceeded, Invalid, Unavailable
 from baton.serve.ops_server import OpsServer
 from baton.serve.process_health import ProcessHealth
@@ -69,6 +69,44 @@ def test_unreachable_ops_port_is_reported() -> None:
 def test_missing_ops_port_is_reported() -> None:
     with pytest.raises(Invalid, match="ops_port is None: --self needs the port"):
         run_drain_self(load_settings(), None)
+
+
+def test_drain_needs_no_valid_config_file(
+    ops: tuple[OpsServer, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment is enough. Kubernetes may update the mounted file at any time."""
+    server, port = ops
+
+    def drain() -> None:
+        server.health.is_drained = True
+
+    server.attach_program(CollectorRegistry(), drain)
+    file = tmp_path / "baton.yaml"
+    file.write_text("log_levle: debug\n")
+    monkeypatch.setenv("BATON_CONFIG", str(file))
+    monkeypatch.setenv("BATON_OPS_HOST", "0.0.0.0")
+    monkeypatch.setenv("BATON_DRAIN_SECONDS", "7")
+    monkeypatch.setenv("BATON_OPS_PORT", str(port))
+    monkeypatch.setenv("BATON_REDIS_PASSWORD", "without a URL")
+    result = CliRunner().invoke(app, ["drain", "--self"])
+    assert (result.exit_code, result.stdout) == (0, "drained\n")
+    assert "only environment variables are used" in result.stderr
+    settings = load_ops_settings()
+    assert (settings.drain_timeout_seconds, settings.endpoint_grace_seconds) == (7.0, 0.0)
+    assert settings.ops_port == port
+
+
+@pytest.mark.parametrize("port", [None, "many"])
+def test_drain_without_a_port_reports_the_invalid_config_file(
+    port: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "baton.yaml"
+    file.write_text("log_levle: debug\n")
+    monkeypatch.setenv("BATON_CONFIG", str(file))
+    if port is not None:
+        monkeypatch.setenv("BATON_OPS_PORT", port)
+    result = CliRunner().invoke(app, ["drain", "--self"])
+    assert isinstance(result.exception, Invalid) and "log_levle" in str(result.exception)
 
 
 @pytest.mark.parametrize("arguments", [["drain"], ["drain", "decode-1", "--self"]])

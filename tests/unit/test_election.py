@@ -113,7 +113,8 @@ async def test_returning_leader_finds_another_one(cluster: Cluster) -> None:
 
 
 async def test_concurrent_candidates_get_one_leader(cluster: Cluster) -> None:
-    """Both have read that there is no leader; the store accepts one write."""
+    """Both candidates have read that there is no leader; the store accepts only one of their
+    writes."""
     stale = await cluster.store.read()
     await cluster.two.check_lease()
     cluster.one._observe(stale)

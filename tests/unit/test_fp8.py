@@ -141,7 +141,7 @@ def into_fp8(path: Path, quantization: dict[str, Any]) -> dict[str, torch.Tensor
 def test_fp8_checkpoint_is_loaded_as_it_is(
     model: str, quantization: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Its logits equal those of a checkpoint that contains the decoded values."""
+    """The logits equal those of a checkpoint that contains the decoded values."""
     make_model(tmp_path, model, seed=SEED)
     plain = (tmp_path / "config.json").read_text()
     stands_for = into_fp8(tmp_path, quantization)

@@ -207,7 +207,8 @@ async def test_retryable_statuses_are_retried_on_other_workers(
 
 
 async def test_output_delivery_error_ends_the_request_at_once() -> None:
-    """No other placement would help, so that only the workers are told to cancel the request."""
+    """No other placement would help, so the request fails, and both workers are told to cancel
+    it."""
     scene = GenerationHarness(automatic=False)
     task = asyncio.create_task(scene.collect())
     await settle()

@@ -192,7 +192,7 @@ def test_body_bytes_are_budgeted_across_requests() -> None:
     budget = BodyBudget(100)
     first = budget.new_body(A, 1.0, shared=True)
     first.add(b"x" * (UNMETERED_BYTES + 70))
-    with pytest.raises(Overloaded, match="bytes of bodies"):
+    with pytest.raises(Overloaded, match="bytes of request bodies"):
         first.add(b"x" * 10)
     with budget.new_body(A, 1.0, shared=True) as small:
         small.add(b"x" * UNMETERED_BYTES)
@@ -227,7 +227,7 @@ async def test_body_beyond_the_shared_budget_is_rejected_while_it_arrives(
         )
         refused = await post_raw(url, "transfer-encoding: chunked", [piece, piece])
         assert refused.startswith(b"HTTP/1.1 429")
-        assert b"bytes of bodies are in progress" in refused and b"retry-after" in refused
+        assert b"bytes of request bodies are in progress" in refused and b"retry-after" in refused
         small = await post_raw(url, "content-length: 2", [b"{}"])
         assert small.startswith(b"HTTP/1.1 400")
         slow.cancel()

@@ -56,3 +56,30 @@ def test_console_style_writes_plain_text() -> None:
         "request_migrates" in records[0] and "chatcmpl-1" in records[0] and "decode-0" in records[0]
     )
     assert not any(line.startswith("{") for line in records)
+
+
+LEVELS_SCRIPT = """
+import logging, structlog
+from baton.obs.logs import configure_logging, set_log_level
+configure_logging("info", "json")
+log, bound = structlog.get_logger("x"), structlog.get_logger("y").bind(n=1)
+for level in ("info", "debug", "error", "warning"):
+    set_log_level(level)
+    for name in ("debug", "info", "warning", "error"):
+        getattr(log, name)(f"{level}:{name}")
+    bound.info(f"{level}:bound info")
+    logging.getLogger("library").warning(f"{level}:library warning")
+    logging.getLogger("library").info(f"{level}:library info")
+"""
+
+
+def test_the_level_changes_for_loggers_that_are_in_use() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LEVELS_SCRIPT], capture_output=True, text=True, check=True
+    )
+    assert [json.loads(line)["event"] for line in done.stderr.splitlines()] == [
+        "info:info", "info:warning", "info:error", "info:bound info", "info:library warning",
+        "debug:debug", "debug:info", "debug:warning", "debug:error", "debug:bound info",
+        "debug:library warning", "error:error", "warning:warning", "warning:error",
+        "warning:library warning",
+    ]  # fmt: skip

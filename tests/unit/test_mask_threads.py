@@ -118,7 +118,7 @@ def test_answer_with_a_slow_mask_fails_alone(
 
 
 def test_owners_share_no_grammar_states(grammars: GrammarCompiler) -> None:
-    """Otherwise an owner could see from response times whether another owner has used the same
+    """If states were shared, response times would show whether another owner has used the same
     grammar."""
     for owner in (b"alice", b"bob", b"alice"):
         grammars.create(choice("yes"), owner=owner)

@@ -223,7 +223,7 @@ def test_libraries_can_be_built_ahead_of_time(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """They are built for this processor, or with ``--all`` for all processors."""
+    """Libraries are built for this processor, or with ``--all`` for all processors."""
     monkeypatch.setattr(build, "library_folders", lambda: [tmp_path / "built"])
     monkeypatch.setattr(build, "find_compiler", lambda: str(_script(tmp_path, "", 0)))
     monkeypatch.setattr(

@@ -48,7 +48,8 @@ def test_products_of_small_whole_numbers_are_exact(
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_products_are_close_to_fp64(dtype: torch.dtype) -> None:
-    """The bound is what adding 700 numbers in FP32 may lose, plus one rounding to the format."""
+    """The tolerance is the worst-case rounding error of summing 700 products in FP32, plus one
+    rounding to ``dtype``."""
     torch.manual_seed(SEED)
     x, weight = torch.randn(37, 700).to(dtype), torch.randn(100, 700).to(dtype)
     exact, sizes = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T

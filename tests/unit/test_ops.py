@@ -14,6 +14,7 @@ from baton.errors import Unavailable
 from baton.network.browser_guard import BrowserGuard
 from baton.serve.ops_server import MAX_REQUESTS, OpsServer, is_loopback
 from baton.serve.process_health import ProcessHealth
+from baton.serve.status_pipe import STATUS
 
 
 class OpsHarness:
@@ -63,6 +64,20 @@ def test_probes_follow_the_program_state(harness: OpsHarness) -> None:
     assert harness.request("/startupz") == (200, "draining")
     assert harness.request("/readyz") == (503, "draining")
     assert harness.request("/livez") == (200, "draining")
+
+
+def test_pending_settings_are_metrics(harness: OpsHarness) -> None:
+    def pending() -> list[str]:
+        lines = harness.request("/metrics")[1].splitlines()
+        return [line.split("{")[1] for line in lines if line.startswith("baton_settings_pending")]
+
+    assert pending() == ['reason="restart"} 0.0', 'reason="rejected"} 0.0']
+    STATUS.health, before = harness.health, STATUS.health
+    try:
+        STATUS.send_settings({"restart_needed": ["model", "port"], "rejected": "port is 'x'"})
+    finally:
+        STATUS.health = before
+    assert pending() == ['reason="restart"} 2.0', 'reason="rejected"} 1.0']
 
 
 def test_livez_fails_when_the_event_loop_hangs(harness: OpsHarness) -> None:

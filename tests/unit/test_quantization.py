@@ -120,8 +120,8 @@ def test_kernels_compute_the_same_codes_as_torch(shape: tuple[int, int], name: s
 def test_quantized_products_are_close_to_fp64(
     shape: tuple[int, int], name: str, dtype: torch.dtype
 ) -> None:
-    """The bound is the error that adding the products and scaling each group in FP32 may cause,
-    plus one rounding to the format. A row's product has the same bits in any batch."""
+    """The error bound covers accumulating and scaling each group in FP32, plus one rounding to the
+    output dtype. A row's product is bitwise the same in any batch."""
     weight = torch.randn(*shape, generator=torch.Generator().manual_seed(SEED)).to(dtype)
     x = torch.randn(200, shape[1], generator=torch.Generator().manual_seed(SEED + 1)).to(dtype)
     packed = PackedMatrix(KernelThreadPool(2), weight, quantization=name)
@@ -154,7 +154,7 @@ def test_gated_product_equals_silu_gate_times_up(size: int, name: str, dtype: to
 @needs_kernels
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_tied_embedding_is_kept_in_int8(dtype: torch.dtype) -> None:
-    """It is kept in int8 whatever the layers' format is."""
+    """The embedding is stored in int8 whatever the layers' format is."""
     table = weights(130, 48, dtype)
     pool = torch.zeros(1, 1, 2, 4, 1, 4, dtype=dtype)
     shape = _attention_shape(pool, 1)

@@ -139,7 +139,8 @@ async def test_grammar_is_checked_once() -> None:
 
 
 async def test_check_results_are_kept_per_tenant() -> None:
-    """Otherwise the response time would show whether another tenant has used the same grammar."""
+    """If results were shared, response times would show whether another tenant has used the same
+    grammar."""
     checked = FakeChecker()
     formats = GrammarValidator(checked)
     for tenant in ("alice", "bob", "alice"):

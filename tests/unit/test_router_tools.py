@@ -332,7 +332,7 @@ async def test_thinking_can_be_switched_off(thinker: Tokenizer) -> None:
 
 
 async def test_reasoning_effort_unknown_to_the_template_is_ignored(hermes: Tokenizer) -> None:
-    """It is ignored, as in other servers: clients send it to any model."""
+    """Clients send ``reasoning_effort`` to any model; other servers ignore it, too."""
     async with open_harness(hermes, "Yes") as (router, client):
         for effort in ("low", "none"):
             message_of(await client.post(CHAT, json=chat(reasoning_effort=effort)))

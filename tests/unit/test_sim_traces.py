@@ -119,8 +119,8 @@ def mooncake(**changed: str) -> str:
         (mooncake(timestamp="NaN"), 2, "timestamp is nan; it must be a finite number"),
         (mooncake(timestamp="1" + "0" * 400), 2, "it must be a finite number"),
         (mooncake(timestamp="null"), 2, "timestamp is None; it must be a number"),
-        (mooncake(hash_ids="[0]"), 2, "1 hash_ids for 1,024 tokens; 2 blocks of 512 tokens"),
-        (mooncake(hash_ids="[0, 1, 2]"), 2, "3 hash_ids for 1,024 tokens; 2 blocks of 512 tokens"),
+        (mooncake(hash_ids="[0]"), 2, "hash_ids has 1 ids; 1,024 tokens are 2 blocks of 512"),
+        (mooncake(hash_ids="[0, 1, 2]"), 2, "hash_ids has 3 ids; 1,024 tokens are 2 blocks of 512"),
         (mooncake(hash_ids="[7, 7]"), 2, "hash_ids has an id twice; an id stands for a block and"),
         (mooncake(hash_ids="[0, 1.5]"), 2, "hash_ids is [0, 1.5]; it must be a list of whole num"),
         (mooncake(hash_ids="3"), 2, "hash_ids is 3; it must be a list of whole numbers"),
@@ -139,7 +139,7 @@ def mooncake(**changed: str) -> str:
         (
             HEADER + ENTRY.replace("[4, 5]", "[4]"),
             2,
-            "1 blocks for 65 tokens; 2 blocks of 64",
+            "blocks has 1 ids; 65 tokens are 2 blocks of 64",
         ),
         (HEADER + ENTRY + ENTRY.replace("0.5", "0.4"), 3, "at_seconds is before that of the previ"),
         (HEADER + ENTRY.replace("{", '{"tenant": 1, '), 2, "tenant is 1; it must be a string"),
@@ -222,7 +222,9 @@ def test_jitter_spreads_each_tick_and_keeps_the_order() -> None:
 
 def test_zero_jitter_changes_nothing_and_invalid_jitter_is_rejected() -> None:
     assert add_jitter(OWN, SEED, granularity_seconds=0.0) == OWN
-    with pytest.raises(Invalid, match=r"granularity_seconds is -1.0; it must not be negative"):
+    with pytest.raises(
+        Invalid, match=r"granularity_seconds is -1.0; it must be finite and at least 0"
+    ):
         add_jitter(OWN, SEED, granularity_seconds=-1.0)
     with pytest.raises(Invalid, match="the seed is -1; it must not be negative"):
         add_jitter(OWN, -1)

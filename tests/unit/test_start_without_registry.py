@@ -11,7 +11,7 @@ from baton.registry.startup import wait_for_registry
 
 
 class Late:
-    """A registry that answers from its ``number``-th ping on."""
+    """A registry that refuses pings before the ``number``-th one, and answers all later ones."""
 
     def __init__(self, number: int) -> None:
         self._number = number

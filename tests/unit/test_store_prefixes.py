@@ -95,7 +95,7 @@ class OneNode:
         """Releasing the lease does nothing."""
 
     def record_read_failure(self, lease: object) -> None:
-        """Reporting the node does nothing."""
+        """A failed read has no effect: the node is not avoided."""
 
 
 def worker() -> tuple[Engine, BusyEngineHandle, ClusterPrefixStore]:

@@ -121,6 +121,38 @@ def test_child_processes_get_free_ops_ports(
         assert spec.environment.get("BATON_OPS_PORT") == expected
 
 
+def test_children_read_live_settings_from_the_config_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All other settings are pinned in their environment, and so are live ones that the supervisor
+    got from its own flags, environment or secret files."""
+    config = tmp_path / "baton.yaml"
+    config.write_text("log_level: debug\ntrace_sample: 0.5\nmax_sequences: 8\nstore_bytes: 1MiB\n")
+    monkeypatch.setenv("BATON_CONFIG", "")  # load_settings() sets it
+    monkeypatch.setenv("BATON_TRACE_SAMPLE", "0.25")
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "slo_ttft_seconds").write_text("4")
+    monkeypatch.setenv("BATON_SECRETS_DIRECTORY", str(tmp_path / "secrets"))
+    flags = {"redis_url": "redis://127.0.0.1:1/0", "port": 0, "slo_itl_seconds": 0.5}
+    specs = LaunchSpecs(load_settings(config, **flags), ClusterFolder(tmp_path, "test"))
+    (router,) = specs.routers()
+    names = ("CONFIG", "LOG_LEVEL", "TRACE_SAMPLE", "SLO_ITL_SECONDS", "MAX_SEQUENCES",
+             "MAX_BODY_BYTES", "STORE_BYTES", "SLO_TTFT_SECONDS", "SECRETS_DIRECTORY")  # fmt: skip
+    found = {
+        spec.id: [spec.environment.get(f"BATON_{name}") for name in names]
+        for spec in (router, specs.conductor(), specs.worker(Role.DECODE), specs.store())
+    }
+    file, body, store = str(config), str(8 * 2**20), str(2**20)
+    assert found == {
+        "router": [file, None, "0.25", "0.5", "8", None, store, "4.0", None],
+        "conductor": [file, None, "0.25", "0.5", None, body, store, "4.0", None],
+        "decode-0": [file, None, "0.25", "0.5", "8", body, store, "4.0", None],
+        "kvstore": [file, None, "0.25", "0.5", "8", body, store, "4.0", None],
+    }
+    assert "config" not in specs.remote_worker(Role.DECODE).settings
+    assert specs.remote_worker(Role.DECODE).settings["log_level"] == "debug"
+
+
 async def test_several_routers_share_a_port(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

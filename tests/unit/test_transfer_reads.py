@@ -1,4 +1,4 @@
-"""Tests reading of ranges when transfers can't be aborted, and when the caller is cancelled more
+"""Tests reading ranges when transfers can't be aborted, and when the caller is cancelled more
 than once."""
 
 import asyncio

@@ -24,8 +24,8 @@ MAX_SHARED_BYTES = 227 * 1024
 FACTORS = {"key_factor": "fp32", "value_factor": "fp32"}
 STRIDES = {"block_stride": "i32", "part_stride": "i32"}
 SHAPES = [("bf16", 4, 128, "own"), ("bf16", 4, 128, "fp8"), ("fp32", 3, 80, "own")]
-"""Attention shapes: dtype, query heads per KV head, head size, and the pool's format (the
-model's own, or FP8)."""
+"""Attention shapes: dtype, query heads per KV head, head size, and the pool's dtype (the model's
+own, or FP8)."""
 
 FP8 = "*fp8e4nv"
 

@@ -12,7 +12,7 @@ from baton.core.states import Role, WorkerState
 from baton.core.worker_load import WorkerLoad
 from baton.errors import NotFound, Unavailable
 from baton.pools import worker_admin as reach_module
-from baton.pools.worker_admin import RegistryWorkerAdmin, UnavailableWorkerAdmin
+from baton.pools.worker_admin import DrainReport, RegistryWorkerAdmin, UnavailableWorkerAdmin
 from baton.registry.memory import MemoryRegistry
 
 pytest.importorskip("kubernetes")
@@ -77,7 +77,7 @@ async def test_inspection_and_stay_are_sent_to_the_workers_address(
 
     async def inspect(address: str, secret: str | None) -> SimpleNamespace:
         calls.append(("inspect", address))
-        return SimpleNamespace(drained=len(calls) > 1)
+        return SimpleNamespace(drained=len(calls) > 1, total_requests=2 - len(calls))
 
     async def convert(address: str, role: Role, secret: str | None) -> None:
         calls.append((role, address))
@@ -85,10 +85,11 @@ async def test_inspection_and_stay_are_sent_to_the_workers_address(
     monkeypatch.setattr(reach_module, "inspect_worker", inspect)
     monkeypatch.setattr(reach_module, "convert_worker", convert)
     reach = RegistryWorkerAdmin(registry, "s")
-    assert [await reach.is_drained(WorkerId("d")) for _ in range(2)] == [False, True]
+    reports = [await reach.drain_report(WorkerId("d")) for _ in range(2)]
+    assert reports == [DrainReport(False, 1), DrainReport(True, 0)]
     await reach.end_drain(WorkerId("d"))
     assert calls[-1] == (Role.DECODE, "d:1")
-    for ask in (reach.is_drained, reach.end_drain):
+    for ask in (reach.drain_report, reach.end_drain):
         with pytest.raises(NotFound, match="worker x is not in the registry"):
             await ask(WorkerId("x"))
 
@@ -97,7 +98,7 @@ async def test_without_a_registry_calls_fail() -> None:
     nobody = UnavailableWorkerAdmin()
     with pytest.raises(Unavailable, match="redis_url is not set"):
         await nobody.loads()
-    for ask in (nobody.drain, nobody.is_drained, nobody.end_drain):
+    for ask in (nobody.drain, nobody.drain_report, nobody.end_drain):
         with pytest.raises(Unavailable, match="redis_url is not set"):
             await ask(WorkerId("d"))
 

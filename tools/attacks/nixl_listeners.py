@@ -34,7 +34,7 @@ async def attack(target: AttackTarget) -> None:
 
 
 def unnamed(member: MemberAddress) -> list[str]:
-    """Return the member's sockets that are neither gRPC nor a framed-connection port."""
+    """Return the member's listening addresses for neither gRPC nor framed connections."""
     named = {member.grpc, member.framed_address}
     return [address for address in member.listening if address not in named]
 

@@ -17,8 +17,8 @@ FIELDS = 150
 
 
 async def attack(target: AttackTarget) -> None:
-    """Send pairs of schemas, one of which the neighbour has used; guess that the schema that is
-    accepted sooner is the neighbour's."""
+    """Send pairs of schemas: one that the neighbour has used, and a new one. Guess that the one
+    that is accepted sooner is the neighbour's."""
     chance = np.random.default_rng(14)
     right = pairs = 0
     headers = {"authorization": f"Bearer {target.neighbour_key}"}

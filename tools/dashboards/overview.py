@@ -1,5 +1,5 @@
-"""The overview dashboard: the latencies at clients, how much each stage adds to them, and which
-members run."""
+"""The overview dashboard: the latencies that clients see, how much each stage adds to them, and
+which members are running."""
 
 from tools.dashboards.grafana import Dashboard, Panel, PanelRow, PromQuery
 from tools.dashboards.queries import quantile, quantiles, rate, share, stat

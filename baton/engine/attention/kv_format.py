@@ -12,8 +12,8 @@ def encode_kv(x: torch.Tensor, scale: float, pool: torch.Tensor) -> torch.Tensor
 
 
 def decode_kv(context: torch.Tensor, scale: KvScale, dtype: torch.dtype) -> torch.Tensor:
-    """Return ``context`` [..., 2, block_tokens, kv_heads, head_dim] in ``dtype``; decode it if it
-    is in FP8."""
+    """Decode ``context`` [..., 2, block_tokens, kv_heads, head_dim] to ``dtype`` if it is in FP8;
+    otherwise return it unchanged."""
     if context.dtype is not E4M3:
         return context
     scales = torch.tensor([scale.key, scale.value], device=context.device)

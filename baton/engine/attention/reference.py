@@ -1,4 +1,4 @@
-"""Computes attention literally by its formula, as the reference that other backends are tested
+"""Computes attention directly from its definition, as the reference that other backends are tested
 against."""
 
 import torch

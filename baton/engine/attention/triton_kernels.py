@@ -15,8 +15,8 @@ import triton.language as tl
 
 @triton.jit
 def to_pool_dtype(x, factor, FP8: tl.constexpr):
-    """Return ``x`` in the pool's format: unchanged, or, if the pool is in FP8, ``x`` * ``factor``
-    in E4M3."""
+    """Return ``x`` in the pool's dtype: unchanged, or, if the pool is in FP8, ``x`` * ``factor`` in
+    E4M3."""
     if FP8:
         x = to_e4m3(x.to(tl.float32) * factor)
     return x

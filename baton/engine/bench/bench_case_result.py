@@ -32,7 +32,8 @@ class BenchCaseResult:
 
     @property
     def bound(self) -> str:
-        """What limits the case: ``memory`` (bandwidth) or ``products`` (arithmetic)."""
+        """The resource that limits the case: ``memory`` (bandwidth) or ``products``
+        (arithmetic)."""
         by_memory = self.demand.is_bound_by_memory(self.ceilings.wall)
         return "memory" if by_memory else "products"
 

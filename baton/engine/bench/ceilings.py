@@ -81,7 +81,7 @@ def measure_ceilings(
 ) -> MeasuredCeilings:
     """Measure both ceilings. ``threads`` is the number of CPU threads; it is ignored on a GPU."""
     products, reads, method = _probes(device, dtype, threads)
-    flops, num_bytes = (_rate(probe, rounds) for probe in (products, reads))
+    flops, num_bytes = (_shortest_time(probe, rounds) for probe in (products, reads))
     return MeasuredCeilings(
         Ceilings(products.amount / flops.wall, reads.amount / num_bytes.wall),
         Ceilings(products.amount / flops.cpu, reads.amount / num_bytes.cpu),
@@ -89,9 +89,8 @@ def measure_ceilings(
     )
 
 
-def _rate(probe: _Probe, rounds: int) -> ElapsedTime:
-    """Return the shortest time of all rounds, which is the one that other load has disturbed
-    least."""
+def _shortest_time(probe: _Probe, rounds: int) -> ElapsedTime:
+    """Return the shortest time of ``rounds`` runs, the one that other load has disturbed least."""
     return min_time(time_repeatedly(probe.action, rounds, MAX_SECONDS))
 
 

@@ -75,6 +75,7 @@ def gemm_linear(
 
 
 def depth_step(most: int, group: int) -> int:
-    """Return the number of inputs that are summed at once: ``most``, or fewer, namely a power of
-    two that divides ``group``, so that all of these inputs have the same scale."""
+    """Return the number of inputs that are summed at once. All of them must have the same scale: if
+    ``group`` inputs share a scale (0: all do), the number is the largest power of two that divides
+    ``group``, but at most ``most``."""
     return min(most, group & -group) if group else most

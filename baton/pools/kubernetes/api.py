@@ -4,18 +4,21 @@ Permissions (RBAC) that the caller needs in its namespace: ``list`` and ``patch`
 and ``update`` on deployments/scale (for StatefulSets, on statefulsets/scale), which may be
 restricted to the pools by resourceNames. If ``kubernetes_pools`` is not set, ``list`` on
 deployments and statefulsets is needed, too. ``delete`` on pods is needed only by
-:meth:`KubernetesPools.remove`, when Kubernetes has removed a pod other than the given one.
+:meth:`KubernetesPools.remove`, when Kubernetes has removed a pod other than the given one. A report
+of the pools is made with any of these permissions to read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kubernetes import client
 
 from baton.core.states import WORKER_ROLES, Role
-from baton.errors import Invalid
-from baton.pools.kubernetes.client import KubernetesClient
+from baton.errors import BatonError, Invalid, NotFound
+from baton.pools.kubernetes.client import MERGE_PATCH, KubernetesClient
+from baton.pools.kubernetes.permissions import Forbidden
 from baton.pools.kubernetes.pod import (
     DELETION_COST,
     LEAVES_ANNOTATION,
@@ -23,6 +26,7 @@ from baton.pools.kubernetes.pod import (
     Pod,
     pod_from,
 )
+from baton.pools.kubernetes.scale import DEPLOYMENT, STATEFUL_SET, ScaleClient, WorkloadScale
 
 PART_OF_LABEL, PART_OF = "app.kubernetes.io/part-of", "baton"
 CLUSTER_LABEL = "baton.dev/cluster"
@@ -42,18 +46,6 @@ class KubernetesWorkload:
     replicas: int
     pool: str
 
-    @property
-    def resource(self) -> str:
-        return f"{self.kind.lower()}s"
-
-
-@dataclass(frozen=True, slots=True)
-class WorkloadScale:
-    """A ``scale`` subresource. ``version`` is the resourceVersion that was read."""
-
-    replicas: int
-    version: str
-
 
 class KubernetesApi:
     """The pools and pods of one Baton cluster. ``targets`` maps names of pools to ROLE/DEPLOYMENT;
@@ -66,52 +58,58 @@ class KubernetesApi:
         self._kubernetes = kubernetes
         self._namespace = kubernetes.namespace
         self._apps = client.AppsV1Api(kubernetes.api)
+        self._scales = ScaleClient(kubernetes)
         self._core = client.CoreV1Api(kubernetes.api)
         self._selector = label_selector(cluster)
         self._targets = targets
 
-    async def workloads(self) -> dict[str, KubernetesWorkload]:
-        """All workloads by the names of their pools. Raises Invalid when two pools have the same
-        name."""
-        if self._targets is not None:
-            return {
-                pool: await self._read_target(pool, place) for pool, place in self._targets.items()
-            }
+    async def workloads(
+        self, on_error: Callable[[BatonError], None] | None = None
+    ) -> dict[str, KubernetesWorkload]:
+        """All workloads by the names of their pools. With ``on_error``, workloads that may not be
+        read, or are configured but do not exist, are left out, and it gets the errors. Raises
+        Invalid when two pools have the same name."""
         pools: dict[str, KubernetesWorkload] = {}
-        for kind in ("Deployment", "StatefulSet"):
-            list_all = getattr(self._apps, f"list_namespaced_{_snake(kind)}")
-            answer = await self._kubernetes.call(
-                "list", f"{kind.lower()}s", list_all, self._namespace, label_selector=self._selector
-            )
-            for item in answer.items:
-                found = _workload(kind, item)
+        for read in self._workload_sources():
+            try:
+                found_here = await read()
+            except (Forbidden, NotFound) as error:
+                if on_error is None:
+                    raise
+                on_error(error)
+                continue
+            for found in found_here:
                 if found.pool in pools:
                     names = f"{pools[found.pool].name} and {found.name}"
                     raise Invalid(f"two pools are called {found.pool!r} ({POOL_LABEL}): {names}")
                 pools[found.pool] = found
         return pools
 
-    async def read_scale(self, workload: KubernetesWorkload) -> WorkloadScale:
-        read = getattr(self._apps, f"read_namespaced_{_snake(workload.kind)}_scale")
-        what = f"{workload.resource}/scale"
-        answer = await self._kubernetes.call("get", what, read, workload.name, self._namespace)
-        replicas = answer.spec.replicas if answer.spec is not None else None
-        return WorkloadScale(replicas or 0, answer.metadata.resource_version)
+    def _workload_sources(self) -> list[Callable[[], Awaitable[list[KubernetesWorkload]]]]:
+        """The reads that together return all workloads. RBAC may forbid some of them alone."""
+        if self._targets is not None:
+            return [partial(self._read_target, *target) for target in self._targets.items()]
+        return [partial(self._list_workloads, kind) for kind in (DEPLOYMENT, STATEFUL_SET)]
 
-    async def write_scale(self, workload: KubernetesWorkload, scale: WorkloadScale) -> None:
+    async def read_scale(self, workload: KubernetesWorkload) -> WorkloadScale:
+        return await self._scales.read(workload.kind, workload.name)
+
+    async def write_scale(
+        self, workload: KubernetesWorkload, scale: WorkloadScale, dry_run: bool = False
+    ) -> None:
         """Set the number of replicas. Raises Conflict when the workload has changed since
         ``scale.version`` was read."""
-        write = getattr(self._apps, f"replace_namespaced_{_snake(workload.kind)}_scale")
-        body = client.V1Scale(
-            api_version="autoscaling/v1",
-            kind="Scale",
-            metadata=client.V1ObjectMeta(
-                name=workload.name, namespace=self._namespace, resource_version=scale.version
-            ),
-            spec=client.V1ScaleSpec(replicas=scale.replicas),
-        )
-        what = f"{workload.resource}/scale"
-        await self._kubernetes.call("update", what, write, workload.name, self._namespace, body)
+        await self._scales.write(workload.kind, workload.name, scale, dry_run)
+
+    async def check_scale_writable(self, workload: KubernetesWorkload) -> None:
+        """Raise Forbidden if the scale may not be written. Other reasons why a write would fail are
+        left to the write."""
+        try:
+            await self.write_scale(workload, WorkloadScale(workload.replicas, ""), dry_run=True)
+        except Forbidden:
+            raise
+        except BatonError:
+            pass  # for example, an admission webhook that does not support dry runs
 
     async def pods(self) -> list[Pod]:
         """The pods of all pools, including those that are being deleted."""
@@ -132,9 +130,9 @@ class KubernetesApi:
 
     async def _annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
         body = {"metadata": {"uid": pod.uid, "annotations": annotations}}
-        patch, content = self._core.patch_namespaced_pod, "application/merge-patch+json"
+        patch = self._core.patch_namespaced_pod
         await self._kubernetes.call(
-            "patch", "pods", patch, pod.name, self._namespace, body, _content_type=content
+            "patch", "pods", patch, pod.name, self._namespace, body, _content_type=MERGE_PATCH
         )
 
     async def delete(self, pod: Pod) -> None:
@@ -144,21 +142,27 @@ class KubernetesApi:
         delete = self._core.delete_namespaced_pod
         await self._kubernetes.call("delete", "pods", delete, pod.name, self._namespace, body=body)
 
-    async def _read_target(self, pool: str, place: str) -> KubernetesWorkload:
+    async def _read_target(self, pool: str, place: str) -> list[KubernetesWorkload]:
         role, _, name = place.partition("/")
-        workload = KubernetesWorkload("Deployment", name, Role(role), 0, pool)
+        workload = KubernetesWorkload(DEPLOYMENT, name, Role(role), 0, pool)
         scale = await self.read_scale(workload)
-        return KubernetesWorkload("Deployment", name, Role(role), scale.replicas, pool)
+        return [KubernetesWorkload(DEPLOYMENT, name, Role(role), scale.replicas, pool)]
+
+    async def _list_workloads(self, kind: str) -> list[KubernetesWorkload]:
+        list_all: Callable[..., Any] = {
+            DEPLOYMENT: self._apps.list_namespaced_deployment,
+            STATEFUL_SET: self._apps.list_namespaced_stateful_set,
+        }[kind]
+        answer = await self._kubernetes.call(
+            "list", f"{kind.lower()}s", list_all, self._namespace, label_selector=self._selector
+        )
+        return [_workload(kind, item) for item in answer.items]
 
 
 def label_selector(cluster: str) -> str:
     """The selector of all pools of a cluster, and of their pods."""
     roles = ",".join(role.value for role in WORKER_ROLES)
     return f"{PART_OF_LABEL}={PART_OF},{CLUSTER_LABEL}={cluster},{ROLE_LABEL} in ({roles})"
-
-
-def _snake(kind: str) -> str:
-    return {"Deployment": "deployment", "StatefulSet": "stateful_set"}[kind]
 
 
 def _role_and_pool(metadata: client.V1ObjectMeta | None) -> tuple[Role, str]:

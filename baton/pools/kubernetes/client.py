@@ -13,9 +13,14 @@ from urllib3.exceptions import HTTPError
 
 from baton.concurrency.threads import run_in_thread
 from baton.errors import BatonError, Invalid, NotFound, Overloaded, Unauthorized, Unavailable
+from baton.pools.kubernetes.permissions import Forbidden
 
 CALL_SECONDS = 10.0
+MERGE_PATCH = "application/merge-patch+json"
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+IN_CLUSTER = "in-cluster"
+"""The name of a client's context in a pod, which has a service account instead of a kubeconfig."""
 
 T = TypeVar("T")
 
@@ -30,19 +35,22 @@ class ResourceExpired(Overloaded):
 
 class KubernetesClient:
     """Makes API calls in one namespace. They raise Unavailable (not reached, or no answer within
-    ``call_seconds``), Unauthorized (naming the missing permission), NotFound, Conflict,
-    ResourceExpired, Overloaded, and Invalid for requests that the API server rejects."""
+    ``call_seconds``), Forbidden (naming the missing permission), Unauthorized (the credentials are
+    not accepted), NotFound, Conflict, ResourceExpired, Overloaded, and Invalid for requests that
+    the API server rejects. ``context`` is the kubeconfig's context, or :data:`IN_CLUSTER`."""
 
     def __init__(
         self,
         configuration: client.Configuration,
         namespace: str,
         call_seconds: float = CALL_SECONDS,
+        context: str = IN_CLUSTER,
     ) -> None:
         configuration.retries = 0  # else urllib3 retries three times, with a timeout each
         self.api = client.ApiClient(configuration)
         self.namespace = namespace
-        self._host = configuration.host
+        self.context = context
+        self.server: str = configuration.host
         self._seconds = call_seconds
 
     async def call(
@@ -70,7 +78,7 @@ class KubernetesClient:
             raise _error(error, verb, resource, self.namespace) from error
         except HTTPError as error:
             why = f"did not answer in time or at all ({type(error).__name__})"
-            raise Unavailable(f"the API server at {self._host} {why}: {action}") from error
+            raise Unavailable(f"the API server at {self.server} {why}: {action}") from error
         except ValueError as error:
             raise Unavailable(f"the API server's answer is malformed: {action}") from error
 
@@ -81,32 +89,34 @@ def open_kubernetes_client(
     """Open a client, which uses the service account in a pod, and the kubeconfig elsewhere. If
     ``namespace`` is None, the namespace of the service account or the kubeconfig is used. Raises
     Invalid if there is neither a service account nor a usable kubeconfig."""
-    configuration = client.Configuration()
+    configuration, context = client.Configuration(), IN_CLUSTER
     try:
         config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         own = NAMESPACE_FILE.read_text(encoding="utf-8").strip()
     except (ConfigException, OSError):
-        own = _load_kubeconfig(configuration)
-    return KubernetesClient(configuration, namespace or own or "default", call_seconds)
+        context, own = _load_kubeconfig(configuration)
+    return KubernetesClient(configuration, namespace or own or "default", call_seconds, context)
 
 
-def _load_kubeconfig(configuration: client.Configuration) -> str:
+def _load_kubeconfig(configuration: client.Configuration) -> tuple[str, str]:
+    """Load the current context; return its name and its namespace."""
     try:
         config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         _, active = config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
     except (ConfigException, OSError) as error:
         raise Invalid(f"this is not a pod, and there is no usable kubeconfig: {error}") from error
-    return str(active["context"].get("namespace", ""))
+    return str(active["name"]), str(active["context"].get("namespace", ""))
 
 
 def _error(error: ApiException, verb: str, resource: str, namespace: str) -> BatonError:
     detail = _message(error)
     action = f"{verb} {resource} in namespace {namespace}"
     if error.status == 403:
-        return Unauthorized(
+        message = (
             f"not allowed to {action}: give this service account or user a Role with the verb "
             f"{verb!r} on {resource!r} ({detail})"
         )
+        return Forbidden(message, verb, resource)
     if error.status == 401:
         return Unauthorized(f"the API server does not accept our credentials: {action} ({detail})")
     if error.status == 404:

@@ -1,7 +1,8 @@
 """A Lease of ``coordination.k8s.io``, by which conductors elect the one that resizes pools.
 
-Permissions (RBAC): ``get`` and ``update`` on this lease, which may be restricted to its name; and
-``create`` on leases, which can't be restricted, unless the lease exists already.
+Permissions (RBAC): ``get`` and ``patch`` on this lease, which may be restricted to its name; and
+``create`` on leases, which can't be restricted, unless the lease exists already. The chart creates
+it, so that it is removed with the release.
 """
 
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ from kubernetes import client
 
 from baton.clock import Clock
 from baton.errors import NotFound
-from baton.pools.kubernetes.client import KubernetesClient
+from baton.pools.kubernetes.client import MERGE_PATCH, KubernetesClient
 from baton.pools.leader_election import LEASE_SECONDS, NO_HOLDER, LeaseRecord
 
 
@@ -41,10 +42,10 @@ class KubernetesLease:
             create = api.create_namespaced_lease
             written = await self._kubernetes.call("create", "leases", create, namespace, body)
         else:
-            replace = api.replace_namespaced_lease
             written = await self._kubernetes.call(
-                "update", "leases", replace, self._name, namespace, body
-            )
+                "patch", "leases", api.patch_namespaced_lease, self._name, namespace, body,
+                _content_type=MERGE_PATCH,
+            )  # fmt: skip
         return _record(written)
 
     def _body(self, record: LeaseRecord) -> dict[str, Any]:

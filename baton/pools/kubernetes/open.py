@@ -1,20 +1,54 @@
 """Opens the pools of a cluster in Kubernetes according to the settings."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from baton.clock import Clock
 from baton.config import Settings
 from baton.core.states import Role
-from baton.errors import Invalid
+from baton.errors import Invalid, NotFound
 from baton.pools.leader_election import LeaseStore
 from baton.pools.worker_admin import RegistryWorkerAdmin, UnavailableWorkerAdmin
 from baton.registry.redis import RedisRegistry
 
 if TYPE_CHECKING:
+    from baton.pools.kubernetes.api import KubernetesWorkload
     from baton.pools.kubernetes.client import KubernetesClient
+    from baton.pools.kubernetes.initial_sizes import InitialSizes
+    from baton.pools.kubernetes.location import KubernetesLocation
+    from baton.pools.kubernetes.pod_drainer import LeavingPod
     from baton.pools.kubernetes.pools import KubernetesPools
+    from baton.pools.kubernetes.report import PoolsReport
+
+
+@dataclass(frozen=True, slots=True)
+class OpenKubernetesCluster:
+    """A cluster in Kubernetes as commands use it: they fail if there is no such cluster."""
+
+    location: "KubernetesLocation"
+    pools: "KubernetesPools"
+    client: "KubernetesClient"
+
+    async def existing_pools(self) -> Mapping[str, "KubernetesWorkload"]:
+        """The pools by name. Raises NotFound if there are none."""
+        if not (pools := await self.pools.pools()):
+            raise await self._missing_error()
+        return pools
+
+    async def report(self) -> "PoolsReport":
+        """What the user may see of the pools. Raises NotFound if there is nothing, Forbidden if
+        nothing may be seen."""
+        report = await self.pools.report()
+        if not report.pools and not report.pods:
+            raise await self._missing_error()
+        return report
+
+    async def _missing_error(self) -> NotFound:
+        from baton.pools.kubernetes.location import missing_cluster_error
+
+        return await missing_cluster_error(self.client, self.location.cluster)
 
 
 @asynccontextmanager
@@ -23,8 +57,22 @@ async def open_kubernetes_pools(
 ) -> AsyncIterator["KubernetesPools"]:
     """Open the pools of ``settings.cluster`` in ``settings.kubernetes_namespace``. Raises Invalid
     when the Kubernetes client is not installed or not configured."""
+    async with open_kubernetes_cluster(settings, clock, on_note) as cluster:
+        yield cluster.pools
+
+
+@asynccontextmanager
+async def open_kubernetes_cluster(
+    settings: Settings,
+    clock: Clock,
+    on_note: Callable[[str], None],
+    on_progress: "Callable[[Sequence[LeavingPod]], None]" = lambda leaving: None,
+) -> AsyncIterator[OpenKubernetesCluster]:
+    """Open a cluster like :func:`open_kubernetes_pools`. ``on_progress`` gets the pods that a
+    change waits for."""
     client = kubernetes_client_for(settings)
     from baton.pools.kubernetes.api import KubernetesApi
+    from baton.pools.kubernetes.location import location_of
     from baton.pools.kubernetes.pools import KubernetesPools
 
     api = KubernetesApi(client, settings.cluster, settings.kubernetes_pools or None)
@@ -39,8 +87,11 @@ async def open_kubernetes_pools(
         Role.DECODE: settings.autoscale_decode_pool,
     }
     named = {role: name for role, name in chosen.items() if name}
+    pools = KubernetesPools(
+        api, reach, clock, on_note, settings.drain_timeout_seconds, named, on_progress
+    )
     try:
-        yield KubernetesPools(api, reach, clock, on_note, settings.drain_timeout_seconds, named)
+        yield OpenKubernetesCluster(location_of(client, settings.cluster), pools, client)
     finally:
         client.close()
         if registry is not None:
@@ -54,11 +105,29 @@ async def open_kubernetes_lease(settings: Settings, clock: Clock) -> AsyncIterat
     client = kubernetes_client_for(settings)
     from baton.pools.kubernetes.lease import KubernetesLease
 
-    name = settings.kubernetes_lease or f"baton-{settings.cluster}-conductor"
     try:
-        yield KubernetesLease(client, name, clock)
+        yield KubernetesLease(client, _lease_name(settings), clock)
     finally:
         client.close()
+
+
+@asynccontextmanager
+async def open_initial_sizes(
+    settings: Settings, read_replicas: Callable[[], Mapping[str, int]], clock: Clock
+) -> AsyncIterator["InitialSizes"]:
+    """Open what gives new Deployments their initial numbers of replicas, which ``read_replicas``
+    returns. Raises Invalid."""
+    client = kubernetes_client_for(settings)
+    from baton.pools.kubernetes.initial_sizes import InitialSizes
+
+    try:
+        yield InitialSizes(client, _lease_name(settings), read_replicas, clock)
+    finally:
+        client.close()
+
+
+def _lease_name(settings: Settings) -> str:
+    return settings.kubernetes_lease or f"baton-{settings.cluster}-leader"
 
 
 def kubernetes_client_for(settings: Settings) -> "KubernetesClient":

@@ -21,10 +21,15 @@ LEAVES_ANNOTATION = "baton.dev/leaves-pool-of"
 its new size has already been written."""
 
 
+DEFAULT_GRACE_SECONDS = 30.0
+"""Kubernetes' own default of ``terminationGracePeriodSeconds``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pod:
     """``is_deleting`` says whether it is being deleted. ``phase`` is Kubernetes' own: Pending,
-    Running, Succeeded, Failed, Unknown. ``created_seconds`` is seconds since 1970."""
+    Running, Succeeded, Failed, Unknown. ``created_seconds`` is seconds since 1970.
+    ``grace_seconds`` is how long the pod may drain once its deletion has begun."""
 
     name: str
     uid: str
@@ -39,6 +44,7 @@ class Pod:
     num_restarts: int = 0
     node: str = ""
     message: str = ""
+    grace_seconds: float = DEFAULT_GRACE_SECONDS
 
     @property
     def id(self) -> WorkerId:
@@ -100,6 +106,11 @@ def pod_from(item: "V1Pod", role: Role, pool: str) -> Pod:
         num_restarts=sum(each.restart_count for each in status.container_statuses or []),
         node=item.spec.node_name or "",
         message=_waiting_reason(status),
+        grace_seconds=float(
+            DEFAULT_GRACE_SECONDS
+            if item.spec.termination_grace_period_seconds is None
+            else item.spec.termination_grace_period_seconds
+        ),
     )
 
 

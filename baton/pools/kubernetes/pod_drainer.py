@@ -2,10 +2,11 @@
 Kubernetes did not delete."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from baton.clock import Clock
 from baton.core.ids import WorkerId
-from baton.errors import BatonError, NotFound
+from baton.errors import BatonError, NotFound, Unavailable
 from baton.pools.kubernetes.api import KubernetesApi, KubernetesWorkload
 from baton.pools.kubernetes.client import Conflict
 from baton.pools.kubernetes.pod import Pod
@@ -16,8 +17,27 @@ REMOVAL_TIMEOUT_SECONDS = 10.0
 
 POLL_SECONDS = 0.25
 
+DELETION_POLL_SECONDS = 1.0
+"""The time between two looks at pods that are being deleted, which list all pods."""
+
+OVERDUE_SECONDS = 60.0
+"""How long a deleted pod may exist after its grace period, before its node counts as dead."""
+
 REMOVAL_PHASE_ORDER = ("Pending", "Unknown", "Running")
 """Phases of pods, in the order in which Kubernetes deletes pods."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeavingPod:
+    """A pod whose worker drains, or that is being deleted. ``num_requests`` is the number of
+    requests left; None if the worker can't be asked."""
+
+    pod: Pod
+    num_requests: int | None
+
+
+OnProgress = Callable[[Sequence[LeavingPod]], None]
+"""Gets the pods that are waited for, at each look at them."""
 
 
 class PodDrainer:
@@ -31,21 +51,27 @@ class PodDrainer:
         clock: Clock,
         on_note: Callable[[str], None],
         drain_timeout_seconds: float,
+        on_progress: OnProgress = lambda leaving: None,
     ) -> None:
         self._api = api
         self._worker_admin = worker_admin
         self._clock = clock
         self._on_note = on_note
         self._drain_timeout_seconds = drain_timeout_seconds
+        self._on_progress = on_progress
 
     async def request_drain(self, pod: Pod) -> bool:
-        """Ask the pod's worker to drain; returns whether it was reached. A worker that has not
-        started, or is dead, has no requests anyway."""
+        """Ask the pod's worker to drain; returns whether it was reached. A worker that was not
+        reached drains when Kubernetes deletes its pod. One that has not started, or is dead, has no
+        requests anyway."""
         try:
             await self._worker_admin.drain(pod.id)
         except BatonError as error:
             if pod.is_ready:
-                self._on_note(f"{pod.name} could not be told to drain: {error}")
+                self._on_note(
+                    f"{pod.name} drains when Kubernetes deletes it, within {pod.grace_seconds:.0f} "
+                    f"s, since it could not be told before: {error}"
+                )
             return False
         return True
 
@@ -54,9 +80,11 @@ class PodDrainer:
         the remaining workers still have the grace period of their pods."""
         until, waiting = self._clock.monotonic() + self._drain_timeout_seconds, list(pods)
         while True:
-            waiting = [pod for pod in waiting if not await self._is_drained(pod)]
+            leaving = [await self._look_at(pod) for pod in waiting]
+            waiting = [each.pod for each in leaving if each is not None]
             if not waiting:
                 return
+            self._on_progress([each for each in leaving if each is not None])
             if self._clock.monotonic() >= until:
                 names = ", ".join(pod.name for pod in waiting)
                 self._on_note(f"not drained after {self._drain_timeout_seconds:.0f} s: {names}")
@@ -67,13 +95,19 @@ class PodDrainer:
         self, pool: str, count: int, victims: Sequence[Pod], others: Sequence[Pod]
     ) -> None:
         """Wait until the pool has ``count`` pods, but at most :data:`REMOVAL_TIMEOUT_SECONDS`.
-        Report pods that were deleted instead of the ``victims``."""
+        Report pods that were deleted instead of the ``victims``, and if there are still too
+        many."""
         until = self._clock.monotonic() + REMOVAL_TIMEOUT_SECONDS
         while True:
             present = {pod.uid for pod in await self.active(pool)}
             if len(present) <= count or self._clock.monotonic() >= until:
                 break
             await self._clock.sleep(POLL_SECONDS)
+        if len(present) > count:
+            self._on_note(
+                f"Kubernetes has not reduced {pool} to {count} within "
+                f"{REMOVAL_TIMEOUT_SECONDS:.0f} s: it still has {len(present)} workers"
+            )
         stayed = [pod.name for pod in victims if pod.uid in present]
         went = [pod.name for pod in others if pod.uid not in present]
         if stayed and went:
@@ -125,19 +159,42 @@ class PodDrainer:
     async def active(self, pool: str) -> list[Pod]:
         return [pod for pod in await self._api.pods() if pod.pool == pool and pod.is_active]
 
-    async def _is_drained(self, pod: Pod) -> bool:
-        """Whether the pod has drained, or does not answer."""
+    async def _look_at(self, pod: Pod) -> LeavingPod | None:
+        """What is left on the pod's worker; None if it has drained, or does not answer."""
         try:
-            return await self._worker_admin.is_drained(pod.id)
+            report = await self._worker_admin.drain_report(pod.id)
         except BatonError:
-            return True
+            return None
+        return None if report.is_drained else LeavingPod(pod, report.num_requests)
+
+    async def wait_until_gone(self, is_awaited: Callable[[Pod], bool]) -> None:
+        """Wait until no pod for which ``is_awaited`` is true is being deleted. Raises Unavailable
+        when one of them exists longer than its grace period allows."""
+        began = self._clock.monotonic()
+        while pods := [p for p in await self._api.pods() if p.is_deleting and is_awaited(p)]:
+            seconds = self._clock.monotonic() - began
+            for pod in pods:
+                if seconds > pod.grace_seconds + OVERDUE_SECONDS:
+                    raise Unavailable(
+                        f"{pod.name} still exists {seconds:.0f} s after its deletion, although its "
+                        f"grace period is {pod.grace_seconds:.0f} s; look at its node, {pod.node}"
+                    )
+            self._on_progress([await self._look_at_deleted(pod) for pod in pods])
+            await self._clock.sleep(DELETION_POLL_SECONDS)
+
+    async def _look_at_deleted(self, pod: Pod) -> LeavingPod:
+        try:
+            return LeavingPod(pod, (await self._worker_admin.drain_report(pod.id)).num_requests)
+        except BatonError:
+            return LeavingPod(pod, None)
 
 
 def pod_removal_order(
     workload: KubernetesWorkload, pods: Sequence[Pod], loads: Mapping[WorkerId, float]
 ) -> list[Pod]:
-    """Pods in the order in which to remove them. It is Kubernetes' own order, except for the load:
-    not started, marked already, least load, newest."""
+    """Pods in the order in which to remove them. For a Deployment, it is Kubernetes' own order,
+    except for the load: not started, marked already, least load, newest. For a StatefulSet, the
+    highest ordinal comes first."""
     if workload.kind == "StatefulSet":
         return sorted(pods, key=lambda pod: -pod.ordinal)
     return sorted(

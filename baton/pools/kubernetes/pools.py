@@ -38,11 +38,12 @@ from baton.pools.kubernetes.api import (
     ROLE_LABEL,
     KubernetesApi,
     KubernetesWorkload,
-    WorkloadScale,
 )
 from baton.pools.kubernetes.client import Conflict
 from baton.pools.kubernetes.pod import Pod
-from baton.pools.kubernetes.pod_drainer import PodDrainer, pod_removal_order
+from baton.pools.kubernetes.pod_drainer import OnProgress, PodDrainer, pod_removal_order
+from baton.pools.kubernetes.report import PoolsReport, read_report
+from baton.pools.kubernetes.scale import WorkloadScale
 from baton.pools.worker_admin import WorkerAdmin
 
 log = structlog.get_logger(__name__)
@@ -62,7 +63,8 @@ class KubernetesPools:
     """Implements :class:`baton.pools.base.Pools`, in which all pools of a role count as one;
     :meth:`resize` resizes single pools. Methods also raise the errors of :class:`KubernetesClient`.
     ``on_note`` gets messages for the administrator. ``chosen_pools`` is the pool of each role that
-    :meth:`scale` resizes, if the role has several."""
+    :meth:`scale` resizes, if the role has several. ``on_progress`` gets the pods that a method
+    waits for."""
 
     def __init__(
         self,
@@ -72,11 +74,14 @@ class KubernetesPools:
         on_note: Callable[[str], None] = log_note,
         drain_timeout_seconds: float = DRAIN_SECONDS,
         chosen_pools: Mapping[Role, str] | None = None,
+        on_progress: OnProgress = lambda leaving: None,
     ) -> None:
         self._api = api
         self._worker_admin = worker_admin
         self._on_note = on_note
-        self._drainer = PodDrainer(api, worker_admin, clock, on_note, drain_timeout_seconds)
+        self._drainer = PodDrainer(
+            api, worker_admin, clock, on_note, drain_timeout_seconds, on_progress
+        )
         self._chosen_pools = chosen_pools or {}
         self._changing: set[str] = set()
 
@@ -129,10 +134,24 @@ class KubernetesPools:
                 return
             others = [each for each in await self._drainer.active(pod.pool) if each.uid != pod.uid]
             _check_removable(pod, workload, scale, others)
+            await self._api.check_scale_writable(workload)
             await self._shrink(workload, scale, scale.replicas - 1, [pod], others)
             for each in await self._drainer.active(pod.pool):
                 if each.uid == pod.uid:
                     await self._drainer.delete_remaining(pod)
+
+    async def pods(self) -> list[Pod]:
+        """The pods of all pools, including those that are being deleted."""
+        return await self._api.pods()
+
+    async def report(self) -> PoolsReport:
+        """As much of the pools and pods as may be read. Raises Forbidden if nothing may."""
+        return await read_report(self._api)
+
+    async def wait_until_gone(self, is_awaited: Callable[[Pod], bool]) -> None:
+        """Wait until no pod for which ``is_awaited`` is true is being deleted. Raises Unavailable
+        when one of them exists longer than its grace period allows."""
+        await self._drainer.wait_until_gone(is_awaited)
 
     async def end_leftover_drains(self) -> None:
         """Make workers serve again that were left drained by a process that died while resizing."""
@@ -146,10 +165,13 @@ class KubernetesPools:
         self, pools: Mapping[str, KubernetesWorkload], wanted: Sequence[tuple[str, int]]
     ) -> None:
         """Resize pools, shrinking ones first, since growing ones may need the resources that these
-        free."""
+        free. If one of them may not be resized, none is."""
         for name, count in wanted:
             if not 0 < count <= MAX_POOL:
                 raise Invalid(f"{name}={count}: a pool must have 1 to {MAX_POOL} workers")
+        for name, count in wanted:
+            if count != pools[name].replicas:
+                await self._api.check_scale_writable(pools[name])
         for name, count in sorted(wanted, key=lambda each: each[1] > pools[each[0]].replicas):
             with self._exclusive_change(name):
                 await self._resize(pools[name], count)
@@ -244,7 +266,7 @@ class KubernetesPools:
         try:
             return await self._worker_admin.loads()
         except BatonError as error:
-            self._on_note(f"loads are unknown: {error}")
+            self._on_note(f"the newest workers go first, since the loads are unknown: {error}")
             return {}
 
     @contextmanager

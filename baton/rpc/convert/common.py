@@ -130,7 +130,8 @@ def spec_to_proto(spec: RequestSpec) -> pb.RequestSpec:
 
 
 def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
-    """Raises Invalid for an id that is empty or too long, and for impossible counts and times."""
+    """Raises Invalid for an id that is empty or too long, for counts, times, tags, priorities and
+    weights out of range, and for an unknown kind of grammar. A weight of 0 means 1."""
     if not 0 < len(message.request_id) <= MAX_ID_BYTES:
         raise Invalid(f"request_id must have 1 to {MAX_ID_BYTES} characters", param="request_id")
     if not 0 < message.num_prompt_tokens <= len(message.token_ids):
@@ -138,7 +139,7 @@ def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
     if not message.sampling.max_tokens:
         raise Invalid("max_tokens must be at least 1", param="max_tokens")
     if not 0 <= message.ttft_slo_seconds < math.inf:
-        raise Invalid("ttft_slo_seconds must be at least 0", param="ttft_slo_seconds")
+        raise Invalid("ttft_slo_seconds must be finite and at least 0", param="ttft_slo_seconds")
     _check_tenant_fields(message)
     return RequestSpec(
         request_id=RequestId(message.request_id),
@@ -163,7 +164,7 @@ def _check_tenant_fields(message: pb.RequestSpec) -> None:
     if not Priority.HIGH <= message.priority <= Priority.BATCH:
         raise Invalid(f"priority must be in {Priority.HIGH}..{Priority.BATCH}", param="priority")
     if not 0 <= message.weight < math.inf:
-        raise Invalid("weight must be at least 0", param="weight")
+        raise Invalid("weight must be finite and at least 0", param="weight")
 
 
 def output_to_proto(output: RequestOutput) -> pb.RequestOutput:

@@ -148,7 +148,7 @@ class GrammarHelperProcess:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can check another grammar."""
+        """Whether this process can check another grammar."""
         running = not self._failed and self._process.poll() is None
         return running and self._num_jobs < MAX_GRAMMARS_PER_HELPER
 
@@ -174,7 +174,10 @@ class GrammarHelperProcess:
         self._write(len(job).to_bytes(LENGTH_BYTES, "big") + job)
         size = int.from_bytes(self._read(LENGTH_BYTES, deadline), "big")
         if size > MAX_VERDICT_BYTES:
-            raise ValueError(f"a verdict of {size} bytes")
+            raise ValueError(
+                f"the helper process sent a verdict of {size} bytes; it may have at most "
+                f"{MAX_VERDICT_BYTES}"
+            )
         return str(json.loads(self._read(size, deadline))["wrong"])
 
     def _write(self, data: bytes) -> None:

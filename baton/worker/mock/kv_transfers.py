@@ -38,7 +38,8 @@ class MockKvTransfers:
             self._unclaimed.popitem(last=False)
 
     def wait_for(self, worker: WorkerId, placement: RequestId, on_prefilled: OnComputed) -> None:
-        """Call ``on_prefilled`` once when the prompt is prefilled, possibly at once."""
+        """Call ``on_prefilled`` a single time when the prompt is prefilled: immediately, if it
+        already is."""
         finished = self._unclaimed.pop((worker, placement), None)
         if finished is None:
             self._waiting[worker, placement] = on_prefilled

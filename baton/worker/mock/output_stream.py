@@ -67,7 +67,8 @@ class MockStream:
         self._ready.set()
 
     async def next_message(self) -> bytes:
-        """Wait for output and return all of it as one message."""
+        """Wait for output and return all of it as one message. Raises Overloaded when the router
+        has left too much unread."""
         while True:
             await self._ready.wait()
             if self.closed:

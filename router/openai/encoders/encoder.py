@@ -1,7 +1,8 @@
 """The common base of the encoders of chats and completions.
 
-The beginning and the end of a chunk don't change within a response and are encoded once; for each
-chunk only the choice between them is encoded.
+The JSON before and after a chunk's ``choices`` element is the same in all chunks of a response, so
+it is encoded once, and each chunk encodes only its choice. Running usage and padding, if enabled,
+are added to each chunk.
 """
 
 from abc import ABC, abstractmethod

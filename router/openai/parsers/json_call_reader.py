@@ -8,8 +8,8 @@ ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 IGNORED_KEYS = frozenset({"id", "type"})
 
 MAX_HELD_CHARACTERS = 65_536
-"""The most characters that are held back while they may still become a call. Longer input is
-text."""
+"""The maximum number of characters that are held back while they may still become a call. Longer
+input is text."""
 
 _SPACE = " \t\r\n"
 

@@ -13,7 +13,8 @@ from router.openai.parsers.tool_call_parser import ToolCallParser
 _HEAD = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
 
 MAX_HEAD_CHARACTERS = 256
-"""The most characters of a call's name and id in total, which precede its arguments."""
+"""The maximum number of characters of a call's name and id in total, which precede its
+arguments."""
 
 
 class MistralToolParser(ToolCallParser):

@@ -1,4 +1,4 @@
-"""How a model writes tool calls and reasoning: detected from its chat template, or set."""
+"""The format of a model's tool calls and reasoning, detected from its chat template or set."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -76,9 +76,9 @@ class ModelOutputFormat:
         return self.has_reasoning and (begins or prompt_end.endswith(THINK_START))
 
     def for_prompt(self, prompt: str, *, reasoning_off: bool) -> "ModelOutputFormat":
-        """Return the format that grammars of answers to ``prompt`` follow. It has no reasoning if
-        the prompt ends with a closed reasoning section (templates write an empty one to switch
-        reasoning off), or if ``reasoning_off`` and the prompt opens none."""
+        """Return the format from which to build the grammar of the answer to ``prompt``. It has no
+        reasoning if the prompt ends with a closed reasoning section (templates write an empty one
+        to switch reasoning off), or if ``reasoning_off`` and the prompt opens none."""
         is_over = prompt.rstrip().endswith(THINK_END)
         if is_over or (reasoning_off and not self.starts_in_reasoning(prompt)):
             return replace(self, has_reasoning=False)

@@ -1,5 +1,5 @@
-"""Builds grammars of answers with tool calls, in each format: of answers that are only calls, and
-of answers with text and calls."""
+"""Builds grammars of answers with tool calls, in each format: one for answers that consist only of
+calls, and one for answers with text, calls, or both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ class ToolCallGrammar:
     single_call: bool = False
 
     def forced(self, functions: Sequence[Function]) -> Grammar:
-        """Return the grammar of an answer that is only calls. Arguments have no properties but
-        those that the schemas name, unless a schema allows others explicitly: a model that is
-        forced to call would invent some."""
+        """Return the grammar of an answer that consists only of calls. Arguments may have only the
+        properties that the schemas name, unless a schema explicitly allows others: a model that is
+        forced to call tends to invent extra ones."""
         return self._grammar(
             self._calls(), [_forbid_extra_parameters(function) for function in functions]
         )

@@ -74,10 +74,10 @@ class ToolCallParser(ABC):
 
     @abstractmethod
     def _after_marker(self) -> bool:
-        """Read what follows the marker."""
+        """Read what follows the marker. Return False if more text is needed."""
 
     def _in_object(self) -> bool:
-        """Read a part of a call's object."""
+        """Read a part of a call's object. Return False if more text is needed."""
         call = self._call_reader
         assert call is not None
         had_begun, held = call.has_begun, self._held_text
@@ -98,7 +98,7 @@ class ToolCallParser(ABC):
 
     @abstractmethod
     def _after_object(self) -> bool:
-        """Read what follows a call's object."""
+        """Read what follows a call's object. Return False if more text is needed."""
 
     def _on_input_end(self) -> None:
         """Handle the end of the input outside of an object: emit the held text, unless a subclass

@@ -15,7 +15,8 @@ is to be kept cached."""
 
 
 def check_cache_control(value: Any) -> float | None:
-    """Check a ``cache_control`` and return its seconds to live. Raises validation errors."""
+    """Check a ``cache_control`` and return its seconds to live; None if it is null. Raises
+    validation errors."""
     if value is None:
         return None
     if not isinstance(value, dict) or value.get("type") != "ephemeral":

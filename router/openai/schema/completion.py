@@ -50,7 +50,7 @@ class CompletionBody(GenerationBody):
                 "best_of", f"best_of must be at least n ({self.num_choices})"
             )
         if self.stream and self.num_candidates > self.num_choices:
-            raise field_validation_error("best_of", "the best of several answers can't be streamed")
+            raise field_validation_error("best_of", "best_of must equal n when stream is true")
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             message = "max_tokens must be at least 1 unless echo or prompt_logprobs is given"
             raise field_validation_error("max_tokens", message)

@@ -87,7 +87,8 @@ class ResponseFormatFields(StrictModel):
 
     @property
     def format(self) -> tuple[str, Grammar] | None:
-        """The name of the field that constrains the answer, and its grammar."""
+        """The name of the field that constrains the answer, and its grammar; None if no field
+        does."""
         return next(iter(self._formats()), None)
 
     def _formats(self) -> list[tuple[str, Grammar]]:

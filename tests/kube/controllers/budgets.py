@@ -57,7 +57,8 @@ def _expected(api: Api, pods: list[Object]) -> int:
 
 
 def _top(api: Api, found: Object) -> Object | None:
-    """Return the topmost controller of an object, such as the Deployment of a ReplicaSet's pod."""
+    """Return the topmost controller of an object, such as the Deployment of a ReplicaSet's pod;
+    None if the object has no controller."""
     reference = owner_of(found)
     if reference is None or reference["kind"] not in KINDS:
         return None

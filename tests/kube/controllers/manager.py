@@ -17,6 +17,7 @@ from tests.kube.controllers import (
     endpoints,
     garbage,
     job,
+    pod_autoscaler,
     replica_set,
     scheduler,
     stateful_set,
@@ -24,10 +25,12 @@ from tests.kube.controllers import (
 from tests.kube.failures import Refused
 
 ALL = (
-    deployment, replica_set, stateful_set, job, claims, scheduler, endpoints, budgets, garbage,
+    pod_autoscaler, deployment, replica_set, stateful_set, job, claims, scheduler, endpoints,
+    budgets, garbage,
 )  # fmt: skip
 MOST_PASSES = 200
-"""The most passes until nothing changes any more. If there are more, the controllers have a bug."""
+"""The maximum number of passes until nothing changes any more. If there are more, the controllers
+have a bug."""
 
 GATHER_SECONDS = 0.02
 """How long changes are collected before the controllers run."""

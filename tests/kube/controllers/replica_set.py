@@ -60,7 +60,7 @@ def deletion_order(api: Api, pods: list[Object]) -> list[Object]:
     """Sort pods by the order in which Kubernetes deletes them. A pod comes before another one if it
     is not on a node, is not running, is not ready, has a lower deletion cost, shares its node with
     more of these pods, has been ready for a shorter time (by powers of two), has restarted more
-    often, or is newer; earlier criteria come first."""
+    often, or is newer; earlier criteria take precedence."""
     now = datetime.fromisoformat(api.timestamp())
     crowds = Counter(pod["spec"].get("nodeName") for pod in pods)
     return sorted(pods, key=lambda pod: _rank(pod, crowds[pod["spec"].get("nodeName")], now))

@@ -31,7 +31,11 @@ class Images:
         """The environment variables that every image sets."""
         here = [str(self.folder), str(Path(sys.executable).parent)]
         system = ["/usr/local/bin", "/usr/bin", "/bin"]
-        return {"PATH": os.pathsep.join(here + system), "PYTHONDONTWRITEBYTECODE": "1"}
+        return {
+            "PATH": os.pathsep.join(here + system),
+            "PYTHONPATH": str(REPOSITORY),  # the environment may have another checkout installed
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
 
     @property
     def needs(self) -> list[Path]:

@@ -24,6 +24,9 @@ from tests.kube.pods import set_condition
 RETRY_SECONDS = 1.0
 """The time between two checks for missing objects to which a pod refers."""
 
+REFRESH_SECONDS = 1.0
+"""The time between two checks for changes of the ConfigMaps and Secrets that a pod mounts."""
+
 
 @dataclass(frozen=True)
 class Node:
@@ -93,6 +96,7 @@ class PodRunner:
         self._pod.setdefault("status", {})["podIP"] = self._sandbox.address
         self._report()
         await self._wait_for_references()
+        refreshing = asyncio.create_task(self._refresh_volumes())
         limit = spec.get("activeDeadlineSeconds")
         try:
             async with asyncio.timeout(limit):
@@ -100,7 +104,16 @@ class PodRunner:
         except TimeoutError:
             self._failed = "DeadlineExceeded"
             await self._stop()
+        finally:
+            refreshing.cancel()
         self._report()
+
+    async def _refresh_volumes(self) -> None:
+        """Keep the files of mounted ConfigMaps and Secrets up to date. A real kubelet takes up to a
+        minute and a half."""
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            self._volumes.refresh()
 
     async def _wait_for_references(self) -> None:
         """Wait until all objects exist to which the pod refers; create its volumes."""

@@ -90,8 +90,8 @@ def script(
 
 
 def _reachable(root: Path, needs: Sequence[Path]) -> list[str]:
-    """Return commands that let every user enter the parent folders of ``needs``, some of which only
-    root may enter, and that mount those of ``needs`` that are on other file systems."""
+    """Return commands that make ``needs`` accessible to every user: they open the parent folders
+    that only root may enter, and mount those of ``needs`` that are on other file systems."""
     lines, above = [], {parent for path in needs for parent in [path, *path.parents]}
     for parent in sorted(above):
         if not parent.stat().st_mode & 0o001:
@@ -122,8 +122,8 @@ def _mounted(root: Path, mount: Mount) -> list[str]:
 
 
 def _back(root: Path, mounts: Sequence[Mount], needs: Sequence[Path]) -> list[str]:
-    """Return commands that mount those of ``needs`` again that a volume hides, like a checkout
-    below /tmp."""
+    """Return commands that remount those of ``needs`` that a volume hides, like a checkout below
+    /tmp."""
     lines = []
     for path in needs:
         if any(path.is_relative_to(mount.path) for mount in mounts):

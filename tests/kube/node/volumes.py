@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,11 +40,22 @@ class Volumes:
         self._namespace = pod["metadata"]["namespace"]
         self._group = int((pod["spec"].get("securityContext") or {}).get("fsGroup", 0))
         self._specs = {each["name"]: each for each in pod["spec"].get("volumes") or []}
+        self._written: dict[Path, dict[str, bytes]] = {}
+        self._num_versions = 0
 
     def make(self) -> None:
         """Create and fill the folders. Raises Missing."""
         for name, spec in self._specs.items():
             self._fill(self._folder / name, spec)
+
+    def refresh(self) -> None:
+        """Write those volumes again whose ConfigMap or Secret has changed. Containers see the new
+        files, except files that they mount by a ``subPath``. A volume whose object is gone stays
+        as it is."""
+        for name, spec in self._specs.items():
+            if {"configMap", "secret", "projected"} & spec.keys():
+                with suppress(Missing):
+                    self._fill(self._folder / name, spec)
 
     def mounts(self, container: Object) -> list[Mount]:
         """Return a container's mounts, outer folders first."""
@@ -120,11 +132,31 @@ class Volumes:
         return {item["path"]: data[item["key"]] for item in source["items"]}
 
     def _write(self, folder: Path, files: dict[str, bytes], mode: int) -> None:
-        if folder.exists():
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True, mode=0o755)
+        """Write a volume's files as a kubelet does, so that all change at once: each file is a link
+        to one in ``..data``, which is itself a link to the folder of the present version."""
+        if self._written.get(folder) == files:
+            return
+        self._num_versions += 1
+        version, data = folder / f"..{self._num_versions}", folder / "..data"
+        self._write_version(version, files, mode)
+        old = data.resolve() if data.exists() else None
+        (folder / "..data_tmp").symlink_to(version.name)
+        (folder / "..data_tmp").replace(data)
+        names = {name.partition("/")[0] for name in files}
+        for link in (each for each in folder.iterdir() if not each.name.startswith("..")):
+            if link.name not in names:
+                link.unlink()
+        for name in names:
+            if not (folder / name).is_symlink():
+                (folder / name).symlink_to(f"..data/{name}")
+        if old is not None:
+            shutil.rmtree(old)
+        self._written[folder] = files
+
+    def _write_version(self, version: Path, files: dict[str, bytes], mode: int) -> None:
+        version.mkdir(parents=True, mode=0o755)
         for name, value in files.items():
-            path = folder / name
+            path = version / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(value)
             os.chown(path, 0, self._group)

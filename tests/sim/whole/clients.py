@@ -98,7 +98,8 @@ class ClientResponse:
 
 
 class Client(asyncio.Protocol):
-    """Read a response as an HTTP client does. ``closed`` completes when the client has finished."""
+    """Reads a response as an HTTP client does. ``closed`` completes when the client has
+    finished."""
 
     def __init__(self, router: "SimRouter", answer: ClientResponse, process: Process) -> None:
         self.answer = answer
@@ -148,7 +149,9 @@ class Client(asyncio.Protocol):
             self._fail(orjson.loads(self._unread))
         elif self.answer.request.streams:
             if not self._is_done:
-                raise GuaranteeViolation(f"{self.answer.request.spec.request_id}: half a stream")
+                raise GuaranteeViolation(
+                    f"{self.answer.request.spec.request_id}: the stream ended without [DONE]"
+                )
             self.answer.finish("complete")
         else:
             self._on_choice(orjson.loads(self._unread))

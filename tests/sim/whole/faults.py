@@ -58,7 +58,7 @@ REPEATEDLY_FAILING = ("reads",)
 """Faults with which all placements of a request may fail, although it is retried."""
 
 MAX_DISRUPTIVE = 3
-"""The most disruptive faults in a run: a request survives this many failed placements
+"""The maximum number of disruptive faults in a run: a request survives this many failed placements
 (``FailoverConfig.max_retries``)."""
 
 
@@ -87,9 +87,11 @@ def _draw_seconds(chance: SeededRandom) -> float:
 
 
 class FaultInjector:
-    """Injects the faults of one run, and logs its events. ``may_fail_often`` is set if all
-    placements of a request may fail: either one of the faults is in :data:`REPEATEDLY_FAILING`, or
-    all known workers may be gone while the registry cannot announce their next incarnations."""
+    """Injects the faults of one run, and logs its events. The method of a fault returns the name of
+    the process or connection that it hit, or None if there was none to hit. ``may_fail_often`` is
+    set if all placements of a request may fail: either one of the faults is in
+    :data:`REPEATEDLY_FAILING`, or all known workers may be gone while the registry cannot announce
+    their next incarnations."""
 
     def __init__(self, cluster: Cluster, faults: list[Fault]) -> None:
         self._cluster = cluster

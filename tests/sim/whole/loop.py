@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_CALLBACKS = 2_000_000
-"""The most callbacks in a run. A run has some ten thousand; reaching the bound means a livelock."""
+"""The maximum number of callbacks in a run. A run has some ten thousand; reaching the bound means a
+livelock."""
 
 
 class TimerHandle:

@@ -221,7 +221,7 @@ class SimRouter:
 
     @property
     def num_unused_connections(self) -> int:
-        """How many framed connections are open but not used."""
+        """The number of framed connections that are open but not used."""
         used = [link.is_alive for link in self.worker_connections._connections.values()]
         used += [stream.is_alive for stream in self._conductors._streams.values()]
         return sum(each.kind == "line" for each in self.process.sockets) - sum(used)

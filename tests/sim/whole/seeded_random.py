@@ -1,4 +1,4 @@
-"""The only source of randomness of a run, from one seed."""
+"""A run's only source of randomness, fully determined by one seed."""
 
 from collections.abc import Sequence
 from typing import TypeVar

@@ -31,8 +31,8 @@ BUFFER_BYTES = 64 * 1024
 """
 
 MAX_PAST_PAUSE_BYTES = 500
-"""The most bytes that a router may write to a client after it was paused: the event that it is
-writing at that moment."""
+"""The maximum number of bytes that a router may write to a client after it was paused: the event
+that it is writing at that moment."""
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
@@ -389,7 +389,8 @@ class Listener:
 
 
 class Firewall:
-    """How a firewall treats connections to an address: it refuses or silently drops them."""
+    """The ways in which a firewall treats connections to an address: it refuses or silently drops
+    them."""
 
     REFUSES, SWALLOWS = "refuses", "swallows"
 

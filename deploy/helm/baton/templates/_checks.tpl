@@ -4,8 +4,10 @@ template named …Problems writes one line per problem.
 */}}
 {{- define "baton.checks" -}}
 {{- $problems := list -}}
-{{- range list "baton.poolProblems" "baton.ownerProblems" "baton.memoryProblems" "baton.redisProblems"
-      "baton.authProblems" "baton.networkProblems" "baton.fabricProblems" "baton.accountProblems" "baton.missingProblems" -}}
+{{- range list "baton.poolProblems" "baton.ownerProblems" "baton.replicaConflicts" "baton.replicaLosses" "baton.quantityProblems" "baton.memoryProblems" "baton.redisProblems"
+      "baton.authProblems" "baton.networkProblems" "baton.fabricProblems" "baton.accountProblems" "baton.missingProblems"
+      "baton.claimProblems" "baton.diskProblems" "baton.clusterProblems" "baton.classProblems"
+      "baton.quotaProblems" "baton.crdProblems" -}}
 {{- range include . $ | splitList "\n" -}}
 {{- with trim . -}}{{- $problems = append $problems . -}}{{- end -}}
 {{- end -}}
@@ -78,7 +80,7 @@ pools.{{ $key }}.keda has no triggers: it would do nothing; set pools.{{ $key }}
 {{- end -}}
 {{- end -}}
 {{- include "baton.autoscaleProblems" . -}}
-{{- if and .Values.router.hpa.enabled (ne .Values.router.replicasManagedBy "external") }}
+{{- if and .Values.router.hpa.enabled (eq (include "baton.router" . | fromJson).replicasManagedBy "chart") }}
 the replicas of the router have two owners: router.hpa.enabled and this chart; set router.replicasManagedBy=external
 {{- end -}}
 {{- include "baton.boundProblems" (dict "hpa" .Values.router.hpa "where" "router.hpa") -}}
@@ -126,7 +128,7 @@ conductor.autoscale.mode is on, and conductors may not resize pools: set rbac.re
 {{- end -}}
 {{- $store := .Values.kvstore -}}
 {{- $limit := dig "limits" "memory" "" $store.resources -}}
-{{- if and $store.enabled $limit -}}
+{{- if and $store.enabled (include "baton.isQuantity" $limit) (include "baton.isQuantity" $store.memory) -}}
 {{- $needed := add (int64 (include "baton.bytes" $store.memory)) (int64 (include "baton.bytes" ($store.sharedMemory | default "0"))) 268435456 -}}
 {{- if gt $needed (int64 (include "baton.bytes" $limit)) }}
 kvstore.resources.limits.memory ({{ $limit }}) must hold kvstore.memory ({{ $store.memory }}), kvstore.sharedMemory ({{ $store.sharedMemory }}) and 256Mi for the program
@@ -137,7 +139,7 @@ kvstore.resources.limits.memory ({{ $limit }}) must hold kvstore.memory ({{ $sto
 
 {{- define "baton.sharedProblems" -}}
 {{- $limit := dig "limits" "memory" "" .resources -}}
-{{- if and .shared $limit -}}
+{{- if and (include "baton.isQuantity" .shared) (include "baton.isQuantity" $limit) -}}
 {{- if ge (int64 (include "baton.bytes" .shared)) (int64 (include "baton.bytes" $limit)) }}
 {{ .where }}.sharedMemory ({{ .shared }}) counts against {{ .limit }} ({{ $limit }}), which must be larger
 {{- end -}}
@@ -155,7 +157,7 @@ there is no Redis: set redis.external.existingSecret to a Secret with its URL, o
 {{- if and $redis.external.url $redis.external.existingSecret }}
 redis.external.url and redis.external.existingSecret are both set: keep one
 {{- end -}}
-{{- if regexMatch "^[a-z]+://[^/]*:[^/]*@" $redis.external.url }}
+{{- if or (regexMatch "^[a-z]+://[^/]*:[^/]*@" $redis.external.url) (regexMatch "[?&]password=" $redis.external.url) }}
 redis.external.url holds a password, which everybody could read: put the URL into a Secret, and name it in redis.external.existingSecret
 {{- end -}}
 {{- if and $external (not .Values.cluster) }}
@@ -232,12 +234,9 @@ conductor.serviceAccount.create is false: set conductor.serviceAccount.name to o
 {{- end -}}
 {{- end -}}
 
-{{/*
-Objects that are named but do not exist, or can't be changed as required. Checked only with access to a cluster: every
-namespace has the ConfigMap kube-root-ca.crt, so if its lookup fails, all lookups would.
-*/}}
+{{/* Objects that are named but do not exist, or can't be changed as required. */}}
 {{- define "baton.missingProblems" -}}
-{{- if and .Values.checks.existing (lookup "v1" "ConfigMap" .Release.Namespace "kube-root-ca.crt") -}}
+{{- if and .Values.checks.existing (include "baton.canLookUp" .) -}}
 {{- $values := .Values -}}
 {{- $secrets := dict
       "secrets.existingSecret" $values.secrets.existingSecret
@@ -259,10 +258,6 @@ namespace has the ConfigMap kube-root-ca.crt, so if its lookup fails, all lookup
 {{- if and (not $.Values.ray.enabled) (ne $role $pool.role) }}
 pools.{{ $key }} has the role {{ $role }}, and a Deployment can't change it: give the {{ $pool.role }} pool another name
 {{- end -}}
-{{- $claim := $pool.model.pvc.claimName -}}
-{{- if and (eq $pool.model.source "pvc") $claim (not (lookup "v1" "PersistentVolumeClaim" $.Release.Namespace $claim)) }}
-pools.{{ $key }}.model.pvc.claimName: there is no PersistentVolumeClaim {{ $claim }} in the namespace {{ $.Release.Namespace }}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -273,7 +268,11 @@ pools.{{ $key }}.model.pvc.claimName: there is no PersistentVolumeClaim {{ $clai
 {{- $asked := dict
       "secrets.existingSecret" (concat (list "cluster-secret" "tenant-secret" "admin-key") (ternary (list "redis-password") list $values.redis.enabled))
       "auth.existingSecret" (list $values.auth.secretKey)
-      "redis.external.existingSecret" (list $values.redis.external.urlKey) -}}
+      "redis.external.existingSecret" (list $values.redis.external.urlKey)
+      "model.hub.existingSecret" (ternary (list $values.model.hub.tokenKey) list (eq $values.model.source "hub"))
+      "tls.router.existingSecret" (ternary (list "tls.crt" "tls.key") list $values.tls.router.enabled)
+      "tls.rpc.existingSecret" (ternary (list "tls.crt" "tls.key" "ca.crt") list $values.tls.rpc.enabled)
+      "test.existingSecret" (list $values.test.secretKey) -}}
 {{- range $path, $keys := $asked -}}
 {{- $name := $values -}}
 {{- range splitList "." $path -}}{{- $name = get $name . -}}{{- end -}}

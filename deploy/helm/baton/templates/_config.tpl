@@ -1,6 +1,6 @@
 {{/*
-baton.yaml has the settings that all pods share. Secrets, and settings that differ between pods, are environment
-variables, which take precedence.
+baton.yaml has the settings that all pods share. Settings that differ between pods are environment variables, and secrets are
+files (_secrets.tpl); both take precedence.
 */}}
 {{- define "baton.config" -}}
 {{- $own := dict
@@ -10,6 +10,9 @@ variables, which take precedence.
       "endpoint_grace_seconds" (int .Values.endpointGraceSeconds) -}}
 {{- if not .Values.ray.enabled -}}
 {{- $own = merge $own (include "baton.portSettings" . | fromJson) -}}
+{{- end -}}
+{{- if include "baton.setsInitialReplicas" . -}}
+{{- $_ := set $own "kubernetes_initial_replicas" (include "baton.initialReplicas" . | fromJson) -}}
 {{- end -}}
 {{- if .Values.tls.rpc.enabled -}}
 {{- $_ := set $own "rpc_tls_certificate" "/etc/baton-rpc-tls/tls.crt" -}}
@@ -24,8 +27,29 @@ variables, which take precedence.
 {{- $_ := set $own "trace_endpoint" .Values.traces.endpoint -}}
 {{- $_ := set $own "trace_sample" .Values.traces.sample -}}
 {{- end -}}
-{{- $default := dict "redis_wait_seconds" 60 "worker_wait_seconds" 10 -}}{{/* pods start in any order */}}
-{{- toYaml (merge $own (deepCopy .Values.settings) $default) -}}
+{{- $given := deepCopy .Values.settings -}}
+{{- range $name, $value := dict "redis_wait_seconds" 60 "worker_wait_seconds" 10 -}}{{/* pods start in any order */}}
+{{- if not (hasKey $given $name) -}}{{- $_ := set $given $name $value -}}{{- end -}}
+{{- end -}}
+{{- toYaml (merge $own $given) -}}
+{{- end -}}
+
+{{/*
+Those settings of baton.yaml whose change restarts this role's pods, as JSON: the ones that the role's program reads, except
+live ones (it follows their changes while it runs) and those that the pods' own variables override. Takes the context of a pod.
+*/}}
+{{- define "baton.restartingConfig" -}}
+{{- $reader := ternary "worker" .role (has .role (list "prefill" "decode")) -}}
+{{- $table := .root.Files.Get "files/settings.yaml" | fromYaml -}}
+{{- $own := .settings | default dict -}}
+{{- $restarting := dict -}}
+{{- range $name, $value := include "baton.config" .root | fromYaml -}}
+{{- $scope := get $table $name -}}
+{{- if and (has $reader $scope.readers) (not (has $reader $scope.live)) (not (hasKey $own $name)) -}}
+{{- $_ := set $restarting $name $value -}}
+{{- end -}}
+{{- end -}}
+{{- $restarting | toJson -}}
 {{- end -}}
 
 {{/* A second network for pods that transfer KV. A pod's own annotations take precedence. Takes root, role and v. */}}

@@ -1,5 +1,6 @@
 {{/*
-A Deployment up to and including its pod template. Takes name, replicas and strategy in addition to a pod's context.
+A Deployment up to and including its pod template. Takes name, replicas (as text; empty: none) and strategy in addition to
+a pod's context.
 The progress deadline allows for one pod to terminate and another to start.
 */}}
 {{- define "baton.deployment" -}}
@@ -9,9 +10,15 @@ metadata:
   name: {{ .name }}
   labels:
     {{- include "baton.labels" . | nindent 4 }}
-  {{- include "baton.annotations" .root }}
+  annotations:
+    baton.dev/replicas-managed-by: {{ ternary "chart" "external" (not (not .replicas)) }}
+    {{- with .root.Values.commonAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
 spec:
-  replicas: {{ .replicas }}
+  {{- with .replicas }}
+  replicas: {{ . }}
+  {{- end }}
   revisionHistoryLimit: {{ .root.Values.revisionHistoryLimit }}
   progressDeadlineSeconds: {{ add (int .v.startSeconds) (int (include "baton.graceSeconds" .)) 60 }}
   strategy:

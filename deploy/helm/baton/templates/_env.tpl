@@ -50,18 +50,16 @@ variables refer to come first.
   value: /var/lib/baton
 {{- end -}}
 
-{{/* The URL of Redis, and its password. Takes the root. */}}
-{{- define "baton.redisEnv" -}}
-{{- if .Values.redis.enabled -}}
-{{ include "baton.secretEnv" (dict "name" "REDIS_PASSWORD" "secret" (include "baton.secretName" .) "key" "redis-password") }}
+{{/*
+The URL of Redis, unless it has a password, and the folder from which Baton reads its secrets (_secrets.tpl). Takes the root.
+*/}}
+{{- define "baton.secretsEnv" -}}
+- name: BATON_SECRETS_DIRECTORY
+  value: {{ include "baton.secretsPath" . }}
+{{- with ternary (printf "redis://%s-redis:6379/0" (include "baton.fullname" .)) .Values.redis.external.url .Values.redis.enabled }}
 - name: BATON_REDIS_URL
-  value: redis://:$(REDIS_PASSWORD)@{{ include "baton.fullname" . }}-redis:6379/0
-{{- else if .Values.redis.external.existingSecret -}}
-{{ include "baton.secretEnv" (dict "name" "BATON_REDIS_URL" "secret" .Values.redis.external.existingSecret "key" .Values.redis.external.urlKey) }}
-{{- else -}}
-- name: BATON_REDIS_URL
-  value: {{ .Values.redis.external.url | quote }}
-{{- end -}}
+  value: {{ . | quote }}
+{{- end }}
 {{- end -}}
 
 {{/* Where the model is, for roles that need it. Takes model. */}}
@@ -71,8 +69,9 @@ variables refer to come first.
   value: {{ .model.hub.id | quote }}
 - name: HF_HOME
   value: /var/cache/huggingface
-{{- with .model.hub.existingSecret }}
-{{ include "baton.secretEnv" (dict "name" "HF_TOKEN" "secret" . "key" $.model.hub.tokenKey) }}
+{{- if .model.hub.existingSecret }}
+- name: HF_TOKEN_PATH
+  value: /etc/baton-hub/token
 {{- end }}
 {{- else if ne .model.source "demo" }}
 - name: BATON_MODEL
@@ -84,11 +83,21 @@ variables refer to come first.
 {{- end }}
 {{- end -}}
 
+{{/*
+Where `baton drain --self` reaches the program: also while baton.yaml, which has the same values, can't be loaded. Takes the root.
+*/}}
+{{- define "baton.opsEnv" -}}
+- name: BATON_OPS_HOST
+  value: {{ .Values.listen | quote }}
+- name: BATON_OPS_PORT
+  value: {{ .Values.ports.ops | quote }}
+{{- end -}}
+
 {{/* All variables of a Baton container. Takes the context of a pod. */}}
 {{- define "baton.env" -}}
 {{ include "baton.identityEnv" . }}
-{{ include "baton.secretEnv" (dict "name" "BATON_CLUSTER_SECRET" "secret" (include "baton.secretName" .root) "key" "cluster-secret") }}
-{{ include "baton.redisEnv" .root }}
+{{ include "baton.secretsEnv" .root }}
+{{ include "baton.opsEnv" .root }}
 - name: BATON_DRAIN_TIMEOUT_SECONDS
   value: {{ .v.drainSeconds | quote }}
 {{- if .model }}

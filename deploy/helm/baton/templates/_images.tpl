@@ -1,9 +1,13 @@
-{{/* An image's reference. Takes root, and kind: cpu, cuda or valkey. A digest takes precedence over a tag. */}}
+{{/*
+An image's reference. Takes root, and kind: cpu, cuda or valkey. A digest takes precedence over a tag. Without a registry, it is
+the name that container runtimes give to an image without one, like docker.io/library/baton, spelled out: some runtimes would
+look for a short name in other registries, too, and policies refuse it.
+*/}}
 {{- define "baton.image" -}}
 {{- $images := .root.Values.images -}}
 {{- $image := get $images .kind -}}
 {{- $registry := $image.registry | default (ternary "" $images.registry (eq .kind "valkey")) -}}
-{{- with $registry }}{{ . }}/{{ end }}{{ $image.repository }}
+{{- $registry | default (ternary "docker.io" "docker.io/library" (contains "/" $image.repository)) }}/{{ $image.repository }}
 {{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $image.tag | default .root.Chart.AppVersion }}{{ end -}}
 {{- end -}}
 

@@ -33,6 +33,16 @@ than its name, which fits. A release may have dots in its name, a Service may no
 {{- .Values.secrets.existingSecret | default (printf "%s-secrets" (include "baton.fullname" .)) -}}
 {{- end -}}
 
+{{/*
+Whether the generated Secret is kept when the release is uninstalled: "true", or "". It has the tenant secret, without which
+nothing is found in the store's volumes, so it is kept if they are.
+*/}}
+{{- define "baton.keepsSecrets" -}}
+{{- $disk := .Values.kvstore.disk -}}
+{{- $isKept := and .Values.kvstore.enabled (not .Values.ray.enabled) $disk.enabled (eq $disk.whenDeleted "Retain") -}}
+{{- if and $isKept (not .Values.secrets.existingSecret) -}}true{{- end -}}
+{{- end -}}
+
 {{- define "baton.tenantsSecretName" -}}
 {{- .Values.auth.existingSecret | default (printf "%s-tenants" (include "baton.fullname" .)) -}}
 {{- end -}}

@@ -17,7 +17,7 @@ metadata:
     {{- end }}
   annotations:
     kubectl.kubernetes.io/default-container: baton
-    checksum/config: {{ include "baton.config" .root | sha256sum }}
+    checksum/config: {{ include "baton.restartingConfig" . | sha256sum }}
     {{- with .checksums }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -66,11 +66,13 @@ containers:
       {{- include "baton.containerSecurity" . | nindent 6 }}
     volumeMounts:
       {{- include "baton.volumeMounts" . | nindent 6 }}
+      {{- include "baton.secretsMount" . | nindent 6 }}
   {{- with .v.extraContainers }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
 volumes:
   {{- include "baton.volumes" . | nindent 2 }}
+  {{- include "baton.secretsVolume" . | nindent 2 }}
 {{- end -}}
 
 {{/*
@@ -114,11 +116,11 @@ schedulerName: {{ . }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .v.tolerations }}
+{{- with include "baton.tolerations" . | fromJsonArray }}
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .v.affinity }}
+{{- with include "baton.affinity" . | fromJson }}
 affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -133,6 +135,31 @@ topologySpreadConstraints:
     {{- end }}
   {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/* Tolerations, as JSON: by default, of the taint of nodes with the GPUs that the pod requests. */}}
+{{- define "baton.tolerations" -}}
+{{- $gpu := ternary (dig "workers" "gpu" dict .v) (.v.gpu | default dict) (eq .role "ray-worker") -}}
+{{- if or .v.tolerations (not $gpu.count) -}}
+{{- .v.tolerations | default list | toJson -}}
+{{- else -}}
+{{- list (dict "key" $gpu.resourceName "operator" "Exists" "effect" "NoSchedule") | toJson -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+Affinity, as JSON: by default, roles and pools prefer zones in which they have fewer pods. This is not a topology spread
+constraint, because then a node without a zone would be ignored by the constraint for nodes, too.
+*/}}
+{{- define "baton.affinity" -}}
+{{- $affinity := deepCopy (.v.affinity | default dict) -}}
+{{- if and .v.topologySpreadConstraints (not (hasKey $affinity "podAntiAffinity")) -}}
+{{- $own := include "baton.selector" . | fromYaml -}}
+{{- $term := dict "topologyKey" "topology.kubernetes.io/zone" "labelSelector" (dict "matchLabels" $own) -}}
+{{- $preferred := list (dict "weight" 50 "podAffinityTerm" $term) -}}
+{{- $_ := set $affinity "podAntiAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" $preferred) -}}
+{{- end -}}
+{{- $affinity | toJson -}}
 {{- end -}}
 
 {{- define "baton.containerPorts" -}}

@@ -46,24 +46,6 @@ computing on the CPU, and a worker with a part of a node's cores must not start 
 {{- include "baton.overlay" (list $derived .v.settings) -}}
 {{- end -}}
 
-{{/*
-The number of replicas. `chart`: that of the values. `external`: the Deployment's current number in the cluster, or that
-of the values if there is no Deployment yet (at install, or if lookups are not possible).
-Takes root, name (of the Deployment) and v.
-*/}}
-{{- define "baton.replicas" -}}
-{{- $live := dict -}}
-{{- if eq .v.replicasManagedBy "external" -}}
-{{- $live = lookup "apps/v1" "Deployment" .root.Release.Namespace .name | default dict -}}
-{{- end -}}
-{{- dig "spec" "replicas" .v.replicas $live | int -}}
-{{- end -}}
-
-{{/* Whether anything except the chart may resize a pool: "true", or "". Takes root and v. */}}
-{{- define "baton.autoscaled" -}}
-{{- if or .v.hpa.enabled .v.keda.enabled (eq (include "baton.autoscaleMode" .root) "on") -}}true{{- end -}}
-{{- end -}}
-
 {{/* off, dry_run or on. YAML reads on and off as true and false. */}}
 {{- define "baton.autoscaleMode" -}}
 {{- $mode := .Values.conductor.autoscale.mode -}}

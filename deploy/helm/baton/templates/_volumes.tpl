@@ -89,6 +89,14 @@ Each template for volumes has a matching one for mounts.
   emptyDir:
     sizeLimit: {{ .hub.cache.size }}
 {{- end }}
+{{- with .hub.existingSecret }}
+- name: hub-token
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+    items:
+      - {key: {{ $.hub.tokenKey }}, path: token}
+{{- end }}
 {{- end }}
 {{- end -}}
 
@@ -96,6 +104,11 @@ Each template for volumes has a matching one for mounts.
 {{- if eq .source "hub" }}
 - name: hub-cache
   mountPath: /var/cache/huggingface
+{{- if .hub.existingSecret }}
+- name: hub-token
+  mountPath: /etc/baton-hub
+  readOnly: true
+{{- end }}
 {{- else if ne .source "demo" }}
 - name: model
   mountPath: /models

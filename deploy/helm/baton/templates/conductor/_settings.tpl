@@ -10,7 +10,7 @@
 {{- $settings := dict
       "kubernetes_namespace" .Release.Namespace
       "kubernetes_pools" (join "," $places)
-      "kubernetes_lease" (printf "%s-conductor" $name)
+      "kubernetes_lease" (include "baton.leaseName" .)
       "kubernetes_watch" .Values.conductor.watchPods -}}
 {{- if ne $mode "off" -}}
 {{- $settings = merge $settings (dict

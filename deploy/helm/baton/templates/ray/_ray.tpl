@@ -71,6 +71,9 @@ spec:
     {{- end }}
   volumes:
     {{- include "baton.volumes" . | nindent 4 }}
+    {{- if .beside }}
+    {{- include "baton.secretsVolume" . | nindent 4 }}
+    {{- end }}
 {{- end -}}
 
 {{/* KubeRay's own probes query the dashboard's agent, which Baton's image does not have, so only the raylet's port is checked. */}}
@@ -125,6 +128,7 @@ livenessProbe:
     {{- include "baton.containerSecurity" . | nindent 4 }}
   volumeMounts:
     {{- include "baton.volumeMounts" . | nindent 4 }}
+    {{- include "baton.secretsMount" . | nindent 4 }}
 {{- end -}}
 
 {{- define "baton.rayEnv" -}}
@@ -134,11 +138,9 @@ livenessProbe:
 - {name: BATON_CONFIG, value: /etc/baton/baton.yaml}
 # Workers on other machines connect to this address.
 - {name: BATON_GRPC_HOST, value: $(POD_IP)}
-{{ include "baton.secretEnv" (dict "name" "BATON_CLUSTER_SECRET" "secret" (include "baton.secretName" .root) "key" "cluster-secret") }}
-{{ include "baton.redisEnv" .root }}
+{{ include "baton.secretsEnv" .root }}
 - name: BATON_DRAIN_TIMEOUT_SECONDS
   value: {{ .v.drainSeconds | quote }}
-{{ include "baton.routerEnv" .root }}
 {{- include "baton.modelEnv" . }}
 {{- include "baton.settingsEnv" .settings }}
 {{- end -}}

@@ -20,11 +20,6 @@
 {{- if or .Values.auth.tenants .Values.auth.existingSecret -}}true{{- end -}}
 {{- end -}}
 
-{{- define "baton.routerEnv" -}}
-{{ include "baton.secretEnv" (dict "name" "BATON_TENANT_SECRET" "secret" (include "baton.secretName" .) "key" "tenant-secret") }}
-{{ include "baton.secretEnv" (dict "name" "BATON_ADMIN_KEY" "secret" (include "baton.secretName" .) "key" "admin-key") }}
-{{- end -}}
-
 {{- define "baton.routerVolumes" -}}
 {{- if include "baton.hasTenants" . }}
 - name: tenants

@@ -1,0 +1,154 @@
+"""Which programs read each setting, and in which of them it can change while the program runs.
+
+A setting that is *live* in a program takes effect there when the config file changes. Any other
+setting takes effect when the program starts again. The Helm chart has the same table
+(``python -m tools.chart_settings``) and restarts only the pods that need it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from baton.config.settings import Settings
+from baton.core.states import WORKER_ROLES, Role
+
+
+class Reader(StrEnum):
+    """A program that reads settings. A worker is one program in both roles."""
+
+    ROUTER = "router"
+    CONDUCTOR = "conductor"
+    WORKER = "worker"
+    KVSTORE = "kvstore"
+    MOCK = "mock"
+    SUPERVISOR = "supervisor"
+    """The supervisor of ``baton up``. It passes the other programs' settings on to them."""
+
+    @classmethod
+    def of_role(cls, role: Role) -> "Reader":
+        return cls.WORKER if role in WORKER_ROLES else cls(role.value)
+
+
+@dataclass(frozen=True, slots=True)
+class SettingScope:
+    """``live`` are those of the ``readers`` in which the setting can change while they run."""
+
+    readers: frozenset[Reader]
+    live: frozenset[Reader] = frozenset()
+
+
+_ROUTER = (Reader.ROUTER,)
+_CONDUCTOR = (Reader.CONDUCTOR,)
+_WORKER = (Reader.WORKER,)
+_KVSTORE = (Reader.KVSTORE,)
+_MOCK = (Reader.MOCK,)
+_SUPERVISOR = (Reader.SUPERVISOR,)
+_REQUEST_PATH = (Reader.ROUTER, Reader.CONDUCTOR, Reader.WORKER)
+_GRPC_SERVERS = (Reader.CONDUCTOR, Reader.WORKER, Reader.KVSTORE)
+_TRANSFERS = (Reader.WORKER, Reader.KVSTORE)
+_SCALERS = (Reader.CONDUCTOR, Reader.SUPERVISOR)
+_SERVED = tuple(reader for reader in Reader if reader is not Reader.SUPERVISOR)
+"""Every program that ``baton serve`` runs."""
+
+_READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
+    tuple(Reader): """
+        cluster redis_url redis_password cluster_secret rpc_tls_certificate rpc_tls_key rpc_tls_ca
+        drain_timeout_seconds hang_timeout_seconds ops_port log_level log_format""",
+    _SERVED: """
+        id redis_wait_seconds heartbeat_interval_seconds advertise_address ops_host
+        allowed_hosts""",
+    _REQUEST_PATH: "trace_endpoint slo_itl_seconds",
+    (*_GRPC_SERVERS, Reader.MOCK, Reader.SUPERVISOR): "grpc_host",
+    _GRPC_SERVERS: "grpc_port",
+    (Reader.CONDUCTOR, Reader.WORKER): "framed_port max_sequences",
+    (Reader.ROUTER, Reader.CONDUCTOR): "slo_ttft_seconds",
+    (Reader.ROUTER, Reader.WORKER): "served_model_name",
+    (Reader.ROUTER, Reader.WORKER, Reader.MOCK): "max_model_tokens",
+    (Reader.ROUTER, Reader.WORKER, Reader.MOCK, Reader.SUPERVISOR): "model",
+    (Reader.ROUTER, Reader.SUPERVISOR): """
+        host port reuse_port tls_certificate admin_key tenant_secret""",
+    _ROUTER: """
+        worker_wait_seconds trace_sample tls_key control_socket api_keys tenants_file
+        allow_open_http max_body_bytes
+        max_inflight_body_bytes max_concurrent_requests max_connections max_header_bytes max_headers
+        header_timeout_seconds body_timeout_seconds keep_alive_timeout_seconds
+        write_timeout_seconds endpoint_grace_seconds request_timeout_seconds cors_origins
+        special_tokens_in_messages access_log tool_parser reasoning_parser batch_folder
+        batch_concurrency max_file_bytes batch_folder_bytes tenant_files tenant_file_bytes
+        tenant_uploads_per_minute tenant_concurrent_uploads placement_timeout_seconds
+        first_token_timeout_seconds next_token_timeout_seconds""",
+    _SCALERS: """
+        autoscale autoscale_pools min_prefill max_prefill min_decode max_decode max_workers
+        autoscale_interval_seconds autoscale_stable_seconds autoscale_cooldown_seconds
+        autoscale_step autoscale_pending_timeout_seconds""",
+    _CONDUCTOR: """
+        autoscale_utilisation autoscale_shrink_utilisation autoscale_shrink_seconds
+        autoscale_start_seconds autoscale_prefill_pool autoscale_decode_pool kubernetes_namespace
+        kubernetes_pools kubernetes_lease kubernetes_initial_replicas kubernetes_watch
+        placement_policy admission
+        local_prefill""",
+    (Reader.WORKER, Reader.SUPERVISOR): "device threads",
+    (Reader.WORKER, Reader.MOCK): "block_tokens",
+    _WORKER: """
+        dtype quantization kv_dtype cpu_kernels cuda_graphs deterministic async_scheduling
+        num_blocks pool_bytes max_batched_tokens chunk_tokens max_waiting prefill_order
+        tenant_fairness store_timeout_seconds store_reload""",
+    _TRANSFERS: "transports nixl_interfaces nixl_private_network",
+    _KVSTORE: """
+        store_bytes store_disk_bytes store_folder store_eviction store_tenant_share""",
+    _MOCK: """
+        mock_prefill mock_decode mock_prefill_tokens_per_second mock_step_seconds mock_kv_tokens
+        mock_cache_tokens""",
+    _SUPERVISOR: """
+        on prefill decode routers ray_address ray_worker_cpus ray_worker_gpus mock""",
+})  # fmt: skip
+
+_LIVE: Mapping[tuple[Reader, ...], str] = MappingProxyType({
+    tuple(Reader): "log_level",
+    _REQUEST_PATH: "slo_itl_seconds trace_endpoint",
+    (Reader.ROUTER, Reader.CONDUCTOR): "slo_ttft_seconds",
+    _ROUTER: """
+        trace_sample max_body_bytes max_inflight_body_bytes max_concurrent_requests
+        body_timeout_seconds request_timeout_seconds placement_timeout_seconds
+        first_token_timeout_seconds next_token_timeout_seconds tenant_files tenant_file_bytes
+        tenant_uploads_per_minute tenant_concurrent_uploads""",
+    _CONDUCTOR: "admission max_sequences kubernetes_initial_replicas",
+})  # fmt: skip
+
+
+def _readers_by_name(table: Mapping[tuple[Reader, ...], str]) -> dict[str, frozenset[Reader]]:
+    pairs = [
+        (name, frozenset(readers)) for readers, names in table.items() for name in names.split()
+    ]
+    by_name = dict(pairs)
+    assert len(by_name) == len(pairs), "a setting is listed twice"
+    return by_name
+
+
+def _scopes() -> dict[str, SettingScope]:
+    readers, live = _readers_by_name(_READERS), _readers_by_name(_LIVE)
+    unlisted = readers.keys() ^ Settings.model_fields.keys()
+    assert not unlisted, f"settings and their readers differ: {sorted(unlisted)}"
+    return {name: SettingScope(readers[name], live.get(name, frozenset())) for name in readers}
+
+
+SETTING_SCOPES: Mapping[str, SettingScope] = MappingProxyType(_scopes())
+
+
+def live_settings(reader: Reader) -> frozenset[str]:
+    """Return the names of the settings that can change while ``reader`` runs."""
+    return frozenset(name for name, scope in SETTING_SCOPES.items() if reader in scope.live)
+
+
+def restarting_settings(reader: Reader, names: Iterable[str]) -> list[str]:
+    """Return those of ``names`` for which ``reader`` has to be started again, sorted. For the
+    supervisor, these are all that are not live in each of their readers, since it keeps the values
+    with which it has started its processes."""
+    if reader is Reader.SUPERVISOR:
+        return sorted(n for n in names if SETTING_SCOPES[n].readers > SETTING_SCOPES[n].live)
+    return sorted(
+        name
+        for name in names
+        if reader in SETTING_SCOPES[name].readers and reader not in SETTING_SCOPES[name].live
+    )

@@ -1,0 +1,88 @@
+"""``baton status`` for a cluster that runs in Kubernetes."""
+
+import asyncio
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from baton.clock import SystemClock
+from baton.config import Settings
+from baton.console import open_console
+from baton.pools.kubernetes.open import open_kubernetes_cluster
+from command_line.kubernetes import print_note
+
+if TYPE_CHECKING:
+    from baton.pools.base import PoolWorker
+    from baton.pools.kubernetes.location import KubernetesLocation
+    from baton.pools.kubernetes.report import PoolsReport
+
+
+def status(settings: Settings, as_json: bool) -> None:
+    """Print the pools and their pods, as reported by Kubernetes, and note what may not be read.
+    Raises NotFound if there is no such cluster, Unauthorized if nothing may be read."""
+
+    async def run() -> None:
+        async with open_kubernetes_cluster(settings, SystemClock(), print_note) as cluster:
+            if as_json:
+                print(json.dumps(_report_object(cluster.location, await cluster.report())))
+                return
+            print(cluster.location, flush=True)
+            _show_report(await cluster.report())
+
+    asyncio.run(run())
+
+
+def _show_report(report: "PoolsReport") -> None:
+    sizes = [
+        f"{name}={'?' if pool.replicas is None else pool.replicas}"
+        for name, pool in report.pools.items()
+    ]
+    print(" ".join(sizes) or "the pools may not be read")
+    open_console().print(_table([pod.as_worker() for pod in report.pods]))
+    for refused in report.refused:
+        hint = f"; {refused.hint}" if refused.hint else ""
+        print_note(f"not shown, because RBAC does not allow it: {refused.permission}{hint}")
+    for missing in report.missing:
+        print_note(str(missing))
+
+
+def _report_object(location: "KubernetesLocation", report: "PoolsReport") -> dict[str, Any]:
+    """Return what ``--json`` prints. The first three keys are those of a cluster of ``baton up``;
+    scripts rely on all of them. A pod's process has no id or address that is known here."""
+    workers = [pod.as_worker() for pod in report.pods]
+    return {
+        "ready": report.is_ready,
+        "url": "",
+        "processes": [_process_object(worker) for worker in workers],
+        **asdict(location),
+        "pools": {
+            name: {"role": pool.role.value, "replicas": pool.replicas}
+            for name, pool in report.pools.items()
+        },
+        "workers": [asdict(worker) for worker in workers],
+        "missing": [str(missing) for missing in report.missing],
+        "not_allowed": [refused.permission for refused in report.refused],
+    }
+
+
+def _process_object(worker: "PoolWorker") -> dict[str, Any]:
+    return {
+        "id": worker.id,
+        "role": worker.role.value,
+        "pid": 0,
+        "state": worker.state,
+        "address": "",
+        "node": worker.node,
+        "message": worker.message,
+    }
+
+
+def _table(workers: "list[PoolWorker]") -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("POD", "ROLE", "STATE", "NODE", "MESSAGE"):
+        table.add_column(column, overflow="fold")
+    for worker in workers:
+        table.add_row(worker.id, worker.role.value, worker.state, worker.node, worker.message)
+    return table

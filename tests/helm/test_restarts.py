@@ -1,0 +1,103 @@
+"""Tests which pods a change of the values restarts: those whose pod template changes."""
+
+from typing import Any
+
+import pytest
+
+from baton.config import Settings
+from baton.config.setting_scopes import SETTING_SCOPES, Reader
+from tests.helm.allowed_settings import CHART_SETTINGS
+from tests.helm.chart import Object, render, with_value
+from tools.chart_settings import TABLE, table
+
+ALL = {"router", "conductor", "kvstore", "prefill", "decode"}
+WORKERS = {"prefill", "decode"}
+
+
+def templates(values: Object) -> dict[str, Object]:
+    """Return the pod templates by role (or pool)."""
+    release = render(with_value(values, "kvstore.enabled", True))
+    owners = [*release.all("Deployment"), *release.all("StatefulSet")]
+    return {each["metadata"]["name"].removeprefix("demo-baton-"): each["spec"]["template"]
+            for each in owners}  # fmt: skip
+
+
+def restarted(path: str, value: Any, before: Object | None = None) -> set[str]:
+    """Return the roles (or pools) whose pods are replaced when one value changes."""
+    before = before or {}
+    old, new = templates(before), templates(with_value(before, path, value))
+    assert old.keys() == new.keys() == ALL | {"redis"} and old["redis"] == new["redis"]
+    return {name for name in ALL if old[name] != new[name]}
+
+
+def test_the_table_of_settings_is_up_to_date() -> None:
+    assert TABLE.read_text() == table(), "python -m tools.chart_settings"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "roles"),
+    [
+        ("logs.level", "debug", set()),
+        ("logs.format", "console", ALL),
+        ("settings.slo_itl_seconds", 0.025, set()),
+        ("settings.slo_ttft_seconds", 1.0, set()),
+        ("settings.admission", True, set()),
+        ("settings.max_body_bytes", "1MiB", set()),
+        ("settings.max_concurrent_requests", 10, set()),
+        ("settings.request_timeout_seconds", 60, set()),
+        ("settings.max_sequences", 8, WORKERS),
+        ("settings.max_running", 8, WORKERS),  # its old name
+        ("settings.store_eviction", "lru", {"kvstore"}),
+        ("settings.transports", ["grpc"], WORKERS | {"kvstore"}),
+        ("settings.access_log", True, {"router"}),
+        ("settings.placement_policy", "full_scan", {"conductor"}),
+        ("settings.heartbeat_interval_seconds", 2, ALL),
+        ("pools.decode.settings", {"slo_itl_seconds": 0.025}, {"decode"}),
+        ("router.settings", {"max_body_bytes": "1MiB"}, {"router"}),
+        ("pools.decode.replicas", 7, set()),
+        ("endpointGraceSeconds", 20, ALL),  # part of each pod's grace period, too
+    ],
+)
+def test_a_change_restarts_only_the_pods_that_need_it(
+    path: str, value: Any, roles: set[str]
+) -> None:
+    assert restarted(path, value) == roles
+
+
+def test_the_collector_and_the_sampling_of_traces_change_without_a_restart() -> None:
+    assert restarted("traces.endpoint", "http://otel:4317") == set()
+    traced = with_value({}, "traces.endpoint", "http://otel:4317")
+    assert restarted("traces.sample", 0.5, traced) == set()
+    assert restarted("traces.endpoint", "http://other:4317", traced) == set()
+
+
+def test_a_setting_that_a_pool_overrides_does_not_restart_it() -> None:
+    own = with_value({}, "pools.decode.settings", {"max_sequences": 4})
+    assert restarted("settings.max_sequences", 8, own) == {"prefill"}
+
+
+def test_each_setting_restarts_the_roles_that_read_it_and_where_it_is_not_live() -> None:
+    """Each setting that users may set is added to the values with its default."""
+    before = templates({})
+    found, expected = {}, {}
+    for name in sorted(SETTING_SCOPES.keys() - CHART_SETTINGS):
+        if name.startswith("mock_"):
+            continue
+        after = templates({"settings": {name: default_value(name)}})
+        found[name] = {role for role in ALL if before[role] != after[role]}
+        scope = SETTING_SCOPES[name]
+        readers = scope.readers - scope.live
+        roles = {reader.value for reader in readers} & ALL
+        expected[name] = roles | WORKERS if Reader.WORKER in readers else roles
+    assert len(found) > 60
+    assert found == expected
+
+
+def default_value(name: str) -> Any:
+    """Return a setting's default, or another value if it has none, or if the chart's differs."""
+    default = Settings.model_fields[name].get_default(call_default_factory=True)
+    if default is None:
+        return 4096
+    if name in ("redis_wait_seconds", "worker_wait_seconds"):
+        return 5
+    return list(default) if isinstance(default, tuple) else default

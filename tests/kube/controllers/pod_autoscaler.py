@@ -1,0 +1,32 @@
+"""The HorizontalPodAutoscaler controller. There are no metrics here, so it does only what the real
+one does without any: it brings the number of replicas within its bounds."""
+
+from tests.kube.api import Api
+from tests.kube.kinds import AUTOSCALER, DEPLOYMENT, STATEFUL_SET, Object
+from tests.kube.request import Request
+from tests.kube.subresources import change_scale
+
+KINDS = {each.kind: each for each in (DEPLOYMENT, STATEFUL_SET)}
+MANAGER = "kube-controller-manager"
+
+
+def reconcile(api: Api) -> None:
+    for autoscaler in api.store.all(AUTOSCALER):
+        _reconcile(api, autoscaler["metadata"]["namespace"], autoscaler["spec"])
+
+
+def _reconcile(api: Api, namespace: str, spec: Object) -> None:
+    """Bring the number of the target's replicas within its bounds. A target of zero replicas is not
+    scaled, as in Kubernetes."""
+    target = spec["scaleTargetRef"]
+    kind, name = KINDS[target["kind"]], target["name"]
+    found = api.store.find(kind, namespace, name)
+    if found is None or found["spec"]["replicas"] == 0:
+        return
+    now = found["spec"]["replicas"]
+    wanted = min(max(now, spec.get("minReplicas", 1)), spec["maxReplicas"])
+    if wanted != now:
+        body = {"spec": {"replicas": wanted}}
+        change_scale(
+            api, Request("update", kind, namespace, name, "scale", {}, body, manager=MANAGER)
+        )

@@ -1,0 +1,114 @@
+"""Run the commands for Kubernetes of a documentation page, to check that they work.
+
+    python -m tools.run_kubernetes_document [docs/operations.md]
+
+Runs the page's code blocks that are marked ``sh kubernetes`` in order, on the test cluster of
+``tests/kube``, which needs root. ``helm`` is Helm 3 from npm, ``kubectl`` must be installed, and
+``baton`` is the command in the environment of the running Python. ``$NS`` is a namespace, and
+``my-values.yaml`` has the reader's own values: a KV store, and two decode workers. Exits with 1 if
+a block fails, and with 2 if this machine lacks something.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.kube.cluster import cluster
+from tests.kube.node.network import missing_requirement
+from tools.helm3_parity import HelmUnavailable, fetch_helm3
+from tools.run_document import PAGE
+
+ROOT = Path(__file__).parents[1]
+KUBERNETES_PAGE = PAGE.with_name("kubernetes.md")
+BLOCK = re.compile(r"^```sh kubernetes\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK_SECONDS = 300
+MY_VALUES = """
+pools: {decode: {replicas: 2}}
+kvstore:
+  enabled: true
+  memory: 256Mi
+  disk: {size: 1Gi}
+  resources: {requests: {memory: 800Mi}, limits: {memory: 1Gi}}
+"""
+
+
+class MissingTool(Exception):
+    """This machine can't run the commands; the message says why."""
+
+
+def kubernetes_blocks(page: Path) -> list[str]:
+    return BLOCK.findall(page.read_text(encoding="utf-8"))
+
+
+@contextmanager
+def working_folder() -> Iterator[Path]:
+    """Yield a folder like the reader's: with the repository's ``deploy``, and values of their own.
+    Its folder ``bin`` has ``helm``. Raises MissingTool."""
+    if why := missing_requirement():
+        raise MissingTool(f"the nodes can't run here: {why}")
+    if shutil.which("kubectl") is None:
+        raise MissingTool("kubectl is not installed")
+    with tempfile.TemporaryDirectory(prefix="baton-") as name:
+        folder = Path(name)
+        (folder / "bin").mkdir()
+        try:
+            (folder / "bin/helm").symlink_to(fetch_helm3(folder))
+        except HelmUnavailable as error:
+            raise MissingTool(f"no Helm 3: {error}") from error
+        (folder / "deploy").symlink_to(ROOT / "deploy")
+        (folder / "my-values.yaml").write_text(MY_VALUES, encoding="utf-8")
+        yield folder
+
+
+def run_kubernetes_page(page: Path, namespace: str = "models") -> str:
+    """Run the page's code blocks; return the block that failed, or an empty string. Raises
+    MissingTool."""
+    with working_folder() as folder, cluster() as kube:
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith("BATON_")
+        }
+        programs = [str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
+        environment = inherited | {
+            "PATH": os.pathsep.join(programs),
+            "KUBECONFIG": str(kube.kubeconfig),
+            "NS": namespace,
+            "HOME": str(folder),
+        }
+        for block in kubernetes_blocks(page):
+            print(f"$ {block}", flush=True)
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", block],
+                cwd=folder,
+                env=environment,
+                timeout=BLOCK_SECONDS,
+                check=False,
+            )
+            print(flush=True)
+            if done.returncode != 0:
+                print(kube.describe(), file=sys.stderr)
+                return block
+    return ""
+
+
+def main(arguments: list[str]) -> int:
+    page = Path(arguments[0]) if arguments else PAGE
+    try:
+        failed = run_kubernetes_page(page)
+    except MissingTool as error:
+        print(error, file=sys.stderr)
+        return 2
+    if failed:
+        print(f"{page}: this failed:\n{failed}", file=sys.stderr)
+        return 1
+    print(f"{page}: {len(kubernetes_blocks(page))} blocks ran")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
