@@ -6,6 +6,7 @@ This module doesn't import torch, because the router and the conductor use it, t
 import hashlib
 import json
 import math
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,15 @@ class ModelConfig:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
 
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What a model's clients need to know of it, whatever its architecture."""
+
+    vocab_size: int
+    max_position_embeddings: int
+    eos_token_ids: tuple[int, ...]
+
+
 def resolve_model(model: str | Path) -> Path:
     """Return a model directory; a name of the form ``owner/name`` is fetched from the hub.
 
@@ -142,6 +152,18 @@ def load_model_config(path: Path) -> ModelConfig:
         dtype=_dtype(raw),
         eos_token_ids=_eos_token_ids(raw, path),
         fp8=_fp8(raw),
+    )
+
+
+def load_model_limits(path: Path) -> ModelLimits:
+    """Load the limits of a model of any architecture. A multimodal model's are those of its
+    language model. Raises Invalid, naming the file and the key."""
+    raw = _Json(path / "config.json")
+    text = raw.part("text_config")
+    return ModelLimits(
+        text.positive_int("vocab_size"),
+        text.positive_int("max_position_embeddings"),
+        _eos_token_ids(raw, path) or _eos_token_ids(text, path),
     )
 
 
@@ -225,6 +247,15 @@ class _Json:
         if not isinstance(value, dict):
             raise Invalid(f"{path}: not a JSON object")
         self._values = value
+
+    def part(self, key: str) -> "_Json":
+        """Return the object under ``key``, or this object if there is none."""
+        values = self._values.get(key)
+        if not isinstance(values, dict):
+            return self
+        part = copy(self)
+        part._values = values
+        return part
 
     def get(self, key: str, default: Any = None) -> Any:
         value = self._values.get(key)

@@ -16,6 +16,7 @@ from baton.config import (
     config_file,
     load_settings,
     set_thread_environment,
+    set_vllm_environment,
 )
 from baton.core.states import WORKER_ROLES, Role
 from baton.errors import BatonError, Invalid
@@ -61,6 +62,8 @@ def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, An
         # Otherwise each counter and histogram exports another time series with its creation time.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         set_thread_environment(settings.threads if Role(role) in WORKER_ROLES else 1)
+        if settings.engine == "vllm":
+            set_vllm_environment()
         # Probes and scrapes from other machines may use any name for this host.
         is_here = settings.ops_host in LOOPBACK
         guard = BrowserGuard(hosts=settings.accepted_hosts(settings.ops_host) if is_here else None)

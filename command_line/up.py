@@ -22,7 +22,7 @@ from baton.obs.logs import configure_logging, set_log_level
 from baton.serve.process import single_error
 from baton.serve.settings_watcher import SettingsWatcher
 from command_line.startup_view import StartupView
-from orchestrator.backends import check_backend, open_supervisor
+from orchestrator.backends import check_backend, check_model, open_supervisor
 from orchestrator.child_process import baton_command
 from orchestrator.cluster_state import SUPERVISOR_LOG, ClusterFolder
 from orchestrator.control_server import start_control_server
@@ -35,14 +35,12 @@ POLL_SECONDS = 0.05
 def run_up(settings: Settings, detach: bool) -> None:
     """Start a cluster and supervise it until it is stopped; if ``detach``, do so in the background.
     Raises the error that prevents the cluster from starting."""
-    from baton.checkpoint import load_model_config, resolve_model
-
     folder = ClusterFolder(baton_home(), settings.cluster)
     if folder.is_locked():
         raise folder.already_running_error()
     check_port(settings.host, settings.port)
     check_backend(settings)
-    load_model_config(resolve_model(settings.model))  # downloads once, not in every process
+    check_model(settings)
     if detach:
         _detach(settings, folder)
         return

@@ -5,9 +5,12 @@ Ray is imported only here and in ``orchestrator/ray``, and only when the setting
 
 import importlib.util
 import secrets
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from baton.checkpoint import load_model_config, load_model_limits, resolve_model
 from baton.clock import Clock
 from baton.config import Settings, set_ray_environment
 from baton.errors import Invalid
@@ -15,6 +18,9 @@ from orchestrator.cluster_state import ClusterFolder, ClusterState
 from orchestrator.launch_specs import LaunchSpecs
 from orchestrator.mock_pools import MockPools
 from orchestrator.supervisor import Supervisor
+
+PROBE_SECONDS = 60.0
+"""Time within which ``engine_python`` must say which vLLM it has. It takes about a second."""
 
 OnState = Callable[[ClusterState], None]
 
@@ -27,6 +33,29 @@ def check_backend(settings: Settings) -> None:
         raise Invalid(f"ray_address is {settings.ray_address!r}: it needs --on ray")
     if settings.mock and (settings.on == "ray" or settings.autoscale != "off"):
         raise Invalid("mock is true: mock workers need on=local and autoscale=off")
+
+
+def check_model(settings: Settings) -> None:
+    """Raise Invalid if the engine can't run the model, or vLLM is wanted and not there. A model
+    from the hub is downloaded, so that not every process does it."""
+    path = resolve_model(settings.model)
+    if settings.engine == "baton":
+        load_model_config(path)
+        return
+    load_model_limits(path)
+    python = settings.engine_python or sys.executable
+    try:
+        probe = subprocess.run(
+            [python, "-m", "baton.vllm_engine.versions"],
+            capture_output=True,
+            text=True,
+            timeout=PROBE_SECONDS,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Invalid(f"engine_python is {python!r}: {error}", param="engine_python") from error
+    if probe.returncode:
+        reason = (probe.stderr or probe.stdout).strip().splitlines()[-1:]
+        raise Invalid(reason[0] if reason else f"{python} failed", param="engine_python")
 
 
 @asynccontextmanager

@@ -76,7 +76,7 @@ class LaunchSpecs:
     ) -> None:
         self._settings = settings
         self._folder = folder
-        self._command = command
+        self._role_command = command
         self._redis_host = redis_host
         self._embedded_port = 0 if settings.redis_url else free_port(redis_host)
         self._password = secrets.token_urlsafe(24)
@@ -164,6 +164,13 @@ class LaunchSpecs:
             self._settings.drain_timeout_seconds,
             self._settings.hang_timeout_seconds,
         )
+
+    def _command(self, role: Role) -> tuple[str, ...]:
+        """Return the command line of a role. Workers run in the Python that has the engine."""
+        command = self._role_command(role)
+        if role in WORKER_ROLES and self._settings.engine_python:
+            return (self._settings.engine_python, *command[1:])
+        return command
 
     def _next_id(self, role: Role) -> str:
         number = self._next_numbers[role]

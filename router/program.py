@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 from prometheus_client import CollectorRegistry
 
-from baton.checkpoint import ModelConfig, load_model_config, resolve_model
+from baton.checkpoint import ModelLimits, load_model_limits, resolve_model
 from baton.clock import Clock, SystemClock
 from baton.config import Settings, baton_home
 from baton.core.ids import Incarnation, WorkerId
@@ -96,7 +96,7 @@ class RouterProgram:
         settings = self._settings
         await wait_for_registry(self._registry, self._clock, settings.redis_wait_seconds)
         model_dir = await asyncio.to_thread(resolve_model, settings.model)
-        model = load_model_config(model_dir)
+        model = load_model_limits(model_dir)
         tokenizer = await asyncio.to_thread(Tokenizer.load, model_dir, self._clock)
         self._cluster = self._build_cluster(model)
         await self._cluster.refresh()
@@ -199,14 +199,14 @@ class RouterProgram:
 
     # -- parts ----------------------------------------------------------------------------
 
-    def _build_cluster(self, model: ModelConfig) -> Cluster:
+    def _build_cluster(self, model: ModelLimits) -> Cluster:
         limit = model.max_position_embeddings
         return Cluster(
             self._registry, self._clock, min(self._settings.max_model_tokens or limit, limit)
         )
 
     def _build_context(
-        self, tokenizer: Tokenizer, model: ModelConfig, grammar_validator: GrammarValidator
+        self, tokenizer: Tokenizer, model: ModelLimits, grammar_validator: GrammarValidator
     ) -> RouterContext:
         settings = self._settings
         self._conductor_placer = ConductorPlacer(self._cluster, self._clock, settings.trust)

@@ -61,6 +61,17 @@ def set_thread_environment(threads: int) -> None:
         os.environ.setdefault(name, value)
 
 
+def set_vllm_environment() -> None:
+    """Configure vLLM; call this before vLLM is imported. Baton decides on threads, runs vLLM's
+    executor itself, and needs the model runner whose sampler it replaces. Variables that are
+    already set stay as they are, except the last one."""
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+
+
 def set_ray_environment(is_private: bool) -> None:
     """Configure Ray; call this before Ray is imported. Usage statistics are turned off. A private
     Ray cluster (``is_private``) stays on loopback and requires a random token. Processes that Ray

@@ -65,7 +65,7 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
     (Reader.ROUTER, Reader.CONDUCTOR): "slo_ttft_seconds",
     (Reader.ROUTER, Reader.WORKER): "served_model_name",
     (Reader.ROUTER, Reader.WORKER, Reader.MOCK): "max_model_tokens",
-    (Reader.ROUTER, Reader.WORKER, Reader.MOCK, Reader.SUPERVISOR): "model",
+    (Reader.ROUTER, Reader.WORKER, Reader.MOCK, Reader.SUPERVISOR): "model engine",
     (Reader.ROUTER, Reader.SUPERVISOR): """
         host port reuse_port tls_certificate admin_key tenant_secret""",
     _ROUTER: """
@@ -88,7 +88,7 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
         kubernetes_pools kubernetes_lease kubernetes_initial_replicas kubernetes_watch
         placement_policy admission
         local_prefill""",
-    (Reader.WORKER, Reader.SUPERVISOR): "device threads",
+    (Reader.WORKER, Reader.SUPERVISOR): "device threads engine_args",
     (Reader.WORKER, Reader.MOCK): "block_tokens",
     _WORKER: """
         dtype quantization kv_dtype cpu_kernels cuda_graphs deterministic async_scheduling
@@ -101,7 +101,7 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
         mock_prefill mock_decode mock_prefill_tokens_per_second mock_step_seconds mock_kv_tokens
         mock_cache_tokens""",
     _SUPERVISOR: """
-        on prefill decode routers ray_address ray_worker_cpus ray_worker_gpus mock""",
+        engine_python on prefill decode routers ray_address ray_worker_cpus ray_worker_gpus mock""",
 })  # fmt: skip
 
 _LIVE: Mapping[tuple[Reader, ...], str] = MappingProxyType({

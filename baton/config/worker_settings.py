@@ -16,6 +16,14 @@ class WorkerSettings(BaseModel):
     # The model
     model: str = str(DEMO_MODEL)
     served_model_name: str | None = None
+    engine: Literal["baton", "vllm"] = "baton"
+    """What computes in a worker (docs/vllm.md). ``baton``: Baton's own engine; ``vllm``: vLLM,
+    which runs many more models."""
+    engine_python: str | None = None
+    """Python interpreter with which workers are started, of an environment that has vLLM. None: the
+    one that runs Baton."""
+    engine_args: str = ""
+    """vLLM's own arguments, as for ``vllm serve``: ``--tensor-parallel-size 2``."""
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Literal["none", "int8", "int4", "fp8"] = "none"
@@ -41,7 +49,8 @@ class WorkerSettings(BaseModel):
     """Async scheduling: plan the next decode step while the current one is computed
     (docs/engine.md). ``auto``: on for a GPU, and for a CPU if the kernels leave one of its cores
     free."""
-    block_tokens: Annotated[int, Field(ge=1, le=1024)] = 16
+    block_tokens: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Number of tokens per KV block. None: 16, with vLLM 32."""
     num_blocks: Count | None = None
     pool_bytes: Size | None = None
     max_batched_tokens: Count = 512

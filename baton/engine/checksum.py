@@ -7,7 +7,7 @@ import xxhash
 
 from baton.core.ids import BlockId
 from baton.core.kv_transfer import CHECKSUM_XXH3
-from baton.engine.kv_pool import KvPool
+from baton.engine.kv_pool import KvMemory
 
 CHECKSUM_WSUM = "wsum64"
 """The sum of the block's 32-bit words, each times an odd weight that depends on its position,
@@ -17,11 +17,11 @@ changes the sum."""
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
-def checksum_algorithm(pool: KvPool) -> str:
+def checksum_algorithm(pool: KvMemory) -> str:
     return CHECKSUM_XXH3 if pool.device == "cpu" else CHECKSUM_WSUM
 
 
-def block_checksums(pool: KvPool, block_ids: Sequence[BlockId]) -> list[int]:
+def block_checksums(pool: KvMemory, block_ids: Sequence[BlockId]) -> list[int]:
     """Return one 64-bit checksum per block, over the whole block even if it is partly filled."""
     if pool.device == "cpu":
         flat = memoryview(pool.tensor.view(torch.uint8).view(-1).numpy())  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ with the process that owns it, even after a crash.
 import mmap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -23,6 +24,22 @@ HEADROOM_BYTES = 256 * 1024 * 1024
 
 def block_bytes(config: ModelConfig, dtype: torch.dtype, block_tokens: int) -> int:
     return block_tokens * config.kv_elements_per_token * dtype.itemsize
+
+
+class KvMemory(Protocol):
+    """The memory of all KV blocks: ``size_bytes`` bytes at ``address`` on ``device``, and as
+    ``tensor``, whose first dimension is the block. Each block is contiguous. ``layout`` describes a
+    block's bytes as text. ``file_descriptor`` is that of the memory file; it is -1 on a GPU."""
+
+    num_blocks: int
+    block_tokens: int
+    block_bytes: int
+    size_bytes: int
+    device: str
+    tensor: torch.Tensor
+    address: int
+    file_descriptor: int
+    layout: str
 
 
 class KvPool:
@@ -60,7 +77,7 @@ class KvPool:
             config.num_kv_heads,
             config.head_dim,
         )
-        self._check_memory(device)
+        check_memory(num_blocks, self.block_bytes, device)
         if device.type == "cpu":
             self.tensor = self._host_memory(dtype).view(shape)
         else:
@@ -74,24 +91,26 @@ class KvPool:
         self._map = mmap.mmap(self.file_descriptor, self.size_bytes)
         return torch.frombuffer(self._map, dtype=dtype)
 
-    def _check_memory(self, device: torch.device) -> None:
-        if device.type == "cuda":
-            available = torch.cuda.mem_get_info(device)[0]
-        else:
-            available = _host_bytes() - HEADROOM_BYTES
-        if self.num_blocks < 1:
-            raise Invalid(
-                f"the KV pool is too small for one block of {self.block_bytes:,} bytes: raise "
-                "pool_bytes or num_blocks",
-                param="pool_bytes",
-            )
-        if self.size_bytes > available:
-            raise Invalid(
-                f"the KV pool needs {self.size_bytes:,} bytes ({self.num_blocks} blocks of "
-                f"{self.block_bytes:,}), but only {max(available, 0):,} are available on {device}: "
-                "lower pool_bytes or num_blocks",
-                param="pool_bytes",
-            )
+
+def check_memory(num_blocks: int, block_bytes: int, device: torch.device) -> None:
+    """Raise Invalid if a pool would have no block, or if its memory isn't available."""
+    size = num_blocks * block_bytes
+    if device.type == "cuda":
+        available = torch.cuda.mem_get_info(device)[0]
+    else:
+        available = _host_bytes() - HEADROOM_BYTES
+    if num_blocks < 1:
+        raise Invalid(
+            f"the KV pool is too small for one block of {block_bytes:,} bytes: raise "
+            "pool_bytes or num_blocks",
+            param="pool_bytes",
+        )
+    if size > available:
+        raise Invalid(
+            f"the KV pool needs {size:,} bytes ({num_blocks} blocks of {block_bytes:,}), but only "
+            f"{max(available, 0):,} are available on {device}: lower pool_bytes or num_blocks",
+            param="pool_bytes",
+        )
 
 
 def _host_bytes() -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from baton.checkpoint import ModelConfig, load_model_config, model_digest
+from baton.checkpoint import ModelConfig, ModelLimits, load_model_config, model_digest
 from baton.core.ids import TokenId
 from baton.engine.attention.base import Attention, PackedBatch, pack_batch
 from baton.engine.attention.block_tables import BlockTableCache
@@ -63,7 +63,7 @@ class PreparedStep:
 
 
 class ModelRunner:
-    """Implements :class:`baton.engine.plan.Runner`."""
+    """Implements :class:`baton.engine.loaded_runner.LoadedRunner`."""
 
     def __init__(
         self,
@@ -77,11 +77,16 @@ class ModelRunner:
         quantization: str = "none",
     ) -> None:
         self.model_config = config
+        self.limits = ModelLimits(
+            config.vocab_size, config.max_position_embeddings, config.eos_token_ids
+        )
         self.model_digest = digest
         self.pool = pool
         self.backend = backend
         self.numerics_fingerprint = numerics_fingerprint
         self.quantization = quantization
+        self.description = backend.description
+        self.is_fallback = backend.is_fallback
         self._model = model
         self._graphs = graphs
         self._device = pool.tensor.device
@@ -164,6 +169,9 @@ class ModelRunner:
         if self._graphs is not None:
             with self._on_device():
                 self._graphs.warm_up(num_rows)
+
+    def close(self) -> None:
+        """Do nothing: the model and the pool are freed with this object."""
 
     def run(self, plan: Plan) -> StepOutput:
         return self.compute(self.prepare(plan), no_op)

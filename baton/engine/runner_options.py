@@ -9,7 +9,8 @@ class RunnerOptions:
     are None, the pool has a default size, which on a GPU is a share of its free memory.
     ``cpu_kernels`` is a name in ``baton.engine.native.backend_choice.CPU_KERNEL_MODES``,
     ``quantization`` one in ``baton.engine.quantization.QUANTIZATION_FORMATS``, ``kv_dtype`` one in
-    ``KV_DTYPES``."""
+    ``KV_DTYPES``. The last three are the limits of a request's length and of a step; None means the
+    model's own limit."""
 
     device: str = "auto"
     dtype: str = "auto"
@@ -21,3 +22,6 @@ class RunnerOptions:
     kv_dtype: str = "auto"
     deterministic: bool = False
     cuda_graphs: bool = True
+    max_model_tokens: int | None = None
+    max_sequences: int = 64
+    max_batched_tokens: int = 512

@@ -7,7 +7,7 @@ from functools import partial
 
 import structlog
 
-from baton.checkpoint import load_model_config, resolve_model
+from baton.checkpoint import ModelLimits, load_model_limits, resolve_model
 from baton.clock import Clock
 from baton.config import Settings
 from baton.core.ids import TokenId
@@ -15,8 +15,8 @@ from baton.engine.checksum import block_checksums, checksum_algorithm
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.executor import ThreadedExecutor
-from baton.engine.runner import ModelRunner
-from baton.engine_settings import runner_options
+from baton.engine.loaded_runner import LoadedRunner
+from baton.engine_settings import block_tokens, runner_options
 from baton.errors import Invalid
 from baton.serve.status_pipe import report_progress
 from baton.text.grammar.checker import GrammarChecker
@@ -33,7 +33,7 @@ class LoadedModel:
     requests with a grammar are rejected. Otherwise, ``grammar_checker`` runs the helper processes
     that try to compile a grammar before this process does; the caller must close it."""
 
-    runner: ModelRunner
+    runner: LoadedRunner
     grammars: GrammarCompiler | None
     grammar_checker: GrammarChecker | None
 
@@ -65,11 +65,11 @@ def load_model(settings: Settings) -> LoadedModel:
     return LoadedModel(runner, grammars, checker)
 
 
-def engine_config(settings: Settings) -> EngineConfig:
-    model = load_model_config(resolve_model(settings.model))
-    limit = model.max_position_embeddings
+def engine_config(settings: Settings, limits: ModelLimits) -> EngineConfig:
+    """Return the engine's configuration for a model with ``limits``."""
+    limit = limits.max_position_embeddings
     return EngineConfig(
-        block_tokens=settings.block_tokens,
+        block_tokens=block_tokens(settings),
         max_batched_tokens=settings.max_batched_tokens,
         chunk_tokens=settings.chunk_tokens or settings.max_batched_tokens,
         target_inter_token_latency_seconds=settings.slo_itl_seconds,
@@ -78,41 +78,58 @@ def engine_config(settings: Settings) -> EngineConfig:
         order=settings.prefill_order,
         fairness=settings.tenant_fairness,
         max_model_tokens=min(settings.max_model_tokens or limit, limit),
-        vocab_size=model.vocab_size,
+        vocab_size=limits.vocab_size,
     )
 
 
 def build_engine(
-    settings: Settings, runner: ModelRunner, config: EngineConfig, clock: Clock
+    settings: Settings, runner: LoadedRunner, config: EngineConfig, clock: Clock
 ) -> Engine:
     return Engine(
         runner,
         config,
         model_digest=runner.model_digest,
         kv_dtype=runner.kv_dtype,
-        eos_token_ids=frozenset(TokenId(t) for t in runner.model_config.eos_token_ids),
+        eos_token_ids=frozenset(TokenId(t) for t in runner.limits.eos_token_ids),
         clock=clock,
         executor=ThreadedExecutor(runner) if _uses_async_scheduling(settings, runner) else None,
     )
 
 
-def _load_runner(settings: Settings) -> ModelRunner:
+def _load_runner(settings: Settings) -> LoadedRunner:
+    runner = _load_vllm(settings) if settings.engine == "vllm" else _load_own_engine(settings)
+    log_level = log.warning if runner.is_fallback else log.info
+    log_level("model_loaded", computed_by=runner.description, quantization=runner.quantization)
+    return runner
+
+
+def _load_own_engine(settings: Settings) -> LoadedRunner:
+    from baton.engine.runner import ModelRunner
+
     runner = ModelRunner.load(
         resolve_model(settings.model),
         runner_options(settings),
         progress=partial(report_progress, "weights"),
     )
     runner.warm_up(settings.max_sequences)
-    log_level = log.warning if runner.backend.is_fallback else log.info
-    log_level(
-        "model_loaded", computed_by=runner.backend.description, quantization=runner.quantization
-    )
     return runner
+
+
+def _load_vllm(settings: Settings) -> LoadedRunner:
+    from baton.vllm_engine.versions import check_vllm_version
+
+    check_vllm_version()
+    from baton.vllm_engine.runner import VllmRunner
+
+    path = resolve_model(settings.model)
+    return VllmRunner.load(
+        path, load_model_limits(path), runner_options(settings), settings.engine_args
+    )
 
 
 def _load_grammars(settings: Settings) -> GrammarCompiler | None:
     path = resolve_model(settings.model)
-    model = load_model_config(path)
+    model = load_model_limits(path)
     tokens = [TokenId(token) for token in model.eos_token_ids]
     try:
         return GrammarCompiler.load(path, model.vocab_size, tokens)
@@ -123,13 +140,13 @@ def _load_grammars(settings: Settings) -> GrammarCompiler | None:
 
 def _start_checker(settings: Settings) -> GrammarChecker:
     path = resolve_model(settings.model)
-    model = load_model_config(path)
+    model = load_model_limits(path)
     checker = GrammarChecker.for_model(path, model.vocab_size, model.eos_token_ids)
     checker.start_helper()
     return checker
 
 
-def _uses_async_scheduling(settings: Settings, runner: ModelRunner) -> bool:
+def _uses_async_scheduling(settings: Settings, runner: LoadedRunner) -> bool:
     """Whether to use async scheduling: the model runs in its own thread while the engine schedules
     the next step."""
     if settings.async_scheduling == "auto":

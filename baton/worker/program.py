@@ -16,8 +16,8 @@ from baton.config import Settings
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.states import WORKER_ROLES, Role, WorkerState
+from baton.engine.loaded_runner import LoadedRunner
 from baton.engine.result import StepResult
-from baton.engine.runner import ModelRunner
 from baton.network.address import host_port
 from baton.obs.tracing import SpanExport
 from baton.registry.heartbeat import Heartbeat
@@ -154,6 +154,8 @@ class WorkerProgram:
         if self._server is not None:
             await self._server.stop(grace=1.0)
             await self._thread.stop()
+            if self._model is not None:
+                await asyncio.to_thread(self._model.runner.close)
             for transport in self._transports.values():
                 await asyncio.to_thread(transport.close)
         await self._sides.aclose()
@@ -204,7 +206,7 @@ class WorkerProgram:
 
     def _build_context(self, model: LoadedModel) -> WorkerContext:
         settings, runner = self._settings, model.runner
-        config = engine_config(settings)
+        config = engine_config(settings, runner.limits)
         engine = build_engine(settings, runner, config, self._clock)
         self._thread = EngineThread(engine, self._on_step, self._on_crash)
         self._telemetry = self._build_telemetry(runner)
@@ -242,14 +244,14 @@ class WorkerProgram:
             self._has_other_ready_workers,
         )
 
-    def _build_telemetry(self, runner: ModelRunner) -> WorkerTelemetry:
+    def _build_telemetry(self, runner: LoadedRunner) -> WorkerTelemetry:
         self._span_export.open(self._settings.trace_endpoint)
         telemetry = WorkerTelemetry(self._id, self.metrics, self._clock, self._span_export.sink)
         telemetry.gauges.block_bytes = runner.pool.block_bytes
         telemetry.gauges.labels = self._labels(runner, self._role)
         return telemetry
 
-    def _labels(self, runner: ModelRunner, role: Role) -> dict[str, str]:
+    def _labels(self, runner: LoadedRunner, role: Role) -> dict[str, str]:
         return {
             "role": role.value,
             "model": self._settings.model_name,
@@ -264,7 +266,7 @@ class WorkerProgram:
         ready = [m for role in WORKER_ROLES for m in self._membership.ready(role)]
         return any(member.id != self._id for member in ready)
 
-    def _on_state_or_role_change(self, runner: ModelRunner) -> None:
+    def _on_state_or_role_change(self, runner: LoadedRunner) -> None:
         """Announce a change of the worker's state or role."""
         self._heartbeat.announce_now()
         self._telemetry.gauges.labels = self._labels(runner, self._worker.role)
@@ -298,7 +300,7 @@ class WorkerProgram:
         self._framed_address = host_port(host, framed_port)
         return server
 
-    def _member(self, runner: ModelRunner, context: WorkerContext) -> Member:
+    def _member(self, runner: LoadedRunner, context: WorkerContext) -> Member:
         return Member(
             id=self._id,
             role=self._worker.role,

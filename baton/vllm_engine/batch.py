@@ -1,0 +1,141 @@
+"""Translates plans to the messages by which vLLM's scheduler drives its workers."""
+
+from dataclasses import dataclass
+
+from vllm import SamplingParams
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+
+from baton.core.ids import BlockId, RequestId, TokenId
+from baton.engine.plan import Plan, Row
+from baton.vllm_engine.worker import SampledStep
+
+GREEDY = SamplingParams(temperature=0.0)
+"""vLLM's workers are told that every request is greedy, since Baton's sampler chooses the token."""
+
+UNUSED_TOKEN = 0
+"""The token that stands for the computed tokens of a request that vLLM's workers don't know: they
+need its KV only."""
+
+
+@dataclass(slots=True)
+class _KnownRequest:
+    """A request in the batch of vLLM's workers, whose next token is ``next_token`` at position
+    ``next_position``. ``num_outputs`` counts the tokens sampled under this ``id``."""
+
+    id: str
+    block_ids: tuple[BlockId, ...]
+    next_position: int
+    next_token: TokenId
+    num_outputs: int = 1
+
+    def continues_with(self, row: Row) -> bool:
+        """Whether ``row`` computes just the token that was sampled last, in the same blocks."""
+        return (
+            row.start == self.next_position
+            and row.token_ids == (self.next_token,)
+            and row.block_ids[: len(self.block_ids)] == self.block_ids
+        )
+
+
+class WorkerBatch:
+    """Mirrors the persistent batch of vLLM's workers.
+
+    A decode that continues the request's row of the previous step is sent as such. Any other row
+    is sent as a new request under an id of its own: a chunk of a prompt, the first token after a
+    KV transfer, and a request that was paused or preempted. That costs vLLM's workers one copy of
+    the tokens' ids; the KV is where it was."""
+
+    def __init__(self) -> None:
+        self._known: dict[RequestId, _KnownRequest] = {}
+        self._ids: dict[RequestId, str] = {}
+        self._num_ids = 0
+        self._sent: set[str] = set()
+
+    def messages(self, plan: Plan) -> SchedulerOutput:
+        """Return the message for a plan. Call :meth:`record` with its result before the next."""
+        self._ids = {}
+        new: list[NewRequestData] = []
+        continued: list[tuple[_KnownRequest, Row]] = []
+        for row in plan.rows:
+            known = self._known.get(row.request_id)
+            if known is not None and known.continues_with(row):
+                continued.append((known, row))
+                self._ids[row.request_id] = known.id
+            else:
+                new.append(self._new_request(row))
+        counts = {self._ids[row.request_id]: len(row.token_ids) for row in plan.rows}
+        finished, self._sent = self._sent - counts.keys(), set(counts)
+        return SchedulerOutput(
+            scheduled_new_reqs=new,
+            scheduled_cached_reqs=_continue_requests(continued),
+            num_scheduled_tokens=counts,
+            total_num_scheduled_tokens=sum(counts.values()),
+            scheduled_spec_decode_tokens={},
+            scheduled_encoder_inputs={},
+            finished_req_ids=finished,
+            free_encoder_mm_hashes=[],
+        )
+
+    def rows_by_id(self, plan: Plan) -> dict[str, Row]:
+        """Return the rows to sample or score, by the ids of the plan's message."""
+        return {
+            self._ids[row.request_id]: row
+            for row in plan.rows
+            if row.sample or row.prompt_logprob_targets
+        }
+
+    def id_of(self, row: Row) -> str:
+        """Return the id of a row of the latest plan."""
+        return self._ids[row.request_id]
+
+    def record(self, plan: Plan, step: SampledStep) -> None:
+        """Record what the workers have sampled for the plan."""
+        before, self._known = self._known, {}
+        for row in plan.rows:
+            request_id = self._ids[row.request_id]
+            sampled = step.sampled.get(request_id)
+            if sampled is None:
+                continue
+            known = before.get(row.request_id)
+            if known is None or known.id != request_id:
+                known = _KnownRequest(request_id, (), 0, sampled.token_id, 0)
+            known.block_ids = row.block_ids
+            known.next_position = row.context_tokens
+            known.next_token = sampled.token_id
+            known.num_outputs += 1
+            self._known[row.request_id] = known
+
+    def _new_request(self, row: Row) -> NewRequestData:
+        self._num_ids += 1
+        request_id = self._ids[row.request_id] = str(self._num_ids)
+        return NewRequestData(
+            req_id=request_id,
+            prompt_token_ids=[UNUSED_TOKEN] * row.start + list(row.token_ids),
+            mm_features=[],
+            sampling_params=GREEDY,
+            pooling_params=None,
+            block_ids=(_vllm_blocks(row.block_ids),),
+            num_computed_tokens=row.start,
+            lora_request=None,
+        )
+
+
+def _continue_requests(requests: list[tuple[_KnownRequest, Row]]) -> CachedRequestData:
+    return CachedRequestData(
+        req_ids=[known.id for known, _ in requests],
+        resumed_req_ids=set(),
+        new_token_ids=[],
+        all_token_ids={},
+        new_block_ids=[_new_blocks(known, row) for known, row in requests],
+        num_computed_tokens=[row.start for _, row in requests],
+        num_output_tokens=[known.num_outputs for known, _ in requests],
+    )
+
+
+def _new_blocks(known: _KnownRequest, row: Row) -> tuple[list[int]] | None:
+    added = row.block_ids[len(known.block_ids) :]
+    return (_vllm_blocks(added),) if added else None
+
+
+def _vllm_blocks(block_ids: tuple[BlockId, ...]) -> list[int]:
+    return list(block_ids)

@@ -1,0 +1,65 @@
+"""Places vLLM's KV cache so that one block of all layers is contiguous."""
+
+from dataclasses import dataclass, replace
+
+from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, KVCacheTensor
+
+from baton.errors import Invalid
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayout:
+    """The layout of a block: ``block_bytes`` bytes, in which the pages of all layers, each with the
+    heads of all ranks, follow one another. ``name`` describes it; workers with equal names can
+    exchange blocks. ``block_tokens`` is the number of tokens per block, ``kv_dtype`` the KV's data
+    type. ``configs`` are vLLM's configs of the KV cache, one per rank, that place it so."""
+
+    name: str
+    kv_dtype: str
+    block_bytes: int
+    block_tokens: int
+    num_blocks: int
+    configs: list[KVCacheConfig]
+
+
+def pack_kv_cache(configs: list[KVCacheConfig], kv_cache_layout: str) -> PackedLayout:
+    """Change the KV cache configs of all ranks, in the order of their ranks, so that the ranks
+    share one memory in which a block of all layers and ranks is contiguous. Return the layout.
+
+    Raises Invalid if the model's KV cache is not one group of paged attention layers, which is the
+    case for models with recurrent (Mamba) layers."""
+    groups = configs[0].kv_cache_groups
+    if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, AttentionSpec):
+        kinds = ", ".join(sorted({type(group.kv_cache_spec).__name__ for group in groups}))
+        raise Invalid(
+            f"the model's KV cache has {len(groups)} kinds of blocks ({kinds}); engine vllm "
+            "supports models with one kind: those whose layers all have paged attention",
+            param="model",
+        )
+    num_blocks = min(config.num_blocks for config in configs)
+    num_shards = len(configs) // configs[0].kv_tp_replicas
+    parts: list[str] = []
+    offset = 0
+    for index, tensor in enumerate(configs[0].kv_cache_tensors):
+        page = tensor.block_stride * num_shards
+        for rank, config in enumerate(configs):
+            shard = rank // config.kv_tp_replicas
+            placed = config.kv_cache_tensors[index]
+            config.kv_cache_tensors[index] = replace(
+                placed, layer_stride=page, offset=offset + shard * tensor.block_stride
+            )
+        parts.append(f"{len(tensor.layers)}x{page}")
+        offset += page * len(tensor.layers)
+    for config in configs:
+        config.num_blocks = num_blocks
+        config.kv_cache_tensors = [
+            _with_strides(tensor, offset, num_blocks) for tensor in config.kv_cache_tensors
+        ]
+    spec = groups[0].kv_cache_spec
+    dtype = str(spec.dtype).removeprefix("torch.")
+    name = f"vllm:{kv_cache_layout}:{dtype}[{spec.block_size}:{'+'.join(parts)}]"
+    return PackedLayout(name, dtype, offset, spec.block_size, num_blocks, configs)
+
+
+def _with_strides(tensor: KVCacheTensor, block_bytes: int, num_blocks: int) -> KVCacheTensor:
+    return replace(tensor, size=block_bytes * num_blocks, block_stride=block_bytes)

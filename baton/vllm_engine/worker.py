@@ -1,0 +1,154 @@
+"""vLLM's worker with Baton's sampler and KV memory. vLLM creates it by ``worker_cls``, in Baton's
+process or in one process per rank."""
+
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import SamplerOutput
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from baton.core.ids import TokenId
+from baton.core.request import TokenLogprob
+from baton.engine.plan import Row, SampledToken
+from baton.engine.prompt_logprobs import token_logprobs
+from baton.engine.sampler import sample
+
+LOGITS_CHUNK_TOKENS = 64
+"""Number of prompt tokens whose logits are in memory at once."""
+
+StepRows = Mapping[str, Row]
+"""The plan's rows by vLLM's request id."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledStep:
+    """The result of a step: by vLLM's request id, the sampled token of each row that samples, and
+    the logprobs of each row's prompt logprob targets."""
+
+    sampled: dict[str, SampledToken | None]
+    prompt_logprobs: dict[str, tuple[TokenLogprob, ...]]
+
+
+class RowSampler(torch.nn.Module):
+    """Takes the place of vLLM's sampler: samples each request by its row, as Baton's own engine
+    does, so that a token depends on (seed, position) and not on the worker or the batch.
+
+    ``rows`` are the current step's rows in batch order, None for a request that is not sampled;
+    ``result`` then has one entry per row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[Row | None] = []
+        self.result: list[SampledToken | None] = []
+
+    def forward(
+        self, logits: torch.Tensor, sampling_metadata: object, **_: object
+    ) -> SamplerOutput:
+        wanted = [index for index, row in enumerate(self.rows) if row is not None]
+        rows = [row for row in self.rows if row is not None]
+        sampled = sample(logits[wanted].float(), rows)
+        self.result = [None] * len(self.rows)
+        tokens = torch.zeros((len(self.rows), 1), dtype=torch.int32)
+        for index, token in zip(wanted, sampled, strict=True):
+            self.result[index] = token
+            if token is not None:
+                tokens[index, 0] = token.token_id
+        return SamplerOutput(sampled_token_ids=tokens.to(logits.device), logprobs_tensors=None)
+
+
+class BatonCpuWorker(CPUWorker):  # type: ignore[misc]
+    """Call :meth:`use_kv_memory` before ``initialize_from_config``."""
+
+    def init_device(self) -> None:
+        super().init_device()
+        self.sampler = RowSampler()
+        self._kv_memory: torch.Tensor | None = None
+
+    def use_kv_memory(self, path: str, size_bytes: int) -> None:
+        """Place the KV cache in the memory file at ``path``."""
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            mapped = mmap.mmap(file, size_bytes)
+        finally:
+            os.close(file)
+        self._kv_memory = torch.frombuffer(mapped, dtype=torch.int8)
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        assert self._kv_memory is not None, "use_kv_memory() comes first"
+        with _KvMemory(self._kv_memory):
+            super().initialize_from_config(kv_cache_config)
+
+    def compile_or_warm_up_model(self) -> Any:
+        warmed_up = super().compile_or_warm_up_model()
+        self.model_runner.sampler = self.sampler  # the warm-up needs vLLM's own
+        return warmed_up
+
+    def sample_step(self, rows: StepRows) -> SampledStep:
+        """Sample the step that ``execute_model`` has computed. ``rows`` need not contain requests
+        that are neither sampled nor need prompt logprobs."""
+        runner = self.model_runner
+        state = runner.execute_model_state
+        assert state is not None, "execute_model() comes first"
+        request_ids = list(runner.input_batch.req_ids)
+        scores = self._score_prompts(rows, request_ids, state)
+        self.sampler.rows = [_sampled_row(rows.get(request_id)) for request_id in request_ids]
+        self.sample_tokens(None)
+        result = zip(request_ids, self.sampler.rows, self.sampler.result, strict=True)
+        return SampledStep(
+            {request_id: token for request_id, row, token in result if row is not None}, scores
+        )
+
+    def _score_prompts(
+        self, rows: StepRows, request_ids: list[str], state: Any
+    ) -> dict[str, tuple[TokenLogprob, ...]]:
+        """Compute the prompt logprobs from the step's hidden states."""
+        if not any(row.prompt_logprob_targets for row in rows.values()):
+            return {}
+        scores: dict[str, tuple[TokenLogprob, ...]] = {}
+        start = 0
+        for request_id in request_ids:
+            row = rows.get(request_id)
+            if row is not None and row.prompt_logprob_targets:
+                scores[request_id] = self._score_row(row, state.hidden_states[start:])
+            start += state.scheduler_output.num_scheduled_tokens[request_id]
+        return scores
+
+    @torch.inference_mode()
+    def _score_row(self, row: Row, hidden: torch.Tensor) -> tuple[TokenLogprob, ...]:
+        scores: list[TokenLogprob] = []
+        targets = row.prompt_logprob_targets
+        for start in range(0, len(targets), LOGITS_CHUNK_TOKENS):
+            part: tuple[TokenId, ...] = targets[start : start + LOGITS_CHUNK_TOKENS]
+            logits = self.model_runner.model.compute_logits(hidden[start : start + len(part)])
+            scores += token_logprobs(logits.float(), part, row.sampling.prompt_logprobs or 0)
+        return tuple(scores)
+
+
+def _sampled_row(row: Row | None) -> Row | None:
+    return row if row is not None and row.sample else None
+
+
+class _KvMemory(TorchFunctionMode):
+    """Lets vLLM's allocation of the KV cache, one ``torch.zeros`` of bytes, return ``memory``."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        super().__init__()
+        self._memory = memory
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        size = args[0] if args else None
+        if func is torch.zeros and size == self._memory.numel():
+            return self._memory
+        return func(*args, **(kwargs or {}))
+
+
+def memory_path(file_descriptor: int) -> str:
+    """Return a path by which the processes of this host can open a file of this process."""
+    return str(Path("/proc") / str(os.getpid()) / "fd" / str(file_descriptor))
