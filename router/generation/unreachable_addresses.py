@@ -1,5 +1,5 @@
-"""Addresses of Baton's framed protocol that can't be reached, for which gRPC is used meanwhile: a
-firewall may only let the gRPC port through, or the port may have too many connections."""
+"""Addresses of framed connections that can't be reached: a firewall may only let the gRPC port
+through, or a port may have too many connections. Meanwhile, gRPC is used instead."""
 
 import asyncio
 
@@ -21,8 +21,8 @@ MAX_UNREACHABLE = 4096
 
 
 class UnreachableAddresses:
-    """A set of unreachable addresses. Each is probed until it can be opened; if there are too many,
-    the oldest is dropped."""
+    """A set of unreachable addresses. Each is probed, and leaves the set once a connection can be
+    opened, or after :data:`MAX_PROBE_SECONDS`. If there are too many, the oldest is dropped."""
 
     def __init__(self, service: str, trust: ClusterCredentials) -> None:
         self._service = service
