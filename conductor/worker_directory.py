@@ -30,8 +30,9 @@ MAX_REPORT_AGE_SECONDS = 10.0
 
 
 class WorkerDirectory:
-    """Call :meth:`refresh` before each decision; it costs nothing unless the registry was read
-    since the last call. The public attributes describe the cluster as of the last refresh."""
+    """Knows the ready workers. Call :meth:`refresh` before each decision; it does nothing unless
+    the registry was read since the last call. The public attributes describe the cluster as of the
+    last refresh."""
 
     def __init__(
         self,

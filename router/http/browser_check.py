@@ -1,4 +1,5 @@
-"""Rejects requests to keyless paths that browsers send on behalf of untrusted web pages."""
+"""Rejects requests that browsers send on behalf of untrusted web pages to paths that need no
+key."""
 
 from collections.abc import Mapping
 

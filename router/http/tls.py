@@ -1,7 +1,7 @@
-"""The router's TLS certificate, which is reloaded whenever its file changes.
+"""The router's TLS certificate for clients, which is reloaded whenever its files change.
 
-A thread polls the files, so that no client's handshake waits for the disk. The cluster's members
-open few connections to each other, so there each handshake checks for new certificates
+A thread polls the files, so that no client's handshake waits for the disk. For connections between
+the cluster's members, each handshake checks for new certificates instead, since there are few
 (:mod:`baton.network.tls`)."""
 
 import asyncio

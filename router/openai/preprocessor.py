@@ -217,9 +217,9 @@ class Preprocessor:
 
 
 def _with_response_format(dialect: ModelOutputFormat, prompt: Prompt, body: ChatBody) -> Prompt:
-    """Return the prompt of a request with the grammar of its response format, such that a reasoning
-    model may reason freely before the constrained answer. The prompt is returned unchanged for
-    other models."""
+    """Extend the grammar of the response format so that a reasoning model may reason freely before
+    the constrained answer. For other models, and if the client wrote a whole Lark grammar, the
+    prompt is returned unchanged."""
     if body.format is None or not (dialect.has_reasoning or prompt.starts_in_reasoning):
         return prompt
     field, grammar = body.format
