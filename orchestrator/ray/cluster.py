@@ -152,8 +152,8 @@ class RayCluster:
                 )
 
     async def create_actor(self, spec: RemoteWorkerSpec) -> PlacedActor:
-        """Create an actor, which starts as soon as its reserved resources are free. The caller must
-        release it. Raises ActorLost."""
+        """Create an actor, which starts as soon as the resources that it reserves are free. The
+        caller must release the actor. Raises ActorLost if Ray refuses."""
         try:
             return await self._in_thread(lambda: self._create_actor(spec))
         except (RayError, ConnectionError) as error:
