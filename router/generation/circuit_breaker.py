@@ -37,11 +37,11 @@ class _BreakerState:
 class WorkerCircuitBreakers:
     """Circuit breakers by worker.
 
-    While a worker's breaker is closed, it gets requests as usual. While it is open, the worker gets
-    none, unless there are no other workers. When the pause is over, one request passes as a probe,
-    and the breaker is open for others until the probe succeeds or fails, or for
+    While its breaker is closed, a worker gets requests as usual. While its breaker is open, the
+    worker gets none, unless there are no other workers. When the pause is over, one request passes
+    as a probe, and the breaker stays open for others until the probe succeeds or fails, or for
     ``PROBE_TIMEOUT_SECONDS``. The first success of any request closes the breaker. Failures while
-    it is open belong to requests that began earlier, and don't extend the pause."""
+    the breaker is open belong to requests that began earlier, and don't extend the pause."""
 
     def __init__(self) -> None:
         self._breakers: dict[WorkerId, _BreakerState] = {}

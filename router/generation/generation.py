@@ -156,8 +156,8 @@ class Generation:
         self.record.record_output(output, self._context.clock.monotonic())
 
     def _record_success(self) -> None:
-        """Report a success to the circuit breakers: after the first token, that of the worker that
-        prefilled the prompt; after the last one, that of all workers of the placement."""
+        """Report a success to circuit breakers: after the first token, to that of the worker that
+        prefilled the prompt; after the last token, to those of all workers of the placement."""
         placement = self.record.placements[-1].placement
         first = placement.prefill if placement.prefill is not None else placement.decode
         workers = (first,) if not self._emitted else placement.workers

@@ -32,7 +32,8 @@ class OutputQueue:
         self._max_unread = max_unread
         self._items: list[QueuedOutput] = []
         self._waiter: asyncio.Future[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # finding it takes a system call
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop, kept because finding it takes a system call."""
         self._has_overflown = False
 
     @property

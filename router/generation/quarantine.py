@@ -41,9 +41,9 @@ MAX_ISOLATION_WAIT_SECONDS = 15.0
 workers keep dying."""
 
 MAX_SEQUENTIAL_RUNS = 16
-"""For each this many requests that wait for an isolated run or are in one, one may run at a time;
-at least one. A request whose worker died then gets a further isolated run, during which there is no
-other, unless it was the only isolated request on that worker."""
+"""The number of requests that wait for an isolated run or are in one, divided by this, is the
+number of isolated runs that take place at a time (at least 1). If a worker dies that ran several
+isolated requests, each of them gets another isolated run, during which there is no other."""
 
 RECORD_TTL_SECONDS = 600.0
 """How long the deaths of a request's workers are remembered, and the request is refused, after the

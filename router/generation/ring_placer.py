@@ -28,8 +28,8 @@ RING_POLICY = "ring"
 
 
 class RingPlacer:
-    """Places by a hash ring. Equal members, with equal loads, and queries give equal
-    placements."""
+    """Places by a hash ring. A placement depends only on the query and on the ready workers with
+    their loads."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -12,8 +12,8 @@ INITIAL_PROBE_SECONDS, MAX_PROBE_INTERVAL_SECONDS = 1.0, 60.0
 each time; no request waits for a probe."""
 
 MAX_PROBE_SECONDS = 600.0
-"""How long an address is probed. If it is still unreachable then, its worker is most likely
-gone."""
+"""How long an address is probed. If it is still unreachable then, the process behind it is most
+likely gone."""
 
 CONNECT_TIMEOUT_SECONDS = 2.0
 

@@ -27,8 +27,8 @@ SUBMIT_ENCODER = SubmitEncoder()
 
 
 class NotConnected(Unavailable):
-    """The connection was never established, so the worker got no request that could have caused
-    this."""
+    """The connection was never established, so the worker got no request that could have caused the
+    failure."""
 
 
 class WorkerLost(Unavailable):

@@ -44,8 +44,8 @@ class UsageSink(Protocol):
 
 
 class RequestAdmission:
-    """One admitted request, created by :class:`AdmissionController`. Use it as a context manager,
-    which settles the quota however the request ends.
+    """The admission of one request, created by :class:`AdmissionController`. Use it as a context
+    manager: entering admits the request, and leaving settles the quota however the request ends.
 
     Call :meth:`reserve_tokens` before the answers are generated, and :meth:`set_records` when their
     generation begins. If several routers share the tenant's limits, call :meth:`draw_request_quota`

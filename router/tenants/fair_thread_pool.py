@@ -42,7 +42,7 @@ class FairThreadPool:
 
         def end(work: "asyncio.Future[Result]") -> None:
             if not work.cancelled():
-                work.exception()  # mark it as retrieved, also if the caller was cancelled
+                work.exception()  # mark an exception as retrieved, even if the caller is cancelled
             self._free_thread(tenant)
             if on_end is not None:
                 on_end()
@@ -99,7 +99,7 @@ class FairThreadPool:
         while turns:
             turn = turns.popleft()
             if turn.done():
-                continue  # it was cancelled, and its task has not run since
+                continue  # this waiting call was cancelled, and its task has not run since
             if turns:
                 self._waiting[tenant] = turns
             self._begin(tenant)

@@ -66,8 +66,8 @@ class QuotaClient:
             return request.slots is not None and not quota.has_free_slot
 
     async def retry_slot(self, quota: Quota, build_request: QuotaRequestBuilder) -> None:
-        """Try a few more times to draw a slot. Only one request per tenant does so at a time; for
-        another one, return at once, and it is refused."""
+        """Try a few more times to draw a slot. Only one request per tenant does so at a time: while
+        one does, a call for another request returns at once."""
         if quota.is_retrying_slot:
             return
         quota.is_retrying_slot = True

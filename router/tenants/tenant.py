@@ -54,9 +54,9 @@ class TenantAttributes:
 
     @property
     def has_slo(self) -> bool:
-        """Whether the SLO applies. It does not apply to requests of low priority and batches, which
-        have no deadline. In the load that workers report, their prompts come after all others, so
-        that the conductor does not refuse other requests because of them."""
+        """Whether the SLO applies. It does not apply to batches and requests of low priority, which
+        have no deadline. In the load that workers report, prompts without a deadline come after all
+        others, so that the conductor does not refuse other requests because of them."""
         return self.priority <= Priority.NORMAL
 
 
