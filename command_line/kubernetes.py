@@ -91,7 +91,7 @@ class _Change:
         try:
             asyncio.run(work())
         except Forbidden as error:
-            # Only the deletion of a pod comes after the sizes were written.
+            # Pods are deleted after the sizes were written; all other calls come before.
             unchanged = "" if error.verb == "delete" else "nothing was changed"
             text = "; ".join(filter(None, [str(error), error.hint, unchanged]))
             raise Unauthorized(text) from error

@@ -42,7 +42,8 @@ def run_up(settings: Settings, detach: bool) -> None:
         raise folder.already_running_error()
     check_port(settings.host, settings.port)
     check_backend(settings)
-    load_model_config(resolve_model(settings.model))  # downloads once, not in every process
+    # Download the model once, not in every process.
+    load_model_config(resolve_model(settings.model))
     if detach:
         _detach(settings, folder)
         return
@@ -63,7 +64,8 @@ async def _supervise(settings: Settings, folder: ClusterFolder) -> None:
     try:
         with StartupView() as view:
             async with open_supervisor(settings, folder, SystemClock(), view.show) as supervisor:
-                _install_signal_handlers(stop, stop_now)  # again, since Ray has replaced them
+                # Install them again, since Ray may have replaced them.
+                _install_signal_handlers(stop, stop_now)
                 control = await start_control_server(folder.control_socket, supervisor.pools)
                 watching = asyncio.ensure_future(_watch_settings(settings, supervisor))
                 try:

@@ -17,7 +17,8 @@ MIN_LOAD_FACTOR = 0.25
 """Below this load, the table shrinks."""
 MIN_SLOTS = 16
 MAX_SLOTS = 1 << 32
-"""Home slots are computed from 32 bits of the fingerprint."""
+"""The table has fewer slots than this, since home slots are computed from 32 bits of the
+fingerprint."""
 VECTORIZED_KEYS = 512
 """Minimum number of keys for which numpy is used: 0.3 us per key instead of 1 us."""
 BATCH_KEYS = 1 << 16

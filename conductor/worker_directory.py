@@ -125,7 +125,7 @@ class WorkerDirectory:
         pool = tracker.prefills if member.role is Role.PREFILL else tracker.decodes
         if member.id not in pool:
             before = None
-            tracker.remove(member.id)  # it may have had the other role
+            tracker.remove(member.id)  # from the other pool, if the worker has changed its role
             if member.role is Role.PREFILL:
                 tracker.add_prefill(PrefillView(member.id, self._prefill_costs.pool_cost, node))
             else:

@@ -31,7 +31,8 @@ from orchestrator.supervised_pools import SupervisedPools, SupervisedProcess
 
 READY_POLL_SECONDS = 0.05
 STOPPED_AFTER_POOLS = (Role.CONDUCTOR, Role.KVSTORE, Role.REDIS)
-"""The order in which roles stop, so that whatever a draining process needs is still running."""
+"""The roles that stop after the routers and the workers, in this order, so that whatever a draining
+process needs is still running."""
 
 
 class Supervisor:

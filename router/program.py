@@ -61,7 +61,7 @@ is collected, and for the two older ones the number of collections of the next y
 
 
 class RouterProgram:
-    """One router process, as ``baton.serve.process`` runs it."""
+    """The program of one router process. :func:`baton.serve.process.serve` calls its methods."""
 
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self._settings = settings

@@ -266,7 +266,7 @@ async def _result(reference: Any) -> Any:
             local.set_exception(error)
 
     def on_done(remote: "Future[Any]") -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended
+        with contextlib.suppress(RuntimeError):  # raised if the event loop has ended
             loop.call_soon_threadsafe(copy_result, remote)
 
     reference.future().add_done_callback(on_done)

@@ -47,7 +47,8 @@ def add_admin_routes(app: FastAPI, context: RouterContext) -> None:
 
 
 def check_admin(context: RouterContext, request: Request) -> None:
-    """Raises ApiError (401, 403) unless the client is an admin."""
+    """Raises ApiError (401, 403) unless the client is an admin. If no admin key is configured, also
+    refuses requests of web pages and requests through proxies (403)."""
     host = request.client.host if request.client is not None else None
     context.tenants.authenticator.check_admin(request.headers.get("authorization"), host)
     if context.tenants.authenticator.has_admin_key:

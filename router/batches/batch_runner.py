@@ -96,7 +96,7 @@ class BatchRunner:
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
-                    self._changed.clear()  # changes from now on wake the next wait
+                    self._changed.clear()  # a change during the work ends the next wait at once
                     try:
                         await self._start_requests(tasks)
                         self._last_error = ""

@@ -107,9 +107,9 @@ class HttpConnection(HttpToolsProtocol):
         self._is_last = False
         self._num_messages = 0
         self._num_trailers = 0
-        self._head = b""  # the part that has arrived
+        self._head = b""  # the part of the request's head that has arrived
         self._tail = b""  # the last bytes received: the empty line may begin in them
-        self._remaining_body_bytes = 0  # of a body that is not chunked
+        self._remaining_body_bytes = 0  # bytes to come of a body that is not chunked
         self._chunks: ChunkedBodyScanner | None = None
         self._discarded_bytes = 0
         self._pipelined = bytearray()

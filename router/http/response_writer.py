@@ -15,7 +15,7 @@ JSON_HEADERS = {"content-type": "application/json"}
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
-    # Proxies would buffer what should arrive token by token.
+    # Without this header, some proxies (such as nginx) buffer what should arrive token by token.
     "x-accel-buffering": "no",
 }
 CLIENT_CLOSED_REQUEST = 499

@@ -1,4 +1,5 @@
-"""Turns a request body into token ids and sampling parameters. Pure, and slow for long prompts."""
+"""Turns a request body into token ids and sampling parameters. This does no I/O, and takes so long
+for long prompts that it runs in a thread."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
