@@ -91,7 +91,8 @@ class _Change:
         try:
             asyncio.run(work())
         except Forbidden as error:
-            # Pods are deleted after the sizes were written; all other calls come before.
+            # Only pods are deleted after the sizes were written, so another refused call means
+            # that nothing was changed.
             unchanged = "" if error.verb == "delete" else "nothing was changed"
             text = "; ".join(filter(None, [str(error), error.hint, unchanged]))
             raise Unauthorized(text) from error
