@@ -158,7 +158,7 @@ class LoadOptions:
         float,
         typer.Option(
             help="Delay each arrival of a trace by a random time of up to this many seconds; "
-            "Mooncake's have a granularity of 3 s."
+            "those in Mooncake's traces are multiples of 3 s."
         ),
     ] = 0.0
     think_seconds: Annotated[

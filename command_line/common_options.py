@@ -94,8 +94,9 @@ class TargetCluster:
 
     @property
     def kubernetes_settings(self) -> "Settings":
-        """The settings of the cluster that the options name. A conductor's own settings list the
-        pools of its own cluster, which are not those of another one."""
+        """The settings of the cluster that the options name. If the options name another cluster or
+        namespace than the environment (in a conductor's container, for example), the settings'
+        list of pools is dropped, since it is not that cluster's."""
         from baton.config import load_settings
 
         own = load_settings(self.config)

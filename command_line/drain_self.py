@@ -1,4 +1,4 @@
-"""``baton drain --self``: a container's preStop hook, run before Kubernetes stops it."""
+"""``baton drain --self``: a preStop hook, which Kubernetes runs before it stops a container."""
 
 import asyncio
 from http.client import HTTPConnection, HTTPException
@@ -15,9 +15,9 @@ LOOPBACK_BY_ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def run_drain_self(settings: Settings, timeout_seconds: float | None) -> None:
-    """Drain the process at ``ops_port``; return when it has no work left. Raises Invalid if the
-    port is not set, Unavailable if nothing responds, DeadlineExceeded if work is left after the
-    timeout."""
+    """Drain the process whose ops server listens on ``ops_port``; return when it has no work left.
+    Raises Invalid if the port is not set, Unavailable if nothing responds or the process does not
+    drain, DeadlineExceeded if work is left after the timeout."""
     if not settings.ops_port:
         raise Invalid(
             f"ops_port is {settings.ops_port}: --self needs the port of the process's ops server"

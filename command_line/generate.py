@@ -54,8 +54,8 @@ def generate(
     sampling: SamplingParams,
     grammars: GrammarCompiler | None = None,
 ) -> list[GeneratedAnswer]:
-    """Generate the answers to all prompts in one batch; each answer is the same as if its prompt
-    ran alone."""
+    """Generate the answers to all prompts in one batch, and return them in the order of the
+    prompts. Raises Invalid for a request that the engine refuses."""
     engine = Engine(
         runner,
         engine_config(settings, runner, len(prompts)),

@@ -77,7 +77,7 @@ def generate(
     as_json: AsJson = False,
     sources: SettingSources = SettingSources(),
 ) -> None:
-    """Generate with the engine alone, in this process. A cluster gives the same output."""
+    """Generate with the engine alone, in this process, without a cluster."""
     from baton.config import set_thread_environment
 
     settings = sources.load({"model": model, **compute.settings})

@@ -29,7 +29,8 @@ def scale(
 
     async def run() -> None:
         async with change.open_cluster() as cluster:
-            from baton.pools.kubernetes.pools import find_pool  # needs the extra, as checked by now
+            # Needs the extra `kubernetes`; open_cluster() has checked that it is installed.
+            from baton.pools.kubernetes.pools import find_pool
 
             print(cluster.location, flush=True)
             pools = await cluster.existing_pools()
@@ -69,8 +70,8 @@ def drain(settings: Settings, worker: str, wait: bool = True, clock: Clock | Non
 
 
 class _Change:
-    """A change of pools, and the display of its progress. ``resized`` describes the new size of
-    each pool; ``is_written`` is whether the sizes are written."""
+    """A change of pools, and the display of its progress. ``resized`` describes for each pool how
+    the size changes; ``is_written`` says whether Kubernetes has accepted the new sizes."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self.resized: Mapping[str, str] = {}
@@ -84,12 +85,14 @@ class _Change:
         return open_kubernetes_cluster(self._settings, self._clock, print_note, self._show)
 
     def run(self, work: Callable[[], Coroutine[None, None, None]]) -> bool:
-        """Run ``work``. Return False if it was interrupted by Ctrl-C after the sizes were written;
-        Kubernetes continues then. Before that, an interrupt makes drained workers serve again."""
+        """Run ``work``. Return False if Ctrl-C interrupted it after the sizes were written:
+        Kubernetes then continues the change. An earlier interrupt makes drained workers serve
+        again."""
         try:
             asyncio.run(work())
         except Forbidden as error:
-            # Only the deletion of a pod comes after the sizes were written.
+            # Only pods are deleted after the sizes were written, so another refused call means
+            # that nothing was changed.
             unchanged = "" if error.verb == "delete" else "nothing was changed"
             text = "; ".join(filter(None, [str(error), error.hint, unchanged]))
             raise Unauthorized(text) from error

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 
 def status(settings: Settings, as_json: bool) -> None:
-    """Print the pools and their pods, as reported by Kubernetes, and note what may not be read.
-    Raises NotFound if there is no such cluster, Unauthorized if nothing may be read."""
+    """Print the pools and their pods, as reported by Kubernetes, and on stderr what RBAC does not
+    allow to read. Raises NotFound if there is no such cluster, Unauthorized if nothing may be
+    read."""
 
     async def run() -> None:
         async with open_kubernetes_cluster(settings, SystemClock(), print_note) as cluster:
@@ -49,8 +50,9 @@ def _show_report(report: "PoolsReport") -> None:
 
 
 def _report_object(location: "KubernetesLocation", report: "PoolsReport") -> dict[str, Any]:
-    """Return what ``--json`` prints. The first three keys are those of a cluster of ``baton up``;
-    scripts rely on all of them. A pod's process has no id or address that is known here."""
+    """Return what ``--json`` prints. Scripts rely on all keys. The first three also exist for
+    clusters of ``baton up``. The pid and the address of a pod's process are not known here: they
+    are 0 and empty."""
     workers = [pod.as_worker() for pod in report.pods]
     return {
         "ready": report.is_ready,

@@ -13,9 +13,9 @@ Command = Callable[..., None]
 
 def with_option_groups(command: Command) -> Command:
     """Return ``command`` in the form that typer expects: each parameter whose type is a dataclass
-    is replaced by one parameter per field, in the fields' order, and ``command`` is called with the
-    dataclass. A field's type is ``Annotated[…, typer.Option(…)]``; its default is the option's
-    default."""
+    is replaced by one parameter per field, in the fields' order, and ``command`` is called with an
+    instance of the dataclass. A field's type is ``Annotated[…, typer.Option(…)]``; the field's
+    default is the option's default."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, tuple[type[Any], list[str]]] = {}
     parameters: list[Parameter] = []

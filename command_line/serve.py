@@ -64,7 +64,8 @@ def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, An
         set_thread_environment(settings.threads if Role(role) in WORKER_ROLES else 1)
         if settings.engine == "vllm":
             set_vllm_environment()
-        # Probes and scrapes from other machines may use any name for this host.
+        # Probes and scrapes from other machines may use any name for this host, so host names are
+        # checked only if the ops server listens on loopback.
         is_here = settings.ops_host in LOOPBACK
         guard = BrowserGuard(hosts=settings.accepted_hosts(settings.ops_host) if is_here else None)
         ops = OpsServer(STATUS.health, settings.hang_timeout_seconds, guard)

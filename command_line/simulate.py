@@ -104,8 +104,8 @@ def _object(outcomes: dict[str, SimulationResult], found: dict[str, Goodput]) ->
 
 
 def _table(outcomes: dict[str, SimulationResult], found: dict[str, Goodput]) -> Table:
-    """A single policy gets a row per figure; several policies get a row each, with the main figures
-    only."""
+    """Return the results as a table. A single policy gets a row per figure; several policies get a
+    row each, with the main figures only."""
     highest = {policy: _format_goodput(best) for policy, best in found.items()}
     label = "highest rate within SLO"
     if len(outcomes) == 1:

@@ -29,7 +29,7 @@ JitterSeconds = Annotated[
     float,
     typer.Option(
         help="Delay each arrival of a trace by a random time of up to this many seconds; "
-        "Mooncake's have a granularity of 3 s."
+        "those in Mooncake's traces are multiples of 3 s."
     ),
 ]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same run.")]

@@ -43,7 +43,7 @@ def show_status(name: str, as_json: bool) -> None:
 
 
 def status_object(state: ClusterState | None) -> dict[str, Any]:
-    """Return what ``baton status --json`` prints; scripts rely on it."""
+    """Return what ``baton status --json`` prints; scripts rely on its keys."""
     if state is None:
         return {"ready": False, "url": "", "settings": {}, "processes": []}
     return {
@@ -179,8 +179,8 @@ async def _inspect_members(state: ClusterState) -> dict[str, Any]:
 
 
 async def _pool_plan_lines(state: ClusterState) -> list[str]:
-    """Describe the conductor's plan for the pools' sizes; empty while there is no plan, or if the
-    conductor does not respond."""
+    """Describe each conductor's plan for the pools' sizes, if it has one; empty if a conductor does
+    not respond."""
     from baton.rpc.conductor_client import fetch_pool_plan
 
     addresses = [each.address for each in state.processes if each.role == Role.CONDUCTOR]

@@ -61,7 +61,8 @@ async def _supervise(settings: Settings, folder: ClusterFolder) -> None:
     try:
         with StartupView() as view:
             async with open_supervisor(settings, folder, SystemClock(), view.show) as supervisor:
-                _install_signal_handlers(stop, stop_now)  # again, since Ray has replaced them
+                # Install them again, since Ray may have replaced them.
+                _install_signal_handlers(stop, stop_now)
                 control = await start_control_server(folder.control_socket, supervisor.pools)
                 watching = asyncio.ensure_future(_watch_settings(settings, supervisor))
                 try:
@@ -74,8 +75,9 @@ async def _supervise(settings: Settings, folder: ClusterFolder) -> None:
 
 
 async def _watch_settings(settings: Settings, supervisor: Supervisor) -> None:
-    """Report, until cancelled, settings in the config file for which the cluster has to be started
-    again. Each process applies live settings itself."""
+    """Until cancelled, report changed settings in the config file for which the cluster has to be
+    started again. Settings that can change while a process runs are applied by the process
+    itself."""
     path = config_file()
     if path is None:
         return
@@ -102,8 +104,9 @@ def _install_signal_handlers(stop: asyncio.Event, stop_now: asyncio.Event) -> No
 
 
 def _detach(settings: Settings, folder: ClusterFolder) -> None:
-    """Start the supervisor in a session of its own; return when the cluster is ready. It reads the
-    config file itself, if there is one."""
+    """Start the supervisor in a session of its own; return when the cluster is ready. If there is a
+    config file, the supervisor reads it itself. Raises the error that prevents the cluster from
+    starting."""
     folder.create()
     in_file = Settings.model_fields.keys() - pinned_settings(settings) if config_file() else ()
     log_path = folder.logs / SUPERVISOR_LOG

@@ -38,7 +38,7 @@ def run_usage(name: str, since: str | None, as_json: bool) -> None:
     for tenant, row in [*report["tenants"].items(), ("all", report["total"])]:
         table.add_row(tenant, *[f"{row[field]:,}" for field in _FIELDS], f"{row['cost']:,.4f}")
     open_console().print(table)
-    print(f"{report['since']} to {report['until']} (UTC); prompt tokens are computed or cached")
+    print(f"{report['since']} to {report['until']} (UTC); prompt tokens = computed + cached tokens")
     if not report["complete"]:
         print("Redis can't be reached: this is only the usage that one router has not yet saved")
 

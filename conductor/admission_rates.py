@@ -8,6 +8,8 @@ import numpy as np
 from conductor.policy.snapshot import AdmissionRates
 
 WINDOW_REQUESTS = 1024
+"""Number of recent requests from whose prompt lengths the quartiles are computed."""
+
 REFRESH_REQUESTS = 64
 """Requests between two updates of the quartiles of prompt length."""
 

@@ -10,6 +10,8 @@ from baton.core.ids import WorkerId
 from conductor.policy.snapshot import AnyBlockKey
 
 WINDOW_REQUESTS = 1024
+"""Number of recent requests over which popularity is counted."""
+
 COUNTED_BLOCKS = 64
 """Number of leading blocks whose popularity is counted; later blocks are rarely shared by
 unrelated requests."""
@@ -53,9 +55,9 @@ class PrefixPopularity:
 
 
 class ApproxPrefixIndex:
-    """Records which workers were sent which blocks, as an estimate of their caches' contents. It
-    has at most :data:`MAX_INDEXED_KEYS` keys, and no more than the workers have blocks
-    (:meth:`set_capacity`).
+    """Records which workers were sent which blocks, as an estimate of their caches' contents. The
+    index has at most :data:`MAX_INDEXED_KEYS` keys, and no more than all workers together have
+    blocks (:meth:`set_capacity`).
 
     A worker gets a new incarnation number each time it is added, so that it can be removed in O(1),
     without searching all keys."""
@@ -85,7 +87,7 @@ class ApproxPrefixIndex:
             self._incarnations_by_key.popitem(last=False)
 
     def remove_worker(self, worker: WorkerId) -> None:
-        """Remove a worker that has left or restarted."""
+        """Remove a worker that has left or restarted. Unknown workers are ignored."""
         life = self._incarnation_of.pop(worker, None)
         if life is not None:
             del self._worker_of[life]

@@ -24,15 +24,15 @@ from conductor.store_mirror import StoreMirror
 from conductor.worker_directory import WorkerDirectory
 
 MAX_REGISTRY_AGE_SECONDS = 10.0
-"""A conductor that has not heard from the registry for longer than this does not apply admission,
-since the loads that it knows are outdated."""
+"""If the registry has not answered for longer than this, the conductor rejects no requests, since
+the loads that it knows are outdated."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConductorConfig:
-    """``admission`` enables rejecting requests; if None, it is on unless a worker runs on a CPU. If
-    ``local_prefill`` is True, decode workers may prefill prompts themselves; if None, only those
-    that do not run on a CPU. If ``ttft_slo_seconds`` is 0, there is no TTFT SLO."""
+    """``admission`` says whether requests may be rejected; None means True unless a worker runs on
+    a CPU. If ``local_prefill`` is True, decode workers may prefill prompts themselves; if None,
+    only those that do not run on a CPU. If ``ttft_slo_seconds`` is 0, there is no TTFT SLO."""
 
     policy: str = DEFAULT_POLICY
     admission: bool | None = None
@@ -63,8 +63,9 @@ class Conductor:
         self._num_placed = 0
 
     def place(self, query: PlacementQuery) -> Placement:
-        """Place a request. Raises Unavailable, Overloaded, Invalid. The query's trace is unused
-        here: :class:`ConductorTelemetry` handles it."""
+        """Place a request. Raises Unavailable if no worker is ready, Overloaded if the request is
+        rejected, Invalid if it fits no worker. The query's trace is not used here:
+        :class:`ConductorTelemetry` handles it."""
         snapshot = self.snapshot()
         num_tokens, keys = query.num_tokens, query.block_keys
         policy_query = PolicyQuery(

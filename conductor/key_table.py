@@ -17,7 +17,8 @@ MIN_LOAD_FACTOR = 0.25
 """Below this load, the table shrinks."""
 MIN_SLOTS = 16
 MAX_SLOTS = 1 << 32
-"""Home slots are computed from 32 bits of the fingerprint."""
+"""The table has fewer slots than this, since home slots are computed from 32 bits of the
+fingerprint."""
 VECTORIZED_KEYS = 512
 """Minimum number of keys for which numpy is used: 0.3 us per key instead of 1 us."""
 BATCH_KEYS = 1 << 16
@@ -34,9 +35,9 @@ class KeyTable:
 
     It uses open addressing with linear probing over the first 8 bytes of the keys (the
     fingerprint), and deletion by backward shift, which leaves no tombstones. Two keys with the same
-    8 bytes are treated as one (one pair in 10^5 tables of ten million keys): that can only make a
-    hint wrong, never an answer, since the store node is queried with the whole key. Keys are
-    BLAKE2b digests, so nobody can choose their slots, and no seed is needed.
+    8 bytes are treated as one (one pair in 10^5 tables of ten million keys). That can only make a
+    placement hint wrong, never a request's answer, since the store node is queried with the whole
+    key. Keys are BLAKE2b digests, so nobody can choose their slots, and no seed is needed.
 
     Slots are ordered by fingerprint except for local displacement, so a table grows (by a factor of
     1.27) in one pass over memory: about 0.05 s per million keys, in one blocking call, while both
@@ -81,8 +82,9 @@ class KeyTable:
         return self._tier_at[self._find(_fingerprint(key))]
 
     def longest_prefix(self, keys: Sequence[BlockKey]) -> int:
-        """Return how many leading keys are present, according to :func:`count_leading`. That is
-        only a hint: a store may have evicted blocks within a prefix."""
+        """Return how many leading keys are present, according to the bisection of
+        :func:`count_leading`. This is only a hint: if a store has evicted blocks within the prefix,
+        the bisection may miss that."""
         tier_at, find = self._tier_at, self._find
         return count_leading(keys, lambda key: not tier_at[find(_fingerprint(key))])
 

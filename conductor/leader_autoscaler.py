@@ -1,4 +1,5 @@
-"""Resizes a cluster's pools in Kubernetes to this conductor's plan, while it is the leader."""
+"""Resizes the cluster's pools in Kubernetes to this conductor's plan, while this conductor is the
+leader."""
 
 import asyncio
 from typing import TYPE_CHECKING

@@ -18,8 +18,9 @@ from conductor.policy.snapshot import (
 )
 
 MAX_UNREPORTED = 4096
-"""Maximum number of requests kept per worker. They are added again to its next report, which may
-not contain them yet. If more are sent before that report, the oldest are not added."""
+"""Maximum number of requests kept per worker that were sent to the worker after its last report.
+If a report arrives that was made before a request was sent, the request is added to the reported
+load. If there are more requests than this, the oldest are not added."""
 
 MIN_ADVANCE_SECONDS = 0.1
 
@@ -63,9 +64,10 @@ class _DispatchedAnswer:
 
 
 class LoadTracker:
-    """Tracks the load of both pools as the policies see them. Each of ``num_conductors`` is assumed
-    to send equally many requests based on the same reports. So until a worker reports, the prefill
-    work sent to it from here is multiplied by that number."""
+    """Tracks the load of both pools as the policies see them. Each of ``num_conductors`` conductors
+    is assumed to send equally many requests based on the same reports. So until a worker's next
+    report, the prefill work that this conductor sends to the worker is multiplied by that
+    number."""
 
     def __init__(self, num_conductors: int = 1) -> None:
         self.num_conductors = num_conductors
@@ -151,9 +153,9 @@ class LoadTracker:
     def record_dispatch(
         self, now_seconds: float, query: PolicyQuery, decision: Decision, answer_tokens: float
     ) -> None:
-        """Add a placed request to its workers' load. If one worker serves the whole request, its
-        prefill work is counted if it is a prefill worker, and its context and the time of its local
-        prefill if it is a decode worker."""
+        """Add a placed request to the load of its workers. If a prefill worker serves the whole
+        request, only the prefill work is added; if a decode worker does, the context and the time
+        of the local prefill."""
         prefill_worker = decision.prefill or decision.decode
         if prefill_worker in self.prefills:
             view = self.prefills.take_for_update(prefill_worker)

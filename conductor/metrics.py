@@ -58,8 +58,9 @@ class ConductorMetrics:
         self._decisions = decisions
         refusals = Counter(
             "baton_conductor_refusals_total",
-            "Requests that were not placed: no workers can meet the SLO (overloaded), the request "
-            "fits no worker (impossible), or no worker is ready (nobody).",
+            "Requests that were not placed: they would miss the SLO, make others miss it, or lack "
+            "memory (overloaded), they fit no worker (impossible), no worker is ready (nobody), or "
+            "the decision crashed (bug).",
             ["reason"],
             registry=registry,
         )
@@ -150,7 +151,7 @@ class ClusterGauges(Collector):
         )
         rate = GaugeMetricFamily(
             "baton_conductor_forecast_requests_per_second",
-            "Load that was forecast for the last plan.",
+            "Request rate that was forecast for the last plan.",
         )
         plan = self._plan()
         if plan is not None:

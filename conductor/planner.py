@@ -24,7 +24,8 @@ THROUGHPUT_MEMORY_SECONDS = 300.0
 """Work computed this long ago weighs 1/e of work computed now."""
 
 MAX_MEASURED_TOKENS = 1 << 39
-"""A larger capacity is a placeholder, not a measurement."""
+"""A decode worker's capacity from this size on is the placeholder for an unknown one, not a
+measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

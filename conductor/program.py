@@ -1,4 +1,4 @@
-"""The program of a conductor."""
+"""The conductor process: it joins the cluster, serves placement requests, and plans pool sizes."""
 
 import asyncio
 import os
@@ -116,14 +116,16 @@ class ConductorProgram:
                 self._autoscaler_task = tasks.create_task(self._autoscaler.run())
 
     async def apply_settings(self, settings: Settings) -> None:
-        """Use the live settings of ``settings`` from now on."""
+        """From now on, use the new values of those settings that can change while the conductor
+        runs."""
         self._settings = settings
         self._conductor.set_config(_config(settings))
         await self._span_export.change(settings.trace_endpoint, self._telemetry.use_spans)
 
     async def drain(self) -> None:
         """Announce the drain, so that routers use other conductors, and stop resizing pools, so
-        that another conductor can. It waits for no requests: a placement takes microseconds."""
+        that another conductor can. There are no requests to wait for, since a placement takes
+        microseconds."""
         self._state = WorkerState.DRAINING
         self._heartbeat.announce_now()
         if self._autoscaler_task is not None:

@@ -56,7 +56,8 @@ class StoreMirror:
         return (view.generation, view.number) if view is not None else (Incarnation(0), 0)
 
     def apply(self, node: WorkerId, page: WatchEvent) -> bool:
-        """Apply an event. Returns False if it does not follow the last one: an event was missed."""
+        """Apply an event. Returns False, and applies nothing, if the event does not follow the last
+        one, which means that an event was missed."""
         view = self._contents.get(node)
         if page.is_reset:
             view = _NodeContents(page.generation, page.number)

@@ -37,7 +37,7 @@ class ConductorTelemetry:
         self._num_traced = 0
 
     def use_spans(self, spans: SpanSink | None) -> None:
-        """Emit spans to another sink from now on; None: trace nothing."""
+        """From now on, emit spans to another sink, or trace nothing if ``spans`` is None."""
         self._spans = spans
 
     def place(self, query: PlacementQuery) -> Placement:

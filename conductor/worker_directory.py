@@ -30,8 +30,9 @@ MAX_REPORT_AGE_SECONDS = 10.0
 
 
 class WorkerDirectory:
-    """Call :meth:`refresh` before each decision; it costs nothing unless the registry was read
-    since the last call. The public attributes describe the cluster as of the last refresh."""
+    """Knows the ready workers. Call :meth:`refresh` before each decision; it does nothing unless
+    the registry was read since the last call. The public attributes describe the cluster as of the
+    last refresh."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class WorkerDirectory:
         pool = tracker.prefills if member.role is Role.PREFILL else tracker.decodes
         if member.id not in pool:
             before = None
-            tracker.remove(member.id)  # it may have had the other role
+            tracker.remove(member.id)  # from the other pool, if the worker has changed its role
             if member.role is Role.PREFILL:
                 tracker.add_prefill(PrefillView(member.id, self._prefill_costs.pool_cost, node))
             else:

@@ -269,7 +269,7 @@ class ChildProcess:
 
     def _apply_report(self, report: StatusReport) -> None:
         if report.state == "serving" and report.what not in ("", self.state.role):
-            return  # a report from its previous role
+            return  # a late report, in which the process has its previous role
         self.state.loaded_bytes, self.state.total_bytes = report.done, report.total
         self.state.address = report.address or self.state.address
         self.state.ops = report.ops or self.state.ops

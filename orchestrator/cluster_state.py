@@ -41,15 +41,15 @@ class ProcessState:
     :class:`baton.network.listeners.OpenListener`."""
     settings: dict[str, Any] = field(default_factory=dict)
     """How the process's settings differ from those at its start: the fields of a
-    :class:`baton.serve.settings_watcher.SettingsStatus` that say something."""
+    :class:`baton.serve.settings_watcher.SettingsStatus` that are not empty."""
 
 
 @dataclass(slots=True)
 class ClusterState:
     """The cluster's state as the supervisor last wrote it, with the addresses and secrets that a
     command needs; only the user's own account may read it. ``failure`` is the reason why the
-    supervisor gave up. ``settings`` says of the supervisor what a process's ``settings`` say of the
-    process."""
+    supervisor gave up. ``settings`` describes how the supervisor's settings differ from those at
+    its start, in the form of :attr:`ProcessState.settings`."""
 
     supervisor_pid: int
     url: str
@@ -79,7 +79,8 @@ SUPERVISOR_LOG = "supervisor.log"
 
 
 class ClusterFolder:
-    """The folder of one cluster below ``home``. The supervisor that holds its lock owns it."""
+    """The folder of one cluster below ``home``. It belongs to the supervisor that holds the lock in
+    it."""
 
     def __init__(self, home: Path, name: str) -> None:
         self.home = home

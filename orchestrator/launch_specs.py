@@ -37,8 +37,9 @@ dir {folder}
 maxmemory 256mb
 maxmemory-policy allkeys-lru
 """
-"""The configuration of the embedded Redis. The registry and the KV index are rewritten all the
-time, so nothing is saved to disk, and the least recently used keys may be evicted."""
+"""The configuration of the embedded Redis. Members rewrite the registry and the KV index all the
+time, so nothing is saved to disk, and when memory is full, the least recently used keys are
+evicted."""
 
 
 def serve_command(role: Role) -> tuple[str, ...]:
@@ -184,8 +185,9 @@ class LaunchSpecs:
         environment: dict[str, str],
         overrides: dict[str, str] | None = None,
     ) -> ChildProcessSpec:
-        """Return the spec of a process. It gets its settings in its environment, except for live
-        settings from the config file: it reads those there itself, so that they can change."""
+        """Return the spec of a process, whose settings are in its environment. Settings that can
+        change while the process runs are left out if they come from the config file: the process
+        reads them there itself."""
         config = config_environment()
         live = live_settings(Reader.of_role(role)) if config else frozenset[str]()
         unpinned = live - pinned_settings(self._settings)

@@ -13,7 +13,8 @@ from orchestrator.supervised_pools import OnChange, SupervisedPools, SupervisedP
 
 
 class MockPools(SupervisedPools):
-    """Pools whose sizes are set once, when they start."""
+    """Pools whose sizes are set once, when they start. All workers of both pools run in one
+    process."""
 
     def __init__(
         self,

@@ -156,8 +156,8 @@ class SupervisedPools(ABC):
         self._on_change(keeper)
 
     def _convert_surplus(self, tasks: asyncio.TaskGroup, sizes: Mapping[Role, int]) -> None:
-        """Convert workers that one pool gives up, as many as the other pool lacks. A worker that
-        does not serve yet is replaced instead, since it has no state to lose."""
+        """Convert workers that one pool gives up, up to as many as the other pool lacks. A worker
+        that does not serve yet is not converted but replaced, since it has no state to lose."""
         surplus = {
             role: len(self._remaining_processes(role)) - count for role, count in sizes.items()
         }
@@ -171,8 +171,8 @@ class SupervisedPools(ABC):
                 tasks.create_task(self._convert_to_current_role(keeper))
 
     async def _convert_to_current_role(self, process: SupervisedProcess) -> None:
-        """Notify a worker of its new role, and again if the role changes meanwhile. If that fails,
-        replace the worker."""
+        """Notify a worker of its new role, and if the role changes meanwhile, notify the worker
+        again. If that fails, replace the worker."""
         worker_id, sent_role = WorkerId(process.state.id), ""
         try:
             while sent_role != process.state.role:

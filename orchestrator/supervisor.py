@@ -31,15 +31,16 @@ from orchestrator.supervised_pools import SupervisedPools, SupervisedProcess
 
 READY_POLL_SECONDS = 0.05
 STOPPED_AFTER_POOLS = (Role.CONDUCTOR, Role.KVSTORE, Role.REDIS)
-"""The order in which roles stop, so that whatever a draining process needs is still running."""
+"""The roles that stop after the routers and the workers, in this order, so that whatever a draining
+process needs is still running."""
 
 
 class Supervisor:
     """Owns the processes of one cluster, except for the workers, which ``pools`` owns.
     ``on_change`` is called with every new state of the cluster.
 
-    Before it starts anything, it checks that the port is free, and that Redis responds if its URL
-    is given.
+    Before the supervisor starts anything, it checks that the router's port is free, that the
+    backend can run the workers, and, if a Redis URL is given, that Redis responds.
     """
 
     def __init__(
@@ -131,8 +132,8 @@ class Supervisor:
         await self._wait_for_routers(stop)
 
     async def _run_until(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop`` is set. Run the autoscaler meanwhile, unless it runs in a
-        conductor."""
+        """Keep the processes running until ``stop`` is set, or the cluster can't start. Run the
+        autoscaler meanwhile, unless the settings say that a conductor runs it."""
         assert self._tasks is not None
         following = self._tasks.create_task(self._autoscale())
         try:

@@ -60,7 +60,7 @@ def build_app(context: RouterContext, batch_service: BatchService | None = None)
 
 def build_routes(context: RouterContext, batch_service: BatchService | None = None) -> FastAPI:
     """Build the FastAPI routes. FastAPI's own OpenAPI schema is off: handlers read and check
-    request bodies themselves (:mod:`router.openai.request_handler`), so it would be empty."""
+    request bodies themselves (:mod:`router.openai.request_handler`), so FastAPI knows none."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
     _add_handler_routes(app, context)
     _add_models(app, context)

@@ -70,7 +70,7 @@ def to_api_error(error: BaseException) -> ApiError:
     if isinstance(error, Overloaded):
         headers["retry-after"] = _retry_after(error.retry_after_seconds)
     if isinstance(error, RequestKilledWorkers):
-        headers["x-should-retry"] = "false"  # OpenAI's clients retry a 500 by themselves
+        headers["x-should-retry"] = "false"  # OpenAI's clients would otherwise retry a 500
         message, kind = str(error), mapping.openai_type
         return ApiError(
             mapping.http_status, message, error_type=kind, code=error.code, headers=headers

@@ -56,12 +56,12 @@ log = structlog.get_logger(__name__)
 DRAIN_POLL_SECONDS = 0.05
 WORKER_POLL_SECONDS = 0.2
 GC_THRESHOLDS = (100_000, 20, 50)
-"""Thresholds of the three garbage collector generations: allocations before a collection of the
-youngest, and collections of one generation before the next older one is collected, too."""
+"""The arguments of ``gc.set_threshold``: the number of allocations before the youngest generation
+is collected, and for the two older ones the number of collections of the next younger one."""
 
 
 class RouterProgram:
-    """One router process, as ``baton.serve.process`` runs it."""
+    """The program of one router process. :func:`baton.serve.process.serve` calls its methods."""
 
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self._settings = settings
@@ -161,8 +161,8 @@ class RouterProgram:
         await self._registry.close()
 
     async def apply_settings(self, settings: Settings) -> None:
-        """Use the live settings of ``settings`` from now on. Requests in progress keep their
-        timeouts."""
+        """From now on, use the new values of those settings that can change while the router runs.
+        Requests in progress keep their timeouts."""
         self._settings, context = settings, self._context
         context.config = _with_live_limits(context.config, settings)
         context.generation_context = replace(
@@ -336,7 +336,8 @@ def build(settings: Settings) -> Program:
 
 
 def _is_behind_load_balancer(settings: Settings) -> bool:
-    """Whether new clients reach another router once this one stops listening."""
+    """Whether new clients reach another router once this one stops listening, because routers share
+    the port or a load balancer picks one."""
     return settings.reuse_port or settings.endpoint_grace_seconds > 0
 
 

@@ -15,8 +15,8 @@ MAX_BATCH = 4096
 
 @dataclass(frozen=True, slots=True)
 class EngineBenchConfig:
-    """If ``contexts`` is None, the default lengths that the model supports are used. ``seconds`` is
-    the time after which no new round of a figure starts."""
+    """The options of a run. If ``contexts`` is None, the default context lengths that the model
+    supports are used. ``seconds`` is the time after which no new round of a case starts."""
 
     settings: Settings
     prefill_batches: tuple[int, ...]

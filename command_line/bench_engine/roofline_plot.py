@@ -18,7 +18,7 @@ AXIS_MARGIN = 2.0
 
 
 def check_plot_path(path: Path | None) -> None:
-    """Raise Invalid if the plot can't be written. To be called before the measurement, which takes
+    """Raise Invalid if the plot can't be written. Call it before the measurement, which takes
     minutes."""
     if path is None:
         return

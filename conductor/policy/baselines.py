@@ -2,7 +2,8 @@
 comparison.
 
 Each is a pure function, like Baton's own policy. State that a rule needs (the round-robin turn, a
-tree of placed prompts) is in the snapshot. Only Mooncake's ``min_ttft`` fetches from a peer store.
+tree of placed prompts) is in the snapshot. Only Mooncake's rule (``min_ttft`` and
+``min_ttft_no_reject``) fetches from a peer store.
 """
 
 import hashlib
@@ -126,8 +127,9 @@ def kv_overlap(snapshot: Snapshot, query: PolicyQuery) -> Decision:
 
 
 def min_ttft(snapshot: Snapshot, query: PolicyQuery) -> Decision:
-    """Algorithm 1 of the Mooncake paper (Qin et al., FAST '25): choose the lowest predicted TTFT
-    (queue, transfer and prefill); reject if it, or the inter-token latency, misses the SLO."""
+    """Algorithm 1 of the Mooncake paper (Qin et al., FAST '25): choose the prefill worker with the
+    lowest predicted TTFT (queue, transfer and prefill), and the decode worker with the fewest
+    tokens of KV. Raises Overloaded if the predicted TTFT or inter-token latency misses the SLO."""
     stored = snapshot.cache.longest_stored_prefix(query.keys)
     options = [_mooncake_option(snapshot, query, view, stored) for view in snapshot.prefills]
     ttft, _, prefill, reuse = min(options, key=lambda option: option[:2])

@@ -28,10 +28,10 @@ def forecast_queue(
     at, done, num_made_late = view.busy_until_seconds, -1.0, 0
     for queued in view.queue:
         if at + queued.work_seconds <= now_seconds:
-            at += queued.work_seconds  # done since the queue was reported
+            at += queued.work_seconds  # the prompt has been computed since the queue was reported
             continue
         if queued.deadline_seconds < now_seconds + queued.work_seconds:
-            continue  # it will be late anyway, and waits behind all others
+            continue  # the prompt will be late anyway, and waits behind all others
         if done < 0 and queued.deadline_seconds > deadline_seconds:
             at = done = max(at, ready_seconds) + work_seconds
         at += queued.work_seconds

@@ -149,8 +149,8 @@ def _prefill_pool(load: LoadForecast, pools: PoolCapacity, config: SizingConfig)
 
 def _decode_pool(load: LoadForecast, pools: PoolCapacity, config: SizingConfig) -> _PoolDemand:
     """Compute the demand for decode workers, by their speed or by their memory, whichever needs
-    more workers. An answer occupies memory for as long as the ITL SLO allows, with half of its
-    tokens on average."""
+    more workers. An answer is assumed to occupy memory for as long as the ITL SLO allows, with its
+    prompt and, on average, half of its tokens."""
     generated = load.requests_per_second * load.answer_tokens
     resident = generated * config.itl_slo_seconds * (load.prompt_tokens + load.answer_tokens / 2)
     speed, memory = pools.decode_tokens_per_second, pools.decode_capacity_tokens

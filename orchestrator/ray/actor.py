@@ -1,8 +1,8 @@
 """The Ray actor that keeps one worker's process alive on a Ray node.
 
-The worker is the usual ``baton serve ROLE`` in its own process: if it crashes, the actor lives on;
-its threads and environment are the same as with other backends; and the kernel kills it when the
-actor dies.
+The worker is the usual ``baton serve ROLE`` in a process of its own. So the actor survives a crash
+of the worker, and the worker's threads and environment are the same as with other backends. When
+the actor dies, the kernel kills the worker.
 """
 
 import asyncio
@@ -76,8 +76,7 @@ class WorkerActor:
         return ChildProcessSpec(spec.id, spec.role, command, environment, self._log())
 
     def _log(self) -> Path:
-        """Return the log's path. On the supervisor's machine, ``baton logs`` finds the log
-        there."""
+        """Return the log's path. On the supervisor's machine, ``baton logs`` finds it there."""
         home = Path(self._spec.home)
         path = (home if home.is_dir() else baton_home()) / self._spec.log
         path.parent.mkdir(parents=True, exist_ok=True)

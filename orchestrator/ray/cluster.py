@@ -152,8 +152,8 @@ class RayCluster:
                 )
 
     async def create_actor(self, spec: RemoteWorkerSpec) -> PlacedActor:
-        """Create an actor, which starts as soon as its reserved resources are free. The caller must
-        release it. Raises ActorLost."""
+        """Create an actor, which starts as soon as the resources that it reserves are free. The
+        caller must release the actor. Raises ActorLost if Ray refuses."""
         try:
             return await self._in_thread(lambda: self._create_actor(spec))
         except (RayError, ConnectionError) as error:
@@ -266,7 +266,7 @@ async def _result(reference: Any) -> Any:
             local.set_exception(error)
 
     def on_done(remote: "Future[Any]") -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended
+        with contextlib.suppress(RuntimeError):  # raised if the event loop has ended
             loop.call_soon_threadsafe(copy_result, remote)
 
     reference.future().add_done_callback(on_done)

@@ -21,7 +21,7 @@ address that it arrives from (the proxy's) is local."""
 
 
 def add_admin_routes(app: FastAPI, context: RouterContext) -> None:
-    """Add the routes. Each responds with the current state of the pools; a change that it requests
+    """Add the routes. Each responds with the current state of the pools; a requested change
     completes later."""
 
     @app.get("/admin/pools")
@@ -47,7 +47,8 @@ def add_admin_routes(app: FastAPI, context: RouterContext) -> None:
 
 
 def check_admin(context: RouterContext, request: Request) -> None:
-    """Raises ApiError (401, 403) unless the client is an admin."""
+    """Raises ApiError (401, 403) unless the client is an admin. If no admin key is configured, also
+    refuses requests of web pages and requests through proxies (403)."""
     host = request.client.host if request.client is not None else None
     context.tenants.authenticator.check_admin(request.headers.get("authorization"), host)
     if context.tenants.authenticator.has_admin_key:
@@ -80,8 +81,8 @@ async def _call_supervisor(context: RouterContext, command: dict[str, Any]) -> R
 
 
 async def _read_json_object(request: Request) -> dict[str, Any]:
-    """Read the body, a JSON object. Its content type must be JSON: a web page of another origin
-    can't send that without a CORS preflight. Raises ApiError."""
+    """Read the body, a JSON object. Its content type must be JSON, which a web page of another
+    origin can't send without a CORS preflight. Raises ApiError (400, 413, 415)."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise ApiError(415, "the body must have content-type application/json")
     body = b""

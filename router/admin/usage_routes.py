@@ -25,8 +25,9 @@ def add_usage_routes(app: FastAPI, context: RouterContext) -> None:
 
 
 async def _usage(context: RouterContext, since: str | None) -> dict[str, Any]:
-    """Report usage, including this router's usage that was not sent to Redis yet. ``complete`` is
-    False if Redis can't be reached: the report then has only this unsent usage."""
+    """Report the usage of all routers; this one first sends its unsent usage to Redis. If Redis
+    can't be reached, ``complete`` is False, and the report contains only this router's unsent
+    usage."""
     now = context.clock.wall_nanoseconds()
     days = days_since(_date(since, day_of(now)), now)
     complete = True

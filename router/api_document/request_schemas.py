@@ -117,7 +117,7 @@ UNSUPPORTED_FIELDS = (
     "prompt_cache_options", "audio", "web_search_options", "moderation", "functions",
     "function_call", "chat_template",
 )  # fmt: skip
-"""OpenAI's fields for which only null is accepted."""
+"""Fields of other servers' APIs for which only null is accepted."""
 
 FIELD_SCHEMAS: Mapping[str, Schema] = {
     **{name: {**NULL, "description": "Not supported; only null."} for name in UNSUPPORTED_FIELDS},
@@ -137,7 +137,7 @@ FIELD_SCHEMAS: Mapping[str, Schema] = {
     ),
     "verbosity": _any(_const("medium"), NULL),
 }
-"""Schemas by field name."""
+"""Schemas by field name, in place of those that pydantic derives."""
 
 PROMPTS = _any(
     PROMPT,

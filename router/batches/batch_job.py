@@ -53,7 +53,8 @@ class BatchJob:
         self.num_refusals = 0
 
     def open(self, now: float) -> None:
-        """Start or continue the batch. The batch fails if its file can't be read."""
+        """Start or continue the batch. The batch fails if its input file can't be read, or does not
+        have 1 to :data:`MAX_BATCH_REQUESTS` lines."""
         if self.batch.status in (BatchStatus.FINALIZING, BatchStatus.CANCELLING):
             self._recover()
             return
@@ -159,8 +160,8 @@ class BatchJob:
                 yield self._refuse_if_deadly(request)
 
     def _refuse_if_deadly(self, request: BatchRequest) -> BatchRequest:
-        """Return the request unchanged, or as invalid if too many routers died while it was in
-        flight."""
+        """Return the request unchanged, unless too many routers died while it was in flight: then
+        return it as invalid, so that it is recorded as failed."""
         deaths = self._deaths[request.number]
         if request.error or deaths < MAX_ROUTER_DEATHS:
             return request

@@ -81,7 +81,7 @@ class BatchRunner:
         self._changed = asyncio.Event()
         self._must_check = False
         self._thread = ThreadPoolExecutor(1, "batches")
-        """The thread for all disk access; nothing else uses the jobs."""
+        """The only thread in which the jobs access the disk while :meth:`run` runs."""
         self.num_running = 0
         self._is_suspect_running = False
         """Whether a suspect (see :class:`BatchJob`) is running. Only one runs at a time, so that no
@@ -96,7 +96,7 @@ class BatchRunner:
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
-                    self._changed.clear()  # changes from now on wake the next wait
+                    self._changed.clear()  # a change during the work ends the next wait at once
                     try:
                         await self._start_requests(tasks)
                         self._last_error = ""
@@ -169,8 +169,8 @@ class BatchRunner:
     # -- disk access, in the thread ----------------------------------------------------------------
 
     def _take_lock(self) -> bool:
-        """Take the lock, which is held until the process exits. Returns False if another router has
-        it."""
+        """Take the lock of the folder, which is held until :meth:`run` ends. Returns False if
+        another router has it."""
         if self._lock is not None:
             return True
         path = make_folder(self._store.root) / "runner.lock"
@@ -261,8 +261,8 @@ class BatchRunner:
             return None
 
     def _fail_batch(self, job: BatchJob, error: Exception) -> None:
-        """Fail the batch with a reason; if that can't be written either, stop running it in this
-        process."""
+        """Fail the batch with a reason. If the reason can't be written either, stop running the
+        batch in this process."""
         if job.batch.is_finished:
             return
         try:

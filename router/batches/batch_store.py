@@ -17,15 +17,15 @@ MAX_UNFINISHED_BATCHES = 100
 
 MAX_BATCHES = 1000
 """The maximum number of batches of one tenant that are kept; listing them takes 50 ms. The oldest
-are dropped first."""
+finished ones are dropped first."""
 
 _ID = re.compile(r"batch_[0-9a-f]{1,64}")
 
 
 class BatchStore:
     """Stores files in ``root/TENANT/files`` and batches in ``root/TENANT/batches``, where TENANT is
-    a digest, since a tenant's name may contain anything. Only the router that runs a batch writes
-    its record; to cancel the batch, another router writes a marker file."""
+    a digest, since a tenant's name may contain anything. Once a batch is created, only the router
+    that runs it writes its record; to cancel the batch, another router writes a marker file."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -1,4 +1,4 @@
-"""Decides how many batch requests may run now. Pure."""
+"""Decides how many batch requests may run now, as a pure function of the load."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ MAX_CONCURRENT_BATCH_REQUESTS = 256
 
 @dataclass(frozen=True, slots=True)
 class RouterLoad:
-    """The load as this router sees it. ``num_requests`` counts its requests except those from
-    batches; ``limit`` is the maximum number of requests that it accepts."""
+    """The load as this router sees it. ``num_requests`` is the number of its answers in progress,
+    less its running batch requests; ``limit`` is the maximum number of answers in progress."""
 
     num_requests: int
     limit: int

@@ -38,7 +38,7 @@ class StoredFile:
 
 Reserve = Callable[[Path, int, int], int]
 """Takes a file's path, the bytes that it needs at least, and the bytes that it should get if
-possible. Reserves space, and returns how many bytes. Raises ApiError."""
+possible. Reserves space, and returns the number of reserved bytes. Raises ApiError (413)."""
 
 
 class FileUpload:
@@ -46,8 +46,8 @@ class FileUpload:
     for ``expected`` bytes at the start, and for further bytes before they are written."""
 
     def __init__(self, path: Path, max_bytes: int, expected: int, reserve: Reserve) -> None:
-        """Create the file and reserve its space. Raises ApiError (413), and then leaves nothing on
-        disk."""
+        """Create the file and reserve its space. If there is not enough space, raises ApiError
+        (413) and leaves nothing on disk."""
         self.path = path
         self.size_bytes = 0
         self._max_bytes = max_bytes

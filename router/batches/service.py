@@ -126,7 +126,8 @@ class BatchService:
         return record
 
     def delete_file(self, tenant: TenantId, file_id: str) -> None:
-        """Delete a file. Raises ApiError (404, 409)."""
+        """Delete a file. Raises ApiError: 404 if there is no such file, 409 if an unfinished batch
+        reads it."""
         for batch in self._store.list_batches(tenant):
             if batch.input_file_id == file_id and not batch.is_finished:
                 raise ApiError(409, f"batch {batch.id} reads this file; cancel it first")
@@ -142,7 +143,8 @@ class BatchService:
         metadata: dict[str, str] | None,
         output_seconds: int | None,
     ) -> Batch:
-        """Create a batch. Raises ApiError (400, 404, 429)."""
+        """Create a batch. Raises ApiError: 404 if there is no such input file, 400 if the file has
+        another purpose, 429 if the tenant has too many unfinished batches."""
         record = self.file_store(tenant).get(input_file_id)
         if record.purpose != "batch":
             message = f"{input_file_id} has purpose {record.purpose!r}; it must be 'batch'"
@@ -164,7 +166,8 @@ class BatchService:
         return list(self._store.list_batches(tenant))
 
     def cancel(self, tenant: TenantId, batch_id: str) -> Batch:
-        """Cancel a batch. Raises ApiError (404, 409)."""
+        """Cancel a batch. Raises ApiError: 404 if there is no such batch, 409 if it has ended or is
+        finalizing."""
         batch = self.get_batch(tenant, batch_id)
         if batch.is_finished or batch.status is BatchStatus.FINALIZING:
             raise ApiError(409, f"batch {batch_id} is {batch.status.value} already")

@@ -32,14 +32,14 @@ RETRYABLE_STATUSES = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "DATA_LOSS",
 
 
 MAX_RETRY_AFTER_SECONDS = 3600.0
-"""A retry delay above this, sent by a worker, is ignored."""
+"""If a worker sends a longer retry delay than this, 1 s is used instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenTimeouts:
-    """Seconds to wait for the next output. ``first_token_timeout_seconds`` includes the time in the
-    prefill worker's queue, ``kv_transfer_timeout_seconds`` the wait for free blocks on the decode
-    worker. Dead workers are noticed much earlier, by their broken connections."""
+    """How long to wait for the next output. ``first_token_timeout_seconds`` includes the time in
+    the prefill worker's queue, ``kv_transfer_timeout_seconds`` the wait for free blocks on the
+    decode worker. Dead workers are noticed much earlier, by their broken connections."""
 
     first_token_timeout_seconds: float = 120.0
     kv_transfer_timeout_seconds: float = 120.0
@@ -70,8 +70,8 @@ class AttemptFailed(Exception):
 
 
 class AttemptDrained(Exception):
-    """The worker that ran the request is draining. ``kv_source`` is the worker that still holds the
-    KV of all tokens but the last; None if no KV can be transferred."""
+    """The worker that ran the request is draining. ``kv_source`` is that worker if it still holds
+    the KV of all tokens but the last; None if no KV can be transferred."""
 
     def __init__(self, worker: WorkerRef, kv_source: WorkerRef | None) -> None:
         super().__init__(f"worker {worker.id} is draining")
@@ -87,8 +87,10 @@ class Attempt:
 
     If ``is_continuation`` is True, the attempt continues an answer that a draining worker had
     begun. That worker is then the prefill worker of ``placement``: it holds the KV of the tokens in
-    ``spec``, and the client already has the token after them. While :meth:`next_outputs` waits,
-    each output that only adds the next token is first offered to ``inline_delivery``."""
+    ``spec``, and the client already has the token after them.
+
+    While :meth:`next_outputs` waits, each output that only adds the next token is first offered to
+    ``inline_delivery``."""
 
     def __init__(
         self,
@@ -143,8 +145,8 @@ class Attempt:
         self._set_deadline("first token", self._timeouts.first_token_timeout_seconds)
 
     async def next_outputs(self) -> list[RequestOutput]:
-        """Return at least one output, in order. Raises AttemptFailed, AttemptDrained, or a
-        BatonError that no other placement can avoid.
+        """Wait for outputs and return at least one, in the order of the answer. Raises
+        AttemptFailed, AttemptDrained, or a BatonError that no other placement can avoid.
 
         Outputs that arrived before a failure are returned before it is raised.
         """
@@ -168,9 +170,9 @@ class Attempt:
     # -- incoming outputs -----------------------------------------------------------------
 
     def receive(self, worker_id: WorkerId, item: RequestOutput | BatonError) -> None:
-        """Take an output, or the error that ended a worker's outputs. If it is plainly the next
-        token and the client can take it, it is delivered at once; anything else is queued for
-        :meth:`next_outputs`."""
+        """Take an output, or the error that ended a worker's outputs. If :meth:`next_outputs` waits
+        and the output only adds the next token, ``inline_delivery`` may take it at once; anything
+        else is queued for :meth:`next_outputs`."""
         inline = self._inline_delivery
         if (
             inline is not None
@@ -244,8 +246,8 @@ class Attempt:
             raise AttemptFailed(error, [self._decode]) from error
 
     def _on_connection_lost(self, worker_id: WorkerId, error: BatonError) -> list[RequestOutput]:
-        """Handle a broken connection. If the prefill worker has already delivered its token, its
-        loss is ignored: the decode worker has imported the KV, or will report that it can't."""
+        """Handle a broken connection. The loss of a prefill worker that has already delivered its
+        token is ignored: the decode worker has imported the KV, or will report that it can't."""
         if isinstance(error, OutputDeliveryError):
             raise error
         if self._has_finished_prefill(worker_id):
@@ -266,7 +268,8 @@ class Attempt:
             if self._merger.next_index:
                 raise AttemptFailed(error, [self._worker(worker_id)])
         if status == "NOT_FOUND" and self._prefill is not None:
-            # The prefill worker has restarted since the placement, or never got the request.
+            # The decode worker asked the prefill worker for the KV, but the latter has restarted
+            # since the placement, or never got the request.
             raise AttemptFailed(error, [self._prefill])
         if status in RETRYABLE_STATUSES:
             raise AttemptFailed(error, self._suspects())
@@ -275,8 +278,8 @@ class Attempt:
     def _record_progress(self, last_output: RequestOutput) -> None:
         """Record progress: decide what to wait for next, and until when."""
         if last_output.finish_reason is not None:
-            # If the answer ends with the prefill worker's token, the decode worker is still
-            # waiting, so the request must be cancelled there.
+            # If the answer ends with the prefill worker's token, the decode worker still waits for
+            # the KV, so the request must be cancelled there.
             self._is_finished = self._is_decoding
         elif self._is_decoding:
             self._set_deadline("next token", self._timeouts.next_token_timeout_seconds)
@@ -303,8 +306,8 @@ class Attempt:
         return self._prefill is not None and worker_id == self._prefill.id and has_first
 
     def _suspects(self) -> list[WorkerRef]:
-        """The workers to blame for a failure. During the KV transfer, each worker may report a
-        failure of the other."""
+        """Return the workers that may have caused a failure: until the decode worker has sent an
+        output, both, since each may report a failure of the other; then only the decode worker."""
         if self._prefill is None or self._is_decoding:
             return [self._decode]
         return [self._prefill, self._decode]

@@ -26,8 +26,8 @@ class BlockKeyHasher:
 async def compute_block_keys(
     hasher: BlockKeyHasher | None, tokens: Sequence[TokenId]
 ) -> tuple[BlockKey, ...]:
-    """Return the keys of all full blocks of ``tokens``. If ``hasher`` is None, as while no worker
-    is known, there are none, and the request is placed by its length only."""
+    """Return the keys of all full blocks of ``tokens``. While no worker is known, ``hasher`` is
+    None and the result is empty: the request is then placed by its length only."""
     if hasher is None:
         return ()
     if len(tokens) < MIN_OFFLOAD_TOKENS:

@@ -25,8 +25,9 @@ dropped first."""
 
 @dataclass(slots=True)
 class _BreakerState:
-    """One worker's breaker. It is closed while ``open_until`` is 0, and otherwise open until that
-    time of the clock. ``next_open_seconds`` is how many seconds it opens for next time."""
+    """One worker's breaker. While ``open_until`` is 0, the breaker is closed; otherwise it is open
+    until that monotonic time, after which one request passes as a probe. ``next_open_seconds`` is
+    how long it will be open the next time that it opens."""
 
     num_failures: int = 0
     open_until: float = 0.0
@@ -36,9 +37,11 @@ class _BreakerState:
 class WorkerCircuitBreakers:
     """Circuit breakers by worker.
 
-    Closed: all requests pass. Open: none pass until the pause is over, unless there are no other
-    workers; then one passes as a probe. The first success of any request closes the breaker.
-    Failures while it is open belong to requests that began earlier, and don't extend the pause."""
+    While its breaker is closed, a worker gets requests as usual. While its breaker is open, the
+    worker gets none, unless there are no other workers. When the pause is over, one request passes
+    as a probe, and the breaker stays open for others until the probe succeeds or fails, or for
+    ``PROBE_TIMEOUT_SECONDS``. The first success of any request closes the breaker. Failures while
+    the breaker is open belong to requests that began earlier, and don't extend the pause."""
 
     def __init__(self) -> None:
         self._breakers: dict[WorkerId, _BreakerState] = {}

@@ -38,12 +38,13 @@ class Cluster:
         return self._membership.members
 
     def ready_members(self, role: Role) -> Sequence[Member]:
-        """Return the ready members of a role, sorted by id, without incompatible workers."""
+        """Return the ready members of a role, sorted by id, without workers whose numerics are
+        incompatible with those of the others (:mod:`baton.core.numerics`)."""
         return self._membership.ready(role)
 
     @property
     def num_routers(self) -> int:
-        """The number of routers that accept requests, including this one once it has registered."""
+        """The number of ready routers, including this one once it has registered."""
         return len(self.ready_members(Role.ROUTER))
 
     @property
@@ -64,8 +65,8 @@ class Cluster:
         return self._common_capabilities().worker
 
     def block_key_hasher(self, tenant_salt: bytes) -> BlockKeyHasher | None:
-        """Return the hasher for a tenant's block keys, built as the workers build theirs; None
-        while :attr:`any_worker` is None."""
+        """Return the hasher for a tenant's block keys, which computes the same keys as the workers;
+        None while :attr:`any_worker` is None."""
         worker = self._common_capabilities().worker
         if worker is None:
             return None
@@ -89,8 +90,8 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class _CommonCapabilities:
-    """The capabilities that all ready workers among ``members`` have. ``worker`` is one whose block
-    size and model digest are known, None if there is none."""
+    """The capabilities that all ready workers among ``members`` have in common. ``worker`` is one
+    of them whose block size and model digest are known, or None if there is none."""
 
     members: Sequence[Member]
     max_model_tokens: int

@@ -28,8 +28,8 @@ CONDUCTOR_TIMEOUT_SECONDS = 2.0
 longer than this has failed."""
 
 COOLDOWN_SECONDS = 2.0
-"""A conductor that timed out is not queried for this long, so that requests don't queue behind
-it."""
+"""A conductor that timed out is not queried for this long, so that requests don't wait for it one
+after the other."""
 
 REPLACED_STREAM_GRACE_SECONDS = 2 * CONDUCTOR_TIMEOUT_SECONDS
 """How long a replaced stream stays open, for the queries that are in flight on it."""
@@ -42,10 +42,11 @@ ChannelFactory = Callable[[str, ClusterCredentials], grpc.aio.Channel]
 
 class ConductorPlacer:
     """Queries the ready conductors in turn until one answers. A hash of the request id picks the
-    first one: this spreads the load, and a retry queries the same conductor first.
+    first one, which spreads the load and sends a request's retries to the same conductor.
 
     While :meth:`run` runs, all queries to a conductor share one stream: a framed connection if the
-    conductor offers one that can be opened, else gRPC."""
+    conductor offers one that can be opened, else a gRPC stream. Otherwise each query is a gRPC call
+    of its own."""
 
     def __init__(
         self,
@@ -73,8 +74,8 @@ class ConductorPlacer:
 
     async def place(self, query: PlacementQuery) -> Placement:
         """Return a conductor's placement. Conductors that recently did not answer in time are
-        skipped. Raises Overloaded or Invalid if a conductor reports that, Unavailable if none
-        answers."""
+        skipped. Raises Overloaded or Invalid if a conductor answers with that error, Unavailable if
+        none answers."""
         failure = "no conductor is ready"
         for conductor in _rotated_by_hash(
             self._cluster.ready_members(Role.CONDUCTOR), query.request_id
@@ -110,9 +111,9 @@ class ConductorPlacer:
         )
 
     async def _get_stream(self, conductor: Member) -> PlacementStream | None:
-        """Return the conductor's live stream, or open one. A framed connection replaces a gRPC
-        stream as soon as it can be opened. While :meth:`run` does not run, no stream is opened, and
-        the result may be None."""
+        """Return the conductor's live stream, or open one. A gRPC stream is replaced with a framed
+        connection as soon as one can be opened. While :meth:`run` does not run, no stream is
+        opened, and the result may be None."""
         address, known = conductor.address, self._streams.get(conductor.address)
         is_best = isinstance(known, FramedPlacementStream) or not self._can_use_framed(conductor)
         if self._tasks is None or (known is not None and known.is_alive and is_best):

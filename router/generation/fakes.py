@@ -58,7 +58,8 @@ class FakeWorker:
             return
         job = FakeJob(spec, task, source, receive, list(spec.token_ids))
         if task is Task.DECODE:
-            # The first token reaches the client from the prefill worker.
+            # The prefill worker sends the first token to the client, so this worker begins with the
+            # second one.
             job.tokens.append(self._next_token(job.tokens, spec))
         self.submitted.append(job)
         self.jobs.append(job)
@@ -99,7 +100,7 @@ class FakeWorker:
         self.jobs = []
 
     def drain(self, reason: FinishReason) -> None:
-        """Drain: end every job with MIGRATED or REROUTED."""
+        """Simulate draining: end every job with ``reason`` (MIGRATED or REROUTED)."""
         for job in self.jobs:
             job.is_ended = True
             output = RequestOutput(

@@ -39,14 +39,14 @@ class FramedWorkerConnection(StreamWorkerConnection):
             connection.close()
 
     def send(self, message: bytes) -> None:
-        """Send now, or queue until the connection is open. The connection breaks by itself when the
-        worker does not read from it."""
+        """Send now, or queue until the connection is open. Once open, the connection breaks by
+        itself if the worker does not read from it."""
         if self._connection is not None:
             self._connection.send_message(message)
         elif len(self._unsent) < MAX_UNSENT_MESSAGES:
             self._unsent.append(message)
         else:
-            self.break_connection("it does not answer")
+            self.break_connection("the worker does not accept the connection")
 
     def _receive(self, payload: bytes) -> None:
         self.deliver(decode_outputs(payload))

@@ -32,13 +32,13 @@ MIGRATION_REASON = (
 )
 
 MAX_MIGRATIONS = 64
-"""The maximum number of migrations of one request away from draining workers. Each further one
-counts as a failure."""
+"""The maximum number of times that one request moves away from a draining worker without a failure
+being counted. Each further time counts as a failure."""
 
 RETRY_BACKOFF_FACTOR = 4
-"""The pause before a retry grows by this factor after each failure, so that all retries in total
-take longer than a refresh from the registry. Until that refresh, attempts fail on a worker that has
-restarted at its old address."""
+"""The pause before a retry grows by this factor after each failure, so that all pauses of a request
+together are longer than the interval at which the router refreshes its list of workers from the
+registry. Until that refresh, attempts on a worker that has restarted at its old address fail."""
 
 log = structlog.get_logger(__name__)
 
@@ -117,8 +117,8 @@ class Generation:
         return attempt
 
     async def _recover(self, failure: AttemptFailed | AttemptDrained, num_failures: int) -> bool:
-        """Prepare another placement. Returns whether this failure counts against ``max_retries``.
-        Raises the error that ends the request."""
+        """Prepare another attempt. Returns whether this failure counts against ``max_retries``. If
+        there can't be another attempt, raises the error that ends the request."""
         self.record.record_failure(str(failure), self._context.clock.monotonic())
         self._isolation.record_failure(failure, len(self._emitted))
         self._record_failure(failure)
@@ -134,10 +134,10 @@ class Generation:
         return counts
 
     def _counts_as_failure(self, failure: AttemptFailed) -> bool:
-        """Whether a failure counts against ``max_retries``. A worker that was not even reached may
-        be starting, or may have restarted since the placement. Such failures are not counted for
-        the first ``max_worker_wait_seconds``, so that a request survives a restart of all
-        workers."""
+        """Whether a failure counts against ``max_retries``. A worker that could not be reached, or
+        does not know the request, may be starting, or may have restarted since the placement. Such
+        failures are not counted until ``max_worker_wait_seconds`` have passed without progress, so
+        that a request survives a restart of all workers."""
         now = self._context.clock.monotonic()
         if self._failing_since is None:
             self._failing_since = now
@@ -156,16 +156,16 @@ class Generation:
         self.record.record_output(output, self._context.clock.monotonic())
 
     def _record_success(self) -> None:
-        """Report a success to the circuit breakers: for the worker that prefilled the prompt after
-        the first token, for all workers of the placement after the last one."""
+        """Report a success to circuit breakers: after the first token, to that of the worker that
+        prefilled the prompt; after the last token, to those of all workers of the placement."""
         placement = self.record.placements[-1].placement
         first = placement.prefill if placement.prefill is not None else placement.decode
         workers = (first,) if not self._emitted else placement.workers
         self._context.breakers.record_success(worker.id for worker in workers)
 
     def _record_failure(self, failure: AttemptFailed | AttemptDrained) -> None:
-        """Report a failure to the circuit breakers. A worker that is full or draining has not
-        failed. Invalid output opens the breaker at once."""
+        """Report a failure to the circuit breakers, unless the worker is only full or draining.
+        Invalid output opens a worker's breaker at once."""
         if isinstance(failure, AttemptFailed) and not isinstance(failure.error, Overloaded):
             now = self._context.clock.monotonic()
             times = FAILURES_TO_OPEN if isinstance(failure.error, InvalidOutput) else 1
@@ -173,8 +173,8 @@ class Generation:
             self._context.breakers.record_failure(suspects * times, now)
 
     async def _prepare_migration(self, drained: AttemptDrained) -> None:
-        """Prepare to continue on another worker, which imports the KV from the draining worker if
-        that one still has it."""
+        """Prepare to continue on another worker. If the draining worker still has the request's KV,
+        the other worker imports it."""
         self._num_migrations += 1
         self._search.exclude_drained(drained.worker)
         self._kv_source = drained.kv_source if self._emitted else None
@@ -188,8 +188,8 @@ class Generation:
         )
 
     async def _begin_epoch(self, emitted: Sequence[TokenId]) -> None:
-        """Start a new epoch: the prompt that its prefill computes includes the ``emitted``
-        tokens."""
+        """Start a new epoch, whose prefill computes the prompt and the ``emitted`` tokens of the
+        answer."""
         prompt = self._spec.token_ids[: self._spec.num_prompt_tokens]
         self._spec = replace(
             self._spec, epoch=Epoch(self._spec.epoch + 1), token_ids=prompt + tuple(emitted)
@@ -197,8 +197,8 @@ class Generation:
         self._block_keys = await compute_block_keys(self._hasher, self._spec.token_ids)
 
     async def _prepare_retry(self, failure: AttemptFailed, num_failures: int) -> None:
-        """Pause, exclude the workers that failed, and add the emitted tokens to the prompt that
-        prefill computes."""
+        """Pause, exclude the workers that failed, and start a new epoch whose prefill computes the
+        prompt and all tokens emitted so far."""
         is_restart = isinstance(failure.error, NotFound)
         self._num_restarts += is_restart
         num_pauses = max(num_failures, min(self._num_restarts, self._config.max_retries))
@@ -232,7 +232,7 @@ class Generation:
 
 
 def _final_error(error: BatonError, num_failures: int) -> BatonError:
-    """Return the last failure, with the number of failures in its message; as Unavailable if it is
-    not retryable."""
+    """Return the error that ends a request after its last failure. The message contains the number
+    of failures. The type is that of ``error`` if clients may retry it, else Unavailable."""
     message = f"the request failed on {num_failures} placements; the last failure: {error}"
     return type(error)(message) if error.retryable else Unavailable(message)

@@ -14,8 +14,8 @@ from router.generation.worker_connection_pool import WorkerConnections
 
 @dataclass(frozen=True, slots=True)
 class FailoverConfig:
-    """The timeouts of failovers, and the number of retries. After a failure,
-    ``max_worker_wait_seconds`` bounds the wait for another worker, since a lost one may be
+    """The timeouts of placements and attempts, and the number of retries. After a failure, a
+    request waits up to ``max_worker_wait_seconds`` for a worker, since a lost one may be
     restarting. ``retry_pause_seconds`` leaves time for broken connections to be noticed, so that
     the worker that died can be distinguished from the worker that reported the failure."""
 
@@ -29,7 +29,7 @@ class FailoverConfig:
 @dataclass(frozen=True, slots=True)
 class GenerationContext:
     """The components and settings that all generations of a router share. A worker that sends a
-    token id outside the model's vocabulary (``vocab_size``) is faulty."""
+    token id outside the model's vocabulary (``vocab_size``) is treated as faulty."""
 
     placer: Placer
     connections: WorkerConnections
@@ -40,8 +40,8 @@ class GenerationContext:
     quarantine: Quarantine = field(default_factory=Quarantine)
 
     def avoided_workers(self) -> frozenset[WorkerId]:
-        """Return the workers to avoid: those whose connection just broke, that failed other
-        requests, or that run a quarantined request."""
+        """Return the workers to avoid: those whose connection broke recently, whose circuit breaker
+        is open, or that run a request in isolation."""
         failing = self.connections.recently_broken() | self.breakers.open_workers(
             self.clock.monotonic()
         )

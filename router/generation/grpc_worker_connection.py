@@ -41,7 +41,7 @@ class GrpcWorkerConnection(StreamWorkerConnection):
         try:
             self._unsent.put_nowait(message)
         except asyncio.QueueFull:
-            self.break_connection("the peer does not read")
+            self.break_connection("the worker does not read from the connection")
 
     async def _messages(self) -> AsyncIterator[RouterMessage]:
         while True:
@@ -49,14 +49,14 @@ class GrpcWorkerConnection(StreamWorkerConnection):
 
 
 async def _connected(channel: grpc.aio.Channel) -> None:
-    """Wait for the connection. Raises Unavailable at the first failure, unlike ``channel_ready``,
-    which keeps trying."""
+    """Wait until ``channel`` is connected. Raises Unavailable at the first failure, or after
+    ``CONNECT_TIMEOUT_SECONDS``; gRPC's own ``channel_ready`` would keep trying."""
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
             state = channel.get_state(try_to_connect=True)
             while state is not grpc.ChannelConnectivity.READY:
                 if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                    raise Unavailable("the peer does not accept connections")
+                    raise Unavailable("the worker does not accept connections")
                 await channel.wait_for_state_change(state)
                 state = channel.get_state(try_to_connect=True)
     except TimeoutError as error:

@@ -12,9 +12,9 @@ class OutputMerger:
     """Yields the tokens of one placement from ``next_index`` on, each once and in order.
 
     If ``is_split`` is True, the first token comes from the prefill worker and the other tokens from
-    the decode worker. If the decode worker is faster, its outputs are held back until the first
-    token arrives. Any other missing token is an error. The :class:`OutputQueue` that the outputs
-    come from bounds how many are held back.
+    the decode worker. If the decode worker's outputs arrive earlier, they are held back until the
+    first token arrives; the bound of the :class:`OutputQueue` limits how many. Any other missing
+    token is an error.
     """
 
     def __init__(self, epoch: Epoch, next_index: int, *, is_split: bool) -> None:
@@ -33,8 +33,8 @@ class OutputMerger:
             return
         if output.first_index > self._max_first_index():
             raise Corrupt(
-                f"tokens {self._max_first_index()} to {output.first_index} of the answer are "
-                "missing"
+                f"the answer's tokens from {self._max_first_index()} up to, but not including, "
+                f"{output.first_index} are missing"
             )
         if output.first_index > self.next_index:
             self._early_outputs.append(output)
@@ -68,8 +68,8 @@ class OutputMerger:
 
 
 def coalesce_outputs(outputs: list[RequestOutput]) -> list[RequestOutput]:
-    """Merge consecutive outputs, so that a reader that fell behind writes to its client only
-    once."""
+    """Merge consecutive outputs, so that a reader that fell behind writes them to its client at
+    once. An output with ``details`` begins a new merged output."""
     if len(outputs) == 1:
         return outputs
     runs: list[list[RequestOutput]] = []

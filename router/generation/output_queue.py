@@ -15,8 +15,9 @@ OutputReceiver = Callable[[WorkerId, RequestOutput | BatonError], None]
 """Takes an output from a worker, or the error that ended the worker's outputs. Does not wait."""
 
 MAX_QUEUED_OUTPUTS = 8192
-"""The maximum number of queued outputs, of one token and some hundred bytes each. The reader waits
-for nothing but its client, so a client that leaves this many unread has stopped reading."""
+"""The maximum number of queued outputs, of one token and some hundred bytes each. The queue's
+reader waits for nothing but the client, so if this many outputs are unread, the client has stopped
+reading."""
 
 
 class OutputDeliveryError(BatonError):
@@ -31,7 +32,8 @@ class OutputQueue:
         self._max_unread = max_unread
         self._items: list[QueuedOutput] = []
         self._waiter: asyncio.Future[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # finding it takes a system call
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop, kept because finding it takes a system call."""
         self._has_overflown = False
 
     @property
@@ -40,8 +42,8 @@ class OutputQueue:
         return self._waiter is not None and not self._waiter.done()
 
     def put(self, worker_id: WorkerId, item: RequestOutput | BatonError) -> None:
-        """Append an item, and wake the reader. If the queue is full, the item is dropped, and
-        :meth:`get_all` raises Overloaded."""
+        """Append an item, and wake the reader. If the queue is full, drop the item; every later
+        :meth:`get_all` then raises Overloaded."""
         if len(self._items) >= self._max_unread:
             self._has_overflown = True
             return
@@ -60,8 +62,9 @@ class OutputQueue:
         return items
 
     async def _wait(self, deadline: float) -> None:
-        """Wait with a bare timer of the event loop. This runs about once per token, and
-        ``asyncio.timeout`` takes ten times as long."""
+        """Wait until an item is put. Raises TimeoutError at ``deadline``. A bare timer of the event
+        loop is used since this runs about once per token, and ``asyncio.timeout`` takes ten times
+        as long."""
         loop = self._loop = self._loop or asyncio.get_running_loop()
         waiter = self._waiter = loop.create_future()
         timer = loop.call_at(deadline, _time_out, waiter) if deadline < math.inf else None

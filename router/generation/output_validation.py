@@ -7,17 +7,18 @@ from baton.core.request import FinishReason, RequestOutput, RequestSpec, TokenLo
 from baton.errors import Corrupt
 
 MAX_DETAIL_CHARACTERS = 16_384
-"""The maximum number of characters in all of an output's ``details`` in total; valid outputs have a
-few hundred."""
+"""The maximum total number of characters in the names and values of an output's ``details``; valid
+outputs have a few hundred."""
 
 MAX_ERROR_CHARACTERS = 4096
 
 UNKNOWN_VOCAB_SIZE = 1 << 32
-"""The range of token ids on the wire, used while the vocabulary size is not known."""
+"""Used if the vocabulary size is not known: every token id that fits the wire format is below
+it."""
 
 
 class InvalidOutput(Corrupt):
-    """A worker sent an output that only a faulty worker sends. Another worker may succeed."""
+    """A worker sent an output that only a faulty worker would send. Another worker may succeed."""
 
 
 def find_output_error(output: RequestOutput, spec: RequestSpec, vocab_size: int) -> str:

@@ -13,13 +13,14 @@ log = structlog.get_logger(__name__)
 
 class Placer(Protocol):
     async def place(self, query: PlacementQuery) -> Placement:
-        """Return a placement. Raises Overloaded when no worker can take the request now,
-        Unavailable when there is no worker, Invalid when the request fits none."""
+        """Return a placement. Raises Overloaded if no worker can take the request now, Unavailable
+        if there is no worker, Invalid if the request is too large for every worker."""
         ...
 
 
 class FallbackPlacer:
-    """Queries its placers in order: the next one only if the one before raises Unavailable."""
+    """Queries several placers in order. The next placer is queried only if the one before raises
+    Unavailable; other errors are raised at once."""
 
     def __init__(self, placers: Sequence[Placer]) -> None:
         assert placers

@@ -1,4 +1,4 @@
-"""Finds placements for one request, as long as possible on workers where it has not failed."""
+"""Finds placements for one request, if possible on workers where it has not failed."""
 
 import zlib
 from collections.abc import Iterable
@@ -13,20 +13,25 @@ from router.generation.generation_context import GenerationContext
 from router.generation.record import GenerationRecord
 
 INITIAL_WAIT_BACKOFFS = 4
+"""The first pause of a request that waits for a worker, in units of ``retry_pause_seconds``."""
+
 WAIT_BACKOFF_FACTOR = 1.5
+"""Each further pause is longer by this factor."""
+
 MAX_WAIT_BACKOFF_SECONDS = 1.0
 """The longest pause between two attempts to place a request while no worker is ready: long enough
 that a thousand waiting requests don't overload the conductors, and short enough that the requests
 notice within about a second that a worker is back."""
 
 PRESUMED_DEAD_SECONDS = 5.0
-"""A dead worker leaves the registry within this time after its connection broke."""
+"""A dead worker leaves the registry within this time after its connection broke. A worker that is
+registered for longer had only lost its connection."""
 
 
 class PlacementSearch:
-    """Queries the placer for placements of one request, and tracks the workers to avoid: those on
-    which the request failed (``excluded``), the ones among these that are presumed dead, and the
-    prefill workers whose KV a decode worker may be unable to fetch."""
+    """Queries the placer for placements of one request, and tracks three sets of workers to avoid:
+    those on which the request failed (``excluded``), those of them that are presumed dead, and the
+    prefill workers from which a decode worker may be unable to fetch KV."""
 
     def __init__(
         self,
@@ -42,7 +47,7 @@ class PlacementSearch:
         self._model = model
         self._session = session
         self._record = record
-        self._dead_since: dict[WorkerRef, float] = {}  # when the worker was lost
+        self._dead_since: dict[WorkerRef, float] = {}  # when this request lost the worker
         self._unreachable_sources: set[WorkerId] = set()
         self.excluded: set[WorkerId] = set()
 
@@ -52,9 +57,9 @@ class PlacementSearch:
         self._dead_since[worker] = self._context.clock.monotonic()
 
     def exclude_failed(self, suspects: Iterable[WorkerRef], *, have_restarted: bool) -> None:
-        """Exclude the dead workers among those that may have caused a failure, or all of them if
-        none is dead. If ``have_restarted`` is True, the suspects' former incarnations are dead,
-        even if connections to them are still alive."""
+        """Exclude those of the ``suspects`` (the workers that may have caused a failure, prefill
+        before decode) that are dead, or all if none is. If ``have_restarted`` is True, all count as
+        dead: they have restarted, even if connections to their former processes seem alive."""
         workers, connections = tuple(suspects), self._context.connections
         lost = [each for each in workers if have_restarted or not connections.is_alive(each)]
         self._dead_since.update(dict.fromkeys(lost, self._context.clock.monotonic()))
@@ -63,8 +68,8 @@ class PlacementSearch:
             self._unreachable_sources.add(workers[0].id)
 
     async def find_first(self, spec: RequestSpec, block_keys: tuple[BlockKey, ...]) -> Placement:
-        """Place the request, if possible on workers that did not just fail other requests. Raises
-        Unavailable and the placer's other errors."""
+        """Place the request, if possible not on the workers that all requests of this router should
+        avoid. Raises the placer's errors, and DeadlineExceeded."""
         shunned = self._context.avoided_workers()
         if shunned:
             try:
@@ -76,11 +81,13 @@ class PlacementSearch:
     async def find_again(self, spec: RequestSpec, block_keys: tuple[BlockKey, ...]) -> Placement:
         """Place the request again, excluding fewer and fewer workers until a placement exists.
 
-        First exclude the workers that failed this request or others; then only those that failed
-        this one; then the dead ones and the prefill workers from which a KV transfer may have
-        failed (prefill on the decode worker needs no transfer); then only the dead ones; then none.
-        A placement on a dead worker is not accepted, but one on its restarted process is. Repeat
-        these steps until ``max_worker_wait_seconds`` have passed."""
+        First exclude the workers on which this request failed, and those that all requests should
+        avoid; then only the former; then the workers that are presumed dead, and the prefill
+        workers from which a KV transfer may have failed (prefill on the decode worker needs no
+        transfer); then only those presumed dead; then none. A placement on a process that is
+        presumed dead is not accepted, but one on its restarted process is. Repeat these steps until
+        ``max_worker_wait_seconds`` have passed, then raise Unavailable. Other errors of the placer,
+        and DeadlineExceeded, are raised at once."""
         clock = self._context.clock
         give_up_at = clock.monotonic() + self._config.max_worker_wait_seconds
         excluded_so_far, nobody = frozenset(self.excluded), frozenset[WorkerId]()
@@ -105,8 +112,8 @@ class PlacementSearch:
             pause = min(pause * WAIT_BACKOFF_FACTOR, MAX_WAIT_BACKOFF_SECONDS)
 
     def _presumed_dead(self) -> frozenset[WorkerRef]:
-        """Return the workers that are presumed dead: those whose connection broke recently. A
-        worker that is still registered later had only lost its connection."""
+        """Return the worker processes that are presumed dead: those that this request recently left
+        because they drained, restarted or lost their connection."""
         latest = self._context.clock.monotonic() - PRESUMED_DEAD_SECONDS
         return frozenset(worker for worker, since in self._dead_since.items() if since > latest)
 

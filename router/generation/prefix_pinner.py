@@ -17,8 +17,8 @@ from router.generation.cluster import Cluster
 from router.generation.record import GenerationRecord, PinRecord
 
 MAX_PENDING_PINS = 256
-"""The maximum number of prefixes that wait to be pinned; further ones are recorded as not
-pinned."""
+"""The maximum number of prefixes that wait to be pinned. Further prefixes are not pinned, and
+recorded as such."""
 
 MAX_STORES = 64
 """The maximum number of connections to stores. To open another one, the oldest is closed."""
@@ -79,8 +79,8 @@ class GrpcPinClient:
 
 
 class PrefixPinner:
-    """Pins prefixes in the background. No request waits for it or fails because of it; `baton
-    explain` shows the result."""
+    """Pins prefixes in the background. No request waits for pins or fails because of them; `baton
+    explain` shows what was pinned."""
 
     def __init__(self, cluster: Cluster, pin_client: PinClient, clock: Clock) -> None:
         self._cluster = cluster
@@ -100,7 +100,8 @@ class PrefixPinner:
             await self._pin_client.close()
 
     def pin_when_stored(self, record: GenerationRecord, pins: Sequence[PrefixPin]) -> None:
-        """Pin these prefixes of the request's prompt as soon as they are stored."""
+        """Pin these prefixes of the request's prompt as soon as a store has them. ``record.pins``
+        shows which blocks were pinned."""
         for pin in pins:
             pin_record = PinRecord(pin.num_tokens, pin.ttl_seconds)
             record.pins.append(pin_record)
@@ -137,8 +138,8 @@ class PrefixPinner:
     async def _try_pin(
         self, record: GenerationRecord, pin: PrefixPin, pin_record: PinRecord
     ) -> None:
-        """Pin at the store on the host of the worker that computed the prompt; if that store does
-        not have all blocks, at the other stores, too."""
+        """Pin the prefix at the store on the host of the worker that computed the prompt. If that
+        store does not have all blocks, try the other stores too, until one has pinned all."""
         stores = self._stores_by_distance(record)
         if not stores:
             pin_record.error = "there is no KV store"

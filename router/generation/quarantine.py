@@ -1,12 +1,12 @@
 """Quarantine for requests that kill their workers.
 
-A request that was running on two workers when they died is run once more in isolation. If the
-worker of that run dies as well, the request is refused, and for a while so is every request with
-the same content.
+If two workers died while they ran a request, the request is run once more in isolation: other
+requests avoid its workers. If the worker of that run dies as well, the request is refused, and for
+a while so is every request with the same content.
 
-A single death does not show which of the worker's requests caused it. So deaths only count while a
-request makes no progress: an innocent request gets a few tokens between two deaths that others
-caused, and a request that kills its workers does not. Each router keeps its own quarantine.
+A single death does not show which of the worker's requests caused it. So a request's deaths are
+forgotten once it makes progress: an innocent request gets a few tokens between two deaths that
+others caused, and a request that kills its workers does not. Each router keeps its own quarantine.
 """
 
 import asyncio
@@ -26,25 +26,29 @@ from baton.core.request import RequestSpec
 from baton.errors import RequestKilledWorkers
 
 MAX_WORKER_DEATHS = 2
-"""A request continues in isolation after this many worker incarnations died while they ran it."""
+"""After this many worker incarnations died while they ran a request, it continues in isolation."""
 
 PROGRESS_TOKENS = 4
-"""A request that got this many new tokens from one placement is cleared: its workers have survived
-it."""
+"""A request that got this many new tokens from one placement is no longer suspected: its workers
+have survived it."""
 
 MIN_SECONDS_SINCE_DEATH = 3.0
-"""No worker may have died for this long before an isolated run begins, so that a death during the
-run was caused by it and not by a series of deaths with another cause."""
+"""No worker may have died for this long before an isolated run begins. Otherwise a death during the
+run could be one of a series that has another cause."""
 
 MAX_ISOLATION_WAIT_SECONDS = 15.0
 """The longest wait for ``MIN_SECONDS_SINCE_DEATH``: after this, an isolated run begins even if
 workers keep dying."""
 
 MAX_SEQUENTIAL_RUNS = 16
-"""Up to this many isolated runs take place one after the other. If there are more, several run at a
-time; a request whose worker died in such a run then gets an isolated run without others."""
+"""The number of requests that wait for an isolated run or are in one, divided by this, is the
+number of isolated runs that take place at a time (at least 1). If a worker dies that ran several
+isolated requests, each of them gets another isolated run, during which there is no other."""
 
 RECORD_TTL_SECONDS = 600.0
+"""How long the deaths of a request's workers are remembered, and the request is refused, after the
+last death."""
+
 MAX_DIGESTS = 4096
 """The maximum number of requests with a death record, of some hundred bytes each; the oldest is
 dropped first."""
@@ -56,8 +60,8 @@ log = structlog.get_logger(__name__)
 
 
 def digest_request(spec: RequestSpec, tenant: TenantId) -> RequestDigest:
-    """Digest a request's content without its seed, since a request without a seed gets a random
-    one."""
+    """Digest a request's content (prompt, tenant, salt and sampling parameters). The seed is left
+    out, since the router gives each request without a seed a random one."""
     prompt = array("q", spec.token_ids[: spec.num_prompt_tokens]).tobytes()
     parameters = repr((tenant, spec.tenant_salt, replace(spec.sampling, seed=0))).encode()
     return RequestDigest(blake2b(prompt + parameters, digest_size=16).digest())
@@ -65,7 +69,8 @@ def digest_request(spec: RequestSpec, tenant: TenantId) -> RequestDigest:
 
 @dataclass(slots=True)
 class _DeathRecord:
-    """The worker incarnations that died while they ran a request (``deaths``)."""
+    """The worker incarnations that died while they ran a request (``deaths``), and whether the
+    request is refused. The record is dropped at the monotonic time ``expires_at``."""
 
     deaths: set[WorkerRef] = field(default_factory=set)
     expires_at: float = 0.0
@@ -74,8 +79,9 @@ class _DeathRecord:
 
 @dataclass(slots=True, eq=False)
 class IsolatedRun:
-    """A request that runs in isolation. ``workers`` are set once it is placed. If ``is_exclusive``
-    is True, no other isolated run takes place at the same time."""
+    """A request's run in isolation. ``started`` is done once it is the request's turn. ``workers``
+    are set once the request is placed. If ``is_exclusive`` is True, no other isolated run takes
+    place at the same time."""
 
     is_exclusive: bool
     started: asyncio.Future[None]
@@ -83,8 +89,8 @@ class IsolatedRun:
 
 
 class Quarantine:
-    """One router's records of requests that kill workers. It is nearly always empty, and then costs
-    nothing."""
+    """One router's records of requests whose workers died, and its isolated runs. Nearly always
+    there are none; then no request's digest is computed."""
 
     def __init__(self) -> None:
         self._death_records: OrderedDict[RequestDigest, _DeathRecord] = OrderedDict()
@@ -97,8 +103,8 @@ class Quarantine:
         return not self._death_records
 
     def check_and_count_deaths(self, digest: RequestDigest, now: float) -> int:
-        """Return how many workers died while they ran a request. Raises RequestKilledWorkers if the
-        request is refused."""
+        """Return how many worker incarnations died while they ran a request. Raises
+        RequestKilledWorkers if the request is refused."""
         case = self._death_records.get(digest)
         if case is None:
             return 0
@@ -116,8 +122,8 @@ class Quarantine:
     def record_death(
         self, digest: RequestDigest, worker: WorkerRef, isolated_run: IsolatedRun | None, now: float
     ) -> None:
-        """Record that ``worker`` died while it ran a request. If that was an isolated run, and the
-        only one on ``worker``, the request is refused from now on."""
+        """Record that ``worker`` died while it ran a request, in ``isolated_run`` unless that is
+        None. If it was the only isolated run on ``worker``, the request is refused from now on."""
         self._last_death_at = now
         case = self._death_records.pop(digest, None) or _DeathRecord()
         self._death_records[digest] = case
@@ -132,7 +138,7 @@ class Quarantine:
             self._death_records.popitem(last=False)
 
     def clear(self, digest: RequestDigest) -> None:
-        """Clear a request that made progress, unless it is refused already."""
+        """Forget the deaths of a request that made progress, unless it is refused already."""
         case = self._death_records.get(digest)
         if case is not None and not case.is_refused:
             del self._death_records[digest]

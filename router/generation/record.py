@@ -20,8 +20,7 @@ MAX_RECORDS = 4096
 NO_TENANT = TenantId("")
 
 MAX_DIGITS = 20
-"""The maximum number of digits accepted in a number that a worker sends: a 64-bit integer has no
-more."""
+"""Numbers that a worker sends are ignored if they have this many digits or more."""
 
 _LATENCIES = ("ttft_seconds", "itl_seconds", "tbt_seconds")
 
@@ -30,8 +29,8 @@ _TRANSPORT = re.compile(r"[a-z0-9_-]{1,32}")
 
 @dataclass(slots=True)
 class PlacementRecord:
-    """One placement of a request, in one epoch. ``error`` says why the placement ended early; if it
-    did not, ``error`` is empty and ``ended_at`` None. Times are the clock's monotonic time."""
+    """One placement of a request, in one epoch. If the placement ended early, ``error`` says why,
+    and ``ended_at`` when; otherwise they are empty and None. Times are monotonic, in seconds."""
 
     epoch: Epoch
     placement: Placement
@@ -63,8 +62,9 @@ class PlacementRecord:
 
 @dataclass(slots=True)
 class PinRecord:
-    """A prefix to be pinned (``cache_control``). ``error`` says why it is not pinned completely,
-    and is empty if it is."""
+    """A prefix to be pinned (``cache_control``): the first ``num_tokens`` tokens of the prompt, for
+    ``seconds``. ``store`` is the id of the store that has pinned the most of it. ``error`` says why
+    not all of its blocks are pinned, and is empty if all are."""
 
     num_tokens: int
     seconds: float
@@ -87,9 +87,10 @@ class GenerationRecord:
     """The record of what happened to one answer.
 
     Durations count from the request's arrival; ``queue_seconds`` is the time until the first
-    placement. ``cached_tokens`` is None until the prompt was computed. ``has_slo`` says whether the
-    SLO applies to the request. ``pending_query`` is the epoch and the time of a placement query
-    that is not answered yet. ``trace`` is the request's span, or None if it is not traced."""
+    placement. ``cached_tokens`` is None until the prompt has been computed. ``has_slo`` says
+    whether the SLO applies to the request. ``pending_query`` is the epoch and the time of a
+    placement query that is not answered yet. ``trace`` is the trace context of the request's span,
+    or None if the request is not traced."""
 
     request_id: RequestId
     arrived_at: float
@@ -137,14 +138,13 @@ class GenerationRecord:
             self._record_details(output.details)
 
     def record_error_output(self, output: RequestOutput) -> None:
-        """Record that a worker ended the request with an error. If the worker had computed the
-        prompt, the tenant is charged for the prompt."""
+        """Take the number of cached tokens from an output with which a worker ended the request
+        early. If the worker had computed the prompt, the tenant is thus charged for the prompt."""
         if self.cached_tokens is None and PROMPT_PREFILLED in output.details:
             self.cached_tokens = min(max(output.cached_tokens, 0), self.num_prompt_tokens)
 
     def record_end(self, finish_reason: str, now: float, error: str = "") -> None:
-        """Record the end of the answer. Only the first call has an effect: there is one terminal
-        state."""
+        """Record the end of the answer. Only the first call has an effect."""
         if not self.finish_reason:
             self.finish_reason = finish_reason
             self.error = error
@@ -155,7 +155,8 @@ class GenerationRecord:
         return self.trace.child("place", self.request_id, epoch)
 
     def attempt_span(self, epoch: int) -> TraceContext:
-        """Return the trace context of an epoch's attempt: the parent of the workers' spans."""
+        """Return the trace context of the attempt in an epoch. The workers' spans are its
+        children."""
         assert self.trace is not None
         return self.trace.child("attempt", self.request_id, epoch)
 
@@ -172,8 +173,8 @@ class GenerationRecord:
 
     @property
     def store_wait_seconds(self) -> float:
-        """Seconds that the request waited for the KV store; 0 if the worker did not report it. A
-        worker of the previous version reports them as ``store_seconds``."""
+        """Seconds that the request waited for the KV store; 0 if the worker reported none. Workers
+        of the previous version report them as ``store_seconds``."""
         reported = self.details.get("store_wait_seconds", self.details.get("store_seconds", "0"))
         try:
             seconds = float(reported)
@@ -197,8 +198,8 @@ class GenerationRecord:
         return (self.total_seconds - self.ttft_seconds) / (self.num_tokens - 1)
 
     def headers(self) -> dict[str, str]:
-        """Return the debug headers that are known now. ``x-baton-bytes-shipped`` is the old name of
-        ``x-baton-kv-transfer-bytes``, kept for one version."""
+        """Return the debug headers whose values are known now. ``x-baton-bytes-shipped`` is the old
+        name of ``x-baton-kv-transfer-bytes``, kept for one version."""
         headers: dict[str, str] = {}
         if self.prefill is not None:
             headers["x-baton-prefill"] = self.prefill.id
@@ -212,9 +213,10 @@ class GenerationRecord:
         return headers
 
     def explain(self) -> dict[str, Any]:
-        """Return the record as JSON. ``tbt_seconds`` and ``bytes_shipped`` are the old names of
-        ``itl_seconds`` and ``kv_transfer_bytes``, kept for one version. Predictions are those of
-        the first placement, since they are compared with the client's time to first token."""
+        """Return the record as a JSON object. ``tbt_seconds`` and ``bytes_shipped`` are the old
+        names of ``itl_seconds`` and ``kv_transfer_bytes``, kept for one version. ``predicted`` is
+        the prediction for the first placement, since ``actual`` counts from the request's
+        arrival."""
         placements = [each.explain() for each in self.placements]
         first = placements[0] if placements else {}
         last = placements[-1] if placements else {}
@@ -258,8 +260,8 @@ class GenerationRecord:
 
 
 class GenerationHistory:
-    """The records of the latest requests, by the request id that the client knows. Each entry has
-    one record per answer (several with ``n``, or several prompts)."""
+    """The records of the latest requests, by the request id that the client knows. A request has
+    one record per answer: several if it has several prompts, or ``n`` above 1."""
 
     def __init__(self, max_records: int = MAX_RECORDS) -> None:
         self._max_records = max_records
@@ -271,8 +273,8 @@ class GenerationHistory:
             self._records.popitem(last=False)
 
     def explain(self, request_id: str) -> dict[str, Any] | None:
-        """Return the record of a request's first answer, with all answers' records under
-        ``choices`` if there are several; None if there is no such request."""
+        """Return the record of a request's first answer as a JSON object; if there are several
+        answers, ``choices`` contains the records of all. None if the request is not known."""
         records = self._records.get(request_id)
         if not records:
             return None

@@ -1,5 +1,5 @@
-"""Applies the quarantine to one request: runs it in isolation, and records deaths of its
-workers."""
+"""Applies the quarantine to one request: records the deaths of its workers, and runs it in
+isolation after several deaths."""
 
 import structlog
 
@@ -23,9 +23,9 @@ log = structlog.get_logger(__name__)
 
 
 class RequestIsolation:
-    """Isolates a request from others while it is suspected of killing its workers. ``num_emitted``
-    is the number of the answer's tokens so far. For each attempt call :meth:`begin_attempt` first;
-    at the end call :meth:`end`."""
+    """Isolates a request from others while it is suspected of killing its workers. Call
+    :meth:`begin_attempt` before each attempt, and :meth:`end` when the answer has ended.
+    ``num_emitted`` is the number of the answer's tokens so far."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class RequestIsolation:
 
     async def begin_attempt(self, num_emitted: int) -> None:
         """If several workers died while they ran this request, wait until it may run in isolation.
-        Raises RequestKilledWorkers."""
+        Raises RequestKilledWorkers if the request is refused."""
         quarantine, clock = self._quarantine, self._clock
         self._num_emitted_before = num_emitted
         if quarantine.is_empty:
@@ -58,7 +58,8 @@ class RequestIsolation:
         log.warning("request_tried_alone", num_deaths=num_deaths, **self._record.log_fields)
         self.run = await quarantine.begin_isolated_run(num_deaths, clock)
         try:
-            quarantine.check_and_count_deaths(self._digest, clock.monotonic())  # may have changed
+            # A request with the same content may have been refused meanwhile.
+            quarantine.check_and_count_deaths(self._digest, clock.monotonic())
         except BaseException:
             self.end()
             raise
@@ -69,8 +70,9 @@ class RequestIsolation:
             self.run.workers = frozenset(placement.workers)
 
     def record_output(self, output: RequestOutput, num_emitted: int) -> None:
-        """Clear the request of suspicion once it makes progress: its workers have survived it. Call
-        it for each output of an isolated run, and for the last one of each answer."""
+        """If the request has made enough progress, forget the deaths of its workers and end its
+        isolated run. Call this for each output of an isolated run, and for the last output of each
+        answer. ``num_emitted`` includes the tokens of ``output``."""
         if self._quarantine.is_empty:
             return
         num_new = num_emitted - self._num_emitted_before
@@ -79,8 +81,8 @@ class RequestIsolation:
             self.end()
 
     def record_failure(self, failure: AttemptFailed | AttemptDrained, num_emitted: int) -> None:
-        """End the isolated run, and record the worker that died during the attempt, if any. Raises
-        RequestKilledWorkers once it is certain that the request caused the death."""
+        """End the isolated run, if there is one. If the attempt failed because its worker died,
+        record the death. Raises RequestKilledWorkers if the request is refused from now on."""
         quarantine, now = self._quarantine, self._clock.monotonic()
         run, self.run = self.run, None
         try:

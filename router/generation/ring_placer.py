@@ -1,5 +1,5 @@
-"""The router's own placement while no conductor answers, by a hash ring that is the same in all
-routers."""
+"""The router's own placement by a hash ring, for use while no conductor answers. All routers have
+the same ring."""
 
 from collections.abc import Sequence
 
@@ -12,21 +12,24 @@ from baton.hash_ring import ring_successors
 from router.generation.cluster import Cluster
 
 RING_KEY_BLOCKS = 8
-"""The key of the prompt's block with this number (from 1), which covers all blocks before it, picks
-the prefill worker. With 16 tokens per block, these 128 tokens reach beyond the system prompts that
-all requests share, and end before conversations diverge."""
+"""The prefill worker is picked by the key of the prompt's block with this number (counted from 1;
+the last full block of shorter prompts). The key depends on all blocks before it. With 16 tokens per
+block, these 128 tokens reach beyond the system prompts that all requests share, and end before
+conversations diverge."""
 
 LOAD_SLACK = 1.25
-"""No worker is picked whose load exceeds the mean by more than this factor (bounded loads)."""
+"""No worker is picked that has more requests than ``LOAD_SLACK`` times the mean plus
+``MIN_LOAD_ALLOWANCE`` (consistent hashing with bounded loads)."""
 
 MIN_LOAD_ALLOWANCE = 4
-"""A worker may always have this many requests more than the mean: small differences are noise."""
+"""Added to the bound on a worker's requests, since differences of a few requests are noise."""
 
 RING_POLICY = "ring"
 
 
 class RingPlacer:
-    """Places by a hash ring. Deterministic: equal members and queries give equal placements."""
+    """Places by a hash ring. A placement depends only on the query and on the ready workers with
+    their loads."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -52,7 +55,7 @@ class RingPlacer:
 
 
 def pick_with_bounded_load(members: Sequence[Member], key: bytes) -> Member:
-    """Return the first member on the ring after ``key`` that is not much busier than the others."""
+    """Return the first member on the ring after ``key`` that is not much busier than the mean."""
     by_id: dict[str, Member] = {member.id: member for member in members}
     num_requests = {
         name: member.load.running + member.load.waiting for name, member in by_id.items()
@@ -63,7 +66,8 @@ def pick_with_bounded_load(members: Sequence[Member], key: bytes) -> Member:
 
 
 def _ring_key(query: PlacementQuery) -> bytes:
-    """Return a key that requests with the same beginning share; short prompts are spread."""
+    """Return a key that requests whose prompts begin alike have in common. Prompts without a full
+    block are spread by session, or by request id if they have no session."""
     if not query.block_keys:
         return (query.session or query.request_id).encode()
     return query.block_keys[min(len(query.block_keys), RING_KEY_BLOCKS) - 1]

@@ -1,5 +1,5 @@
-"""Addresses of Baton's framed protocol that can't be reached, for which gRPC is used meanwhile: a
-firewall may only let the gRPC port through, or the port may have too many connections."""
+"""Addresses of framed connections that can't be reached: a firewall may only let the gRPC port
+through, or a port may have too many connections. Meanwhile, gRPC is used instead."""
 
 import asyncio
 
@@ -12,8 +12,8 @@ INITIAL_PROBE_SECONDS, MAX_PROBE_INTERVAL_SECONDS = 1.0, 60.0
 each time; no request waits for a probe."""
 
 MAX_PROBE_SECONDS = 600.0
-"""How long an address is probed. If it is still unreachable then, its worker is most likely
-gone."""
+"""How long an address is probed. If it is still unreachable then, the process behind it is most
+likely gone."""
 
 CONNECT_TIMEOUT_SECONDS = 2.0
 
@@ -21,8 +21,8 @@ MAX_UNREACHABLE = 4096
 
 
 class UnreachableAddresses:
-    """A set of unreachable addresses. Each is probed until it can be opened; if there are too many,
-    the oldest is dropped."""
+    """A set of unreachable addresses. Each is probed, and leaves the set once a connection can be
+    opened, or after :data:`MAX_PROBE_SECONDS`. If there are too many, the oldest is dropped."""
 
     def __init__(self, service: str, trust: ClusterCredentials) -> None:
         self._service = service

@@ -27,8 +27,8 @@ SUBMIT_ENCODER = SubmitEncoder()
 
 
 class NotConnected(Unavailable):
-    """The connection was never established: no request was sent that could have harmed the
-    worker."""
+    """The connection was never established, so the worker got no request that could have caused the
+    failure."""
 
 
 class WorkerLost(Unavailable):
@@ -37,10 +37,11 @@ class WorkerLost(Unavailable):
 
 
 class StreamWorkerConnection(ABC):
-    """Base of the :class:`router.generation.worker_connection_pool.WorkerConnection`
-    implementations.
+    """Base of the implementations of
+    :class:`router.generation.worker_connection_pool.WorkerConnection`.
 
-    :meth:`run` connects and serves until the stream breaks; after that the connection is dead."""
+    :meth:`run` connects and serves until the stream breaks. After that the connection is dead, and
+    the pool opens a new one when it is needed."""
 
     is_framed = False
 
@@ -98,8 +99,8 @@ class StreamWorkerConnection(ABC):
             self._on_break(str(failure), WorkerLost if is_lost else Unavailable)
 
     def deliver(self, outputs: Iterable[RequestOutput]) -> None:
-        """Give each output to its request. An exception while an output is handled (a bug) ends
-        only its request, not the stream or the other requests."""
+        """Give each output to the receiver of its request. If a receiver raises an exception (a
+        bug), only that request ends, not the stream or the other requests."""
         worker_id = self._worker.id
         for output in outputs:
             receive = self._receivers.get((output.request_id, output.epoch))
@@ -112,13 +113,14 @@ class StreamWorkerConnection(ABC):
                 receive(worker_id, OutputDeliveryError("internal error"))
 
     def break_connection(self, failure: str) -> None:
-        """Break the connection now."""
+        """Break the connection now, for the reason ``failure``: all requests on it get an error."""
         self._on_break(failure)
         if self.task is not None:
             self.task.cancel()
 
     def retire(self) -> None:
-        """Close a connection that was replaced, and that no request uses any more."""
+        """Close this connection after another one has replaced it. Call it only when no request
+        uses this connection any more."""
         self.is_alive, self.is_retired = False, True
         if self.task is not None:
             self.task.cancel()

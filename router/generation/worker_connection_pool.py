@@ -16,14 +16,13 @@ from router.generation.unreachable_addresses import UnreachableAddresses
 from router.generation.worker_connection import StreamWorkerConnection
 
 AVOID_SECONDS = 5.0
-"""After its connection broke, a worker gets no new requests for this long if other workers can take
-them. By then a dead worker has left the registry, and one that was only stuck has shown that it is
-back."""
+"""After a worker's connection broke, the worker gets no new requests for this long if other workers
+can take them. By then, a dead worker has left the registry."""
 
 REPLACED_CONNECTION_GRACE_SECONDS = 30.0
-"""How long a replaced connection must be idle before it is closed. While its stream is open, the
-worker keeps the KV that it exported for the stream's requests; peers may still be fetching that
-KV."""
+"""How long a replaced connection must be idle before it is closed. Closing its stream makes the
+worker free the KV that it exported for the stream's requests, and other workers may still be
+fetching that KV."""
 
 
 class WorkerConnection(Protocol):
@@ -65,8 +64,9 @@ class WorkerConnections(Protocol):
 
 
 class WorkerConnectionPool:
-    """Connections by worker address and incarnation: over the framed protocol where the worker
-    offers it and it can be opened, else over gRPC. They stay open while :meth:`run` runs."""
+    """One connection per worker address and incarnation: a framed connection if the worker offers
+    one that can be opened, else gRPC. Connections can be opened while :meth:`run` runs, and are
+    closed when it ends."""
 
     def __init__(self, credentials: ClusterCredentials | str | None = None) -> None:
         self._credentials = to_credentials(credentials)

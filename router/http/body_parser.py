@@ -11,12 +11,12 @@ from router.http.json_limits import MAX_VALUES, check_json_size
 Body = TypeVar("Body", bound=BaseModel)
 
 FIELD_PREFIX = "field:"
-"""The prefix of the type of a validation error that is raised for a whole body. The name of the
-invalid field follows it."""
+"""A validator of a whole body reports an invalid field by an error whose type is this prefix,
+followed by the field's name."""
 
 
 MAX_ERRORS = 1000
-"""With more errors than this in a body, none is described. Describing 100,000 would block the event
+"""If a body has more errors than this, none is described. Describing 100,000 would block the event
 loop for a quarter of a second."""
 
 

@@ -45,7 +45,9 @@ class Http10BodySender:
             self._is_open_ended = b"content-length" not in names
             if self._is_open_ended:
                 self._cycle.chunked_encoding = False
-        elif self._is_open_ended:  # uvicorn compares the body with this length
+        elif self._is_open_ended:
+            # uvicorn subtracts the size of each part from this length, and requires that 0 remains
+            # after the last part.
             is_last = not message.get("more_body", False)
             size = len(message.get("body", b""))
             self._cycle.expected_content_length = size if is_last else size + 1

@@ -1,4 +1,5 @@
-"""Rejects requests to keyless paths that browsers send on behalf of untrusted web pages."""
+"""Rejects requests that browsers send on behalf of untrusted web pages to paths that need no
+key."""
 
 from collections.abc import Mapping
 
@@ -19,7 +20,7 @@ class BrowserRequestCheck:
         """Raises ApiError (403) if the request comes from a page that is not allowed."""
         if not self._authenticator.allows_without_key(path):
             return
-        # A preflight has no effect, and CORS answers it.
+        # A preflight request has no effect, and is answered according to the CORS settings.
         is_preflight = method == "OPTIONS"
         origin = None if is_preflight else headers.get(b"origin")
         site = None if is_preflight else headers.get(b"sec-fetch-site")

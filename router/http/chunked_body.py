@@ -22,7 +22,7 @@ class ChunkedBodyScanner:
 
     def __init__(self) -> None:
         self._remaining_bytes = 0  # bytes to come of the current chunk's data and its line break
-        self._line = b""  # the incomplete line
+        self._line = b""  # the size line or trailer that is still incomplete
         self._in_trailers = False
         self._num_chunks = 0
         self._data_bytes = 0

@@ -1,13 +1,13 @@
-"""One HTTP connection: uvicorn's, with a bound on everything that a client can send or leave
-unread.
+"""One HTTP connection: uvicorn's protocol class, with a bound on everything that a client can send
+or leave unread.
 
 uvicorn does not bound the following, so this module does: the size of a request's head and the time
 until it is complete, pipelined requests, bodies that are still arriving after the response was
 sent, and the time for which a client does not read.
 
-llhttp is fed one request at a time, cut where the head or the body ends. So the raw head is
-available for checks (:mod:`router.http.request_head`), chunk framing is counted, and pipelined
-requests are kept as unparsed bytes.
+uvicorn's parser (llhttp) is fed one request at a time, cut where the head or the body ends. So the
+raw head is available for checks (:mod:`router.http.request_head`), chunk framing is counted, and
+pipelined requests are kept as unparsed bytes.
 
 Without these bounds, one client can block all others: docs/results/security.md shows the attacks
 with and without them. Replacing uvicorn instead was not worthwhile: granian took as much CPU per
@@ -43,8 +43,9 @@ HEAD_END = b"\r\n\r\n"
 """The end of a request's head."""
 
 LINGER_SECONDS = 5.0
-"""How long the rest of a body is read after its request was refused. If the connection were closed
-while the body arrives, the client might not get the response."""
+"""How long the rest of a request's body is read if the response was complete before the body, such
+as a refusal. If the connection were closed while the body arrives, the client might not get the
+response."""
 
 
 def _rejection_reason(problem: ApiError) -> str:
@@ -59,7 +60,8 @@ def _notify_disconnect(push: UvicornBodyWriter | None) -> None:
 
 
 class BodyParserCallbacks:
-    """Callbacks of a parser for the rest of a message whose head another parser has read."""
+    """Callbacks of a second parser, which reads the body of a message whose head has been read by
+    another parser (:meth:`HttpConnection._ignore_upgrade`)."""
 
     def __init__(self, connection: "HttpConnection") -> None:
         self._connection = connection
@@ -79,12 +81,12 @@ class BodyParserCallbacks:
 
 
 class HttpConnection(HttpToolsProtocol):
-    """A connection with bounds. ``on_refusal`` is called with one word for the bound that a client
-    exceeded, like ``body``.
+    """A connection with bounds. If a client exceeds one, ``on_refusal`` is called with a word that
+    names the bound, such as ``body``.
 
-    A message is idle (none is arriving), in its head, in its body, or complete. uvicorn's ``cycle``
-    is the newest request with a complete head, and its response. While that is in progress, the
-    following bytes are kept unparsed, so uvicorn's ``pipeline`` stays empty.
+    uvicorn's ``cycle`` is the newest request with a complete head, and its response. From the end
+    of the request until the end of its response, further bytes are kept unparsed, so uvicorn's
+    ``pipeline`` stays empty.
     """
 
     def __init__(
@@ -105,9 +107,9 @@ class HttpConnection(HttpToolsProtocol):
         self._is_last = False
         self._num_messages = 0
         self._num_trailers = 0
-        self._head = b""  # the part that has arrived
+        self._head = b""  # the part of the request's head that has arrived
         self._tail = b""  # the last bytes received: the empty line may begin in them
-        self._remaining_body_bytes = 0  # of a body that is not chunked
+        self._remaining_body_bytes = 0  # bytes to come of a body that is not chunked
         self._chunks: ChunkedBodyScanner | None = None
         self._discarded_bytes = 0
         self._pipelined = bytearray()
@@ -171,8 +173,8 @@ class HttpConnection(HttpToolsProtocol):
         self._num_trailers = self._discarded_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Collect a header of the request's head. Trailers are dropped: the headers that were
-        checked must not change afterwards."""
+        """Collect a header of the request's head. Trailers are only counted and then dropped, since
+        the headers that were checked must not change afterwards."""
         if not self._has_head:
             self.headers.append((name.lower(), value))
             return
@@ -200,7 +202,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if self._is_upgrade:
-            return  # llhttp takes the body for another protocol's data
+            return  # after an upgrade header, llhttp takes the body for another protocol's data
         super().on_message_complete()
         if self._num_trailers:
             self.renew_parser()  # llhttp treats "connection: close" in a trailer as a header
@@ -332,7 +334,7 @@ class HttpConnection(HttpToolsProtocol):
         self._feed(b"POST / HTTP/1.1\r\n" + b"".join(framing) + b"\r\n")
 
     def _check_head(self) -> RequestHead:
-        """Check the head. Raises ApiError."""
+        """Check the head, and apply what it says to this connection. Raises ApiError."""
         if len(self.headers) > self._limits.max_headers:
             self._fail(self._too_large())
         if len(self.url) > MAX_TARGET_BYTES:
@@ -394,7 +396,8 @@ class HttpConnection(HttpToolsProtocol):
         self.transport.abort()
 
     def _start_flush_timer(self) -> None:
-        """Bound the time until the written data is sent, before the connection closes."""
+        """Bound the time for which the closing connection waits until the client has read the data
+        that was written."""
         self._stop_timer()
         if self.transport.get_write_buffer_size():
             self._start_write_timer()

@@ -11,13 +11,13 @@ EXPOSED_HEADERS = (
     b"x-baton-kv-transfer-bytes, x-baton-bytes-shipped, retry-after"
 )
 EXCLUDED_PATH_PREFIX = "/admin/"
-"""Paths that web pages may not use: without an admin key, admin routes trust local clients, and
-that would include any page in a local browser."""
+"""Web pages may not use paths with this prefix: without an admin key, admin routes trust local
+clients, which would include any page in a local browser."""
 
 
 class Cors:
-    """Makes CORS headers. ``origins`` are exactly as browsers send them, or ``*``. There are no
-    cookies, and so no credentials."""
+    """Makes CORS headers. ``origins`` are exactly as browsers send them, or ``*``. The API uses no
+    cookies, so pages are not allowed to send credentials."""
 
     def __init__(self, origins: Sequence[str]) -> None:
         self._allows_any_origin = "*" in origins

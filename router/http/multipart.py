@@ -3,12 +3,12 @@ file's data on.
 
 python-multipart (0.0.34 was tried) is not used because it breaks three rules that this parser
 keeps. It raises an error for text before the first boundary, which is allowed (RFC 2046, 5.1.1) and
-skipped here. It takes a boundary that is followed by other characters as the part's data, so that
-the next part is lost in this one; here that is an error. And it bounds the number of a part's
+skipped here. If a boundary is followed by other characters, it takes the boundary and the part
+after it for data of the part before; here that is an error. And it bounds the number of a part's
 headers and the length of each, but not their total size. It also logs a warning for every malformed
-form, and its errors name byte offsets instead of what is wrong. Both parse more than 1 GB/s. More
-than half of this file would still be needed: the bounds on parts and fields, the names, and the
-file.
+form, and its errors name byte offsets instead of what is wrong. Both parsers are faster than
+1 GB/s. With python-multipart, more than half of this file would still be needed: the bounds on
+parts and fields, the names, and the file.
 """
 
 import re
@@ -49,8 +49,9 @@ def parse_boundary(content_type: str | None) -> bytes:
 
 class MultipartParser:
     """Parses one form: :meth:`push` its data, then :meth:`close`. ``fields`` are the text fields by
-    name. The part ``file`` goes to the sink that ``open_file`` returns for its file name. All
-    methods raise ApiError (400)."""
+    name. The data of the part ``file`` goes to the sink that ``open_file`` returns for its file
+    name. Methods raise ApiError (400) if the form is malformed; :meth:`push` also raises the errors
+    of ``open_file`` and of the sink."""
 
     def __init__(self, boundary: bytes, open_file: Callable[[str], FileSink]) -> None:
         self._delimiter = b"\r\n--" + boundary
@@ -73,7 +74,7 @@ class MultipartParser:
         if self._state != self._in_epilogue:
             raise _malformed_form("it ends too early")
 
-    # -- states: each reads the start of the held data, and returns False when it needs more -------
+    # -- states: each parses the start of the held data, and returns False if it needs more --------
 
     def _in_preamble(self) -> bool:
         """Skip the data before the first boundary."""
@@ -120,8 +121,8 @@ class MultipartParser:
     def _consume_until_delimiter(
         self, consume: Callable[[bytes], None] | None = None
     ) -> bytes | None:
-        """Pass the held data to ``consume``, except what may be the beginning of a boundary. At the
-        boundary, return the last piece before it; None if there is no boundary yet."""
+        """Pass the held data to ``consume``, except what may be the beginning of a boundary. If the
+        boundary has been found, return the last piece of data before it, else None."""
         found = self._held.find(self._delimiter)
         num_certain = found if found >= 0 else max(len(self._held) - len(self._delimiter) + 1, 0)
         data, self._held = self._held[:num_certain], self._held[num_certain:]

@@ -7,8 +7,9 @@ from baton.core.ids import TenantId
 from router.tenants.fair_limiter import FairLimiter
 
 UNMETERED_BYTES = 32 * 1024
-"""The first bytes of each body that are not counted, so that small requests are served however much
-other clients send. ``max_concurrent_requests`` bounds their number."""
+"""This many bytes at the beginning of each body do not count against the budget, so that small
+requests are served however much other clients send. ``max_concurrent_requests`` bounds the number
+of bodies."""
 
 
 class BodyBudget:
@@ -26,7 +27,7 @@ class BodyBudget:
         self._limiter.set_limit(limit_bytes)
 
     def new_body(self, tenant: TenantId, weight: float, *, shared: bool) -> "RawBody":
-        """Return an empty body. ``shared`` says whether there are other tenants."""
+        """Return an empty body. ``shared`` says whether more than one tenant is configured."""
         return RawBody(self._limiter, tenant, weight, shared)
 
 
@@ -63,7 +64,7 @@ class RawBody:
             self._data = data
         elif isinstance(self._data, bytearray):
             self._data += data
-        else:  # rare; and the parts may be small, so appending must be cheap
+        else:  # a body in several parts is rare; its parts may be small, so appending must be cheap
             self._data = bytearray(self._data) + data
 
     def take(self) -> bytes:

@@ -38,7 +38,8 @@ _ABSOLUTE = re.compile(rb"https?://([^/?#@\\]+)(/[^#]*|\?[^#]*|)", re.IGNORECASE
 
 class RequestHead(NamedTuple):
     """A checked head. ``target`` is in origin form. ``authority`` is the host and port of an
-    absolute target, which overrides Host; empty otherwise. ``body_bytes`` is the body's length,
+    absolute target, which overrides Host; empty otherwise. ``waits_for_100`` says whether the
+    client waits for a 100 response before it sends the body. ``body_bytes`` is the body's length,
     None if it is chunked."""
 
     target: bytes

@@ -15,13 +15,13 @@ JSON_HEADERS = {"content-type": "application/json"}
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
-    # Proxies would buffer what should arrive token by token.
+    # Without this header, some proxies (such as nginx) buffer what should arrive token by token.
     "x-accel-buffering": "no",
 }
 CLIENT_CLOSED_REQUEST = 499
 MAX_LENGTH_DIGITS = 20
 INLINE_WRITER_KEY = "baton.push"
-"""The key in an ASGI scope of the :class:`InlineBodyWriter`, which some servers offer."""
+"""The key in an ASGI scope of the :class:`InlineBodyWriter`; missing if the server has none."""
 REQUEST_ID_KEY = "baton.request_id"
 """The key of the request id in an ASGI scope, by which the client and the logs know the request."""
 
@@ -124,8 +124,8 @@ async def read_body(
 
 
 async def cancel_on_disconnect(push: InlineBodyWriter, work: Coroutine[Any, Any, None]) -> None:
-    """Run ``work``. If the client of ``push`` disconnects, cancel it and raise ClientDisconnected.
-    No task has to wait for the disconnect."""
+    """Run ``work`` in the current task. If the client of ``push`` disconnects, cancel ``work`` and
+    raise ClientDisconnected. This needs no second task that waits for the disconnect."""
     task, has_left = asyncio.current_task(), push.is_disconnected
     assert task is not None
 

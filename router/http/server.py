@@ -36,8 +36,9 @@ _QUEUE_IS_EMPTY = {errno.EAGAIN, errno.EWOULDBLOCK}
 
 class HttpServer:
     """Serves one or more sockets: call :meth:`listen` for each socket, run :meth:`run`
-    concurrently, and call :meth:`close` at the end. It does not handle signals, and ignores
-    forwarding headers, since the admin API trusts clients by their address."""
+    concurrently, and call :meth:`close` at the end. The server does not handle signals. It ignores
+    forwarding headers (such as ``x-forwarded-for``), since the admin API trusts clients by their
+    address."""
 
     def __init__(
         self,
@@ -149,7 +150,8 @@ class HttpServer:
 def open_listener(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
     """Open a socket that queues connections until a server accepts them. Raises Unavailable.
 
-    Connections inherit its options: no delay for small writes (TCP_NODELAY), and little buffering.
+    Connections inherit the socket's options: no delay for small writes (TCP_NODELAY), and little
+    buffering of unsent data (TCP_NOTSENT_LOWAT).
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -191,6 +193,7 @@ def _uvicorn_config(app: ASGIApp, limits: ConnectionLimits) -> Config:
         timeout_keep_alive=limits.keep_alive_timeout_seconds,  # type: ignore[arg-type]
     )
     config.load()
-    # Clients' errors are counted and answered; a log line for each would let clients flood the log.
+    # uvicorn would log a line for each invalid request, so that clients could flood the log. These
+    # requests are answered and counted instead.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     return config

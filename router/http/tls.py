@@ -1,7 +1,7 @@
-"""The router's TLS certificate, which is reloaded whenever its file changes.
+"""The router's TLS certificate for clients, which is reloaded whenever its files change.
 
-A thread polls the files, so that no client's handshake waits for the disk. The cluster's members
-open few connections to each other, so there each handshake checks for new certificates
+A thread polls the files, so that no client's handshake waits for the disk. For connections between
+the cluster's members, each handshake checks for new certificates instead, since there are few
 (:mod:`baton.network.tls`)."""
 
 import asyncio
@@ -51,14 +51,15 @@ class ReloadingCertificate:
 
     def _load(self) -> None:
         try:
-            self._fresh().load_cert_chain(self._certificate, self._key)  # validates both
+            # Validate both files before the context in use is changed.
+            self._fresh().load_cert_chain(self._certificate, self._key)
             self.context.load_cert_chain(self._certificate, self._key)
         except (OSError, ssl.SSLError) as error:
             files = f"tls_certificate {self._certificate}, tls_key {self._key}"
             raise Invalid(f"{files}: {error}") from error
 
     def _stamps_now(self) -> FileStamps:
-        """Return the files' stamps; empty while one is missing."""
+        """Return the files' modification times and inodes; empty while a file is missing."""
         try:
             return file_stamps(self._certificate, self._key)
         except OSError:

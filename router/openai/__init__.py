@@ -3,8 +3,8 @@
 - :class:`~router.openai.request_handler.RequestHandler` handles one HTTP request: authentication,
   admission, body, errors; :class:`~router.openai.request_handler.GenerationHandler` answers chats
   and completions.
-- :class:`~router.openai.context.RouterContext` has all components of a router that handlers need. -
-:class:`~router.openai.preprocessor.Preprocessor` turns a body into prompts: chat template, token
+- :class:`~router.openai.context.RouterContext` has all components of a router that handlers need.
+- :class:`~router.openai.preprocessor.Preprocessor` turns a body into prompts: chat template, token
   ids, grammar.
 - :class:`~router.openai.choice_stream.ChoiceStream` turns the tokens of one answer into text
   deltas.

@@ -19,7 +19,7 @@ from router.openai.token_entry import TokenEntry
 class ChoiceResult:
     """One choice, accumulated from its deltas. ``prompt_text`` is the prompt if it is echoed, else
     empty; ``prompt_token_ids`` are for ``return_token_ids``. ``tool_calls`` has for each call its
-    start (with the name), and the pieces of its arguments."""
+    name and the pieces of its arguments."""
 
     index: int
     prompt_token_ids: Sequence[TokenId]

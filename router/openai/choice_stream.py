@@ -171,8 +171,8 @@ class ChoiceStream:
     def _parse(
         self, reader: OutputParser, output: RequestOutput, text: str, reason: str | None
     ) -> tuple[list[OutputPart], str | None]:
-        """Parse the text into parts. The finish reason becomes ``tool_calls`` if the answer stops
-        after a call, or has reached the allowed number of calls."""
+        """Parse the text into parts. The finish reason becomes ``tool_calls`` if an answer with
+        calls stops, or if a call beyond the allowed number begins."""
         was_thinking = reader.is_in_reasoning
         pieces = reader.push(text)
         if was_thinking or reader.is_in_reasoning:

@@ -73,9 +73,9 @@ class RouterConfig:
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """The tenant of a request, and its attributes as of the request's arrival. ``hasher`` hashes
-    the blocks of its prompts, None while there are no workers. ``session`` is empty if the client
-    named none."""
+    """The tenant of a request, and the tenant's attributes as of the request's arrival. ``hasher``
+    computes the block keys of the request's prompts; it is None while there are no workers.
+    ``session`` is empty if the client named none."""
 
     tenant: TenantId
     attributes: TenantAttributes
@@ -125,8 +125,8 @@ class RouterContext:
     prefix_pinner: PrefixPinner | None = None
     draining: bool = False
     refuses_when_draining: bool = True
-    """False if other routers listen at the same port: new connections go to them, and clients that
-    are still connected to this router are served."""
+    """False if new connections reach other routers, through a shared port or a load balancer. Then
+    clients that are still connected to this router are served while it drains."""
 
     @classmethod
     def build(
@@ -146,8 +146,9 @@ class RouterContext:
         prefix_pinner: PrefixPinner | None = None,
         refuses_when_draining: bool = True,
     ) -> "RouterContext":
-        """Wire the components of a router together. Of those that are left out, telemetry is kept
-        in memory, ids are random, and the others are absent."""
+        """Wire the components of a router together. Defaults: telemetry and usage are kept in
+        memory, ids are random, and grammars are checked; without ``quota_store`` and
+        ``prefix_pinner``, quotas are not shared between routers and prefixes are not pinned."""
         telemetry, ids = telemetry or RouterTelemetry(), ids or RouterIds()
         output_format = ModelOutputFormat.detect(
             tokenizer, config.tool_parser, config.reasoning_parser
@@ -177,8 +178,8 @@ class RouterContext:
         )
 
     def check_not_draining(self) -> None:
-        """Raises Unavailable while draining, unless new clients reach other routers, which share
-        the port or a load balancer."""
+        """Raises Unavailable while this router drains, unless new clients reach other routers
+        through a shared port or a load balancer."""
         if self.draining and self.refuses_when_draining:
             raise Unavailable("this router is draining")
 

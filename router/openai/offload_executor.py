@@ -14,14 +14,16 @@ MIN_OFFLOAD_BYTES = 32 * 1024
 """Parsing and tokenising larger bodies takes milliseconds, so it moves to a thread."""
 
 NUM_THREADS = 2
-"""Few, since a call may need ten times the body's size in memory, and the threads compete with the
-event loop for the interpreter lock."""
+"""The number of threads is small, since a call may need ten times the body's size in memory, and
+the threads compete with the event loop for the interpreter lock."""
 
 MIN_TRIM_BYTES = 1024 * 1024
-"""After work on a body of this size, free heap memory is returned to the operating system."""
+"""After work on a body of at least this size, free heap memory is returned to the operating
+system."""
 
 TRIM_DELAY_SECONDS = 2.0
-"""The delay until heap memory is returned, which takes some 20 ms."""
+"""The delay until heap memory is returned, so that several large bodies share one return, which
+takes some 20 ms."""
 
 Result = TypeVar("Result")
 
@@ -43,7 +45,7 @@ class OffloadExecutor:
         try:
             return await self._threads.run(tenant, call, on_end=trim)
         finally:
-            trim()  # for the body of a request that was cancelled while it waited
+            trim()  # in case the request was cancelled while it waited for a thread
 
     @property
     def num_waiting(self) -> int:

@@ -1,4 +1,5 @@
-"""Turns a request body into token ids and sampling parameters. Pure, and slow for long prompts."""
+"""Turns a request body into token ids and sampling parameters. This does no I/O, and takes so long
+for long prompts that it runs in a thread."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -217,9 +218,9 @@ class Preprocessor:
 
 
 def _with_response_format(dialect: ModelOutputFormat, prompt: Prompt, body: ChatBody) -> Prompt:
-    """Return the prompt of a request with the grammar of its response format, such that a reasoning
-    model may reason freely before the constrained answer. The prompt is returned unchanged for
-    other models."""
+    """Extend the grammar of the response format so that a reasoning model may reason freely before
+    the constrained answer. For other models, and if the client wrote a whole Lark grammar, the
+    prompt is returned unchanged."""
     if body.format is None or not (dialect.has_reasoning or prompt.starts_in_reasoning):
         return prompt
     field, grammar = body.format

@@ -7,7 +7,8 @@ from baton.core.request import MAX_PROMPT_LOGPROBS
 from baton.errors import Overloaded
 
 MAX_INFLIGHT_PROMPT_LOGPROBS = 8 * MAX_PROMPT_LOGPROBS
-"""Each logprob takes some 300 bytes in memory, from the worker's message to the client's JSON."""
+"""The maximum number of prompt logprobs of all requests in flight. Each takes some 300 bytes in
+memory, from the worker's message to the client's JSON."""
 
 
 class PromptLogprobsBudget:

@@ -67,8 +67,8 @@ log = structlog.get_logger(__name__)
 
 
 class RequestHandler(Response, ABC):
-    """Handles one HTTP request. It is a Starlette response so that it gets the raw ASGI channel: no
-    layer in between delays the message that the client has disconnected."""
+    """Handles one HTTP request. The class is a Starlette response, so that it gets the raw ASGI
+    channel: no layer in between delays the message that the client has disconnected."""
 
     endpoint: str
 
@@ -83,8 +83,8 @@ class RequestHandler(Response, ABC):
 
     @abstractmethod
     async def answer(self, writer: ResponseWriter, raw: RawBody, tenant: TenantId) -> None:
-        """Answer the request. Raises ApiError or BatonError. Releases ``raw`` once it is not needed
-        any more."""
+        """Answer the request. Raises ApiError or BatonError. May release ``raw`` before the end, as
+        soon as the body is not needed any more."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = ResponseWriter(send, scope[INLINE_WRITER_KEY])
@@ -126,8 +126,8 @@ class RequestHandler(Response, ABC):
                 raise DeadlineExceeded(message) from error
 
     async def answer_batch_request(self, data: bytes, tenant: TenantId) -> tuple[int, bytes]:
-        """Answer a batch request, which has no connection and the lowest priority. Returns the
-        status and the body that a client would get."""
+        """Answer a batch request, which has no connection and the lowest priority. Returns the HTTP
+        status and body that a client would get. Does not raise errors: they become a response."""
         chunks: list[bytes] = []
 
         async def collect(message: Message) -> None:
@@ -165,7 +165,7 @@ class RequestHandler(Response, ABC):
 
     @property
     def request_id(self) -> str:
-        """The request's id as the client knows it; empty before it has one."""
+        """The ``x-baton-request-id`` of the request; empty before it has one."""
         return self._response_headers.get("x-baton-request-id", "")
 
 

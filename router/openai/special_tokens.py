@@ -1,8 +1,9 @@
 """Rejects messages that spell out a special token, like ``<|im_start|>``.
 
-The tokenizer turns such text into a real special token, with which a message can begin a turn of
-any role. vLLM and SGLang do the same. The setting ``special_tokens_in_messages`` refuses such
-messages, for deployments where those who write messages are not trusted."""
+The tokenizer (as in vLLM and SGLang) turns such text into a real special token, with which a
+message can begin a turn of any role. If the setting ``special_tokens_in_messages`` is ``refused``,
+such messages of the roles ``user`` and ``tool`` are refused, for deployments where those who write
+them are not trusted."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,5 @@
-"""OpenAI's ``system_fingerprint``: while it stays the same, a seed gives the same answer."""
+"""OpenAI's ``system_fingerprint``. If it changes, the same request with the same seed may get
+another answer."""
 
 import hashlib
 from functools import lru_cache
@@ -7,8 +8,8 @@ from baton.core.member import Member
 
 
 def system_fingerprint(worker: Member | None) -> str:
-    """Digest what the tokens depend on: the weights and the KV precision. Empty if no worker is
-    known."""
+    """Return a digest of the model's weights and the KV precision, on which answers depend. Empty
+    if no worker is known."""
     return "" if worker is None else _fingerprint(worker.model_digest, worker.kv_dtype)
 
 

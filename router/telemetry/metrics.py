@@ -72,7 +72,7 @@ class RouterMetrics:
         )
         self.store_fetch_seconds = Histogram(
             "baton_store_fetch_seconds",
-            "Seconds that requests waited for the KV store, only requests that loaded KV from it.",
+            "Seconds that a request waited for the KV store; only requests that loaded KV from it.",
             buckets=FETCH_BUCKETS,
             registry=registry,
         )
@@ -87,7 +87,7 @@ class RouterMetrics:
         )
         self.failovers = Counter(
             "baton_failovers_total",
-            "Placements that failed and were replaced by another one.",
+            "Placements that failed, or whose worker drained, and were replaced by another one.",
             registry=registry,
         )
         self.answers = Counter(
@@ -125,7 +125,7 @@ class RouterMetrics:
         self._record_slo(record)
 
     def set_slo(self, slo: SloTargets) -> None:
-        """Judge answers that end from now on by another SLO."""
+        """Judge answers that end from now on by ``slo``."""
         self._slo = slo
 
     def _record_slo(self, record: GenerationRecord) -> None:

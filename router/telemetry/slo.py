@@ -19,9 +19,9 @@ class SloOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SloTargets:
-    """The SLO, the same as the conductor's. The time to first token may be ``ttft_seconds`` plus
-    the predicted time to compute the prompt; if ``ttft_seconds`` is 0, it is not limited.
-    ``itl_seconds`` bounds the mean inter-token latency of an answer."""
+    """The SLO, by which the conductor also places requests. The time to first token may be at most
+    ``ttft_seconds`` plus the predicted time to compute the prompt; if ``ttft_seconds`` is 0, there
+    is no limit. ``itl_seconds`` bounds the mean inter-token latency of an answer."""
 
     ttft_seconds: float = 2.0
     itl_seconds: float = 0.05

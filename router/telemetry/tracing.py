@@ -1,7 +1,7 @@
 """Decides which requests are traced, and emits their spans once they have ended (docs/tracing.md).
 
-While a request runs, only its trace context is passed on with it. When it has ended, the spans are
-made from the times in its records.
+While a request runs, only its trace context is passed on to workers and conductors. After the
+request has ended, its spans are made from the times in its records.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,14 +15,14 @@ from baton.obs.span import Span, SpanKind, SpanSink, Value
 from router.generation.record import GenerationRecord, PlacementRecord
 
 SAMPLED_DIGITS = 8
-"""The last digits of a trace id, which decide whether the request is sampled. In request ids that
-the router makes, these digits are random, too."""
+"""How many of the last hex digits of a trace id decide whether the request is sampled. In trace ids
+that are made from the router's own request ids, these digits are random, too."""
 
 
 @dataclass(slots=True)
 class RequestTrace:
-    """A traced request that is in progress. Times are the clock's monotonic time. ``parent_id`` is
-    the client's span, empty if there is none."""
+    """A traced request that is in progress. Times are monotonic, in seconds. ``parent_id`` is the
+    id of the client's span, empty if there is none."""
 
     root: TraceContext
     parent_id: str
@@ -49,8 +49,9 @@ class RequestTracer:
         self._clock = clock
 
     def begin(self, request_id: str, traceparent: str | None) -> RequestTrace | None:
-        """Begin a trace, or return None if the request is not traced. If the client sent no trace
-        id, it is made from the hex digits of ``request_id``."""
+        """Begin a trace, or return None if the request is not traced. If the client sent no valid
+        ``traceparent``, the trace id is made from ``request_id``: from its last 32 hex digits if it
+        ends with that many, else from its hash."""
         client_context = parse_traceparent(traceparent) if traceparent else None
         if client_context is None:
             trace_id = _trace_id(request_id)
@@ -177,8 +178,8 @@ def _placed_attributes(record: GenerationRecord, placed: PlacementRecord) -> dic
 
 
 def _error(records: Sequence[GenerationRecord], status: int) -> str:
-    """Return the error of a request's span, empty if there is none. A client's mistake or
-    disconnect is not an error of the server."""
+    """Return the error of a request's span, empty if there is none. A status from 400 to 499 (an
+    invalid request, or a client that disconnected) is no error of the server."""
     failures = [record.error for record in records if record.error]
     if status >= 500:
         return failures[0] if failures else f"status {status}"

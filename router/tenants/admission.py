@@ -1,9 +1,10 @@
-"""Admission of tenants' HTTP requests: each is charged to its tenant's quota from the arrival of
-its headers to its end.
+"""Admission of tenants' HTTP requests: each counts against its tenant's quota from the arrival of
+its headers until its end.
 
-Rate limiters for web frameworks are not used because they count requests when they arrive. Here,
-tokens are reserved before an answer is generated and settled when it ends, across all routers. The
-measurements are in docs/results/tenants.md."""
+Rate limiters for web frameworks are not used because they only count requests on arrival. Here, the
+tokens of a request are reserved before its answers are generated. When the request ends, the tokens
+that it used replace the reserved ones. All routers share the limits. The measurements are in
+docs/results/tenants.md."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -30,8 +31,8 @@ DEFAULT_RESERVED_OUTPUT_TOKENS = 512
 context. If the answer has more tokens, they are charged afterwards."""
 
 MAX_QUOTAS = 65_536
-"""The maximum number of quotas that are kept, of about 500 bytes each. If there are more, those of
-tenants that were removed from the tenants file are dropped."""
+"""When this many quotas are kept (of about 500 bytes each) and a new tenant arrives, the idle
+quotas of tenants that are not in the tenants file are dropped."""
 
 
 class UsageSink(Protocol):
@@ -43,14 +44,14 @@ class UsageSink(Protocol):
 
 
 class RequestAdmission:
-    """One admitted request, created by :class:`AdmissionController`. Use it as a context manager,
-    which settles the quota however the request ends.
+    """The admission of one request, created by :class:`AdmissionController`. Use it as a context
+    manager: entering admits the request, and leaving settles the quota however the request ends.
 
     Call :meth:`reserve_tokens` before the answers are generated, and :meth:`set_records` when their
     generation begins. If several routers share the tenant's limits, call :meth:`draw_request_quota`
     before entering and :meth:`draw_token_quota` before :meth:`reserve_tokens`: they draw from the
-    shared quota what this router lacks. Between a ``draw_…`` and the call that needs it, nothing
-    may be awaited."""
+    shared quota what this router lacks. Await nothing between a ``draw_…`` and the call that needs
+    it, since other requests could use up the quota meanwhile."""
 
     __slots__ = (
         "_answers_per_prompt",
@@ -78,14 +79,15 @@ class RequestAdmission:
         self._share = share
         self._size_bytes = size_bytes
         self._num_slots = 0
-        """The number of slots of the request limiter that this request holds: one per answer."""
+        """The number of slots of the request limiter that this request holds: one per answer, or
+        one in total before :meth:`reserve_tokens`."""
         self._reserved_tokens: int | None = None
         self._records: Sequence[GenerationRecord] = ()
         self._answers_per_prompt = 1
 
     async def draw_request_quota(self) -> None:
-        """Draw the quota for one request from the store, if this router lacks it. Call before
-        entering."""
+        """If this router lacks the quota for one request, draw it from the quota store. Call before
+        entering the context manager."""
         share, quota_client, now = self._share, self._share.quota_client, self._controller.now
         if quota_client is None or not share.is_shared:
             return
@@ -97,8 +99,8 @@ class RequestAdmission:
             )
 
     async def draw_token_quota(self, tokens: int) -> None:
-        """Draw the quota for this many tokens from the store, if this router lacks it. Call before
-        :meth:`reserve_tokens`."""
+        """If this router lacks the quota for ``tokens`` tokens, draw it from the quota store. Call
+        before :meth:`reserve_tokens`."""
         share, quota_client = self._share, self._share.quota_client
         if quota_client is None or not share.is_shared:
             return
@@ -118,7 +120,8 @@ class RequestAdmission:
         return self._quota.build_token_request(self.tenant, self._share, tokens, now)
 
     def __enter__(self) -> Self:
-        """Admit the request. Raises RateLimited or Overloaded; refusing a request is cheap."""
+        """Admit the request. Raises RateLimited if it exceeds a limit of its tenant, Overloaded if
+        it exceeds this router's limit on concurrent answers."""
         controller, tenant = self._controller, self.tenant
         try:
             self._take_slots(1)
@@ -131,7 +134,8 @@ class RequestAdmission:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Settle the quota: replace the reserved tokens with the tokens used."""
+        """Settle the quota (replace the reserved tokens with the tokens used) and record the
+        usage."""
         self._release_slots()
         spent = (
             usage_of_generations(self._records, self._answers_per_prompt)
@@ -156,7 +160,8 @@ class RequestAdmission:
         self, prompt_tokens: Sequence[int], per_prompt: int, answer_tokens: int
     ) -> None:
         """Reserve tokens and slots for ``per_prompt`` answers to each prompt, of up to
-        ``answer_tokens`` each. Raises RateLimited or Overloaded. Call once."""
+        ``answer_tokens`` tokens each. ``prompt_tokens`` has the number of tokens of each prompt.
+        Raises RateLimited or Overloaded, as :meth:`__enter__`. Call once."""
         assert self._reserved_tokens is None, "once"
         tokens = num_reserved_tokens(prompt_tokens, per_prompt, answer_tokens)
         try:
@@ -221,9 +226,10 @@ class AdmissionController:
     def create_admission(
         self, tenant_id: TenantId, size_bytes: int = 0, *, idle: bool = False
     ) -> RequestAdmission:
-        """Create the admission of a request, before its body (of ``size_bytes`` if known) is read.
-        If ``idle`` is True, this is a batch request, which only uses otherwise idle capacity: it
-        does not count against the tenant's limits, but its usage is recorded."""
+        """Create the admission of a request before its body is read. ``size_bytes`` is the size of
+        the body, or 0 if it is not known. If ``idle`` is True, this is a batch request, which only
+        uses otherwise idle capacity: it does not count against the tenant's limits, but its usage
+        is recorded."""
         tenant = self._directory().tenant(tenant_id)
         if idle:
             return RequestAdmission(
@@ -233,13 +239,14 @@ class AdmissionController:
         return RequestAdmission(self, tenant, self._quota_of(tenant_id), share, size_bytes)
 
     async def run(self) -> None:
-        """Exchange quota with the store in the background, until cancelled."""
+        """Exchange quota with the quota store in the background, until cancelled. Return at once if
+        there is no quota client."""
         if self._quota_client is not None:
             await self._quota_client.run(self._directory, lambda: self.share)
 
     def hold_slots(self, tenant: Tenant, count: int) -> AbstractContextManager[None]:
-        """Hold slots of the request limiter for an operation without tokens, such as an upload.
-        Raises Overloaded."""
+        """Hold ``count`` slots of the request limiter for an operation without tokens, such as an
+        upload. Entering the result raises Overloaded if too few slots are free."""
         return self.request_limiter.hold(count, tenant.id, tenant.weight, shared=self.is_shared)
 
     def record_refusal(self, tenant: Tenant, refusal: RateLimited | Overloaded) -> None:
@@ -248,7 +255,7 @@ class AdmissionController:
 
     @property
     def share(self) -> QuotaShare:
-        """This router's share of the limits as of now, since routers come and go."""
+        """This router's current share of the limits. It changes when routers come and go."""
         num_routers = max(self._num_routers(), 1)
         return QuotaShare(num_routers, self._quota_client)
 

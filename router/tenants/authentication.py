@@ -19,9 +19,9 @@ responses contain no secrets."""
 
 
 class Authenticator:
-    """Authenticates requests. Without API keys every client is the tenant ``default``; without an
-    admin key only local clients are admins. Call :meth:`set_directory` whenever the tenants file
-    has changed."""
+    """Authenticates requests. If there are neither API keys in the settings nor a tenants file,
+    every client is the tenant ``default``. Without an admin key, only local clients are admins.
+    Call :meth:`set_directory` whenever the tenants file has changed."""
 
     def __init__(
         self,
@@ -35,16 +35,16 @@ class Authenticator:
         self.set_directory(directory or TenantDirectory())
 
     def set_directory(self, directory: TenantDirectory) -> None:
-        """Accept the tenants of ``directory`` and those of the settings from now on. Raises
-        Invalid."""
+        """From now on, accept the keys in ``directory`` and those in the settings. Raises Invalid
+        for a key that two tenants share."""
         self.directory = directory.with_keys(self._api_keys)
 
     def tenant_of(self, authorization: str | None) -> TenantId:
-        """Return the tenant of a key. Raises ApiError (401) for a missing or unknown key where keys
-        are required."""
+        """Return the tenant of the key in an ``Authorization`` header. If keys are required, raises
+        ApiError (401) for a missing or unknown key."""
         if not self.directory.needs_keys:
             return DEFAULT_TENANT
-        # Looked up by digest, so that the time it takes reveals nothing about a key.
+        # Looked up by digest, so that the time of the look-up reveals nothing about valid keys.
         tenant = self.directory.keys.get(api_key_digest(_bearer(authorization)))
         if tenant is None:
             raise unauthorized_error(
@@ -57,26 +57,29 @@ class Authenticator:
         return self._admin_key is not None
 
     def allows_without_key(self, path: str) -> bool:
-        """Whether ``path``, if not one of ``PUBLIC_PATHS``, is served without a key. If so, anyone
-        who can reach this router is trusted, even a web page in a local browser:
-        :mod:`router.http.browser_check` rejects such pages."""
+        """Whether ``path`` is served without a key because none is configured for it. False for
+        ``PUBLIC_PATHS``. If True, a client is trusted because of where it connects from, which a
+        web page in a browser on that host could exploit: :mod:`router.http.browser_check` rejects
+        such pages."""
         if path in PUBLIC_PATHS:
             return False
         is_admin_path = path.startswith(ADMIN_PATH_PREFIX)
         return not (self.has_admin_key if is_admin_path else self.directory.needs_keys)
 
     def check_metrics(self, authorization: str | None) -> None:
-        """If API keys are required, raises ApiError (401, 403) unless the admin key is given."""
+        """If API keys are required, raises ApiError unless ``authorization`` contains the admin key
+        (401), or if no admin key is configured (403)."""
         if not self.directory.needs_keys:
             return
         if not self.has_admin_key:
             raise ApiError(
-                403, "/metrics needs admin_key where API keys are required; or use the ops port"
+                403, "if API keys are required, /metrics needs the admin key; or use the ops port"
             )
         self.check_admin(authorization, None)
 
     def check_admin(self, authorization: str | None, client_host: str | None) -> None:
-        """Raises ApiError (401, 403) unless the client is an admin."""
+        """Raises ApiError unless the client is an admin: 401 if it does not give the admin key, or
+        403 if no admin key is configured and the client is not local."""
         if self._admin_key is not None:
             given_key = _bearer(authorization).encode()
             if not hmac.compare_digest(given_key, self._admin_key.encode()):

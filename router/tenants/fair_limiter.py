@@ -8,8 +8,8 @@ from baton.core.ids import TenantId
 from baton.errors import Overloaded
 
 RESERVED_FRACTION = 0.25
-"""The fraction of the limit that tenants at or above their fair share can't use while there are
-other tenants: so another tenant's request is admitted, however much one tenant sends."""
+"""If several tenants are configured, those at or above their fair share can't use this fraction of
+the limit. So another tenant's request is admitted, however much one tenant sends."""
 
 NO_TENANT = TenantId("")
 
@@ -24,9 +24,9 @@ class FairLimiter:
     """Limits a total over all requests: the number of their answers (so that ``n`` and lists of
     prompts count for what they cost), or their bytes. ``counted`` names the unit in errors.
 
-    Weighted max-min fairness among the tenants that use anything: a tenant below its fair share is
-    admitted up to the limit, a tenant at or above it up to the limit less ``RESERVED_FRACTION`` of
-    it.
+    The limit is divided by weighted max-min fairness among the tenants that use anything: a tenant
+    below its fair share is admitted up to the limit, a tenant at or above its fair share up to
+    ``1 - RESERVED_FRACTION`` of the limit.
     """
 
     def __init__(self, limit: int, counted: str = "answers") -> None:
@@ -38,7 +38,8 @@ class FairLimiter:
         self.num_in_use = 0
 
     def set_limit(self, limit: int) -> None:
-        """Change the limit. What is in use already stays, even above a lower limit."""
+        """Change the limit. What is in use already stays in use, even if it exceeds the new
+        limit."""
         self._limit = limit
 
     def acquire(self, count: int, tenant: TenantId, weight: float, shared: bool) -> None:
@@ -110,8 +111,8 @@ class FairLimiter:
             )
 
     def _fair_share(self, tenant: TenantId, weight: float) -> float:
-        """Return the tenant's fair share of the limit. It is 0 while only this tenant uses
-        anything, so that the reserve stays free for other tenants."""
+        """Return the tenant's fair share of the limit. It is 0 if only this tenant uses anything,
+        so that the reserve stays free for other tenants."""
         usage = self._usage_by_tenant.get(tenant)
         if usage is not None and len(self._usage_by_tenant) == 1:
             return 0.0

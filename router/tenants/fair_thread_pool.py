@@ -14,8 +14,8 @@ Result = TypeVar("Result")
 
 class FairThreadPool:
     """Runs calls in threads; tenants take turns. Use it on one event loop. A tenant may use all
-    threads but one, so that another tenant's call soon gets a thread. The number of waiting calls
-    is bounded elsewhere: each belongs to a request in progress."""
+    threads but one, so that another tenant's call soon gets a thread. The pool does not bound the
+    number of waiting calls: each belongs to a request in progress, and their number is bounded."""
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._num_threads = num_threads
@@ -32,7 +32,7 @@ class FairThreadPool:
     ) -> Result:
         """Run ``call`` in a thread. If the caller is cancelled, a call that has begun continues,
         and its thread becomes free only when the call ends. ``on_end`` is called in the event loop
-        once ``call`` has ended."""
+        once ``call`` has ended, and not at all if ``call`` never began."""
         await self._wait_for_thread(tenant)
         try:
             work = asyncio.get_running_loop().run_in_executor(self._threads, call)
@@ -42,17 +42,19 @@ class FairThreadPool:
 
         def end(work: "asyncio.Future[Result]") -> None:
             if not work.cancelled():
-                work.exception()  # mark it as retrieved, also if the caller was cancelled
+                work.exception()  # mark an exception as retrieved, even if the caller is cancelled
             self._free_thread(tenant)
             if on_end is not None:
                 on_end()
 
         work.add_done_callback(end)
         try:
-            # Shielded: the thread can't be stopped, so its end is what counts.
+            # Shielded because a running call can't be stopped: the thread is free when it ends.
             return await asyncio.shield(work)
         finally:
-            del work  # an exception would otherwise keep it, itself and the body alive
+            # ``work`` may hold an exception whose traceback refers to this frame. Without ``del``,
+            # this cycle would keep the request body in memory.
+            del work
 
     @property
     def num_waiting(self) -> int:
@@ -90,13 +92,14 @@ class FairThreadPool:
                 return
 
     def _grant(self, tenant: TenantId) -> bool:
-        """Give the free thread to the tenant's oldest call; the tenant's other calls queue up
-        behind all tenants. Returns False if no call of the tenant is waiting any more."""
+        """Give the free thread to the tenant's oldest waiting call; the tenant's other calls then
+        queue up behind all other tenants. Returns False if no call of the tenant is waiting any
+        more."""
         turns = self._waiting.pop(tenant)
         while turns:
             turn = turns.popleft()
             if turn.done():
-                continue  # it was cancelled, and its task has not run since
+                continue  # this waiting call was cancelled, and its task has not run since
             if turns:
                 self._waiting[tenant] = turns
             self._begin(tenant)

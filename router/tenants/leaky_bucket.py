@@ -5,8 +5,8 @@ import math
 
 class LeakyBucket:
     """Counts the amount that was spent, which drains at the limit's rate. Every method takes O(1)
-    time. ``now`` is in monotonic seconds. ``per_minute`` is the limit, and also the maximum amount
-    that can be spent at once."""
+    time. ``now`` is in monotonic seconds. ``per_minute`` is the limit, and also the capacity of the
+    bucket."""
 
     __slots__ = ("_at", "_spent")
 

@@ -9,8 +9,8 @@ from router.tenants.request_usage import RequestUsage
 from router.tenants.usage_store import OTHER_TENANTS
 
 MAX_TENANT_LABELS = 100
-"""The maximum number of tenants with a label of their own, of ten series each. Further tenants
-share ``other``."""
+"""The maximum number of tenants with a label of their own, of about ten time series each. Further
+tenants share the label ``other``."""
 
 
 class TenantMetrics:
@@ -18,7 +18,7 @@ class TenantMetrics:
         self._counters: dict[TenantId, _TenantCounters] = {}
         self._requests = Counter(
             "baton_tenant_requests_total",
-            "Requests that were answered or begun, by tenant.",
+            "Requests whose answers were begun, by tenant; counted when the request ends.",
             ["tenant"],
             registry=registry,
         )

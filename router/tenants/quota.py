@@ -38,11 +38,12 @@ class Quota:
         self._slots = ConcurrencyLimiter()
         self._refused_tokens = 0
         self._refused_bytes = 0
-        """The size of the last request that was refused for its tokens."""
+        """The tokens, and the body size in bytes, of the last request that was refused because too
+        few tokens were left. The tokens are 0 if this no longer matters."""
 
     def begin(self, tenant: Tenant, share: QuotaShare, size_bytes: int, now: float) -> None:
-        """Count one more request, before its body is read. Raises RateLimited, and then counts
-        nothing."""
+        """Count one more request, before its body is read. If that exceeds a limit, raises
+        RateLimited and counts nothing."""
         limits = tenant.limits
         at_once = limits.concurrent_requests
         if at_once is not None and not self._slots.can_begin(at_once, share, now):
@@ -64,9 +65,9 @@ class Quota:
     def reserve(
         self, tenant: Tenant, share: QuotaShare, tokens: int, size_bytes: int, now: float
     ) -> None:
-        """Reserve tokens for a prompt and its answer. Raises RateLimited, and then reserves
-        nothing. After such a refusal, requests at least as large are refused before their body is
-        read, until this one would have been admitted."""
+        """Reserve ``tokens`` for a request's prompts and answers. If that exceeds the limit, raises
+        RateLimited and reserves nothing. If too few tokens are left at the moment, then until there
+        are enough, :meth:`begin` refuses requests with a body of at least ``size_bytes``."""
         limit = tenant.limits.tokens_per_minute
         if limit is not None:
             if tokens > limit:
@@ -91,7 +92,8 @@ class Quota:
             self._tokens.spend(used - reserved, limit, share, now)
 
     def headers(self, tenant: Tenant, share: QuotaShare, now: float) -> dict[str, str]:
-        """Return the rate limit headers in OpenAI's format; empty for a tenant without limits."""
+        """Return the rate limit headers in OpenAI's format; none for a tenant without limits per
+        minute."""
         limits = tenant.limits
         headers: dict[str, str] = {}
         if limits.requests_per_minute is not None:
@@ -115,7 +117,8 @@ class Quota:
     # -- exchanges with the quota store -------------------------------------------------------
 
     def can_begin(self, tenant: Tenant, share: QuotaShare, size_bytes: int, now: float) -> bool:
-        """Whether the quota at this router suffices for one more request."""
+        """Whether :meth:`begin` can be called without querying the quota store: this router has the
+        quota for one more request, and would not refuse it because of an outdated reply."""
         limits = tenant.limits
         requests, at_once = limits.requests_per_minute, limits.concurrent_requests
         return (
@@ -169,8 +172,8 @@ class Quota:
     ) -> QuotaRequest | None:
         """Build the request, sent in the background, that settles and refills the quota; None if
         there is nothing to do. ``is_turn`` is True in the periodic exchange with the quota store,
-        which also returns unused credits and renews the leases of slots; it is False in an early
-        exchange."""
+        which also returns unused requests and tokens per minute and renews the lease of slots; it
+        is False in an early exchange."""
         limits = tenant.limits
         requests = tokens = slots = None
         if limits.requests_per_minute is not None:
@@ -222,7 +225,8 @@ class Quota:
     def _check_tokens_left(
         self, tenant: Tenant, limit: int, share: QuotaShare, size_bytes: int, now: float
     ) -> None:
-        """Refuse requests beyond the token limit before their prompts are tokenised."""
+        """Raise RateLimited if too few tokens are left for the request, judged by the size of its
+        body, so that the router need not tokenise its prompt."""
         wait = self._tokens.wait_seconds(self._min_tokens(size_bytes), limit, share, now)
         if wait > 0:
             used = share.reported_limit(limit) - self._tokens.remaining(limit, share, now)
@@ -243,8 +247,8 @@ class Quota:
         return wait > 0 and self._tokens.should_request(amount, limit, share, now)
 
     def _min_tokens(self, size_bytes: int) -> int:
-        """Return a lower bound on the tokens of a request with a body of this size, before it is
-        read."""
+        """Estimate the fewest tokens of a request before its body is read: if the body is at least
+        as large as that of the last refused request, that request's tokens; else 1."""
         return max(self._refused_tokens, 1) if size_bytes >= self._refused_bytes else 1
 
 

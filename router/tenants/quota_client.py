@@ -34,9 +34,9 @@ log = structlog.get_logger(__name__)
 
 
 class QuotaClient:
-    """Exchanges quota with the store. ``router_id`` identifies this incarnation of this router.
-    While the store can't be reached (``is_open`` is False), each router has an equal part of the
-    limits."""
+    """Exchanges quota with the quota store. ``router_id`` identifies this incarnation of this
+    router. While the store can't be reached, ``is_open`` is False, ``split_gauge`` is 1, and each
+    router has an equal part of the limits."""
 
     def __init__(
         self,
@@ -56,8 +56,9 @@ class QuotaClient:
         self._early_exchange = asyncio.Event()
 
     async def exchange_quota(self, quota: Quota, build_request: QuotaRequestBuilder) -> bool:
-        """Send the request that ``build_request`` returns to the store, after any other exchange of
-        this quota has ended. Returns whether a slot was refused."""
+        """Wait until no other exchange of this quota is in progress; then send the request that
+        ``build_request`` returns to the store, unless it is None. Returns True if the store was
+        asked for a slot and this router still has no free one."""
         async with quota.exchange_lock:
             request = build_request()
             if request is None or not await self._exchange([(quota, request)]):
@@ -65,8 +66,8 @@ class QuotaClient:
             return request.slots is not None and not quota.has_free_slot
 
     async def retry_slot(self, quota: Quota, build_request: QuotaRequestBuilder) -> None:
-        """Try a few more times to draw a slot. Only one request per tenant does so at a time; other
-        requests are refused at once."""
+        """Try a few more times to draw a slot. Only one request per tenant does so at a time: while
+        one does, a call for another request returns at once."""
         if quota.is_retrying_slot:
             return
         quota.is_retrying_slot = True
@@ -79,8 +80,8 @@ class QuotaClient:
             quota.is_retrying_slot = False
 
     def notify_change(self, tenant: TenantId, quota: Quota, *, is_due: bool) -> None:
-        """Record that a quota was used or given back. If ``is_due`` is True, it is exchanged
-        early."""
+        """Record that a quota was used or given back. If ``is_due`` is True, exchange it with the
+        store soon, before the next periodic exchange."""
         self._quotas[tenant] = quota
         if is_due:
             self._schedule_early(tenant)
@@ -94,7 +95,8 @@ class QuotaClient:
             tasks.create_task(self._exchange_early(directory, share))
 
     async def exchange_all(self, directory: TenantDirectory, share: QuotaShare) -> None:
-        """Exchange all quotas with the store, and check whether it can be reached again."""
+        """If the store could not be reached, check whether it can be reached again. Then exchange
+        all quotas with it if routers share the limits."""
         if not self.is_open:
             await self._try_reconnect()
         if not share.is_shared:
@@ -104,7 +106,7 @@ class QuotaClient:
             del self._quotas[tenant]
 
     async def exchange_due(self, directory: TenantDirectory, share: QuotaShare) -> None:
-        """Exchange the quotas that are due early."""
+        """Exchange the quotas that should not wait for the next periodic exchange."""
         due, self._due = self._due, set()
         if share.is_shared:
             await self._exchange_tenants(due, directory, share, is_turn=False)
@@ -159,8 +161,8 @@ class QuotaClient:
                     await self._exchange(asks)
 
     async def _exchange(self, asks: list[tuple[Quota, QuotaRequest]]) -> bool:
-        """Exchange with the store and record its answers. Returns False, and closes the client, if
-        the store can't be reached."""
+        """Exchange with the store and record its answers. If the store can't be reached, set
+        ``is_open`` to False and return False."""
         try:
             grants = await self._quota_store.exchange(
                 self._router, [request for _, request in asks]
@@ -188,7 +190,9 @@ class QuotaClient:
     def _close(self, error: Unavailable) -> None:
         if self.is_open:
             log.warning(
-                "quota_store_unreachable", error=str(error), now="each router has an equal part"
+                "quota_store_unreachable",
+                error=str(error),
+                now="each router has an equal part of tenants' limits",
             )
         self.is_open = False
         if self._split_gauge is not None:

@@ -9,9 +9,9 @@ from router.tenants.quota_store import QuotaRequest
 
 
 class QuotaExchange(Protocol):
-    """The methods of :class:`router.tenants.quota_client.QuotaClient` that admissions use. It is
-    here to avoid an import cycle: the client imports quotas, which import this module. ``is_open``
-    is False while the quota store can't be reached."""
+    """The methods of :class:`router.tenants.quota_client.QuotaClient` that admissions use. This
+    protocol avoids an import cycle: quota_client imports quota, which imports this module.
+    ``is_open`` is False while the quota store can't be reached."""
 
     is_open: bool
 
@@ -29,7 +29,7 @@ class QuotaExchange(Protocol):
 @dataclass(frozen=True, slots=True)
 class QuotaShare:
     """Describes how ``num_routers`` routers share tenants' limits: through ``quota_client``, or in
-    equal parts if that is None."""
+    equal parts if there is none or it can't reach the quota store."""
 
     num_routers: int = 1
     quota_client: QuotaExchange | None = None
@@ -39,12 +39,13 @@ class QuotaShare:
         return self.num_routers > 1 and self.quota_client is not None and self.quota_client.is_open
 
     def equal_part(self, limit: int) -> float:
-        """Return the equal part of a limit, at least 1: a limit below the number of routers must
-        not become zero."""
+        """Return a router's equal part of a limit. It is at least 1, since with less, a router
+        could admit nothing if the limit is below the number of routers."""
         return max(limit / self.num_routers, 1.0)
 
     def reported_limit(self, limit: int) -> float:
-        """Return the limit that is reported to clients."""
+        """Return the limit that is reported to clients: the whole limit if the routers share it
+        through the quota store, else this router's part."""
         return limit if self.is_shared else self.equal_part(limit)
 
 

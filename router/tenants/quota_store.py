@@ -1,5 +1,6 @@
-"""The quota store, which all routers share: how many requests and tokens of each tenant may still
-be admitted. Each router draws quota from it ahead of its needs."""
+"""The quota store, which all routers share. It knows how many requests and tokens of each tenant
+may still be admitted, and how many requests may run at once. Each router draws quota from the store
+in advance."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,24 +12,24 @@ from baton.errors import Unavailable
 from router.tenants.leaky_bucket import LeakyBucket
 
 LEASE_SECONDS = 10.0
-"""The slots of a router become free when it has not sent an exchange for this long."""
+"""If a router has not sent an exchange for a tenant for this long, its slots become free."""
 
 CONTENTION_SECONDS = 3.0
-"""A router that drew quota within this time may draw again soon, so a part of the limit is kept for
-it."""
+"""A router that drew quota within this time may draw again soon, so a part of the limit
+(``RESERVE_DIVISOR``) is kept for it."""
 
 RESERVE_DIVISOR = 10
-"""While several routers draw quota, a limit divided by this is withheld from routers that have
-drawn their equal part already: a flood at one router leaves quota for the others."""
+"""While several routers draw quota, ``limit / RESERVE_DIVISOR`` is withheld from routers that have
+drawn their equal part already, so that a flood at one router leaves quota for the others."""
 
 ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class RateRequest:
-    """A request for a limit per minute. First, ``settled`` is charged: the amount that was used
-    without having been drawn, less the amount that was drawn and not used. Then at least
-    ``min_amount`` is drawn, and up to ``max_amount`` if enough is left; nothing is drawn if
+    """A router's request concerning one limit per minute. First, ``settled`` is charged: the amount
+    that was used without having been drawn, less the amount that was drawn and not used. Then at
+    least ``min_amount`` is drawn, and up to ``max_amount`` if enough is left; nothing is drawn if
     ``min_amount`` is not available."""
 
     per_minute: int
@@ -39,8 +40,8 @@ class RateRequest:
 
 @dataclass(frozen=True, slots=True)
 class RateGrant:
-    """The answer to a RateRequest. ``remaining`` is the amount that this router could still draw;
-    below zero if more was used than allowed."""
+    """The answer to a RateRequest. ``granted`` is the amount that was drawn, ``remaining`` the
+    amount that this router could still draw; it is below zero if more was used than allowed."""
 
     granted: int = 0
     remaining: float = 0.0
@@ -48,8 +49,8 @@ class RateGrant:
 
 @dataclass(frozen=True, slots=True)
 class SlotRequest:
-    """A request for slots of a limit on concurrent requests. ``num_running`` requests run at this
-    router, which wants ``num_wanted`` slots in total, for them and for the next ones.
+    """A router's request for slots of a limit on concurrent requests. ``num_running`` requests run
+    at the router, which wants ``num_wanted`` slots in total, for these and for the next ones.
     Idempotent."""
 
     limit: int
@@ -59,7 +60,8 @@ class SlotRequest:
 
 @dataclass(frozen=True, slots=True)
 class QuotaRequest:
-    """One router's request for one tenant. A field is None if the tenant has no such limit."""
+    """One router's request for one tenant. A field is None if the tenant has no such limit, or if
+    the router needs nothing of it."""
 
     tenant: TenantId
     num_routers: int
@@ -79,6 +81,9 @@ class QuotaRequest:
 
 @dataclass(frozen=True, slots=True)
 class QuotaGrant:
+    """The answer to a QuotaRequest. ``num_slots`` is the number of slots that the router now has
+    in total."""
+
     requests: RateGrant = RateGrant()
     tokens: RateGrant = RateGrant()
     num_slots: int = 0
@@ -97,8 +102,8 @@ class QuotaStore(Protocol):
 
 @dataclass(slots=True)
 class _RouterState:
-    """The state of one router; ``seen_at`` and ``drew_at`` are the times when it last sent an
-    exchange, and last drew quota."""
+    """One router's use of one tenant's limits; ``seen_at`` and ``drew_at`` are the times when the
+    router last sent an exchange for the tenant, and last requested more quota."""
 
     seen_at: float = float("-inf")
     drew_at: float = float("-inf")
@@ -108,7 +113,8 @@ class _RouterState:
 
 @dataclass(slots=True)
 class _TenantState:
-    """The state of one tenant."""
+    """One tenant's use of its limits: a bucket per limit over all routers, and each router's
+    part."""
 
     buckets: dict[str, LeakyBucket] = field(default_factory=dict)
     routers: dict[str, _RouterState] = field(default_factory=dict)

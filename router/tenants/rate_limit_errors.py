@@ -7,8 +7,8 @@ from router.tenants.tenant import Tenant
 
 
 class RateLimited(ApiError):
-    """A tenant's limit is exceeded. ``reason`` names the limit, for metrics. ``wait_seconds`` is
-    None if waiting would not help."""
+    """A tenant's limit is exceeded (429). ``reason`` names the limit, for metrics. The client may
+    retry after ``wait_seconds``, which is None if waiting would not help."""
 
     def __init__(
         self, reason: str, message: str, error_type: str, wait_seconds: float | None
@@ -70,8 +70,8 @@ def format_duration(seconds: float) -> str:
 
 
 def _retry_headers(wait_seconds: float | None) -> dict[str, str]:
-    """Return the headers that say when to retry, or that a retry is useless. OpenAI's clients obey
-    ``retry-after-ms``; without it, they would retry at once."""
+    """Return the headers that say when to retry, or that a retry is useless. OpenAI's clients
+    prefer ``retry-after-ms`` to ``retry-after``, which is in whole seconds."""
     if wait_seconds is None:
         return {"x-should-retry": "false"}
     return {

@@ -5,14 +5,15 @@ from router.tenants.quota_share import QuotaShare
 from router.tenants.quota_store import ROUNDING, RateGrant, RateRequest
 
 PREFETCH_DIVISOR = 10
-"""In total, the routers hold at most a limit divided by this as unspent credits. They can exceed
-the limit by that much within a minute, since the store refills meanwhile."""
+"""All routers together hold at most ``limit / PREFETCH_DIVISOR`` as unspent credits. They can
+exceed the limit by that much within a minute, since the store refills meanwhile."""
 
 REJECTION_TTL_SECONDS = 0.25
 """After the store has refused credits, it is not queried again for this long, so that a flood does
 not cause one query per request. Later, other routers may have returned credits."""
 
 MIN_WAIT_SECONDS = 0.05
+"""The shortest waiting time that a refusal reports."""
 
 
 class RateLimiter:
@@ -40,7 +41,8 @@ class RateLimiter:
 
     def __init__(self) -> None:
         self._bucket = LeakyBucket()
-        """Everything that was spent at this router. It decides while limits are not shared."""
+        """The amount that was spent at this router. While routers do not share the limit through
+        the quota store, this bucket decides."""
         self._unsettled = LeakyBucket()
         """The amount that was spent and is not charged in the quota store yet."""
         self._settling = 0
@@ -64,15 +66,15 @@ class RateLimiter:
 
     def wait_seconds(self, amount: int, limit: int, share: QuotaShare, now: float) -> float:
         """Return the seconds until ``amount`` may be spent, as far as this router knows; 0 if it
-        may be spent now, or if the quota store may have it."""
+        may be spent now, or if the quota store may have enough left."""
         if not share.is_shared:
             return self._bucket.wait_seconds(amount, share.equal_part(limit), now)
         missing = min(amount, limit) - self.remaining(limit, share, now)
         return missing * 60 / limit if missing > ROUNDING else 0.0
 
     def remaining(self, limit: int, share: QuotaShare, now: float) -> float:
-        """Return how much is left of the limit that is reported to clients, as far as this router
-        knows."""
+        """Return how much of the limit that clients see (:meth:`QuotaShare.reported_limit`) is
+        left, as far as this router knows."""
         if not share.is_shared:
             return self._bucket.remaining(share.equal_part(limit), now)
         store_remaining = self._store_remaining + (now - self._store_remaining_at) * limit / 60
@@ -103,15 +105,15 @@ class RateLimiter:
         return not (is_fresh and self.wait_seconds(amount, limit, share, now) > 0)
 
     def build_request(self, amount: int, limit: int, share: QuotaShare, now: float) -> RateRequest:
-        """Build a request for enough credits to spend ``amount`` and have some left for the next
-        requests."""
+        """Build a request for enough credits to spend ``amount``, and if possible some more for the
+        next requests."""
         self._prefetch = min(max(2 * self._prefetch, amount), max_prefetched(limit, share))
         settled = self._take_settlement(limit, now)
         least = max(amount - self._credits, 0)
         return RateRequest(limit, settled, least, least + self._prefetch)
 
     def build_query(self, limit: int, now: float) -> RateRequest:
-        """Build a request that only asks for the remaining amount, without drawing credits."""
+        """Build a request that settles and asks for the remaining amount, but draws no credits."""
         return RateRequest(limit, self._take_settlement(limit, now))
 
     def build_maintenance_request(
@@ -158,9 +160,9 @@ class RateLimiter:
         return self._credits == self._prefetch == self._returning == 0
 
     def _take_settlement(self, limit: int, now: float) -> int:
-        """Return the amount to settle; only one exchange may do so at a time. Credits that are
-        given back are forgotten here even if the exchange fails: they drain in the store all the
-        same."""
+        """Return the amount that the next exchange settles; there may be only one exchange at a
+        time. Credits to be returned are forgotten here even if the exchange fails: the store has
+        counted them as spent, and this drains within a minute."""
         if self._credits < 0:
             self._unsettled.spend(-self._credits)
             self._credits = 0
@@ -170,4 +172,5 @@ class RateLimiter:
 
 
 def max_prefetched(limit: int, share: QuotaShare) -> int:
+    """Return the maximum number of unspent credits that one router may hold."""
     return limit // (PREFETCH_DIVISOR * share.num_routers)

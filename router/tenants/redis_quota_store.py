@@ -1,5 +1,5 @@
-"""The quota store in Redis: a hash per tenant with limits, which expires when nothing is left to
-drain."""
+"""The quota store in Redis: a hash for each tenant that has limits. It expires once every amount
+that was spent has drained."""
 
 import math
 from collections.abc import Sequence
@@ -19,19 +19,20 @@ from router.tenants.quota_store import (
 )
 
 SYNC_TIMEOUT_SECONDS = 1.0
-"""The timeout of an exchange. A request may wait for one, so a slower Redis counts as unreachable
-for a while."""
+"""The timeout of an exchange. A client's request may wait for it, so a slower Redis counts as
+unreachable for a while."""
 
 PING_TIMEOUT_SECONDS = 2.0
 
 KEY_TTL_SECONDS = 120
-"""How long a tenant's hash is kept after its last use: until a limit per minute has drained and
-leases have ended. If more was used than allowed, it is kept longer."""
+"""How long a tenant's hash is kept after its last use: by then, its limits per minute have drained
+and its leases have ended. If more was used than allowed, the hash is kept longer."""
 
 # KEYS: the tenant's hash. ARGV: the router, the number of routers, then for requests and for tokens
 # the limit per minute ('' for none), settled, least and most; then the limit of slots ('' for
-# none), running and wanted; then 1 if more is requested. Times are Redis's own, in milliseconds.
-# A bucket is stored as "SPENT AT": the amount spent, and the time as of which it was spent.
+# none), running and wanted; then 1 if the router requests more quota, else 0. Times are Redis's
+# own, in milliseconds. A bucket is stored as "SPENT AT": the amount that was spent and had not
+# drained at the time AT.
 _EXCHANGE = f"""
 local key, me, routers = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local time = redis.call('TIME')
@@ -104,7 +105,8 @@ return {{requests, requests_left, tokens, tokens_left, seats}}
 
 
 class RedisQuotaStore:
-    """Implements :class:`router.tenants.quota_store.QuotaStore`, in the namespace ``cluster``."""
+    """Implements :class:`router.tenants.quota_store.QuotaStore`. All keys begin with
+    ``baton:CLUSTER:limits:``."""
 
     def __init__(
         self, url: str, cluster: str, exchange_seconds: float = SYNC_TIMEOUT_SECONDS

@@ -12,15 +12,15 @@ from router.tenants.usage_store import MAX_DAYS, UsageCounts, UsageField
 
 DAY_TTL_SECONDS = MAX_DAYS * 86_400
 WRITER_TTL_SECONDS = 7 * 86_400
-"""How long a writer's last message number is kept. A router that has been gone for longer does not
-send its last message again."""
+"""How long the number of a writer's last message is kept after that message. If the writer can't
+reach Redis for longer and then sends the message again, it is counted twice."""
 
 MAX_DIGITS = 19
 """The maximum number of digits of Redis's 64-bit counters; routers never write a longer value."""
 
-# KEYS: the writer's last number, then one hash per day. ARGV: the number, the seconds that the
-# writer's number and a day are kept, then for each counter its day (the index in KEYS), its field
-# and the amount.
+# KEYS: the writer's last number, then one hash per day. ARGV: the number of this message, the
+# seconds for which the writer's number is kept, the seconds for which a day is kept, then for each
+# counter its day (the index in KEYS), its field and the amount.
 _ADD = """
 local last = tonumber(redis.call('GET', KEYS[1]) or '0')
 if last >= tonumber(ARGV[1]) then return 0 end
@@ -36,7 +36,8 @@ log = structlog.get_logger(__name__)
 
 
 class RedisUsageStore:
-    """Implements :class:`router.tenants.usage_store.UsageStore`, in the namespace ``cluster``."""
+    """Implements :class:`router.tenants.usage_store.UsageStore`. All keys begin with
+    ``baton:CLUSTER:usage:``."""
 
     def __init__(self, url: str, cluster: str) -> None:
         self._url = url
@@ -75,7 +76,7 @@ class RedisUsageStore:
 
 
 def _parse(day: str, name: bytes) -> tuple[str, TenantId, UsageField] | None:
-    """Parse a counter's name. Returns None if it was not written by a router."""
+    """Parse a counter's name ("TENANT/FIELD"). Returns None if it is malformed."""
     tenant, _, field = name.decode("utf-8", "replace").rpartition("/")
     try:
         return day, TenantId(tenant), UsageField(field)

@@ -33,10 +33,12 @@ class RequestUsage:
 
 
 def usage_of_generations(records: Sequence[GenerationRecord], per_prompt: int) -> RequestUsage:
-    """Add up one request's usage. As in ``usage`` of responses, a prompt counts once, however many
-    answers it gets, and its cached tokens are those that no answer had to compute. A prompt counts
-    if it was computed, or if its client disconnected while a worker had it; it does not count if no
-    worker took it."""
+    """Add up one request's usage. Each prompt has ``per_prompt`` consecutive records, one per
+    answer.
+
+    As in the ``usage`` of responses, a prompt counts once, however many answers it gets, and its
+    cached tokens are those that no answer had to compute. A prompt counts if it was computed, or if
+    its client disconnected after it was placed on a worker; otherwise it does not count."""
     prompt = cached = 0
     for start in range(0, len(records), per_prompt):
         group = records[start : start + per_prompt]

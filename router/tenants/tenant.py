@@ -12,8 +12,8 @@ DEFAULT_TENANT = TenantId("default")
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """The limits of a tenant across all routers. None means no limit, except for files and uploads:
-    there, the limit in the settings applies."""
+    """The limits of a tenant across all routers. None means no limit, except for files and uploads,
+    where None means the limit in the settings."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -54,16 +54,17 @@ class TenantAttributes:
 
     @property
     def has_slo(self) -> bool:
-        """Whether the SLO applies. Low-priority requests have no deadline: workers count their
-        prompts after all others in the load they report, so that the conductor does not refuse
-        other requests because of them."""
+        """Whether the SLO applies. It does not apply to batches and requests of low priority, which
+        have no deadline. In the load that workers report, prompts without a deadline come after all
+        others, so that the conductor does not refuse other requests because of them."""
         return self.priority <= Priority.NORMAL
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant. Tenants with the same ``salt`` share cached prefixes. ``weight`` determines its
-    share relative to other tenants of the same priority."""
+    """A tenant. Tenants with the same ``salt`` share cached prefixes; without a salt, a tenant
+    shares them with nobody. ``weight`` determines the tenant's share of service among tenants of
+    the same priority."""
 
     id: TenantId
     salt: str | None = None
@@ -77,8 +78,8 @@ class Tenant:
         return self.limits is not UNLIMITED and self.limits != UNLIMITED
 
     def block_salt(self, secret: str | None, cache_salt: str | None = None) -> bytes:
-        """Return the salt of the tenant's block keys. It is derived from ``secret``: a client can
-        change it with ``cache_salt``, but not choose its value."""
+        """Return the salt of the tenant's block keys. It is derived from ``secret``, so a client
+        can change the salt with ``cache_salt``, but can't choose its value."""
         salt = _salt_and_tag(secret, self.id)[0]
         if self.salt is not None:
             salt = shared_salt(secret, self.salt)
@@ -87,9 +88,9 @@ class Tenant:
     def attributes(
         self, secret: str | None, cache_salt: str | None, priority_steps: int
     ) -> TenantAttributes:
-        """Return the attributes of a request. The request lowers its own priority by
-        ``priority_steps`` (0 or more). A tenant has one tag, whatever ``cache_salt`` its requests
-        use."""
+        """Return the attributes of one of the tenant's requests, whose priority is
+        ``priority_steps`` (0 or more) below the tenant's. The tag is the same whatever
+        ``cache_salt`` is."""
         return TenantAttributes(
             self.block_salt(secret, cache_salt),
             _salt_and_tag(secret, self.id)[1],

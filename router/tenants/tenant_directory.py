@@ -1,4 +1,4 @@
-"""All known tenants: the API keys and the limits of each."""
+"""All known tenants, with their API keys and limits."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,9 +11,10 @@ from router.tenants.tenant import Tenant
 
 @dataclass(frozen=True, slots=True)
 class TenantDirectory:
-    """The tenants as of one reading of the tenants file. If ``needs_keys`` is False, no keys are
-    configured, and every client is the tenant ``default``. ``is_shared`` says whether there is more
-    than one tenant."""
+    """The tenants as of one reading of the tenants file; with :meth:`with_keys` also those of the
+    settings. ``keys`` maps a key's digest to its tenant. If ``needs_keys`` is False, there are no
+    API keys and no tenants file, and every client is the tenant ``default``. ``is_shared`` says
+    whether there is more than one tenant."""
 
     tenants: Mapping[TenantId, Tenant] = field(default_factory=dict)
     keys: Mapping[KeyDigest, TenantId] = field(default_factory=dict, repr=False)
@@ -25,8 +26,8 @@ class TenantDirectory:
         return self.tenants.get(tenant_id) or Tenant(tenant_id)
 
     def with_keys(self, api_keys: Mapping[str, str]) -> "TenantDirectory":
-        """Return a directory with further keys in plain text (from the settings). Raises
-        Invalid."""
+        """Return a copy with the additional keys ``api_keys`` of the settings (plain text, each
+        with its tenant's name). Raises Invalid for a key that two tenants share."""
         pairs = [(api_key_digest(key), TenantId(name)) for key, name in api_keys.items()]
         needs_keys = self.needs_keys or bool(api_keys)
         return build_tenant_directory(

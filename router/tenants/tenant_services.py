@@ -15,9 +15,9 @@ from router.tenants.usage_store import MemoryUsageStore, UsageStore
 
 
 class TenantServices:
-    """Authentication, admission and usage of all tenants. ``quota_store`` has the quotas that all
-    routers share; without it, each router has an equal part of each limit. ``usage_flusher`` sends
-    usage to ``usage_store``; it is set only in a running router."""
+    """Authentication, admission and usage of all tenants. All routers share the quotas in
+    ``quota_store``; without it, each router has an equal part of each limit. ``usage_flusher``
+    sends usage to ``usage_store``; it is None until the router's program sets it."""
 
     def __init__(
         self,

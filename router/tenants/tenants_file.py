@@ -64,7 +64,8 @@ class _PricesSchema(_StrictSchema):
 
 
 class _TenantDefaults(_StrictSchema):
-    """The fields that a tenant may leave out: they are then taken from ``defaults``."""
+    """The fields that a tenant may leave out. Their values are then taken from ``defaults`` in the
+    tenants file."""
 
     priority: Annotated[Priority, BeforeValidator(_priority)] = Priority.NORMAL
     weight: Annotated[float, Field(ge=0.01, le=100)] = 1.0

@@ -37,8 +37,8 @@ class TenantsFileWatcher:
         self._signature: Signature = None
 
     def load(self) -> None:
-        """Read the file for the first time. Raises Invalid: a router does not start with an invalid
-        file."""
+        """Read the file for the first time. Raises Invalid, since a router does not start with an
+        invalid file."""
         self._signature = _file_signature(self._path)
         self._on_directory(load_tenants_file(self._path))
 
@@ -49,8 +49,8 @@ class TenantsFileWatcher:
             await self.reload_if_changed()
 
     async def reload_if_changed(self) -> None:
-        """Reload the file if it has changed. An invalid file changes nothing; the log and the
-        metrics report it until it is fixed."""
+        """Reload the file if it has changed. If the new file is invalid, log that, set the metric
+        ``baton_tenants_file_stale`` until it is fixed, and keep the previous tenants."""
         signature = await asyncio.to_thread(_file_signature, self._path)
         if signature == self._signature:
             return

@@ -12,7 +12,8 @@ from router.tenants.usage_recorder import UsageRecorder
 from router.tenants.usage_store import UsageStore
 
 FLUSH_SECONDS = 2.0
-"""The interval between flushes. A router that is killed loses the usage of at most this time."""
+"""The interval between flushes. If a router is killed while the usage store is reachable, at most
+the usage of this time is lost."""
 
 FINAL_FLUSH_TIMEOUT_SECONDS = 2.0
 """The timeout of the last flush, when the router stops; Redis may already be gone."""
@@ -21,8 +22,8 @@ log = structlog.get_logger(__name__)
 
 
 class UsageFlusher:
-    """Sends usage at intervals, and runs ``watcher``, which is None without a tenants file.
-    ``writer`` identifies this incarnation of this router."""
+    """Sends usage at intervals, and runs ``watcher``, which is None if there is no tenants file.
+    ``writer`` identifies this incarnation of this router to the usage store."""
 
     def __init__(
         self,
@@ -48,14 +49,15 @@ class UsageFlusher:
             tasks.create_task(self._flush_regularly())
 
     async def stop(self) -> None:
-        """Send the last usage, if that is possible soon."""
+        """Send the remaining usage; give up on an error, or after
+        :data:`FINAL_FLUSH_TIMEOUT_SECONDS`."""
         with suppress(BatonError, TimeoutError):
             async with asyncio.timeout(FINAL_FLUSH_TIMEOUT_SECONDS):
                 await self.flush()
 
     async def flush(self) -> None:
-        """Send new usage now. Raises Unavailable; the usage is then sent again later, and counted
-        only once."""
+        """Send new usage now. Raises Unavailable if the store can't be reached; the next flush then
+        sends the usage again, and the store counts it only once."""
         async with self._sending:
             await self._recorder.flush(self._store, self._writer)
 

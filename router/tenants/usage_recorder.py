@@ -12,9 +12,9 @@ from router.tenants.request_usage import RequestUsage
 from router.tenants.usage_store import OTHER_TENANTS, UsageCounts, UsageField, UsageStore, day_of
 
 MAX_PENDING_COUNTERS = 100_000
-"""The maximum number of counters that wait to be sent, of 200 bytes each: enough for thousands of
-tenants for several days. If the store is unreachable for longer, further tenants are counted as
-``other``."""
+"""The maximum number of counters (one per day, tenant and field) that wait to be sent, of 200 bytes
+each: enough for thousands of tenants for several days. If the store is unreachable for longer,
+usage that needs a further counter is counted for the tenant ``other``."""
 
 DAY_NANOSECONDS = 86_400 * 10**9
 
@@ -47,8 +47,8 @@ class UsageRecorder:
 
     async def flush(self, store: UsageStore, writer: str) -> None:
         """Send new usage to the store in numbered messages. The store counts each number of a
-        ``writer`` once, so a message that may have arrived is sent again under the same number.
-        Raises Unavailable."""
+        ``writer`` only once, so a message that may have arrived can be sent again under the same
+        number. Raises Unavailable; the unconfirmed message is then sent again in the next flush."""
         while self._sending or self._unsent:
             self._sending = self._sending or self._take_unsent()
             try:

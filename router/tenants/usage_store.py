@@ -32,10 +32,12 @@ UsageCounts = Counter[tuple[str, TenantId, UsageField]]
 
 
 class UsageStore(Protocol):
-    """Stores usage counters. Methods raise Unavailable."""
+    """Stores usage counters. Methods raise Unavailable; an ``add`` that raises it may have been
+    counted nevertheless."""
 
     async def add(self, writer: str, number: int, counts: Mapping[Any, int]) -> None:
-        """Add the counts, only once for each ``number`` of a ``writer``; numbers increase."""
+        """Add the counts, unless this ``number`` of this ``writer`` or a higher one was added
+        before."""
         ...
 
     async def read(self, days: Iterable[str]) -> UsageCounts: ...
@@ -77,7 +79,7 @@ def days_since(since: date, wall_nanoseconds: int) -> list[str]:
 
 
 def usage_report(counts: UsageCounts, directory: TenantDirectory) -> dict[str, Any]:
-    """Report usage per tenant and in total. Costs are at today's prices."""
+    """Report usage per tenant and in total. Costs are computed with the current prices."""
     tenants: dict[TenantId, Counter[UsageField]] = {}
     for (_, tenant, field), amount in counts.items():
         tenants.setdefault(tenant, Counter())[field] += amount

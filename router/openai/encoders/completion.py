@@ -74,8 +74,8 @@ class CompletionEncoder(OpenAIEncoder):
         return {self._token_text(token_id): max(value, MIN_LOGPROB) for token_id, value in pairs}
 
     def _token_text(self, token_id: TokenId) -> str:
-        """Decode a token. A token that is not whole characters is spelt by its bytes
-        (``bytes:\\x..``), as OpenAI does."""
+        """Decode a token. If its bytes are not valid UTF-8, they are spelt out as in OpenAI's API
+        (``bytes:\\x..``)."""
         data = self._tokenizer.token_bytes(token_id)
         try:
             return data.decode()

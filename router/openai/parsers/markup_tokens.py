@@ -13,8 +13,9 @@ MARKUP_STRINGS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]
 
 @dataclass(frozen=True, slots=True)
 class MarkupTokens:
-    """Ids of the markup strings that are special tokens. A grammar with only such a string's text
-    would keep the model from writing the token, which it was trained to write."""
+    """Ids of the markup strings that are special tokens of the model. A grammar that allows only
+    the text of such a string would keep the model from writing the special token, which it was
+    trained to write."""
 
     ids: Mapping[str, int] = field(default_factory=dict)
 

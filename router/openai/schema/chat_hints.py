@@ -1,7 +1,7 @@
 """Fields of OpenAI's chat API that don't change what is generated.
 
-Fields that only inform OpenAI's platform are accepted. Fields that ask for features that don't
-exist here are refused, with the reason. docs/openai.md lists both.
+Fields that only inform OpenAI's platform are accepted. Fields that request features that Baton
+lacks are refused, with the reason. docs/openai.md lists both.
 """
 
 from typing import Annotated, Any
