@@ -125,7 +125,7 @@ class NoStore:
         return PrefixFetch(spec.request_id)
 
     async def fetch_prefix(self, prefix_fetch: PrefixFetch, num_cached: int) -> None:
-        raise AssertionError("nothing was found")
+        raise AssertionError("NoStore finds no prefix, so there is nothing to fetch")
 
     def start_split_fetch(self, prefix_fetch: PrefixFetch) -> None:
         pass

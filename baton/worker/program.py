@@ -161,7 +161,7 @@ class WorkerProgram:
         await self._registry.close()
 
     async def apply_settings(self, settings: Settings) -> None:
-        """Use the live settings of ``settings`` from now on."""
+        """Apply a changed ``slo_itl_seconds`` and ``trace_endpoint`` without a restart."""
         target = settings.slo_itl_seconds
         await self._thread.call(lambda engine: engine.set_target_inter_token_latency(target))
         await self._span_export.change(settings.trace_endpoint, self._telemetry.use_spans)
