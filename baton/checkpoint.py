@@ -326,8 +326,8 @@ def _huggingface_fp8(config: dict[str, Any]) -> Fp8Format:
 
 
 def _compressed_tensors(config: dict[str, Any]) -> Fp8Format:
-    """Parse llm-compressor's format. It must have exactly one group of layers, which contains all
-    linear layers except the ignored ones."""
+    """Parse llm-compressor's format. It must have exactly one group of layers. That this group
+    contains all linear layers except the ignored ones is not checked."""
     (group,) = config["config_groups"].values()
     weights = group["weights"]
     kind = (weights["num_bits"], weights["type"], weights["symmetric"])

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 
 class BatonError(Exception):
-    """Base of all expected errors. Bugs in Baton itself raise AssertionError."""
+    """Base of all expected errors. Any other exception that escapes is a bug in Baton."""
 
     retryable = False
 
 
 class Invalid(BatonError):
-    """The request is invalid and must be changed. ``param`` is the name of the invalid field."""
+    """A request, setting or file is invalid and must be changed. ``param`` is the name of the
+    invalid field."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)

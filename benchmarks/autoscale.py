@@ -53,7 +53,7 @@ MAX_WORKERS = 16
 @dataclass(frozen=True, slots=True)
 class AutoscaleScenario:
     """A load. If ``tide`` is None, it has the trace's own arrival times, ``factor`` times as fast.
-    ``start`` has the pool sizes at the beginning."""
+    ``start`` has the numbers of prefill and decode workers at the beginning."""
 
     name: str
     num_requests: int
@@ -219,8 +219,9 @@ def compared(
 
 
 def _cheapest(good_enough: Callable[[int], AutoscaleRow | None], total: int) -> AutoscaleRow | None:
-    """Find the smallest size that is good enough. If ``total`` is good enough, search downwards
-    from there, else upwards. Return None if no size is good enough."""
+    """Find the smallest total number of workers for which ``good_enough`` returns a row; return
+    that row. If ``total`` is good enough, search downwards from there, else upwards. Return None if
+    no number is good enough."""
     found = good_enough(total)
     if found is None:
         totals = range(total + 1, 2 * MAX_WORKERS + 1)

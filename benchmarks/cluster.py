@@ -1,4 +1,5 @@
-"""Compare a 1 + 1 cluster with the engine alone: TTFT, KV transfer, start-up, memory.
+"""Compare one prefill and one decode worker with the engine alone: TTFT, KV transfer, start-up,
+memory.
 
     python -m benchmarks.cluster [--model DIR] [--rounds N]
 
@@ -127,8 +128,8 @@ def time_to_first_token(
 
 
 def memory_by_role(cluster: LocalCluster) -> dict[str, tuple[float, float]]:
-    """Return the resident megabytes of each process, by its id: private memory, and touched shared
-    memory, which consists of the store's arena and the KV pools."""
+    """Return the resident megabytes of each process, by its id: anonymous and file-backed memory,
+    and touched shared memory, which consists of the store's arena and the KV pools."""
     found = {}
     for entry in cluster.status()["processes"]:
         lines = Path(f"/proc/{entry['pid']}/status").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""The contenders of ``benchmarks.engine``: our kernels, llama.cpp, torch and transformers."""
+"""The contenders of ``benchmarks.engine``: Baton's kernels, llama.cpp, torch and transformers."""
 
 import argparse
 import contextlib
@@ -30,7 +30,7 @@ PEER = Path(__file__).parent / "peers" / "llama.py"
 
 class EngineContender(Protocol):
     """An implementation of the model. ``shares_pool`` says whether its KV is in the pool that all
-    of Baton's variants share."""
+    variants of Baton's engine share."""
 
     shares_pool: bool
 
@@ -189,8 +189,8 @@ class Llama:
 def contenders(
     path: Path, options: argparse.Namespace, num_blocks: int
 ) -> Iterator[dict[str, EngineContender]]:
-    """Yield the contenders by name. Baton is the first; all of Baton's variants share one pool of
-    ``num_blocks`` blocks."""
+    """Yield the contenders by name, Baton's kernels first. All variants of Baton's engine share one
+    pool of ``num_blocks`` blocks."""
     dtype = getattr(torch, options.dtype)
     pool = _pool(load_model_config(path), dtype, num_blocks)
     found: dict[str, EngineContender] = {

@@ -97,7 +97,7 @@ class StepProfiler:
             setattr(place, name, inner)
 
     def pop_step_seconds(self) -> dict[str, float]:
-        """Return the times of one step, each part without the parts nested in it."""
+        """Return the seconds of each part since the last call, without the parts nested in it."""
         seconds, self.seconds = self.seconds, defaultdict(float)
         within = seconds["tensors"] + seconds["model"] + seconds["sample"]
         seconds["run else"] = seconds["run"] - within
@@ -125,7 +125,7 @@ class NoStore:
         return PrefixFetch(spec.request_id)
 
     async def fetch_prefix(self, prefix_fetch: PrefixFetch, num_cached: int) -> None:
-        raise AssertionError("nothing was found")
+        raise AssertionError("NoStore finds no prefix, so there is nothing to fetch")
 
     def start_split_fetch(self, prefix_fetch: PrefixFetch) -> None:
         pass
@@ -220,7 +220,8 @@ async def _steps(
     watch: StepProfiler,
     options: argparse.Namespace,
 ) -> list[dict[str, float]]:
-    """Return the parts' times of each step, once all prompts are prefilled."""
+    """Return the seconds of each part in each step, once all prompts are prefilled and WARM_STEPS
+    steps have run."""
     while engine.stats().queued_tokens or engine.stats().waiting:
         worker.on_step(engine.step())
     await stream.next_outputs()

@@ -1,4 +1,4 @@
-"""Compare prefill and decode on a CPU: our kernels, llama.cpp, torch and transformers.
+"""Compare prefill and decode on a CPU: Baton's kernels, llama.cpp, torch and transformers.
 
     python -m benchmarks.engine [--shape 50m|0.6b] [--layers N] [--dtype bfloat16|float32]
                                 [--threads N] [--rounds N] [--contexts …] [--batches …]
@@ -96,7 +96,8 @@ class EngineComparison:
         }
 
     def ratios(self) -> dict[str, tuple[float, float]]:
-        """Return our speed relative to each other contender, by wall clock and by CPU time."""
+        """Return the time of each other contender relative to that of Baton's kernels, by wall
+        clock and by CPU time."""
         ours = self.ours.elapsed
         return {
             name: (each.elapsed.wall / ours.wall, each.elapsed.cpu / ours.cpu)
@@ -128,8 +129,8 @@ def run(path: Path, options: argparse.Namespace) -> Iterator[EngineComparison]:
 def contenders_that_fit(
     everybody: dict[str, EngineContender], kv: int, room: float
 ) -> dict[str, EngineContender]:
-    """Select, in their order, the contenders that fit into memory. Those that share Baton's pool
-    take no more."""
+    """Select, in their order, the contenders whose KV of ``kv`` bytes each fits into ``room``.
+    Contenders that share Baton's pool need no memory of their own."""
     found, used = {}, kv
     for name, each in everybody.items():
         needed = 0 if each.shares_pool else kv

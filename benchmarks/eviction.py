@@ -70,8 +70,8 @@ def read_trace(path: Path) -> list[TracePrompt]:
 def replay(
     prompts: Sequence[TracePrompt], policy: EvictionPolicy, capacity: int | None
 ) -> CacheHits:
-    """Replay as the store does: a request's blocks are pinned while other blocks are evicted to
-    store its missing blocks."""
+    """Replay with one of the store's policies. As in the store, a request's blocks are pinned while
+    other blocks are evicted to make room for its missing ones."""
     saved, stored = CacheHits(), set[BlockKey]()
     for prompt in prompts:
         policy.tick()

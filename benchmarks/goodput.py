@@ -164,7 +164,7 @@ def search_goodput(setting: GoodputCase, policy: str, trace: Path | None) -> dic
 def _of_first_seed(
     setting: GoodputCase, runs: Callable[[float, int], SimulatedCluster]
 ) -> SeedGoodput:
-    """Search the whole range coarsely, then finely around the best rate."""
+    """Search the whole range of rates coarsely, then finely from the highest good rate upwards."""
     coarse = rates_between(setting.low, setting.high, GRID_STEPS[0])
     met = [rate for rate in coarse if _attained(runs, rate, SEEDS[0])]
     if not met:
@@ -176,7 +176,8 @@ def _of_first_seed(
 def _best(
     runs: Callable[[float, int], SimulatedCluster], rates: Sequence[float], seed: int
 ) -> SeedGoodput:
-    """Return the highest of ``rates`` that meets the SLO; 0 when none does."""
+    """Return the result at the highest of ``rates`` at which 90 % of the requests meet the SLO. If
+    there is none, the rate in the result is 0."""
     best = SeedGoodput(seed, 0.0, 0.0, 0.0)
     for rate in sorted(rates):
         found = _attained(runs, rate, seed)

@@ -74,7 +74,8 @@ def mask_microseconds(grammars: GrammarCompiler, grammar: Grammar, num_tokens: i
 
 
 class GrammarBatch:
-    """A batch of equal prompts with different seeds, which runs until the end."""
+    """A batch of requests with the same prompt and different seeds, none of which ends before the
+    last measured step."""
 
     def __init__(self, runner: ModelRunner, grammars: GrammarCompiler, prompt: list[int]) -> None:
         self._runner = runner

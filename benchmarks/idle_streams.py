@@ -126,7 +126,8 @@ def busy_jobs(worker: FakeWorker, fresh: Sequence[Any]) -> list[Any]:
 
 
 def record_gc_pauses() -> list[float]:
-    """Record the duration of each pause by the garbage collector."""
+    """Return a list to which the duration in seconds of each pause by the garbage collector is
+    appended from now on."""
     pauses: list[float] = []
     began = [0.0]
 
@@ -199,7 +200,8 @@ class IdleConnection(asyncio.Protocol):
 
 
 async def run_idle_client(port: int, num: int) -> None:
-    """For each line on stdin, do the next action and print a line."""
+    """Open ``num`` connections, then start a stream on each, then close them all. Before each of
+    these three actions, wait for a line on stdin; after it, print a line."""
     loop = asyncio.get_running_loop()
     idlers: list[IdleConnection] = []
 

@@ -28,7 +28,8 @@ KEPT = 64
 
 
 def chains(first: int, count: int) -> list[BlockKey]:
-    """Return ``count`` chains of CHAIN keys; deterministic."""
+    """Return the keys of ``count`` chains of CHAIN keys each, one chain after the other. They are
+    the same for the same ``first``."""
     chance = np.random.default_rng(first)
     raw = chance.integers(256, size=(count * CHAIN, 16), dtype=np.uint8).tobytes()
     return [BlockKey(raw[start : start + 16]) for start in range(0, len(raw), 16)]
@@ -37,7 +38,8 @@ def chains(first: int, count: int) -> list[BlockKey]:
 def fill(
     mirror: StoreMirror, nodes: Sequence[WorkerId], num_keys: int
 ) -> tuple[list[tuple[WorkerId, list[BlockKey]]], list[float]]:
-    """Insert chains; return them with their owners, and the seconds that each page took."""
+    """Insert chains; return about KEPT of them with their store nodes, and the seconds that each
+    page took."""
     kept: list[tuple[WorkerId, list[BlockKey]]] = []
     times = []
     num_pages = max(1, round(num_keys / len(nodes) / PAGE))
@@ -65,7 +67,8 @@ def remove_chains(mirror: StoreMirror, kept: Sequence[tuple[WorkerId, list[Block
 def look_up(
     mirror: StoreMirror, queries: Sequence[Sequence[BlockKey]], expected: int
 ) -> tuple[float, float]:
-    """Return the median and 99th percentile, in microseconds."""
+    """Look up LOOK_UPS times the prefix of one of ``queries``, which must have ``expected`` blocks.
+    Return the median and 99th percentile of the time, in microseconds."""
     times = []
     for turn in range(LOOK_UPS):
         keys = queries[turn % len(queries)]

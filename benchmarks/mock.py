@@ -2,7 +2,7 @@
 
     python -m benchmarks.mock [--workers 64] [--streams 32] [--seconds 5]
 
-The readers of the streams do not parse the messages, so that the mock process is the bottleneck.
+The readers of the streams only count the outputs, so that the mock process is the bottleneck.
 """
 
 import argparse
@@ -57,7 +57,8 @@ async def addresses(cluster: LocalCluster) -> list[str]:
 
 
 async def listen(address: str, first: int, streams: int, counts: list[int]) -> None:
-    """Read the streams and count their outputs."""
+    """Request ``streams`` answers from one worker, and add the number of their outputs to
+    ``counts[0]`` until cancelled."""
     async with open_channel(address) as channel:
         call: Any = channel.stream_stream(RUN, None, pb.WorkerMessage.FromString)()
         encoder = SubmitEncoder()

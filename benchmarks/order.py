@@ -127,7 +127,8 @@ def workload(seed: int, load: float) -> list[PrefillRequest]:
 
 @dataclass(slots=True)
 class Replay:
-    """One engine and its results: the TTFT of each request, and each tenant's tokens over time."""
+    """One engine and its results: the TTFT of each request, and the number of tokens computed for
+    each tenant before the horizon."""
 
     asks: Sequence[PrefillRequest]
     clock: ManualClock

@@ -63,7 +63,8 @@ BLOCK_TOKENS = 16
 
 
 class ReuseBench:
-    """A model, its KV pool, and the stores that it can reach."""
+    """A model with its KV pool, and the transports by which the pool exchanges blocks with
+    stores."""
 
     def __init__(self, num_tokens: int, model: Path = DEMO_MODEL, chunk: int = 512) -> None:
         self.num_tokens = num_tokens

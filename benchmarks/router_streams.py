@@ -28,8 +28,8 @@ SUSTAINED_SHARE, SUSTAINED_GAPS = 0.95, 1.5
 
 @dataclass(frozen=True)
 class SustainedStep:
-    """One step. ``router_cores`` is the CPU seconds per second of all routers, ``mock_cores`` those
-    of the mock workers."""
+    """The result of one step of the load. ``router_cores`` is the CPU seconds per second of all
+    routers, ``mock_cores`` those of the mock workers."""
 
     streams: int
     tokens_per_second: float

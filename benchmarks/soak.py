@@ -62,8 +62,8 @@ class SoakRun:
 
     @property
     def growth_mib(self) -> dict[str, float]:
-        """Return the median memory of the last fifth of the time, minus that of the first fifth
-        after ``SETTLE_SHARE``."""
+        """Return the growth of each memory after the first ``SETTLE_SHARE`` of the run: the median
+        of the last fifth of that time minus the median of its first fifth."""
         return {name: _growth(sizes) for name, sizes in self.memory_mib.items()}
 
 

@@ -146,8 +146,8 @@ class DiskTier:
         return NewSegment(number, self._path(number), self.segment_bytes, slot_bytes)
 
     def add_segment(self, new_segment: NewSegment) -> None:
-        """Add a segment after its creation. If its creation failed, the disk is full: create no
-        more segments."""
+        """Add a segment after its creation. If its creation failed, the disk is considered full,
+        and no more segments are created."""
         self._planned_segments.discard(new_segment.number)
         if new_segment.segment is not None:
             self._register_segment(new_segment.number, new_segment.segment, {})
@@ -217,8 +217,8 @@ class DiskTier:
         policy.record_use(block.key)
 
     def drop(self, key: BlockKey) -> bool:
-        """Remove a damaged or purged block, also from the file, so that a restart does not recover
-        it. Return whether the block existed."""
+        """Remove a damaged or purged block. The next :meth:`flush` erases its record in the file,
+        so that a restart does not recover the block. Return whether the block existed."""
         block = self.get(key)
         if block is None:
             return False
@@ -232,7 +232,7 @@ class DiskTier:
 
     @property
     def is_flushed(self) -> bool:
-        """Whether :meth:`flush` would do nothing."""
+        """Whether no change is queued, so that :meth:`flush` would do nothing."""
         return all(segment.is_flushed for segment in self._segments.values())
 
     def flush(self) -> None:
@@ -256,7 +256,8 @@ class DiskTier:
     # -- debugging -------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the accounting is inconsistent."""
+        """Raise AssertionError if slots, blocks, segments and eviction policies are
+        inconsistent."""
         for segment, used in self._used.items():
             taken = {block.slot for block in used}
             free = self._free.get(segment.slot_bytes, {}).get(segment, [])

@@ -319,7 +319,8 @@ class DramTier:
     # -- debugging -------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the accounting is inconsistent."""
+        """Raise AssertionError if slots, slabs, references, leases, pins, tenants and eviction
+        policies are inconsistent."""
         self._slabs.check_integrity()
         assert sorted(self._slot_at) == sorted(self._slabs.used_offsets()), "slots and slabs differ"
         assert sum(slot.size_bytes for slot in self._slot_at.values()) == self.used_bytes, "bytes"

@@ -149,7 +149,7 @@ class BucketPolicy:
         return self._num_evictable
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the accounting is inconsistent."""
+        """Raise AssertionError if blocks and buckets are inconsistent."""
         in_buckets = {key: number for number, keys in self._buckets.items() for key in keys}
         idle = {key: block.bucket for key, block in self._blocks.items() if not block.in_use}
         assert in_buckets == idle, "blocks and buckets differ"

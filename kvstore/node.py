@@ -66,11 +66,13 @@ class StoreNode:
     # -- blocks ----------------------------------------------------------------------------
 
     async def put(self, request: PutRequest) -> PutResult:
-        """Store blocks, as :meth:`PutHandler.put` does."""
+        """Store blocks by reading them from the caller. Raises the errors of
+        :meth:`PutHandler.put`."""
         return await self._puts.put(request)
 
     async def lease(self, query: LeaseRequest) -> LeasedBlocks:
-        """Lease the leading blocks, as :meth:`LeaseHandler.lease` does."""
+        """Lease the leading blocks that are stored, reading them from the disk if necessary. Raises
+        Invalid, Overloaded."""
         return await self._leases.lease(query)
 
     def lease_from_dram(self, query: LeaseRequest) -> LeasedBlocks | None:
@@ -81,7 +83,8 @@ class StoreNode:
         self._leases.release(lease_id)
 
     def pin(self, keys: Sequence[BlockKey], seconds: float) -> int:
-        """Pin the leading blocks that are in DRAM, as :meth:`LeaseHandler.pin` does."""
+        """Pin the leading blocks that are in DRAM for ``seconds``; return how many. Raises Invalid,
+        Overloaded."""
         return self._leases.pin(keys, seconds)
 
     async def pin_with_promotion(self, keys: Sequence[BlockKey], seconds: float) -> int:
@@ -107,8 +110,8 @@ class StoreNode:
         return num_damaged
 
     def watch(self, generation: Incarnation, number: int) -> AsyncGenerator[WatchEvent]:
-        """Yield a snapshot of the stored keys, then every change, as :meth:`StoreFeed.watch`
-        does."""
+        """Yield a snapshot of the stored keys, then every change. A watcher that has everything up
+        to change ``number`` of this ``generation`` gets only the changes after it."""
         return self._feed.watch(generation, number)
 
     # -- administration --------------------------------------------------------------------
@@ -137,7 +140,8 @@ class StoreNode:
     def list_blocks(
         self, filter_: BlockFilter, skip: int, limit: int
     ) -> tuple[list[StoredBlock], int]:
-        """Return a page of the matching blocks, oldest first, and their total number."""
+        """Return the matching blocks from index ``skip`` on, at most ``limit``, oldest first, and
+        the total number of matching blocks."""
         found = sorted(self._matching(filter_), key=lambda block: (block.stored_at, block.depth))
         return found[skip : skip + limit], len(found)
 

@@ -148,7 +148,9 @@ class PutHandler:
                 stored_at=now,
             )
             if slot is None:
-                raise Overloaded("every block of the store is leased or being written")
+                raise Overloaded(
+                    "every block in the store's DRAM is in use: leased, pinned or being copied"
+                )
         except Overloaded:
             if put.incoming or put.num_present:
                 return False
@@ -159,7 +161,8 @@ class PutHandler:
     async def _read_blocks(
         self, transport: Transport, request: PutRequest, pairs: Sequence[tuple[BlockRef, DramBlock]]
     ) -> int:
-        """Read, verify and seal blocks. Returns how many leading blocks are good."""
+        """Read, verify and seal blocks. Return how many leading blocks match their checksums.
+        Raises TransferFailed."""
         peer = await self._connect(transport, request.source)
         spans = [
             TransferRange(block.offset_bytes, slot.offset, slot.size_bytes) for block, slot in pairs

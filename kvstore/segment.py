@@ -111,7 +111,7 @@ class Segment:
 
     @property
     def is_flushed(self) -> bool:
-        """Whether :meth:`flush` would do nothing."""
+        """Whether no change is queued, so that :meth:`flush` would do nothing."""
         return not (self._is_unformatted or self._to_erase)
 
     @classmethod

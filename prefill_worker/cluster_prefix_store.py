@@ -90,8 +90,8 @@ class ClusterPrefixStore:
     # -- PrefixStore -----------------------------------------------------------------------
 
     async def find_prefix(self, spec: RequestSpec, keys: Sequence[BlockKey]) -> PrefixFetch:
-        """See :class:`PrefixStore`. The last token is always computed, so a block that ends with it
-        is not looked up."""
+        """Look up how many leading blocks of ``keys`` a store node has. The last token of the
+        prompt is always computed, so a block that ends with it is not looked up."""
         fetch = PrefixFetch(spec.request_id)
         fetch.keys = keys = keys[: (len(spec.token_ids) - 1) // self._block_tokens]
         if keys and self._client.has_usable_nodes:
@@ -214,7 +214,7 @@ class ClusterPrefixStore:
 
     async def _fetch_from_end(self, fetch: PrefixFetch) -> None:
         """Fetch from the end of the stored prefix backwards until reaching the computed part. The
-        engine uses the fetched blocks when its prefill reaches them (see ``Scheduler``)."""
+        engine adopts the fetched blocks when its prefill reaches them."""
         assert fetch.split_range is not None and fetch.node is not None
         node, (first, end) = fetch.node, fetch.split_range
         while True:

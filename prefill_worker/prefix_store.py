@@ -14,9 +14,9 @@ class PrefixStore(Protocol):
     """Fetches prefixes from the KV store, and publishes computed blocks to it."""
 
     async def find_prefix(self, spec: RequestSpec, keys: Sequence[BlockKey]) -> PrefixFetch:
-        """Look up how much of the prefix of ``spec`` the store has. ``keys`` are the keys of its
-        full blocks. This does not wait for the engine. A store failure counts as a miss and never
-        raises."""
+        """Look up how much of the prefix of ``spec`` the store has. ``keys`` are the keys of the
+        full blocks of the prompt. Does not wait for the engine. A store failure counts as a miss
+        and never raises."""
         ...
 
     async def fetch_prefix(self, fetch: PrefixFetch, num_cached: int) -> None:

@@ -1,9 +1,11 @@
-"""Write the chart's table of settings: which programs read each, and in which it is live.
+"""Write the chart's table of settings: which programs read each of them, and in which of these
+programs it is live.
 
     python -m tools.chart_settings [--check]
 
-The chart restarts a pod only for settings that its program reads and that are not live there. With
-``--check`` nothing is written, and exit code 1 means that the file is stale.
+A setting is live in a program if it can change there without a restart. The chart restarts a pod
+only for settings that its program reads and that are not live there. With ``--check`` nothing is
+written, and exit code 1 means that the file is stale.
 """
 
 import argparse

@@ -6,8 +6,8 @@
 Each placement has a random block size and two workers with stale data in their pools, each with a
 random number of threads and a random instruction set. They run several requests in random steps: in
 any batch, in chunks of any size, token by token. Some requests start from a prefix that another one
-has computed, which ends at a block boundary or within a block; others move to the other worker
-after the prefill or in the middle of the answer, as after a failover. Every token's logits must
+has computed, which ends at a block boundary or within a block; others move with their KV to the
+other worker, after the prefill or in the middle of the answer. Every token's logits must
 have the same bits as when its prompt is computed alone, in one chunk, on one thread, with the best
 instruction set. ``--kernels off`` checks torch's kernels instead, which don't guarantee this.
 
@@ -126,8 +126,8 @@ class RandomPlacement:
         self.events["reused"] += heir.done > 0
 
     def migrate(self) -> None:
-        """Move a random request and its KV to another worker, as a KV transfer or a failover
-        does."""
+        """Move a random request and its KV to another worker, unless no token of it is computed yet
+        or the other worker lacks space."""
         stream = self.streams[int(self.chance.integers(len(self.streams)))]
         target = self.workers[int(self.chance.integers(len(self.workers)))]
         needed = -(-len(stream.tokens) // self.block_tokens)
@@ -223,7 +223,8 @@ def row_of(tokens: Sequence[int], start: int, blocks: Sequence[int]) -> Row:
 
 
 def all_logits(runner: ModelRunner, rows: Sequence[Row]) -> list[torch.Tensor]:
-    """Run a step as ``ModelRunner`` does; return the logits [num_tokens, vocab] of each row."""
+    """Run a step of ``rows`` with the runner's model; return the logits [num_tokens, vocab] of each
+    row."""
     batch = pack_batch(rows, runner.block_tokens, torch.device("cpu"))
     tokens = torch.tensor([token for row in rows for token in row.token_ids])
     with torch.inference_mode():
@@ -319,7 +320,7 @@ class Cost:
 
 
 def costs(options: argparse.Namespace) -> Iterator[Cost]:
-    """Measure our product and torch's alternately, on one thread, with so many copies of the
+    """Measure Baton's product and torch's alternately, on one thread, with so many copies of the
     weights that they don't fit into any cache."""
     torch.set_num_threads(1)
     team = KernelThreadPool(1)

@@ -113,7 +113,7 @@ def layer_kernels(rounds: int) -> Iterator[GpuTableRow]:
 
 
 def products(rounds: int) -> Iterator[GpuTableRow]:
-    """Measure our matrix products with fixed tiling against torch's."""
+    """Measure Baton's matrix products with fixed tiling against torch's."""
     from baton.engine.cuda import gemm
 
     processors = torch.cuda.get_device_properties(device()).multi_processor_count

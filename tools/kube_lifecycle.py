@@ -77,7 +77,7 @@ def helm_test(release: Release) -> dict[str, Any]:
 
 
 def scale_up(release: Release) -> dict[str, Any]:
-    """Grow both pools at once, as ``kubectl scale`` does."""
+    """Grow both pools at once by writing the scale of their Deployments, like ``kubectl scale``."""
     return {"seconds": release.scale({"prefill": 2, "decode": 3})}
 
 

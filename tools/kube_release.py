@@ -43,7 +43,7 @@ class Release:
         return self.kube.url(f"{self.name}-router", self.namespace)
 
     def install(self, values: dict[str, Any]) -> None:
-        """Install the chart, and wait until all is ready, and the pools have their sizes."""
+        """Install the chart, and wait until all pods are ready and the pools have their sizes."""
         self.values = values
         self.helm.install(self.name, values, wait=True, seconds=TIMEOUT_SECONDS)
         pools = {"prefill": {}, "decode": {}} | values.get("pools", {})
@@ -79,7 +79,8 @@ class Release:
         self.kube.wait(reached, TIMEOUT_SECONDS, f"pools of {dict(sizes)}")
 
     def scale(self, sizes: Mapping[str, int]) -> float:
-        """Scale as ``kubectl scale`` does; return the seconds until the sizes are reached."""
+        """Write the scale of the pools' Deployments, like ``kubectl scale``; return the seconds
+        until the pools have their sizes."""
         began = SYSTEM_CLOCK()
         with self.kube.client() as opened:
             apps = client.AppsV1Api(opened)
@@ -172,7 +173,8 @@ class Release:
         return result
 
     def reinstall(self) -> dict[str, Any]:
-        """Uninstall the release and install it again; a prompt of before must be cached."""
+        """Uninstall the release and install it again; a prompt that was computed before must then
+        be cached."""
         prompt = np.random.default_rng(11).integers(3, 4000, size=256).tolist()
         first, _ = self._complete(prompt, 16)
         self.helm.uninstall(self.name, wait=True, seconds=TIMEOUT_SECONDS)
@@ -201,8 +203,8 @@ class Release:
     # -- releases and nodes ----------------------------------------------------------------
 
     def upgrade(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Upgrade the release; wait until every pod has the new revision and the old pods are
-        gone."""
+        """Upgrade the release; wait until every pod has the new revision and the old pods are gone.
+        Return how many of the pods were replaced."""
         self.values = apply_merge_patch(self.values, values)
         old = {pod["metadata"]["uid"] for pod in self._baton_pods()}
         self.helm.upgrade(self.name, self.values, wait=True, seconds=TIMEOUT_SECONDS)
@@ -223,7 +225,8 @@ class Release:
         return int(deployed_revision(self.kube.api, self.namespace, self.name)["version"])
 
     def roll_back(self, revision: int) -> dict[str, Any]:
-        """Roll back, and wait until the pods of other revisions are gone."""
+        """Roll back, and wait until the pods of other revisions are gone. Return how many of the
+        pods were replaced."""
         old = {pod["metadata"]["uid"] for pod in self._baton_pods()}
         self.helm.rollback(self.name, revision, wait=True, seconds=TIMEOUT_SECONDS)
         deployed = deployed_revision(self.kube.api, self.namespace, self.name)

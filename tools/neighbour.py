@@ -298,7 +298,8 @@ def members_of(cluster: LocalCluster) -> tuple[MemberAddress, ...]:
 
 
 def framed_addresses(redis_url: str) -> dict[str, str]:
-    """Return the framed-connection addresses by member, from a registry of any version."""
+    """Return the framed-connection addresses by member. Registry entries are searched as text, so
+    that those of another version can be read, too."""
     found = {}
     with redis.Redis.from_url(redis_url) as registry:
         for key in registry.keys("baton:*:member:*"):

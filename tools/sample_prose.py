@@ -2,8 +2,8 @@
 
     python -m tools.sample_prose [--seed N] [--count 60] [FOLDER …]
 
-Prints each text with its file, its line and the name of what it describes. The same seed and commit
-give the same texts; without ``--seed``, a random seed is used and printed.
+Prints each text with its file, its line and the name of what it belongs to. The same seed and
+commit give the same texts; without ``--seed``, a random seed is used and printed.
 """
 
 import argparse
@@ -28,7 +28,8 @@ DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True)
 class Text:
-    """One text. ``subject`` is the function, class or exception that it belongs to."""
+    """One text. ``subject`` is the function, class or module that a docstring describes, the class
+    of a raised error, or "log"."""
 
     kind: str
     path: Path

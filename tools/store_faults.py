@@ -44,7 +44,8 @@ def ask(cluster: LocalCluster, number: int) -> dict[str, object]:
 
 
 def waits(cluster: LocalCluster, first: int, count: int, what: str) -> float:
-    """Return the longest wait for the store among ``count`` requests."""
+    """Send ``count`` requests, print how long each waited for the store, and return the longest
+    wait in seconds."""
     longest = 0.0
     for number in range(first, first + count):
         result = ask(cluster, number)

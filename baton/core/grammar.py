@@ -21,7 +21,7 @@ class GrammarKind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """A grammar. The matcher's state depends on the answer's tokens alone, so a worker that
-    continues an answer replays them. The router validates it."""
+    continues an answer replays them. The router validates the grammar."""
 
     kind: GrammarKind
     text: str = ""

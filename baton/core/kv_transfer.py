@@ -96,7 +96,8 @@ KvTransferEvent = KvTransferScheduled | KvTransferChunk | KvTransferDone
 class WorkerInspection:
     """A worker's report on its blocks and requests. ``violation`` is what its integrity check
     found; empty if it passed. ``total_requests`` counts the requests on the worker in any phase.
-    ``drained``: the worker accepts no requests, none are left, and no exported KV is left."""
+    ``drained``: the worker is leaving, has no requests and no exported KV left, and has published
+    its blocks to the store."""
 
     worker_id: str
     state: str

@@ -23,7 +23,8 @@ class SamplingParams:
     ``prompt_logprobs`` is the same for every token of the prompt except the first.
     ``stop_token_ids`` end the answer like an EOS. With a ``grammar``, only tokens that it allows
     can be chosen; it allows an EOS only where it is complete. Without a grammar, neither an EOS nor
-    a stop token is chosen before the answer has ``min_tokens``. The router validates them.
+    a stop token is chosen before the answer has ``min_tokens``. The router validates the
+    parameters.
     """
 
     max_tokens: int

@@ -48,7 +48,7 @@ class PutResult:
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
     """A request to lease the longest stored prefix of ``keys``, up to ``max_bytes``, for
-    ``lease_seconds``."""
+    ``lease_seconds``. With ``max_bytes`` 0, the node only counts the stored prefix."""
 
     keys: tuple[BlockKey, ...]
     lease_seconds: float

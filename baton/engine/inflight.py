@@ -86,8 +86,8 @@ class InflightSteps:
         return flight, output
 
     def finish(self, sequence: Sequence) -> None:
-        """Like :meth:`Scheduler.finish`, but keep the blocks while a step in flight may write to
-        them."""
+        """Remove a sequence and release its blocks; but while a step in flight may write to the
+        blocks, keep them until that step is complete."""
         if self._submitted is not None and self.is_computing(sequence):
             self._scheduler.remove_keeping_blocks(sequence)
             self._submitted.ended_sequences.append(sequence)

@@ -17,10 +17,11 @@ def memory_suffices(
     Its ``num_shared_blocks`` must be set. True if no answer grows on this worker, or if
     ``candidate`` is a PREFILL request.
 
-    The projection is exact except for shared blocks (each is assumed to stay with its first owner)
-    and for requests that are still being prefilled or transferred (they are assumed to decode
-    already). If memory runs short nevertheless, a request is preempted. The caller skips this check
-    for requests that were already preempted once, so that their clients don't wait even longer.
+    If the answers are as long as predicted, the projection is exact except for shared blocks (each
+    is assumed to stay with its first owner) and for requests that are still being prefilled or
+    transferred (they are assumed to decode already). If memory runs short nevertheless, a request
+    is preempted. The caller skips this check for requests that were already preempted once, so that
+    their clients don't wait even longer.
     """
     growing = [each for each in running if each.task is not Task.PREFILL]
     if not growing or candidate.task is Task.PREFILL:

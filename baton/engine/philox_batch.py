@@ -24,7 +24,8 @@ def uniforms(seeds: list[int], positions: list[int]) -> NDArray[np.float64]:
 
 
 def _philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> list[Words]:
-    """Return the first two words of Philox4x32-10, as in ``baton.core.philox``."""
+    """Return the first two words of Philox4x32-10 for each counter and key. ``baton.core.philox``
+    computes the same for a single pair."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):

@@ -17,8 +17,9 @@ UNKNOWN_TOKEN = TokenId(-1)
 """A placeholder for a token that the previous step has not sampled yet."""
 
 TokenMaskFunction = Callable[[], bytes]
-"""Returns the mask of allowed next tokens, as ``Constraint.mask`` in ``baton.engine.constraint``.
-It is called once the logits are computed, or launched on the device."""
+"""Returns the mask of the tokens that are allowed next, one bit per token id (``Constraint.mask``
+in ``baton.engine.constraint``). It is called once the logits are computed, or launched on the
+device."""
 
 
 @dataclass(slots=True)

@@ -119,7 +119,7 @@ class PackedInt4Codes:
         return PackedInt4Codes(self.packed[rows], self.scales[rows], self.ins)
 
     def decode(self) -> torch.Tensor:
-        """Like :meth:`QuantizedCodes.decode`."""
+        """Return the weights that the codes stand for, [outs, ins] in FP32."""
         pairs = torch.stack((self.packed & 15, self.packed >> 4), dim=-1).flatten(1)
         values = pairs[:, : self.ins].to(torch.int8) - 8
         return QuantizedCodes(values, self.scales.float(), INT4_GROUP_SIZE).decode()
@@ -249,7 +249,7 @@ def _nearest(weight: torch.Tensor, scales: torch.Tensor, least: int, most: int) 
 
 
 def _nearest_bf16(scales: torch.Tensor) -> torch.Tensor:
-    """Round to BF16. Subnormal numbers become zero, as products treat them."""
+    """Round to BF16. Subnormal numbers become zero, because products treat them as zero."""
     nearest = scales.to(torch.bfloat16).float()
     return torch.where(nearest.abs() < _LEAST_NORMAL, 0.0, nearest)
 

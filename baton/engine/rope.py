@@ -34,8 +34,8 @@ def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
 
 
 class RotaryTable:
-    """Cosines and sines by position, in the dtype of the computation, rounded as transformers
-    rounds them."""
+    """Cosines and sines by position, computed in FP32 and then rounded to the dtype of the
+    computation, like those of transformers."""
 
     def __init__(
         self, rope: RopeConfig, head_dim: int, length: int, device: torch.device, dtype: torch.dtype

@@ -81,7 +81,7 @@ class ClusterStoreClient:
 
     A prefix is looked up at the node that the placement's hint names; without a hint, at the only
     node, or at the one that the index names; while the index can't be reached, at the node of this
-    host. New blocks go to the node of this host, or else to the first node.
+    host. New blocks go to the node of this host, or else to the first usable node by id.
     """
 
     def __init__(

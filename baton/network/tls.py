@@ -56,8 +56,8 @@ def channel_credentials(trust: ClusterCredentials) -> grpc.ChannelCredentials:
 
 
 def server_credentials(trust: ClusterCredentials) -> grpc.ServerCredentials:
-    """The credentials of a gRPC server, which renew as :func:`server_context` does. Raises
-    Invalid."""
+    """The credentials of a gRPC server. Each handshake uses the current files, or the last valid
+    ones if the current ones are invalid. Raises Invalid."""
     _context(trust, _file_stamps(trust), is_server=True)  # raises Invalid for bad files
     seen = _file_stamps(trust)
 

@@ -41,8 +41,8 @@ def configure_logging(level: str, style: str, **fields: str) -> None:
 
 
 def set_log_level(level: str) -> None:
-    """Write lines of this level (debug, info, warning or error) and above from now on; of other
-    libraries only warnings and errors at most."""
+    """From now on, write lines of this level (debug, info, warning or error) and above. Lines of
+    other libraries must be at least warnings, too."""
     number = getattr(logging, level.upper())
     for name, method in vars(structlog.make_filtering_bound_logger(number)).items():
         if not name.startswith("__"):

@@ -29,8 +29,8 @@ def log_decision(text: str) -> None:
 
 class Autoscaler:
     """Checks the pools every ``check_seconds``, while it is the leader (``is_leader``). A check
-    that fails changes nothing. A restart of the process loses only the record of how long a change
-    has been wanted."""
+    that fails changes nothing. A restart of the process loses only the history: how long a change
+    has been wanted, when the last change was, and which growth is not complete yet."""
 
     def __init__(
         self,

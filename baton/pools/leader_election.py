@@ -3,8 +3,8 @@ time.
 
 Clocks of other machines are not trusted. The holder measures time from just before it requested a
 renewal, and stops leading after two thirds of the lease's duration. A candidate measures from when
-it first saw that renewal, and takes the lease over after its whole duration. So two processes never
-lead at once, as long as their clocks run about equally fast, whatever time they show.
+it first saw the latest renewal, and takes the lease over after its whole duration. So two processes
+never lead at once, as long as their clocks run about equally fast, whatever time they show.
 """
 
 from collections.abc import Callable

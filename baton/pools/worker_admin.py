@@ -16,7 +16,8 @@ from baton.rpc.worker_client import convert_worker, drain_worker, inspect_worker
 
 @dataclass(frozen=True, slots=True)
 class DrainReport:
-    """``is_drained``: the worker has no requests left, and no KV that other workers still need."""
+    """``is_drained``: the worker has no requests and no exported KV left, and has published its
+    blocks to the store."""
 
     is_drained: bool
     num_requests: int

@@ -120,6 +120,6 @@ class Membership:
 
     @property
     def incompatible_ids(self) -> frozenset[WorkerId]:
-        """Workers that must not be used, whatever their state, because of their arithmetic
-        (:mod:`baton.core.numerics`)."""
+        """Workers that must not be used, whatever their state: their logits may differ in bits from
+        those of the oldest worker (:mod:`baton.core.numerics`)."""
         return self._incompatible_ids

@@ -1,4 +1,4 @@
-"""The worker's gRPC service for a core that encodes its outputs itself."""
+"""The worker's gRPC service for a core that encodes its outputs itself (the mock worker)."""
 
 from typing import Any, Protocol, cast
 
@@ -58,8 +58,8 @@ class EncodedWorkerService(WorkerService):
 
 
 def add_encoded_worker_service(server: grpc.aio.Server, core: EncodedCore) -> None:
-    """Add the service. The responses of Run are bytes already, so that the generated code, which
-    would serialize them, can't be used."""
+    """Add the service. The generated code can't be used: it would serialize the responses of Run,
+    which are bytes already."""
     service, unary = EncodedWorkerService(core), grpc.unary_unary_rpc_method_handler
     handlers: dict[str, Any] = {
         "Run": grpc.stream_stream_rpc_method_handler(service.Run, pb.RouterMessage.FromString),

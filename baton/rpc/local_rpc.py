@@ -32,7 +32,7 @@ MAX_CALLS = 256
 """Maximum number of concurrent calls on one connection."""
 
 MAX_PATH_BYTES = 100
-"""The address of a Unix socket has at most 108 bytes."""
+"""Maximum length of a socket's path. Linux allows 107 bytes."""
 
 NOTIFICATION, MAX_CALL_NUMBER = 0, (1 << 32) - 1
 """A call with number NOTIFICATION (0) is not answered."""
@@ -44,7 +44,8 @@ _NUMBERS = {request: number for number, (request, _, _) in enumerate(LOCAL_RPC_M
 
 def local_rpc_socket_path(folder: Path, name: str) -> Path | None:
     """The path of a socket in ``folder``, which is created for this user alone. None if the path
-    would be too long, or the folder belongs to another user or is open to others."""
+    would be too long, or if the folder can't be created, belongs to another user or is open to
+    others."""
     path = folder / f"{name}.sock"
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         return None
@@ -173,8 +174,8 @@ class LocalRpcClient(FrameProtocol):
         return client
 
     async def call(self, request: Message, timeout_seconds: float) -> Message:
-        """Make a call. Raises the node's errors, Unavailable when it has disconnected, and
-        DeadlineExceeded."""
+        """Make a call. Raises the store node's errors, Unavailable when the node has disconnected,
+        and DeadlineExceeded."""
         if self.is_closed:
             raise Unavailable("the store node has disconnected")
         number = _NUMBERS[type(request)]

@@ -77,13 +77,14 @@ class ByteLevelDetokenizer:
 
 
 class WindowDetokenizer:
-    """A detokenizer for all other decoders. The text of a token is what it adds to the text of the
-    previous token.
+    """A detokenizer for all tokenizers but byte-level BPE. The text of a token is what it adds to
+    the text of the previous token.
 
     A run of byte tokens (``<0xE4>``) is held back until it ends, because an invalid byte turns the
     whole run into replacement characters. Tokens in ``visible_special_ids`` are not skipped
     although they are hidden: they are shown in the vocabulary's spelling, and the text after them
-    is decoded without context."""
+    is decoded without context.
+    """
 
     def __init__(
         self, vocabulary: Vocabulary, visible_special_ids: frozenset[int] = frozenset()

@@ -52,8 +52,8 @@ class FastEncoder:
         self._word_end = word_end
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int] | None:
-        """Encode a text. Return None if it may have a very long word, or if the library's regular
-        expressions fail on it."""
+        """Encode a text. Return None if it may have a very long word, or if ``fastokens`` fails on
+        it."""
         if self._may_have_long_word(text):
             return None
         try:

@@ -88,7 +88,7 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         ids = self._fast.encode(text, add_special_tokens) if self._fast is not None else None
         if ids is None:
-            # Unlike ``encode``, it releases the GIL and does not compute offsets.
+            # Unlike the library's ``encode``, this releases the GIL and computes no offsets.
             encodings = self._tokenizer.encode_batch_fast(
                 [text], add_special_tokens=add_special_tokens
             )

@@ -38,7 +38,8 @@ def read_trace(path: Path) -> Trace:
       (tokens), ``hash_ids``, one per 512 tokens of the prompt, the last perhaps partial;
     - Azure's CSV of LLM inference (2023 and 2024): ``TIMESTAMP,ContextTokens,GeneratedTokens``;
       each request's blocks are its own;
-    - Baton's own JSONL, as :func:`write_trace` writes it.
+    - Baton's own JSONL (:func:`write_trace`): a header with ``format``, ``name`` and
+      ``block_tokens``, then a line per request.
 
     Raises Invalid for any other content, with the file, and the line if there is one."""
     lines = _lines(path)
@@ -52,7 +53,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def write_trace(trace: Trace, path: Path) -> None:
-    """Write Baton's own JSONL: a header, then a line per arrival. Raises Invalid when ``path``
+    """Write Baton's own JSONL: a header, then a line per request. Raises Invalid when ``path``
     cannot be written."""
     header = {"format": FORMAT, "name": trace.name, "block_tokens": trace.block_tokens}
     try:

@@ -19,7 +19,7 @@ BLOCK_TOKENS = 64
 
 ANSWER_TOKENS_PER_SECOND = 50.0
 """A turn arrives one pause after the end of the previous answer. When that answer ends depends on
-the replay; traces assume this output speed, a typical reading speed."""
+the replay; traces assume this output speed."""
 
 MAX_CONTEXT_TOKENS = 131_072
 """A session ends before a turn whose prompt and answer would be longer: the window of Llama 3.1."""

@@ -74,7 +74,7 @@ async def read_ranges(
     regions.
 
     When cancelled, it ends once nothing writes to the local blocks any more, or raises
-    TransferFailed with an unfinished transfer.
+    TransferFailed with the unfinished transfers.
     """
     return await _transfer(
         transport, peer, ranges, timeout_seconds, clock, release_timeout_seconds, None
@@ -91,8 +91,11 @@ async def read_and_verify(
     release_timeout_seconds: float = RELEASE_TIMEOUT_SECONDS,
 ) -> VerifiedReadResult:
     """Read one block per range, group by group, and verify each group as soon as it has arrived.
+    ``timeout_seconds`` applies to each group. Raises TransferFailed, and Invalid for ranges outside
+    the regions.
 
-    Errors and cancellation are as in :func:`read_ranges`. The timeout applies to each group.
+    When cancelled, it ends once nothing writes to the local blocks any more, or raises
+    TransferFailed with the unfinished transfers.
     """
     began = clock.monotonic()
     waiting = deque(_groups(ranges))

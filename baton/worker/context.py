@@ -35,8 +35,10 @@ class WorkerContext:
     """The objects that :class:`Worker` and both of its sides use.
 
     ``engine`` runs commands on the engine, ``engine_config`` is its configuration and
-    ``key_hasher`` its block keys. ``layout`` is the layout of its KV pool; ``transports``, by name,
-    give other processes access to the pool. ``host`` identifies the host: see :class:`Endpoint`."""
+    ``key_hasher`` computes its block keys. ``layout`` is the layout of its KV pool; ``transports``,
+    by name, give other processes access to the pool. ``host`` identifies the host: see
+    :class:`Endpoint`.
+    """
 
     id: WorkerId
     generation: Incarnation

@@ -1,6 +1,6 @@
 """The Prometheus metrics of a worker's steps and requests.
 
-Nothing here has a cost per token: recording a step costs a few microseconds, whatever its batch
+Nothing here is called per token: recording a step costs a few microseconds, whatever its batch
 size.
 """
 

@@ -59,8 +59,8 @@ blocks. One step would be enough if the decode worker and the link never caused 
 
 @dataclass(frozen=True, slots=True)
 class SideFactories:
-    """Open the two sides of a worker, with their connections to other processes. Each side is
-    closed after the worker has stopped."""
+    """Functions that open the two sides of a worker, with their connections to other processes.
+    Each side is closed after the worker has stopped."""
 
     open_prefill: Callable[
         [WorkerContext, Settings, Membership], AbstractAsyncContextManager[PrefillSide]
@@ -69,8 +69,8 @@ class SideFactories:
 
 
 class WorkerProgram:
-    """One worker process, as ``baton.serve.process`` runs it. ``sides`` opens both sides of the
-    worker, whatever its role."""
+    """The program of one worker process, which ``baton.serve.process`` runs. ``sides`` opens both
+    sides of the worker, whatever its role."""
 
     def __init__(
         self, settings: Settings, role: Role, sides: SideFactories, clock: Clock | None = None
@@ -163,7 +163,7 @@ class WorkerProgram:
         await self._registry.close()
 
     async def apply_settings(self, settings: Settings) -> None:
-        """Use the live settings of ``settings`` from now on."""
+        """Apply a changed ``slo_itl_seconds`` and ``trace_endpoint`` without a restart."""
         target = settings.slo_itl_seconds
         await self._thread.call(lambda engine: engine.set_target_inter_token_latency(target))
         await self._span_export.change(settings.trace_endpoint, self._telemetry.use_spans)

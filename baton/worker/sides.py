@@ -100,7 +100,7 @@ class DecodeSide(Protocol):
     ) -> bool:
         """Import the job's KV from ``source`` and start decoding; return False if the answer ended
         with its first token. The caller aborts the request in the engine if this returns False,
-        raises or is cancelled. Raises what :meth:`KvImporter.import_kv` raises."""
+        raises or is cancelled. Raises Unavailable, DeadlineExceeded, Invalid, NotFound, Corrupt."""
         ...
 
     async def begin_migration(self, job: Job) -> Migration | None:

@@ -1,5 +1,5 @@
-"""Converts a Qwen3 checkpoint to a GGUF file for llama.cpp, with the same numbers. Needs gguf and
-numpy.
+"""Converts a Qwen3 checkpoint to a GGUF file for llama.cpp, without changing the values of the
+weights. Needs gguf and numpy.
 
 The vocabulary is empty: tokens are passed as numbers.
 """

@@ -6,7 +6,8 @@ Runs in its own environment and needs nothing of Baton's:
 
     python3.11 -m venv peer && peer/bin/pip install mooncake-transfer-engine-non-cuda
 
-which needs the system's libibverbs.so.1, libnuma.so.1 and libcurl.so.4, although it uses only TCP.
+The package needs the system's libibverbs.so.1, libnuma.so.1 and libcurl.so.4, although only TCP is
+used here.
 
 In mode ``across``, one process owns the memory, and another process, which provides no memory, puts
 and gets. In mode ``embedded``, one process does both, and Mooncake copies locally instead of

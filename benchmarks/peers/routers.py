@@ -29,8 +29,8 @@ STOP_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Running:
-    """``router`` is the process that clients connect to, ``beside`` other processes that take part
-    in routing."""
+    """A running router. ``router`` is the id of the process that clients connect to, ``beside`` has
+    those of other processes that take part in routing."""
 
     name: str
     port: int

@@ -1,4 +1,5 @@
-"""Fuzzes batch files with valid lines, invalid lines and random bytes, while routers die.
+"""Fuzzes batch files with valid lines, invalid lines and random bytes. Sometimes, processing is
+first interrupted as if the router had been killed.
 
 The batch runner processes each file completely, with the router's own parsing of bodies. Every line
 must have a result in the output file or in the error file.
@@ -85,7 +86,7 @@ def _create_batch(store: BatchStore, number: int, data: bytes, endpoint: str) ->
 
 
 def _abandon_lines(store: BatchStore, batch: Batch, num_lines: int) -> None:
-    """Start to process some lines and abandon them, as a router does that is killed."""
+    """Start to process some lines and abandon them, like a router that is killed."""
     if store.get(TENANT, batch.id).is_finished:
         return
     job = BatchJob(store, store.get(TENANT, batch.id), MAX_LINE_BYTES)
@@ -118,7 +119,8 @@ async def _run(store: BatchStore, batch: Batch, chance: Chance) -> Batch:
 
 
 def _errors(store: BatchStore, batch: Batch) -> bytes:
-    """Return the lines with internal errors, except for the expected ones from killed routers."""
+    """Return the lines of the batch's error file that report an internal error, except for the
+    error ``router_died`` of abandoned lines."""
     if batch.error_file_id is None:
         return b""
     lines = store.file_store(TENANT).data_path(batch.error_file_id).read_bytes().splitlines()

@@ -1,8 +1,8 @@
 """Fuzzes KV transports with endpoints by which a peer describes its memory wrongly: with file
 descriptors of other open files, wrong sizes, unreachable addresses and arbitrary ranges.
 
-If a transport connects to an endpoint, it also reads from it, because an invalid mapping would
-crash the process only then.
+If a transport accepts such an endpoint, the fuzzer also reads from it, because only a read from an
+invalid mapping would crash the process.
 """
 
 import contextlib

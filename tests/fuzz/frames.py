@@ -100,7 +100,8 @@ class Fuzzer:
         await self._bounded(kinds[int(self._chance.integers(len(kinds)))]())
 
     async def check(self) -> None:
-        """Check that well-behaved clients are served, and that no connection is left."""
+        """Check that well-behaved clients are served, that no connection is left, and that the
+        store has kept its integrity."""
         self._recorder.begin("check")
         await self._bounded(self._served())
         await self._bounded(self._until_alone())
@@ -257,7 +258,8 @@ class Fuzzer:
         return [self._frame(kinds) for _ in range(int(self._chance.integers(0, 6)))]
 
     def _frame(self, kinds: Sequence[type]) -> bytes:
-        """Return a frame whose length may be wrong and whose payload is a message or noise."""
+        """Return a frame whose length may be wrong and whose payload is a message or random
+        bytes."""
         payload = self._payload(kinds)
         sizes = (0, 1, HANDSHAKE_BYTES + 1, MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES + 1, 2**32 - 1)
         lies = self._chance.random() < 0.15

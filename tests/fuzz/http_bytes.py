@@ -2,8 +2,8 @@
 
 The app must receive valid requests unchanged and in order, and each must get exactly one response.
 An invalid request must be refused and end the connection, and the app must not receive anything
-that follows it. If bytes were changed at random, the app must receive the same requests as h11
-parses, which is stricter than most parsers.
+that follows it. If bytes were changed at random, the app must receive no other requests than those
+that h11 parses, in the same order; h11 is stricter than most parsers.
 
     python -m tests.fuzz.http_bytes --url http://127.0.0.1:8000 [--seconds 60] [--seed S]
 

@@ -112,6 +112,6 @@ class _Fuzz:
             )
 
     async def _clear(self, client: httpx.AsyncClient) -> None:
-        """Delete the files of batches, so that more files can be uploaded."""
+        """Delete all files, so that more can be uploaded."""
         for file in (await client.get("/v1/files")).json()["data"]:
             await client.delete(f"/v1/files/{file['id']}")

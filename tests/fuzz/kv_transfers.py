@@ -153,7 +153,8 @@ class Fuzzer:
     def _judge(
         self, spec: RequestSpec, script: Sequence[KvTransferEvent], outputs: Sequence[RequestOutput]
     ) -> None:
-        """Check that if the request succeeded, its source had sent every block."""
+        """Check that if the request succeeded, and no block was cached, the source had sent every
+        block."""
         if outputs[-1].finish_reason is FinishReason.ERROR:
             if outputs[-1].details.get("error_status") == "INTERNAL":
                 self._recorder.server_error(outputs[-1].error)
@@ -312,7 +313,8 @@ class LyingPeers:
 
 
 class LyingReader:
-    """Sends the events of a script, then ends the stream."""
+    """The lying source's event stream, as the decode worker reads it: the events of a script, then
+    an error because the stream ended."""
 
     def __init__(self, script: Sequence[KvTransferEvent]) -> None:
         self._events = iter(script)

@@ -49,7 +49,8 @@ class Accounts:
         return f"{namespace}.{account}.token"
 
     def user(self, authorization: str) -> str:
-        """Return the user of an Authorization header. Raises Refused (401)."""
+        """Return the user that an Authorization header names. Raises Refused (401) if the header
+        has neither the administrator's token nor one of the form that ``token`` returns."""
         kind, _, token = authorization.partition(" ")
         kind = kind.lower()
         if kind == "bearer" and token == ADMIN:
@@ -61,7 +62,8 @@ class Accounts:
         return user_of(namespace, account)
 
     def check(self, call: Call) -> None:
-        """Record the call; raise Refused (403) if no Role allows it."""
+        """Record a call, unless the administrator made it. Raises Refused (403) if no role that is
+        bound to the user allows it."""
         if call.user == ADMIN:
             return
         self.calls.append(call)
@@ -70,8 +72,8 @@ class Accounts:
             raise forbidden(call.user, call.verb, call.resource, call.group, call.namespace)
 
     def check_granted_rules(self, user: str, namespace: str, role: Object) -> None:
-        """Check that a user who writes a Role, or binds one with a RoleBinding, has all of its
-        permissions. Raises Refused (403)."""
+        """Check that ``user``, who writes the Role or RoleBinding ``role``, has all permissions
+        that it grants. Raises Refused (403)."""
         if user == ADMIN:
             return
         reference = role.get("roleRef")

@@ -48,7 +48,8 @@ APPLY_TYPES = ("application/apply-patch+yaml", "application/apply-patch+cbor")
 
 
 class Api:
-    """The API of one cluster. Thread-safe. Raises Refused like a real API server."""
+    """The API of one cluster. Thread-safe. Raises Refused where a real API server responds with an
+    error."""
 
     def __init__(self, clock: Clock, service_subnet: str = "10.96.0") -> None:
         self.store = Store()

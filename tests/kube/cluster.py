@@ -82,8 +82,8 @@ class Cluster:
         return f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}"
 
     def wait(self, until: Callable[[], object], seconds: float, what: str) -> None:
-        """Wait until ``until`` returns a true value. Raises TimeoutError with ``what`` and the
-        state of all pods after ``seconds``."""
+        """Wait until ``until`` returns a true value. After ``seconds``, raises TimeoutError with
+        ``what`` and the state of all pods."""
         clock = self.api.clock
         end = clock.monotonic() + seconds
         while not until():

@@ -142,7 +142,8 @@ def _document(prefix: str, kinds: Kinds) -> Object | None:
 
 
 def _paths(kind: Kind) -> list[tuple[str, Object]]:
-    """Return only the paths that show clients that writes support ``fieldValidation``."""
+    """Return the paths for creating, replacing and patching objects. Clients learn from them that
+    writes support ``fieldValidation``; the other paths are left out."""
     gvk = {"group": kind.group, "version": kind.version, "kind": kind.kind}
     names = ("fieldValidation", "fieldManager", "dryRun", "force")
     parameters = [

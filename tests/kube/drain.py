@@ -1,4 +1,4 @@
-"""Drains a node as ``kubectl drain`` does: cordons it and evicts its pods one after the other."""
+"""Drains a node like ``kubectl drain``: cordons it and evicts its pods one after the other."""
 
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
@@ -13,7 +13,9 @@ RETRY_SECONDS = 0.5
 
 
 def drain_node(kube: Cluster, node: str, seconds: float) -> list[str]:
-    """Drain a node until it has no pods; return their names. Raises TimeoutError."""
+    """Cordon a node, evict its unfinished pods and wait until they are gone; return their names.
+    Raises TimeoutError if one eviction is forbidden, or the pods remain, for more than
+    ``seconds``."""
     kube.cordon(node)
     pods = kube.pods(lambda pod: pod["spec"].get("nodeName") == node and phase(pod) not in FINISHED)
     with kube.client() as opened:

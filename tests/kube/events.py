@@ -4,7 +4,7 @@ from tests.kube.api import Api
 from tests.kube.kinds import EVENT, Object
 
 MOST = 500
-"""The maximum number of events to keep; older ones are deleted."""
+"""The maximum number of events to keep in a namespace. A new one then replaces the oldest."""
 
 
 def record_event(api: Api, about: Object, reason: str, message: str, kind: str = "Normal") -> None:

@@ -1,4 +1,5 @@
-"""Runs a cluster for a test that kills it: prints its container's process id, and waits."""
+"""Runs a cluster with one pod, for a test that kills this process: prints the process id of the
+pod's container, and waits until standard input ends."""
 
 import sys
 

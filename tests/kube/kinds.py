@@ -1,4 +1,4 @@
-"""The kinds of objects that this API server knows, including custom resources."""
+"""The kinds of objects that the API server of this package knows, including custom resources."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -45,7 +45,8 @@ def differences(api: Api, namespace: str, release: str) -> list[str]:
 
 
 def _encoded(wanted: Object) -> Object:
-    """``stringData`` is written to ``data``."""
+    """Return an object with its ``stringData`` moved to ``data`` in base64, as the API server
+    stores it."""
     if "stringData" not in wanted:
         return wanted
     data = {name: base64.b64encode(text.encode()).decode()

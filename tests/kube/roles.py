@@ -1,9 +1,9 @@
 """The ClusterRoles that every cluster has: ``view``, ``edit`` and ``admin``, which a RoleBinding
 grants in one namespace.
 
-They are those of Kubernetes 1.36 for the kinds that this API server knows. None of them covers
-cluster-scoped objects (nodes, priority classes) or custom resources, unless an operator aggregates
-rules for its own kinds to them.
+Their rules are those of Kubernetes 1.36, for the kinds that the API server of this package knows.
+No rule covers cluster-scoped objects (nodes, priority classes) or custom resources; a real operator
+can add rules for its own kinds.
 """
 
 from typing import Any

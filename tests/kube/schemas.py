@@ -74,7 +74,8 @@ class Schema:
         return tuple((key, value) for key, value in pairs if value is not None)
 
     def validate(self, value: Any, path: str = "") -> Iterator[str]:
-        """Yield unknown fields and wrong types in ``value``, like ``unknown field "spec.x"``."""
+        """Yield a message for each unknown field and each wrong type in ``value``, like ``unknown
+        field "spec.x"``. ``path`` is the path of ``value`` itself."""
         if value is None:
             return
         if not self._takes(value):

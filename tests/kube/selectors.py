@@ -31,8 +31,8 @@ def _term(term: str, labels: Mapping[str, str]) -> bool:
 
 
 def fields_match(selector: str, found: Object) -> bool:
-    """Evaluate a field selector like ``metadata.name=x,status.phase!=Running``. Raises Refused if
-    it is malformed."""
+    """Evaluate a field selector like ``metadata.name=x,status.phase!=Running``. Raises Refused
+    (400) if the selector is malformed."""
     for term in filter(None, selector.split(",")):
         match = EQUAL.fullmatch(term.strip())
         if match is None:

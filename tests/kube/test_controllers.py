@@ -54,7 +54,7 @@ class Rig:
             self.clock.advance(1)
             if self.api.store.version == before:
                 return
-        raise AssertionError("the controllers do not settle")
+        raise AssertionError("objects still change after 100 rounds")
 
     def create(self, kind: Kind, name: str, spec: Object) -> Object:
         return self.api.create(kind, {"metadata": {"name": name, "namespace": "default"},

@@ -79,7 +79,8 @@ class Releases:
         return {name: found[f"baton-{name}"]["spec"]["replicas"] for name in names}
 
     def set_initial_sizes(self) -> None:
-        """Do what conductors do with the settings that the chart gives them."""
+        """Set the pools' initial numbers of replicas like a conductor, from the settings in the
+        chart's ConfigMap and in the conductor's environment."""
         file = self.api.store.get(CONFIG_MAP, "default", "baton-config")["data"]["baton.yaml"]
         initial = yaml.safe_load(file).get("kubernetes_initial_replicas") or {}
         found = self.api.store.get(DEPLOYMENT, "default", "baton-conductor")
@@ -108,7 +109,7 @@ class Releases:
         }
 
     def wait(self, until: Callable[[], bool]) -> None:
-        """Wait until the controllers have done their work. Raises TimeoutError."""
+        """Wait until ``until`` returns True. Raises TimeoutError after SECONDS."""
         store, clock = self.api.store, self.api.clock
         end = clock.monotonic() + SECONDS
         while not until():
@@ -162,7 +163,8 @@ def releases(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Release
 def test_a_pool_begins_with_its_number_and_then_belongs_to_whoever_scales_it(
     releases: Releases,
 ) -> None:
-    """Neither an upgrade nor a rollback changes the size, or conflicts with its owner."""
+    """Neither an upgrade nor a rollback changes the size of a pool that something else has scaled,
+    or fails with a field conflict."""
     values = {"pools": {"decode": {"replicas": 2}}}
     releases.install(**values)
     releases.set_initial_sizes()
@@ -263,7 +265,8 @@ def pods_of_each_role(releases: Releases) -> set[str]:
 
 
 def test_a_quota_admits_the_pods_that_the_charts_check_accepts(releases: Releases) -> None:
-    """The check must agree with the API server, which admits no pod without required limits."""
+    """The chart's check must agree with the API server, which admits no pod without the limits that
+    a quota requires."""
     metadata = {"name": "team", "namespace": "default"}
     releases.api.create(
         QUOTA, {"metadata": metadata, "spec": {"hard": {"limits.cpu": "90", "memory": "90Gi"}}}
@@ -299,7 +302,8 @@ def claims_and_secrets(releases: Releases) -> tuple[list[str], Any]:
 
 
 def test_what_the_store_kept_can_be_used_by_the_next_installation(releases: Releases) -> None:
-    """The volumes are useless without the tenant secret, which salts the keys of what is stored."""
+    """The volumes are useless without the tenant secret, from which the salts of the stored block
+    keys are derived."""
     values = {"kvstore": {"enabled": True}}
     releases.install(**values)
     releases.wait(lambda: len(releases.api.store.all(CLAIM)) == 1)
@@ -329,7 +333,7 @@ def test_a_cluster_without_optional_kinds_can_install_what_asks_for_them(
 
 
 def test_a_release_can_be_rolled_back_and_uninstalled(releases: Releases) -> None:
-    """Each step waits until Helm sees everything ready."""
+    """Install, rollback and uninstall wait until Helm sees that they are complete."""
     releases.helm.install("baton", {}, wait=True)
     before = releases.templates()
     releases.upgrade(settings={"max_sequences": 8})

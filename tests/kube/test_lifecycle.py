@@ -34,8 +34,8 @@ def release() -> Iterator[Release]:
 
 @pytest.mark.timeout(240)
 def test_a_change_of_settings_restarts_only_what_it_must(release: Release) -> None:
-    """A log level and an SLO reach every process without a restart. A limit of the engine replaces
-    the workers, and nothing else."""
+    """A new log level and SLO take effect without replacing any pod. A new limit of the engine
+    replaces the worker pods only."""
     live = {"logs": {"level": "debug"}, "settings": {"slo_itl_seconds": 0.5}}
     assert release.upgrade(live) == {"replaced": 0, "of": 6}
     pods = {role: release.kube.ready({ROLE: role}) for role in ("router", "conductor", "prefill")}
@@ -62,8 +62,9 @@ def settings_events(release: Release, pod: str) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(240)
 def test_the_chart_serves_and_workers_drain_without_disturbing_streams(release: Release) -> None:
-    """``helm test`` passes. While answers stream, a named worker drains with only the conductor's
-    permissions, and then another one without access to Redis. All tokens are right."""
+    """``helm test`` passes. While answers stream, ``baton drain`` in the conductor's pod drains a
+    named worker, and then ``baton scale`` on a machine without access to Redis drains another one.
+    All tokens are right, and neither needs rights that the conductor lacks."""
     assert release.test().startswith("demo: ")
     questions = record_answers(release.url, make_request_bodies(6, 1, 30, 60), 2)
     with traffic(release.url, questions, 2) as answers:

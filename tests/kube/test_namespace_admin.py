@@ -71,7 +71,8 @@ def test_a_namespace_admin_can_install(team: Team, name: str) -> None:
 
 
 def test_a_namespace_admin_can_install_on_ray(team: Team) -> None:
-    """KubeRay's rights must be granted separately: ``admin`` doesn't have them."""
+    """The ClusterRole ``admin`` does not cover RayClusters, so the test grants access to them
+    separately."""
     define(team.api, *KINDS)
     rule = {"apiGroups": ["ray.io"], "resources": ["rayclusters"], "verbs": ["*"]}
     metadata = {"name": "ray", "namespace": TEAM}
@@ -93,7 +94,8 @@ def test_a_namespace_admin_can_install_on_ray(team: Team) -> None:
     ],
 )
 def test_what_needs_more_rights_is_refused(team: Team, values: Any, refused: str) -> None:
-    """The API server refuses what a real one refuses; so these values are off by default."""
+    """These values need rights that the administrator of a namespace lacks, so they are off by
+    default."""
     define(team.api, *MONITORING)
     with pytest.raises(HelmError, match=f"{refused}.* is forbidden"):
         team.install(values)

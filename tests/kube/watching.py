@@ -17,8 +17,8 @@ INITIAL_END = "k8s.io/initial-events-end"
 
 
 def watch(api: Api, request: Request, closed: Callable[[], bool]) -> Iterator[Object]:
-    """Yield watch events. If the request has no resourceVersion, the existing objects come
-    first."""
+    """Yield watch events. The existing objects come first if the request has no resourceVersion,
+    has the version "0" or sets ``sendInitialEvents``."""
     since = request.query.get("resourceVersion", "")
     began_at = last_bookmark_at = api.clock.monotonic()
     seconds = float(request.query.get("timeoutSeconds") or MOST_SECONDS)

@@ -218,7 +218,7 @@ class StoreCluster:
         return store
 
     def kill_store(self, name: str) -> None:
-        """Kill a node at once, as SIGKILL does; its registry entry remains."""
+        """Kill a node without a drain; its registry entry remains."""
         for task in self.background.pop(name, []):
             task.cancel()
         self.stores[name].kill()

@@ -1,5 +1,6 @@
-"""Tests that in a thousand runs of a whole cluster with random faults no request fails, no token is
-lost, repeated or changed, and no resource leaks; and that the runs find each planted bug.
+"""Tests that in a thousand runs of a whole cluster with random faults no token is lost, repeated or
+changed, no request fails unless all of its placements have failed, and no resource leaks; and that
+the runs find each planted bug.
 
     make sim SEED=17 VERBOSE=1
 

@@ -1,4 +1,5 @@
-"""A final message to be continued that contains the end-of-message marker 900,000 times."""
+"""A chat whose last message, which the answer is to continue, contains the end-of-message marker
+900,000 times."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""Schemas and grammars that overflow the compiler's stack, in requests and in batches."""
+"""Schemas and grammars so deep that they could overflow the compiler's stack, in requests and in
+batches."""
 
 from typing import Any
 

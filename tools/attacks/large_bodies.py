@@ -1,4 +1,5 @@
-"""Bodies of 8 MB that are tokenised before their length is checked."""
+"""Bodies of 8 MB, which would keep a router busy if it tokenised them before checking their
+length."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""Bodies of 8 MB of the smallest JSON values: parsing them blocks everything else."""
+"""Bodies of 8 MB of the smallest JSON values: parsing them at once would block all other
+requests."""
 
 import asyncio
 import itertools

@@ -88,8 +88,8 @@ class AttackTarget:
         await asyncio.sleep(min(seconds, self.seconds_left))
 
     def record_violation(self, how: str) -> None:
-        """Record a violation of the guarantee. It is for violations that do not show in the
-        neighbour's stream."""
+        """Record a violation of the guarantee of ``tools.neighbour`` that does not show in the
+        neighbour's streams."""
         self.outcomes[VIOLATION_PREFIX + how] += 1
 
     async def repeat_concurrently(

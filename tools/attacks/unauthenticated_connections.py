@@ -11,7 +11,8 @@ CONNECTIONS = 100
 
 
 async def attack(target: AttackTarget) -> None:
-    """Open many connections to each port, send half a frame, and reconnect once closed."""
+    """Open many connections to each port, send half a frame or an HTTP request over each, and
+    reconnect once it is closed."""
     addresses = [member.framed_address for member in target.members if member.framed_address]
     async with asyncio.TaskGroup() as tasks:
         for address in addresses:

@@ -1,4 +1,5 @@
-"""Prompts with a regex that matches nothing: they are computed although no answer is possible."""
+"""Long prompts with a regex that matches nothing, so that no answer is possible. Computing them
+would cost the attacker nothing."""
 
 import numpy as np
 

@@ -4,7 +4,7 @@ from tools.dashboards.grafana import Panel, PromQuery
 
 
 def quantile(q: float, histogram: str, by: str = "", where: str = "") -> str:
-    """Return the query for the ``q`` quantile of one of our histograms over all processes."""
+    """Return the query for the ``q`` quantile of one of Baton's histograms over all processes."""
     labels = f"le, {by}" if by else "le"
     chosen = f"{{{where}}}" if where else ""
     return (

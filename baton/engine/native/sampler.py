@@ -1,4 +1,5 @@
-"""Samples tokens on the CPU kernels, as :mod:`baton.engine.sampler` does in torch."""
+"""Samples tokens on the CPU kernels: the counterpart of :mod:`baton.engine.sampler`, which uses
+torch."""
 
 import weakref
 from collections.abc import Sequence

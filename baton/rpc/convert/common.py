@@ -130,8 +130,9 @@ def spec_to_proto(spec: RequestSpec) -> pb.RequestSpec:
 
 
 def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
-    """Raises Invalid for an id that is empty or too long, for counts, times, tags, priorities and
-    weights out of range, and for an unknown kind of grammar. A weight of 0 means 1."""
+    """Raises Invalid for a request id that is empty or too long; for counts, times, priorities and
+    weights out of range; for a tenant tag that is too long; and for an unknown kind of grammar. A
+    weight of 0 means 1; a trace of the wrong length is dropped."""
     if not 0 < len(message.request_id) <= MAX_ID_BYTES:
         raise Invalid(f"request_id must have 1 to {MAX_ID_BYTES} characters", param="request_id")
     if not 0 < message.num_prompt_tokens <= len(message.token_ids):
@@ -168,7 +169,8 @@ def _check_tenant_fields(message: pb.RequestSpec) -> None:
 
 
 def output_to_proto(output: RequestOutput) -> pb.RequestOutput:
-    """Encode an output. Like :func:`output_from_proto`, it is optimised for absent fields."""
+    """Encode an output. Optimised for outputs most of whose fields are absent, since nearly all
+    are."""
     message = pb.RequestOutput(
         request_id=output.request_id,
         epoch=output.epoch,
@@ -227,8 +229,8 @@ def output_from_proto(message: pb.RequestOutput) -> RequestOutput:
 
 
 def _check_size(message: pb.RequestOutput) -> None:
-    """Raises Invalid for more logprobs than a request may ask for: decoding them would delay all
-    other requests."""
+    """Raises Invalid for more logprobs than a request may ask for, or more than ``MAX_DETAILS``
+    details: decoding them would delay all other requests."""
     scores = message.prompt_logprobs
     if (
         len(message.logprobs) > len(message.token_ids)

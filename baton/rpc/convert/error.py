@@ -11,7 +11,7 @@ MAX_RETRY_SECONDS = 3600.0
 
 
 class RpcErrorMessage(Protocol):
-    """Any message with these fields."""
+    """Any protobuf message that carries an error in these fields."""
 
     @property
     def status(self) -> str: ...

@@ -77,7 +77,7 @@ def transfer_event_from_proto(message: pb.PullEvent) -> KvTransferEvent:
         case "done":
             return KvTransferDone(TokenId(message.done.token_id), message.done.finished)
         case other:
-            raise Invalid(f"unknown pull event {other!r}")
+            raise Invalid(f"unknown event in a KV transfer: {other!r}")
 
 
 def inspection_to_proto(inspection: WorkerInspection) -> pb.InspectResponse:

@@ -1,4 +1,4 @@
-"""``Conductor.PlaceMany`` over a framed connection, with the same messages."""
+"""``Conductor.PlaceMany`` over a framed connection, with the same messages as over gRPC."""
 
 from functools import partial
 

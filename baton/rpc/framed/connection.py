@@ -48,7 +48,7 @@ log = structlog.get_logger(__name__)
 
 
 class FrameKind(IntEnum):
-    """Kinds of frames."""
+    """Kinds of frames. HELLO, CHALLENGE, PROOF and WELCOME, in this order, are the handshake."""
 
     MESSAGE = 1
     PING = 2
@@ -172,7 +172,8 @@ class FramedConnection(FrameProtocol):
     # -- frames -----------------------------------------------------------------------------
 
     def _on_control(self, kind: int, payload: bytes) -> None:
-        """Handle any frame but a message. Raises BatonError as :meth:`on_handshake`."""
+        """Handle any frame but a message. Raises BatonError for an invalid one; then the peer is
+        refused."""
         if kind == FrameKind.REFUSAL:
             self.lose(error_from_proto(parse_message(pb.Refusal, payload)))
         elif not self.is_open:

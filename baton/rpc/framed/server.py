@@ -25,8 +25,8 @@ from baton.rpc.framed.unauthenticated import UnauthenticatedConnections
 from baton.rpc.v1 import framed_pb2 as pb
 
 TICK_SECONDS, MAX_SILENT_TICKS = 2.0, 4
-"""A router that hangs keeps its requests for ten seconds, since it may recover, and this harms no
-other router."""
+"""A router that hangs is considered lost after 10 to 12 s. Until then the worker keeps its
+requests: it may recover, and this harms no other router."""
 
 HANDSHAKE_TIMEOUT_SECONDS = 2.0
 """Timeout for a client to authenticate; the TLS handshake before it has the same timeout."""

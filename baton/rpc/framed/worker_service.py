@@ -1,4 +1,4 @@
-"""``Worker.Run`` over a framed connection, with the same messages and semantics."""
+"""``Worker.Run`` over a framed connection, with the same messages and semantics as over gRPC."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -59,7 +59,7 @@ def framed_worker_services(core: WorkerCore) -> dict[str, FramedServiceFactory]:
 
 
 def framed_encoded_worker_services(core: EncodedCore) -> dict[str, FramedServiceFactory]:
-    """The services for a core that encodes its outputs itself."""
+    """The services for a core that encodes its outputs itself (the mock worker)."""
     return {WORKER_SERVICE: partial(FramedWorkerService, core, _message)}
 
 

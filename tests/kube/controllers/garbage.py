@@ -1,4 +1,5 @@
-"""The garbage collector and namespace controller delete objects after their owner or namespace."""
+"""The garbage collector deletes objects whose owners are gone, and the namespace controller deletes
+the objects in a namespace that is being deleted."""
 
 from tests.kube.api import FOREGROUND, Api
 from tests.kube.kinds import NAMESPACE, POD, Kind, Object

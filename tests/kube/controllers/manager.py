@@ -1,7 +1,7 @@
 """Runs all controllers in one thread. After any change, each controller reconciles all objects.
 
-This would be too slow for a thousand pods, but is fast enough for twenty, and no change can be
-missed.
+Reconciling everything would be too slow for a thousand pods, but is fast enough for twenty, and no
+change can be missed.
 """
 
 import threading
@@ -50,13 +50,14 @@ class Controllers:
         self._over = threading.Event()
 
     def settle(self) -> None:
-        """Run all controllers until there is nothing left to do."""
+        """Run all controllers until none of them changes an object. Raises AssertionError if they
+        still do after MOST_PASSES passes."""
         for _ in range(MOST_PASSES):
             before = self._api.store.version
             self.reconcile_once()
             if self._api.store.version == before:
                 return
-        raise AssertionError("the controllers do not settle")
+        raise AssertionError(f"the controllers still change objects after {MOST_PASSES} passes")
 
     def reconcile_once(self) -> None:
         """Run each controller once. A controller sees the changes by later ones only in the next

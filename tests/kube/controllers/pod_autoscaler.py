@@ -1,5 +1,6 @@
-"""The HorizontalPodAutoscaler controller. There are no metrics here, so it does only what the real
-one does without any: it brings the number of replicas within its bounds."""
+"""The HorizontalPodAutoscaler controller. The cluster has no metrics, so the controller does only
+what the real one does without them: it brings each target's number of replicas between
+``minReplicas`` and ``maxReplicas``."""
 
 from tests.kube.api import Api
 from tests.kube.kinds import AUTOSCALER, DEPLOYMENT, STATEFUL_SET, Object
@@ -16,8 +17,8 @@ def reconcile(api: Api) -> None:
 
 
 def _reconcile(api: Api, namespace: str, spec: Object) -> None:
-    """Bring the number of the target's replicas within its bounds. A target of zero replicas is not
-    scaled, as in Kubernetes."""
+    """Bring the target's number of replicas between ``minReplicas`` and ``maxReplicas`` of an
+    autoscaler. A target of zero replicas is not scaled, as in Kubernetes."""
     target = spec["scaleTargetRef"]
     kind, name = KINDS[target["kind"]], target["name"]
     found = api.store.find(kind, namespace, name)

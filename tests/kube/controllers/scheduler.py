@@ -17,7 +17,8 @@ QUANTITY = re.compile(r"([0-9.]+)([A-Za-z]*)")
 
 
 def quantity(text: str | int | float) -> float:
-    """Parse a quantity: ``500m`` is 0.5, ``1Gi`` is 1,073,741,824."""
+    """Parse a quantity: ``500m`` is 0.5, ``1Gi`` is 1,073,741,824. Raises ValueError if it is
+    malformed."""
     found = QUANTITY.fullmatch(str(text))
     if found is None or found[2] not in UNITS:
         raise ValueError(f"{text!r} is not a quantity; it must be a number with a unit like Mi")
@@ -91,7 +92,8 @@ def _missing_claim(api: Api, pod: Object) -> str:
 
 
 def _short(node: Object, pod: Object, pods: list[Object]) -> str:
-    """Return the name of a resource that the node lacks for the pod, or ""."""
+    """Return "Insufficient" and the name of a resource that the node lacks for the pod, or "" if it
+    has enough of all."""
     name = node["metadata"]["name"]
     used: Counter[str] = Counter()
     for each in pods:

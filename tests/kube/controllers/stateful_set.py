@@ -57,7 +57,8 @@ def _grow(api: Api, found: Object, pods: dict[int, Object], parallel: bool) -> N
 
 
 def _shrink(api: Api, found: Object, pods: dict[int, Object], parallel: bool) -> None:
-    """Delete surplus pods from the highest number down, each once the previous one is gone."""
+    """Delete surplus pods from the highest number down, each once the previous one is gone, or all
+    at once if ``parallel`` is set."""
     surplus = sorted(set(pods) - set(_numbers(found)), reverse=True)
     for number in surplus:
         if not is_being_deleted(pods[number]):
@@ -67,7 +68,8 @@ def _shrink(api: Api, found: Object, pods: dict[int, Object], parallel: bool) ->
 
 
 def _update(api: Api, found: Object, pods: dict[int, Object]) -> None:
-    """Update pods from the highest number down to the partition, one at a time."""
+    """Replace outdated pods from the highest number down to the partition, each once all higher
+    ones are up to date and ready."""
     strategy = found["spec"]["updateStrategy"]
     if strategy["type"] != "RollingUpdate":
         return

@@ -195,7 +195,9 @@ class Container:
     """The pod's grace period in seconds."""
 
     async def stop(self, seconds: float, for_good: bool = True) -> None:
-        """Run the preStop hook and send SIGTERM; send SIGKILL after ``seconds`` in total."""
+        """Run the preStop hook, send SIGTERM and wait for the process to exit. If all that takes
+        more than ``seconds``, send SIGKILL. If ``for_good`` is not set, the restart policy then
+        applies."""
         self._leaving = self._leaving or for_good
         process = self.process
         if process is None or not process.alive:

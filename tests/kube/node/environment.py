@@ -94,7 +94,7 @@ def field(pod: Object, path: str) -> str:
 
 def resource(container: Object, path: str) -> str:
     """Return a resource for the downward API: ``limits.memory`` in bytes, ``requests.cpu`` in whole
-    CPUs."""
+    CPUs, rounded up."""
     from tests.kube.controllers.scheduler import quantity
 
     kind, _, name = path.partition(".")

@@ -44,8 +44,8 @@ def missing_requirement() -> str:
 
 
 class Network:
-    """A pod network with a ``prefix`` like 10.91. This machine is ``gateway``, and services are at
-    10.91.200.x."""
+    """A pod network with a ``prefix`` like 10.91. ``gateway`` is this machine's address in it;
+    services are at 10.91.200.x."""
 
     def __init__(self, number: int) -> None:
         self.prefix = f"10.{number}"

@@ -175,7 +175,7 @@ class PodRunner:
         return StartSpec(text, node.images.environment | home | service | own, identity)
 
     def _files(self) -> list[Mount]:
-        """Write /etc/hosts, /etc/resolv.conf and /etc/hostname, as a kubelet does."""
+        """Write the pod's /etc/hosts, /etc/resolv.conf and /etc/hostname; return their mounts."""
         domain = "svc.cluster.local"
         search = f"{self._namespace}.{domain} {domain} cluster.local"
         hostname = self._pod["spec"].get("hostname") or self._name

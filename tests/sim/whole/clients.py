@@ -98,8 +98,8 @@ class ClientResponse:
 
 
 class Client(asyncio.Protocol):
-    """Reads a response as an HTTP client does. ``closed`` completes when the client has
-    finished."""
+    """An HTTP client that sends one request and reads its response. ``closed`` completes when the
+    client has finished."""
 
     def __init__(self, router: "SimRouter", answer: ClientResponse, process: Process) -> None:
         self.answer = answer

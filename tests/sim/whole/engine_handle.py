@@ -55,7 +55,8 @@ class SimRunner(FakeRunner):
         return super().run(plan)
 
     def _read(self, block_ids: Sequence[BlockId], num_tokens: int) -> bytes:
-        """Do the same as the base class, but faster: a run spends half of its time here."""
+        """Return the slots of the first ``num_tokens`` tokens in the blocks. This override is
+        faster than the base class; a run spends half of its time here."""
         size, view = self.block_size_bytes, self.memory
         used = block_ids[: -(-num_tokens // BLOCK_TOKENS)]
         blocks = b"".join([view[block_id * size : (block_id + 1) * size] for block_id in used])

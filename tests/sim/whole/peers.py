@@ -23,7 +23,8 @@ from tests.sim.whole.process import PROCESS, Process
 
 
 class WorkerServer:
-    """Serves a worker as ``baton.rpc.worker_service`` does."""
+    """Serves a worker: dispatches a router's messages to an output stream of the worker and sends
+    the outputs back, and sends the events of KV exports to workers that import KV."""
 
     def __init__(self, process: Process, worker: Worker) -> None:
         self._process = process
@@ -135,7 +136,8 @@ async def open_channel(address: str, trust: object = None) -> AsyncIterator[SimC
 
 
 async def connected(channel: SimChannel) -> None:
-    """Wait for the connection, as ``router.generation.grpc_worker_connection`` does."""
+    """Open the stream to a worker and wait until the worker accepts it. Raises Unavailable after
+    CONNECT_TIMEOUT_SECONDS."""
     process = PROCESS.get()
     channel.end = process.network.open(process, channel.address, "run")
     assert channel.end.connected is not None
@@ -151,7 +153,8 @@ async def converse(
     messages: AsyncIterator[RouterMessage],
     deliver: Callable[[Sequence[RequestOutput]], None],
 ) -> None:
-    """Send and receive messages, as ``baton.rpc.worker_stream.run_worker_stream`` does."""
+    """Send ``messages`` to the worker and pass its outputs to ``deliver`` until the stream breaks;
+    then raise the error that ended it. A cancel message is sometimes sent twice."""
     end = channel.end
     assert end is not None
 

@@ -206,7 +206,8 @@ class SimRouter:
         await SimRequestHandler(self)(scope, receive, send)
 
     async def _start(self) -> None:
-        """Accept requests once a worker is known, as the production router's ``/ready`` does."""
+        """Wait until a worker is ready, then start the background tasks. Requests wait until this
+        has finished."""
         await self.cluster.refresh()
         while not any(self.cluster.ready_members(role) for role in WORKER_ROLES):
             await self._clock.sleep(0.1)

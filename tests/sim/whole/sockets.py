@@ -54,7 +54,8 @@ FILE = SimFile()
 
 
 class SimSocket(asyncio.Transport):
-    """One end of a connection. ``is_over`` is set once its process has seen the end of it."""
+    """One end of a connection. ``is_over`` is set once the process of this end has seen the end of
+    the connection."""
 
     __slots__ = (
         "_arrived",

@@ -80,7 +80,8 @@ class SimStore:
         )
 
     async def _sweep(self, environment: "SimEnvironment") -> None:
-        """Sweep periodically, as ``kvstore.program`` does."""
+        """Every SWEEP_SECONDS, expire leases and pins and free the slots of transfers that have
+        ended."""
         while True:
             await environment.clock.sleep(SWEEP_SECONDS)
             self.node.sweep()
@@ -164,7 +165,7 @@ def store_client_factory(process: Process) -> Callable[[Member], SimStoreClient]
 async def watch(
     process: Process, member: Member, generation: Incarnation, number: int
 ) -> AsyncIterator[WatchEvent]:
-    """Yield the node's changes until the stream breaks, as ``KvStoreClient.watch`` does."""
+    """Yield a snapshot of the node's keys, then its changes, until the stream breaks."""
     end = process.network.open(process, member.address, "watch", (generation, number))
     try:
         while True:

@@ -206,7 +206,8 @@ class SimWorker:
         return alive and self.worker.state is WorkerState.READY
 
     def _has_other_workers(self) -> bool:
-        """Return whether another worker is ready, by the same rule as ``baton.worker.program``."""
+        """Return whether the registry lists another worker of either role that is ready, to which
+        requests could move."""
         ready = [*self._membership.ready(Role.PREFILL), *self._membership.ready(Role.DECODE)]
         return any(member.id != self.plan.name for member in ready)
 
@@ -228,7 +229,8 @@ class SimWorker:
         self._heartbeat.announce_now()
 
     async def drain(self) -> None:
-        """Drain as ``serve`` does on SIGTERM; return when the last request has ended."""
+        """Start to drain, announce that to the registry at once, and return when the last request
+        has ended."""
         self._follow_members()
         self.worker.start_drain()
         self._heartbeat.announce_now()
