@@ -4,6 +4,7 @@ codes, for users with different permissions, with and without Redis.
 Time passes only when a command waits. Then the controllers run, and deleted pods come closer to
 their end."""
 
+import asyncio
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,10 +18,14 @@ pytest.importorskip("kubernetes")
 pytest.importorskip("helm_python")
 
 from baton.clock import ManualClock
-from baton.core.ids import WorkerId
+from baton.core.ids import Incarnation, WorkerId
+from baton.core.member import Member
+from baton.core.pending_settings import PendingSettings
+from baton.core.states import Role, WorkerState
 from baton.pools.kubernetes import open as open_module
 from baton.pools.kubernetes.pod import DELETION_COST
 from baton.pools.worker_admin import DrainReport
+from baton.registry.memory import MemoryRegistry
 from command_line import kubernetes, kubernetes_status
 from command_line.main import main
 from tests.helm.chart import NAMESPACE as HOME
@@ -155,6 +160,13 @@ class Kube:
         for name, value in {"POOLS": pools, "NAMESPACE": HOME}.items():
             self.monkeypatch.setenv(f"BATON_KUBERNETES_{name}", value)
 
+    def connect_registry(self) -> MemoryRegistry:
+        """Set redis_url. The registry has no members yet."""
+        registry = MemoryRegistry(self.clock)
+        self.monkeypatch.setenv("BATON_REDIS_URL", "redis://127.0.0.1:1/0")
+        self.monkeypatch.setattr(open_module, "RedisRegistry", lambda *_: registry)
+        return registry
+
     def connect_redis(self) -> "Workers":
         """Set redis_url. The workers are those of all pods."""
         workers = Workers(self)
@@ -275,6 +287,45 @@ def test_status_json_has_the_location_beside_the_documented_keys(kube: Kube, bat
 def test_status_is_not_ready_while_a_worker_is_missing(kube: Kube, baton: Baton) -> None:
     instant.set_ready(kube.api, kube.pods("decode")[0], False)
     assert json.loads("".join(baton("status", "--json")[1]))["ready"] is False
+
+
+def announce(registry: MemoryRegistry, name: str, role: Role, pending: PendingSettings) -> None:
+    member = Member(
+        WorkerId(name), role, "10.0.0.1:1", Incarnation(1), WorkerState.READY,
+        pending_settings=pending,
+    )  # fmt: skip
+    asyncio.run(registry.announce(member, 60.0))
+
+
+def test_status_shows_what_each_program_has_not_applied(kube: Kube, baton: Baton) -> None:
+    registry = kube.connect_registry()
+    stale = PendingSettings(restart_needed=("max_sequences", "model"))
+    rejected = PendingSettings(rejected="config file /etc/baton/baton.yaml: is empty")
+    announce(registry, "baton-conductor-1.uid", Role.CONDUCTOR, rejected)
+    announce(registry, "baton-decode-1.uid", Role.DECODE, stale)
+    announce(registry, "baton-decode-2.uid", Role.DECODE, stale)
+    announce(registry, "baton-router-1.uid", Role.ROUTER, PendingSettings())
+    code, out, err = baton("status")
+    assert (code, err) == (0, [])
+    assert " ".join(out[-3:]).endswith(
+        "settings of baton-conductor-1: "
+        "config file rejected: config file /etc/baton/baton.yaml: is empty "
+        "settings of baton-decode-1, baton-decode-2: restart needed: max_sequences, model"
+    )
+    assert json.loads("".join(baton("status", "--json")[1]))["pending_settings"] == {
+        "baton-conductor-1": {"restart_needed": [], "rejected": rejected.rejected},
+        "baton-decode-1": {"restart_needed": ["max_sequences", "model"], "rejected": ""},
+        "baton-decode-2": {"restart_needed": ["max_sequences", "model"], "rejected": ""},
+    }
+
+
+def test_status_without_an_answer_of_redis_shows_the_pods(kube: Kube, baton: Baton) -> None:
+    assert json.loads("".join(baton("status", "--json")[1]))["pending_settings"] is None
+    kube.monkeypatch.setenv("BATON_REDIS_URL", "redis://127.0.0.1:1/0")
+    code, out, err = baton("status")
+    assert (code, len(out)) == (0, 3 + 5)
+    [note] = err
+    assert note.startswith("baton: not shown: which settings wait for a restart: ")
 
 
 @pytest.mark.parametrize(
