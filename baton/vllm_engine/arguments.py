@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from baton.engine.runner_options import RunnerOptions
@@ -52,6 +53,11 @@ def vllm_config(path: Path, options: RunnerOptions, arguments: str) -> VllmConfi
     """Return vLLM's configuration for the model at ``path``. ``arguments`` are what one would pass
     to ``vllm serve``. Raises Invalid if vLLM does not accept them or Baton can't honour them."""
     parsed = _parse(arguments)
+    if parsed.get("tensor_parallel_size", 1) > 1 and not current_platform.is_cpu():
+        raise Invalid(
+            "engine_args: --tensor-parallel-size: tensor parallelism on GPUs is not supported yet",
+            param="engine_args",
+        )
     values = {**parsed, **_own_values(path, options)}
     try:
         return EngineArgs(**values).create_engine_config()
@@ -100,19 +106,28 @@ def _own_values(path: Path, options: RunnerOptions) -> dict[str, Any]:
         "async_scheduling": False,
         "disable_hybrid_kv_cache_manager": True,
         "disable_log_stats": True,
-        "worker_cls": "baton.vllm_engine.worker.BatonCpuWorker",
-        "kv_cache_memory_bytes": options.pool_bytes or DEFAULT_POOL_BYTES,
+        "block_size": options.block_tokens,
     }
+    if current_platform.is_cpu():
+        values["worker_cls"] = "baton.vllm_engine.cpu_worker.BatonCpuWorker"
+        values["kv_cache_memory_bytes"] = options.pool_bytes or DEFAULT_POOL_BYTES
+        _check_cpu_block(options.block_tokens)
+    else:
+        values["worker_cls"] = "baton.vllm_engine.gpu_worker.BatonGpuWorker"
+        if options.pool_bytes:
+            values["kv_cache_memory_bytes"] = options.pool_bytes
     if options.num_blocks:
         values["num_gpu_blocks_override"] = options.num_blocks
-    if options.block_tokens % CPU_BLOCK_TOKENS:
+    return values
+
+
+def _check_cpu_block(block_tokens: int) -> None:
+    if block_tokens % CPU_BLOCK_TOKENS:
         raise Invalid(
-            f"block_tokens is {options.block_tokens}; vLLM's attention on CPUs needs a multiple "
-            f"of {CPU_BLOCK_TOKENS}",
+            f"block_tokens is {block_tokens}; vLLM's attention on CPUs needs a multiple of "
+            f"{CPU_BLOCK_TOKENS}",
             param="block_tokens",
         )
-    values["block_size"] = options.block_tokens
-    return values
 
 
 def _summary(error: Exception) -> str:

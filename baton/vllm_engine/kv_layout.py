@@ -2,7 +2,14 @@
 
 from dataclasses import dataclass, replace
 
-from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, KVCacheTensor
+from vllm.platforms import current_platform
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    KVCacheConfig,
+    KVCacheTensor,
+    MLAAttentionSpec,
+)
+from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from baton.errors import Invalid
 
@@ -22,12 +29,12 @@ class PackedLayout:
     configs: list[KVCacheConfig]
 
 
-def pack_kv_cache(configs: list[KVCacheConfig], kv_cache_layout: str) -> PackedLayout:
+def pack_kv_cache(configs: list[KVCacheConfig], layout: KVCacheLayout) -> PackedLayout:
     """Change the KV cache configs of all ranks, in the order of their ranks, so that the ranks
     share one memory in which a block of all layers and ranks is contiguous. Return the layout.
 
-    Raises Invalid if the model's KV cache is not one group of paged attention layers, which is the
-    case for models with recurrent (Mamba) layers."""
+    Raises Invalid if the model's KV cache is not one group of paged attention layers, as with
+    recurrent (Mamba) layers, or if its attention can't use such blocks."""
     groups = configs[0].kv_cache_groups
     if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, AttentionSpec):
         kinds = ", ".join(sorted({type(group.kv_cache_spec).__name__ for group in groups}))
@@ -36,17 +43,30 @@ def pack_kv_cache(configs: list[KVCacheConfig], kv_cache_layout: str) -> PackedL
             "supports models with one kind: those whose layers all have paged attention",
             param="model",
         )
+    if isinstance(groups[0].kv_cache_spec, MLAAttentionSpec) and current_platform.is_cpu():
+        raise Invalid(
+            "the model has multi-head latent attention, whose kernels in vLLM's CPU backend need "
+            "each layer's KV cache to be contiguous; Baton keeps the blocks contiguous",
+            param="model",
+        )
+    if not layout.is_block_compact:
+        raise Invalid(
+            f"vLLM's attention needs the KV cache layout {layout.name}, in which the pages of a "
+            "block are not contiguous; choose another --attention-backend in engine_args",
+            param="engine_args",
+        )
     num_blocks = min(config.num_blocks for config in configs)
     num_shards = len(configs) // configs[0].kv_tp_replicas
     parts: list[str] = []
     offset = 0
     for index, tensor in enumerate(configs[0].kv_cache_tensors):
-        page = tensor.block_stride * num_shards
+        shard_page = tensor.layer_stride if layout.is_block_outermost else tensor.block_stride
+        page = shard_page * num_shards
         for rank, config in enumerate(configs):
             shard = rank // config.kv_tp_replicas
             placed = config.kv_cache_tensors[index]
             config.kv_cache_tensors[index] = replace(
-                placed, layer_stride=page, offset=offset + shard * tensor.block_stride
+                placed, layer_stride=page, offset=offset + shard * shard_page
             )
         parts.append(f"{len(tensor.layers)}x{page}")
         offset += page * len(tensor.layers)
@@ -57,7 +77,7 @@ def pack_kv_cache(configs: list[KVCacheConfig], kv_cache_layout: str) -> PackedL
         ]
     spec = groups[0].kv_cache_spec
     dtype = str(spec.dtype).removeprefix("torch.")
-    name = f"vllm:{kv_cache_layout}:{dtype}[{spec.block_size}:{'+'.join(parts)}]"
+    name = f"vllm:{layout.name}:{dtype}[{spec.block_size}:{'+'.join(parts)}]"
     return PackedLayout(name, dtype, offset, spec.block_size, num_blocks, configs)
 
 

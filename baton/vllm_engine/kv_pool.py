@@ -9,22 +9,35 @@ from baton.system.memory_file import create_memory_file
 
 
 class VllmKvPool:
-    """Host memory for KV blocks of ``block_bytes`` bytes each, as ``tensor`` [num_blocks,
-    block_bytes] of bytes. It implements :class:`baton.engine.kv_pool.KvMemory`.
+    """Implements :class:`baton.engine.kv_pool.KvMemory`. ``tensor`` holds bytes [num_blocks,
+    block_bytes]."""
 
-    The memory is an anonymous memory file. All ranks of vLLM map the same file, and each keeps its
-    heads in its own part of every block; so the layout of a block does not depend on the degree of
-    tensor parallelism. Raises Invalid if there is too little memory."""
-
-    def __init__(self, num_blocks: int, block_bytes: int, block_tokens: int, layout: str) -> None:
-        self.num_blocks = num_blocks
+    def __init__(
+        self, memory: torch.Tensor, block_bytes: int, block_tokens: int, layout: str
+    ) -> None:
+        self.tensor = memory.view(torch.uint8).view(-1, block_bytes)
+        self.num_blocks = self.tensor.shape[0]
         self.block_bytes = block_bytes
         self.block_tokens = block_tokens
-        self.size_bytes = num_blocks * block_bytes
-        self.device = "cpu"
+        self.size_bytes = self.num_blocks * block_bytes
         self.layout = layout
-        check_memory(num_blocks, block_bytes, torch.device("cpu"))
-        self.file_descriptor = create_memory_file("baton-kv", self.size_bytes)
-        self._map = mmap.mmap(self.file_descriptor, self.size_bytes)
-        self.tensor = torch.frombuffer(self._map, dtype=torch.uint8).view(num_blocks, block_bytes)
         self.address = self.tensor.data_ptr()
+        device = memory.device
+        self.device = "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
+        self.file_descriptor = -1
+
+
+def create_host_pool(
+    num_blocks: int, block_bytes: int, block_tokens: int, layout: str
+) -> VllmKvPool:
+    """Create a pool in an anonymous memory file, which the transports and all ranks of vLLM map.
+    Each rank keeps its heads in its own part of every block, so the layout of a block does not
+    depend on the degree of tensor parallelism. Raises Invalid if there is too little memory."""
+    check_memory(num_blocks, block_bytes, torch.device("cpu"))
+    file = create_memory_file("baton-kv", num_blocks * block_bytes)
+    mapped = mmap.mmap(file, num_blocks * block_bytes)
+    pool = VllmKvPool(
+        torch.frombuffer(mapped, dtype=torch.uint8), block_bytes, block_tokens, layout
+    )
+    pool.file_descriptor = file
+    return pool

@@ -6,9 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vllm.config import VllmConfig
+from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 from vllm.v1.engine.core import register_all_kvcache_specs, resolve_kv_cache_layout
 from vllm.v1.executor.abstract import Executor
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from baton.checkpoint import ModelLimits, model_digest
 from baton.core.request import TokenLogprob
@@ -19,7 +22,7 @@ from baton.errors import Invalid
 from baton.vllm_engine.arguments import vllm_config
 from baton.vllm_engine.batch import WorkerBatch
 from baton.vllm_engine.kv_layout import PackedLayout, pack_kv_cache
-from baton.vllm_engine.kv_pool import VllmKvPool
+from baton.vllm_engine.kv_pool import VllmKvPool, create_host_pool
 from baton.vllm_engine.versions import check_vllm_version
 from baton.vllm_engine.worker import SampledStep, memory_path
 
@@ -34,9 +37,7 @@ class VllmRunner:
         self._executor = executor
         self._batch = WorkerBatch()
         layout = _initialize_kv_cache(executor, config)
-        self.pool = VllmKvPool(
-            layout.num_blocks, layout.block_bytes, layout.block_tokens, layout.name
-        )
+        self.pool = _allocate(executor, layout)
         self.limits = ModelLimits(
             limits.vocab_size, int(config.model_config.max_model_len), limits.eos_token_ids
         )
@@ -47,10 +48,6 @@ class VllmRunner:
         self.numerics_fingerprint = ""
         self.description = f"vLLM {check_vllm_version()}"
         self.is_fallback = False
-        executor.collective_rpc(
-            "use_kv_memory", args=(memory_path(self.pool.file_descriptor), self.pool.size_bytes)
-        )
-        executor.initialize_from_config(layout.configs)
         executor.compile_or_warm_up_model()
 
     @classmethod
@@ -137,6 +134,7 @@ def _initialize_kv_cache(executor: Executor, config: VllmConfig) -> PackedLayout
     register_all_kvcache_specs(config)
     specs = executor.get_kv_cache_specs()
     flat = [spec for each in specs for spec in each.values()]
+    _prefer_contiguous_blocks(executor, config)
     layout = resolve_kv_cache_layout(config, executor.get_supported_kv_cache_layouts(), flat)
     executor.set_kv_cache_layout(layout.name)
     available = executor.determine_available_memory()
@@ -146,7 +144,29 @@ def _initialize_kv_cache(executor: Executor, config: VllmConfig) -> PackedLayout
         each.kv_cache_layout = config.cache_config.kv_cache_layout
     if config.model_config.max_model_len != limit:
         executor.collective_rpc("update_max_model_len", args=(config.model_config.max_model_len,))
-    return pack_kv_cache(configs, layout.name)
+    return pack_kv_cache(configs, layout)
+
+
+def _prefer_contiguous_blocks(executor: Executor, config: VllmConfig) -> None:
+    """Choose a KV cache layout in which blocks are contiguous, if the attention supports one."""
+    for name in executor.get_supported_kv_cache_layouts()[0]:
+        if KVCacheLayout[name].is_block_outermost and KVCacheLayout[name].is_block_compact:
+            config.cache_config.kv_cache_layout = name
+            return
+
+
+def _allocate(executor: Executor, layout: PackedLayout) -> VllmKvPool:
+    """Let vLLM's workers allocate the KV cache; return it as a pool."""
+    if not current_platform.is_cpu():
+        executor.initialize_from_config(layout.configs)
+        assert isinstance(executor, UniProcExecutor), "one rank: see vllm_config()"
+        memory = executor.driver_worker.worker.kv_memory
+        return VllmKvPool(memory, layout.block_bytes, layout.block_tokens, layout.name)
+    pool = create_host_pool(layout.num_blocks, layout.block_bytes, layout.block_tokens, layout.name)
+    path = memory_path(pool.file_descriptor)
+    executor.collective_rpc("use_kv_memory", args=(path, pool.size_bytes))
+    executor.initialize_from_config(layout.configs)
+    return pool
 
 
 def _last_line(error: BaseException) -> str:

@@ -1,28 +1,26 @@
-"""vLLM's worker with Baton's sampler and KV memory. vLLM creates it by ``worker_cls``, in Baton's
-process or in one process per rank."""
+"""What vLLM's workers do for Baton: sample by Baton's rules, with the KV cache in memory that other
+processes can read. vLLM creates its workers by ``worker_cls``, in Baton's process or in one process
+per rank; the classes for CPUs and GPUs are :mod:`baton.vllm_engine.cpu_worker` and
+:mod:`baton.vllm_engine.gpu_worker`."""
 
-import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
-from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import SamplerOutput
-from vllm.v1.worker.cpu_worker import CPUWorker
 
 from baton.core.ids import TokenId
 from baton.core.request import TokenLogprob
 from baton.engine.plan import Row, SampledToken
 from baton.engine.prompt_logprobs import token_logprobs
-from baton.engine.sampler import sample
 
 LOGITS_CHUNK_TOKENS = 64
 """Number of prompt tokens whose logits are in memory at once."""
 
+Sampler = Callable[[torch.Tensor, Sequence[Row]], list[SampledToken | None]]
 StepRows = Mapping[str, Row]
 """The plan's rows by vLLM's request id."""
 
@@ -43,8 +41,9 @@ class RowSampler(torch.nn.Module):
     ``rows`` are the current step's rows in batch order, None for a request that is not sampled;
     ``result`` then has one entry per row."""
 
-    def __init__(self) -> None:
+    def __init__(self, sample: Sampler) -> None:
         super().__init__()
+        self._sample = sample
         self.rows: list[Row | None] = []
         self.result: list[SampledToken | None] = []
 
@@ -53,7 +52,7 @@ class RowSampler(torch.nn.Module):
     ) -> SamplerOutput:
         wanted = [index for index, row in enumerate(self.rows) if row is not None]
         rows = [row for row in self.rows if row is not None]
-        sampled = sample(logits[wanted].float(), rows)
+        sampled = self._sample(logits[wanted].float(), rows)
         self.result = [None] * len(self.rows)
         tokens = torch.zeros((len(self.rows), 1), dtype=torch.int32)
         for index, token in zip(wanted, sampled, strict=True):
@@ -63,31 +62,20 @@ class RowSampler(torch.nn.Module):
         return SamplerOutput(sampled_token_ids=tokens.to(logits.device), logprobs_tensors=None)
 
 
-class BatonCpuWorker(CPUWorker):  # type: ignore[misc]
-    """Call :meth:`use_kv_memory` before ``initialize_from_config``."""
+class SamplingWorker:
+    """Mixed into vLLM's worker classes, before them."""
+
+    model_runner: Any
+    _sample_rows: Sampler
+    """Samples rows on the worker's device."""
 
     def init_device(self) -> None:
-        super().init_device()
-        self.sampler = RowSampler()
-        self._kv_memory: torch.Tensor | None = None
-
-    def use_kv_memory(self, path: str, size_bytes: int) -> None:
-        """Place the KV cache in the memory file at ``path``."""
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            mapped = mmap.mmap(file, size_bytes)
-        finally:
-            os.close(file)
-        self._kv_memory = torch.frombuffer(mapped, dtype=torch.int8)
-
-    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
-        assert self._kv_memory is not None, "use_kv_memory() comes first"
-        with _KvMemory(self._kv_memory):
-            super().initialize_from_config(kv_cache_config)
+        super().init_device()  # type: ignore[misc]
+        self._sampler = RowSampler(self._sample_rows)
 
     def compile_or_warm_up_model(self) -> Any:
-        warmed_up = super().compile_or_warm_up_model()
-        self.model_runner.sampler = self.sampler  # the warm-up needs vLLM's own
+        warmed_up = super().compile_or_warm_up_model()  # type: ignore[misc]
+        self.model_runner.sampler = self._sampler  # the warm-up needs vLLM's own
         return warmed_up
 
     def sample_step(self, rows: StepRows) -> SampledStep:
@@ -98,9 +86,9 @@ class BatonCpuWorker(CPUWorker):  # type: ignore[misc]
         assert state is not None, "execute_model() comes first"
         request_ids = list(runner.input_batch.req_ids)
         scores = self._score_prompts(rows, request_ids, state)
-        self.sampler.rows = [_sampled_row(rows.get(request_id)) for request_id in request_ids]
-        self.sample_tokens(None)
-        result = zip(request_ids, self.sampler.rows, self.sampler.result, strict=True)
+        self._sampler.rows = [_sampled_row(rows.get(request_id)) for request_id in request_ids]
+        self.sample_tokens(None)  # type: ignore[attr-defined]
+        result = zip(request_ids, self._sampler.rows, self._sampler.result, strict=True)
         return SampledStep(
             {request_id: token for request_id, row, token in result if row is not None}, scores
         )
@@ -133,20 +121,6 @@ class BatonCpuWorker(CPUWorker):  # type: ignore[misc]
 
 def _sampled_row(row: Row | None) -> Row | None:
     return row if row is not None and row.sample else None
-
-
-class _KvMemory(TorchFunctionMode):
-    """Lets vLLM's allocation of the KV cache, one ``torch.zeros`` of bytes, return ``memory``."""
-
-    def __init__(self, memory: torch.Tensor) -> None:
-        super().__init__()
-        self._memory = memory
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        size = args[0] if args else None
-        if func is torch.zeros and size == self._memory.numel():
-            return self._memory
-        return func(*args, **(kwargs or {}))
 
 
 def memory_path(file_descriptor: int) -> str:

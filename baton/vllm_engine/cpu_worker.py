@@ -1,0 +1,33 @@
+"""vLLM's worker on a CPU, with the KV cache in a memory file that all ranks share."""
+
+import mmap
+import os
+
+import torch
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from baton.engine.sampler import sample
+from baton.vllm_engine.kv_allocation import KvAllocation
+from baton.vllm_engine.worker import SamplingWorker
+
+
+class BatonCpuWorker(SamplingWorker, CPUWorker):  # type: ignore[misc]
+    """Call :meth:`use_kv_memory` before ``initialize_from_config``."""
+
+    _sample_rows = staticmethod(sample)
+
+    def use_kv_memory(self, path: str, size_bytes: int) -> None:
+        """Place the KV cache in the memory file at ``path``."""
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            mapped = mmap.mmap(file, size_bytes)
+        finally:
+            os.close(file)
+        self._kv_memory = torch.frombuffer(mapped, dtype=torch.int8)
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        allocation = KvAllocation(self._kv_memory.numel(), self._kv_memory)
+        with allocation:
+            super().initialize_from_config(kv_cache_config)
+        assert allocation.allocated is not None, "vLLM allocated no KV cache"

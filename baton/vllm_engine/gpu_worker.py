@@ -1,0 +1,36 @@
+"""vLLM's worker on a GPU. Not yet run on a GPU."""
+
+from collections.abc import Sequence
+
+import torch
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.worker.gpu_worker import Worker
+
+from baton.engine.plan import Row, SampledToken
+from baton.vllm_engine.kv_allocation import KvAllocation
+from baton.vllm_engine.worker import SampledStep, SamplingWorker, StepRows
+
+
+def _sample_on_gpu(logits: torch.Tensor, rows: Sequence[Row]) -> list[SampledToken | None]:
+    from baton.engine.cuda.sampler import sample_batch
+
+    return sample_batch(logits, rows)
+
+
+class BatonGpuWorker(SamplingWorker, Worker):  # type: ignore[misc]
+    """``kv_memory`` holds the KV cache after ``initialize_from_config``."""
+
+    _sample_rows = staticmethod(_sample_on_gpu)
+    kv_memory: torch.Tensor
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        allocation = KvAllocation(kv_cache_config.kv_cache_tensors[0].size)
+        with allocation:
+            super().initialize_from_config(kv_cache_config)
+        assert allocation.allocated is not None, "vLLM allocated no KV cache"
+        self.kv_memory = allocation.allocated
+
+    def sample_step(self, rows: StepRows) -> SampledStep:
+        step = super().sample_step(rows)
+        torch.cuda.synchronize()  # readers of the KV don't wait for CUDA streams
+        return step

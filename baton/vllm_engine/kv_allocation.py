@@ -1,0 +1,25 @@
+"""Places vLLM's KV cache in a memory of Baton's choice."""
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+class KvAllocation(TorchFunctionMode):
+    """While this context is active, vLLM's allocation of the KV cache, one ``torch.zeros`` of
+    ``size_bytes`` bytes, returns ``memory``, if given; ``allocated`` is then what it returned."""
+
+    def __init__(self, size_bytes: int, memory: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self._size_bytes = size_bytes
+        self._memory = memory
+        self.allocated: torch.Tensor | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.zeros or not args or args[0] != self._size_bytes:
+            return func(*args, **(kwargs or {}))
+        assert self.allocated is None, "vLLM allocates its KV cache once"
+        memory = self._memory if self._memory is not None else func(*args, **(kwargs or {}))
+        self.allocated = memory
+        return memory

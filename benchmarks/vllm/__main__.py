@@ -1,0 +1,170 @@
+"""Compare Baton with vLLM as the engine to vLLM's own disaggregation, vLLM alone, and Baton's own
+engine, on one machine, one system after the other in each round.
+
+    python -m benchmarks.vllm [--python .venv-vllm/bin/python] [--rounds 2]
+        [--systems baton+vllm,vllm-disaggregated,vllm,baton] [--loads 512x1,512x8,4096x1]
+
+A load is TOKENSxCONCURRENCY; each request has a prompt of its own. Disaggregated systems have a
+prefill and a decode worker with one thread each; vLLM alone has a thread per core. Prints medians
+over all requests of all rounds, the CPU use of the idle system, and JSON as the last line.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.machine import SYSTEM_CLOCK, describe, pause
+from benchmarks.vllm.model import VOCAB_SIZE, make_model
+from benchmarks.vllm.systems import System, baton, vllm_alone, vllm_disaggregated
+
+SEED = 1
+MAX_TOKENS = 32
+REQUESTS_PER_STREAM = 4
+IDLE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """``concurrency`` streams at once, each of prompts of ``num_tokens`` tokens."""
+
+    num_tokens: int
+    concurrency: int
+
+    @property
+    def num_requests(self) -> int:
+        if self.num_tokens > 1024:
+            return max(2, self.concurrency)
+        return max(REQUESTS_PER_STREAM, 2 * self.concurrency)
+
+    def __str__(self) -> str:
+        return f"{self.num_tokens}x{self.concurrency}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The times of one answer, in seconds."""
+
+    ttft: float
+    gaps: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The result of a load on a system, over all rounds; times in milliseconds."""
+
+    system: str
+    load: str
+    ttft_p50: float
+    ttft_p99: float
+    itl_p50: float
+    itl_p99: float
+    tokens_per_second: float
+
+
+async def run_load(
+    system: System, load: Load, rng: np.random.Generator
+) -> tuple[list[Answer], float]:
+    """Send the load's requests; return their times and the duration of all, in seconds."""
+    prompts = [
+        [int(token) for token in rng.integers(10, VOCAB_SIZE, load.num_tokens)]
+        for _ in range(load.num_requests)
+    ]
+    answers: list[Answer] = []
+
+    async def client() -> None:
+        while prompts:
+            answers.append(await _time_answer(system, prompts.pop()))
+
+    began = SYSTEM_CLOCK()
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(load.concurrency):
+            tasks.create_task(client())
+    return answers, SYSTEM_CLOCK() - began
+
+
+async def _time_answer(system: System, prompt: list[int]) -> Answer:
+    began = SYSTEM_CLOCK()
+    times = [SYSTEM_CLOCK() async for _ in system.stream(prompt, MAX_TOKENS)]
+    return Answer(times[0] - began, [b - a for a, b in pairwise(times)])
+
+
+def idle_cpu_percent(system: System) -> float:
+    """Return the CPU use of all processes of the idle system, in percent of a core."""
+
+    def used() -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in system.processes())
+
+    before = used()
+    pause(IDLE_SECONDS)
+    return 100 * (used() - before) / IDLE_SECONDS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--python", type=Path, default=Path(".venv-vllm/bin/python"))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--systems", default="baton+vllm,vllm-disaggregated,vllm,baton")
+    parser.add_argument("--loads", default="512x1,512x8,4096x1")
+    options = parser.parse_args()
+    python = options.python.absolute()
+    makers: dict[str, Callable[[Path], AbstractContextManager[System]]] = {
+        "baton+vllm": lambda model: baton(model, python),
+        "vllm-disaggregated": lambda model: vllm_disaggregated(model, python),
+        "vllm": lambda model: vllm_alone(model, python),
+        "baton": lambda model: baton(model, None),
+    }
+    loads = [Load(*map(int, text.split("x"))) for text in options.loads.split(",")]
+    machine = describe()
+    print(machine)
+    answers: dict[tuple[str, str], list[Answer]] = defaultdict(list)
+    seconds: dict[tuple[str, str], float] = defaultdict(float)
+    idle: dict[str, list[float]] = defaultdict(list)
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        print(f"{make_model(model, SEED) / 1e6:.0f} million parameters, BF16")
+        for round_number in range(options.rounds):
+            for name in options.systems.split(","):
+                rng = np.random.default_rng(round_number)
+                with makers[name](model) as system:
+                    asyncio.run(run_load(system, Load(256, 2), rng))  # warm-up
+                    idle[name].append(idle_cpu_percent(system))
+                    for load in loads:
+                        got, duration = asyncio.run(run_load(system, load, rng))
+                        answers[name, str(load)] += got
+                        seconds[name, str(load)] += duration
+                        print(f"round {round_number}: {_row(name, str(load), got, duration)}")
+    rows = [_row(*key, answers[key], seconds[key]) for key in answers]
+    for row in rows:
+        print(row)
+    for name, percents in idle.items():
+        print(f"{name:20} idle: {statistics.median(percents):.1f} % of a core")
+    result = {"machine": machine, "rows": [asdict(row) for row in rows], "idle_percent": dict(idle)}
+    print(json.dumps(result))
+
+
+def _row(system: str, load: str, answers: list[Answer], seconds: float) -> Row:
+    ttfts = [1e3 * answer.ttft for answer in answers]
+    gaps = [1e3 * gap for answer in answers for gap in answer.gaps]
+    return Row(
+        system,
+        load,
+        round(float(np.percentile(ttfts, 50)), 1),
+        round(float(np.percentile(ttfts, 99)), 1),
+        round(float(np.percentile(gaps, 50)), 1),
+        round(float(np.percentile(gaps, 99)), 1),
+        round(len(answers) * MAX_TOKENS / seconds, 1),
+    )
+
+
+if __name__ == "__main__":
+    main()

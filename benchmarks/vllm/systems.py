@@ -1,0 +1,192 @@
+"""The systems that are compared, each behind one function that streams a completion."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from benchmarks.machine import pause
+from orchestrator.preflight import free_port
+from tools.local_cluster import local_cluster
+
+START_SECONDS = 300.0
+POOL_BYTES = 2**30
+"""Size of each worker's KV pool."""
+
+MAX_MODEL_TOKENS = 8192
+MAX_BATCHED_TOKENS = 512
+MAX_SEQUENCES = 64
+
+Prompt = Sequence[int]
+Stream = Callable[[Prompt, int], AsyncIterator[int]]
+"""Streams a greedy completion of so many tokens; yields the number of tokens of each event."""
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A running system. ``processes`` are those that it consists of."""
+
+    stream: Stream
+    processes: Callable[[], list[psutil.Process]]
+
+
+@contextmanager
+def baton(model: Path, python: Path | None) -> Iterator[System]:
+    """A prefill and a decode worker of Baton, one core each; with vLLM as the engine if ``python``
+    is given, else with Baton's own engine."""
+    settings: dict[str, object] = {
+        "threads": 1, "pool_bytes": POOL_BYTES, "max_batched_tokens": MAX_BATCHED_TOKENS,
+        "max_sequences": MAX_SEQUENCES, "max_model_tokens": MAX_MODEL_TOKENS, "dtype": "bfloat16",
+    }  # fmt: skip
+    if python is not None:
+        settings |= {"engine": "vllm", "engine_python": python}
+    with local_cluster(model, settings=settings) as cluster:
+
+        def processes() -> list[psutil.Process]:
+            return [psutil.Process(entry["pid"]) for entry in cluster.status()["processes"]]
+
+        yield System(_completions(cluster.url, model.name), processes)
+
+
+@contextmanager
+def vllm_alone(model: Path, python: Path) -> Iterator[System]:
+    """One vLLM server on all cores."""
+    with ExitStack() as stack:
+        server = stack.enter_context(_vllm_server(model, python, os.cpu_count() or 1, {}, ()))
+        yield System(_completions(server.url, model.name), lambda: server.processes)
+
+
+@contextmanager
+def vllm_disaggregated(model: Path, python: Path) -> Iterator[System]:
+    """A prefill and a decode server of vLLM with its NixlConnector, one core each. The client sends
+    the two requests that a proxy would send, so no proxy costs time."""
+    transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+    arguments = ("--kv-transfer-config", json.dumps(transfer))
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(
+                _vllm_server(
+                    model, python, 1,
+                    {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()), "UCX_TLS": "all"},
+                    arguments,
+                )
+            )
+            for _ in range(2)
+        ]  # fmt: skip
+        stream = _disaggregated_completions(servers[0].url, servers[1].url, model.name)
+        yield System(stream, lambda: [each for server in servers for each in server.processes])
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    url: str
+    process: subprocess.Popen[bytes]
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        server = psutil.Process(self.process.pid)
+        return [server, *server.children(recursive=True)]
+
+
+@contextmanager
+def _vllm_server(
+    model: Path, python: Path, threads: int, environment: Mapping[str, str], more: Sequence[str]
+) -> Iterator[_Server]:
+    port = free_port()
+    command = [
+        str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
+        "--served-model-name", model.name, "--port", str(port), "--host", "127.0.0.1",
+        "--dtype", "bfloat16", "--max-model-len", str(MAX_MODEL_TOKENS),
+        "--max-num-batched-tokens", str(MAX_BATCHED_TOKENS), "--max-num-seqs", str(MAX_SEQUENCES),
+        "--kv-cache-memory-bytes", str(POOL_BYTES), *more,
+    ]  # fmt: skip
+    variables = {
+        **os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(threads), "VLLM_LOGGING_LEVEL": "WARNING", **environment,
+    }  # fmt: skip
+    with subprocess.Popen(
+        command, env=variables, stdout=sys.stderr, stderr=sys.stderr, start_new_session=True
+    ) as process:
+        server = _Server(f"http://127.0.0.1:{port}", process)
+        try:
+            _wait_until_ready(server)
+            yield server
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _wait_until_ready(server: _Server) -> None:
+    for _ in range(int(START_SECONDS)):
+        if server.process.poll() is not None:
+            raise RuntimeError(f"vLLM ended with {server.process.returncode}")
+        try:
+            urllib.request.urlopen(f"{server.url}/health", timeout=5).close()
+            return
+        except (OSError, urllib.error.URLError):
+            pause(1.0)
+    raise RuntimeError(f"vLLM did not start within {START_SECONDS:.0f} s")
+
+
+def _completions(url: str, model: str) -> Stream:
+    async def stream(prompt: Prompt, max_tokens: int) -> AsyncIterator[int]:
+        async for count in _stream(url, _body(model, prompt, max_tokens)):
+            yield count
+
+    return stream
+
+
+def _disaggregated_completions(prefill: str, decode: str, model: str) -> Stream:
+    async def stream(prompt: Prompt, max_tokens: int) -> AsyncIterator[int]:
+        wanted = {"do_remote_decode": True, "do_remote_prefill": False}
+        body = _body(model, prompt, 1) | {"stream": False, "kv_transfer_params": wanted}
+        body.pop("stream_options")
+        async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
+            response = await client.post(f"{prefill}/v1/completions", json=body)
+            response.raise_for_status()
+        offered = response.json()["kv_transfer_params"]
+        body = _body(model, prompt, max_tokens) | {"kv_transfer_params": offered}
+        async for count in _stream(decode, body):
+            yield count
+
+    return stream
+
+
+def _body(model: str, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
+    return {
+        "model": model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0,
+        "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+
+
+async def _stream(url: str, body: dict[str, Any]) -> AsyncIterator[int]:
+    """Yield 1 for each event with a token. Raises RuntimeError if the answer has another length."""
+    async with (
+        httpx.AsyncClient(timeout=None, trust_env=False) as client,
+        client.stream("POST", f"{url}/v1/completions", json=body) as response,
+    ):
+        if response.status_code != 200:
+            raise RuntimeError(f"{response.status_code}: {(await response.aread())[:300]!r}")
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line[6:])
+            if "error" in event:
+                raise RuntimeError(str(event["error"])[:300])
+            if usage := event.get("usage"):
+                if usage["completion_tokens"] != body["max_tokens"]:
+                    raise RuntimeError(f"{usage['completion_tokens']} tokens")
+            elif event["choices"]:
+                yield 1
