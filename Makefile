@@ -45,6 +45,8 @@ up: setup  ## A cluster with the demo model at http://127.0.0.1:8000; Ctrl-C sto
 down: setup  ## Stop it from elsewhere
 	@$(BIN)/baton down
 
+# The tests start hundreds of programs, which would otherwise compile every module again.
+test: export PYTHONDONTWRITEBYTECODE =
 test: setup  ## All tests (ARGS=…, JOBS=2 at a time)
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope $(ARGS)
 

@@ -1,5 +1,6 @@
 """Pytest options, Hypothesis settings and scheduling that all tests share."""
 
+import os
 from typing import Any
 
 import hypothesis
@@ -9,6 +10,11 @@ from xdist.scheduler import LoadScopeScheduling
 PROCESSES = ("tests/e2e/", "tests/kube/")
 """Folders whose tests start processes. These tests run one after the other, in parallel with the
 tests in all other folders."""
+
+# As in Baton's own processes, threads of numeric libraries that wait must not spin, since other
+# tests need the cores. The libraries read this when they are loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 # There are no deadlines, so that no test fails because a machine is slow. A failure can be replayed
 # from the blob that Hypothesis prints.
@@ -27,8 +33,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with the tests that run one after the other, and end with the many short ones of
+    ``tests/unit``, so that both pytest-xdist processes end at nearly the same time."""
+    items.sort(key=lambda item: not item.nodeid.startswith(PROCESSES))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    config.option.loadscopereorder = False  # otherwise files with the most tests would run first
     return ByFile(config, log)
 
 

@@ -1,5 +1,7 @@
 """Tests which pods a change of the values restarts: those whose pod template changes."""
 
+import json
+from functools import cache
 from typing import Any
 
 import pytest
@@ -15,8 +17,13 @@ WORKERS = {"prefill", "decode"}
 
 
 def templates(values: Object) -> dict[str, Object]:
-    """Return the pod templates by role (or pool)."""
-    release = render(with_value(values, "kvstore.enabled", True))
+    """Return the pod templates by role (or pool). Values are rendered only once."""
+    return rendered_templates(json.dumps(values, sort_keys=True))
+
+
+@cache
+def rendered_templates(values: str) -> dict[str, Object]:
+    release = render(with_value(json.loads(values), "kvstore.enabled", True))
     owners = [*release.all("Deployment"), *release.all("StatefulSet")]
     return {each["metadata"]["name"].removeprefix("demo-baton-"): each["spec"]["template"]
             for each in owners}  # fmt: skip
