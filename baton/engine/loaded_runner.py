@@ -1,5 +1,6 @@
 """What a worker needs of a runner: the contract between a worker and the software that computes."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from baton.checkpoint import ModelLimits
@@ -39,6 +40,11 @@ class LoadedRunner(Runner, TwoStageRunner, Protocol):
     def leaves_core_free(self, num_cores: int) -> bool:
         """Whether computing a step leaves the GIL, and at least one of ``num_cores``, free for
         other threads."""
+        ...
+
+    def watch(self, on_failure: Callable[[BaseException], object]) -> None:
+        """Call ``on_failure``, in any thread, if a process that computes dies while no step runs.
+        During a step, :meth:`run` raises."""
         ...
 
     def close(self) -> None:

@@ -170,6 +170,9 @@ class ModelRunner:
             with self._on_device():
                 self._graphs.warm_up(num_rows)
 
+    def watch(self, on_failure: Callable[[BaseException], object]) -> None:
+        """Do nothing: this process computes."""
+
     def close(self) -> None:
         """Do nothing: the model and the pool are freed with this object."""
 

@@ -99,6 +99,12 @@ class VllmRunner:
     def run(self, plan: Plan) -> StepOutput:
         return self.compute(self.prepare(plan), no_op)
 
+    def watch(self, on_failure: Callable[[BaseException], object]) -> None:
+        def report() -> None:
+            on_failure(RuntimeError("a process of vLLM's workers died"))
+
+        self._executor.register_failure_callback(report)
+
     def close(self) -> None:
         """Stop vLLM's workers."""
         self._executor.shutdown()
