@@ -13,6 +13,7 @@ from kubernetes import client
 
 from benchmarks.machine import SYSTEM_CLOCK
 from tests.kube.cluster import Cluster
+from tests.kube.controllers.scheduler import FINISHED
 from tests.kube.drain import drain_node
 from tests.kube.helm_clients import Helm, Helm4, HelmFailed
 from tests.kube.kinds import DEPLOYMENT, LEASE, NODE, POD, Object
@@ -172,13 +173,17 @@ class Release:
         assert cached > len(prompt) + len(answer) / 2, result
         return result
 
+    def _has_no_running_pod(self) -> bool:
+        """Whether every pod has ended. Helm leaves the pod of ``helm test`` where it is."""
+        return all(pod["status"].get("phase") in FINISHED for pod in self.kube.pods())
+
     def reinstall(self) -> dict[str, Any]:
         """Uninstall the release and install it again; a prompt that was computed before must then
         be cached."""
         prompt = np.random.default_rng(11).integers(3, 4000, size=256).tolist()
         first, _ = self._complete(prompt, 16)
         self.helm.uninstall(self.name, wait=True, seconds=TIMEOUT_SECONDS)
-        self.kube.wait(lambda: not self.kube.pods(), TIMEOUT_SECONDS, "the end of all pods")
+        self.kube.wait(self._has_no_running_pod, TIMEOUT_SECONDS, "the end of all pods")
         leases = [each["metadata"]["name"] for each in self.kube.api.store.all(LEASE)]
         assert leases == [], f"left behind: {leases}"
         self.install(self.values)
