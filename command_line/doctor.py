@@ -11,10 +11,11 @@ from dataclasses import asdict
 
 from rich.table import Table
 
-from baton.config import baton_home
+from baton.config import baton_home, load_settings
 from baton.console import open_console
 from baton.errors import Unavailable
 from orchestrator.cluster_state import ClusterFolder
+from orchestrator.engine_probe import probe_vllm
 from orchestrator.socket_audit import SocketReport, listening_sockets
 
 MIN_PYTHON = (3, 11)
@@ -31,6 +32,9 @@ def run_doctor() -> None:
         ("nixl", False, _nixl),
         ("shared memory", True, _shared_memory),
     ]
+    settings = load_settings()
+    if settings.engine == "vllm":
+        checks.append(("vllm", True, lambda: f"in {probe_vllm(settings)}"))
     missing = []
     for name, essential, check in checks:
         try:

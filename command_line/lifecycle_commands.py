@@ -20,10 +20,27 @@ from command_line.option_groups import with_option_groups
 
 
 @dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """The model, and what computes in the workers."""
+
+    model: ModelPath = None
+    engine: Annotated[
+        str | None, typer.Option(help="What computes in the workers: baton or vllm.")
+    ] = None
+    engine_python: Annotated[
+        str | None,
+        typer.Option(help="Python that has vLLM, to start workers with: .venv-vllm/bin/python."),
+    ] = None
+    engine_args: Annotated[
+        str | None,
+        typer.Option(help="vLLM's own arguments: --engine-args='--tensor-parallel-size 2'."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
     """The processes of a cluster, and their addresses."""
 
-    model: ModelPath = None
     prefill: Annotated[int | None, typer.Option(help="Number of prefill workers.")] = None
     decode: Annotated[int | None, typer.Option(help="Number of decode workers.")] = None
     on: Annotated[str | None, typer.Option(help="Where workers run: local or ray.")] = None
@@ -41,6 +58,7 @@ class ClusterOptions:
 
 @with_option_groups
 def up(
+    engine: EngineOptions,
     cluster: ClusterOptions,
     compute: ComputeOptions,
     transports: Annotated[
@@ -64,6 +82,7 @@ def up(
 
     flags = {
         "cluster": name,
+        **vars(engine),
         **vars(cluster),
         **compute.settings,
         "transports": transports,

@@ -38,8 +38,10 @@ def show_status(name: str, as_json: bool) -> None:
         print(json.dumps(status_object(state)))
     elif state is not None:
         print(f"{state.url}  {'ready' if state.ready else 'not ready'}")
-        open_console().print(_table(state, asyncio.run(fetch_members(state))))
-        for line in [*asyncio.run(_pool_plan_lines(state)), *settings_lines(state)]:
+        members = asyncio.run(fetch_members(state))
+        open_console().print(_table(state, members))
+        plans = asyncio.run(_pool_plan_lines(state))
+        for line in [*engine_lines(members), *plans, *settings_lines(state)]:
             open_console().print(line, highlight=False, markup=False)
 
 
@@ -60,6 +62,15 @@ def _process_object(process: ProcessState) -> dict[str, Any]:
     fields = asdict(process)
     del fields["sockets"]
     return fields
+
+
+def engine_lines(members: dict[str, Member]) -> list[str]:
+    """Describe what computes in the workers: one line for all workers with the same engine."""
+    by_engine: dict[str, list[str]] = {}
+    for member in members.values():
+        if member.computed_by:
+            by_engine.setdefault(member.computed_by, []).append(member.id)
+    return [f"{', '.join(sorted(ids))}: {engine}" for engine, ids in sorted(by_engine.items())]
 
 
 def settings_lines(state: ClusterState) -> list[str]:

@@ -5,8 +5,6 @@ Ray is imported only here and in ``orchestrator/ray``, and only when the setting
 
 import importlib.util
 import secrets
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -15,12 +13,10 @@ from baton.clock import Clock
 from baton.config import Settings, set_ray_environment
 from baton.errors import Invalid
 from orchestrator.cluster_state import ClusterFolder, ClusterState
+from orchestrator.engine_probe import probe_vllm
 from orchestrator.launch_specs import LaunchSpecs
 from orchestrator.mock_pools import MockPools
 from orchestrator.supervisor import Supervisor
-
-PROBE_SECONDS = 60.0
-"""Time within which ``engine_python`` must say which vLLM it has. It takes about a second."""
 
 OnState = Callable[[ClusterState], None]
 
@@ -43,19 +39,7 @@ def check_model(settings: Settings) -> None:
         load_model_config(path)
         return
     load_model_limits(path)
-    python = settings.engine_python or sys.executable
-    try:
-        probe = subprocess.run(
-            [python, "-m", "baton.vllm_engine.versions"],
-            capture_output=True,
-            text=True,
-            timeout=PROBE_SECONDS,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise Invalid(f"engine_python is {python!r}: {error}", param="engine_python") from error
-    if probe.returncode:
-        reason = (probe.stderr or probe.stdout).strip().splitlines()[-1:]
-        raise Invalid(reason[0] if reason else f"{python} failed", param="engine_python")
+    probe_vllm(settings)
 
 
 @asynccontextmanager

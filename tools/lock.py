@@ -16,11 +16,18 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from baton.errors import BatonError, Unavailable
+from baton.vllm_engine.versions import KNOWN_VERSIONS
 
 ROOT = Path(__file__).parents[1]
 LOCKS = ROOT / "deploy/docker/locks"
 MIN_PYTHON = "3.11"
+IMAGE_PYTHON = "3.12"
+"""The Python of the images (``PYTHON_IMAGE`` in the Dockerfile, and vLLM's images)."""
+
 EXTRAS = ("kubernetes", "ray")
 """The extras of pyproject.toml that an image may have."""
 
@@ -45,7 +52,8 @@ def main() -> None:
 
 
 def all_locks() -> dict[str, Lock]:
-    """Return the lock of each file, by name. An extra's lock has only the packages it adds.
+    """Return the lock of each file, by name. An extra's lock has only the packages it adds, and
+    that of vllm only those that vLLM does not bring itself.
 
     Raises Unavailable if uv is missing or can't resolve the requirements.
     """
@@ -58,26 +66,53 @@ def all_locks() -> dict[str, Lock]:
     for extra in EXTRAS:
         together = compile_lock([extra])
         locks[extra] = {name: together[name] for name in together.keys() - plain.keys()}
+    vllm = {name_of(each) for each in compile_vllm()}
+    locks["vllm"] = {
+        name: text for name, text in locks["base"].items() if name_of(name) not in vllm
+    }
     return locks
+
+
+def compile_vllm() -> Lock:
+    """Return vLLM with everything that it requires, in the version that Baton was tested with.
+    Baton's constraints don't apply to it."""
+    requirement = f"vllm=={KNOWN_VERSIONS[-1]}"
+    return parse_lock(_compile(["-", "--python-version", IMAGE_PYTHON], [requirement]))
+
+
+def name_of(requirement: str) -> str:
+    """Return the canonical name in a requirement like ``name==1.0 ; marker``."""
+    return canonicalize_name(Requirement(requirement).name)
 
 
 def compile_lock(extras: Sequence[str], build: bool = False) -> Lock:
     """Lock the dependencies in pyproject.toml with ``extras``; if ``build`` is set, lock the
     packages that building our wheel needs instead."""
+    requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    source = "-" if build else "pyproject.toml"
+    options = [source, "-c", "constraints.txt", "--python-version", MIN_PYTHON]
+    options += ["--generate-hashes", *(f"--extra={extra}" for extra in extras)]
+    return parse_lock(_compile(options, requires))
+
+
+def _compile(options: Sequence[str], requirements: Iterable[str]) -> str:
+    """Return the answer of ``uv pip compile``, to which ``requirements`` are the standard input."""
     uv = shutil.which("uv")
     if uv is None:
         raise Unavailable("uv is not installed; run pip install uv")
-    requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-    source = "-" if build else "pyproject.toml"
-    command = [uv, "pip", "compile", source, "-c", "constraints.txt", "--universal", "--quiet"]
-    command += ["--python-version", MIN_PYTHON, "--generate-hashes", "--no-annotate"]
-    command += ["--no-header", *(f"--extra={extra}" for extra in extras)]
+    command = [uv, "pip", "compile", *options, "--universal", "--quiet"]
+    command += ["--no-annotate", "--no-header"]
     answer = subprocess.run(
-        command, cwd=ROOT, input="\n".join(requires), capture_output=True, text=True, check=False
+        command,
+        cwd=ROOT,
+        input="\n".join(requirements),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if answer.returncode:
         raise Unavailable(f"uv can't resolve the requirements: {answer.stderr.strip()}")
-    return parse_lock(answer.stdout)
+    return answer.stdout
 
 
 def parse_lock(text: str) -> dict[str, str]:

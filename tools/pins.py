@@ -23,7 +23,7 @@ COMMAND_SECONDS = 60.0
 
 ACTION = re.compile(r"(?P<head>uses: *(?P<name>[\w./-]+))@(?P<ref>\S+)(?: *# *(?P<tag>\S+))?")
 IMAGE = re.compile(
-    r"(?P<head>(?:# syntax=|ARG PYTHON_IMAGE=|node_image: *))"
+    r"(?P<head>(?:# syntax=|ARG \w+_IMAGE=|node_image: *))"
     r"(?P<tag>[\w./-]+:[\w.-]+)(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
 COMMIT = re.compile(r"[0-9a-f]{40}")

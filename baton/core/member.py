@@ -16,7 +16,8 @@ class Member:
     ``local_socket`` is the Unix socket of a store node's local RPC, for members on its host.
     ``framed_address`` is host:port of its framed connections, for routers; empty if it has only
     gRPC. ``model_digest`` is hex; members with different digests never share KV. ``device`` is what
-    a worker computes on, ``kv_bytes_per_token`` the size of its KV per token.
+    a worker computes on, ``computed_by`` names the software that computes, for people to read;
+    ``kv_bytes_per_token`` is the size of its KV per token.
     ``numerics_fingerprint`` is hex, and equal on workers with bit-identical logits; empty if the
     worker doesn't guarantee that. ``pending_settings`` are for ``baton status``.
     """
@@ -34,6 +35,7 @@ class Member:
     kv_dtype: str = ""
     kv_bytes_per_token: int = 0
     device: str = ""
+    computed_by: str = ""
     max_model_tokens: int = 0
     transports: tuple[str, ...] = ()
     local_socket: str = ""

@@ -69,6 +69,7 @@ def member_from_json(data: bytes) -> Member:
             kv_dtype=_text(raw, "kv_dtype"),
             kv_bytes_per_token=_number(raw, "kv_bytes_per_token"),
             device=_text(raw, "device"),
+            computed_by=_text(raw, "computed_by") if "computed_by" in raw else "",
             pid=_number(raw, "pid"),
             block_tokens=_number(raw, "block_tokens"),
             max_model_tokens=_number(raw, "max_model_tokens"),

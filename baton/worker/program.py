@@ -52,6 +52,9 @@ takes milliseconds."""
 ENGINE_PROBE_SECONDS = 5.0
 """Interval between checks that the engine's thread still responds."""
 
+MAX_DESCRIPTION = 200
+"""Characters of the description of what computes that a worker publishes."""
+
 RESERVE_AHEAD_STEPS = 2
 """Number of steps that are left to compute of a prompt when the decode worker is told to reserve
 blocks. One step would be enough if the decode worker and the link never caused a delay."""
@@ -317,6 +320,7 @@ class WorkerProgram:
             kv_dtype=runner.kv_dtype,
             kv_bytes_per_token=runner.pool.block_bytes // runner.block_tokens,
             device=runner.pool.device,
+            computed_by=runner.description[:MAX_DESCRIPTION],
             max_model_tokens=context.engine_config.max_model_tokens,
             transports=tuple(self._transports),
             framed_address=self._framed_address,

@@ -23,6 +23,7 @@ CHART_SETTINGS = frozenset({
     "max_decode", "max_workers",
     # Settings that only `baton up` and mock workers read.
     "on", "prefill", "decode", "routers", "ray_address", "ray_worker_gpus", "mock",
+    "engine_python",
 })  # fmt: skip
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "pattern", "enum", "const")

@@ -18,6 +18,7 @@ SCENARIOS: dict[str, Path | None] = {
     "demo": None,
     "gpu": CHART / "values-gpu.yaml",
     "ray": CHART / "values-ray.yaml",
+    "vllm": CHART / "values-vllm.yaml",
     "autoscaled": OWN_VALUES / "autoscaled.yaml",
     "everything": OWN_VALUES / "everything.yaml",
 }

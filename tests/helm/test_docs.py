@@ -16,7 +16,7 @@ PAGES = {
     path.name: path.read_text()
     for path in (
         ROOT / "docs/kubernetes.md", ROOT / "docs/operations.md", CHART / "templates/NOTES.txt",
-        CHART / "values-gpu.yaml", CHART / "values-ray.yaml",
+        CHART / "values-gpu.yaml", CHART / "values-ray.yaml", CHART / "values-vllm.yaml",
     )
 }  # fmt: skip
 VALUES: Object = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -69,4 +69,4 @@ def test_examples_in_docs_render(block: Object) -> None:
 
 
 def test_examples_are_found_in_docs() -> None:
-    assert len(blocks()) == 3
+    assert len(blocks()) == 4

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from baton.vllm_engine.versions import KNOWN_VERSIONS
 from tests.helm.chart import CHART
+from tools.lock import IMAGE_PYTHON
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "deploy/docker/Dockerfile").read_text()
@@ -89,8 +91,8 @@ def test_the_image_has_all_packages() -> None:
 def test_images_run_as_the_user_of_the_chart() -> None:
     users = re.findall(r"^USER (\S+)$", DOCKERFILE, flags=re.MULTILINE)
     user = VALUES["security"]["user"]
-    assert users == [f"{user}:{user}"] * 2
-    assert f"--uid {user} --gid {user}" in DOCKERFILE
+    assert users == [f"{user}:{user}"] * 2 + ["root", f"{user}:{user}"]
+    assert DOCKERFILE.count(f"--uid {user} --gid {user}") == 2
 
 
 def test_images_use_a_supported_python_version() -> None:
@@ -100,7 +102,18 @@ def test_images_use_a_supported_python_version() -> None:
     assert (int(major), int(minor)) >= (3, 11)
     assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, flags=re.MULTILINE)) == {
         "${PYTHON_IMAGE}", "dependencies", "runtime",
+        "${VLLM_CPU_IMAGE}", "${VLLM_CUDA_IMAGE}", "vllm-${VLLM_BASE}",
     }  # fmt: skip
+
+
+def test_images_with_vllm_have_a_tested_version_and_the_packages_for_its_python() -> None:
+    bases = dict(re.findall(r"^ARG (VLLM_\w+_IMAGE)=([^@\s]+)", DOCKERFILE, flags=re.MULTILINE))
+    assert bases == {
+        "VLLM_CPU_IMAGE": f"vllm/vllm-openai-cpu:v{KNOWN_VERSIONS[-1]}",
+        "VLLM_CUDA_IMAGE": f"vllm/vllm-openai:v{KNOWN_VERSIONS[-1]}",
+    }
+    assert f"ARG PYTHON_IMAGE=python:{IMAGE_PYTHON}." in DOCKERFILE
+    assert f'built_for = "{IMAGE_PYTHON}"' in DOCKERFILE
 
 
 def test_versions_agree() -> None:
@@ -114,7 +127,8 @@ def test_versions_agree() -> None:
 
 
 def test_ports_are_exposed() -> None:
-    (exposed,) = re.findall(r"^EXPOSE (.+)$", DOCKERFILE, flags=re.MULTILINE)
+    exposed, with_vllm = re.findall(r"^EXPOSE (.+)$", DOCKERFILE, flags=re.MULTILINE)
+    assert exposed == with_vllm
     assert set(exposed.split()) == {str(port) for port in VALUES["ports"].values()}
 
 
@@ -123,7 +137,7 @@ def test_workflows_build_what_the_chart_names() -> None:
     built = {each["name"] for each in workflow["jobs"]["image"]["strategy"]["matrix"]["include"]}
     ray = yaml.safe_load((CHART / "values-ray.yaml").read_text())
     images = VALUES["images"]
-    named = {images["cpu"]["repository"], images["cuda"]["repository"]}
+    named = {images[kind]["repository"] for kind in ("cpu", "cuda", "vllm", "vllmCuda")}
     assert built == named | {ray["images"]["cpu"]["repository"]}
 
 

@@ -60,7 +60,7 @@ def add_what_values_gpu_needs(team: Team) -> None:
     team.api.create(CLAIM, {"metadata": {"name": "models", "namespace": TEAM}, "spec": spec})
 
 
-@pytest.mark.parametrize("name", ["values.yaml", "values-gpu.yaml"])
+@pytest.mark.parametrize("name", ["values.yaml", "values-gpu.yaml", "values-vllm.yaml"])
 def test_a_namespace_admin_can_install(team: Team, name: str) -> None:
     define(team.api, *MONITORING)
     if name == "values-gpu.yaml":

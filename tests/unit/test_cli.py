@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from baton.core.ids import Incarnation, WorkerId
+from baton.core.member import Member
+from baton.core.states import Role, WorkerState
 from command_line.bench import default_target
-from command_line.status import settings_lines
+from command_line.status import engine_lines, settings_lines
 from orchestrator.cluster_state import ClusterFolder, ClusterState, ProcessState
 
 
@@ -52,6 +55,12 @@ def baton(
         (["up", "--on", "ray", "--set", "ray_worker_cpus=9999"], 1, "2 workers need 19998 CPU"),
         (["up", "--prefill", "0"], 2, "prefill is 0: input should be greater than 0"),
         (["up", "--model", "./nowhere"], 2, "model is './nowhere'; it must be a directory"),
+        (["up", "--engine", "vllm"], 2, "engine is vllm, but this Python has no vLLM"),
+        (
+            ["up", "--engine", "vllm", "--engine-python", "/nowhere"],
+            2,
+            "engine_python is '/nowhere'",
+        ),
         (["up", "--redis", "http://x"], 2, "redis_url"),
         (["up", "--redis", "redis://127.0.0.1:1/0", "--port", "0"], 1, "can't be reached"),
         (["generate"], 2, "generate needs --prompt TEXT or --prompt-file FILE"),
@@ -159,6 +168,24 @@ def test_status_describes_changed_settings() -> None:
     assert settings_lines(ClusterState(1, "http://x", "redis://x", "default")) == []
 
 
+def test_status_says_what_computes_in_the_workers() -> None:
+    def member(name: str, role: Role, computed_by: str = "") -> Member:
+        return Member(
+            WorkerId(name), role, "", Incarnation(1), WorkerState.READY, computed_by=computed_by
+        )
+
+    members = [
+        member("prefill-1", Role.PREFILL, "vLLM 0.32.0"),
+        member("prefill-0", Role.PREFILL, "vLLM 0.32.0"),
+        member("decode-0", Role.DECODE, "torch"),
+        member("router", Role.ROUTER),
+    ]
+    assert engine_lines({each.id: each for each in members}) == [
+        "decode-0: torch",
+        "prefill-0, prefill-1: vLLM 0.32.0",
+    ]
+
+
 def test_generate_json_prints_one_object_per_prompt(environment: dict[str, str]) -> None:
     arguments = ["--max-tokens", "5", "--json", "--prompt", "import ", "--prompt", "def f("]
     answer = baton(environment, "generate", *arguments)
@@ -181,6 +208,12 @@ def test_doctor_reports_a_healthy_installation(environment: dict[str, str]) -> N
     answer = baton(environment, "doctor")
     assert answer.returncode == 0, answer.stdout
     assert all(line.startswith("ok") for line in answer.stdout.splitlines())
+
+
+def test_doctor_checks_the_python_that_should_have_vllm(environment: dict[str, str]) -> None:
+    answer = baton(environment, "doctor", BATON_ENGINE="vllm")
+    assert answer.returncode == 1
+    assert "MISSING  vllm: engine is vllm, but this Python has no vLLM" in answer.stdout
 
 
 @pytest.mark.parametrize(

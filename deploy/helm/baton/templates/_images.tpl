@@ -1,5 +1,5 @@
 {{/*
-An image's reference. Takes root, and kind: cpu, cuda or valkey. A digest takes precedence over a tag. Without a registry, it is
+An image's reference. Takes root, and kind: cpu, cuda, vllm, vllmCuda or valkey. A digest takes precedence over a tag. Without a registry, it is
 the name that container runtimes give to an image without one, like docker.io/library/baton, spelled out: some runtimes would
 look for a short name in other registries, too, and policies refuse it.
 */}}
@@ -11,7 +11,17 @@ look for a short name in other registries, too, and policies refuse it.
 {{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $image.tag | default .root.Chart.AppVersion }}{{ end -}}
 {{- end -}}
 
-{{/* The kind of Baton image that a pool's pods run. */}}
-{{- define "baton.poolImageKind" -}}
+{{/* What a pool's workers compute on: cpu or cuda. */}}
+{{- define "baton.poolDevice" -}}
 {{- if ne .v.image "auto" -}}{{ .v.image }}{{- else -}}{{ ternary "cuda" "cpu" (gt (int .v.gpu.count) 0) }}{{- end -}}
+{{- end -}}
+
+{{/* The kind of Baton image that a pool's pods run: the one for its device, with vLLM if the pool's engine is vllm. */}}
+{{- define "baton.poolImageKind" -}}
+{{- $device := include "baton.poolDevice" . -}}
+{{- if eq (.v.settings.engine | default .root.Values.settings.engine | default "baton") "vllm" -}}
+{{ ternary "vllmCuda" "vllm" (eq $device "cuda") }}
+{{- else -}}
+{{ $device }}
+{{- end -}}
 {{- end -}}

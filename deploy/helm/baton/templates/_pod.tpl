@@ -4,7 +4,7 @@ The pod template that all Baton roles share. Its context:
   role    router, conductor, prefill, decode or kvstore
   pool    a pool's key; pools only
   v       the role's (or pool's) values
-  kind    which image: cpu or cuda
+  kind    which image: cpu, cuda, vllm or vllmCuda
   model   its values, if the role needs one
   settings, env, volumes, mounts, ports   this role's own, in addition to the common ones
 */}}

@@ -37,7 +37,7 @@ Settings of a pool: its own, and those that follow from its resources. A worker 
 computing on the CPU, and a worker with a part of a node's cores must not start a thread for every core. As JSON.
 */}}
 {{- define "baton.poolSettings" -}}
-{{- $derived := dict "device" (include "baton.poolImageKind" .) -}}
+{{- $derived := dict "device" (include "baton.poolDevice" .) -}}
 {{- $cores := dig "limits" "cpu" (dig "requests" "cpu" "" .v.resources) .v.resources -}}
 {{- if $cores -}}
 {{- $_ := set $derived "threads" (include "baton.cores" $cores | int) -}}

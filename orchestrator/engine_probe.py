@@ -1,0 +1,29 @@
+"""Asks the Python with which workers are started which vLLM it has."""
+
+import subprocess
+import sys
+
+from baton.config import Settings
+from baton.errors import Invalid
+
+PROBE_SECONDS = 60.0
+"""Time within which ``engine_python`` must say which vLLM it has. It takes about a second."""
+
+
+def probe_vllm(settings: Settings) -> str:
+    """Return the Python with which workers are started. Raises Invalid if it has no vLLM, or one
+    that Baton was not tested with."""
+    python = settings.engine_python or sys.executable
+    try:
+        probe = subprocess.run(
+            [python, "-m", "baton.vllm_engine.versions"],
+            capture_output=True,
+            text=True,
+            timeout=PROBE_SECONDS,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Invalid(f"engine_python is {python!r}: {error}", param="engine_python") from error
+    if probe.returncode:
+        reason = (probe.stderr or probe.stdout).strip().splitlines()[-1:]
+        raise Invalid(reason[0] if reason else f"{python} failed", param="engine_python")
+    return python
