@@ -27,7 +27,6 @@ OWN_SETTINGS = {
     "kv_cache_memory_bytes": "pool_bytes",
     "num_gpu_blocks_override": "num_blocks",
     "served_model_name": "served_model_name",
-    "quantization": "quantization",
 }
 """vLLM's arguments that have a setting of Baton's own."""
 
@@ -52,6 +51,7 @@ class _Parser(FlexibleArgumentParser):  # type: ignore[misc]
 def vllm_config(path: Path, options: RunnerOptions, arguments: str) -> VllmConfig:
     """Return vLLM's configuration for the model at ``path``. ``arguments`` are what one would pass
     to ``vllm serve``. Raises Invalid if vLLM does not accept them or Baton can't honour them."""
+    _check_options(options)
     parsed = _parse(arguments)
     if parsed.get("tensor_parallel_size", 1) > 1 and not current_platform.is_cpu():
         raise Invalid(
@@ -65,6 +65,26 @@ def vllm_config(path: Path, options: RunnerOptions, arguments: str) -> VllmConfi
         raise
     except Exception as error:  # vLLM and pydantic raise many types for invalid configurations
         raise Invalid(f"vLLM refuses its configuration: {_summary(error)}") from error
+
+
+def _check_options(options: RunnerOptions) -> None:
+    """Raise Invalid if a setting of Baton's own engine is set that would not be honoured."""
+    device = "cpu" if current_platform.is_cpu() else "cuda"
+    problems = {
+        "deterministic": options.deterministic and "is not supported by engine vllm",
+        "quantization": options.quantization != "none" and _is_argument("--quantization"),
+        "kv_dtype": options.kv_dtype != "auto" and _is_argument("--kv-cache-dtype"),
+        "cpu_kernels": options.cpu_kernels == "on" and "has no effect with engine vllm",
+        "device": not options.device.startswith(("auto", device))
+        and f"is {options.device}, but this vLLM is built for {device}",
+    }
+    for setting, problem in problems.items():
+        if problem:
+            raise Invalid(f"{setting} {problem}", param=setting)
+
+
+def _is_argument(flag: str) -> str:
+    return f"is one of vLLM's own arguments with engine vllm: set {flag} in engine_args"
 
 
 def _parse(arguments: str) -> dict[str, Any]:
@@ -116,6 +136,8 @@ def _own_values(path: Path, options: RunnerOptions) -> dict[str, Any]:
         values["worker_cls"] = "baton.vllm_engine.gpu_worker.BatonGpuWorker"
         if options.pool_bytes:
             values["kv_cache_memory_bytes"] = options.pool_bytes
+    if not options.cuda_graphs:
+        values["enforce_eager"] = True
     if options.num_blocks:
         values["num_gpu_blocks_override"] = options.num_blocks
     return values
