@@ -5,8 +5,9 @@ engine, on one machine, one system after the other in each round.
         [--systems baton+vllm,vllm-disaggregated,vllm,baton] [--loads 512x1,512x8,4096x1]
 
 A load is TOKENSxCONCURRENCY; each request has a prompt of its own. Disaggregated systems have a
-prefill and a decode worker with one thread each; vLLM alone has a thread per core. Prints medians
-over all requests of all rounds, the CPU use of the idle system, and JSON as the last line.
+prefill and a decode worker with one thread each; vLLM alone has a thread per core. vLLM runs
+without torch.compile everywhere (``--enforce-eager``), which would take minutes to start. Prints
+medians over all requests of all rounds, the CPU use of the idle system, and JSON as the last line.
 """
 
 import argparse

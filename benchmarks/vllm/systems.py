@@ -51,7 +51,7 @@ def baton(model: Path, python: Path | None) -> Iterator[System]:
         "max_sequences": MAX_SEQUENCES, "max_model_tokens": MAX_MODEL_TOKENS, "dtype": "bfloat16",
     }  # fmt: skip
     if python is not None:
-        settings |= {"engine": "vllm", "engine_python": python}
+        settings |= {"engine": "vllm", "engine_python": python, "engine_args": "--enforce-eager"}
     with local_cluster(model, settings=settings) as cluster:
 
         def processes() -> list[psutil.Process]:
@@ -110,7 +110,7 @@ def _vllm_server(
         "--served-model-name", model.name, "--port", str(port), "--host", "127.0.0.1",
         "--dtype", "bfloat16", "--max-model-len", str(MAX_MODEL_TOKENS),
         "--max-num-batched-tokens", str(MAX_BATCHED_TOKENS), "--max-num-seqs", str(MAX_SEQUENCES),
-        "--kv-cache-memory-bytes", str(POOL_BYTES), *more,
+        "--kv-cache-memory-bytes", str(POOL_BYTES), "--enforce-eager", *more,
     ]  # fmt: skip
     variables = {
         **os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
