@@ -84,7 +84,7 @@ def run(cluster: LocalCluster, users: int, seconds: int, watch: bool = False) ->
         if not output_path.with_suffix(".json").exists():
             raise RuntimeError(f"locust exited with {locust.returncode} and wrote no results")
         rows = json.loads(output_path.with_suffix(".json").read_text())
-        with (Path(folder) / "told_failures.csv").open(newline="") as file:
+        with Path(f"{output_path}_failures.csv").open(newline="") as file:
             failures = {
                 f"{row['Name']}: {row['Error']}": int(row["Occurrences"])
                 for row in csv.DictReader(file)

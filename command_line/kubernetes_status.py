@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,10 @@ from rich.table import Table
 from baton.clock import SystemClock
 from baton.config import Settings
 from baton.console import open_console
-from baton.pools.kubernetes.open import open_kubernetes_cluster
+from baton.errors import Unavailable
+from baton.pools.kubernetes.open import OpenKubernetesCluster, open_kubernetes_cluster
 from command_line.kubernetes import print_note
+from command_line.status import describe_settings_by_id
 
 if TYPE_CHECKING:
     from baton.pools.base import PoolWorker
@@ -20,19 +23,32 @@ if TYPE_CHECKING:
 
 
 def status(settings: Settings, as_json: bool) -> None:
-    """Print the pools and their pods, as reported by Kubernetes, and on stderr what RBAC does not
-    allow to read. Raises NotFound if there is no such cluster, Unauthorized if nothing may be
-    read."""
+    """Print the pools and their pods, as reported by Kubernetes, and what programs have not applied
+    of their configuration, as reported in the registry. Note what may not or can't be read. Raises
+    NotFound if there is no such cluster, Unauthorized if nothing may be read."""
 
     async def run() -> None:
         async with open_kubernetes_cluster(settings, SystemClock(), print_note) as cluster:
             if as_json:
-                print(json.dumps(_report_object(cluster.location, await cluster.report())))
+                report, pending = await cluster.report(), await _pending_settings(cluster)
+                print(json.dumps(_report_object(cluster.location, report, pending)))
                 return
             print(cluster.location, flush=True)
             _show_report(await cluster.report())
+            for line in describe_settings_by_id(await _pending_settings(cluster) or {}):
+                open_console().print(line, highlight=False, markup=False)
 
     asyncio.run(run())
+
+
+async def _pending_settings(cluster: OpenKubernetesCluster) -> dict[str, dict[str, Any]] | None:
+    """Return what is in the registry, by the name of the pod; None if it can't be read."""
+    try:
+        pending = await cluster.pending_settings()
+    except Unavailable as error:
+        print_note(f"not shown: which settings wait for a restart: {error}")
+        return None
+    return None if pending is None else {pod: asdict(each) for pod, each in pending.items()}
 
 
 def _show_report(report: "PoolsReport") -> None:
@@ -49,7 +65,11 @@ def _show_report(report: "PoolsReport") -> None:
         print_note(str(missing))
 
 
-def _report_object(location: "KubernetesLocation", report: "PoolsReport") -> dict[str, Any]:
+def _report_object(
+    location: "KubernetesLocation",
+    report: "PoolsReport",
+    pending: Mapping[str, Mapping[str, Any]] | None,
+) -> dict[str, Any]:
     """Return what ``--json`` prints. Scripts rely on all keys. The first three also exist for
     clusters of ``baton up``. The pid and the address of a pod's process are not known here: they
     are 0 and empty."""
@@ -66,6 +86,7 @@ def _report_object(location: "KubernetesLocation", report: "PoolsReport") -> dic
         "workers": [asdict(worker) for worker in workers],
         "missing": [str(missing) for missing in report.missing],
         "not_allowed": [refused.permission for refused in report.refused],
+        "pending_settings": pending,
     }
 
 

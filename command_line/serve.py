@@ -13,6 +13,7 @@ from baton.config import (
     LOOPBACK,
     Reader,
     Settings,
+    SettingWarning,
     config_file,
     load_settings,
     set_thread_environment,
@@ -51,14 +52,14 @@ def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, An
     open_status_pipe(status_fd)
     log_level = ""
     try:
-        warnings: list[str] = []
+        warnings: list[SettingWarning] = []
         settings = load_settings(config, warn=warnings.append, **flags)
         log_level = settings.log_level
         configure_logging(
             settings.log_level, settings.log_format, id=settings.id or role, role=role
         )
         for warning in warnings:
-            log.warning("setting_renamed", message=warning)
+            log.warning(warning.event, message=warning.message)
         # Otherwise each counter and histogram exports another time series with its creation time.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         set_thread_environment(settings.threads if Role(role) in WORKER_ROLES else 1)

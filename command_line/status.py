@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote
@@ -62,16 +63,21 @@ def _process_object(process: ProcessState) -> dict[str, Any]:
 
 
 def settings_lines(state: ClusterState) -> list[str]:
-    """Describe how the settings differ from those at the start: one line for all processes with the
-    same differences, and one for the cluster as a whole."""
+    """Describe how the settings of the processes, and of ``baton up`` itself, differ from those at
+    the start."""
+    by_id = {process.id: process.settings for process in state.processes}
+    return describe_settings_by_id(by_id | {"baton up": state.settings})
+
+
+def describe_settings_by_id(statuses: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return one line for all processes with the same differences; ``statuses`` is by process."""
     by_text: dict[str, list[str]] = {}
-    for process in state.processes:
-        by_text.setdefault(describe_settings(process.settings), []).append(process.id)
-    by_text.setdefault(describe_settings(state.settings), []).append("baton up")
+    for process_id, status in statuses.items():
+        by_text.setdefault(describe_settings(status), []).append(process_id)
     return [f"settings of {', '.join(ids)}: {text}" for text, ids in by_text.items() if text]
 
 
-def describe_settings(status: dict[str, Any]) -> str:
+def describe_settings(status: Mapping[str, Any]) -> str:
     """Return the fields of a :class:`baton.serve.settings_watcher.SettingsStatus` in one line;
     empty if nothing differs."""
     parts = [f"{name} is now {value}" for name, value in status.get("changed", {}).items()]

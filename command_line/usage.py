@@ -11,6 +11,7 @@ from baton.clock import SystemClock
 from baton.config import baton_home
 from baton.console import open_console
 from baton.errors import Invalid, Unavailable
+from baton.network.pinned_tls import pinned_tls_context
 from orchestrator.cluster_state import ClusterFolder
 
 ROUTER_TIMEOUT_SECONDS = 30.0
@@ -69,6 +70,7 @@ def _fetch_usage(name: str, since: str | None) -> dict[str, Any]:
             headers=headers,
             timeout=ROUTER_TIMEOUT_SECONDS,
             trust_env=False,
+            verify=pinned_tls_context(state.tls_certificate) or True,
         )
     except httpx.HTTPError as error:
         raise Unavailable(f"the router does not answer: {error}") from error

@@ -27,6 +27,7 @@ from baton.rpc.framed.server import FramedServer
 from baton.rpc.kvstore_client import KvStoreClient
 from baton.rpc.server import build_server, listen
 from baton.serve.lifecycle import Program
+from baton.serve.status_pipe import STATUS
 from conductor.conductor import Conductor, ConductorConfig
 from conductor.leader_autoscaler import LeaderAutoscaler
 from conductor.metrics import ClusterGauges, ConductorMetrics
@@ -186,6 +187,7 @@ class ConductorProgram:
             state=self._state,
             pid=os.getpid(),
             framed_address=self._framed_address,
+            pending_settings=STATUS.health.pending_settings,
         )
 
 

@@ -26,6 +26,7 @@ from baton.rpc.kvstore_service import add_kvstore_service
 from baton.rpc.local_rpc import LocalRpcServer, local_rpc_socket_path
 from baton.rpc.server import build_server, listen
 from baton.serve.lifecycle import Program
+from baton.serve.status_pipe import STATUS
 from baton.transport.host_memory import HostMemory
 from baton.transport.selection import host_id, open_transports
 from baton.transport.stale_peers import StalePeerSweeper
@@ -167,6 +168,7 @@ class KvStoreProgram:
             pid=os.getpid(),
             transports=tuple(self._transports),
             local_socket=self._local_rpc_path,
+            pending_settings=STATUS.health.pending_settings,
         )
 
 

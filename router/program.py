@@ -22,6 +22,7 @@ from baton.registry.heartbeat import Heartbeat
 from baton.registry.redis import RedisRegistry
 from baton.registry.startup import wait_for_registry
 from baton.serve.lifecycle import Program
+from baton.serve.status_pipe import STATUS
 from baton.system.heap import limit_free_heap
 from baton.text.grammar.checker import GrammarChecker
 from baton.text.tokenizer import Tokenizer
@@ -317,6 +318,7 @@ class RouterProgram:
             pid=os.getpid(),
             model=self._settings.model,
             load=WorkerLoad(running=self._context.tenants.request_limiter.num_in_use),
+            pending_settings=STATUS.health.pending_settings,
         )
 
 

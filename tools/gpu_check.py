@@ -189,14 +189,6 @@ def generated(runner: ModelRunner, ids: Sequence[int]) -> list[int]:
     return got
 
 
-def not_there_yet() -> Iterator[GpuTableRow]:
-    for what in (
-        "overlapped scheduling",
-        "a mixture of experts in graphs",
-    ):
-        yield GpuTableRow(what, "not implemented")
-
-
 QUICK = (
     "attention", "layers", "sampling", "demo model", "demo model in FP8", "determinism",
 )  # fmt: skip
@@ -223,7 +215,6 @@ def parts_of(rounds: int) -> Parts:
         "speed of Qwen3-8B": lambda: gpu_speed.models(rounds),
         "speed of FP8 weights": lambda: gpu_fp8.weights(rounds),
         "speed of FP8 KV": lambda: gpu_fp8.kv(rounds),
-        "not there yet": not_there_yet,
     }
 
 

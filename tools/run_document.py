@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,6 +25,7 @@ BLOCK = re.compile(r"^```(sh|console|python) local\n(.*?)^```$", re.MULTILINE | 
 SETUP = re.compile(r"^make setup$", re.MULTILINE)
 DEFAULT_URL = "http://127.0.0.1:8000"
 BLOCK_SECONDS = 300
+BASH = ("bash", "-euo", "pipefail", "-c")
 
 
 def runnable_blocks(page: Path) -> list[tuple[str, str]]:
@@ -38,7 +39,7 @@ def command_line(language: str, block: str, url: str) -> list[str]:
     script = SETUP.sub("true", block).replace(".venv/bin/", programs).replace(DEFAULT_URL, url)
     if language == "python":
         return [sys.executable, "-c", script]
-    return ["bash", "-euo", "pipefail", "-c", script]
+    return [*BASH, script]
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def empty_environment() -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="baton-") as folder:
         port = str(free_port())
         environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("BATON_")},
+            **inherited_environment(),
             "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
             "BATON_HOME": folder,
             "BATON_PORT": port,
@@ -63,25 +64,43 @@ def empty_environment() -> Iterator[dict[str, str]]:
 def run_page(page: Path) -> str:
     """Run the page's code blocks; return the block that failed, or an empty string."""
     with empty_environment() as environment:
-        for language, block in runnable_blocks(page):
-            print(f"$ {block}", flush=True)
-            arguments = command_line(language, block, environment["URL"])
-            done = subprocess.run(arguments, env=environment, timeout=BLOCK_SECONDS, check=False)
-            print(flush=True)
-            if done.returncode != 0:
-                return block
+        blocks = [
+            (block, command_line(language, block, environment["URL"]))
+            for language, block in runnable_blocks(page)
+        ]
+        return run_blocks(blocks, environment)
+
+
+def run_blocks(
+    blocks: list[tuple[str, list[str]]], environment: dict[str, str], folder: Path | None = None
+) -> str:
+    """Run code blocks, each with its process's arguments, in ``folder``; return the block that
+    failed, or an empty string."""
+    for block, arguments in blocks:
+        print(f"$ {block}", flush=True)
+        done = subprocess.run(
+            arguments, cwd=folder, env=environment, timeout=BLOCK_SECONDS, check=False
+        )
+        print(flush=True)
+        if done.returncode != 0:
+            return block
     return ""
 
 
-def main(arguments: list[str]) -> int:
+def inherited_environment() -> dict[str, str]:
+    """Return this process's environment variables without Baton's."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
+
+
+def run_and_report(run: Callable[[Path], str], arguments: list[str]) -> int:
+    """Run the page that the command line names; return the exit code."""
     page = Path(arguments[0]) if arguments else PAGE
-    failed = run_page(page)
-    if failed:
+    if failed := run(page):
         print(f"{page}: this failed:\n{failed}", file=sys.stderr)
         return 1
-    print(f"{page}: {len(runnable_blocks(page))} blocks ran")
+    print(f"{page}: all blocks ran")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_and_report(run_page, sys.argv[1:]))

@@ -12,7 +12,6 @@ a block fails, and with 2 if this machine lacks something.
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -22,12 +21,17 @@ from pathlib import Path
 from tests.kube.cluster import cluster
 from tests.kube.node.network import missing_requirement
 from tools.helm3_parity import HelmUnavailable, fetch_helm3
-from tools.run_document import PAGE
+from tools.run_document import (
+    BASH,
+    PAGE,
+    inherited_environment,
+    run_and_report,
+    run_blocks,
+)
 
 ROOT = Path(__file__).parents[1]
 KUBERNETES_PAGE = PAGE.with_name("kubernetes.md")
 BLOCK = re.compile(r"^```sh kubernetes\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-BLOCK_SECONDS = 300
 MY_VALUES = """
 pools: {decode: {replicas: 2}}
 kvstore:
@@ -70,44 +74,25 @@ def run_kubernetes_page(page: Path, namespace: str = "models") -> str:
     """Run the page's code blocks; return the block that failed, or an empty string. Raises
     MissingTool."""
     with working_folder() as folder, cluster() as kube:
-        inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith("BATON_")
-        }
         programs = [str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
-        environment = inherited | {
+        environment = inherited_environment() | {
             "PATH": os.pathsep.join(programs),
             "KUBECONFIG": str(kube.kubeconfig),
             "NS": namespace,
             "HOME": str(folder),
         }
-        for block in kubernetes_blocks(page):
-            print(f"$ {block}", flush=True)
-            done = subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", block],
-                cwd=folder,
-                env=environment,
-                timeout=BLOCK_SECONDS,
-                check=False,
-            )
-            print(flush=True)
-            if done.returncode != 0:
-                print(kube.describe(), file=sys.stderr)
-                return block
-    return ""
+        blocks = [(block, [*BASH, block]) for block in kubernetes_blocks(page)]
+        if failed := run_blocks(blocks, environment, folder):
+            print(kube.describe(), file=sys.stderr)
+        return failed
 
 
 def main(arguments: list[str]) -> int:
-    page = Path(arguments[0]) if arguments else PAGE
     try:
-        failed = run_kubernetes_page(page)
+        return run_and_report(run_kubernetes_page, arguments)
     except MissingTool as error:
         print(error, file=sys.stderr)
         return 2
-    if failed:
-        print(f"{page}: this failed:\n{failed}", file=sys.stderr)
-        return 1
-    print(f"{page}: {len(kubernetes_blocks(page))} blocks ran")
-    return 0
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 A command-line flag overrides the environment (``BATON_<NAME>``), which overrides a file with the
 setting's name in the folder ``BATON_SECRETS_DIRECTORY``, which overrides a YAML file (``--config``
 or ``BATON_CONFIG``), which overrides the default. A wrong value or an unknown name fails at
-start-up, with a message that says what would be valid. Live settings can change while a program
-runs (:mod:`baton.config.setting_scopes`). No other module reads settings from
-the environment.
+start-up, with a message that says what would be valid; only in a file that was written for a newer
+version, unknown names are ignored (:mod:`baton.config.config_version`). Live settings can change
+while a program runs (:mod:`baton.config.setting_scopes`). No other module reads settings from the
+environment.
 """
 
 from baton.config.environment import (
@@ -22,6 +23,7 @@ from baton.config.environment import (
 )
 from baton.config.loading import load_ops_settings, load_settings, pinned_settings, reload_settings
 from baton.config.setting_scopes import Reader, live_settings, restarting_settings
+from baton.config.setting_warning import SettingWarning
 from baton.config.settings import LOOPBACK, Settings
 from baton.config.sources import read_config_bytes
 from baton.config.worker_settings import DEMO_MODEL
@@ -30,6 +32,7 @@ __all__ = [
     "DEMO_MODEL",
     "LOOPBACK",
     "Reader",
+    "SettingWarning",
     "Settings",
     "baton_home",
     "child_environment",

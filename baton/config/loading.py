@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -11,6 +10,7 @@ from pydantic import ValidationError
 
 from baton.config.cluster_settings import ClusterSettings
 from baton.config.renamed_settings import rename_warnings, use_new_names
+from baton.config.setting_warning import OnWarning, SettingWarning
 from baton.config.settings import SECRET_SETTINGS, Settings
 from baton.config.sources import (
     CONFIG_ENVIRONMENT_VARIABLE,
@@ -30,20 +30,25 @@ OPS_SETTINGS = ("ops_host", "ops_port", "drain_timeout_seconds")
 """The settings that :func:`load_ops_settings` needs."""
 
 
-def print_warning(message: str) -> None:
+def print_warning(warning: SettingWarning) -> None:
+    _print_warning(warning.message)
+
+
+def _print_warning(message: str) -> None:
     print(f"baton: warning: {message}", file=sys.stderr)
 
 
 def load_settings(
-    config: Path | None = None, warn: Callable[[str], None] = print_warning, **flags: Any
+    config: Path | None = None, warn: OnWarning = print_warning, **flags: Any
 ) -> Settings:
-    """Load the settings from all sources. A flag that is None counts as not given. ``warn`` gets a
-    message for each old name of a setting that a source uses. Raises Invalid."""
+    """Load the settings from all sources. A flag that is None counts as not given. ``warn`` is
+    called for each old name of a setting that a source uses, and if the config file has settings of
+    a newer version, which are ignored. Raises Invalid."""
     if config is not None:
         os.environ[CONFIG_ENVIRONMENT_VARIABLE] = str(config)
     given = {name: value for name, value in flags.items() if value is not None}
-    for message in rename_warnings(_check_names(given)):
-        warn(message)
+    for warning in rename_warnings(_check_names(given, warn)):
+        warn(warning)
     given = use_new_names(given, "command line", str)
     try:
         settings = Settings(**given)
@@ -70,7 +75,7 @@ def load_ops_settings(config: Path | None = None) -> Settings:
         given = {name: values[name] for name in OPS_SETTINGS if name in values}
         if "ops_port" not in given:
             raise
-        print_warning(f"only environment variables are used: {error}")
+        _print_warning(f"only environment variables are used: {error}")
         try:
             checked = ClusterSettings.model_validate(given).model_dump(include=set(given))
         except ValidationError:
@@ -78,11 +83,11 @@ def load_ops_settings(config: Path | None = None) -> Settings:
         return Settings.model_construct(**checked)
 
 
-def reload_settings(settings: Settings, content: bytes) -> Settings:
+def reload_settings(settings: Settings, content: bytes, warn: OnWarning) -> Settings:
     """Load the settings again, with the flags of ``settings``, and with ``content`` as the content
-    of the config file. Raises Invalid."""
+    of the config file. ``warn`` is called as by :func:`load_settings`. Raises Invalid."""
     with config_content(content):
-        return load_settings(warn=lambda message: None, **settings.flags)
+        return load_settings(warn=warn, **settings.flags)
 
 
 def pinned_settings(settings: Settings) -> frozenset[str]:
@@ -94,13 +99,13 @@ def pinned_settings(settings: Settings) -> frozenset[str]:
     return frozenset(pinned | ({"redis_url"} if "redis_password" in pinned else set()))
 
 
-def _check_names(flags: dict[str, Any]) -> list[str]:
+def _check_names(flags: dict[str, Any], warn: OnWarning) -> list[str]:
     """Return the names of the settings that all sources give. Raises Invalid for unknown ones."""
     known = Settings.model_fields
     for name in flags:
         check_name(name, known, "command line")
     check_environment(known)
-    file = read_config_file(os.environ.get(CONFIG_ENVIRONMENT_VARIABLE), known)
+    file = read_config_file(os.environ.get(CONFIG_ENVIRONMENT_VARIABLE), known, warn)
     secrets = read_secret_files(os.environ.get(SECRETS_ENVIRONMENT_VARIABLE), known)
     return [*flags, *environment_values(), *secrets, *map(str, file)]
 

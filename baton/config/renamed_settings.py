@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TypeVar
 
+from baton.config.setting_warning import SettingWarning
 from baton.errors import Invalid
 
 RENAMED_SETTINGS: Mapping[str, str] = MappingProxyType({
@@ -48,11 +49,14 @@ def use_new_names(values: Mapping[str, T], where: str, spell: Callable[[str], st
     return {RENAMED_SETTINGS.get(name, name): value for name, value in values.items()}
 
 
-def rename_warnings(names: Iterable[str]) -> list[str]:
+def rename_warnings(names: Iterable[str]) -> list[SettingWarning]:
     """Return a warning for each old name in ``names``, once, in the order of the table."""
     given = frozenset(names)
     return [
-        f"setting {old} is now called {new}; {old} will be removed in the next version"
+        SettingWarning(
+            "setting_renamed",
+            f"setting {old} is now called {new}; {old} will be removed in the next version",
+        )
         for old, new in RENAMED_SETTINGS.items()
         if old in given
     ]

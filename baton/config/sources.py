@@ -17,7 +17,9 @@ from typing import Any
 import yaml
 from pydantic_settings import PydanticBaseSettingsSource
 
+from baton.config.config_version import without_newer_settings
 from baton.config.renamed_settings import RENAMED_SETTINGS, use_new_names
+from baton.config.setting_warning import OnWarning
 from baton.errors import Invalid
 
 ENVIRONMENT_PREFIX = "BATON_"
@@ -83,10 +85,13 @@ class ConfigFile(PydanticBaseSettingsSource):
         return use_new_names(values, f"config file {path}", str)
 
 
-def read_config_file(path: str | None, known: Collection[str]) -> dict[str, Any]:
-    """Read a YAML file of settings; its names may be old ones. Raises Invalid if it can't be read,
-    is not a mapping, or has keys that are not in ``known``. The message shows no other part of the
-    file, which may have secrets."""
+def read_config_file(
+    path: str | None, known: Collection[str], warn: OnWarning = lambda warning: None
+) -> dict[str, Any]:
+    """Read a YAML file of settings; its names may be old ones. Unknown settings of a newer version
+    are left out, with a warning (:mod:`baton.config.config_version`). Raises Invalid if it can't be
+    read, is not a mapping, or has other keys that are not in ``known``. The message shows no other
+    part of the file, which may have secrets."""
     if not path:
         return {}
     where = f"config file {path}"
@@ -94,6 +99,7 @@ def read_config_file(path: str | None, known: Collection[str]) -> dict[str, Any]
     values = _parse_yaml(read_config_bytes(path) if content is None else content, where)
     if not isinstance(values, dict):
         raise Invalid(f"{where}: must be a mapping of settings")
+    values = without_newer_settings(values, known, where, warn)
     for name in values:
         check_name(str(name), known, where)
     return values

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from baton.core.ids import Incarnation, WorkerId
+from baton.core.pending_settings import PendingSettings
 from baton.core.states import Role, WorkerState
 from baton.core.worker_load import WorkerLoad
 
@@ -17,7 +18,7 @@ class Member:
     gRPC. ``model_digest`` is hex; members with different digests never share KV. ``device`` is what
     a worker computes on, ``kv_bytes_per_token`` the size of its KV per token.
     ``numerics_fingerprint`` is hex, and equal on workers with bit-identical logits; empty if the
-    worker doesn't guarantee that.
+    worker doesn't guarantee that. ``pending_settings`` are for ``baton status``.
     """
 
     id: WorkerId
@@ -39,3 +40,4 @@ class Member:
     framed_address: str = ""
     numerics_fingerprint: str = ""
     load: WorkerLoad = field(default_factory=WorkerLoad)
+    pending_settings: PendingSettings = field(default_factory=PendingSettings)

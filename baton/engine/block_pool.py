@@ -115,6 +115,10 @@ class BlockPool:
     def num_references(self, block_id: BlockId) -> int:
         return self._references[block_id]
 
+    def references(self) -> dict[BlockId, int]:
+        """Return the number of references of each block that has any."""
+        return {BlockId(index): count for index, count in enumerate(self._references) if count}
+
     # Changes
 
     def allocate(self, num_blocks: int) -> list[BlockId]:
@@ -213,8 +217,12 @@ class BlockPool:
             assert self._states[block_id] is BlockState.FREE, f"block {block_id} in free list"
         for block_id in self._idle:
             assert self._states[block_id] is BlockState.IDLE, f"block {block_id} in idle list"
-        for index in range(self.num_blocks):
-            self._check_block(BlockId(index))
+        free = BlockState.FREE
+        blocks = zip(self._states, self._references, self._keys, strict=True)
+        for index, (state, references, key) in enumerate(blocks):
+            # A quick check for most blocks, since simulations check the pool after every step.
+            if state is not free or references or key is not None:
+                self._check_block(BlockId(index))
         for key, block_id in self._blocks_by_key.items():
             assert self._keys[block_id] == key, f"block {block_id} has another key"
 

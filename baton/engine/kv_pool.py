@@ -6,6 +6,8 @@ with the process that owns it, even after a crash.
 """
 
 import mmap
+import os
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -48,7 +50,7 @@ class KvPool:
 
     Host memory is allocated when it is first touched, so the pool's size is compared beforehand
     with the memory that is available. Raises Invalid if there isn't enough. ``file_descriptor`` is
-    that of the memory file; it is -1 on a GPU.
+    that of the memory file, which is closed with this object; it is -1 on a GPU.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class KvPool:
 
     def _host_memory(self, dtype: torch.dtype) -> torch.Tensor:
         self.file_descriptor = create_memory_file("baton-kv", self.size_bytes)
+        weakref.finalize(self, os.close, self.file_descriptor)
         self._map = mmap.mmap(self.file_descriptor, self.size_bytes)
         return torch.frombuffer(self._map, dtype=dtype)
 

@@ -9,6 +9,7 @@ import orjson
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
+from baton.core.pending_settings import PendingSettings
 from baton.core.states import Role, WorkerState
 from baton.core.worker_load import MAX_QUEUED, QueuedWork, WorkerLoad
 from baton.errors import Invalid
@@ -71,6 +72,7 @@ def member_from_json(data: bytes) -> Member:
             pid=_number(raw, "pid"),
             block_tokens=_number(raw, "block_tokens"),
             max_model_tokens=_number(raw, "max_model_tokens"),
+            pending_settings=_pending_settings(raw.get("pending_settings", {})),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Invalid(f"not a member: {error}") from error
@@ -81,6 +83,14 @@ def _with_new_names(raw: Any) -> Any:
         if old in raw:
             raw.setdefault(new, raw[old])
     return raw
+
+
+def _pending_settings(raw: Any) -> PendingSettings:
+    """Parse pending settings. Members of the version before have none."""
+    names = raw.get("restart_needed", ())
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(f"restart_needed is {names!r}, and must be a list of names")
+    return PendingSettings(tuple(names), _text({"rejected": "", **raw}, "rejected"))
 
 
 def _load(raw: Any) -> WorkerLoad:

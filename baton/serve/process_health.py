@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.clock import Clock, SystemClock
+from baton.core.pending_settings import PendingSettings
 
 MAX_LOAD_STALL_SECONDS = 120.0
 """Maximum time to load one tensor; the largest have some gigabytes."""
@@ -19,6 +20,10 @@ MAX_LOAD_STALL_SECONDS = 120.0
 MAX_ANSWER_SECONDS = 300.0
 """Maximum time for another thread of this process to answer. A step of the engine takes well under
 a second, except the first of its kind, for which kernels are compiled."""
+
+
+MAX_ERROR_LENGTH = 1024
+"""Maximum length of an error in a member's entry, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,14 @@ class ProcessHealth:
     @property
     def is_ready(self) -> bool:
         return self.state == "serving"
+
+    @property
+    def pending_settings(self) -> PendingSettings:
+        """What members of the cluster are told about ``settings``."""
+        return PendingSettings(
+            tuple(self.settings.get("restart_needed", ())),
+            self.settings.get("rejected", "")[:MAX_ERROR_LENGTH],
+        )
 
     def describe_hang(self, hang_timeout_seconds: float) -> str:
         """Describe what hangs; empty if nothing does. ``hang_timeout_seconds`` is the limit for the

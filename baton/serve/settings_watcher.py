@@ -12,6 +12,7 @@ from baton.clock import Clock
 from baton.config import (
     Reader,
     Settings,
+    SettingWarning,
     live_settings,
     read_config_bytes,
     reload_settings,
@@ -70,6 +71,7 @@ class SettingsWatcher:
         self._last_loaded: bytes | str | None = None
         self._was_empty = _is_empty(_read(path))
         self._failed: list[ApplySettings] = []
+        self._warnings: list[SettingWarning] = []
         self.status = SettingsStatus()
 
     def subscribe(self, apply: ApplySettings) -> None:
@@ -94,23 +96,33 @@ class SettingsWatcher:
         is_settled, self._last_seen = content == self._last_seen, content
         if not is_settled or (content == self._last_loaded and not self.status.rejected):
             return
+        warnings: list[SettingWarning] = []
         try:
-            loaded = await asyncio.to_thread(self._load, content)
+            loaded = await asyncio.to_thread(self._load, content, warnings.append)
         except Exception as error:
             is_bug = not isinstance(error, Invalid)
             self._reject(f"a bug: {type(error).__name__}" if is_bug else str(error), is_bug)
             return
+        self._log_warnings(warnings)
         self._last_loaded, self._was_empty = content, _is_empty(content)
         await self._apply(loaded)
 
-    def _load(self, content: bytes | str) -> Settings:
+    def _load(self, content: bytes | str, warn: Callable[[SettingWarning], None]) -> Settings:
         """Parse the content that has been looked at; the file may have changed since. A file that
         has become empty is probably a half-written one."""
         if isinstance(content, str):
             raise Invalid(content)
         if _is_empty(content) and not self._was_empty:
             raise Invalid(f"config file {self._path}: is empty; write {{}} for no settings")
-        return reload_settings(self._started_with, content)
+        return reload_settings(self._started_with, content, warn)
+
+    def _log_warnings(self, warnings: list[SettingWarning]) -> None:
+        """Log the warnings that are new. Those of the first load were logged at the start."""
+        if self._last_loaded is not None:
+            for warning in warnings:
+                if warning not in self._warnings:
+                    log.warning(warning.event, message=warning.message)
+        self._warnings = warnings
 
     def _reject(self, reason: str, with_traceback: bool) -> None:
         if reason != self.status.rejected:

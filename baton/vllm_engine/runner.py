@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vllm.config import VllmConfig
@@ -12,7 +13,7 @@ from vllm.v1.executor.abstract import Executor
 from baton.checkpoint import ModelLimits, model_digest
 from baton.core.request import TokenLogprob
 from baton.engine.model import no_op
-from baton.engine.plan import Plan, SampledToken, StepOutput
+from baton.engine.plan import Plan, Row, SampledToken, StepOutput
 from baton.engine.runner_options import RunnerOptions
 from baton.errors import Invalid
 from baton.vllm_engine.arguments import vllm_config
@@ -90,7 +91,10 @@ class VllmRunner:
         future = self._executor.execute_model(message, non_block=True)
         on_start()
         future.result()
-        rows = self._batch.rows_by_id(prepared)
+        rows = {
+            request_id: _with_computed_mask(row)
+            for request_id, row in self._batch.rows_by_id(prepared).items()
+        }
         step: SampledStep = self._executor.collective_rpc("sample_step", args=(rows,))[0]
         self._batch.record(prepared, step)
         return self._output(prepared, step)
@@ -112,6 +116,20 @@ class VllmRunner:
                 step.prompt_logprobs.get(self._batch.id_of(row), ()) for row in plan.rows
             )
         return StepOutput(tuple(sampled), scores)
+
+
+@dataclass(frozen=True, slots=True)
+class _ComputedMask:
+    """A mask that was computed before the row is sent to another process."""
+
+    mask: bytes
+
+    def __call__(self) -> bytes:
+        return self.mask
+
+
+def _with_computed_mask(row: Row) -> Row:
+    return row if row.mask is None else replace(row, mask=_ComputedMask(row.mask()))
 
 
 def _initialize_kv_cache(executor: Executor, config: VllmConfig) -> PackedLayout:

@@ -15,17 +15,28 @@ class AnswerLengthStats:
 
     def __init__(self, window_answers: int = WINDOW_ANSWERS) -> None:
         self._lengths: deque[int] = deque(maxlen=window_answers)
+        # Computed when they are first read after an answer: they are read far more often.
+        self._mean: float | None = None
+        self._short: float | None = None
+        self._is_current = True
 
     def record(self, num_tokens: int) -> None:
         self._lengths.append(num_tokens)
+        self._is_current = False
 
     @property
     def mean(self) -> float | None:
-        return float(np.mean(self._lengths)) if len(self._lengths) >= MIN_ANSWERS else None
+        self._compute()
+        return self._mean
 
     @property
     def short(self) -> float | None:
         """The 10th percentile."""
-        if len(self._lengths) < MIN_ANSWERS:
-            return None
-        return float(np.percentile(self._lengths, LOW_PERCENTILE))
+        self._compute()
+        return self._short
+
+    def _compute(self) -> None:
+        if not self._is_current and len(self._lengths) >= MIN_ANSWERS:
+            self._mean = float(np.mean(self._lengths))
+            self._short = float(np.percentile(self._lengths, LOW_PERCENTILE))
+        self._is_current = True

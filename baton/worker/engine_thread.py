@@ -105,6 +105,8 @@ class EngineThread:
                 if self._engine.has_work():
                     self._post(self._on_step, self._engine.step())
         except BaseException as error:
+            with self._wake:
+                self._stopping = True  # later calls raise Unavailable
             self._post(self._on_crash, error)
         finally:
             self._engine.close()

@@ -320,4 +320,5 @@ class WorkerProgram:
             framed_address=self._framed_address,
             numerics_fingerprint=runner.numerics_fingerprint,
             load=self._worker.load,
+            pending_settings=STATUS.health.pending_settings,
         )

@@ -25,7 +25,7 @@ from baton.pools.kubernetes.lease import KubernetesLease
 from baton.pools.kubernetes.pod_watch import PodWatch
 from baton.pools.kubernetes.pools import KubernetesPools
 from baton.pools.leader_election import LeaderElection
-from tests.contract.test_kubernetes_pools import FakeWorkerAdmin, QuickClock
+from tests.contract.kubernetes_pools.rig import FakeWorkerAdmin, QuickClock
 from tests.helm.chart import NAMESPACE as HOME
 from tests.helm.chart import Release, make_values, render
 from tests.kube.accounts import unused_permissions

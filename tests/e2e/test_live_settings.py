@@ -1,5 +1,6 @@
 """Changes the config file of a running cluster: live settings take effect without a restart."""
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -8,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from baton.core.pending_settings import PendingSettings
+from command_line.status import fetch_members
+from orchestrator.cluster_state import ClusterFolder
 from tools.local_cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -27,6 +31,20 @@ def wait_for_status(
 def settings_of(status: dict[str, Any]) -> dict[str, Any]:
     """Return what each process reports of its settings; "" stands for the cluster as a whole."""
     return {each["id"]: each["settings"] for each in status["processes"]} | {"": status["settings"]}
+
+
+def wait_for_members(
+    cluster: LocalCluster, condition: Callable[[PendingSettings], bool]
+) -> dict[str, PendingSettings]:
+    """Return the members' entries in the registry, which follow within a heartbeat."""
+    state = ClusterFolder(cluster.home, "default").read_running()
+    give_up_at = time.monotonic() + CHANGE_SECONDS
+    while True:
+        members = asyncio.run(fetch_members(state)).values()
+        pending: dict[str, PendingSettings] = {m.id: m.pending_settings for m in members}
+        if all(condition(each) for each in pending.values()):
+            return pending
+        assert time.monotonic() < give_up_at, pending
 
 
 def events(cluster: LocalCluster, process: str) -> list[dict[str, Any]]:
@@ -86,6 +104,9 @@ def test_settings_change_without_a_restart(tmp_path: Path) -> None:
         assert "log_level is 'loud'" in settings_of(rejected)["router"]["rejected"]
         assert settings_of(rejected)["router"]["changed"] == expected["router"]["changed"]
         assert "config file rejected: log_level is 'loud'" in cluster.baton("status").stdout
+        members = wait_for_members(cluster, lambda each: each.rejected != "")
+        assert members.keys() == settings_of(before).keys() - {"redis", ""}
+        assert "log_level is 'loud'" in members["kvstore"].rejected
 
         config.write_text("log_format: json\n")
         again = wait_for_status(cluster, lambda status: not any(settings_of(status).values()))

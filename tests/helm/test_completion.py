@@ -2,12 +2,12 @@
 failures."""
 
 import json
-import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,14 +62,14 @@ def router(request: pytest.FixtureRequest) -> Iterator[Router]:
     thread.join()
 
 
-def run(url: str, key: str = "") -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", SCRIPT.read_text(), url, "20"]
-    environment = os.environ | {"API_KEY": key}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+def run(url: str, *key_file: Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", SCRIPT.read_text(), url, "20", *map(str, key_file)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-def test_a_completion_is_printed(router: Router) -> None:
-    answer = run(router.url, "sk-1")
+def test_a_completion_is_printed(router: Router, tmp_path: Path) -> None:
+    (tmp_path / "api-key").write_text("sk-1\n")
+    answer = run(router.url, tmp_path / "api-key")
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout == "demo: ' there was' (2 tokens)\n"
     (models, completions) = router.requests
@@ -103,17 +103,26 @@ def test_an_unreachable_router_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scenario", "url", "key"),
+    ("scenario", "url", "key_file"),
     [
         ("demo", "http://demo-baton-router.models", []),
-        ("everything", "https://baton-router.models", ["API_KEY"]),
+        ("everything", "https://baton-router.models", ["/etc/baton-test/api-key"]),
     ],
 )
-def test_the_test_pod_calls_the_routers_service(scenario: str, url: str, key: list[str]) -> None:
+def test_the_test_pod_calls_the_routers_service(
+    scenario: str, url: str, key_file: list[str]
+) -> None:
     (pod,) = release_of(scenario).all("Pod")
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
     (container,) = pod["spec"]["containers"]
     script, *arguments = container["args"]
     assert script.strip() == SCRIPT.read_text().strip()
-    assert arguments == [url, "120"]
-    assert [each["name"] for each in container.get("env", [])] == key
+    assert arguments == [url, "120", *key_file]
+    assert "env" not in container
+    mounts = {each["name"]: each["mountPath"] for each in container.get("volumeMounts", [])}
+    files = [
+        f"{mounts[volume['name']]}/{item['path']}"
+        for volume in pod["spec"].get("volumes", [])
+        for item in volume["secret"]["items"]
+    ]
+    assert files == key_file

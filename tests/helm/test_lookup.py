@@ -213,7 +213,7 @@ def test_missing_claims_are_not_looked_for_without_the_check(kubernetes: Kuberne
 
 def add_quota(kubernetes: Kubernetes, *keys: str, **spec: Any) -> None:
     metadata = {"name": "team", "namespace": "default"}
-    hard = dict.fromkeys(keys, "100")
+    hard = dict.fromkeys(keys, "100Gi")
     kubernetes.api.create(QUOTA, {"metadata": metadata, "spec": {"hard": hard, **spec}})
 
 
@@ -259,6 +259,35 @@ def test_a_limit_range_sets_what_a_quota_requires(kubernetes: Kubernetes) -> Non
     limits = [{"type": "Container", "default": {"cpu": "4"}, "defaultRequest": {"cpu": "1"}}]
     kubernetes.api.create(LIMIT_RANGE, {"metadata": metadata, "spec": {"limits": limits}})
     assert problems(kubernetes, {}) == []
+
+
+def test_a_release_that_does_not_fit_in_a_quota_is_refused_before_anything_is_installed(
+    kubernetes: Kubernetes,
+) -> None:
+    metadata = {"name": "team", "namespace": "default"}
+    hard = {"requests.cpu": "6", "memory": "30Gi", f"requests.{GPU}": "3", "pods": "8", "cpu": "99"}
+    kubernetes.api.create(QUOTA, {"metadata": metadata, "spec": {"hard": hard}})
+    small = {"resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}}
+    values: Object = dict.fromkeys(("router", "conductor"), small)
+    values["redis"] = {"resources": {"requests": {"cpu": "500m", "memory": "256Mi"}}}
+    values["pools"] = {
+        "prefill": {"replicas": 2, **small}, "decode": {"replicas": 2, "gpu": {"count": 1}, **small}
+    }  # fmt: skip
+    assert problems(kubernetes, values) == []  # 8 pods, 4 CPUs, 7.25 GiB, 2 GPUs
+    quota = kubernetes.api.store.get(QUOTA, "default", "team")
+    used = {"requests.cpu": "2500m", "memory": "23Gi", f"requests.{GPU}": "2", "pods": "0"}
+    quota["status"] = {"hard": hard, "used": used}
+    kubernetes.api.set_status(QUOTA, quota)
+    where = "the ResourceQuota team in the namespace default leaves"
+    needs = "less what is used), and the release with all its replicas needs"
+    do = "lower replicas or resources, or have the quota raised"
+    assert problems(kubernetes, values) == [
+        f"{where} 7168Mi of memory (30Gi {needs} 7424Mi: {do}",
+        f"{where} 3.5 of requests.cpu (6 {needs} 4: {do}",
+        f"{where} 1 of requests.{GPU} (3 {needs} 2: {do}",
+    ]
+    values["checks"] = {"existing": False}
+    assert problems(kubernetes, values) == []
 
 
 def test_quotas_for_other_pods_are_ignored(kubernetes: Kubernetes) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.config import Settings, load_settings
+from baton.config import Settings, config_version, load_settings
 from baton.config.renamed_settings import RENAMED_SETTINGS
+from baton.errors import Invalid
 from router.tenants.tenants_file import load_tenants_file
 from tests.helm.allowed_settings import CHART_SETTINGS, settings_schema
 from tests.helm.chart import CHART, SCENARIOS, Object, Pod, Release, make_values, release_of, render
@@ -151,6 +152,20 @@ def test_a_setting_of_zero_overrides_the_charts_default() -> None:
     settings = yaml.safe_load(file)
     waits = [settings[f"{name}_wait_seconds"] for name in ("redis", "worker")]
     assert waits == [0, 10] and settings["slo_ttft_seconds"] == 2
+
+
+def test_pods_of_the_version_before_start_with_a_setting_that_they_do_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod that restarts during an upgrade reads the new chart's settings."""
+    release = render({})
+    (pod,) = [each for each in release.pods() if each.name.endswith("-decode")]
+    data = release.one("ConfigMap", "demo-baton-config")["data"]
+    data["baton.yaml"] += "level_of_detail: 3\n"
+    with pytest.raises(Invalid, match="there is no setting 'level_of_detail'"):
+        settings_of(pod, release, tmp_path, monkeypatch)
+    monkeypatch.setattr(config_version, "program_version", lambda: "0.0.9")
+    assert settings_of(pod, release, tmp_path, monkeypatch).cluster == "demo-baton"
 
 
 def test_each_program_gets_the_location_of_its_model(

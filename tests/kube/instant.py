@@ -64,7 +64,7 @@ def set_ready(api: Api, pod: Object, ready: bool, restarts: int = 0, waiting: st
 
 def remove_deleted_pods(api: Api) -> list[str]:
     """Remove all pods that are being deleted; return their names."""
-    gone = [pod for pod in api.store.all(POD) if is_being_deleted(pod)]
+    gone = api.store.all(POD, where=is_being_deleted)
     for pod in gone:
         record_event(api, pod, "Killing", "Stopping containers")
         api.store.remove(POD, pod["metadata"]["namespace"], pod["metadata"]["name"])

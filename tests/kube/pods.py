@@ -49,8 +49,8 @@ def owner_of(found: Object) -> Object | None:
 
 
 def owned_by(api: Api, kind: Kind, owner: Object) -> list[Object]:
-    found = api.store.all(kind, owner["metadata"]["namespace"])
-    return [each for each in found if (owner_of(each) or {}).get("uid") == owner["metadata"]["uid"]]
+    namespace, uid = owner["metadata"]["namespace"], owner["metadata"]["uid"]
+    return api.store.all(kind, namespace, lambda each: (owner_of(each) or {}).get("uid") == uid)
 
 
 def reference_to(owner: Object) -> Object:

@@ -1,9 +1,10 @@
 """The admission of pods by LimitRanges, which set defaults, and by ResourceQuotas, which require
-requests and limits. The sums of quotas are not enforced."""
+requests and limits, and bound the sums over all pods of a namespace."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from tests.kube.kinds import LIMIT_RANGE, QUOTA, Object
+from tests.kube.kinds import LIMIT_RANGE, POD, QUOTA, Object
+from tests.kube.quantities import quantity, quantity_text
 from tests.kube.store import Store
 
 REQUIRED = {
@@ -17,6 +18,7 @@ REQUIRED = {
 """The keys of a quota that require a request or a limit of every container, and which one."""
 
 APPLIES_TO_RUNNING = {"NotTerminating", "NotBestEffort"}
+FINISHED = ("Succeeded", "Failed")
 
 
 def set_limit_range_defaults(store: Store, pod: Object) -> None:
@@ -36,24 +38,89 @@ def _fill(container: Object, kind: str, defaults: Object) -> None:
 
 
 def quota_errors(store: Store, pod: Object) -> Iterator[str]:
-    """Yield an error for each quota that requires more than the pod's containers specify."""
+    """Yield an error for each requirement of a quota that the pod's containers don't meet, and for
+    each quota that the pod would exceed."""
     for quota in store.all(QUOTA, pod["metadata"]["namespace"]):
-        spec = quota["spec"]
+        spec, name = quota["spec"], quota["metadata"]["name"]
         if set(spec.get("scopes") or []) <= APPLIES_TO_RUNNING and not spec.get("scopeSelector"):
             for key in sorted(spec.get("hard") or {}):
                 names = [each["name"] for each in _containers(pod) if _lacks(each, key)]
                 if names:
-                    name = quota["metadata"]["name"]
                     yield f"failed quota: {name}: must specify {key} for: {','.join(names)}"
+            yield from _excess(store, quota, pod)
+
+
+def _excess(store: Store, quota: Object, pod: Object) -> Iterator[str]:
+    """Like Kubernetes, name only the sums that the pod would exceed."""
+    hard = quota["spec"].get("hard") or {}
+    requested, used = pod_usage(pod, hard), quota_usage(store, quota)
+    over = sorted(
+        key for key in requested if requested[key] + used[key] > quantity(hard[key])
+        and requested[key]
+    )  # fmt: skip
+    if over:
+        limited = ",".join(f"{key}={hard[key]}" for key in over)
+        yield (
+            f"exceeded quota: {quota['metadata']['name']}, requested: {_listed(requested, over)}, "
+            f"used: {_listed(used, over)}, limited: {limited}"
+        )
+
+
+def _listed(amounts: Mapping[str, float], keys: list[str]) -> str:
+    return ",".join(f"{key}={quantity_text(amounts[key])}" for key in keys)
+
+
+def quota_usage(store: Store, quota: Object) -> dict[str, float]:
+    """Return the sums over the namespace's pods, except those that have finished."""
+    hard = quota["spec"].get("hard") or {}
+    pods = [
+        pod_usage(pod, hard)
+        for pod in store.all(POD, quota["metadata"]["namespace"])
+        if (pod.get("status") or {}).get("phase") not in FINISHED
+    ]
+    return {key: sum(each[key] for each in pods) for key in hard if _is_counted(key)}
+
+
+def pod_usage(pod: Object, hard: Mapping[str, object]) -> dict[str, float]:
+    """Return what the pod counts for those keys of a quota that count pods or their resources."""
+    return {
+        key: 1.0 if key in ("pods", "count/pods") else _pod_resource(pod, key)
+        for key in hard
+        if _is_counted(key)
+    }
+
+
+def _is_counted(key: str) -> bool:
+    """Return whether a key counts pods or their resources. ``requests.storage`` counts claims."""
+    if key in ("pods", "count/pods", *REQUIRED):
+        return True
+    return key.startswith(("requests.", "limits.")) and key != "requests.storage"
+
+
+def _pod_resource(pod: Object, key: str) -> float:
+    """Return the sum over the containers, or the largest init container if it needs more."""
+    kind, _, resource = REQUIRED.get(key, key).partition(".")
+    started = pod["spec"].get("initContainers") or []
+    first = [_amount(each, kind, resource) for each in started]
+    return max([sum(_amount(c, kind, resource) for c in pod["spec"]["containers"]), *first])
+
+
+def _amount(container: Object, kind: str, resource: str) -> float:
+    return quantity(_given(container, kind).get(resource, 0))
 
 
 def _lacks(container: Object, key: str) -> bool:
     if key not in REQUIRED:
         return False
     kind, name = REQUIRED[key].split(".")
+    return name not in _given(container, kind)
+
+
+def _given(container: Object, kind: str) -> Object:
+    """Return the requests or limits. A limit without a request is a request, too."""
     resources = container.get("resources") or {}
-    given = {**(resources.get("limits") or {}), **(resources.get(kind) or {})}
-    return name not in (given if kind == "requests" else resources.get("limits") or {})
+    limits = resources.get("limits") or {}
+    return {**limits, **(resources.get("requests") or {})} if kind == "requests" else limits
 
 
 def _containers(pod: Object) -> list[Object]:

@@ -1,11 +1,12 @@
 """Serves the API over HTTPS, with one thread per connection."""
 
 import json
+import socket
 import ssl
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Protocol
@@ -88,6 +89,7 @@ class KubeServer:
             self.closed.set()
             server.shutdown()
             server.server_close()
+            server.end_connections()
             thread.join()
         assert not self.failures, self.failures[0]
 
@@ -161,6 +163,16 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
     context: ssl.SSLContext
 
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.connections = set[socket.socket]()
+        super().__init__(address, handler)
+
+    def end_connections(self) -> None:
+        """Shut down connections that clients keep open, so that their threads end."""
+        for connection in list(self.connections):
+            with suppress(OSError):  # the client disconnected
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that disconnect."""
 
@@ -172,16 +184,20 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     kube: KubeServer
 
+    @property
+    def _server(self) -> _Server:
+        assert isinstance(self.server, _Server)
+        return self.server
+
     def setup(self) -> None:
-        server = self.server
-        assert isinstance(server, _Server)
         self.request.settimeout(IDLE_SECONDS)
         plain = self.request
         try:
-            self.request = server.context.wrap_socket(plain, server_side=True)
+            self.request = self._server.context.wrap_socket(plain, server_side=True)
         except OSError:
             plain.close()
             raise
+        self._server.connections.add(self.request)
         super().setup()
 
     def finish(self) -> None:
@@ -189,6 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             super().finish()
         finally:
+            self._server.connections.discard(self.request)
             self.request.close()
 
     def log_message(self, format: str, *args: Any) -> None:

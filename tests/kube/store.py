@@ -91,12 +91,23 @@ class Store:
             found = self._objects.get((kind, namespace, name))
             return deep_copy(found) if found is not None else None
 
-    def all(self, kind: Kind, namespace: str = "") -> list[Object]:
-        """Return the objects in ``namespace``, or in all namespaces if it is empty, sorted by
-        namespace and name."""
+    def all(
+        self, kind: Kind, namespace: str = "", where: Callable[[Object], object] = bool
+    ) -> list[Object]:
+        """Return the objects in ``namespace``, or in all namespaces if it is empty, for which
+        ``where`` is true, sorted by namespace and name. ``where`` gets the stored objects, before
+        they are copied, and must not change them."""
         with self._lock:
-            keys = [key for key in self._objects if key[0] == kind and namespace in ("", key[1])]
-            return [deep_copy(self._objects[key]) for key in sorted(keys, key=lambda key: key[1:])]
+            return [deep_copy(found) for found in self._stored(kind, namespace) if where(found)]
+
+    def all_metadata(self, kind: Kind) -> list[Object]:
+        """Return all objects without anything but their metadata, in the same order."""
+        with self._lock:
+            return [{"metadata": deep_copy(each["metadata"])} for each in self._stored(kind, "")]
+
+    def _stored(self, kind: Kind, namespace: str) -> list[Object]:
+        keys = [key for key in self._objects if key[0] == kind and namespace in ("", key[1])]
+        return [self._objects[key] for key in sorted(keys, key=lambda key: key[1:])]
 
     def put(self, kind: Kind, found: Object) -> Object:
         """Store an object as a new version unless it is unchanged; return the stored object."""

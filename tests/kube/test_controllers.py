@@ -8,7 +8,6 @@ import pytest
 from baton.clock import ManualClock
 from tests.kube import instant
 from tests.kube.api import Api
-from tests.kube.controllers import scheduler
 from tests.kube.controllers.manager import Controllers
 from tests.kube.controllers.replica_set import COST
 from tests.kube.failures import Refused
@@ -29,6 +28,7 @@ from tests.kube.kinds import (
     Object,
 )
 from tests.kube.pods import is_being_deleted
+from tests.kube.quantities import quantity
 from tests.kube.request import Request
 from tests.kube.selectors import labels_match
 from tests.kube.subresources import condition, evict, is_ready
@@ -381,7 +381,7 @@ def test_an_unschedulable_pod_says_why(rig: Rig) -> None:
     ("text", "value"), [("500m", 0.5), ("1Gi", 2**30), ("2", 2), ("1.5k", 1500), (3, 3)]
 )
 def test_quantities_are_parsed(text: str | int, value: float) -> None:
-    assert scheduler.quantity(text) == value
+    assert quantity(text) == value
 
 
 # -- garbage collection ------------------------------------------------------------------------

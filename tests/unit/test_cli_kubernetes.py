@@ -1,4 +1,4 @@
-"""Input of ``baton scale --on kubernetes``. ``tests/kube/test_commands.py`` tests the commands
+"""Input of ``baton scale --on kubernetes``. ``tests/kube/commands`` tests the commands
 themselves."""
 
 import sys

@@ -7,8 +7,10 @@ import pytest
 from baton.config import (
     DEMO_MODEL,
     Settings,
+    SettingWarning,
     baton_home,
     child_environment,
+    config_version,
     load_settings,
     pinned_settings,
     thread_environment,
@@ -120,6 +122,44 @@ def test_unknown_settings_are_rejected_with_a_suggestion(
     monkeypatch.setenv("BATON_DECODES", "1")
     with pytest.raises(Invalid, match=r"environment variable BATON_DECODES.*did you mean decode"):
         load_settings()
+
+
+@pytest.mark.parametrize("written_for", ["0.10.0", "0.9.4-rc.1", "1.0.0"])
+def test_unknown_settings_of_a_newer_version_are_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written_for: str
+) -> None:
+    """Pods of the version before read the ConfigMap of a newer chart during an upgrade."""
+    monkeypatch.setattr(config_version, "program_version", lambda: "0.9.3")
+    file = write(tmp_path, f"written_for: {written_for}\nprot: 1\nport: 9\nnew: {{a: hush}}\n")
+    warnings: list[SettingWarning] = []
+    assert load_settings(file, warnings.append).port == 9
+    message = f"config file {file} was written for Baton {written_for}, and 0.9.3 does not have"
+    assert warnings == [SettingWarning("newer_settings_ignored", f"{message} new, prot")]
+
+
+@pytest.mark.parametrize("written_for", ["0.9.3", "0.9.3-rc.1", "0.9.2", "0.8.10"])
+def test_unknown_settings_of_the_same_or_an_older_version_are_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written_for: str
+) -> None:
+    monkeypatch.setattr(config_version, "program_version", lambda: "0.9.3")
+    file = write(tmp_path, f"written_for: {written_for}\nport: 9\n")
+    assert load_settings(file, [].append).port == 9
+    with pytest.raises(Invalid, match=r"baton\.yaml: there is no setting 'prot'"):
+        load_settings(write(tmp_path, f"written_for: {written_for}\nprot: 1\n"))
+
+
+def test_wrong_values_and_other_sources_of_a_newer_version_are_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path, "written_for: 99.0.0\ndtype: int4\n")
+    with pytest.raises(Invalid, match="dtype is 'int4'"):
+        load_settings(file)
+    with pytest.raises(Invalid, match=r"written_for is '1\.0'; it must be a version like 1\.2\.3"):
+        load_settings(write(tmp_path, "written_for: 1.0\n"))
+    write(tmp_path, "written_for: 99.0.0\n")
+    monkeypatch.setenv("BATON_WRITTEN_FOR", "99.0.0")
+    with pytest.raises(Invalid, match="there is no setting 'written_for'"):
+        load_settings(file)
 
 
 @pytest.mark.parametrize("text", ["- a\n", "{", "just words", "\x00"])
@@ -286,7 +326,7 @@ def test_old_name_of_a_setting_works_from_every_source_with_a_warning(
     text = a_value(new)
     expected = getattr(load_settings(**{new: text}), new)
     assert expected != getattr(load_settings(), new)
-    warnings: list[str] = []
+    warnings: list[SettingWarning] = []
     assert getattr(load_settings(warn=warnings.append, **{old: text}), new) == expected
     assert getattr(load_settings(write(tmp_path, f"{old}: {text}"), warnings.append), new) == (
         expected
@@ -295,7 +335,7 @@ def test_old_name_of_a_setting_works_from_every_source_with_a_warning(
     monkeypatch.setenv(f"BATON_{old.upper()}", text)
     assert getattr(load_settings(warn=warnings.append), new) == expected
     message = f"setting {old} is now called {new}; {old} will be removed in the next version"
-    assert warnings == [message] * 3
+    assert warnings == [SettingWarning("setting_renamed", message)] * 3
     load_settings()
     assert capsys.readouterr().err == f"baton: warning: {message}\n"
 
@@ -321,7 +361,7 @@ def test_setting_under_both_names_in_one_source_is_an_error_that_names_both(
 def test_old_name_has_the_precedence_of_its_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, warnings = write(tmp_path, "max_sequences: 1"), list[str]()
+    file, warnings = write(tmp_path, "max_sequences: 1"), list[SettingWarning]()
     monkeypatch.setenv("BATON_MAX_RUNNING", "2")
     assert load_settings(file, warnings.append).max_sequences == 2
     assert load_settings(file, warnings.append, max_sequences=3).max_sequences == 3

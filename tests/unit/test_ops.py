@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from baton.clock import ManualClock
+from baton.core.pending_settings import PendingSettings
 from baton.errors import Unavailable
 from baton.network.browser_guard import BrowserGuard
 from baton.serve.ops_server import MAX_REQUESTS, OpsServer, is_loopback
@@ -66,7 +67,7 @@ def test_probes_follow_the_program_state(harness: OpsHarness) -> None:
     assert harness.request("/livez") == (200, "draining")
 
 
-def test_pending_settings_are_metrics(harness: OpsHarness) -> None:
+def test_pending_settings_are_metrics_and_in_the_members_entry(harness: OpsHarness) -> None:
     def pending() -> list[str]:
         lines = harness.request("/metrics")[1].splitlines()
         return [line.split("{")[1] for line in lines if line.startswith("baton_settings_pending")]
@@ -78,6 +79,8 @@ def test_pending_settings_are_metrics(harness: OpsHarness) -> None:
     finally:
         STATUS.health = before
     assert pending() == ['reason="restart"} 2.0', 'reason="rejected"} 1.0']
+    expected = PendingSettings(("model", "port"), "port is 'x'")
+    assert harness.health.pending_settings == expected
 
 
 def test_livez_fails_when_the_event_loop_hangs(harness: OpsHarness) -> None:

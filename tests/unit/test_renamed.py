@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from baton.config.renamed_settings import RENAMED_SETTINGS
 from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
+from baton.core.pending_settings import PendingSettings
 from baton.core.states import Role, WorkerState
 from baton.obs.renamed_metrics import RENAMED_METRICS, render_metrics
 from baton.registry.member_codec import RENAMED_FIELDS, member_from_json, member_to_json
@@ -80,6 +81,14 @@ def test_members_of_the_version_before_are_read() -> None:
     for old, new in RENAMED_FIELDS.items():
         assert fields[old] == fields[new]
         del fields[new]
+    assert member_from_json(json.dumps(fields).encode()) == MEMBER
+
+
+def test_members_of_the_version_before_have_no_pending_settings() -> None:
+    member = replace(MEMBER, pending_settings=PendingSettings(("model", "port"), "port is 'x'"))
+    fields = json.loads(member_to_json(member))
+    assert member_from_json(json.dumps(fields).encode()) == member
+    del fields["pending_settings"]
     assert member_from_json(json.dumps(fields).encode()) == MEMBER
 
 

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from baton.clock import ManualClock
 from baton.config import Reader, Settings, load_settings, reload_settings
+from baton.config.setting_warning import OnWarning
 from baton.serve import settings_watcher
 from baton.serve.settings_watcher import CONFIG_POLL_SECONDS, SettingsStatus, SettingsWatcher
 
@@ -127,6 +128,20 @@ async def test_an_invalid_file_changes_nothing(text: str, reason: str, tmp_path:
     assert program.reported[-1] == SettingsStatus({"log_level": "debug"})
 
 
+async def test_settings_of_a_newer_version_are_ignored_with_one_warning(tmp_path: Path) -> None:
+    """The ConfigMap of a newer chart comes before the pods are replaced."""
+    program = WatchedProgram(tmp_path, "log_level: info", Reader.ROUTER)
+    await program.check()
+    newer = "written_for: 99.0.0\nlevel_of_detail: 3\nlog_level: "
+    ignored, changed = await program.check(newer + "debug")
+    assert (ignored["event"], ignored["log_level"]) == ("newer_settings_ignored", "warning")
+    assert ignored["message"].endswith(" does not have level_of_detail")
+    assert changed["new"] == {"log_level": "debug"}
+    assert program.reported == [SettingsStatus({"log_level": "debug"})]
+    (line,) = await program.check(newer + "error")
+    assert line["event"] == "settings_changed"
+
+
 async def test_a_file_that_disappears_is_rejected(tmp_path: Path) -> None:
     program = WatchedProgram(tmp_path, "log_level: debug", Reader.ROUTER)
     program.path.unlink()
@@ -201,9 +216,9 @@ async def test_the_content_that_was_looked_at_is_loaded(
     """The file may change between the second look and the load."""
     program = WatchedProgram(tmp_path, "log_level: info", Reader.ROUTER)
 
-    def reload(settings: Settings, content: bytes) -> Settings:
+    def reload(settings: Settings, content: bytes, warn: OnWarning) -> Settings:
         program.path.write_text("log_level: error\nslo_ttft_sec")
-        return reload_settings(settings, content)
+        return reload_settings(settings, content, warn)
 
     monkeypatch.setattr(settings_watcher, "reload_settings", reload)
     await program.check("log_level: debug")
@@ -233,7 +248,7 @@ async def test_a_bug_while_settings_are_loaded_is_reported(
 ) -> None:
     program = WatchedProgram(tmp_path, "log_level: info", Reader.ROUTER)
 
-    def reload(settings: Settings, content: bytes) -> Settings:
+    def reload(settings: Settings, content: bytes, warn: OnWarning) -> Settings:
         raise KeyError(content)
 
     monkeypatch.setattr(settings_watcher, "reload_settings", reload)

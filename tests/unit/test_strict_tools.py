@@ -133,12 +133,13 @@ def calls_in(dialect: ModelOutputFormat, text: str) -> tuple[str, list[tuple[str
     return content, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
-@pytest.fixture(params=["spelt", "tokens"])
-def model(request: pytest.FixtureRequest, tmp_path: Path) -> Model:
+@pytest.fixture(scope="module", params=["spelt", "tokens"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     """A model with all markup encoded as bytes, and one with markup as single tokens (except for
     Mistral's [ARGS] and [CALL_ID])."""
     marks = [mark for mark in MARKUP_STRINGS if "ARGS" not in mark and "CALL_ID" not in mark]
-    return Model(tmp_path, marks if request.param == "tokens" else [])
+    folder = tmp_path_factory.mktemp(request.param)
+    return Model(folder, marks if request.param == "tokens" else [])
 
 
 CALLS = {

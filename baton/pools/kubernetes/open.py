@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from baton.clock import Clock
 from baton.config import Settings
+from baton.core.pending_settings import PendingSettings
 from baton.core.states import Role
 from baton.errors import Invalid, NotFound
 from baton.pools.leader_election import LeaseStore
@@ -30,6 +31,7 @@ class OpenKubernetesCluster:
     location: "KubernetesLocation"
     pools: "KubernetesPools"
     client: "KubernetesClient"
+    registry: RedisRegistry | None
 
     async def existing_pools(self) -> Mapping[str, "KubernetesWorkload"]:
         """The pools by name. Raises NotFound if there are none."""
@@ -44,6 +46,18 @@ class OpenKubernetesCluster:
         if not report.pools and not report.pods:
             raise await self._missing_error()
         return report
+
+    async def pending_settings(self) -> Mapping[str, PendingSettings] | None:
+        """What each program has not applied of its changed configuration, by the name of its pod,
+        without those that have applied all; None without ``redis_url``, since the registry has it.
+        Raises Unavailable."""
+        if self.registry is None:
+            return None
+        return {
+            member.id.rpartition(".")[0] or member.id: member.pending_settings
+            for member in await self.registry.members()
+            if member.pending_settings != PendingSettings()
+        }
 
     async def _missing_error(self) -> NotFound:
         from baton.pools.kubernetes.location import missing_cluster_error
@@ -91,7 +105,8 @@ async def open_kubernetes_cluster(
         api, reach, clock, on_note, settings.drain_timeout_seconds, named, on_progress
     )
     try:
-        yield OpenKubernetesCluster(location_of(client, settings.cluster), pools, client)
+        location = location_of(client, settings.cluster)
+        yield OpenKubernetesCluster(location, pools, client, registry)
     finally:
         client.close()
         if registry is not None:

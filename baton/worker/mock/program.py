@@ -26,6 +26,7 @@ from baton.rpc.encoded_worker_service import add_encoded_worker_service
 from baton.rpc.framed.server import FramedServer
 from baton.rpc.framed.worker_service import framed_encoded_worker_services
 from baton.rpc.server import build_server, listen
+from baton.serve.status_pipe import STATUS
 from baton.text.tokenizer import Tokenizer
 from baton.transport.selection import host_id
 from baton.worker.mock.kv_transfers import MockKvTransfers
@@ -175,6 +176,7 @@ class MockProgram:
             max_model_tokens=_max_model_tokens(settings, model),
             framed_address=self._framed_addresses[worker.id],
             load=worker.load,
+            pending_settings=STATUS.health.pending_settings,
         )
 
 

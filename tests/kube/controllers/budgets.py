@@ -17,12 +17,14 @@ def reconcile(api: Api) -> None:
 
 
 def _reconcile(api: Api, budget: Object) -> None:
-    pods = [
-        pod
-        for pod in api.store.all(POD, budget["metadata"]["namespace"])
-        if selects(budget["spec"].get("selector"), pod["metadata"].get("labels") or {})
-        and phase(pod) not in FINISHED
-    ]
+    selector = budget["spec"].get("selector")
+    pods = api.store.all(
+        POD,
+        budget["metadata"]["namespace"],
+        lambda pod: (
+            selects(selector, pod["metadata"].get("labels") or {}) and phase(pod) not in FINISHED
+        ),
+    )
     expected = _expected(api, pods)
     healthy = sum(is_ready(pod) and not is_being_deleted(pod) for pod in pods)
     desired = _desired(budget["spec"], expected)

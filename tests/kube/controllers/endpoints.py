@@ -14,21 +14,24 @@ FINISHED = ("Succeeded", "Failed")
 def reconcile(api: Api) -> None:
     for service in api.store.all(SERVICE):
         if service["spec"].get("selector") and not is_being_deleted(service):
-            _write(api, ENDPOINTS, endpoints(service, backends(api, service)))
-            _write(api, SLICE, endpoint_slice(service, backends(api, service)))
+            pods = backends(api, service)
+            _write(api, ENDPOINTS, endpoints(service, pods))
+            _write(api, SLICE, endpoint_slice(service, pods))
 
 
 def backends(api: Api, service: Object) -> list[Object]:
     """Return the service's pods that have an address and have not finished, including those that
     are being deleted."""
     selector = {"matchLabels": service["spec"]["selector"]}
-    return [
-        pod
-        for pod in api.store.all(POD, service["metadata"]["namespace"])
-        if selects(selector, pod["metadata"].get("labels") or {})
-        and (pod.get("status") or {}).get("podIP")
-        and phase(pod) not in FINISHED
-    ]
+
+    def is_backend(pod: Object) -> bool:
+        return (
+            selects(selector, pod["metadata"].get("labels") or {})
+            and bool((pod.get("status") or {}).get("podIP"))
+            and phase(pod) not in FINISHED
+        )
+
+    return api.store.all(POD, service["metadata"]["namespace"], is_backend)
 
 
 def gets_traffic(service: Object, pod: Object) -> bool:

@@ -11,7 +11,7 @@ FINISHED = ("Succeeded", "Failed")
 def reconcile(api: Api) -> None:
     everything = [
         (kind, found) for kind in api.kinds.all if kind != NAMESPACE
-        for found in api.store.all(kind)
+        for found in api.store.all_metadata(kind)
     ]  # fmt: skip
     alive = {found["metadata"]["uid"] for _, found in everything}
     for kind, found in everything:
@@ -62,6 +62,10 @@ def _namespaces(api: Api, everything: list[tuple[Kind, Object]]) -> None:
 def _unplaced(api: Api) -> None:
     """Remove the deleted pods that no kubelet would remove, because they have finished or were
     never placed on a node."""
-    for pod in api.store.all(POD):
-        if is_being_deleted(pod) and (phase(pod) in FINISHED or not pod["spec"].get("nodeName")):
-            delete_pod(api, pod)
+
+    def is_left(pod: Object) -> bool:
+        is_done = phase(pod) in FINISHED or not pod["spec"].get("nodeName")
+        return is_being_deleted(pod) and is_done
+
+    for pod in api.store.all(POD, where=is_left):
+        delete_pod(api, pod)

@@ -18,6 +18,7 @@ from tests.kube.controllers import (
     garbage,
     job,
     pod_autoscaler,
+    quotas,
     replica_set,
     scheduler,
     stateful_set,
@@ -26,7 +27,7 @@ from tests.kube.failures import Refused
 
 ALL = (
     pod_autoscaler, deployment, replica_set, stateful_set, job, claims, scheduler, endpoints,
-    budgets, garbage,
+    budgets, quotas, garbage,
 )  # fmt: skip
 MOST_PASSES = 200
 """The maximum number of passes until nothing changes any more. If there are more, the controllers

@@ -1,28 +1,14 @@
 """The scheduler places pods on nodes, or records why it can't."""
 
-import re
 from collections import Counter
 
 from tests.kube.api import Api
 from tests.kube.kinds import CLAIM, NODE, POD, Object
 from tests.kube.pods import is_being_deleted, phase, set_condition
+from tests.kube.quantities import quantity
 from tests.kube.store import deep_copy
 
 FINISHED = ("Succeeded", "Failed")
-UNITS = {
-    "": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12,
-    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40,
-}  # fmt: skip
-QUANTITY = re.compile(r"([0-9.]+)([A-Za-z]*)")
-
-
-def quantity(text: str | int | float) -> float:
-    """Parse a quantity: ``500m`` is 0.5, ``1Gi`` is 1,073,741,824. Raises ValueError if it is
-    malformed."""
-    found = QUANTITY.fullmatch(str(text))
-    if found is None or found[2] not in UNITS:
-        raise ValueError(f"{text!r} is not a quantity; it must be a number with a unit like Mi")
-    return float(found[1]) * UNITS[found[2]]
 
 
 def reconcile(api: Api) -> None:

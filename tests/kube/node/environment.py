@@ -95,7 +95,7 @@ def field(pod: Object, path: str) -> str:
 def resource(container: Object, path: str) -> str:
     """Return a resource for the downward API: ``limits.memory`` in bytes, ``requests.cpu`` in whole
     CPUs, rounded up."""
-    from tests.kube.controllers.scheduler import quantity
+    from tests.kube.quantities import quantity
 
     kind, _, name = path.partition(".")
     amount = ((container.get("resources") or {}).get(kind) or {}).get(name, 0)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.kube.api import Api
-from tests.kube.controllers.scheduler import quantity
 from tests.kube.kinds import CONFIG_MAP, SECRET, Object
 from tests.kube.node.environment import Missing, contents, field
+from tests.kube.quantities import quantity
 
 ACCOUNT_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 WORLD = 0o777

@@ -1,15 +1,16 @@
 """Requests one completion, as a client would. The arguments are the router's URL and a timeout in
-seconds. If an API key is required, it is in the environment variable API_KEY, since arguments are
-visible in the process list. Exits with 1 and the reason if there is no answer."""
+seconds; if an API key is required, the third one is the path of the file that has it. Exits with 1
+and the reason if there is no answer."""
 
 import json
-import os
 import ssl
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 
-url, seconds, key = sys.argv[1], float(sys.argv[2]), os.environ.get("API_KEY")
+url, seconds = sys.argv[1], float(sys.argv[2])
+key = Path(sys.argv[3]).read_text().strip() if len(sys.argv) > 3 else ""
 
 # The router's certificate is for its external names, so it is not verified here.
 unverified = ssl.create_default_context()

@@ -14,14 +14,6 @@
 {{- end }}
 {{- end -}}
 
-{{- define "baton.secretEnv" -}}
-- name: {{ .name }}
-  valueFrom:
-    secretKeyRef:
-      name: {{ .secret }}
-      key: {{ .key }}
-{{- end -}}
-
 {{- define "baton.fieldEnv" -}}
 - name: {{ .name }}
   valueFrom:

@@ -1,0 +1,1 @@
+"""Worker pools in Kubernetes, against a small API server."""

@@ -1,0 +1,1 @@
+"""``baton status``, ``scale`` and ``drain`` with ``--on kubernetes``."""

@@ -1,0 +1,211 @@
+"""A cluster with the chart's pools, its users, and the commands that they run.
+
+Time passes only when a command waits. Then the controllers run, and deleted pods come closer to
+their end."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from baton.clock import ManualClock
+from baton.core.ids import WorkerId
+from baton.pools.kubernetes import open as open_module
+from baton.pools.worker_admin import DrainReport
+from baton.registry.memory import MemoryRegistry
+from command_line.main import main
+from tests.helm.chart import NAMESPACE as HOME
+from tests.helm.chart import render
+from tests.kube import instant
+from tests.kube.api import Api
+from tests.kube.controllers.manager import Controllers
+from tests.kube.kinds import (
+    DEPLOYMENT,
+    NAMESPACE,
+    POD,
+    ROLE,
+    ROLE_BINDING,
+    SERVICE_ACCOUNT,
+    Object,
+)
+from tests.kube.pods import is_being_deleted
+from tests.kube.server import KubeServer
+
+CLUSTER = "demo-baton"
+POOL = "baton.dev/pool"
+
+
+class SteppingClock(ManualClock):
+    """A clock on which sleeping takes no time, but calls ``step``."""
+
+    def __init__(self, kube: "Kube") -> None:
+        super().__init__(1_000_000.0)
+        self._kube = kube
+
+    async def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+        self._kube.step()
+
+
+class Kube:
+    """A cluster with the chart's pools: two prefill workers and three decode workers, which need
+    ``num_waits_to_stop`` waits to stop."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.monkeypatch = monkeypatch
+        self.clock = SteppingClock(self)
+        self.api = Api(self.clock)
+        self.controllers = Controllers(self.api)
+        self.server = KubeServer(self.api)
+        self.num_waits_to_stop = 3
+        self._waits: dict[str, int] = {}
+        instant.add_node(self.api, "n1")
+
+    def install(self, values: Object) -> None:
+        """Create the chart's pools, and the conductors' account with its Role."""
+        release = render(values)
+        self.api.create(NAMESPACE, {"metadata": {"name": HOME}})
+        for kind in (SERVICE_ACCOUNT, ROLE, ROLE_BINDING):
+            for each in release.all(kind.kind):
+                self.api.create(kind, _at_home(each))
+        for name, replicas in (("prefill", 2), ("decode", 3)):
+            deployment = release.one("Deployment", f"{CLUSTER}-{name}")
+            deployment["spec"]["replicas"] = replicas
+            # Its volumes and secrets are those of the chart's other objects.
+            pod = deployment["spec"]["template"]["spec"]
+            deployment["spec"]["template"]["spec"] = {
+                "containers": [{"name": "baton", "image": "baton:1"}],
+                "terminationGracePeriodSeconds": pod["terminationGracePeriodSeconds"],
+            }
+            self.api.create(DEPLOYMENT, _at_home(deployment))
+        self.settle()
+
+    def settle(self) -> None:
+        self.controllers.settle()
+        instant.run_placed_pods(self.api)
+        self.controllers.settle()
+
+    def step(self) -> None:
+        """Run the controllers, and remove pods that have stopped."""
+        self.settle()
+        for pod in self.api.store.all(POD):
+            name = pod["metadata"]["name"]
+            if is_being_deleted(pod):
+                self._waits[name] = self._waits.get(name, 0) + 1
+                if self._waits[name] > self.num_waits_to_stop:
+                    self.api.store.remove(POD, HOME, name)
+
+    def pods(self, pool: str) -> list[Object]:
+        return [p for p in self.api.store.all(POD) if p["metadata"]["labels"][POOL] == pool]
+
+    def names(self, pool: str) -> list[str]:
+        return sorted(pod["metadata"]["name"] for pod in self.pods(pool))
+
+    def replicas(self, pool: str) -> int:
+        deployment = self.api.store.get(DEPLOYMENT, HOME, f"{CLUSTER}-{pool}")
+        return int(deployment["spec"]["replicas"])
+
+    # -- users -----------------------------------------------------------------------------
+
+    def log_in(self, context: str, token: str = "admin", namespace: str = HOME) -> None:
+        """Write a kubeconfig, which the commands use from now on."""
+        path = self.folder / "kubeconfig"
+        config = yaml.safe_load(path.read_text())
+        config["current-context"] = config["contexts"][0]["name"] = context
+        config["contexts"][0]["context"]["namespace"] = namespace
+        config["users"][0]["user"]["token"] = token
+        path.write_text(yaml.safe_dump(config))
+        location = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
+        self.monkeypatch.setattr(location, str(path))
+
+    def log_in_with(self, *rules: Object) -> None:
+        """Log in as a user with a Role of these rules alone."""
+        for kind, more in (
+            (SERVICE_ACCOUNT, {}),
+            (ROLE, {"rules": list(rules)}),
+            (
+                ROLE_BINDING,
+                {
+                    "roleRef": {"kind": "Role", "name": "user"},
+                    "subjects": [{"kind": "ServiceAccount", "name": "user", "namespace": HOME}],
+                },
+            ),
+        ):
+            self.api.create(kind, _at_home({"metadata": {"name": "user"}, **more}))
+        self.log_in("user", self.server.accounts.token(HOME, "user"))
+
+    def log_in_as_conductor(self) -> None:
+        """Use the conductors' account and settings."""
+        self.log_in("conductor", self.server.accounts.token(HOME, f"{CLUSTER}-conductor"))
+        pools = ",".join(f"{name}={name}/{CLUSTER}-{name}" for name in ("prefill", "decode"))
+        for name, value in {"POOLS": pools, "NAMESPACE": HOME}.items():
+            self.monkeypatch.setenv(f"BATON_KUBERNETES_{name}", value)
+
+    def connect_registry(self) -> MemoryRegistry:
+        """Set redis_url. The registry has no members yet."""
+        registry = MemoryRegistry(self.clock)
+        self.monkeypatch.setenv("BATON_REDIS_URL", "redis://127.0.0.1:1/0")
+        self.monkeypatch.setattr(open_module, "RedisRegistry", lambda *_: registry)
+        return registry
+
+    def connect_redis(self) -> "Workers":
+        """Set redis_url. The workers are those of all pods."""
+        workers = Workers(self)
+        self.monkeypatch.setenv("BATON_REDIS_URL", "redis://127.0.0.1:1/0")
+        self.monkeypatch.setattr(open_module, "RegistryWorkerAdmin", lambda *_: workers)
+        return workers
+
+
+class Workers:
+    """The workers, as they are reached by their addresses in Redis. A worker that drains ends one
+    request per look at it. ``requests`` is by pod, ``drained`` are the names of pods."""
+
+    def __init__(self, kube: Kube) -> None:
+        self.kube = kube
+        self.requests: dict[str, int] = {}
+        self.drained: list[str] = []
+
+    async def loads(self) -> Mapping[WorkerId, float]:
+        pods = [pod["metadata"] for pod in self.kube.api.store.all(POD)]
+        return {
+            WorkerId(f"{pod['name']}.{pod['uid']}"): float(self.requests.get(pod["name"], 0))
+            for pod in pods
+        }
+
+    async def drain(self, worker_id: WorkerId) -> None:
+        self.drained.append(worker_id.partition(".")[0])
+
+    async def drain_report(self, worker_id: WorkerId) -> DrainReport:
+        name = worker_id.partition(".")[0]
+        left = self.requests.get(name, 0)
+        self.requests[name] = max(left - 1, 0)
+        return DrainReport(left == 0, left)
+
+    async def end_drain(self, worker_id: WorkerId) -> None:
+        raise AssertionError("no drain of these tests is taken back")
+
+
+def _at_home(each: Object) -> Object:
+    return {**each, "metadata": {**each["metadata"], "namespace": HOME}}
+
+
+class Baton:
+    """Runs commands. ``location`` is the first line that they print."""
+
+    def __init__(self, kube: Kube, capsys: pytest.CaptureFixture[str]) -> None:
+        self.kube, self._capsys = kube, capsys
+
+    def __call__(self, *words: str) -> tuple[int, list[str], list[str]]:
+        """Return the exit code, and the lines on stdout and stderr."""
+        self.kube.monkeypatch.setattr(sys, "argv", ["baton", *words, "--on", "kubernetes"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = self._capsys.readouterr()
+        code = ended.value.code
+        return (code if isinstance(code, int) else 0), out.splitlines(), err.splitlines()
+
+    def location(self, context: str = "laptop", cluster: str = CLUSTER) -> str:
+        return f"context {context} ({self.kube.server.url}), namespace {HOME}, cluster {cluster}"
