@@ -31,7 +31,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 SECONDS := 120
 
-.PHONY: help setup setup-vllm up down test check sim fuzz neighbour proto bench exact clean
+.PHONY: help setup setup-vllm up down test test-vllm check sim fuzz neighbour proto bench exact clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST)
@@ -77,6 +77,10 @@ down: setup  ## Stop it from elsewhere
 
 test: setup  ## All tests (ARGS=…, JOBS=2 at a time)
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope $(ARGS)
+
+test-vllm: setup setup-vllm  ## Tests of engine vllm, in both environments (ARGS=…)
+	$(VLLM_BIN)/python -m pytest -q --vllm tests/vllm --ignore=tests/vllm/e2e $(ARGS)
+	$(BIN)/python -m pytest -q --vllm tests/vllm/e2e $(ARGS)
 
 check: setup  ## Lint, types, the walls between rooms, stubs in sync
 	$(BIN)/ruff check --no-cache .

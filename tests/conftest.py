@@ -1,6 +1,7 @@
 """Pytest options, Hypothesis settings and scheduling that all tests share."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import hypothesis
 import pytest
@@ -9,6 +10,9 @@ from xdist.scheduler import LoadScopeScheduling
 PROCESSES = ("tests/e2e/", "tests/kube/")
 """Folders whose tests start processes. These tests run one after the other, in parallel with the
 tests in all other folders."""
+
+VLLM_FOLDER = Path(__file__).parent / "vllm"
+"""Tests that need vLLM. Without ``--vllm`` they are skipped, and not even imported."""
 
 # There are no deadlines, so that no test fails because a machine is slow. A failure can be replayed
 # from the blob that Hypothesis prints.
@@ -25,6 +29,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite", action="store_true", help="rewrite the golden files, for review by diff"
     )
+    parser.addoption("--vllm", action="store_true", help="run tests/vllm, see `make test-vllm`")
+
+
+class LeftOutModule(pytest.Module):
+    """A test module that is skipped without being imported."""
+
+    def collect(self) -> NoReturn:
+        pytest.skip("run `make test-vllm`", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Module | None:
+    if VLLM_FOLDER in module_path.parents and not parent.config.getoption("vllm"):
+        return LeftOutModule.from_parent(parent, path=module_path)
+    return None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    if any(report.nodeid.startswith("tests/vllm/") for report in skipped):
+        terminalreporter.write_line("tests/vllm was left out: run `make test-vllm`")
 
 
 @pytest.hookimpl(optionalhook=True)
