@@ -24,6 +24,14 @@ EAGER = "--enforce-eager"
 ARGUMENTS = {"one rank": EAGER, "two ranks": f"{EAGER} --tensor-parallel-size 2"}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def ranks_share_cores() -> Iterator[None]:
+    """By default, vLLM gives each rank a NUMA node of its own, and refuses to start with fewer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        yield
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model"), ARCHITECTURE)

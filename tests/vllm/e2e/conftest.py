@@ -24,7 +24,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def references(models: dict[str, Path]) -> dict[str, VllmAnswers]:
+def references(
+    models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, VllmAnswers]:
     prompts = [prompt(seed, length) for seed, length in enumerate(LENGTHS)]
-    answers = ask_vllm_alone(dict.fromkeys(models.values(), prompts))
+    answers = ask_vllm_alone(
+        dict.fromkeys(models.values(), prompts), tmp_path_factory.mktemp("answers")
+    )
     return {name: answers[model] for name, model in models.items()}

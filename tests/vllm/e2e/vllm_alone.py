@@ -1,13 +1,14 @@
 """Answer prompts with vLLM alone, without Baton: the reference of the tests beside this file.
 
-    .venv-vllm/bin/python -m tests.vllm.e2e.vllm_alone < jobs.json
+    .venv-vllm/bin/python -m tests.vllm.e2e.vllm_alone ANSWERS < jobs.json
 
-``jobs.json`` has, for each model directory, its prompts; the last line of the output has their
+``jobs.json`` has, for each model directory, its prompts; the file ``ANSWERS`` will have their
 answers. Prompts are answered greedily, one at a time.
 """
 
 import json
 import sys
+from pathlib import Path
 
 ANSWER_TOKENS = 24
 POOL_BYTES = 64 * 2**20
@@ -41,4 +42,5 @@ def answers(model: str, prompts: list[list[int]]) -> list[list[int]]:
 
 if __name__ == "__main__":
     jobs = json.load(sys.stdin)
-    print(json.dumps({model: answers(model, prompts) for model, prompts in jobs.items()}))
+    found = {model: answers(model, prompts) for model, prompts in jobs.items()}
+    Path(sys.argv[1]).write_text(json.dumps(found))

@@ -59,18 +59,19 @@ def prompt(seed: int, num_tokens: int) -> list[int]:
     return tokens
 
 
-def ask_vllm_alone(jobs: dict[Path, list[list[int]]]) -> dict[Path, VllmAnswers]:
-    """Return the answers to the prompts of each model."""
+def ask_vllm_alone(jobs: dict[Path, list[list[int]]], folder: Path) -> dict[Path, VllmAnswers]:
+    """Return the answers to the prompts of each model. ``folder`` is for temporary files."""
+    file = folder / "answers.json"
     done = subprocess.run(
-        [VLLM_PYTHON, "-m", "tests.vllm.e2e.vllm_alone"],
+        [VLLM_PYTHON, "-m", "tests.vllm.e2e.vllm_alone", file],
         input=json.dumps({str(model): prompts for model, prompts in jobs.items()}),
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    answers = json.loads(done.stdout.splitlines()[-1])
+    answers = json.loads(file.read_text())
     return {model: VllmAnswers(prompts, answers[str(model)]) for model, prompts in jobs.items()}
 
 
