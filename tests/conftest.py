@@ -1,7 +1,8 @@
 """Pytest options, Hypothesis settings and scheduling that all tests share."""
 
 import os
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import hypothesis
 import pytest
@@ -15,6 +16,9 @@ tests in all other folders."""
 # tests need the cores. The libraries read this when they are loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+VLLM_FOLDER = Path(__file__).parent / "vllm"
+"""Tests that need vLLM. Without ``--vllm`` they are skipped, and not even imported."""
 
 # There are no deadlines, so that no test fails because a machine is slow. A failure can be replayed
 # from the blob that Hypothesis prints.
@@ -31,6 +35,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite", action="store_true", help="rewrite the golden files, for review by diff"
     )
+    parser.addoption("--vllm", action="store_true", help="run tests/vllm, see `make test-vllm`")
+
+
+class LeftOutModule(pytest.Module):
+    """A test module that is skipped without being imported."""
+
+    def collect(self) -> NoReturn:
+        pytest.skip("run `make test-vllm`", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Module | None:
+    if VLLM_FOLDER in module_path.parents and not parent.config.getoption("vllm"):
+        return LeftOutModule.from_parent(parent, path=module_path)
+    return None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    if any(report.nodeid.startswith("tests/vllm/") for report in skipped):
+        terminalreporter.write_line("tests/vllm was left out: run `make test-vllm`")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -27,13 +27,15 @@ REQUEST_SECONDS = 300.0
 @dataclass
 class LocalCluster:
     """A running cluster. ``baton`` commands use this cluster if they run in ``environment``.
-    Requests carry ``api_key``, if set. The cluster runs the source in ``tree``, if set."""
+    Requests carry ``api_key``, if set. The cluster runs the source in ``tree``, if set. Commands
+    must end within ``timeout_seconds``."""
 
     url: str
     home: Path
     environment: dict[str, str] = field(repr=False)
     api_key: str = ""
     tree: Path | None = None
+    timeout_seconds: float = START_SECONDS
 
     def baton(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run ``baton ARGUMENTS`` against this cluster."""
@@ -44,7 +46,7 @@ class LocalCluster:
             capture_output=True,
             text=True,
             check=check,
-            timeout=START_SECONDS,
+            timeout=self.timeout_seconds,
         )
 
     def status(self) -> dict[str, Any]:
@@ -92,10 +94,11 @@ def local_cluster(
     decode: int = 1,
     settings: dict[str, object] | None = None,
     tree: Path | None = None,
+    timeout_seconds: float = START_SECONDS,
 ) -> Iterator[LocalCluster]:
     """Start a cluster, and stop it at the end of the block. ``settings`` are named as in
     ``baton.config.Settings``. ``tree`` is the source of another version to run instead of this
-    one."""
+    one. ``timeout_seconds`` is the time within which each ``baton`` command must end."""
     with tempfile.TemporaryDirectory(prefix="baton-") as folder:
         port = free_port()
         environment = {
@@ -104,7 +107,9 @@ def local_cluster(
             **{f"BATON_{key.upper()}": str(value) for key, value in (settings or {}).items()},
             **({"PYTHONPATH": str(tree)} if tree else {}),
         }
-        cluster = LocalCluster(f"http://127.0.0.1:{port}", Path(folder), environment, tree=tree)
+        cluster = LocalCluster(
+            f"http://127.0.0.1:{port}", Path(folder), environment, "", tree, timeout_seconds
+        )
         counts = ["--prefill", str(prefill), "--decode", str(decode), "--port", str(port)]
         named = ["--model", str(model)] if model else []
         try:

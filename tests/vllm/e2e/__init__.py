@@ -1,0 +1,1 @@
+"""Real clusters whose workers run vLLM. The tests run in Baton's own environment."""

@@ -1,0 +1,34 @@
+"""Tiny random models, and the answers of vLLM alone, for all tests of this folder."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.model_zoo import make_model
+from tests.vllm.e2e.vllm_cluster import VllmAnswers, ask_vllm_alone, prompt
+
+LENGTHS = (1, 15, 31, 32, 33, 64, 65, 100, 129, 200, 300, 700)
+"""Lengths of the prompts: around the size of a block, and one longer than a step's 512 tokens."""
+
+ARCHITECTURES = ("qwen3", "llama", "qwen3-moe")
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Models by architecture. vLLM's attention on CPUs needs heads of 32 dimensions."""
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        name: make_model(folder / name, name, seed=seed, head_dim=32)
+        for seed, name in enumerate(ARCHITECTURES)
+    }
+
+
+@pytest.fixture(scope="session")
+def references(
+    models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, VllmAnswers]:
+    prompts = [prompt(seed, length) for seed, length in enumerate(LENGTHS)]
+    answers = ask_vllm_alone(
+        dict.fromkeys(models.values(), prompts), tmp_path_factory.mktemp("answers")
+    )
+    return {name: answers[model] for name, model in models.items()}

@@ -1,0 +1,197 @@
+"""Two prefill and two decode workers with vLLM: answers, caches, sampling, and killed workers."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import httpx
+import jsonschema_rs
+import psutil
+import pytest
+from tokenizers import Tokenizer
+
+from tests.vllm.e2e.vllm_cluster import (
+    BLOCK_TOKENS,
+    GREEDY,
+    VllmAnswers,
+    prompt,
+    vllm_cluster,
+    wait_until_ready,
+)
+from tools.conversation import EXACT
+from tools.local_cluster import LocalCluster
+
+pytestmark = pytest.mark.timeout(600)
+STREAMS = 8
+STREAM_TOKENS = 300
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["function", "class"]},
+        "arguments": {"type": "array", "items": {"enum": [1, 2, 3]}, "maxItems": 3},
+    },
+    "required": ["kind", "arguments"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(models: dict[str, Path]) -> Iterator[LocalCluster]:
+    """Requests are those of tenant ``a`` unless they say otherwise."""
+    settings = {**EXACT, "transports": "shm", "api_keys": "one=a,two=b"}
+    with vllm_cluster(models["qwen3"], 2, 2, **settings) as running:
+        running.api_key = "one"
+        yield running
+        checked = running.baton("check", check=False)
+        assert checked.returncode == 0, checked.stdout
+
+
+def complete(cluster: LocalCluster, tokens: list[int], max_tokens: int, **fields: Any) -> Any:
+    body = {"prompt": tokens, "max_tokens": max_tokens, "return_token_ids": True, **fields}
+    return cluster.post("/v1/completions", body)
+
+
+def cached_tokens(answer: Any) -> int:
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def num_stored(cluster: LocalCluster) -> int:
+    stats = json.loads(cluster.baton("kv", "stats", "--json").stdout)["kvstore"]
+    assert stats["violation"] == ""
+    return int(stats["put_blocks"])
+
+
+def test_greedy_answers_are_those_of_vllm_alone(
+    cluster: LocalCluster, references: dict[str, VllmAnswers]
+) -> None:
+    references["qwen3"].check(cluster)
+    body = {"prompt": prompt(60, 100), "max_tokens": 3}
+    _, headers = cluster.post_with_headers("/v1/completions", body)
+    assert headers["x-baton-prefill"] != headers["x-baton-decode"]
+    assert headers["x-baton-transport"] == "shm"
+    assert int(headers["x-baton-kv-transfer-bytes"]) > 0
+
+
+def test_a_conversation_is_cached_for_its_tenant_and_across_restarts(cluster: LocalCluster) -> None:
+    before = num_stored(cluster)
+    first = prompt(61, 200)
+    answer = complete(cluster, first, 40, **GREEDY)
+    assert cached_tokens(answer) == 0
+    # The KV of the answer's last token was never computed.
+    num_blocks = (200 + 40 - 1) // BLOCK_TOKENS
+    while num_stored(cluster) < before + num_blocks:
+        pass  # blocks are stored in the background; the test's timeout bounds this
+    second = first + answer["choices"][0]["token_ids"] + prompt(62, 10)
+    expected = complete(replace(cluster, api_key="two"), second, 20, **GREEDY)
+    assert cached_tokens(expected) == 0
+    for _ in range(3):  # placed on different workers
+        again = complete(cluster, second, 20, **GREEDY)
+        assert again["choices"][0]["token_ids"] == expected["choices"][0]["token_ids"]
+        assert cached_tokens(again) == num_blocks * BLOCK_TOKENS
+
+    for role in ("prefill", "decode"):
+        for process in cluster.processes(role):
+            os.kill(process["pid"], signal.SIGKILL)
+    wait_until_restarted(cluster)
+    again = complete(cluster, second, 20, **GREEDY)
+    assert again["choices"][0]["token_ids"] == expected["choices"][0]["token_ids"]
+    assert cached_tokens(again) == num_blocks * BLOCK_TOKENS
+
+
+def test_seeds_determine_answers_and_logprobs_are_reported(cluster: LocalCluster) -> None:
+    def answer(**fields: Any) -> Any:
+        body = complete(cluster, prompt(63, 50), 12, ignore_eos=True, **fields)
+        return body["choices"][0]
+
+    seeded = answer(seed=5, temperature=1.0)["token_ids"]
+    assert answer(seed=5, temperature=1.0)["token_ids"] == seeded
+    assert answer(seed=6, temperature=1.0)["token_ids"] != seeded
+    greedy = answer(temperature=0, logprobs=2)
+    assert greedy["token_ids"] not in (seeded, [])
+    for chosen, top in zip(
+        greedy["logprobs"]["token_logprobs"], greedy["logprobs"]["top_logprobs"], strict=True
+    ):
+        assert chosen == max(top.values()) < 0
+
+
+def test_answers_follow_a_json_schema(cluster: LocalCluster, models: dict[str, Path]) -> None:
+    # The schema allows any white space, and the random model would hardly end it.
+    spaces = Tokenizer.from_file(str(models["qwen3"] / "tokenizer.json")).encode(" \t\r\n").ids
+    bias = dict.fromkeys(map(str, spaces), -100)
+    shape = {"type": "json_schema", "json_schema": {"name": "code", "schema": SCHEMA}}
+    texts = set()
+    for seed in range(3):
+        answer = cluster.post(
+            "/v1/completions",
+            {
+                "prompt": prompt(64, 70), "max_tokens": 300, "seed": seed, "logit_bias": bias,
+                "response_format": shape,
+            },
+        )["choices"][0]  # fmt: skip
+        assert answer["finish_reason"] == "stop"
+        assert jsonschema_rs.validator_for(SCHEMA).is_valid(json.loads(answer["text"]))
+        texts.add(answer["text"])
+    assert len(texts) > 1
+
+
+@pytest.mark.parametrize(("role", "prompt_tokens"), [("prefill", 1500), ("decode", 80)])
+def test_streams_survive_a_killed_worker(
+    role: str, prompt_tokens: int, cluster: LocalCluster
+) -> None:
+    """The prefill worker dies while long prompts are computed and transferred; the decode worker
+    dies while all answers are written."""
+    wait_until_ready(cluster)
+    prompts = [prompt(100 + number, prompt_tokens + number) for number in range(STREAMS)]
+    victim, started = cluster.processes(role)[0]["pid"], Event()
+    with ThreadPoolExecutor(STREAMS) as pool:
+        streams = [pool.submit(stream, cluster, each, started) for each in prompts]
+        started.wait()
+        os.kill(victim, signal.SIGKILL)
+        assert not any(each.done() for each in streams), "too late to kill a worker"
+        answers = [each.result() for each in streams]
+    wait_until_restarted(cluster)
+    assert any(process["restarts"] for process in cluster.processes(role))
+    with ThreadPoolExecutor(STREAMS) as pool:
+        undisturbed = list(pool.map(lambda each: stream(cluster, each, started), prompts))
+    assert [len(answer) for answer in answers] == [STREAM_TOKENS] * STREAMS
+    assert answers == undisturbed
+
+
+def stream(cluster: LocalCluster, tokens: list[int], started: Event) -> list[int]:
+    """Stream an answer; return its tokens. Sets ``started`` once it has some."""
+    body = {
+        "prompt": tokens, "max_tokens": STREAM_TOKENS, "stream": True, "return_token_ids": True,
+        **GREEDY,
+    }  # fmt: skip
+    headers = {"authorization": f"Bearer {cluster.api_key}"}
+    received: list[int] = []
+    with httpx.Client(timeout=300, headers=headers) as client:
+        with client.stream("POST", cluster.url + "/v1/completions", json=body) as answer:
+            lines = [""]
+            for line in answer.iter_lines():
+                lines.append(line)
+                if not line.startswith("data: {"):
+                    continue
+                event = json.loads(line[6:])
+                assert "error" not in event, event
+                for choice in event["choices"]:
+                    received += choice.get("token_ids") or []
+                if len(received) > 3:
+                    started.set()
+    assert "data: [DONE]" in lines
+    return received
+
+
+def wait_until_restarted(cluster: LocalCluster) -> None:
+    """Wait until each worker has a living process and is serving; the test's timeout bounds
+    this."""
+    while True:
+        workers = [*cluster.processes("prefill"), *cluster.processes("decode")]
+        if all(each["state"] == "serving" and psutil.pid_exists(each["pid"]) for each in workers):
+            return wait_until_ready(cluster)

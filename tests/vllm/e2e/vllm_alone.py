@@ -1,0 +1,46 @@
+"""Answer prompts with vLLM alone, without Baton: the reference of the tests beside this file.
+
+    .venv-vllm/bin/python -m tests.vllm.e2e.vllm_alone ANSWERS < jobs.json
+
+``jobs.json`` has, for each model directory, its prompts; the file ``ANSWERS`` will have their
+answers. Prompts are answered greedily, one at a time.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+ANSWER_TOKENS = 24
+POOL_BYTES = 64 * 2**20
+
+
+def answers(model: str, prompts: list[list[int]]) -> list[list[int]]:
+    from vllm import LLM, SamplingParams
+
+    alone = LLM(
+        model,
+        dtype="float32",
+        enforce_eager=True,
+        skip_tokenizer_init=True,
+        enable_prefix_caching=False,
+        block_size=32,
+        max_num_seqs=1,
+        kv_cache_memory_bytes=POOL_BYTES,
+    )
+    greedy = SamplingParams(
+        temperature=0.0, max_tokens=ANSWER_TOKENS, ignore_eos=True, detokenize=False
+    )
+    return [
+        list(
+            alone.generate({"prompt_token_ids": prompt}, greedy, use_tqdm=False)[0]
+            .outputs[0]
+            .token_ids
+        )
+        for prompt in prompts
+    ]
+
+
+if __name__ == "__main__":
+    jobs = json.load(sys.stdin)
+    found = {model: answers(model, prompts) for model, prompts in jobs.items()}
+    Path(sys.argv[1]).write_text(json.dumps(found))

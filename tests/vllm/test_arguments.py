@@ -1,0 +1,129 @@
+"""vLLM's own arguments: those that Baton can't honour are refused by name, the others are passed
+on."""
+
+from pathlib import Path
+
+import pytest
+
+from baton.engine.runner_options import RunnerOptions
+from baton.errors import Invalid
+from baton.vllm_engine.arguments import OWN_SETTINGS, UNSUPPORTED, vllm_config
+from tests.model_zoo import make_model
+
+OWN_VALUES = {
+    "model": "other/model",
+    "max_model_len": "100",
+    "max_num_seqs": "7",
+    "max_num_batched_tokens": "99",
+    "block_size": "64",
+    "dtype": "bfloat16",
+    "kv_cache_memory_bytes": "1000000",
+    "num_gpu_blocks_override": "8",
+    "served_model_name": "name",
+    "quantization": "fp8",
+}
+"""A value of each of vLLM's arguments that has a setting of Baton's own."""
+
+UNSUPPORTED_VALUES = {
+    "kv_transfer_config": """'{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'""",
+    "speculative_config": """'{"method": "ngram", "num_speculative_tokens": 2}'""",
+    "pipeline_parallel_size": "2",
+    "data_parallel_size": "2",
+    "enable_lora": "",
+    "decode_context_parallel_size": "2",
+    "scheduler_cls": "a.Scheduler",
+    "worker_cls": "a.Worker",
+}
+"""A value of each argument that is refused."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"), "qwen3")
+
+
+def options(**changes: object) -> RunnerOptions:
+    given = {"block_tokens": 32, "dtype": "float32", "max_model_tokens": 512, **changes}
+    return RunnerOptions(**given)  # type: ignore[arg-type]
+
+
+def refusal(path: Path, arguments: str, **changes: object) -> Invalid:
+    with pytest.raises(Invalid) as refused:
+        vllm_config(path, options(**changes), arguments)
+    return refused.value
+
+
+def flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def test_every_refused_argument_is_tested() -> None:
+    assert OWN_VALUES.keys() == OWN_SETTINGS.keys()
+    assert UNSUPPORTED_VALUES.keys() == UNSUPPORTED.keys()
+
+
+@pytest.mark.parametrize("name", OWN_VALUES)
+def test_arguments_with_a_setting_of_batons_own_name_it(name: str, model: Path) -> None:
+    error = refusal(model, f"{flag(name)} {OWN_VALUES[name]}")
+    assert str(error) == (
+        f"engine_args: {flag(name)} is the setting {OWN_SETTINGS[name]} in Baton; set that"
+    )
+    assert error.param == "engine_args"
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED_VALUES)
+def test_unsupported_arguments_say_why(name: str, model: Path) -> None:
+    error = refusal(model, f"{flag(name)} {UNSUPPORTED_VALUES[name]}")
+    assert str(error) == f"engine_args: {flag(name)}: {UNSUPPORTED[name]}"
+    assert error.param == "engine_args"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--no-such-flag", "unrecognized arguments: --no-such-flag"),
+        ("word", "unrecognized arguments: word"),
+        ("--tensor-parallel-size many", "invalid"),
+        ('--hf-overrides \'{"a": 1}', "No closing quotation"),
+    ],
+)
+def test_wrong_arguments_are_reported(arguments: str, message: str, model: Path) -> None:
+    error = refusal(model, arguments)
+    assert str(error).startswith("engine_args: ") and message in str(error)
+    assert error.param == "engine_args"
+
+
+def test_quoted_arguments_are_one_word(model: Path) -> None:
+    config = vllm_config(model, options(), """--additional-config '{"two words": "in one"}'""")
+    assert config.additional_config == {"two words": "in one"}
+
+
+def test_batons_settings_are_passed_to_vllm(model: Path) -> None:
+    given = options(max_sequences=5, max_batched_tokens=300, num_blocks=40, block_tokens=64)
+    config = vllm_config(model, given, "--enforce-eager")
+    assert config.model_config.enforce_eager
+    assert str(config.model_config.dtype) == "torch.float32"
+    assert config.model_config.max_model_len == 512
+    assert config.scheduler_config.max_num_seqs == 5
+    assert config.scheduler_config.max_num_batched_tokens == 300
+    assert config.cache_config.block_size == 64
+    assert config.cache_config.num_gpu_blocks_override == 40
+    assert not config.cache_config.enable_prefix_caching
+
+
+@pytest.mark.parametrize("block_tokens", [16, 48])
+def test_blocks_that_vllms_attention_does_not_support_are_refused(
+    block_tokens: int, model: Path
+) -> None:
+    error = refusal(model, "", block_tokens=block_tokens)
+    assert str(error) == (
+        f"block_tokens is {block_tokens}; vLLM's attention on CPUs needs a multiple of 32"
+    )
+    assert error.param == "block_tokens"
+
+
+def test_what_vllm_itself_refuses_is_one_line(model: Path) -> None:
+    message = str(refusal(model, "--tensor-parallel-size 3"))
+    assert message.startswith("vLLM refuses its configuration: ")
+    assert "must be divisible by tensor parallel size" in message
+    assert "\n" not in message and len(message) < 600

