@@ -118,8 +118,8 @@ KNOWN_BUSY: list[Any] = []
 
 
 def busy_jobs(worker: FakeWorker, fresh: Sequence[Any]) -> list[Any]:
-    """Return the busy streams, kept separately so that idle ones cost the in-memory worker
-    nothing."""
+    """Add the busy streams among ``fresh`` to KNOWN_BUSY, and return all busy streams that have not
+    ended. Searching the worker's jobs instead would visit all idle streams for each token."""
     KNOWN_BUSY.extend(job for job in fresh if job.spec.sampling.ignore_eos)
     KNOWN_BUSY[:] = [job for job in KNOWN_BUSY if not job.is_ended]
     return list(KNOWN_BUSY)

@@ -88,10 +88,11 @@ class ConfigFile(PydanticBaseSettingsSource):
 def read_config_file(
     path: str | None, known: Collection[str], warn: OnWarning = lambda warning: None
 ) -> dict[str, Any]:
-    """Read a YAML file of settings; its names may be old ones. Unknown settings of a newer version
-    are left out, with a warning (:mod:`baton.config.config_version`). Raises Invalid if it can't be
-    read, is not a mapping, or has other keys that are not in ``known``. The message shows no other
-    part of the file, which may have secrets."""
+    """Read a YAML file of settings. Old names of renamed settings are accepted. If the file was
+    written for a newer version of Baton, settings that are not in ``known`` are left out, with a
+    warning (:mod:`baton.config.config_version`); otherwise they raise Invalid. Also raises Invalid
+    if the file can't be read or is not a mapping. Error messages may name an unknown setting, but
+    never show a value, which may be secret."""
     if not path:
         return {}
     where = f"config file {path}"

@@ -13,13 +13,14 @@ row there."""
 def continuing_sequences(
     running: Iterable[Request], plan: Plan, requests: Sequence[Request]
 ) -> list[ContinuingSequence] | None:
-    """Return the requests to compute in the step after ``plan``, while ``plan`` is computed for
-    ``requests``: all running requests, without those that certainly leave the batch after their
-    next token.
+    """Return the requests of the next step while the device still computes the current one.
+    ``plan`` is the current step's plan, and ``requests`` are the requests of its rows. The next
+    step has all running requests except those that leave the batch after their next token,
+    whichever token that is.
 
-    Return None if these requests can't be known yet, because a prompt is being computed or a
-    grammar needs the sampled token first. Also return None while a migration waits until no step in
-    flight computes its request."""
+    Return None if the next step can't be planned yet: a prompt is still being computed, a grammar
+    needs the current step's token, or a running request is to be migrated, which is only possible
+    once no step in flight computes it."""
     if not all(row.sample and row.mask is None for row in plan.rows):
         return None
     places = {request: place for place, request in enumerate(requests)}

@@ -83,8 +83,8 @@ class Scheduler:
         return self._config.max_batch_requests - len(self._running) - len(self._reserved)
 
     def retry_admission(self) -> None:
-        """Note that something changed outside of a step, so that a waiting sequence may now be
-        admitted."""
+        """Let the next step try to admit waiting sequences again. Call this after a change that may
+        make it possible: a sequence was added or changed its phase, or blocks were freed."""
         self._stalled = False
 
     def enqueue(self, sequence: Sequence) -> None:

@@ -1,9 +1,10 @@
 """The code that prefill and decode workers share: admitting requests, delivering outputs, draining.
 
-- :class:`~baton.worker.program.WorkerProgram`: a worker process, which opens both sides.
+- :class:`~baton.worker.program.WorkerProgram`: a worker process. It opens the worker's prefill side
+  and its decode side, and their connections to other processes.
 - :class:`~baton.worker.worker.Worker`: admits requests, delivers outputs, drains. It composes a
-  :class:`~baton.worker.sides.PrefillSide` and a :class:`~baton.worker.sides.DecodeSide`, which
-  don't know each other.
+  :class:`~baton.worker.sides.PrefillSide` (computes prompts) and a
+  :class:`~baton.worker.sides.DecodeSide` (generates answers), which don't know each other.
 - :class:`~baton.worker.job.Job`, :class:`~baton.worker.job_table.JobTable` and
   :class:`~baton.worker.job_lifecycle.JobLifecycle`: one placement of a request, all placements on
   the worker, and how they start and end.

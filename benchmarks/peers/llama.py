@@ -147,7 +147,7 @@ class LlamaCppEngine:
 
     def prepare(self, work: dict[str, Any]) -> str:
         """Prepare a case; return its fastest method, which ``step`` will use."""
-        best = min(_ways(512), key=lambda attention: self._try(work, attention))
+        best = min(_attention_configs(512), key=lambda attention: self._try(work, attention))
         if work["kind"] == "prefill" and work["context"] > 512:
             large = replace(best, ubatch=min(2048, work["context"]))
             best = min((best, large), key=lambda attention: self._try(work, attention))
@@ -196,8 +196,8 @@ class LlamaCppEngine:
         return self._session
 
 
-def _ways(ubatch: int) -> list[AttentionConfig]:
-    """Return the methods with both kinds of attention."""
+def _attention_configs(ubatch: int) -> list[AttentionConfig]:
+    """Return two configurations of llama.cpp: with and without flash attention."""
     return [AttentionConfig(flash, ubatch, "f16") for flash in (True, False)]
 
 

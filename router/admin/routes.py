@@ -60,9 +60,10 @@ def check_admin(context: RouterContext, request: Request) -> None:
 
 
 def _comes_from_browser_page(request: Request) -> bool:
-    """Whether a browser on this machine sends the request for a web page. The request then has an
-    ``origin``, or, if the page's own host name was made to resolve to this machine (DNS rebinding),
-    that name as ``host``. An IP address can't be such a name."""
+    """Whether a web page that is open in a browser may have sent the request. Such a request has an
+    ``Origin`` header, or, if the page's host name was made to resolve to this machine (DNS
+    rebinding), that host name in its ``Host`` header. A ``Host`` that is an IP address or has no
+    dot is no sign of a web page."""
     host = request.url.hostname or ""
     is_name = "." in host and not host.replace(".", "").isdigit()
     return "origin" in request.headers or is_name

@@ -125,7 +125,8 @@ def kubernetes(monkeypatch: pytest.MonkeyPatch) -> Kubernetes:
 
 
 async def test_only_the_leading_conductor_resizes(kubernetes: Kubernetes) -> None:
-    """A new leader first repairs what its predecessor may have left unfinished."""
+    """The conductor that holds the lease is the leader. A new leader ends the drains that its
+    predecessor may have left behind if it died while resizing."""
     one = asyncio.create_task(kubernetes.resizer("one").run())
     await kubernetes.wait(1)
     two = asyncio.create_task(kubernetes.resizer("two").run())

@@ -45,7 +45,8 @@ def test_batch_of_decodes_only() -> None:
 
 
 def test_kept_block_tables_equal_fresh_ones_over_many_steps() -> None:
-    """Requests start, grow and end; some share a table, and some return with other blocks."""
+    """Each step has a random subset of six requests, whose contexts grow. In some steps, two rows
+    have the same block table; now and then, a request gets new blocks, as after a preemption."""
     print(f"seed {SEED}")
     chance, tables = np.random.default_rng(SEED), BlockTableCache()
     rows = [row(str(n), int(chance.integers(40)), 1, ()) for n in range(6)]

@@ -1,5 +1,6 @@
-"""Tests which requests from web pages, and which requests without a key, the router rejects:
-foreign host names that resolve to this machine, foreign origins, and metrics."""
+"""Tests which requests of web pages the router rejects: those with a foreign origin, and those with
+a foreign host name that resolves to this machine. Also tests that, without an admin key, the admin
+API rejects proxied requests, and that only admins see the tenants' metrics."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

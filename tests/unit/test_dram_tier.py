@@ -1,4 +1,5 @@
-"""The store's DRAM tier and its slabs: exact slots, and eviction order."""
+"""Tests the store's DRAM tier, whose memory is divided into slabs, each with slots of one size: the
+slots that blocks get, the order of evictions, leases and quotas."""
 
 import pytest
 from hypothesis import given, settings

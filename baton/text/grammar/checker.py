@@ -103,7 +103,8 @@ class GrammarChecker:
             self._valid_digests.popitem(last=False)
 
     def start_helper(self) -> None:
-        """Start a helper in advance."""
+        """Start a helper process now, so that the first check need not wait until one has
+        started."""
         self._idle.append(GrammarHelperProcess(self._arguments))
 
     def close(self) -> None:
