@@ -1,6 +1,9 @@
 """Builds vLLM's configuration from Baton's settings and vLLM's own arguments."""
 
+import json
 import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,20 +30,46 @@ OWN_SETTINGS = {
     "kv_cache_memory_bytes": "pool_bytes",
     "num_gpu_blocks_override": "num_blocks",
     "served_model_name": "served_model_name",
+    "log_level": "log_level",
 }
 """vLLM's arguments that have a setting of Baton's own."""
 
 UNSUPPORTED = {
     "kv_transfer_config": "Baton transfers the KV itself",
     "speculative_config": "speculative decoding with engine vllm is not supported yet",
+    "spec_method": "speculative decoding with engine vllm is not supported yet",
     "pipeline_parallel_size": "pipeline parallelism is not supported yet",
     "data_parallel_size": "start more workers instead",
     "enable_lora": "LoRA adapters are not supported yet",
     "decode_context_parallel_size": "context parallelism is not supported yet",
+    "runner": "engine vllm generates text only",
     "scheduler_cls": "Baton schedules",
     "worker_cls": "Baton has a worker class of its own",
+    "enable_prefix_caching": "Baton has a prefix cache of its own",
+    "async_scheduling": "set async_scheduling of Baton",
 }
-"""vLLM's arguments that would contradict Baton, and why they are refused."""
+"""Arguments that are refused with a reason of their own."""
+
+CHANGES_KV = frozenset({
+    "attention_backend", "attention_config", "hf_config_path", "hf_overrides", "kernel_config",
+    "kv_cache_dtype", "kv_cache_dtype_skip_layers", "linear_backend", "load_format",
+    "model_class_overrides", "model_impl", "model_loader_extra_config", "model_weights",
+    "moe_backend", "quantization", "quantization_config", "seed",
+})  # fmt: skip
+"""Arguments that are passed on and may change the KV, so they are part of the model's digest."""
+
+KEEPS_KV = frozenset({
+    "additional_config", "allow_deprecated_quantization", "compilation_config", "cpu_offload_gb",
+    "cudagraph_capture_sizes", "disable_custom_all_reduce", "distributed_timeout_seconds",
+    "download_dir", "enable_expert_parallel", "enforce_eager", "gpu_memory_utilization",
+    "ignore_patterns", "max_cudagraph_capture_size", "max_parallel_loading_workers", "numa_bind",
+    "numa_bind_cpus", "numa_bind_nodes", "optimization_level", "performance_mode",
+    "pt_load_map_location", "safetensors_load_strategy", "tensor_parallel_size",
+    "trust_remote_code", "use_tqdm_on_load",
+})  # fmt: skip
+"""Arguments that are passed on and keep the KV as it is, but for rounding. All arguments that are
+in neither set are refused, because they concern parts of vLLM that Baton does not use, or might
+contradict Baton."""
 
 
 class _Parser(FlexibleArgumentParser):  # type: ignore[misc]
@@ -48,23 +77,52 @@ class _Parser(FlexibleArgumentParser):  # type: ignore[misc]
         raise Invalid(f"engine_args: {message}", param="engine_args")
 
 
-def vllm_config(path: Path, options: RunnerOptions, arguments: str) -> VllmConfig:
+@dataclass(frozen=True, slots=True)
+class VllmArguments:
+    """vLLM's configuration, and a text that is equal for two of them only if they make the same KV
+    from the same checkpoint."""
+
+    config: VllmConfig
+    kv_identity: str
+
+
+def read_arguments(path: Path, options: RunnerOptions, arguments: str) -> VllmArguments:
     """Return vLLM's configuration for the model at ``path``. ``arguments`` are what one would pass
     to ``vllm serve``. Raises Invalid if vLLM does not accept them or Baton can't honour them."""
     _check_options(options)
     parsed = _parse(arguments)
-    if parsed.get("tensor_parallel_size", 1) > 1 and not current_platform.is_cpu():
+    ranks = int(parsed.get("tensor_parallel_size", 1))
+    if ranks > 1 and not current_platform.is_cpu():
         raise Invalid(
             "engine_args: --tensor-parallel-size: tensor parallelism on GPUs is not supported yet",
             param="engine_args",
         )
-    values = {**parsed, **_own_values(path, options)}
+    values = {**parsed, **_own_values(path, options, ranks)}
     try:
-        return EngineArgs(**values).create_engine_config()
+        config = EngineArgs(**values).create_engine_config()
     except Invalid:
         raise
     except Exception as error:  # vLLM and pydantic raise many types for invalid configurations
         raise Invalid(f"vLLM refuses its configuration: {_summary(error)}") from error
+    _check_generates_text(config)
+    return VllmArguments(config, _kv_identity(parsed, config))
+
+
+def _check_generates_text(config: VllmConfig) -> None:
+    model = config.model_config
+    if model.runner_type != "generate":
+        raise Invalid("the model is for pooling; engine vllm generates text", param="model")
+    if model.is_encoder_decoder:
+        raise Invalid("encoder-decoder models are not supported by engine vllm", param="model")
+
+
+def _kv_identity(parsed: Mapping[str, Any], config: VllmConfig) -> str:
+    changes = {name: repr(value) for name, value in parsed.items() if name in CHANGES_KV}
+    rope = str(getattr(config.model_config.hf_text_config, "rope_parameters", ""))
+    # Such models choose their frequencies by the maximum length.
+    length = config.model_config.max_model_len if "longrope" in rope else 0
+    known = (config.model_config.dtype, config.model_config.quantization, length)
+    return json.dumps([changes, [str(each) for each in known]], sort_keys=True)
 
 
 def _check_options(options: RunnerOptions) -> None:
@@ -75,8 +133,8 @@ def _check_options(options: RunnerOptions) -> None:
         "quantization": options.quantization != "none" and _is_argument("--quantization"),
         "kv_dtype": options.kv_dtype != "auto" and _is_argument("--kv-cache-dtype"),
         "cpu_kernels": options.cpu_kernels == "on" and "has no effect with engine vllm",
-        "device": not options.device.startswith(("auto", device))
-        and f"is {options.device}, but this vLLM is built for {device}",
+        "device": options.device not in ("auto", device)
+        and f"is {options.device}; this vLLM is built for {device}, so it must be auto or {device}",
     }
     for setting, problem in problems.items():
         if problem:
@@ -99,7 +157,7 @@ def _parse(arguments: str) -> dict[str, Any]:
     changed = {
         name: value
         for name, value in given.items()
-        if name in EngineArgs.__dataclass_fields__ and value != defaults[name]
+        if name in EngineArgs.__dataclass_fields__ and value != defaults.get(name)
     }
     for name in changed:
         flag = f"--{name.replace('_', '-')}"
@@ -110,27 +168,34 @@ def _parse(arguments: str) -> dict[str, Any]:
             )
         if name in UNSUPPORTED:
             raise Invalid(f"engine_args: {flag}: {UNSUPPORTED[name]}", param="engine_args")
+        if name not in CHANGES_KV | KEEPS_KV:
+            raise Invalid(
+                f"engine_args: {flag} concerns a part of vLLM that Baton does not use, or is not "
+                "supported yet",
+                param="engine_args",
+            )
     return changed
 
 
-def _own_values(path: Path, options: RunnerOptions) -> dict[str, Any]:
+def _own_values(path: Path, options: RunnerOptions, ranks: int) -> dict[str, Any]:
     values: dict[str, Any] = {
         "model": str(path),
         "tokenizer": str(path),
         "skip_tokenizer_init": True,
         "dtype": options.dtype,
         "max_model_len": options.max_model_tokens or -1,
-        "max_num_seqs": options.max_sequences,
+        "max_num_seqs": min(options.max_sequences, options.max_batched_tokens),
         "max_num_batched_tokens": options.max_batched_tokens,
         "enable_prefix_caching": False,
         "async_scheduling": False,
         "disable_hybrid_kv_cache_manager": True,
         "disable_log_stats": True,
+        "language_model_only": True,
         "block_size": options.block_tokens,
     }
     if current_platform.is_cpu():
         values["worker_cls"] = "baton.vllm_engine.cpu_worker.BatonCpuWorker"
-        values["kv_cache_memory_bytes"] = options.pool_bytes or DEFAULT_POOL_BYTES
+        values["kv_cache_memory_bytes"] = (options.pool_bytes or DEFAULT_POOL_BYTES) // ranks
         _check_cpu_block(options.block_tokens)
     else:
         values["worker_cls"] = "baton.vllm_engine.gpu_worker.BatonGpuWorker"

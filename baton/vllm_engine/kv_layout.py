@@ -39,8 +39,8 @@ def pack_kv_cache(configs: list[KVCacheConfig], layout: KVCacheLayout) -> Packed
     if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, AttentionSpec):
         kinds = ", ".join(sorted({type(group.kv_cache_spec).__name__ for group in groups}))
         raise Invalid(
-            f"the model's KV cache has {len(groups)} kinds of blocks ({kinds}); engine vllm "
-            "supports models with one kind: those whose layers all have paged attention",
+            f"the layers of the model have KV of different kinds or shapes ({kinds}); engine vllm "
+            "supports models whose layers all have paged attention of one shape",
             param="model",
         )
     if isinstance(groups[0].kv_cache_spec, MLAAttentionSpec) and current_platform.is_cpu():

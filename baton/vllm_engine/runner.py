@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
@@ -18,8 +20,8 @@ from baton.core.request import TokenLogprob
 from baton.engine.model import no_op
 from baton.engine.plan import Plan, Row, SampledToken, StepOutput
 from baton.engine.runner_options import RunnerOptions
-from baton.errors import Invalid
-from baton.vllm_engine.arguments import vllm_config
+from baton.errors import BatonError, Invalid, Unavailable
+from baton.vllm_engine.arguments import VllmArguments, read_arguments
 from baton.vllm_engine.batch import WorkerBatch
 from baton.vllm_engine.kv_layout import PackedLayout, pack_kv_cache
 from baton.vllm_engine.kv_pool import VllmKvPool, create_host_pool
@@ -33,21 +35,30 @@ class VllmRunner:
     vLLM's executor runs its workers in this process, or in one process per rank. If one of them
     dies, :meth:`run` raises."""
 
-    def __init__(self, executor: Executor, config: VllmConfig, limits: ModelLimits, digest: bytes):
+    def __init__(
+        self, executor: Executor, arguments: VllmArguments, limits: ModelLimits, checkpoint: bytes
+    ) -> None:
+        """``checkpoint`` is the digest of the model's files."""
+        config = arguments.config
         self._executor = executor
+        self._runs_here = isinstance(executor, UniProcExecutor) and current_platform.is_cpu()
         self._batch = WorkerBatch()
         layout = _initialize_kv_cache(executor, config)
         self.pool = _allocate(executor, layout)
         self.limits = ModelLimits(
             limits.vocab_size, int(config.model_config.max_model_len), limits.eos_token_ids
         )
-        self.model_digest = digest
-        self.kv_dtype = layout.kv_dtype
-        self.kv_layout = layout.name
+        self.kv_dtype = str(config.cache_config.cache_dtype).replace("auto", layout.kv_dtype)
+        self.kv_layout = f"{layout.name}@{_attention_identity(executor)}"
         self.quantization = str(config.model_config.quantization or "none")
         self.numerics_fingerprint = ""
-        self.description = f"vLLM {check_vllm_version()}"
+        version = check_vllm_version()
+        self.description = f"vLLM {version}"
         self.is_fallback = False
+        digest = hashlib.blake2b(checkpoint, digest_size=16, person=b"baton.vllm.v1")
+        for part in (version, arguments.kv_identity, self.kv_dtype, self.kv_layout):
+            digest.update(f"{part}\n".encode())
+        self.model_digest = digest.digest()
         executor.compile_or_warm_up_model()
 
     @classmethod
@@ -55,17 +66,23 @@ class VllmRunner:
         cls, path: Path, limits: ModelLimits, options: RunnerOptions, arguments: str
     ) -> "VllmRunner":
         """Load a model into vLLM's workers. ``arguments`` are vLLM's own command-line arguments.
-        Raises Invalid if vLLM can't run the model or does not accept the arguments."""
-        version = check_vllm_version()
-        config = vllm_config(path, options, arguments)
-        digest = hashlib.blake2b(model_digest(path), digest_size=16, person=b"baton.vllm.v1")
-        digest.update(f"{version}:{config.model_config.dtype}".encode())
-        digest.update(f":{config.model_config.quantization}".encode())
+        Raises Invalid if vLLM can't run the model or does not accept the arguments, Unavailable if
+        there is too little device memory."""
+        check_vllm_version()
+        given = read_arguments(path, options, arguments)
+        executor: Executor | None = None
         try:
-            executor = Executor.get_class(config)(config)
-            return cls(executor, config, limits, digest.digest())
-        except (ValueError, RuntimeError, NotImplementedError, OSError) as error:
-            raise Invalid(f"vLLM can't load {path}: {_last_line(error)}", param="model") from error
+            executor = Executor.get_class(given.config)(given.config)
+            return cls(executor, given, limits, model_digest(path))
+        except BaseException as error:
+            if executor is not None:
+                executor.shutdown()
+            if isinstance(error, BatonError) or not isinstance(error, Exception):
+                raise
+            message = f"vLLM can't load {path}: {_last_line(error)}"
+            if isinstance(error, torch.OutOfMemoryError):
+                raise Unavailable(message) from error
+            raise Invalid(message, param="model") from error
 
     @property
     def num_blocks(self) -> int:
@@ -85,14 +102,20 @@ class VllmRunner:
         for source, target in prepared.copies:
             self.pool.tensor[target].copy_(self.pool.tensor[source])
         message = self._batch.messages(prepared)
+        if self._runs_here:
+            on_start()  # execute_model() returns when the step is computed
         future = self._executor.execute_model(message, non_block=True)
-        on_start()
+        if not self._runs_here:
+            on_start()
         future.result()
         rows = {
             request_id: _with_computed_mask(row)
             for request_id, row in self._batch.rows_by_id(prepared).items()
         }
-        step: SampledStep = self._executor.collective_rpc("sample_step", args=(rows,))[0]
+        timeout = float(envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
+        step: SampledStep = self._executor.collective_rpc(
+            "sample_step", timeout=timeout, args=(rows,)
+        )[0]
         self._batch.record(prepared, step)
         return self._output(prepared, step)
 
@@ -159,6 +182,15 @@ def _prefer_contiguous_blocks(executor: Executor, config: VllmConfig) -> None:
         if KVCacheLayout[name].is_block_outermost and KVCacheLayout[name].is_block_compact:
             config.cache_config.kv_cache_layout = name
             return
+
+
+def _attention_identity(executor: Executor) -> str:
+    """Return what determines the order of the bytes within a page: the attention backends. Raises
+    Invalid if the ranks differ."""
+    kinds = set(executor.collective_rpc("attention_identity"))
+    if len(kinds) > 1:
+        raise Invalid(f"vLLM's ranks have different attention kernels: {', '.join(sorted(kinds))}")
+    return str(kinds.pop())
 
 
 def _allocate(executor: Executor, layout: PackedLayout) -> VllmKvPool:

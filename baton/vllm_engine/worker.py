@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from vllm.platforms import current_platform
 from vllm.v1.outputs import SamplerOutput
 
 from baton.core.ids import TokenId
@@ -77,6 +78,16 @@ class SamplingWorker:
         warmed_up = super().compile_or_warm_up_model()  # type: ignore[misc]
         self.model_runner.sampler = self._sampler  # the warm-up needs vLLM's own
         return warmed_up
+
+    def attention_identity(self) -> str:
+        """Return the device's type and the attention kernels, which decide on the order of the
+        bytes within a page of the KV cache. Call it after ``initialize_from_config``."""
+        kernels = {
+            f"{group.backend.get_name()}/{getattr(group.get_metadata_builder(), 'isa', '')}"
+            for groups in self.model_runner.attn_groups
+            for group in groups
+        }
+        return f"{current_platform.device_type}:{'+'.join(sorted(kernels))}"
 
     def sample_step(self, rows: StepRows) -> SampledStep:
         """Sample the step that ``execute_model`` has computed. ``rows`` need not contain requests

@@ -4,10 +4,18 @@ on."""
 from pathlib import Path
 
 import pytest
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
 
 from baton.engine.runner_options import RunnerOptions
 from baton.errors import Invalid
-from baton.vllm_engine.arguments import OWN_SETTINGS, UNSUPPORTED, vllm_config
+from baton.vllm_engine.arguments import (
+    CHANGES_KV,
+    KEEPS_KV,
+    OWN_SETTINGS,
+    UNSUPPORTED,
+    read_arguments,
+)
 from tests.model_zoo import make_model
 
 OWN_VALUES = {
@@ -20,7 +28,7 @@ OWN_VALUES = {
     "kv_cache_memory_bytes": "1000000",
     "num_gpu_blocks_override": "8",
     "served_model_name": "name",
-    "quantization": "fp8",
+    "log_level": "DEBUG",
 }
 """A value of each of vLLM's arguments that has a setting of Baton's own."""
 
@@ -31,10 +39,17 @@ UNSUPPORTED_VALUES = {
     "data_parallel_size": "2",
     "enable_lora": "",
     "decode_context_parallel_size": "2",
+    "spec_method": "ngram",
+    "runner": "pooling",
+    "enable_prefix_caching": "",
+    "async_scheduling": "",
     "scheduler_cls": "a.Scheduler",
     "worker_cls": "a.Worker",
 }
 """A value of each argument that is refused."""
+
+
+ARGUMENT = "is one of vLLM's own arguments with engine vllm: set"
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +60,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def options(**changes: object) -> RunnerOptions:
     given = {"block_tokens": 32, "dtype": "float32", "max_model_tokens": 512, **changes}
     return RunnerOptions(**given)  # type: ignore[arg-type]
+
+
+def vllm_config(path: Path, given: RunnerOptions, arguments: str) -> VllmConfig:
+    return read_arguments(path, given, arguments).config
 
 
 def refusal(path: Path, arguments: str, **changes: object) -> Invalid:
@@ -109,6 +128,66 @@ def test_batons_settings_are_passed_to_vllm(model: Path) -> None:
     assert config.cache_config.block_size == 64
     assert config.cache_config.num_gpu_blocks_override == 40
     assert not config.cache_config.enable_prefix_caching
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("deterministic", True, "deterministic is not supported by engine vllm"),
+        ("quantization", "int8", f"quantization {ARGUMENT} --quantization in engine_args"),
+        ("kv_dtype", "fp8", f"kv_dtype {ARGUMENT} --kv-cache-dtype in engine_args"),
+        ("cpu_kernels", "on", "cpu_kernels has no effect with engine vllm"),
+        ("device", "cuda", "device is cuda; this vLLM is built for cpu, so it must be auto or cpu"),
+    ],
+)  # fmt: skip
+def test_settings_of_batons_own_engine_are_refused(
+    setting: str, value: object, message: str, model: Path
+) -> None:
+    error = refusal(model, "", **{setting: value})
+    assert (str(error), error.param) == (message, setting)
+
+
+@pytest.mark.parametrize("name", sorted(CHANGES_KV | KEEPS_KV))
+def test_arguments_that_are_passed_on_exist(name: str) -> None:
+    assert name in EngineArgs.__dataclass_fields__
+    assert name not in OWN_SETTINGS and name not in UNSUPPORTED
+
+
+@pytest.mark.parametrize(
+    "flags", ["--kv-sharing-fast-prefill", "--nnodes 2", "--enable-sleep-mode"]
+)
+def test_all_other_arguments_are_refused(flags: str, model: Path) -> None:
+    error = refusal(model, flags)
+    assert str(error) == (
+        f"engine_args: {flags.split()[0]} concerns a part of vLLM that Baton does not use, or is "
+        "not supported yet"
+    )
+
+
+def test_arguments_that_change_the_kv_change_its_identity(model: Path) -> None:
+    def identity(arguments: str, **changes: object) -> str:
+        return read_arguments(model, options(**changes), arguments).kv_identity
+
+    plain = identity("")
+    assert identity("--enforce-eager --gpu-memory-utilization 0.5") == plain
+    assert identity("", max_sequences=3, pool_bytes=10_000_000) == plain
+    changes = ["--load-format dummy", "--seed 3", "--hf-overrides '{\"rms_norm_eps\": 0.5}'"]
+    others = {identity(each) for each in changes} | {identity("", dtype="bfloat16")}
+    assert len(others) == 4 and plain not in others
+
+
+def test_the_pool_is_divided_among_the_ranks(model: Path) -> None:
+    config = vllm_config(model, options(pool_bytes=64_000_000), "--tensor-parallel-size 2")
+    assert config.cache_config.kv_cache_memory_bytes == 32_000_000
+
+
+def test_more_sequences_than_tokens_of_a_step_are_fine(model: Path) -> None:
+    config = vllm_config(model, options(max_sequences=64, max_batched_tokens=32), "")
+    assert config.scheduler_config.max_num_seqs == 32
+
+
+def test_without_graphs_vllm_is_eager(model: Path) -> None:
+    assert vllm_config(model, options(cuda_graphs=False), "").model_config.enforce_eager
 
 
 @pytest.mark.parametrize("block_tokens", [16, 48])

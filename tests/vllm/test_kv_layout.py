@@ -114,8 +114,8 @@ def test_tensors_follow_one_another_in_a_block() -> None:
 @pytest.mark.parametrize(
     ("specs", "kinds"),
     [
-        ((ATTENTION, MAMBA), "2 kinds of blocks (FullAttentionSpec, MambaSpec)"),
-        ((MAMBA,), "1 kinds of blocks (MambaSpec)"),
+        ((ATTENTION, MAMBA), "different kinds or shapes (FullAttentionSpec, MambaSpec)"),
+        ((MAMBA,), "different kinds or shapes (MambaSpec)"),
     ],
 )
 def test_models_with_other_kinds_of_blocks_are_refused(
@@ -123,5 +123,5 @@ def test_models_with_other_kinds_of_blocks_are_refused(
 ) -> None:
     with pytest.raises(Invalid) as refused:
         pack(config(4, tensor(4, "a", "b"), specs=specs))
-    assert f"the model's KV cache has {kinds}" in str(refused.value)
+    assert f"the layers of the model have KV of {kinds};" in str(refused.value)
     assert refused.value.param == "model"
