@@ -30,7 +30,7 @@ from baton.vllm_engine.worker import SampledStep, memory_path
 
 
 class VllmRunner:
-    """Implements :class:`baton.engine.model_runner.LoadedRunner` with an embedded vLLM.
+    """Implements :class:`baton.engine.loaded_runner.LoadedRunner` with an embedded vLLM.
 
     vLLM's executor runs its workers in this process, or in one process per rank. If one of them
     dies, :meth:`run` raises."""
