@@ -3,9 +3,6 @@
 from baton.config import Settings
 from baton.engine.runner_options import RunnerOptions
 
-DEFAULT_BLOCK_TOKENS = {"baton": 16, "vllm": 32}
-"""Default of the setting ``block_tokens``, by engine."""
-
 
 def runner_options(settings: Settings) -> RunnerOptions:
     return RunnerOptions(
@@ -13,7 +10,7 @@ def runner_options(settings: Settings) -> RunnerOptions:
         dtype=settings.dtype,
         num_blocks=settings.num_blocks,
         pool_bytes=settings.pool_bytes,
-        block_tokens=block_tokens(settings),
+        block_tokens=settings.kv_block_tokens,
         cpu_kernels=settings.cpu_kernels,
         quantization=settings.quantization,
         kv_dtype=settings.kv_dtype,
@@ -23,8 +20,3 @@ def runner_options(settings: Settings) -> RunnerOptions:
         max_sequences=settings.max_sequences,
         max_batched_tokens=settings.max_batched_tokens,
     )
-
-
-def block_tokens(settings: Settings) -> int:
-    """Return the size of a KV block, in tokens."""
-    return settings.block_tokens or DEFAULT_BLOCK_TOKENS[settings.engine]

@@ -13,7 +13,7 @@ from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.runner import ModelRunner
-from baton.engine_settings import block_tokens, runner_options
+from baton.engine_settings import runner_options
 from baton.errors import Invalid
 from baton.text.grammar.matcher import GrammarCompiler
 from baton.text.tokenizer import Tokenizer
@@ -83,7 +83,7 @@ def generate(
 def engine_config(settings: Settings, runner: ModelRunner, num_prompts: int) -> EngineConfig:
     limit = runner.model_config.max_position_embeddings
     return EngineConfig(
-        block_tokens=block_tokens(settings),
+        block_tokens=settings.kv_block_tokens,
         max_batched_tokens=settings.max_batched_tokens,
         chunk_tokens=settings.chunk_tokens,
         max_sequences=settings.max_sequences,

@@ -63,7 +63,7 @@ def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, An
         # Otherwise each counter and histogram exports another time series with its creation time.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         set_thread_environment(settings.threads if Role(role) in WORKER_ROLES else 1)
-        if settings.engine == "vllm":
+        if Role(role) in WORKER_ROLES and settings.engine == "vllm":
             set_vllm_environment()
         # Probes and scrapes from other machines may use any name for this host, so host names are
         # checked only if the ops server listens on loopback.

@@ -65,7 +65,8 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
     (Reader.ROUTER, Reader.CONDUCTOR): "slo_ttft_seconds",
     (Reader.ROUTER, Reader.WORKER): "served_model_name",
     (Reader.ROUTER, Reader.WORKER, Reader.MOCK): "max_model_tokens",
-    (Reader.ROUTER, Reader.WORKER, Reader.MOCK, Reader.SUPERVISOR): "model engine",
+    (Reader.ROUTER, Reader.WORKER, Reader.MOCK, Reader.SUPERVISOR): "model",
+    (Reader.WORKER, Reader.MOCK, Reader.SUPERVISOR): "engine",
     (Reader.ROUTER, Reader.SUPERVISOR): """
         host port reuse_port tls_certificate admin_key tenant_secret""",
     _ROUTER: """
@@ -88,11 +89,11 @@ _READERS: Mapping[tuple[Reader, ...], str] = MappingProxyType({
         kubernetes_pools kubernetes_lease kubernetes_initial_replicas kubernetes_watch
         placement_policy admission
         local_prefill""",
-    (Reader.WORKER, Reader.SUPERVISOR): "device threads engine_args",
+    (Reader.WORKER, Reader.SUPERVISOR): "device threads",
     (Reader.WORKER, Reader.MOCK): "block_tokens",
     _WORKER: """
-        dtype quantization kv_dtype cpu_kernels cuda_graphs deterministic async_scheduling
-        num_blocks pool_bytes max_batched_tokens chunk_tokens max_waiting prefill_order
+        engine_args dtype quantization kv_dtype cpu_kernels cuda_graphs deterministic
+        async_scheduling num_blocks pool_bytes max_batched_tokens chunk_tokens max_waiting prefill_order
         tenant_fairness store_timeout_seconds store_reload""",
     _TRANSFERS: "transports nixl_interfaces nixl_private_network",
     _KVSTORE: """

@@ -31,6 +31,10 @@ SECRET_SETTINGS = {
 """Settings whose values error messages never show."""
 
 
+DEFAULT_BLOCK_TOKENS = {"baton": 16, "vllm": 32}
+"""The size of a KV block, by engine, if ``block_tokens`` is not set."""
+
+
 class Settings(RouterSettings, WorkerSettings, AutoscalingSettings, ClusterSettings, BaseSettings):
     """The settings, frozen. Build them with :func:`baton.config.load_settings`, which explains
     wrong values."""
@@ -63,6 +67,11 @@ class Settings(RouterSettings, WorkerSettings, AutoscalingSettings, ClusterSetti
         if "*" in self.allowed_hosts or not (self.allowed_hosts or host in LOOPBACK):
             return None
         return (*self.allowed_hosts, *filter(None, [self.advertise_address]))
+
+    @property
+    def kv_block_tokens(self) -> int:
+        """The size of a KV block, in tokens."""
+        return self.block_tokens or DEFAULT_BLOCK_TOKENS[self.engine]
 
     @property
     def trust(self) -> ClusterCredentials:

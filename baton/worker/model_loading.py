@@ -16,7 +16,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.executor import ThreadedExecutor
 from baton.engine.loaded_runner import LoadedRunner
-from baton.engine_settings import block_tokens, runner_options
+from baton.engine_settings import runner_options
 from baton.errors import Invalid
 from baton.serve.status_pipe import report_progress
 from baton.text.grammar.checker import GrammarChecker
@@ -69,7 +69,7 @@ def engine_config(settings: Settings, limits: ModelLimits) -> EngineConfig:
     """Return the engine's configuration for a model with ``limits``."""
     limit = limits.max_position_embeddings
     return EngineConfig(
-        block_tokens=block_tokens(settings),
+        block_tokens=settings.kv_block_tokens,
         max_batched_tokens=settings.max_batched_tokens,
         chunk_tokens=settings.chunk_tokens or settings.max_batched_tokens,
         target_inter_token_latency_seconds=settings.slo_itl_seconds,

@@ -21,7 +21,7 @@ from baton.engine.bench.roofline_demand import ElementSizes, roofline_demand
 from baton.engine.bench.stopwatch import median_time, time_repeatedly
 from baton.engine.native.processor import model_name
 from baton.engine.runner import ModelRunner, pick_device, pick_dtype, pick_kv_dtype
-from baton.engine_settings import block_tokens, runner_options
+from baton.engine_settings import runner_options
 from baton.errors import Invalid
 from command_line.bench_engine import roofline_plot
 from command_line.bench_engine.config import EngineBenchConfig
@@ -149,7 +149,7 @@ def _cases(options: EngineBenchConfig, config: ModelConfig) -> Sequence[BenchCas
 
 def _load(options: EngineBenchConfig, path: Path, fitting: Sequence[BenchCase]) -> ModelRunner:
     settings = options.settings
-    num_blocks = max_blocks(fitting, block_tokens(settings))
+    num_blocks = max_blocks(fitting, settings.kv_block_tokens)
     return ModelRunner.load(
         path,
         replace(runner_options(settings), num_blocks=num_blocks),

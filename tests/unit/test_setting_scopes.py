@@ -32,6 +32,7 @@ ROOMS: dict[str, frozenset[Reader]] = {
 
 PROPERTIES = {
     "trust": "cluster_secret rpc_tls_certificate rpc_tls_key rpc_tls_ca",
+    "kv_block_tokens": "block_tokens engine",
     "model_name": "model served_model_name",
     "required_redis_url": "redis_url",
     "accepted_hosts": "allowed_hosts advertise_address",
@@ -52,6 +53,7 @@ NOT_FOUND = {
 NOT_READ = {
     # `baton serve` reads them for some roles only.
     *(("threads", reader) for reader in SERVED - {Reader.WORKER}),
+    *(("engine", reader) for reader in (Reader.ROUTER, Reader.CONDUCTOR, Reader.KVSTORE)),
     *(("endpoint_grace_seconds", reader) for reader in SERVED - {Reader.ROUTER}),
 }
 """Settings that code reads that several programs share, but not for all of them."""
