@@ -5,16 +5,20 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
+TICK_SECONDS = 0.5
+"""A limit is counted in pieces of this length. So a process that stood still (SIGSTOP, a suspended
+machine) has used up at most one piece, and what it waited for still has the rest of its time."""
+
 
 class TimeLimit:
     """``with TimeLimit(seconds):`` limits the time of the awaits in its body: when the time is up,
     the current await is cancelled, and TimeoutError is raised. ``expired`` distinguishes this
     timeout from others. Must be used within a task, and only once per instance."""
 
-    __slots__ = ("_being_cancelled", "_seconds", "_task", "_timer", "expired")
+    __slots__ = ("_being_cancelled", "_remaining_seconds", "_task", "_timer", "expired")
 
     def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+        self._remaining_seconds = seconds
         self.expired = False
 
     def __enter__(self) -> Self:
@@ -22,7 +26,7 @@ class TimeLimit:
         assert task is not None, "TimeLimit must be used within a task"
         self._task = task
         self._being_cancelled = task.cancelling()
-        self._timer = task.get_loop().call_later(self._seconds, self._expire)
+        self._start_timer()
         return self
 
     def __exit__(
@@ -38,6 +42,14 @@ class TimeLimit:
         if is_ours and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
+    def _start_timer(self) -> None:
+        tick = min(self._remaining_seconds, TICK_SECONDS)
+        self._remaining_seconds -= tick
+        self._timer = self._task.get_loop().call_later(tick, self._expire)
+
     def _expire(self) -> None:
+        if self._remaining_seconds > 0:
+            self._start_timer()
+            return
         self.expired = True
         self._task.cancel()

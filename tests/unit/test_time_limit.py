@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 
-from baton.concurrency.time_limit import TimeLimit
+from baton.concurrency.time_limit import TICK_SECONDS, TimeLimit
 
 Limit = Callable[[float], AbstractAsyncContextManager[Callable[[], bool]]]
 
@@ -87,3 +87,22 @@ async def test_cancellation_has_precedence_over_the_limit(limited: Limit) -> Non
     with pytest.raises(asyncio.CancelledError):
         await task
     assert task.cancelled()
+
+
+async def test_time_in_which_the_process_stood_still_counts_as_one_tick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The clock of the event loop jumps, as after SIGSTOP. Each jump uses up one tick."""
+    loop, jumped = asyncio.get_running_loop(), 0.0
+    real_time = loop.time
+    monkeypatch.setattr(loop, "time", lambda: real_time() + jumped)
+    jumps_before_end = 9  # the ten ticks of 5 seconds, except the last one
+    with pytest.raises(TimeoutError):
+        with TimeLimit(10 * TICK_SECONDS) as limit:
+            for _ in range(jumps_before_end):
+                jumped += 1000.0
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+            assert not limit.expired
+            jumped += 1000.0
+            await forever()
