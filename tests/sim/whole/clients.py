@@ -218,7 +218,8 @@ async def run_client(router: "SimRouter", answer: ClientResponse, process: Proce
 
 
 def has_client(end: SimSocket) -> bool:
-    """Return whether the client of this HTTP connection already knows that it is connected."""
+    """Return whether the client of this HTTP connection has been told that it is connected, so that
+    :func:`reset_client_connection` can be called."""
     return (end if end.is_client else end.peer).protocol is not None
 
 
