@@ -1,4 +1,5 @@
-"""Two prefill and two decode workers with vLLM: answers, caches, sampling, and killed workers."""
+"""Tests two prefill and two decode workers with vLLM: answers, caches, sampling, and killed
+workers."""
 
 import json
 import os
