@@ -41,7 +41,7 @@ class TracePrompt:
         return self.num_tokens // BLOCK_TOKENS
 
     def tokens_of(self, num_blocks: int) -> int:
-        """Return the number of tokens in the first blocks."""
+        """Return the number of tokens in the prompt's first ``num_blocks`` blocks."""
         return min(num_blocks * BLOCK_TOKENS, self.num_tokens)
 
 
