@@ -35,8 +35,8 @@ DONE = b"[DONE]"
 class ClientRequest:
     """A request and its client's behaviour. The client disconnects after ``cancels_after_seconds``
     unless the response has ended by then. After ``pauses_after_seconds``, it stops reading for
-    ``pause_seconds``. If either time is None, that does not happen. A client that ``reads_slowly``
-    pauses now and then."""
+    ``pause_seconds``. A client for which one of these times is None does not disconnect or does not
+    pause. A client that ``reads_slowly`` pauses now and then."""
 
     spec: RequestSpec
     at_seconds: float
