@@ -16,8 +16,8 @@ from tools.local_cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.timeout(300)
 CHANGE_SECONDS = 30.0
-"""The timeout for a change to take effect. Processes need two looks at the config file, a few seconds
-apart; the rest is room for a busy machine."""
+"""The timeout for a change to take effect. A process looks at the config file twice, a few
+seconds apart, before it applies a change; the rest is room for a busy machine."""
 
 
 def wait_for_status(
