@@ -303,7 +303,7 @@ STORE = make_values(kvstore__enabled=True)
 
 @pytest.fixture
 def stored(kubernetes: Kubernetes) -> Kubernetes:
-    """A cluster with the store's StatefulSet, as the chart's defaults make it."""
+    """A cluster with the store's StatefulSet that the chart creates by default."""
     found = render(STORE, release="baton").one("StatefulSet", "baton-kvstore")
     found["metadata"]["namespace"] = "default"
     kubernetes.api.create(STATEFUL_SET, found)
