@@ -3,10 +3,11 @@
     python -m benchmarks.autoscale [--trace FILE] [--only NAME …] [--processes 2] [--seed 1]
 
 Workers are L40S with Qwen3-8B (prefill at half of the peak, decode at 0.7 of the bandwidth) and
-take a minute to start. ``day`` is two synthetic days of chat of an hour each, from ``low`` to
-``high`` requests per second and back; ``conversation`` is a trace (Mooncake's) at half its speed,
-and ``tide`` the same requests in the same order, with the times of a synthetic day. SLO: a TTFT of
-2 s plus the prompt's own prefill time, and a mean inter-token latency of 50 ms.
+take a minute to start. ``day`` is synthetic chat over two days, each shortened to an hour, in which
+the rate rises from ``low`` to ``high`` requests per second and falls again. ``conversation`` is a
+trace (Mooncake's) at half its speed. ``tide`` has the same requests in the same order, with the
+arrival times of a synthetic day. SLO: a TTFT of 2 s plus the prompt's own prefill time, and a mean
+inter-token latency of 50 ms.
 
 Each run begins with the pools that the first minutes need. Autoscaled pools are compared with the
 best fixed pools that cost no more, and with the cheapest fixed pools that attain as much. A
@@ -239,7 +240,8 @@ def _by_attainment(row: AutoscaleRow) -> float:
 
 
 def _splits(total: int, follows: AutoscaleRow) -> list[tuple[int, int]]:
-    """Return up to five splits around the mean split of the autoscaled pools."""
+    """Return up to five ways to split ``total`` workers into (prefill, decode): those closest to
+    the mean ratio of the autoscaled pools."""
     middle = total * follows.prefill / (follows.prefill + follows.decode)
     ranked = sorted(range(1, total), key=lambda prefill: abs(prefill - middle))
     return [(prefill, total - prefill) for prefill in sorted(ranked[:5])]

@@ -53,8 +53,8 @@ class EngineContender(Protocol):
 
 
 class BatonEngine:
-    """Baton's engine. ``quantization`` is the format of the weights, as in the setting of that
-    name."""
+    """Baton's engine. ``quantization`` is the format of the weights, with the same values as
+    Baton's setting ``quantization``."""
 
     shares_pool = True
 

@@ -65,8 +65,8 @@ PROMPT = [1 + 37 * n % 1000 for n in range(48)]
 
 @dataclass(frozen=True)
 class EngineComparison:
-    """The results of one case. ``ways`` names the method that each contender with several of them
-    used; ``left_out`` are the contenders that did not fit into memory."""
+    """The results of one case. ``ways`` has the method that was used by each contender that has
+    several; ``left_out`` are the contenders that did not fit into memory."""
 
     figures: dict[str, BenchCaseResult]
     ways: dict[str, str]

@@ -41,7 +41,7 @@ class TracePrompt:
         return self.num_tokens // BLOCK_TOKENS
 
     def tokens_of(self, num_blocks: int) -> int:
-        """Return the number of tokens in the first blocks."""
+        """Return the number of tokens in the prompt's first ``num_blocks`` blocks."""
         return min(num_blocks * BLOCK_TOKENS, self.num_tokens)
 
 
@@ -104,8 +104,8 @@ def _evict(policy: EvictionPolicy, stored: set[BlockKey]) -> bool:
 
 
 def plain_lru(prompts: Sequence[TracePrompt], capacity: int | None) -> CacheHits:
-    """Replay with LRU, independently of the store's code: store all blocks, also partial ones,
-    touched last to first; then evict the overflow, least recently used first."""
+    """Replay with LRU, independently of the store's code. All blocks are stored, even partial ones.
+    A prompt's blocks are touched from the last to the first, so its last block is evicted first."""
     saved, stored = CacheHits(), OrderedDict[BlockKey, None]()
     for prompt in prompts:
         keys = prompt.keys
@@ -120,8 +120,8 @@ def plain_lru(prompts: Sequence[TracePrompt], capacity: int | None) -> CacheHits
 
 
 def optimum(prompts: Sequence[TracePrompt], capacity: int | None) -> CacheHits:
-    """Replay with Belady's policy: evict the block whose next use is farthest; don't store blocks
-    that are never used again."""
+    """Replay with Belady's optimal policy: evict the block whose next use is farthest in the
+    future; don't store blocks that are never used again."""
     uses: dict[BlockKey, list[int]] = {}
     for index, prompt in enumerate(prompts):
         for key in prompt.keys:

@@ -43,12 +43,12 @@ from simulator.roofline import roofline
 SEEDS = (1, 2, 3, 4, 5)
 GRID_STEPS = (1.25, 1.05)
 NEARBY_RATES = (0.95, 0.97, 0.99, 1.01, 1.03, 1.05)
-"""The rates that the other seeds try, relative to the first seed's result."""
+"""For a trace, the rates that the other seeds try, relative to the first seed's result."""
 
 WIDE = tuple(1.1**power for power in range(-4, 5))
 FINER_RATES = (1.03, 1.06)
-"""The relative rates for synthetic traffic, and the finer rates, relative to the best of them, that
-are tried next."""
+"""For synthetic traffic, the other seeds try the rates ``WIDE``, relative to the first seed's
+result, and then ``FINER_RATES``, relative to the best of those."""
 
 OVERLOAD = 1.5
 REPORT_SECONDS = (0.0, 0.1, 1.0, 5.0)
@@ -164,7 +164,8 @@ def search_goodput(setting: GoodputCase, policy: str, trace: Path | None) -> dic
 def _of_first_seed(
     setting: GoodputCase, runs: Callable[[float, int], SimulatedCluster]
 ) -> SeedGoodput:
-    """Search the whole range of rates coarsely, then finely from the highest good rate upwards."""
+    """Return the goodput with the first seed: search all rates in coarse steps, and then upwards
+    from the highest good one in fine steps."""
     coarse = rates_between(setting.low, setting.high, GRID_STEPS[0])
     met = [rate for rate in coarse if _attained(runs, rate, SEEDS[0])]
     if not met:

@@ -65,7 +65,7 @@ def engine_with(batch: int, answer_tokens: int) -> Engine:
 
 
 def step_seconds(batch: int, steps: int) -> tuple[float, float]:
-    """Return the median seconds of a step, and of its telemetry."""
+    """Return the median seconds of a step alone, and of recording its telemetry."""
     engine = engine_with(batch, steps + 8)
     telemetry = WorkerTelemetry("w", CollectorRegistry(), CLOCK)
     engine.step()
@@ -128,7 +128,8 @@ def record_whole_request(
 
 
 async def span_microseconds(times: int) -> dict[str, float]:
-    """Measure the event loop's microseconds per request."""
+    """Measure how many microseconds of an event loop a request's spans cost, in a router and in a
+    worker."""
     with run_collector() as (_, url):
         spans = OtlpSpanSink(url, {"service.name": "bench"}, CLOCK)
         trace, _ = finished_record()

@@ -185,7 +185,7 @@ class ReuseWorker:
                 self.finished.set()
 
     async def answer(self, spec: RequestSpec) -> list[int]:
-        """Generate the answer; return all its tokens."""
+        """Generate the whole answer to a request; return its tokens."""
         await self.ttft(spec)
         await self.finished.wait()
         return self.tokens

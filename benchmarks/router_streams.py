@@ -23,7 +23,8 @@ from tools.local_cluster import LocalCluster, local_cluster
 STEP_SECONDS = 0.02
 NUM_WORKERS = 64
 SUSTAINED_SHARE, SUSTAINED_GAPS = 0.95, 1.5
-"""The minimum share of the tokens, and the maximum multiple of the workers' inter-token latency."""
+"""A step is sustained with at least this share of the tokens, and with inter-token latencies of at
+most this multiple of the workers' own."""
 
 
 @dataclass(frozen=True)

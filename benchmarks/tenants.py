@@ -53,7 +53,8 @@ def main() -> None:
 
 
 def limits(per_minute: int) -> dict[str, Any]:
-    """Return the limits for the tenants file."""
+    """Return the entries of the tenants file: the quiet tenant without a limit, and the flooder
+    with a limit of ``per_minute`` requests."""
     return {
         "quiet": {"keys": [hash_api_key(QUIET)]},
         "flooder": {"keys": [hash_api_key(FLOODER)], "limits": {"requests_per_minute": per_minute}},
@@ -89,8 +90,8 @@ async def _measure(cluster: LocalCluster, options: argparse.Namespace) -> dict[s
 
 
 def _order(rounds: int) -> list[str]:
-    """Return the order of the arms. Each runs once per round, and the first arm of the round
-    rotates."""
+    """Return the arms in the order in which they run: each once per round, and each round begins
+    with the next one."""
     arms = list(ARMS)
     return [
         arms[(first + step) % len(arms)] for first in range(rounds) for step in range(len(arms))
@@ -157,9 +158,9 @@ async def _send(url: str, rate: float, num_tokens: int, seed: int, ended: Any) -
 def _summary(
     seconds: dict[str, list[list[float]]], statuses: dict[str, dict[str, int]]
 ) -> dict[str, Any]:
-    """Summarize the arms. ``p99_ratio`` is over all samples of an arm, ``median_p99_ratio`` the
-    median over rounds. If the two differ much, the cause is a few short disturbances: see
-    ``p99_by_round``."""
+    """Summarize all arms, and compare the flood with the others. ``p99_ratio`` compares the p99
+    over all samples; ``median_p99_ratio`` is the median of the ratios in each round. If they differ
+    much, a few short disturbances are the cause: see ``p99_by_round``."""
     figures: dict[str, Any] = {}
     for arm, rounds in seconds.items():
         together = [each for one in rounds for each in one]

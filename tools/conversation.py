@@ -35,8 +35,8 @@ it predicts that this is faster, so the cached tokens would depend on the machin
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn. ``token_ids`` are the answer's; ``tiers`` counts the prompt's cached tokens by
-    tier."""
+    """One turn. ``token_ids`` is the answer; ``tiers`` has the number of the prompt's cached tokens
+    by tier."""
 
     question: str
     prompt_ids: tuple[int, ...]

@@ -52,7 +52,7 @@ GREEDY = SamplingParams(max_tokens=1)
 
 
 class BitsDiffer(Exception):
-    """A bit differed; the message says where."""
+    """The logits of some tokens differ from the expected ones; the message says which."""
 
 
 @dataclass

@@ -102,8 +102,8 @@ def reference_of(model: AutoModelForCausalLM, prompt: Tokens, num_tokens: int) -
 
 
 def compare(reference: Reference, generate: Generate, tie: float = TIE) -> Score:
-    """Generate an answer and compare it with the reference; after a difference, generate on from
-    the reference's token."""
+    """Generate an answer and compare it with the reference. After each difference, continue the
+    generation from the reference's token."""
     score, start = Score(), 0
     while start < len(reference.tokens):
         prompt = reference.prompt + reference.tokens[:start]

@@ -78,8 +78,8 @@ def answer(
     qkv: Sequence[torch.Tensor],
     scales: Sequence[KvScale],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run one layer's attention at ``place``; return its output and the pool afterwards, both as
-    CPU tensors."""
+    """Run one layer's attention on the device ``place``; return its output and the pool afterwards,
+    both as CPU tensors."""
     held = DevicePool(pool.clone().to(place), scales)
     attention = backend(held)  # type: ignore[arg-type]
     attention.prepare(pack_batch(rows, held.block_tokens, torch.device("cpu")))

@@ -142,7 +142,7 @@ def roll_back(release: Release) -> dict[str, Any]:
 
 
 def hpa(release: Release) -> dict[str, Any]:
-    """A HorizontalPodAutoscaler grows a pool; an upgrade and a rollback keep its size."""
+    """Let a HorizontalPodAutoscaler grow a pool; an upgrade and a rollback must keep its size."""
     size = len(release.workers("decode"))
     hpa = {"enabled": True, "minReplicas": size + 1, "maxReplicas": size + 1}
     release.upgrade({"pools": {"decode": {"hpa": hpa}}})

@@ -69,7 +69,8 @@ class Release:
         return self.kube.pods(lambda pod: (pod["metadata"].get("labels") or {}).get(POOL) == pool)
 
     def wait_for_sizes(self, sizes: Mapping[str, int]) -> None:
-        """Wait until each pool has exactly that many pods, all ready. Raises TimeoutError."""
+        """Wait until each pool in ``sizes`` has exactly that number of pods, and all of them are
+        ready. Raises TimeoutError."""
 
         def reached() -> bool:
             return all(

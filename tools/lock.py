@@ -96,7 +96,7 @@ def compile_lock(extras: Sequence[str], build: bool = False) -> Lock:
 
 
 def _compile(options: Sequence[str], requirements: Iterable[str]) -> str:
-    """Return the answer of ``uv pip compile``, to which ``requirements`` are the standard input."""
+    """Return the output of ``uv pip compile`` with ``requirements`` as its standard input."""
     uv = shutil.which("uv")
     if uv is None:
         raise Unavailable("uv is not installed; run pip install uv")
@@ -116,8 +116,8 @@ def _compile(options: Sequence[str], requirements: Iterable[str]) -> str:
 
 
 def parse_lock(text: str) -> dict[str, str]:
-    """Parse requirements with their continuation lines; the key is the first line without its
-    backslash."""
+    """Return each requirement with its continuation lines (the hashes). The key is its first line,
+    without the backslash."""
     entries = re.findall(r"^[^\s#].*(?:\n[ ]+.*)*", text, flags=re.MULTILINE)
     return {entry.splitlines()[0].rstrip(" \\"): entry for entry in entries}
 

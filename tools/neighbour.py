@@ -11,7 +11,7 @@ has grown by at most a tenth. Before the attacks, each kind of request is sent o
 
 The attacker is a separate process with a low priority (nice), so that the CPU time that it uses on
 the same machine disturbs the cluster little. The figures ``alone`` are measured before each attack,
-for as long as it. After a violation, the next attack gets a new cluster. With ``--tree``, the
+also for ``--seconds``. After a violation, the next attack gets a new cluster. With ``--tree``, the
 cluster runs another version's source. Prints a table, and JSON as the last line. Exits with 1 if
 the guarantee was violated.
 """

@@ -52,8 +52,8 @@ def kubernetes_blocks(page: Path) -> list[str]:
 
 @contextmanager
 def working_folder() -> Iterator[Path]:
-    """Yield a folder like the reader's: with the repository's ``deploy``, and values of their own.
-    Its folder ``bin`` has ``helm``. Raises MissingTool."""
+    """Yield a folder like that of a reader of the page: with ``deploy`` from the repository, and
+    ``my-values.yaml``. Its folder ``bin`` has ``helm``. Raises MissingTool."""
     if why := missing_requirement():
         raise MissingTool(f"the nodes can't run here: {why}")
     if shutil.which("kubectl") is None:

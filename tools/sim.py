@@ -93,7 +93,8 @@ def _outcomes(seed: int, runs: int, processes: int) -> Iterator[Outcome]:
 
 
 def _begin() -> None:
-    """Prepare a process that only runs simulations."""
+    """Initialize a process of the pool: prepare production code for simulations, and make garbage
+    collection rarer."""
     PROCESS_CONTEXTS.enter_context(simulation_environment())
     gc.set_threshold(GC_THRESHOLD)
 

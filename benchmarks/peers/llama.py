@@ -44,7 +44,8 @@ VOCABULARY = 1000
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """A method of computation that llama.cpp can be configured to use."""
+    """Options of llama.cpp that affect its speed: flash attention, the number of tokens that it
+    computes at once (``ubatch``), and the format of the KV."""
 
     flash: bool
     ubatch: int
@@ -172,7 +173,8 @@ class LlamaCppEngine:
         self._session = None
 
     def _try(self, work: dict[str, Any], attention: AttentionConfig) -> float:
-        """Return the CPU seconds of a case with one method, which is tried only once per run."""
+        """Return the CPU seconds of a case with these options. Each combination is measured only
+        once per run."""
         key = (work["kind"], work["batch"], work["context"], attention)
         if key not in self._tried:
             self._ready(work, attention)

@@ -31,7 +31,8 @@ MAX_SEQUENCES = 64
 
 Prompt = Sequence[int]
 Stream = Callable[[Prompt, int], AsyncIterator[int]]
-"""Streams a greedy completion of so many tokens; yields the number of tokens of each event."""
+"""Streams a greedy completion with the given number of tokens; yields the number of tokens of each
+event."""
 
 
 @dataclass(frozen=True, slots=True)

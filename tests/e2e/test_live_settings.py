@@ -16,7 +16,8 @@ from tools.local_cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.timeout(300)
 CHANGE_SECONDS = 30.0
-"""Twice the interval of the watchers, with room for a busy machine."""
+"""The timeout for a change to take effect. A process looks at the config file twice, a few
+seconds apart, before it applies a change; the rest is room for a busy machine."""
 
 
 def wait_for_status(
@@ -36,7 +37,8 @@ def settings_of(status: dict[str, Any]) -> dict[str, Any]:
 def wait_for_members(
     cluster: LocalCluster, condition: Callable[[PendingSettings], bool]
 ) -> dict[str, PendingSettings]:
-    """Return the members' entries in the registry, which follow within a heartbeat."""
+    """Wait until the pending settings of all members in the registry meet ``condition``; return
+    them. Members update their entries with their next heartbeat."""
     state = ClusterFolder(cluster.home, "default").read_running()
     give_up_at = time.monotonic() + CHANGE_SECONDS
     while True:

@@ -87,7 +87,8 @@ def test_seeded_samples_equal_those_of_one_engine_at_any_concurrency(
 
 
 def test_a_second_prefill_worker_finds_the_prefix_in_the_store(cluster: LocalCluster) -> None:
-    """Every worker must generate the same tokens, but compute most of the prompt only once."""
+    """Whichever workers serve a prompt, its answer has the same tokens, and in the end most of the
+    prompt is cached."""
     prompt = np.random.default_rng(5).integers(3, 4000, size=400).tolist()
     first = cluster.complete(prompt, 8, temperature=0)
     usages = []

@@ -46,8 +46,8 @@ def client(cluster: LocalCluster, key: str) -> openai.OpenAI:
 
 
 def at_each_router(cluster: LocalCluster, key: str) -> tuple[list[openai.OpenAI], int]:
-    """Return a client for each router, and how many requests it took to connect to both: the kernel
-    assigns each new connection to either router."""
+    """Return a client for each router, and how many requests were needed to reach both: the kernel
+    chooses a router for each new connection."""
     clients: dict[str, openai.OpenAI] = {}
     num_requests = 0
     while len(clients) < 2:

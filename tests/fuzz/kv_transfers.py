@@ -313,8 +313,8 @@ class LyingPeers:
 
 
 class LyingReader:
-    """The lying source's event stream, as the decode worker reads it: the events of a script, then
-    an error because the stream ended."""
+    """Replaces the decode worker's reader of a source's events: returns the events of a script,
+    then raises Unavailable because the stream has ended."""
 
     def __init__(self, script: Sequence[KvTransferEvent]) -> None:
         self._events = iter(script)

@@ -233,7 +233,7 @@ class Fuzzer:
             await stream.write(data)
         await self._linger()
         await stream.done_writing()
-        with contextlib.suppress(TimeoutError):  # a KV pull waits until its request exists
+        with contextlib.suppress(TimeoutError):  # a KV transfer waits for its request
             async with asyncio.timeout(ANSWER_SECONDS):
                 while await stream.read() is not grpc.aio.EOF:
                     pass

@@ -136,7 +136,7 @@ def render(values: Object, *, release: str = RELEASE) -> Release:
 
 
 def parse_release(files: Mapping[str, str]) -> Release:
-    """Parse Helm's output, which ``files`` has by template path."""
+    """Parse Helm's output. ``files`` has each template's output by the template's path."""
     notes = "".join(text for path, text in files.items() if path.endswith("NOTES.txt"))
     texts = [text for path, text in sorted(files.items()) if path.endswith(".yaml")]
     objects = [each for text in texts for each in yaml.load_all(text, yaml.CSafeLoader) if each]
@@ -148,7 +148,8 @@ def _place(each: Object) -> tuple[str, str]:
 
 
 def with_value(below: Object, path: str, value: Any) -> Object:
-    """Return a copy of values in which one value is changed, as ``--set PATH=VALUE`` does."""
+    """Return a copy of values in which the value at ``path`` (like ``router.replicas``) is set, as
+    by ``--set PATH=VALUE``."""
     copy: Object = json.loads(json.dumps(below))
     at = copy
     *folders, last = path.split(".")

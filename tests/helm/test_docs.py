@@ -26,7 +26,7 @@ KNOWN = set(named_paths(SCHEMA, SCHEMA["definitions"]))
 FILES = (".yaml", ".md", ".json", ".py", ".crt", ".key")
 
 PATH = re.compile(r"(?:`|--set )([a-z]\w*(?:\.\w+)+)")
-"""The path of a value, as a page names it in code."""
+"""Matches the path of a value in inline code or after ``--set``."""
 
 
 def plain(path: str) -> str:

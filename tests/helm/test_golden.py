@@ -18,7 +18,7 @@ GOLDEN_SCENARIOS = ("demo", "gpu", "ray", "vllm", "everything")
 
 
 class Plain(yaml.CSafeDumper):
-    """Dumps multi-line strings as blocks, and no YAML aliases."""
+    """A YAML dumper that writes multi-line strings as blocks, and never uses aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -50,7 +50,8 @@ def test_pod_templates_of_ray_clusters_are_valid(version: str) -> None:
 
 @pytest.mark.parametrize("scenario", ["demo", "gpu", "autoscaled"])
 def test_objects_are_valid_for_the_oldest_supported_kubernetes(scenario: str) -> None:
-    """The tested scenarios use neither weights from an OCI image nor CRDs."""
+    """The tested scenarios use neither CRDs nor weights from an OCI image, which need a newer
+    Kubernetes."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["kubeVersion"] == f">={OLDEST}.0-0"
     for each in release_of(scenario).objects:
@@ -58,7 +59,8 @@ def test_objects_are_valid_for_the_oldest_supported_kubernetes(scenario: str) ->
 
 
 def test_a_wrong_object_is_not_valid() -> None:
-    """This proves that the schemas are loaded and that validation is strict."""
+    """A misspelled field is found, which proves that the schemas are loaded and validation is
+    strict."""
     wrong: Object = {"apiVersion": "v1", "kind": "Service", "spec": {"prots": []}}
     with pytest.raises(kubernetes_validate.ValidationError, match="prots"):
         kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)

@@ -49,8 +49,8 @@ class Kubernetes:
             return parse_release(self.helm.render(chart, values, name="baton", namespace="default"))
 
     def plan(self, values: Object) -> Release:
-        """Render the chart as an installation does, which also knows the cluster's kinds. Writes
-        nothing."""
+        """Render the chart by a dry run of an installation. Unlike :meth:`render`, this tells the
+        chart which kinds the cluster has."""
         with self.connect() as helm:  # a connection remembers the kinds
             plan = helm.install(CHART, "baton", values, dry_run="server", timeout=60)
             return parse_release({"all.yaml": plan["manifest"], "NOTES.txt": plan["notes"]})
@@ -74,7 +74,7 @@ def size(release: Release) -> int | None:
 
 
 def initial_size(release: Release) -> int:
-    """Return the number of replicas that conductors set once."""
+    """Return the pool's initial number of replicas, which a conductor sets once."""
     file = release.one("ConfigMap", "baton-config")["data"]["baton.yaml"]
     return int(yaml.safe_load(file)["kubernetes_initial_replicas"][DECODE])
 
@@ -104,7 +104,8 @@ def test_a_manifest_has_a_number_of_replicas_only_if_it_belongs_to_the_chart(
 def test_a_pool_that_the_chart_gives_up_gets_its_current_size_back(
     kubernetes: Kubernetes, before: str, count: int
 ) -> None:
-    """Helm removes the number of replicas, which Kubernetes then takes to be one."""
+    """When a release no longer sets the number of replicas, Helm removes it, and Kubernetes'
+    default is one replica. So the conductors must set the pool's present size again."""
     values = make_values(pools__decode__replicas=2)
     assert initial_size(kubernetes.render(values)) == 2
     kubernetes.add_deployment(replicas=5, owner=before)
@@ -302,7 +303,7 @@ STORE = make_values(kvstore__enabled=True)
 
 @pytest.fixture
 def stored(kubernetes: Kubernetes) -> Kubernetes:
-    """A cluster with the store's StatefulSet, as the chart's defaults make it."""
+    """A cluster with the store's StatefulSet that the chart creates by default."""
     found = render(STORE, release="baton").one("StatefulSet", "baton-kvstore")
     found["metadata"]["namespace"] = "default"
     kubernetes.api.create(STATEFUL_SET, found)
@@ -458,7 +459,7 @@ def test_the_notes_name_the_check_of_nodes(kubernetes: Kubernetes) -> None:
 def test_a_missing_class_is_reported_where_cluster_scoped_objects_are_checked(
     kubernetes: Kubernetes, name: str
 ) -> None:
-    """Kubernetes creates no pod of a missing class."""
+    """Kubernetes rejects pods that name a missing runtime class or priority class."""
     values = {"router": {name: "fast"}}
     assert kubernetes.render(values).objects
     kind = {"runtimeClassName": RUNTIME_CLASS, "priorityClassName": PRIORITY_CLASS}[name]

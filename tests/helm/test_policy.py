@@ -142,7 +142,8 @@ def test_images_are_pinned(scenario: str) -> None:
 
 @EVERY
 def test_secret_settings_are_files(scenario: str) -> None:
-    """No secret is in the environment of Baton's programs; each role gets those that it needs."""
+    """Baton's programs read secrets from files, never from their environment. Each role gets only
+    the secrets that it needs."""
     for pod in release_of(scenario).pods():
         variables = {each["name"] for each in pod.spec["containers"][-1].get("env", [])}
         for name in ("CLUSTER_SECRET", "TENANT_SECRET", "ADMIN_KEY", "REDIS_PASSWORD"):
@@ -176,8 +177,8 @@ def test_the_hubs_token_is_a_file() -> None:
 
 @EVERY
 def test_rbac_rules_name_their_resources(scenario: str) -> None:
-    """Rules for pods are an exception, because their names are not known beforehand, and so are
-    rules for creating objects, which RBAC can't restrict by name."""
+    """There are two exceptions: rules for pods, whose names are not known beforehand, and rules for
+    creating objects, which RBAC can't restrict by name."""
     for role in release_of(scenario).all("Role"):
         for rule in role["rules"]:
             assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
@@ -221,7 +222,8 @@ def test_conductors_may_empty_their_record_when_the_chart_owns_all_sizes() -> No
     [("external", ["decode", "prefill", "router"]), ("chart", ["decode", "prefill"])],
 )
 def test_only_deployments_of_this_release_may_be_resized(owner: str, names: list[str]) -> None:
-    """Conductors set the router's initial size, and resize it never."""
+    """Conductors may also scale the router if its replicas are managed externally, to set its
+    initial size; they never resize it later."""
     (role,) = render(make_values(replicasManagedBy=owner)).all("Role")
     (rule,) = [each for each in role["rules"] if each["resources"] == ["deployments/scale"]]
     assert rule["resourceNames"] == [f"demo-baton-{name}" for name in names]
@@ -232,7 +234,8 @@ def test_only_deployments_of_this_release_may_be_resized(owner: str, names: list
 
 @EVERY
 def test_grace_periods_cover_endpoints_drain_and_margin(scenario: str) -> None:
-    """The timeout of the preStop hook is the first two parts, so the hook always ends in time."""
+    """The preStop hook's timeout covers endpoints and drain only, so the hook ends a margin before
+    the grace period."""
     for pod in release_of(scenario).serving():
         drain = int(env_of(pod)["BATON_DRAIN_TIMEOUT_SECONDS"])
         hook = pod.main["lifecycle"]["preStop"]["exec"]["command"]

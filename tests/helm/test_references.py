@@ -19,7 +19,7 @@ OUTSIDE = {
         ("Secret", "hub-token"), ("Secret", "redis-url"), ("Secret", "test-key"),
         ("Secret", "registry"), ("Secret", "outside"),
         ("PersistentVolumeClaim", "hub-cache"),
-        # cert-manager writes them.
+        # cert-manager writes these two.
         ("Secret", "baton-router-tls"), ("Secret", "baton-rpc-tls"),
     },
 }  # fmt: skip

@@ -53,7 +53,7 @@ def test_the_table_of_settings_is_up_to_date() -> None:
         ("settings.max_concurrent_requests", 10, set()),
         ("settings.request_timeout_seconds", 60, set()),
         ("settings.max_sequences", 8, WORKERS),
-        ("settings.max_running", 8, WORKERS),  # its old name
+        ("settings.max_running", 8, WORKERS),  # the old name of max_sequences
         ("settings.store_eviction", "lru", {"kvstore"}),
         ("settings.transports", ["grpc"], WORKERS | {"kvstore"}),
         ("settings.access_log", True, {"router"}),
@@ -84,7 +84,8 @@ def test_a_setting_that_a_pool_overrides_does_not_restart_it() -> None:
 
 
 def test_each_setting_restarts_the_roles_that_read_it_and_where_it_is_not_live() -> None:
-    """Each setting that users may set is added to the values with its default."""
+    """Add each setting that users may set to the values, and check which pods restart: those of the
+    programs that read the setting, unless it is live there."""
     before = templates({})
     found, expected = {}, {}
     for name in sorted(SETTING_SCOPES.keys() - CHART_SETTINGS):
@@ -101,7 +102,8 @@ def test_each_setting_restarts_the_roles_that_read_it_and_where_it_is_not_live()
 
 
 def default_value(name: str) -> Any:
-    """Return a setting's default, or another value if it has none, or if the chart's differs."""
+    """Return a setting's default, or another value if the default is None or the chart has a
+    default of its own."""
     default = Settings.model_fields[name].get_default(call_default_factory=True)
     if default is None:
         return 4096

@@ -14,7 +14,7 @@ from typing import IO
 from tests.kube.kinds import Object
 
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-"""RFC 6455, section 1.3."""
+"""The constant from which the response to a WebSocket handshake is computed (RFC 6455, 1.3)."""
 
 PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 STDIN, STDOUT, STDERR, ERROR, CLOSE = 0, 1, 2, 3, 255

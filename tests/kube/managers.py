@@ -77,8 +77,8 @@ def managers_of(found: Object) -> list[Manager]:
 
 
 def apply(live: Object | None, wanted: Object, schema: Schema, writer: Writer) -> Object:
-    """Return what ``live`` becomes when ``writer`` applies ``wanted``. Raises Refused (409) with
-    the conflicting fields and their owners."""
+    """Return the object that results from ``live`` (None if there is none) when ``writer`` applies
+    ``wanted``. Raises Refused (409) with the conflicting fields and their owners."""
     fields = fields_of(wanted, schema)
     mine = writer.owning(fields, APPLY)
     others = [each for each in managers_of(live or _nothing()) if each.key != mine.key]

@@ -15,7 +15,8 @@ REQUIRED = {
     "limits.cpu": "limits.cpu",
     "limits.memory": "limits.memory",
 }
-"""The keys of a quota that require a request or a limit of every container, and which one."""
+"""Maps each key of a quota that requires every container to set a request or limit to that request
+or limit."""
 
 APPLIES_TO_RUNNING = {"NotTerminating", "NotBestEffort"}
 FINISHED = ("Succeeded", "Failed")
@@ -51,7 +52,8 @@ def quota_errors(store: Store, pod: Object) -> Iterator[str]:
 
 
 def _excess(store: Store, quota: Object, pod: Object) -> Iterator[str]:
-    """Like Kubernetes, name only the sums that the pod would exceed."""
+    """Yield an error if the pod would exceed the quota. As in Kubernetes, the error names only the
+    sums that would be exceeded."""
     hard = quota["spec"].get("hard") or {}
     requested, used = pod_usage(pod, hard), quota_usage(store, quota)
     over = sorted(
@@ -71,7 +73,7 @@ def _listed(amounts: Mapping[str, float], keys: list[str]) -> str:
 
 
 def quota_usage(store: Store, quota: Object) -> dict[str, float]:
-    """Return the sums over the namespace's pods, except those that have finished."""
+    """Return how much of each key the namespace's unfinished pods use together."""
     hard = quota["spec"].get("hard") or {}
     pods = [
         pod_usage(pod, hard)
@@ -82,7 +84,7 @@ def quota_usage(store: Store, quota: Object) -> dict[str, float]:
 
 
 def pod_usage(pod: Object, hard: Mapping[str, object]) -> dict[str, float]:
-    """Return what the pod counts for those keys of a quota that count pods or their resources."""
+    """Return how much the pod uses of each key in ``hard`` that counts pods or their resources."""
     return {
         key: 1.0 if key in ("pods", "count/pods") else _pod_resource(pod, key)
         for key in hard
@@ -98,7 +100,8 @@ def _is_counted(key: str) -> bool:
 
 
 def _pod_resource(pod: Object, key: str) -> float:
-    """Return the sum over the containers, or the largest init container if it needs more."""
+    """Return a pod's request or limit of a resource: the sum over its containers, or that of the
+    largest init container if it is greater."""
     kind, _, resource = REQUIRED.get(key, key).partition(".")
     started = pod["spec"].get("initContainers") or []
     first = [_amount(each, kind, resource) for each in started]
@@ -117,7 +120,8 @@ def _lacks(container: Object, key: str) -> bool:
 
 
 def _given(container: Object, kind: str) -> Object:
-    """Return the requests or limits. A limit without a request is a request, too."""
+    """Return a container's requests or limits, whichever ``kind`` names. A limit without a request
+    is a request, too."""
     resources = container.get("resources") or {}
     limits = resources.get("limits") or {}
     return {**limits, **(resources.get("requests") or {})} if kind == "requests" else limits

@@ -163,8 +163,8 @@ def releases(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Release
 def test_a_pool_begins_with_its_number_and_then_belongs_to_whoever_scales_it(
     releases: Releases,
 ) -> None:
-    """Neither an upgrade nor a rollback changes the size of a pool that something else has scaled,
-    or fails with a field conflict."""
+    """After the installation, conductors set the configured number of replicas once. Later upgrades
+    and rollbacks keep the size of a pool that was scaled, and don't fail with a field conflict."""
     values = {"pools": {"decode": {"replicas": 2}}}
     releases.install(**values)
     releases.set_initial_sizes()

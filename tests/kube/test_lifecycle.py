@@ -64,7 +64,7 @@ def settings_events(release: Release, pod: str) -> list[dict[str, Any]]:
 def test_the_chart_serves_and_workers_drain_without_disturbing_streams(release: Release) -> None:
     """``helm test`` passes. While answers stream, ``baton drain`` in the conductor's pod drains a
     named worker, and then ``baton scale`` on a machine without access to Redis drains another one.
-    All tokens are right, and neither needs rights that the conductor lacks."""
+    All tokens are right, and neither command needs a right that the conductor lacks."""
     assert release.test().startswith("demo: ")
     questions = record_answers(release.url, make_request_bodies(6, 1, 30, 60), 2)
     with traffic(release.url, questions, 2) as answers:

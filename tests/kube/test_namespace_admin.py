@@ -94,7 +94,7 @@ def test_a_namespace_admin_can_install_on_ray(team: Team) -> None:
     ],
 )
 def test_what_needs_more_rights_is_refused(team: Team, values: Any, refused: str) -> None:
-    """These values need rights that the administrator of a namespace lacks, so they are off by
+    """The tested values need rights that the administrator of a namespace lacks, so they are off by
     default."""
     define(team.api, *MONITORING)
     with pytest.raises(HelmError, match=f"{refused}.* is forbidden"):

@@ -39,7 +39,7 @@ SECONDS = 20.0
 
 
 class Bench:
-    """A separate namespace in the shared cluster."""
+    """Creates and reads objects in its own namespace of the shared cluster."""
 
     def __init__(self, kube: Cluster, namespace: str) -> None:
         self.kube, self.api, self.namespace = kube, kube.api, namespace

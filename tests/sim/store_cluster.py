@@ -309,7 +309,8 @@ class StoreCluster:
 
 
 class _TestEnded(Exception):
-    """Ends the cluster's background tasks."""
+    """Raised within the cluster's task group when the test has ended, to end all background
+    tasks."""
 
 
 @asynccontextmanager

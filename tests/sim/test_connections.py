@@ -17,8 +17,8 @@ ANY_PORT, SIMULATED_PORT = 0, 2
 
 
 class Near(asyncio.Protocol):
-    """The connecting end. It cancels ``opening``, the task that waits for the connection, after the
-    connection is made and before that task runs again."""
+    """The protocol of the connecting end. Once connected, it cancels ``opening``, the task that
+    waits for the connection, before that task runs again."""
 
     opening: "asyncio.Task[None]"
 

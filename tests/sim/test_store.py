@@ -39,7 +39,7 @@ def test_another_worker_finds_a_prompt_and_its_answer_in_the_store() -> None:
             assert await generate(one, first) == {}
             await cluster.run_for()
             answer = reference_answer(first)[0]
-            # 30 tokens and 19 of the answer were computed: 12 full blocks of 4.
+            # The KV of 30 prompt tokens and 19 answer tokens was computed: 12 full blocks of 4.
             second = request("b", [*tokens(1, 30), *answer, *tokens(9, 9)], 5)
             assert await generate(two, second) == {"dram": 48}
             assert await generate(two, second) | {} == {"device": 56}

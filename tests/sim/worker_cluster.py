@@ -89,8 +89,8 @@ class Gate:
         self._steps.release(1000)
 
     async def open_slowly(self, stream: OutputStream, outputs: list[RequestOutput]) -> None:
-        """Let only a few steps pass between two sweeps of the worker, until its request has
-        finished. Appends the outputs of ``stream`` to ``outputs``."""
+        """Let about four steps pass per SWEEP_SECONDS until the request of ``stream`` has finished,
+        and then all further ones. Append the stream's outputs to ``outputs``."""
         while not is_finished(outputs):
             self._steps.release()
             await asyncio.sleep(SWEEP_SECONDS / 4)

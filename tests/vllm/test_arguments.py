@@ -1,5 +1,5 @@
-"""vLLM's own arguments: those that Baton can't honour are refused by name, the others are passed
-on."""
+"""Tests that vLLM's own arguments are passed on to vLLM, except for those that Baton can't honour,
+which are refused by name."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Plans become the messages by which vLLM's scheduler drives its workers."""
+"""Tests the conversion of plans to the messages with which vLLM's scheduler drives its workers."""
 
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
@@ -21,13 +21,14 @@ def row(name: str, tokens: list[int], start: int, blocks: list[int], sample: boo
 
 
 class Driver:
-    """A batch, and workers that sample given tokens."""
+    """Converts plans with a :class:`WorkerBatch`, and reports given tokens as the sampled ones."""
 
     def __init__(self) -> None:
         self.batch = WorkerBatch()
 
     def step(self, *rows: Row, sampled: dict[str, int | None] | None = None):  # type: ignore[no-untyped-def]
-        """Return the message of a step in which ``sampled`` are the tokens by request."""
+        """Return the message for a step of ``rows``. ``sampled`` has the token that each request
+        samples in the step; the default is token 1."""
         plan = Plan(1, rows)
         message = self.batch.messages(plan)
         tokens = {

@@ -1,4 +1,5 @@
-"""The KV cache is placed so that a block of all layers and ranks is contiguous."""
+"""Tests that the KV cache is laid out so that each block, with all its layers and ranks, is
+contiguous in memory."""
 
 import pytest
 import torch
@@ -16,14 +17,14 @@ from baton.errors import Invalid
 from baton.vllm_engine.kv_layout import PackedLayout, pack_kv_cache
 
 PAGE = 64
-"""Bytes of one layer's page of one rank."""
+"""The size in bytes of a page: one rank's part of one layer of a block."""
 
 ATTENTION = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=8, dtype=torch.float32)
 MAMBA = MambaSpec(block_size=32, shapes=((2, 8),), dtypes=(torch.float32,))
 
 
 def tensor(num_blocks: int, *layers: str, page: int = PAGE) -> KVCacheTensor:
-    """Layers one after the other, as vLLM places them by itself."""
+    """Return a tensor with one layer after the other, which is vLLM's own layout."""
     return KVCacheTensor(
         size=num_blocks * page * len(layers),
         layers=list(layers),
@@ -60,7 +61,8 @@ def places(layout: PackedLayout, rank: int) -> list[tuple[int, int, int]]:
 
 
 def written_bytes(layout: PackedLayout) -> list[tuple[int, int]]:
-    """Return (block, byte of the memory) of every byte that any rank's page of a block covers."""
+    """Return a pair (block, offset in the memory) for each byte of each block's pages, over all
+    layers and ranks."""
     return sorted(
         (block, each.offset + index * each.layer_stride + block * each.block_stride + byte)
         for each_config in layout.configs

@@ -26,7 +26,8 @@ ARGUMENTS = {"one rank": EAGER, "two ranks": f"{EAGER} --tensor-parallel-size 2"
 
 @pytest.fixture(scope="module", autouse=True)
 def ranks_share_cores() -> Iterator[None]:
-    """By default, vLLM gives each rank a NUMA node of its own, and refuses to start with fewer."""
+    """Let all ranks share the cores. By default, vLLM binds each rank to its own NUMA node, and
+    does not start if there are fewer nodes than ranks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         yield
@@ -50,7 +51,7 @@ def runner(request: pytest.FixtureRequest, model: Path) -> Iterator[VllmRunner]:
 
 @pytest.mark.timeout(300)
 class TestVllmRunner(RunnerContract):
-    """vLLM's workers."""
+    """Runs the contract on :class:`VllmRunner`."""
 
 
 @pytest.mark.timeout(300)

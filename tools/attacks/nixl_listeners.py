@@ -34,7 +34,8 @@ async def attack(target: AttackTarget) -> None:
 
 
 def unnamed(member: MemberAddress) -> list[str]:
-    """Return the member's listening addresses for neither gRPC nor framed connections."""
+    """Return the addresses on which the member listens, except for those of gRPC and of framed
+    connections."""
     named = {member.grpc, member.framed_address}
     return [address for address in member.listening if address not in named]
 

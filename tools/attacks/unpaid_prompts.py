@@ -12,7 +12,7 @@ AT_ONCE = 4
 
 
 async def attack(target: AttackTarget) -> None:
-    """Send long prompts, none of which is cached."""
+    """Send long, uncached prompts with a regex that matches nothing."""
     chance = np.random.default_rng(10)
     async with target.client() as client:
 

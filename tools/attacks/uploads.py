@@ -20,7 +20,7 @@ async def upload(target: AttackTarget, client: httpx.AsyncClient, data: bytes) -
 
 
 def form(data: bytes) -> bytes:
-    """Return the body of an upload."""
+    """Return the multipart body that uploads ``data`` as a batch file."""
     begin = f"--{BOUNDARY}\r\nContent-Disposition: form-data; name="
     purpose = f'{begin}"purpose"\r\n\r\nbatch\r\n'
     file = f'{begin}"file"; filename="lines.jsonl"\r\n\r\n'
@@ -38,11 +38,11 @@ async def batch(target: AttackTarget, client: httpx.AsyncClient, data: bytes) ->
 
 
 def lines(bodies: Sequence[Any]) -> bytes:
-    """Return a file with a chat request in each line."""
+    """Return a batch file with one chat request per line."""
     return b"".join(line(str(number), json.dumps(body)) for number, body in enumerate(bodies))
 
 
 def line(custom_id: str, body: str) -> bytes:
-    """Return one line; ``body`` is JSON, or meant to look like it."""
+    """Return one line of a batch file. ``body`` is inserted as it is, so it may be invalid JSON."""
     head = f'{{"custom_id": "{custom_id}", "method": "POST", "url": "{CHAT}", "body": '
     return (head + body + "}\n").encode()

@@ -1,4 +1,4 @@
-"""An attacker guesses which schema another tenant uses from the time until it is accepted."""
+"""An attacker measures how soon a schema is accepted, to guess whether another tenant uses it."""
 
 import httpx
 import numpy as np

@@ -1,1 +1,1 @@
-"""``baton status``, ``scale`` and ``drain`` with ``--on kubernetes``."""
+"""Tests of ``baton status``, ``scale`` and ``drain`` with ``--on kubernetes``."""

@@ -1,7 +1,7 @@
 """A cluster with the chart's pools, its users, and the commands that they run.
 
-Time passes only when a command waits. Then the controllers run, and deleted pods come closer to
-their end."""
+Time passes only when a command waits. During each wait, the controllers run. A deleted pod is
+removed after a number of waits."""
 
 import sys
 from collections.abc import Mapping
@@ -50,8 +50,8 @@ class SteppingClock(ManualClock):
 
 
 class Kube:
-    """A cluster with the chart's pools: two prefill workers and three decode workers, which need
-    ``num_waits_to_stop`` waits to stop."""
+    """A cluster with the chart's pools: two prefill workers and three decode workers. A deleted pod
+    still exists after ``num_waits_to_stop`` waits, and is removed during the next one."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -74,7 +74,7 @@ class Kube:
         for name, replicas in (("prefill", 2), ("decode", 3)):
             deployment = release.one("Deployment", f"{CLUSTER}-{name}")
             deployment["spec"]["replicas"] = replicas
-            # Its volumes and secrets are those of the chart's other objects.
+            # The pod's volumes and secrets are left out, because they refer to missing objects.
             pod = deployment["spec"]["template"]["spec"]
             deployment["spec"]["template"]["spec"] = {
                 "containers": [{"name": "baton", "image": "baton:1"}],
@@ -145,14 +145,15 @@ class Kube:
             self.monkeypatch.setenv(f"BATON_KUBERNETES_{name}", value)
 
     def connect_registry(self) -> MemoryRegistry:
-        """Set redis_url. The registry has no members yet."""
+        """Set redis_url, and replace the registry by an empty one in memory; return it."""
         registry = MemoryRegistry(self.clock)
         self.monkeypatch.setenv("BATON_REDIS_URL", "redis://127.0.0.1:1/0")
         self.monkeypatch.setattr(open_module, "RedisRegistry", lambda *_: registry)
         return registry
 
     def connect_redis(self) -> "Workers":
-        """Set redis_url. The workers are those of all pods."""
+        """Set redis_url, and let the commands reach a fake worker in each pod; return the
+        workers."""
         workers = Workers(self)
         self.monkeypatch.setenv("BATON_REDIS_URL", "redis://127.0.0.1:1/0")
         self.monkeypatch.setattr(open_module, "RegistryWorkerAdmin", lambda *_: workers)
@@ -160,8 +161,9 @@ class Kube:
 
 
 class Workers:
-    """The workers, as they are reached by their addresses in Redis. A worker that drains ends one
-    request per look at it. ``requests`` is by pod, ``drained`` are the names of pods."""
+    """Replaces ``RegistryWorkerAdmin``: one fake worker per pod. ``requests`` has the number of
+    running requests by pod; each drain report of a worker ends one of them. ``drained`` has the
+    names of the pods whose workers were told to drain."""
 
     def __init__(self, kube: Kube) -> None:
         self.kube = kube
@@ -193,7 +195,7 @@ def _at_home(each: Object) -> Object:
 
 
 class Baton:
-    """Runs commands. ``location`` is the first line that they print."""
+    """Runs ``baton`` commands. ``location`` returns the first line that they print."""
 
     def __init__(self, kube: Kube, capsys: pytest.CaptureFixture[str]) -> None:
         self.kube, self._capsys = kube, capsys

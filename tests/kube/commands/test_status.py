@@ -136,7 +136,8 @@ def test_an_empty_namespace_is_an_error(kube: Kube, baton: Baton) -> None:
 def test_status_shows_a_conductor_without_the_right_to_resize_what_it_may_see(
     empty: Kube, baton: Baton, mode: str
 ) -> None:
-    """The Role permits to read sizes only if the autoscaler needs them."""
+    """The conductors' Role may read the pools' sizes only if the autoscaler needs them. Otherwise,
+    ``baton status`` shows "?" instead, and names the missing right."""
     owner = "external" if mode == "dry_run" else "chart"
     empty.install(
         make_values(rbac__resize=False, conductor__autoscale__mode=mode, replicasManagedBy=owner)

@@ -43,7 +43,8 @@ def revision_of(found: Object) -> int:
 
 
 def _numbered(api: Api, found: Object, new: Object | None, old: list[Object]) -> Object:
-    """Return the ReplicaSet of the current template, and give it the highest revision."""
+    """Return the ReplicaSet of the current template; create it if ``new`` is None. Give it and the
+    Deployment the highest revision."""
     latest = max((revision_of(each) for each in old), default=0)
     if new is None:
         new = api.create(REPLICA_SET, _replica_set(found, latest + 1))

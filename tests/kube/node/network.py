@@ -15,7 +15,7 @@ BRIDGE = "bkube"
 HARDWARE = "02:62:6b:75:62"
 """The prefix of the bridge's fixed MAC address. By default, a bridge has the lowest MAC address of
 its ports, which may change with each new pod. Packets from other pods to the bridge would then be
-lost until these notice the change, which may take half a minute."""
+lost until those pods notice the change, which may take half a minute."""
 
 INTERFACES = count()
 """Numbers for interface names. The kernel takes seconds to forget an interface, so no name is used

@@ -55,8 +55,8 @@ def ignored_epoch() -> Changes:
 
 
 def _latest_receivers() -> tuple[dict[str, OutputReceiver], Changes]:
-    """Return a dict of the newest receiver of each request's outputs, and the changes that keep it
-    up to date."""
+    """Return a dict with the newest receiver of outputs by request, and the patches that keep the
+    dict up to date."""
     submit = StreamWorkerConnection.submit
     latest: dict[str, OutputReceiver] = {}
 
@@ -70,7 +70,7 @@ def _latest_receivers() -> tuple[dict[str, OutputReceiver], Changes]:
 
 
 def _no_fences() -> Changes:
-    """Return the changes after which the router accepts outputs of any epoch."""
+    """Return patches that make the router accept outputs of any epoch."""
     accept, add = Attempt._process_one, OutputMerger.add
 
     def accept_any(self: Attempt, worker_id: Any, item: Any) -> list[RequestOutput]:
@@ -264,7 +264,7 @@ def delivered_out_of_order() -> Changes:
 
 
 def _always_delivered_inline() -> tuple[type, str, Any]:
-    """Return the change after which tokens are delivered inline even if earlier ones are still
+    """Return a patch by which tokens are delivered inline even if earlier ones are still
     queued."""
     return OutputQueue, "has_waiting_reader", True
 

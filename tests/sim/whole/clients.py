@@ -35,8 +35,8 @@ DONE = b"[DONE]"
 class ClientRequest:
     """A request and its client's behaviour. The client disconnects after ``cancels_after_seconds``
     unless the response has ended by then. After ``pauses_after_seconds``, it stops reading for
-    ``pause_seconds``. If either time is None, that does not happen. A client that ``reads_slowly``
-    pauses now and then."""
+    ``pause_seconds``. A client for which one of these times is None does not disconnect or does not
+    pause. A client that ``reads_slowly`` pauses now and then."""
 
     spec: RequestSpec
     at_seconds: float
@@ -218,7 +218,8 @@ async def run_client(router: "SimRouter", answer: ClientResponse, process: Proce
 
 
 def has_client(end: SimSocket) -> bool:
-    """Return whether the client of this HTTP connection already knows that it is connected."""
+    """Return whether the client of this HTTP connection has been told that it is connected, so that
+    :func:`reset_client_connection` can be called."""
     return (end if end.is_client else end.peer).protocol is not None
 
 

@@ -155,8 +155,8 @@ class StreamEnd:
 
     def _refuse(self) -> None:
         """Reset the peer's end, because this end no longer reads. If this process is alive, the
-        reset arrives after everything that it sent before, so that a stream which it ended normally
-        also ends normally at the peer."""
+        reset arrives after all of its earlier messages. So if it had ended the stream normally, the
+        peer sees that end first."""
         peer = self.peer
         if peer is not None and peer.failure is None:
             at = self.network.arrival_time(self.process, peer.process)

@@ -29,7 +29,8 @@ REST_SECONDS = 40.0
 """How long resources may take to be released: longer than every lease and export timeout."""
 
 CALM_SECONDS = 3.0
-"""A time that is longer than a router tolerates a silent worker."""
+"""How long to wait before checking that no connection broke: longer than a router tolerates a
+silent worker."""
 
 
 @dataclass(frozen=True, slots=True)

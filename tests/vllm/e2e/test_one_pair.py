@@ -1,4 +1,5 @@
-"""One prefill and one decode worker with vLLM: other transports and architectures, and scaling."""
+"""Tests one prefill and one decode worker with vLLM: a mixture of experts over shared memory, and
+Llama over gRPC while the decode pool is scaled."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Two prefill and two decode workers with vLLM: answers, caches, sampling, and killed workers."""
+"""Tests two prefill and two decode workers with vLLM: answers, caches, sampling, and killed
+workers."""
 
 import json
 import os
@@ -43,7 +44,8 @@ SCHEMA = {
 
 @pytest.fixture(scope="module")
 def cluster(models: dict[str, Path]) -> Iterator[LocalCluster]:
-    """Requests are those of tenant ``a`` unless they say otherwise."""
+    """A cluster with the tenants ``a`` and ``b``. Requests use the key of ``a`` by default. At the
+    end, ``baton check`` must succeed."""
     settings = {**EXACT, "transports": "shm", "api_keys": "one=a,two=b"}
     with vllm_cluster(models["qwen3"], 2, 2, **settings) as running:
         running.api_key = "one"

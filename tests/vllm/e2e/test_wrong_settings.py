@@ -1,4 +1,4 @@
-"""`baton up` ends soon, and with one clear line, if its workers can't run."""
+"""Tests that `baton up` soon exits with a one-line error if its workers can't run."""
 
 import json
 import os

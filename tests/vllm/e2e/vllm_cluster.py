@@ -18,7 +18,8 @@ VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 BLOCK_TOKENS = 32
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 START_SECONDS = 300.0
-"""A worker imports vLLM twice, in its own process and in that of vLLM's worker."""
+"""The timeout of ``baton up``. A worker imports vLLM twice, in its own process and in that of
+vLLM's worker, which takes long."""
 
 
 def vllm_settings(**settings: object) -> dict[str, object]:
