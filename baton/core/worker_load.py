@@ -32,11 +32,12 @@ class WorkerLoad:
     error of ``prefill_cost`` for :data:`REFERENCE_PROMPT_TOKENS` tokens.
 
     Decode: ``decode_requests`` counts the requests that decode on this worker or whose KV is being
-    imported. They have ``context_tokens`` tokens of
-    KV now, and will have ``promised_tokens`` once their answers have the predicted lengths.
-    ``answer_tokens`` is the mean length of recent answers; nine in ten of these were longer than
-    ``short_answer_tokens``. ``link_bytes_per_second`` is the bandwidth of KV transfers from other
-    hosts. None means unknown.
+    imported. They have ``context_tokens`` tokens of KV now, and will have ``promised_tokens`` once
+    their answers have the predicted lengths. ``answer_tokens`` is the mean length of recent
+    answers; nine in ten of these were longer than ``short_answer_tokens``.
+    ``link_bytes_per_second`` is the bandwidth of KV transfers from other hosts.
+
+    None means unknown.
     """
 
     running: int = 0

@@ -151,9 +151,9 @@ class Engine:
 
         ``token_id`` is the answer's next token, which the client already has. ``constraint`` is the
         state of the request's grammar before ``token_id``. If the answer ends with ``token_id``,
-        the request ends here, without an output. Raises NotFound if the request has
-        no reservation; Invalid if it needs a constraint and none is given, or if ``token_id`` is
-        not in the vocabulary.
+        the request ends here, without an output. Raises NotFound if the request has no reservation;
+        Invalid if it needs a constraint and none is given, or if ``token_id`` is not in the
+        vocabulary.
         """
         sequence = self._sequences.get(request_id)
         if sequence is None or sequence.phase is not Phase.RESERVED:

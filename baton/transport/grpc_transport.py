@@ -257,7 +257,8 @@ class GrpcTransport:
 def _messages(
     address: int, spans: Sequence[tuple[int, int]], copies: MemoryCopier
 ) -> Iterator[bytes]:
-    """The bytes of the ranges in order, split into full messages at any position."""
+    """The bytes of the ranges in order, as messages of full size (except the last), which may begin
+    and end within a range."""
     parts: list[bytes] = []
     free = MESSAGE_BYTES
     for offset, size in spans:

@@ -181,9 +181,9 @@ def _pick_filtered(
 
 
 def _filter(ordered: torch.Tensor, total: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
-    """Set to zero what top-k excludes, then what top-p does. ``ordered`` is in descending order;
-    ``total`` [num_rows, 1] is the sum of all probabilities, including those outside of the
-    window."""
+    """Set to zero the probabilities that top-k excludes, then those that top-p excludes.
+    ``ordered`` is in descending order; ``total`` [num_rows, 1] is the sum of all probabilities,
+    including those outside of the window."""
     ranks = torch.arange(ordered.shape[1], device=ordered.device)
     kept = torch.where(ranks < metadata.top_k, ordered, 0.0)
     total = torch.where(metadata.has_top_k > 0, kept.sum(dim=-1, keepdim=True), total)
