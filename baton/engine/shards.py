@@ -134,7 +134,7 @@ class CheckpointShards:
     tensor.
 
     ``fp8`` is the checkpoint's format of FP8 matrices, if it has any. ``progress`` is called with
-    the number of bytes used, and that of all tensors requested so far.
+    the number of bytes loaded so far, and the total size of the tensors requested so far.
     """
 
     def __init__(
