@@ -70,7 +70,7 @@ class FairSlots:
         while queue:
             granted = queue.popleft()
             self.num_waiting -= 1
-            if not granted.done():  # otherwise it was cancelled, and its task has not run since
+            if not granted.done():  # else: a cancelled call whose task has not run since
                 self._busy.add(owner)
                 granted.set_result(None)
                 break

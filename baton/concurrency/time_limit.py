@@ -1,5 +1,5 @@
-"""A timeout that costs a quarter of ``asyncio.timeout``, for code that runs several times per
-request."""
+"""A timeout that takes a quarter of the CPU time of ``asyncio.timeout``, for code that runs several
+times per request."""
 
 import asyncio
 from types import TracebackType

@@ -1,12 +1,17 @@
 """The settings of all programs. A setting has the same name in every source.
 
-A command-line flag overrides the environment (``BATON_<NAME>``), which overrides a file with the
-setting's name in the folder ``BATON_SECRETS_DIRECTORY``, which overrides a YAML file (``--config``
-or ``BATON_CONFIG``), which overrides the default. A wrong value or an unknown name fails at
-start-up, with a message that says what would be valid; only in a file that was written for a newer
-version, unknown names are ignored (:mod:`baton.config.config_version`). Live settings can change
-while a program runs (:mod:`baton.config.setting_scopes`). No other module reads settings from the
-environment.
+The sources, each of which overrides those after it:
+
+1. command-line flags
+2. environment variables, ``BATON_<NAME>``
+3. files in the folder ``BATON_SECRETS_DIRECTORY``, each named like its setting
+4. a YAML file, ``--config`` or ``BATON_CONFIG``
+5. the defaults
+
+A program with a wrong value or an unknown name does not start, and says what would be valid. Only
+in a YAML file that was written for a newer version, unknown names are ignored
+(:mod:`baton.config.config_version`). Live settings can change while a program runs
+(:mod:`baton.config.setting_scopes`). No other module reads settings from the environment.
 """
 
 from baton.config.environment import (

@@ -8,7 +8,7 @@ from baton.values import AsSwitch, Count, Counts, PoolTargets, Seconds
 
 
 class AutoscalingSettings(BaseModel):
-    """How the sizes of the pools follow the load."""
+    """Settings of the autoscaler, which makes the sizes of the pools follow the load."""
 
     # Autoscaling of the pools
     autoscale: Annotated[Literal["off", "dry_run", "on"], AsSwitch] = "off"

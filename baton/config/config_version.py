@@ -1,9 +1,9 @@
 """The version of Baton for which a config file was written, as stated in the file itself.
 
-During an upgrade the ConfigMap of a newer chart is mounted in pods of the version before, too. A
-pod that restarts before it is replaced must not fail at a setting that only the newer version has.
-So a program ignores unknown settings in a file that was written for a newer version. In any other
-file they are mistakes.
+During an upgrade, pods that still run the previous version already see the new chart's ConfigMap.
+If such a pod restarts, it must not fail because of a setting that only the new version has. So a
+program ignores unknown settings in a file that was written for a newer version. In any other file,
+an unknown setting is an error.
 """
 
 import re
@@ -28,9 +28,9 @@ def program_version() -> str:
 def without_newer_settings(
     values: Mapping[Any, Any], known: Collection[str], where: str, warn: OnWarning
 ) -> dict[Any, Any]:
-    """Return ``values`` without :data:`WRITTEN_FOR`, and, if that is a newer version than this
-    program's, without settings that are not in ``known``, of which it warns. Raises Invalid for a
-    malformed version."""
+    """Return ``values`` without the entry :data:`WRITTEN_FOR`. If the entry names a newer version
+    than this program's, also leave out the settings that this version does not know, with a
+    warning. Raises Invalid if the entry is malformed."""
     kept = {name: value for name, value in values.items() if name != WRITTEN_FOR}
     if WRITTEN_FOR not in values:
         return kept

@@ -18,7 +18,7 @@ from baton.config.sources import (
 
 
 def baton_home() -> Path:
-    """Where local clusters keep their state and logs: ``BATON_HOME``, or ``~/.baton``."""
+    """Return the folder of local clusters' state and logs: ``BATON_HOME``, or ``~/.baton``."""
     return Path(os.environ.get(HOME_ENVIRONMENT_VARIABLE) or Path.home() / ".baton")
 
 
@@ -42,14 +42,16 @@ def child_environment(settings: dict[str, str], extra: dict[str, str]) -> dict[s
 
 
 def to_environment(settings: Settings, unpinned: Collection[str] = ()) -> dict[str, str]:
-    """All settings except ``unpinned`` as text, for :func:`child_environment`. If this process has
-    a config file, the child reads the same file, which gives it the values of ``unpinned``."""
+    """Return all settings except ``unpinned`` as text, for :func:`child_environment`. The child
+    reads the ``unpinned`` ones from this process's config file, so that it follows their
+    changes."""
     values = settings.model_dump(exclude_none=True)
     return {name: setting_text(value) for name, value in values.items() if name not in unpinned}
 
 
 def config_environment() -> dict[str, str]:
-    """The variable by which a child process reads the config file of this process, if any."""
+    """Return the environment variable that makes a child process read this process's config file;
+    empty if there is none."""
     path = config_file()
     return {} if path is None else {CONFIG_ENVIRONMENT_VARIABLE: str(path)}
 
@@ -63,8 +65,8 @@ def set_thread_environment(threads: int) -> None:
 
 def set_vllm_environment() -> None:
     """Configure vLLM; call this before vLLM is imported. Baton decides on threads, runs vLLM's
-    executor itself, and needs the model runner whose sampler it replaces. Variables that are
-    already set stay as they are, except the last one."""
+    executor itself, and replaces the sampler of vLLM's V1 model runner, so vLLM must use that one.
+    Other variables that are already set stay as they are."""
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -86,8 +88,8 @@ def set_ray_environment(is_private: bool) -> None:
 
 
 def thread_environment(threads: int) -> dict[str, str]:
-    """Variables for numeric libraries. Workers share the cores, so waiting threads must not spin.
-    0 threads means one per core."""
+    """Return the variables that tell numeric libraries to use this number of threads (0: one per
+    core), and not to spin while they wait, since workers share the cores."""
     return {
         "OMP_NUM_THREADS": str(threads or os.cpu_count() or 1),
         "OMP_WAIT_POLICY": "PASSIVE",
@@ -97,7 +99,7 @@ def thread_environment(threads: int) -> dict[str, str]:
 
 
 def setting_text(value: Any) -> str:
-    """Return a setting's value as an environment variable has it."""
+    """Return a setting's value as the text of an environment variable."""
     if isinstance(value, dict):
         return json.dumps(value)
     if isinstance(value, (tuple, list)):

@@ -64,10 +64,10 @@ def load_settings(
 
 
 def load_ops_settings(config: Path | None = None) -> Settings:
-    """Load the settings for a request to the ops server of this container's process. The process
-    may have started with a config file that is no longer valid. Then the environment is enough, if
-    it has ``ops_port``; settings that it does not have are at their defaults, unchecked. Raises
-    Invalid."""
+    """Load the settings that a command needs to call the ops server of the program in its own
+    container. If the config file has become invalid since the program started, only environment
+    variables are used; these must include ``ops_port``, and all other settings have their defaults.
+    Raises Invalid if the settings can't be loaded in either way."""
     try:
         return load_settings(config)
     except Invalid as error:
@@ -92,15 +92,16 @@ def reload_settings(settings: Settings, content: bytes, warn: OnWarning) -> Sett
 
 def pinned_settings(settings: Settings) -> frozenset[str]:
     """Return the names of the settings that flags, the environment or secret files give, so that a
-    change of the config file does not change them. ``redis_url`` is one of them if they give the
-    password that has been moved into it."""
+    change of the config file does not change them. If ``redis_password`` is one of them, so is
+    ``redis_url``, which contains the password."""
     environment = use_new_names(environment_values(), "environment", str)
     pinned = {*settings.flags, *environment, *settings.secret_files}
     return frozenset(pinned | ({"redis_url"} if "redis_password" in pinned else set()))
 
 
 def _check_names(flags: dict[str, Any], warn: OnWarning) -> list[str]:
-    """Return the names of the settings that all sources give. Raises Invalid for unknown ones."""
+    """Return the names of the settings in every source, one after the other. Raises Invalid for an
+    unknown name."""
     known = Settings.model_fields
     for name in flags:
         check_name(name, known, "command line")
@@ -111,9 +112,10 @@ def _check_names(flags: dict[str, Any], warn: OnWarning) -> list[str]:
 
 
 def _with_redis_password(settings: Settings) -> Settings:
-    """Move ``redis_password`` into ``redis_url``, whose special characters must be escaped. Raises
-    Invalid if there is no URL, or if it has another password. It has the same one in a child
-    process, which gets the URL from its parent, and ``redis_password`` from the config file."""
+    """Move ``redis_password`` into ``redis_url``, with its special characters escaped. Raises
+    Invalid if there is no URL, or if the URL already has a different password. It may already have
+    the same one: a child process gets the URL from its parent, and ``redis_password`` from the
+    config file."""
     if settings.redis_password is None:
         return settings
     if not settings.redis_url:

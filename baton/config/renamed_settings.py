@@ -37,9 +37,9 @@ T = TypeVar("T")
 
 
 def use_new_names(values: Mapping[str, T], where: str, spell: Callable[[str], str]) -> dict[str, T]:
-    """Return ``values`` of one source under the settings' new names. The error uses ``where``, the
-    name of the source, and ``spell``, which writes a setting's name as that source does. Raises
-    Invalid if the source has a setting under both names."""
+    """Return ``values``, the settings of one source, under their new names. Raises Invalid if the
+    source has a setting under both its names. For the message, ``where`` is the name of the
+    source, and ``spell`` writes a setting's name as that source does."""
     for old, new in RENAMED_SETTINGS.items():
         if old in values and new in values:
             raise Invalid(

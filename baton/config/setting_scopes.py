@@ -15,7 +15,7 @@ from baton.core.states import WORKER_ROLES, Role
 
 
 class Reader(StrEnum):
-    """A program that reads settings. A worker is one program in both roles."""
+    """A program that reads settings. ``WORKER`` stands for prefill and decode workers."""
 
     ROUTER = "router"
     CONDUCTOR = "conductor"
@@ -32,7 +32,8 @@ class Reader(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SettingScope:
-    """``live`` are those of the ``readers`` in which the setting can change while they run."""
+    """The programs that read a setting (``readers``), and those of them in which its value can
+    change while they run (``live``)."""
 
     readers: frozenset[Reader]
     live: frozenset[Reader] = frozenset()
@@ -143,9 +144,9 @@ def live_settings(reader: Reader) -> frozenset[str]:
 
 
 def restarting_settings(reader: Reader, names: Iterable[str]) -> list[str]:
-    """Return those of ``names`` for which ``reader`` has to be started again, sorted. For the
-    supervisor, these are all that are not live in each of their readers, since it keeps the values
-    with which it has started its processes."""
+    """Return those of ``names`` for which ``reader`` has to be started again, sorted. The
+    supervisor has to be started again for any setting that is not live in all of its readers,
+    since the supervisor keeps the values that it passes to the processes that it starts."""
     if reader is Reader.SUPERVISOR:
         return sorted(n for n in names if SETTING_SCOPES[n].readers > SETTING_SCOPES[n].live)
     return sorted(

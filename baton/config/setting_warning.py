@@ -1,4 +1,4 @@
-"""What is accepted in the settings, but should be changed or known."""
+"""Warnings about settings that are accepted, but that the operator should change or know of."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SettingWarning:
-    """``event`` is the name of its log event."""
+    """A warning about the settings. It is logged as ``event``."""
 
     event: str
     message: str

@@ -1,8 +1,8 @@
-"""Where settings come from besides flags: the environment, a folder of secret files, and a YAML
-file.
+"""The sources of settings besides flags: the environment, a folder of secret files, a YAML file.
 
-The environment is checked by name here and read by pydantic, except for the old names of settings
-(:mod:`baton.config.renamed_settings`), which pydantic doesn't know.
+This module checks the names of environment variables. Pydantic reads their values, except those of
+variables with a setting's old name (:mod:`baton.config.renamed_settings`), which pydantic doesn't
+know.
 """
 
 import difflib
@@ -30,7 +30,7 @@ NOT_SETTINGS = (
     HOME_ENVIRONMENT_VARIABLE,
     SECRETS_ENVIRONMENT_VARIABLE,
 )
-"""Variables that say where settings and state are."""
+"""Variables with the prefix of settings that are none: they say where settings and state are."""
 
 MAX_CONFIG_BYTES = 2**20
 """The size limit of a config file, which running programs read every few seconds. A ConfigMap has
@@ -39,7 +39,8 @@ the same limit."""
 QUOTED = re.compile(r"(['\"])(?:(?!\1).)*\1")
 
 LONGEST_SECRET_BYTES = 64 * 1024
-"""The largest secret file: many API keys, but not a file that is here by mistake."""
+"""The size limit of a secret file: enough for many API keys. A larger file is in the folder by
+mistake."""
 
 
 _config_content: ContextVar[bytes | None] = ContextVar("config_content", default=None)
@@ -121,7 +122,7 @@ def read_config_bytes(path: str) -> bytes:
 
 @contextmanager
 def config_content(content: bytes) -> Iterator[None]:
-    """Let :func:`read_config_file` parse ``content`` instead of what is in the file now."""
+    """Within the ``with`` block, :func:`read_config_file` parses ``content``, not the file."""
     token = _config_content.set(content)
     try:
         yield
@@ -144,8 +145,9 @@ def _parse_yaml(content: bytes, where: str) -> Any:
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:
-    """Say what is wrong and where. Quoted names of tags and anchors are left out: a value that
-    starts with ``!`` or ``*`` is taken for one."""
+    """Say what is wrong and where, without showing a value, which may be secret. PyYAML's message
+    quotes the names of tags and anchors, and takes a value that starts with ``!`` or ``*`` for
+    one; so these names are left out."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return "has characters that YAML does not allow"
     mark = error.problem_mark
@@ -154,7 +156,8 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
 
 
 def _without_name(quoted: str) -> str:
-    """Return a quoted character or ``'<kind of token>'`` as it is, any other text as dots."""
+    """Return dots instead of quoted text, unless the text is a single character or a kind of token
+    (``'<block end>'``)."""
     return quoted if len(quoted) == 3 or quoted.startswith("'<") else "..."
 
 

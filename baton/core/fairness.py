@@ -32,15 +32,15 @@ class VirtualTokenCounters:
         self._slack_tokens = slack_tokens
         self._max_tenants = max_tenants
         self._counters: dict[bytes, float] = {}
-        """In the order in which tenants last joined the queue."""
+        """Each tenant's counter, in the order in which the tenants last joined the queue."""
         self._queued: dict[bytes, int] = {}
         """Number of requests in the queue, for tenants that have any."""
         self._last_left = b""
 
     @property
     def has_several_tenants(self) -> bool:
-        """Whether there are several tenants. While there is only one, nothing is counted, since a
-        second one would be lifted to its counter."""
+        """Whether several tenants have a counter. While there is only one, its service need not be
+        charged: the counter of a second tenant would be lifted to the same value anyway."""
         return len(self._counters) > 1
 
     def join(self, tenant: bytes) -> None:
@@ -63,7 +63,8 @@ class VirtualTokenCounters:
     def charge(
         self, tenant: bytes, input_tokens: int, output_tokens: int, weight: float = 1.0
     ) -> None:
-        """Charge the tenant for these tokens. A tenant that never queued here is ignored."""
+        """Charge the tenant for the tokens of a step. A tenant that was never in this queue is
+        ignored."""
         if tenant in self._counters:
             charged = INPUT_WEIGHT * input_tokens + OUTPUT_WEIGHT * output_tokens
             self._counters[tenant] += charged / weight
@@ -81,8 +82,8 @@ class VirtualTokenCounters:
         return self._counters.get(tenant, 0)
 
     def _lifted(self, tenant: bytes, count: float) -> float:
-        """``count``, lifted to the lowest counter in the queue, or, if the queue is empty, to that
-        of the tenant that left it last."""
+        """Return ``count``, but at least the lowest counter in the queue. If the queue is empty,
+        return at least the counter of the tenant that left it last."""
         if self._queued:
             return max(count, min(self._counters[each] for each in self._queued))
         return max(count, self._counters.get(self._last_left, 0))

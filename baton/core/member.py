@@ -10,7 +10,8 @@ from baton.core.worker_load import WorkerLoad
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """``address`` is host:port of its gRPC server (for a router, of its HTTP server).
+    """A member of the cluster. ``address`` is host:port of its gRPC server (for a router, of its
+    HTTP server).
 
     ``transports`` are the names of the KV transports that it can serve, best first.
     ``local_socket`` is the Unix socket of a store node's local RPC, for members on its host.

@@ -44,8 +44,9 @@ class MemoryForecast:
 
     def _suffices(self, candidate: KvDemand) -> bool:
         """Whether memory suffices at each predicted end, checked from the candidate's end back to
-        the first one. ``count`` requests still run at that end, and ``held`` is the sum of their
-        current tokens. Later ends don't matter: the candidate has freed its memory by then."""
+        the first one. Ends after the candidate's own don't matter: it has freed its memory by then.
+        For each end, ``count`` is the number of requests that still run, and ``held`` the sum of
+        their current tokens."""
         end = bisect_left(self._running, candidate.remaining_tokens, key=_remaining_tokens)
         later = self._running[end:]
         held = candidate.current_tokens + sum(each.current_tokens for each in later)

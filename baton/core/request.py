@@ -88,7 +88,8 @@ class RequestSpec:
 
     @property
     def owner(self) -> bytes:
-        """The tenant that is charged in queues, and to whose quota the blocks count."""
+        """The tenant that is charged in queues, and towards whose quota the request's blocks
+        count."""
         return self.tenant or self.tenant_salt
 
     @property
@@ -108,15 +109,16 @@ class RequestSpec:
 
 
 PROMPT_PREFILLED = "prompt_read"
-"""Key in the details of a failure that happened after the prompt had been computed, except for its
-cached tokens."""
+"""Key in the details of a failure. It says that the worker had already computed the prompt (except
+for cached tokens), so that the tenant is charged for the prompt."""
 
 
 class FinishReason(StrEnum):
     """Why an answer ended. STOP: at an EOS, a stop token or a stop string. LENGTH: at the maximum
-    number of tokens. MIGRATED and REROUTED end only a placement, because its worker drains.
-    MIGRATED: the KV of all tokens except the last waits on that worker for the one that decodes the
-    request's next epoch. REROUTED: the worker has no KV of the request; place it again."""
+    number of tokens. MIGRATED and REROUTED end only one placement of the request, because its
+    worker drains. MIGRATED: that worker keeps the KV of all tokens except the last, until the
+    worker of the next placement has read it. REROUTED: the worker has no KV of the request; place
+    it again."""
 
     STOP = "stop"
     LENGTH = "length"

@@ -27,7 +27,7 @@ class Role(StrEnum):
     KVSTORE = "kvstore"
     REDIS = "redis"
     MOCK = "mock"
-    """A process of mock workers. Each of its workers is a member of its own, with role PREFILL or
+    """A process of mock workers. Each of these workers is a separate member, with role PREFILL or
     DECODE."""
 
 

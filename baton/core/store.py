@@ -18,10 +18,10 @@ class Tier(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PutRequest:
-    """Consecutive blocks of one chain and one size, in the caller's region; the first of them is
-    ``first_block`` blocks from the chain's start. Checksums are by ``checksum_algorithm``.
-    ``preceding_keys`` are the keys of the blocks before these, which the node already has and only
-    marks as used.
+    """A request to store ``blocks`` from the caller's region: consecutive blocks of one chain, all
+    of the same size, whose checksums are computed with ``checksum_algorithm``. The first of them
+    has index ``first_block`` in the chain. ``preceding_keys`` are the keys of blocks before them
+    that the node already has; it only marks those as used.
 
     ``tenant`` and ``model`` are tags of up to 16 bytes, for quotas and for administrators. They do
     not identify the blocks; the keys do.
@@ -110,10 +110,10 @@ class StoreChange:
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """One message to a watcher of a node: ``keys`` are in ``tier`` now (NONE: gone). A snapshot is
-    a page with ``is_reset``, then further pages while ``has_more`` is set, all with the number of
-    the last change that the snapshot contains. In other messages ``number`` is that of the
-    change."""
+    """One message to a watcher of a node: ``keys`` are in ``tier`` now (NONE: gone). It is either a
+    single change, with its ``number``, or one page of a snapshot. The first page has ``is_reset``,
+    all pages except the last have ``has_more``, and ``number`` is that of the last change that the
+    snapshot contains."""
 
     generation: Incarnation
     number: int
@@ -128,8 +128,8 @@ class WatchEvent:
 
 @dataclass(frozen=True, slots=True)
 class StoreHint:
-    """Where the conductor believes the longest stored prefix of a prompt to be: the first
-    ``num_blocks`` full blocks at store node ``node``."""
+    """The conductor's guess where the longest stored prefix of a prompt is: store node ``node`` has
+    its first ``num_blocks`` full blocks."""
 
     node: WorkerId
     num_blocks: int

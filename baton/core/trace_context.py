@@ -24,9 +24,9 @@ class TraceContext:
         return f"00-{self.trace_id}-{self.span_id}-{int(self.is_sampled):02x}"
 
     def child(self, *names: object) -> "TraceContext":
-        """The child span with these names. Equal names give equal ids in every process, so a span's
-        id can be sent to other processes before the span begins, and the span can be reported after
-        it has ended."""
+        """Return the child span whose id is a hash of this span's id and ``names``. Every process
+        computes the same id, so it can be sent to other processes before the span begins, and the
+        span can be reported after it has ended."""
         text = "/".join((self.span_id, *map(str, names)))
         digest = hashlib.blake2b(
             text.encode(), digest_size=SPAN_ID_BYTES, key=self.trace_id.encode()

@@ -27,13 +27,17 @@ class WorkerLoad:
     two steps.
 
     Prefill: ``queue`` is ordered by deadline, and the last of :data:`MAX_QUEUED` entries stands for
-    all others; it is empty while ``prefill_cost`` is unknown. ``queued_tokens`` of the same prompts
-    are still to be computed. ``prefill_error`` is the relative standard error of ``prefill_cost``
-    for :data:`REFERENCE_PROMPT_TOKENS` tokens. Decode: ``decode_requests`` are on this worker or
-    being imported; they have ``context_tokens`` of KV now, and ``promised_tokens`` once their
-    answers have the predicted lengths. ``answer_tokens`` is the mean of recent answers; nine in ten
-    were longer than ``short_answer_tokens``. ``link_bytes_per_second`` is the bandwidth from other
-    hosts. None means unknown.
+    all others; it is empty while ``prefill_cost`` is unknown. ``queued_tokens`` counts the tokens
+    of all these prompts that are still to be computed. ``prefill_error`` is the relative standard
+    error of ``prefill_cost`` for :data:`REFERENCE_PROMPT_TOKENS` tokens.
+
+    Decode: ``decode_requests`` counts the requests that decode on this worker or whose KV is being
+    imported. They have ``context_tokens`` tokens of KV now, and will have ``promised_tokens`` once
+    their answers have the predicted lengths. ``answer_tokens`` is the mean length of recent
+    answers; nine in ten of these were longer than ``short_answer_tokens``.
+    ``link_bytes_per_second`` is the bandwidth of KV transfers from other hosts.
+
+    None means unknown.
     """
 
     running: int = 0

@@ -133,8 +133,8 @@ class BlockPool:
         return allocated
 
     def seal(self, block_id: BlockId, key: BlockKey) -> bool:
-        """FILLING → REFERENCED: the block is full and gets its key. Return False for a
-        duplicate."""
+        """FILLING → REFERENCED: the block is full and gets its key. Return False if it is a
+        duplicate: another block is already found by this key."""
         self._set_state(block_id, BlockState.REFERENCED)
         self._keys[block_id] = key
         return self._blocks_by_key.setdefault(key, block_id) == block_id

@@ -31,8 +31,8 @@ def block_checksums(pool: KvMemory, block_ids: Sequence[BlockId]) -> list[int]:
 
 
 def weighted_sums(blocks: torch.Tensor) -> list[int]:
-    """Return the wsum64 of each of ``blocks`` [num_blocks, ...]. The size of a block must be a
-    multiple of 4 bytes."""
+    """Return the checksum :data:`CHECKSUM_WSUM` of each of ``blocks`` [num_blocks, ...]. The size
+    of a block must be a multiple of 4 bytes."""
     words = blocks.reshape(blocks.shape[0], -1).view(torch.int32).to(torch.int64)
     weights = torch.arange(words.shape[1], device=words.device) * 2 + 1
     sums = (words * (weights * _GOLDEN)).sum(dim=1)

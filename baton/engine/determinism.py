@@ -103,7 +103,8 @@ def deterministic_digest(model_digest: bytes, fingerprint: str) -> bytes:
 
 
 def _probe_length(pool: KvPool) -> int:
-    """Return the probe's length, which is shorter if the pool is tiny."""
+    """Return the number of tokens of the probe prompt, which is lower in a pool that is too small
+    for the usual number."""
     wanted = PROBE_TOKENS if pool.tensor.device.type == "cpu" else GPU_PROBE_TOKENS
     return min(wanted, pool.num_blocks // NUM_PROBE_COPIES * pool.block_tokens)
 

@@ -149,11 +149,11 @@ class Engine:
     ) -> None:
         """Add a reserved request to the batch. The KV of all its ``token_ids`` must have arrived.
 
-        ``token_id`` is the answer's next token, which the client already has. ``constraint`` is as
-        in :meth:`add`: its state is the one before ``token_id``. If the answer ends with
-        ``token_id``, the request ends here, without an output. Raises NotFound if the request has
-        no reservation; Invalid if it needs a constraint and none is given, or if ``token_id`` is
-        not in the vocabulary.
+        ``token_id`` is the answer's next token, which the client already has. ``constraint`` is the
+        state of the request's grammar before ``token_id``. If the answer ends with ``token_id``,
+        the request ends here, without an output. Raises NotFound if the request has no reservation;
+        Invalid if it needs a constraint and none is given, or if ``token_id`` is not in the
+        vocabulary.
         """
         sequence = self._sequences.get(request_id)
         if sequence is None or sequence.phase is not Phase.RESERVED:

@@ -57,12 +57,12 @@ class TwoStageRunner(Protocol):
     called while another plan is being computed."""
 
     def prepare(self, plan: Plan) -> Any:
-        """Do the part of a plan's run that does not depend on its token ids."""
+        """Run the part of a plan that does not depend on its token ids."""
         ...
 
     def compute(self, prepared: Any, on_start: Callable[[], None]) -> StepOutput:
-        """Do the rest, after :func:`fill_sampled_tokens` has filled in the plan's tokens. Calls
-        ``on_start`` once the device is computing and this thread only has to wait for it."""
+        """Run the rest of the plan, once :func:`fill_sampled_tokens` has filled in its tokens.
+        Call ``on_start`` once the device is computing and this thread only has to wait for it."""
         ...
 
 

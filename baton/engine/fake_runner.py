@@ -115,7 +115,8 @@ def allowed_tokens(mask: bytes, vocab_size: int) -> list[TokenId]:
 
 
 def compute_slots(context: bytes, token_ids: Sequence[TokenId], start: int) -> list[bytes]:
-    """Compute the KV of tokens that follow ``context``, the KV of tokens [0, start)."""
+    """Compute the KV of ``token_ids``, which begin at position ``start``. ``context`` is the KV of
+    all tokens before them."""
     context_hash = hashlib.blake2b(context, digest_size=SLOT_BYTES)
     slots: list[bytes] = []
     for position, token_id in enumerate(token_ids, start):

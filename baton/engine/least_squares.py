@@ -31,8 +31,8 @@ def relative_error(
     at: Sequence[float],
 ) -> float | None:
     """Return the standard error of the fit's prediction for ``at``, relative to that prediction.
-    The error grows with the distance of ``at`` from the measurements. Return None unless there are
-    more measurements than coefficients above 0, of which there must be at least one."""
+    The error grows with the distance of ``at`` from the measurements. Return None if no coefficient
+    is above 0, or if there are no more measurements than coefficients above 0."""
     times, fitted = np.array(seconds), np.array(coefficients)
     used = fitted > 0
     scaled = (np.array(columns) / times[:, None])[:, used]

@@ -1,4 +1,4 @@
-"""What a worker needs of a runner: the contract between a worker and the software that computes."""
+"""The contract between a worker and its runner, the software that computes the model."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -13,13 +13,14 @@ class LoadedRunner(Runner, TwoStageRunner, Protocol):
     """A runner with a loaded model: Baton's own :class:`baton.engine.runner.ModelRunner`, or vLLM
     (:class:`baton.vllm_engine.runner.VllmRunner`).
 
-    Everything else of a worker (scheduling, prefix cache, KV transfer, sampling's parameters,
-    grammars) lies above this contract and is the same for both. What is tested of it is in
-    ``tests/contract/runner_contract.py``.
+    The rest of a worker (scheduling, prefix cache, KV transfer, sampling parameters, grammars)
+    uses a runner only through this contract, and is the same for both.
+    ``tests/contract/runner_contract.py`` tests the contract.
 
     Two workers can exchange KV blocks iff ``model_digest`` and ``kv_layout`` are equal.
-    ``numerics_fingerprint`` is empty unless results are bit-identical in any batch. ``is_fallback``
-    says that something slower computes than was wanted; ``description`` names what computes."""
+    ``numerics_fingerprint`` is empty unless results are bit-identical in any batch. ``description``
+    names the software that computes; ``is_fallback`` is set if it is slower than the preferred
+    one."""
 
     limits: ModelLimits
     model_digest: bytes
@@ -43,8 +44,8 @@ class LoadedRunner(Runner, TwoStageRunner, Protocol):
         ...
 
     def watch(self, on_failure: Callable[[BaseException], object]) -> None:
-        """Call ``on_failure``, in any thread, if a process that computes dies while no step runs.
-        During a step, :meth:`run` raises."""
+        """Call ``on_failure``, in any thread, if one of the runner's processes dies while no step
+        runs. If it dies during a step, :meth:`run` raises instead."""
         ...
 
     def close(self) -> None:

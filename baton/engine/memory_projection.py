@@ -13,15 +13,15 @@ from baton.engine.sequence import Sequence
 def memory_suffices(
     pool: BlockPool, config: EngineConfig, running: Iterable[Sequence], candidate: Sequence
 ) -> bool:
-    """Whether ``candidate`` may join the ``running`` sequences, which have their blocks already.
-    Its ``num_shared_blocks`` must be set. True if no answer grows on this worker, or if
-    ``candidate`` is a PREFILL request.
+    """Whether KV memory is predicted to suffice if ``candidate`` joins the ``running`` sequences,
+    which have their blocks already. ``candidate.num_shared_blocks`` must be set. Always true if no
+    running answer grows on this worker, or if ``candidate`` is a PREFILL request.
 
-    If the answers are as long as predicted, the projection is exact except for shared blocks (each
-    is assumed to stay with its first owner) and for requests that are still being prefilled or
-    transferred (they are assumed to decode already). If memory runs short nevertheless, a request
-    is preempted. The caller skips this check for requests that were already preempted once, so that
-    their clients don't wait even longer.
+    If the answers are as long as predicted, the prediction is exact, with two exceptions: a shared
+    block counts only for the request that had it first, and requests that are still being prefilled
+    or transferred count as if they were decoding already. If memory runs short nevertheless, a
+    request is preempted. The caller skips this check for requests that were already preempted once,
+    so that their clients don't wait even longer.
     """
     growing = [each for each in running if each.task is not Task.PREFILL]
     if not growing or candidate.task is Task.PREFILL:

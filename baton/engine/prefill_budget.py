@@ -64,8 +64,8 @@ class PrefillBudget:
     ) -> int:
         """Return how many prefill tokens may be computed in a step that also has ``num_answers``
         decodes with ``context_tokens`` in total: as many as keep the step within the target, at
-        least ``MIN_PREFILL_TOKENS``, and at most ``limit``. ``start`` is the number of computed
-        tokens of the prompt that has the most of them."""
+        least ``MIN_PREFILL_TOKENS``, and at most ``limit``. ``start`` is the number of tokens
+        that are already computed of the prompt that is furthest along."""
         if self._target_seconds is None or not num_answers:
             return limit
         parts = self._fit()

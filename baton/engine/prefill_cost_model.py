@@ -46,8 +46,8 @@ class PrefillCostModel:
 
     def cost(self, chunk_tokens: int) -> PrefillCost | None:
         """Return the fitted cost, for predictions outside of this worker; None until enough steps
-        have been measured. A step's overhead is charged in proportion to a chunk's tokens, and once
-        more for the whole prompt."""
+        have been measured. The overhead of a step is divided among the ``chunk_tokens`` tokens that
+        a step computes, and added once more for each prompt."""
         parts = self._fit()
         if parts is None:
             return None

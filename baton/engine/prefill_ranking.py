@@ -69,7 +69,8 @@ class PrefillRanking:
         now_seconds: float,
     ) -> list[tuple[Sequence, int]]:
         """Return the prompts to compute, in ranked order, each with the maximum number of tokens of
-        ``budget`` that it may get. They are all of ``computing``, and the first of ``waiting``."""
+        ``budget`` that it may get. They are all of ``computing`` and the best-ranked of
+        ``waiting``."""
         first = self._select_candidates(list(waiting), now_seconds)
         if not self._order.is_preemptive:
             return [(each, budget) for each in computing + self._sort(first, now_seconds)]
@@ -112,7 +113,7 @@ class PrefillRanking:
             ):
                 waiting.append(
                     oldest
-                )  # it may have waited too long, and then gets tokens whatever ranks before it
+                )  # if it has waited too long, it gets tokens whatever ranks before it
         if len(waiting) > 1 or self._order.is_preemptive:
             for sequence in waiting:
                 self._update_estimates(sequence)

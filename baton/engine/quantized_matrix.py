@@ -32,8 +32,8 @@ class QuantizedMatrix(torch.Tensor):
     def from_codes(
         codes: QuantizedCodes | PackedInt4Codes, shape: Sequence[int], dtype: torch.dtype
     ) -> "QuantizedMatrix":
-        """Wrap the ``codes`` of a tensor of ``shape``, all of whose rows are stacked; ``dtype`` is
-        that of the computation."""
+        """Wrap ``codes`` as a tensor of ``shape``; if that has three dimensions, the codes of all
+        matrices are stacked along the rows. ``dtype`` is that of the computation."""
         matrix: QuantizedMatrix = torch.Tensor._make_wrapper_subclass(
             QuantizedMatrix, shape, dtype=dtype, device=codes.scales.device
         )

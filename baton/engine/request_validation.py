@@ -86,8 +86,8 @@ _NUMBERS = (
 
 
 def isolate_constraint(spec: RequestSpec, constraint: Constraint | None) -> Constraint | None:
-    """Return the request's constraint, isolated, or None if the request has no grammar. Raises
-    Invalid if it has a grammar but no constraint to enforce it."""
+    """Wrap the request's constraint in an :class:`IsolatedConstraint`. Return None if the request
+    has no grammar; raises Invalid if it has a grammar but no constraint that enforces it."""
     if constraint is not None:
         return IsolatedConstraint(constraint)
     if spec.sampling.grammar is not None:

@@ -59,8 +59,8 @@ class ScheduledPrompt:
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """The work of one step: ``num_tokens`` tokens, which attend to ``num_attended_tokens`` tokens
-    in total, computed in ``seconds``. ``num_decodes`` of its ``num_rows`` rows were decodes, as
-    which every row with a single token counts. ``is_prefill`` says that no row was a decode,
+    in total, computed in ``seconds``. ``num_decodes`` of its ``num_rows`` rows were decodes; every
+    row with a single token counts as one. ``is_prefill`` says that no row was a decode,
     ``is_decode`` that all rows were."""
 
     num_tokens: int

@@ -171,7 +171,7 @@ class ModelRunner:
                 self._graphs.warm_up(num_rows)
 
     def watch(self, on_failure: Callable[[BaseException], object]) -> None:
-        """Do nothing: this process computes."""
+        """Do nothing: this process itself computes the model, so no other process can fail."""
 
     def close(self) -> None:
         """Do nothing: the model and the pool are freed with this object."""

@@ -9,8 +9,8 @@ class RunnerOptions:
     are None, the pool has a default size, which on a GPU is a share of its free memory.
     ``cpu_kernels`` is a name in ``baton.engine.native.backend_choice.CPU_KERNEL_MODES``,
     ``quantization`` one in ``baton.engine.quantization.QUANTIZATION_FORMATS``, ``kv_dtype`` one in
-    ``KV_DTYPES``. The last three are the limits of a request's length and of a step; None means the
-    model's own limit."""
+    ``KV_DTYPES``. ``max_model_tokens`` limits the length of a request; None means the model's own
+    limit. ``max_sequences`` and ``max_batched_tokens`` limit a step."""
 
     device: str = "auto"
     dtype: str = "auto"

@@ -111,7 +111,7 @@ class Sequence:
         self.num_cached_at_admission: int | None = None
         """Number of tokens that were cached at the first admission; None before that."""
         self.constraint: Constraint | None = None
-        """State of the answer's grammar, while the answer is generated here."""
+        """State of the answer's grammar, while the answer is generated on this worker."""
         self.end_token_ids: tuple[TokenId, ...] = ()
         """Tokens that would end the answer, which are not allowed before ``min_tokens``."""
         self.prompt_logprobs: list[TokenLogprob] = []
@@ -167,8 +167,8 @@ class Sequence:
 
     @property
     def computes_prompt_logprobs(self) -> bool:
-        """Whether the prompt's logprobs are to be computed here. If so, every token's KV is
-        computed, too, even if it is cached."""
+        """Whether the prompt's logprobs are requested and no token was generated here yet. If so,
+        the whole prompt is computed, even if its KV is cached."""
         return self._wants_prompt_logprobs and len(self.token_ids) == len(self.spec.token_ids)
 
     @property
@@ -209,8 +209,9 @@ class Sequence:
         )
 
     def make_next_row(self, before: Row, place: int) -> Row:
-        """Return a row for the next step that computes the token which ``before`` will sample.
-        ``place`` is the index of ``before`` in its plan."""
+        """Return this sequence's row in the next step. It computes a token that is not known yet:
+        the current step will sample it in its row ``before``. ``place`` is the index of ``before``
+        in the current plan."""
         with_history = self._needs_history
         too_short = self.num_answer_tokens + 1 < self.spec.sampling.min_tokens
         return Row(

@@ -68,7 +68,8 @@ class StoredTensor:
         return self.dtype is E4M3
 
     def split(self) -> list["StoredTensor"]:
-        """Split ``[count, rows, ins]`` into its matrices. Each matrix consists of whole parts."""
+        """Split a tensor ``[count, rows, ins]`` into ``count`` matrices [rows, ins]. No part may
+        belong to two matrices."""
         count, rows, ins = self.shape
         num_parts = len(self.parts) // count
         assert num_parts * count == len(self.parts)
@@ -100,7 +101,8 @@ class StoredTensor:
         return joined.view(self.shape)
 
     def load_codes(self, device: torch.device) -> QuantizedCodes:
-        """Return the codes and scales of a tensor in FP8, all matrices stacked."""
+        """Return the codes and scales of this tensor, which must be in FP8. Its parts are stacked
+        along the rows, also those of different matrices."""
         parts = [
             scales.attach(part, device)
             for part, scales in zip(self.parts, self.scales, strict=True)
@@ -132,7 +134,7 @@ class CheckpointShards:
     tensor.
 
     ``fp8`` is the checkpoint's format of FP8 matrices, if it has any. ``progress`` is called with
-    the number of bytes used, and that of all tensors requested so far.
+    the number of bytes loaded so far, and the total size of the tensors requested so far.
     """
 
     def __init__(
@@ -254,7 +256,7 @@ class CheckpointShards:
         return view.view(shape)
 
     def _mark_used(self, stack: StoredTensor) -> None:
-        """Count the progress and unmap the pages that were read. They belong to the page cache, but
+        """Report the progress and unmap the pages that were read. They stay in the page cache; but
         while they are mapped, they are shown as this process's memory and may count towards its
         limit."""
         for part in (*stack.parts, *(scales.table for scales in stack.scales)):

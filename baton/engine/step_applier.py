@@ -103,7 +103,7 @@ class StepApplier:
         return output
 
     def _fail_without_allowed_token(self, sequence: Sequence) -> RequestOutput:
-        """End a request whose grammar allows no next token. The engine itself goes on."""
+        """End a request whose grammar allows no next token, with an error. Other requests go on."""
         spec, constraint = sequence.spec, sequence.constraint
         assert constraint is not None, f"{spec.request_id} has no grammar"
         self._finish(sequence)

@@ -31,7 +31,7 @@ from baton.transport.selection import choose_transport
 
 LEASE_DURATION_SECONDS = 10.0
 PUT_TIMEOUT_SECONDS = 10.0
-"""Puts run in the background; no request waits for them."""
+"""Timeout of a put. Puts run in the background; no request waits for them."""
 
 log = structlog.get_logger(__name__)
 
@@ -168,7 +168,7 @@ class ClusterStoreClient:
         """Remove the index entries that name ``node`` as a holder of ``keys``, which it does not
         have."""
         if len(self._usable()) < 2:
-            return  # the index was not used: it was the only node
+            return  # with a single node, the index was not asked
         try:
             await self._index.remove(KvHolder(node.id, node.generation), keys)
         except BatonError as error:

@@ -26,7 +26,7 @@ class PrefixHit:
 
 
 class KvIndex(Protocol):
-    """Methods raise Unavailable when the index can't be reached in time."""
+    """The interface of an index. Methods raise Unavailable if it can't be reached in time."""
 
     async def add(self, holder: KvHolder, keys: Sequence[BlockKey], tier: Tier) -> None:
         """Record that ``holder`` has the blocks ``keys`` in ``tier``. This replaces the node's
@@ -34,7 +34,7 @@ class KvIndex(Protocol):
         ...
 
     async def remove(self, holder: KvHolder, keys: Sequence[BlockKey]) -> None:
-        """Record that ``holder`` no longer has the blocks ``keys``. Entries of its other
+        """Record that ``holder`` no longer has the blocks ``keys``. Entries of the node's other
         generations stay."""
         ...
 

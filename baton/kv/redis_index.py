@@ -17,7 +17,7 @@ ENTRY_SECONDS = 24 * 3600
 BATCH_KEYS = 1024
 
 _PLACE = re.compile(rb"([0-9]{1,20}) ([12])")
-"""Generation (64 bits) and tier; entries of any other form are ignored."""
+"""The form of a value in an entry's hash: generation (64 bits) and tier. Others are ignored."""
 
 # KEYS: entries. ARGV: node, generation and a space.
 _REMOVE = """

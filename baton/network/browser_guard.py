@@ -1,7 +1,8 @@
 """Refuses requests that a browser sends on behalf of other sites' web pages.
 
-Without keys, any client that can reach a port is trusted, and a browser on a trusted machine can
-reach it for every page that it shows. The browser sends two headers that no page can change:
+A server without API keys trusts any client that can reach its port. A browser on such a client's
+machine sends requests there for any web page that it shows. It adds two headers that no page can
+change:
 ``Origin``, the page's origin, on every request that has effects or whose answer the page may read;
 and ``Host``, the name under which the page addresses this server. A page whose own name was made to
 resolve to this host (DNS rebinding) has the same origin as this server; only ``Host`` reveals it.
@@ -27,16 +28,17 @@ _DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
 
 
 class BrowserGuard:
-    """``origins`` are the origins of pages that may send requests, or ``*`` for all. ``hosts`` are
-    the host names that are accepted besides those of loopback; None accepts any."""
+    """Decides by its headers whether a request is allowed. ``origins`` are the origins of pages
+    that may send requests, or ``*`` for all. ``hosts`` are the host names that are accepted besides
+    those of loopback; None accepts any."""
 
     def __init__(self, origins: Sequence[str] = (), hosts: Sequence[str] | None = None) -> None:
         self._all_origins = "*" in origins
         self._origins = frozenset(origin.encode() for origin in origins)
         self._hosts = None if hosts is None else frozenset(host.lower().encode() for host in hosts)
         self.refusal = lru_cache(maxsize=MAX_CACHED_DECISIONS)(self._refusal)
-        """Why a request with these headers is refused; empty if it is allowed. The arguments are
-        the values of Host, Origin and Sec-Fetch-Site, None for missing ones."""
+        """Returns why a request with these headers is refused; empty if it is allowed. The
+        arguments are the values of Host, Origin and Sec-Fetch-Site, None for missing ones."""
 
     def _refusal(self, host: bytes | None, origin: bytes | None, site: bytes | None) -> str:
         if host is not None and not self._accepts_host(host):

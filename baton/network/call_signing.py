@@ -61,7 +61,7 @@ class CallVerifier:
         self._seen = _NonceCache(self._clock)
 
     def refusal(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> str:
-        """Why the call is refused; empty if it is allowed."""
+        """Verify a call's signature. Return why the call is refused; empty if it is allowed."""
         proof = next((value for key, value in metadata if key == PROOF_HEADER), "")
         if not isinstance(proof, str) or len(proof) > MAX_PROOF_BYTES:
             return MISSING_SECRET_ERROR
@@ -102,7 +102,8 @@ class _NonceCache:
         self._latest_recent = self._latest_earlier = self._floor = 0
 
     def add(self, nonce: str, at_nanoseconds: int) -> bool:
-        """Record a nonce. Return False if it was used before, or might be one that was dropped."""
+        """Record a nonce. Return False if it was used before, or may have been: it is as old as the
+        nonces that were dropped."""
         with self._lock:
             self._rotate()
             if nonce in self._recent or nonce in self._earlier or at_nanoseconds <= self._floor:

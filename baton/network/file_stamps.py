@@ -1,4 +1,4 @@
-"""Notices that files have changed."""
+"""Shows whether files have changed, without reading them."""
 
 from pathlib import Path
 
@@ -7,6 +7,6 @@ FileStamps = tuple[int, ...]
 
 
 def file_stamps(*paths: str) -> FileStamps:
-    """Return the stamps of the files. Raises OSError."""
+    """Return the modification time and the inode of each file. Raises OSError."""
     stats = [Path(path).stat() for path in paths]
     return tuple(value for stat in stats for value in (stat.st_mtime_ns, stat.st_ino))

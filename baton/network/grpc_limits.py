@@ -4,11 +4,12 @@ before a call is authenticated."""
 import resource
 
 MAX_CONNECTIONS = 2048
-"""Twice the number of routers, conductors and workers of a cluster; some 20 KB each."""
+"""Maximum number of connections to a server: twice the number of routers, conductors and workers of
+a cluster. Each connection takes some 20 KB."""
 
 MAX_STREAMS = 1024
-"""Concurrent calls of one connection. A decode worker has one for each KV transfer from the peer.
-Further calls wait on the caller's side."""
+"""Maximum number of concurrent calls on one connection; further ones wait on the caller's side. A
+decode worker has one call for each KV transfer from the peer."""
 
 WINDOW_BYTES = 16 * 1024
 """Flow-control window of a call that the server does not read from."""

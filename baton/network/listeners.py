@@ -106,17 +106,17 @@ def set_listener_hook(hook: Callable[[OpenListener], None] | None) -> None:
 
 
 def member_authentication(trust: ClusterCredentials) -> str:
-    """How a member's socket authenticates its clients."""
+    """Return how a member's socket authenticates its clients: one of MEMBER_AUTHENTICATIONS."""
     return MEMBER_AUTHENTICATIONS[2 * trust.has_tls + bool(trust.secret)]
 
 
 def http_authentication(has_keys: bool, has_tls: bool) -> str:
-    """How the router authenticates its clients."""
+    """Return how the router authenticates its clients: one of HTTP_AUTHENTICATIONS."""
     return HTTP_AUTHENTICATIONS[2 * (not has_keys) + has_tls]
 
 
 def listener_table() -> str:
-    """The table of docs/network.md."""
+    """Return ``LISTENERS`` as a Markdown table, as it is in docs/network.md."""
     lines = [
         "| process | address | protocol | clients | authentication |",
         "|---|---|---|---|---|",

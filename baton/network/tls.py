@@ -97,7 +97,7 @@ def _read(trust: ClusterCredentials) -> tuple[bytes, bytes, bytes]:
 
 @lru_cache(maxsize=8)
 def _context(trust: ClusterCredentials, seen: FileStamps, *, is_server: bool) -> ssl.SSLContext:
-    """The context for the files. ``seen`` is used only as part of the cache key."""
+    """Return the TLS context for the current files. ``seen`` is only a part of the cache key."""
     side = ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_3

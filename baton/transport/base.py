@@ -84,7 +84,7 @@ class Capabilities:
 
 
 class Peer(Protocol):
-    """A connected endpoint; opaque."""
+    """A connected peer, as returned by :meth:`Transport.connect`. Opaque to all but the backend."""
 
     @property
     def endpoint(self) -> Endpoint: ...
@@ -103,7 +103,8 @@ class Transfer(Protocol):
 
 
 class Transport(Protocol):
-    """One backend in one process, bound to one local region. See the module's docstring."""
+    """One backend in one process, bound to one local region. The module's docstring has the
+    guarantees and the legal order of calls."""
 
     @property
     def name(self) -> str: ...

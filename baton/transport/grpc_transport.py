@@ -33,7 +33,7 @@ NAME = "grpc"
 PATH = "/baton.KvData/Read"
 MESSAGE_BYTES = 2 * 1024 * 1024
 REQUEST_BYTES = 2 * 1024 * 1024
-"""131,000 ranges; no request of Baton comes near it."""
+"""Maximum size of a request: 131,000 ranges, twice as many as a transfer may have."""
 
 MAX_READERS = 8
 """Maximum number of streams that are served concurrently, and of streams that are read
@@ -70,7 +70,8 @@ class GrpcPeer:
 
 @dataclass(eq=False, slots=True)
 class GrpcTransfer:
-    """``future`` is the reading thread's; once it is done, nothing writes to the local region."""
+    """A batch of reads. ``future`` is done when the thread that reads the responses has finished;
+    after that, nothing writes to the local region."""
 
     peer: GrpcPeer
     ranges: list[TransferRange]
@@ -256,7 +257,8 @@ class GrpcTransport:
 def _messages(
     address: int, spans: Sequence[tuple[int, int]], copies: MemoryCopier
 ) -> Iterator[bytes]:
-    """The bytes of the ranges in order, split into full messages at any position."""
+    """The bytes of the ranges in order, as messages of full size (except the last), which may begin
+    and end within a range."""
     parts: list[bytes] = []
     free = MESSAGE_BYTES
     for offset, size in spans:

@@ -1,8 +1,8 @@
 """Copies between host memory and a region in host or GPU memory, the latter with CUDA's driver API.
 
-This module uses the driver's own library, since no other one is certain to be installed without
-torch. It shares the primary context, and thus the addresses, with other users of that GPU in this
-process.
+This module calls the driver's own library: without torch, no other CUDA library is certain to be
+installed. It uses the GPU's primary context, so its addresses are the same as those of torch and
+other users of that GPU in this process.
 """
 
 import ctypes

@@ -52,7 +52,8 @@ CUDA_TLS = ("cuda",)
 
 DEVICE_FOLDERS = (Path("/sys/class/net"), Path("/sys/class/infiniband"))
 WHEELS = ("nixl_cu13", "nixl_cu12")
-"""The top-level package ``nixl`` only chooses between these, and imports torch to do so."""
+"""NIXL's packages, one per version of CUDA. The package ``nixl`` only chooses between them, and
+imports torch to do so."""
 
 PROGRESS_WAIT_MICROS = 100_000
 """How long the progress thread waits, unless an event arrives."""
@@ -108,10 +109,11 @@ class NixlTransfer:
 
 @dataclass(eq=False)
 class NixlTransport:
-    """Reads through a few lanes (agents); peers read from the first one. ``post`` holds its lane's
-    lock for as long as UCX copies, which within a host may be the whole transfer; so ``prepare``
-    does not use the agents, and ``poll`` and ``release`` return without a result while the lane is
-    locked. NIXL's own progress threads serve the peers' reads.
+    """Reads from peers through a few lanes, each of which has a NIXL agent; peers read from the
+    agent of the first lane. ``post`` keeps its lane locked while UCX copies, which within a host
+    may take as long as the whole transfer. So that they never wait for a copy, ``prepare`` uses no
+    agent, and while the lane is locked, ``poll`` returns the state known so far, and ``release``
+    returns False. NIXL's own progress threads serve the peers' reads.
 
     ``interfaces`` are the network devices that UCX may use, by their UCX names (``eth1``,
     ``mlx5_0:1``). If there are none, UCX reaches only its own host, and listens on no network."""
@@ -412,7 +414,7 @@ def _tcp_listeners() -> set[str]:
 
 @contextlib.contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Context in which environment variables are set, for a C library that reads them."""
+    """Within the ``with`` block, set environment variables, for a C library that reads them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

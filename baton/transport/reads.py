@@ -147,7 +147,8 @@ def _combined(failures: Sequence[TransferFailed]) -> TransferFailed:
 
 
 def _groups(spans: Sequence[TransferRange]) -> list[tuple[int, int]]:
-    """Half-open index ranges, each of at most GROUP_BYTES, or of one block."""
+    """Divide the blocks into groups of at most GROUP_BYTES each, or of a single block that is
+    larger. Return the groups as half-open ranges of indexes."""
     groups: list[tuple[int, int]] = []
     first, size = 0, 0
     for index, span in enumerate(spans):

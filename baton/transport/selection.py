@@ -40,11 +40,12 @@ def open_transports(
     trust: ClusterCredentials | str | None = None,
     nixl_interfaces: Sequence[str] = (),
 ) -> dict[str, Transport]:
-    """Open transports and register the region. Return the transports, best first, by the names
-    under which peers know them. If ``names`` is empty, all transports for this kind of memory that
-    can start are opened, and the others are logged; otherwise, a named transport that can't start
-    is an error. NIXL uses ``nixl_interfaces`` and no other network device; if there are none, its
-    name is ``nixl_local``."""
+    """Open transports and register the region with them. Return them by the names under which peers
+    know them, best first.
+
+    If ``names`` is empty, try all transports for this kind of memory, and log those that can't
+    start. Otherwise open the named ones, and raise an error if one of them can't start. NIXL uses
+    only the network devices ``nixl_interfaces``; if there are none, its name is ``nixl_local``."""
     wanted = names or [
         name for name in TRANSPORT_PREFERENCE if region.device == "cpu" or name != "shm"
     ]
@@ -101,9 +102,9 @@ def _new_nixl(owner: str, generation: int, clock: Clock, interfaces: Sequence[st
 def choose_transport(
     source_transports: Sequence[str], reader_transports: Sequence[str], same_host: bool
 ) -> str:
-    """Return the reader's most preferred transport that the source serves, too, and that reaches
-    it: without ``same_host``, those for a single host are left out. Raises Invalid when there is
-    none."""
+    """Return the first of ``reader_transports`` (best first) that the source serves, too. Unless
+    ``same_host`` is set, transports that work only within a host are left out. Raises Invalid when
+    there is none."""
     for name in reader_transports:
         if name in source_transports and (same_host or name not in LOCAL_ONLY):
             return name

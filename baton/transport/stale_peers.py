@@ -54,8 +54,8 @@ class StalePeerSweeper:
             await run_in_thread(self.sweep)
 
     def sweep(self) -> None:
-        """Disconnect the peers that are stale now. It may wait for a transport's lock, so call it
-        off the event loop."""
+        """Disconnect the peers that are stale now. This may wait for a transport's lock, so it must
+        not run in the event loop."""
         now = self._clock.monotonic()
         if now - self._members.last_answer_seconds > SWEEP_SECONDS:
             self._missing_since.clear()

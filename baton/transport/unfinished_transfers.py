@@ -1,4 +1,4 @@
-"""Transfers that could not be ended, and the blocks that are freed once they have ended."""
+"""Keeps transfers that could not be released, to free their blocks once they have ended."""
 
 from collections.abc import Callable, Sequence
 

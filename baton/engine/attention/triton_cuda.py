@@ -236,7 +236,8 @@ class TritonAttention:
         return max(MIN_DOT_SIZE, int(triton.next_power_of_2(self._dim)))
 
     def _scales_of(self, layer: int) -> tuple[float, float]:
-        """Return the factors by which the scores and the values are multiplied."""
+        """Return the factor of the scores, which includes log2(e) since exponentials have base 2,
+        and the factor of the values. Both include the layer's KV scales."""
         scale = self._kv_scales[layer]
         return float(LOG2_E / self._dim**0.5) * scale.key, scale.value
 

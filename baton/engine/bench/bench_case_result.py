@@ -10,8 +10,8 @@ from baton.engine.bench.stopwatch import ElapsedTime
 
 @dataclass(frozen=True, slots=True)
 class BenchCaseResult:
-    """The measured time ``elapsed`` of a whole case, its ``demand``, and the machine's
-    ``ceilings``."""
+    """How fast a case ran: ``elapsed`` is the measured time of the whole case, ``demand`` the work
+    that it needs at least, and ``ceilings`` are the machine's peak rates."""
 
     case: BenchCase
     elapsed: ElapsedTime

@@ -34,8 +34,8 @@ MAX_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Peak rates: those of all threads per second of wall-clock time, or those of one thread per
-    second of CPU time."""
+    """Peak rates, either of all threads together (per second of wall-clock time) or of one thread
+    (per second of CPU time)."""
 
     flops_per_second: float
     bytes_per_second: float

@@ -36,8 +36,8 @@ class ElementSizes:
 
 @dataclass(frozen=True, slots=True)
 class RooflineDemand:
-    """The demand of a case. ``num_bytes`` counts the weights once for the whole case, and each
-    token's KV once."""
+    """The operations and bytes that a case needs at least. ``num_bytes`` counts the weights once
+    for the whole case, and each token's KV once."""
 
     flops: float
     num_bytes: float

@@ -53,9 +53,9 @@ def fp8_linear(
 
 def weight_only_tiling(dtype: torch.dtype, rows: int, outs: int, processors: int) -> GemmTiling:
     """Return the tile sizes for few rows. All rows are in one tile, so that weights are read once.
-    A tile has so few outputs that every multiprocessor gets some, but not so few that reading the
-    rows again for each tile would take longer than that saves. There are as many pipeline stages as
-    fit into shared memory, to hide the memory's latency."""
+    A tile has 64 outputs, or fewer if there would otherwise be too few tiles to keep every
+    multiprocessor busy; but each tile reads all rows again, so there is a minimum. There are as
+    many pipeline stages as fit into shared memory, to hide the memory's latency."""
     m, n = max(MIN_TILE, triton.next_power_of_2(rows)), 64
     least = MIN_TILE if rows <= MIN_TILE // 2 else 2 * MIN_TILE
     while n > least and triton.cdiv(outs, n) < PROGRAMS_PER_PROCESSOR * processors:

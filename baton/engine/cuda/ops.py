@@ -58,8 +58,9 @@ class TritonOps:
     def norm_rope_write_kv(
         self, index: int, qkv: torch.Tensor, weights: LayerWeights
     ) -> torch.Tensor:
-        """Do everything that :meth:`attend` does before attention itself. Return the queries
-        [num_tokens, heads, head_dim]."""
+        """Normalize and rotate queries and keys, and write keys and values to the pool: all that
+        :meth:`attend` does before attention itself. Return the queries [num_tokens, heads,
+        head_dim]."""
         q_norm, k_norm = weights.q_norm, weights.k_norm
         batch = self.attention.batch
         return layer.norm_rope_write_kv(

@@ -142,8 +142,8 @@ def _add_biases(scores: torch.Tensor, params: Sequence[SamplingParams]) -> None:
 def _pick(
     probs: torch.Tensor, metadata: SamplingMetadata, params: Sequence[SamplingParams]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample tokens [num_rows] from ``probs`` [num_rows, vocab]; also returns whether each is
-    certain."""
+    """Sample tokens [num_rows] from ``probs`` [num_rows, vocab]. Return them, and whether each is
+    certain (see :func:`_pick_filtered`)."""
     filtered = [index for index, each in enumerate(params) if each.top_k or each.top_p < 1]
     if not filtered:
         return _invert_distribution(probs, metadata.draw), torch.ones_like(
@@ -161,9 +161,10 @@ def _pick(
 def _pick_filtered(
     probs: torch.Tensor, metadata: SamplingMetadata
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample from what top-k and top-p keep, in the order of token ids. A row's token is certain if
-    no token outside of the window could have been kept. If a token as likely as the window's last
-    one is kept, it is not certain: others that are equally likely may be outside."""
+    """Sample from the tokens of the window that top-k and top-p keep, in the order of token ids.
+    Return the tokens, and whether each is certain: it is if top-k and top-p keep no token outside
+    of the window. They might, if they keep a token that is only as likely as the window's last one,
+    since tokens outside of the window may be equally likely."""
     vocab_size = probs.shape[1]
     window = min(TOP_WINDOW_TOKENS, vocab_size)
     values, token_ids = probs.topk(window, dim=-1)
@@ -180,9 +181,9 @@ def _pick_filtered(
 
 
 def _filter(ordered: torch.Tensor, total: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
-    """Set to zero what top-k excludes, then what top-p does. ``ordered`` is in descending order;
-    ``total`` [num_rows, 1] is the sum of all probabilities, including those outside of the
-    window."""
+    """Set to zero the probabilities that top-k excludes, then those that top-p excludes.
+    ``ordered`` is in descending order; ``total`` [num_rows, 1] is the sum of all probabilities,
+    including those outside of the window."""
     ranks = torch.arange(ordered.shape[1], device=ordered.device)
     kept = torch.where(ranks < metadata.top_k, ordered, 0.0)
     total = torch.where(metadata.has_top_k > 0, kept.sum(dim=-1, keepdim=True), total)

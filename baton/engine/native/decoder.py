@@ -226,7 +226,7 @@ class NativeDecoder:
     def attend(
         self, batch: PackedBatch, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        """Compute :meth:`baton.engine.attention.base.Attention.attend`."""
+        """Implement :meth:`baton.engine.attention.base.Attention.attend`."""
         qkv = torch.cat((q, k, v), dim=1)
         heads = self._shape.heads + 2 * self._shape.kv_heads
         self._check(qkv, batch.offsets[-1], heads, self._shape.head_dim)
