@@ -306,7 +306,7 @@ def _shrinkage(
 def _due(
     observation: PoolObservation, history: ScalingHistory, config: ScalingConfig, grows: bool
 ) -> list[Role]:
-    """Return the roles of the pools for which growth (if ``grows``) or shrinkage has been wanted for
+    """Return the roles of pools for which growth (if ``grows``) or shrinkage has been wanted for
     long enough."""
     return [
         role

@@ -91,7 +91,7 @@ class PlacementStream(ABC):
         return bool(self._unsent)
 
     def next_batch(self) -> pb.PlaceRequests:
-        """The waiting requests as one message. Call it only while :attr:`has_unsent`."""
+        """Return the waiting requests as one message. Call it only while :attr:`has_unsent`."""
         batch, size = pb.PlaceRequests(), 0
         answers: list[PlacementFuture] = []
         while self._unsent and size < BATCH_BYTES:

@@ -67,9 +67,9 @@ class KubernetesApi:
     async def workloads(
         self, on_error: Callable[[BatonError], None] | None = None
     ) -> dict[str, KubernetesWorkload]:
-        """Return all workloads by the names of their pools. If ``on_error`` is given, workloads that
-        may not be read, or that are configured but do not exist, are left out, and ``on_error`` is
-        called with their errors. Raises Invalid when two pools have the same name."""
+        """Return all workloads by the names of their pools. If ``on_error`` is given, it is called
+        with the errors of workloads that may not be read, or that are configured but do not exist;
+        they are left out. Raises Invalid when two pools have the same name."""
         pools: dict[str, KubernetesWorkload] = {}
         for read in self._workload_sources():
             try:

@@ -34,8 +34,8 @@ def location_of(kubernetes: KubernetesClient, cluster: str) -> KubernetesLocatio
 
 
 async def missing_cluster_error(kubernetes: KubernetesClient, cluster: str) -> NotFound:
-    """Return the error for a cluster that was not found. It names the clusters that the user can see
-    in the namespace."""
+    """Return the error for a cluster that was not found. It names the clusters in the namespace
+    that the user can see."""
     where = f"context {kubernetes.context} ({kubernetes.server}), namespace {kubernetes.namespace}"
     if await _namespace_is_missing(kubernetes):
         return NotFound(f"{where}: there is no such namespace")

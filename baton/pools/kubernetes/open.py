@@ -48,9 +48,9 @@ class OpenKubernetesCluster:
         return report
 
     async def pending_settings(self) -> Mapping[str, PendingSettings] | None:
-        """Return, by the name of its pod, which changed settings a program has not applied. Programs
-        that have applied all are left out. Return None without ``redis_url``, since the programs
-        report this to the registry. Raises Unavailable."""
+        """Return, by pod name, which changed settings a program has not applied. Programs that have
+        applied all are left out. Return None without ``redis_url``, since the registry has
+        this information. Raises Unavailable."""
         if self.registry is None:
             return None
         return {

@@ -12,9 +12,9 @@ removed (1) gets the lowest deletion cost, (2) is asked to drain, and (3) has dr
 transferred its blocks before (4) the scale is written; (5) then we check which pod was deleted. If
 Kubernetes deleted another pod nevertheless (because of a rollout, or a pod that was not ready), the
 drained worker serves again; the same happens when the scale could not be written. But a pod that
-was given to :meth:`KubernetesPools.remove` is then deleted explicitly, and Kubernetes starts another
-pod for it, since the pool already has its new size. This costs only time: Kubernetes ends both
-deleted pods with a preStop hook and SIGTERM, on which a worker drains.
+was given to :meth:`KubernetesPools.remove` is then deleted explicitly, and Kubernetes starts a new
+pod, since the pool already has its new size. This costs only time: Kubernetes ends both deleted
+pods with a preStop hook and SIGTERM, on which a worker drains.
 
 A marked pod records the size of the pool that it was to leave, so that
 :meth:`KubernetesPools.remove` can be repeated after any failure without shrinking the pool twice.
