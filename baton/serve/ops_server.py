@@ -57,8 +57,8 @@ OpsResponse = tuple[HTTPStatus, str, bytes]
 
 
 class OpsServer:
-    """Call :meth:`open`, then :meth:`attach_program` with the program, and :meth:`close` at the
-    end."""
+    """Answers the requests in the table above. Call :meth:`open`, then :meth:`attach_program` with
+    the program, and :meth:`close` at the end."""
 
     def __init__(
         self, health: ProcessHealth, hang_timeout_seconds: float, guard: BrowserGuard | None = None

@@ -1,4 +1,5 @@
-"""Reads the settings again when the config file changes, and applies those that are live."""
+"""Reads the settings again when the config file changes, and applies the live ones, which are those
+that can change while the program runs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -47,8 +47,8 @@ class _SizedDeployments:
 
 
 class InitialSizes:
-    """Sizes the Deployments for which ``read_replicas`` returns initial numbers, by name. Several
-    conductors may do so at once: every write names the version that it is based on."""
+    """Gives new Deployments their initial sizes, which ``read_replicas`` returns by Deployment.
+    Several conductors may do so at once: a write fails if its object has changed meanwhile."""
 
     def __init__(
         self,
